@@ -1,0 +1,68 @@
+# Everything a contributor runs; `make help` lists it. Each target installs what it needs first.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+# The oldest torch that is supported, which is also a CUDA 12 build: the suite runs the null GPU on it as well.
+OLDEST := .venv-oldest
+OLDEST_TORCH := torch==2.6.0
+
+# Commands that the README names run as a reader would run them, whatever the terminal of the moment is.
+export TERM ?= dumb
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: run
+run: $(INSTALLED)  ## Probe the GPT-2 example on a card this machine does not need to have
+	$(BIN)/oomdoctor probe gpt2 --target-batch 256 --gpu rtx-4090
+
+.PHONY: test
+test: $(INSTALLED) $(OLDEST)/.installed  ## Run the whole suite
+	OOMDOCTOR_TEST_PYTHONS=$(CURDIR)/$(OLDEST)/bin/python $(BIN)/pytest
+
+.PHONY: cov
+cov: $(INSTALLED) $(OLDEST)/.installed  ## Run the suite and report coverage, child processes included
+	OOMDOCTOR_TEST_PYTHONS=$(CURDIR)/$(OLDEST)/bin/python $(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered
+
+.PHONY: lint
+lint: $(INSTALLED)  ## Check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: format
+format: $(INSTALLED)  ## Put style right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: typecheck
+typecheck: $(INSTALLED)  ## Check types
+	$(BIN)/mypy
+
+.PHONY: bench
+bench: $(INSTALLED)  ## Measure what the README claims, and write it to tests/bench/results
+	$(BIN)/python tests/bench/trials.py
+	$(BIN)/python tests/bench/speed.py
+
+.PHONY: gpu-check
+gpu-check:  ## On a machine with a CUDA GPU: compare it with the null GPU, with the torch that is installed
+	$(PYTHON) tests/bench/gpu_check.py
+
+.PHONY: check
+check: lint typecheck test  ## All that must pass before a change lands
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+$(OLDEST)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(OLDEST)
+	grep -v -e '^torch==' -e '^triton==' -e '^nvidia-' -e '^cuda-' -e '^sympy==' -e '^setuptools==' constraints.txt > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt $(OLDEST_TORCH) numpy --editable .
+	touch $@

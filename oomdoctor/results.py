@@ -1,0 +1,229 @@
+"""What a probe found: frozen dataclasses that every report renders and that serialise to one JSON document.
+
+Bytes are integers in fields named `..._bytes`; what is unknown is None. The document's names are a promise to others:
+`oomdoctor/schemas/probe.schema.json` states them, and a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+SCHEMA_VERSION = 1
+
+
+class Outcome(StrEnum):
+    """How one trial ended."""
+
+    FITS = "fits"
+    OOM = "oom"
+    LIMIT = "limit"  # a size limit that is not memory: 32-bit indexing, grid size
+    FAILED = "failed"  # the user's code raised something else
+
+
+class PhaseName(StrEnum):
+    """The part of a training step that an allocation belongs to."""
+
+    LOAD = "load"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Memory of one phase of one iteration; where an iteration has several micro-steps, over all of them.
+
+    Attributes:
+        iteration: 0 for loading the model, then 1 and 2; the optimizer's state first exists in the second.
+        phase: The phase.
+        peak_allocated_bytes: Most bytes in live tensors during the phase.
+        end_allocated_bytes: Bytes in live tensors when the phase last ended.
+    """
+
+    iteration: int
+    phase: PhaseName
+    peak_allocated_bytes: int
+    end_allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One attempt at one micro-batch size.
+
+    Attributes:
+        micro_batch: Samples in one forward and backward.
+        outcome: How it ended.
+        allowed_bytes: Bytes that PyTorch's allocator was allowed during the trial.
+        peak_allocated_bytes: Most bytes in live tensors; for an OOM, up to the failure.
+        peak_reserved_bytes: Most bytes held from the driver.
+        fixed_bytes: Bytes that stay allocated from one micro-step to the next once everything exists (weights,
+            gradients where they are accumulated, optimizer state); None when the trial did not get that far.
+        alloc_retries: Times the allocator had to give back its cache to go on; above 0 the size runs at the edge.
+        swallowed_ooms: OOMs that the user's own code caught.
+        seconds: Wall time of the trial.
+        phases: Memory by phase, in order; up to the failure.
+        error: Text of the error, trimmed to what its reader needs; None when it fits.
+    """
+
+    micro_batch: int
+    outcome: Outcome
+    allowed_bytes: int
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    fixed_bytes: int | None = None
+    alloc_retries: int = 0
+    swallowed_ooms: int = 0
+    seconds: float = 0.0
+    phases: tuple[Phase, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The answer.
+
+    Attributes:
+        maximum: Largest micro-batch that was run and fits; 0 when none does.
+        recommended: Largest tested micro-batch that fits with the headroom withheld; 0 when none does.
+        limited_by: What ended the search: `memory` (the next size ran out), `target` (nothing above the per-device
+            target is tried), `limit` (the next size met a limit that is not memory).
+        smallest: Smallest micro-batch that the model accepts; above 1 for a BatchNorm that refuses one sample.
+    """
+
+    maximum: int
+    recommended: int
+    limited_by: Literal["memory", "target", "limit"]
+    smallest: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UniformPlan:
+    """A plan for trainers that want one fixed micro-batch size.
+
+    Attributes:
+        micro_batch: The one size.
+        steps: Accumulation steps on each device.
+        effective_batch: Samples per optimizer step over all devices; above the target where no divisor is near.
+    """
+
+    micro_batch: int
+    steps: int
+    effective_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """How to reach the target batch.
+
+    Attributes:
+        target_batch: Samples per optimizer step over all devices that were asked for.
+        world_size: Devices that share it.
+        steps: Accumulation steps on each device.
+        micro_batches: Size of each micro-batch on one device; they differ by at most one and sum to the target.
+        effective_batch: Samples per optimizer step over all devices; equals the target.
+        uniform: Best plan with one fixed size that sums to the target exactly, None where that would cost more than
+            a quarter more steps.
+        fixed_size: What a trainer with the largest of `micro_batches` as its fixed size would do; it may overshoot.
+    """
+
+    target_batch: int
+    world_size: int
+    steps: int
+    micro_batches: tuple[int, ...]
+    effective_batch: int
+    uniform: UniformPlan | None
+    fixed_size: UniformPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where the trials ran.
+
+    Attributes:
+        kind: `cuda` (a real GPU), `null` (PyTorch's CUDA code on a null GPU) or `trace`.
+        name: As PyTorch prints it.
+        compute_capability: Such as `8.9`.
+        total_bytes: Memory of the device as PyTorch sees it.
+        context_bytes: Bytes that the CUDA context holds; measured on `cuda`, from the catalogue on `null`.
+        other_processes_bytes: Bytes that other processes held when the probe began; None where unknown.
+    """
+
+    kind: Literal["cuda", "null", "trace"]
+    name: str
+    compute_capability: str
+    total_bytes: int
+    context_bytes: int | None = None
+    other_processes_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a choice was made or where a number was had from.
+
+    Attributes:
+        subject: What it is about, such as `device`, `capacity`, `context`, `cudnn_workspace`, `optimizer`.
+        text: One sentence.
+    """
+
+    subject: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """Everything that a probe found.
+
+    Attributes:
+        target: The reference as it was given.
+        precision: `fp32`, `bf16` or `fp16`.
+        optimizer: Name of the optimizer that ran, such as `AdamW`.
+        micro_batch: The answer.
+        accumulation: How to reach the target batch; None when nothing fits.
+        capacity_bytes: Bytes that PyTorch may take from the device.
+        headroom: Part of the capacity that the recommended size leaves free, between 0 and 1.
+        weights_bytes: Bytes allocated once the model was on the device; None when it did not fit.
+        device: Where the trials ran.
+        stable: False when other processes' memory moved meanwhile, so that another run may answer otherwise.
+        trials: Every trial in the order it ran.
+        phases: Memory by phase at the maximum (at the largest size that ran where nothing fits).
+        reasons: Why each automatic choice was made, and where each number was had from.
+        warnings: What the reader should know before relying on the answer.
+    """
+
+    target: str
+    precision: str
+    optimizer: str
+    micro_batch: MicroBatch
+    accumulation: Accumulation | None
+    capacity_bytes: int
+    headroom: float
+    weights_bytes: int | None
+    device: Device
+    stable: bool
+    trials: tuple[Trial, ...]
+    phases: tuple[Phase, ...]
+    reasons: tuple[Reason, ...]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The one JSON document that a command writes and that every report renders.
+
+    Attributes:
+        command: `probe`.
+        status: `fits` (a micro-batch fits), `limited` (one fits, and a limit that is not memory ended the search) or
+            `nothing_fits`.
+        exit_code: What the command exited with.
+        versions: Version by name: `oomdoctor`, `python`, `torch`, `cuda`.
+        result: What the command found.
+    """
+
+    command: Literal["probe"]
+    status: str
+    exit_code: int
+    versions: dict[str, str]
+    result: ProbeResult
+    schema_version: int = SCHEMA_VERSION
