@@ -1,0 +1,205 @@
+"""Whether an error means that the GPU ran out of memory, decided by a table, the chain of causes and the evidence.
+
+An OOM arrives as many types and texts, often wrapped in another exception; some texts mean it only when memory was
+nearly exhausted, and many errors that mention memory are no OOM at all. Taking one of those for an OOM would hide a
+bug behind a smaller batch, so nothing counts that the table does not know. Types go by name: torch is not imported.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.probing.oom_table import EXHAUSTED, TORCH_TYPE, Row
+from oomdoctor.probing.oom_table_other import AMBIGUOUS, LIMITS, NOT_DEVICE_MEMORY
+from oomdoctor.results import Outcome
+from oomdoctor.units import GIB, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+TABLE: Final = (*EXHAUSTED, *LIMITS, *NOT_DEVICE_MEMORY, TORCH_TYPE, *AMBIGUOUS)
+"""In order of precedence: the first row that matches a text is the one that counts."""
+
+# Libraries want a few hundred MiB at once for a context, handles and loaded kernels, so less than this is a full card.
+_PRESSURE_BYTES: Final = GIB
+_PRESSURE_SHARE: Final = 20  # one part in so many, where that is more
+_PRESSURE_CEILING_SHARE: Final = 4  # and never more than one part in so many, for small cards
+
+_LONGEST_TEXT: Final = 1 << 16  # characters that are looked at, from each end
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What was known about memory when the error was caught.
+
+    Attributes:
+        free_bytes: Bytes free on the device, as `torch.cuda.mem_get_info` says, before anything is cleaned up.
+        capacity_bytes: Bytes of the device that could be free.
+        allocator_ooms: OOMs that PyTorch's allocator counted during the trial, whether the code caught them or not:
+            `num_ooms` of `torch.cuda.memory_stats` after the trial less before it.
+    """
+
+    free_bytes: int | None = None
+    capacity_bytes: int | None = None
+    allocator_ooms: int = 0
+
+    @property
+    def nearly_exhausted(self) -> bool:
+        """Whether memory was so scarce that an error which may be a lack of memory is one."""
+        if self.allocator_ooms > 0:
+            return True
+        if self.free_bytes is None:
+            return False
+        limit = _PRESSURE_BYTES
+        if self.capacity_bytes is not None:
+            limit = max(limit, self.capacity_bytes // _PRESSURE_SHARE)
+            limit = min(limit, self.capacity_bytes // _PRESSURE_CEILING_SHARE)
+        return self.free_bytes <= limit
+
+    @property
+    def ample(self) -> bool:
+        """Whether at least half of the device is known to have been free, and the allocator never ran out."""
+        if self.allocator_ooms > 0 or self.free_bytes is None or self.capacity_bytes is None:
+            return False
+        return 2 * self.free_bytes >= self.capacity_bytes
+
+    def __str__(self) -> str:
+        if self.allocator_ooms > 0:
+            times = "once" if self.allocator_ooms == 1 else f"{self.allocator_ooms} times"
+            return f"PyTorch's allocator ran out of memory {times} during the trial"
+        if self.free_bytes is None:
+            return "how much memory was free is not known"
+        of_capacity = "" if self.capacity_bytes is None else f" of {format_size(self.capacity_bytes)}"
+        return f"{format_size(self.free_bytes)}{of_capacity} were free"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an error says about the trial that it ended.
+
+    Attributes:
+        outcome: `OOM`, `LIMIT` or `FAILED`.
+        row: The row that decided; None where none matched.
+        reason: Why, in one sentence without a trailing period.
+    """
+
+    outcome: Outcome
+    row: Row | None
+    reason: str
+
+
+NO_EVIDENCE: Final = Evidence()
+
+
+def classify(error: BaseException, evidence: Evidence = NO_EVIDENCE, *, table: Sequence[Row] = TABLE) -> Verdict:
+    """Decide what an error means: it, its causes and contexts, and the members of exception groups.
+
+    An OOM anywhere in the chain is an OOM: what was raised on top of it would not have been at a smaller size. Where
+    there is none, a size limit counts before an error that is known to be something else, and that before one that
+    only may be an OOM. `raise ... from None` hides what came before, as in a traceback. An interrupt is never an OOM.
+
+    Args:
+        error: What the trial raised, with its traceback or without.
+        evidence: What was known about memory when it was caught.
+        table: Rows in order of precedence.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return Verdict(Outcome.FAILED, None, "the trial was interrupted")
+    verdicts = [_classify_one(_type_names(type(link)), _text(link), evidence, table) for link in walk_chain(error)]
+    return _decide(verdicts, type(error).__name__, evidence)
+
+
+def classify_text(text: str, evidence: Evidence = NO_EVIDENCE, *, type_name: str = "RuntimeError") -> Verdict:
+    """Decide about an error of which only the text is left, such as what a process wrote before it ended.
+
+    Args:
+        text: The message, with or without a traceback.
+        evidence: What was known about memory.
+        type_name: Qualified name of the type, such as `torch.OutOfMemoryError`.
+    """
+    # All of torch's own errors are RuntimeErrors, but for those that the table names.
+    names = frozenset({type_name, "RuntimeError"} if type_name.startswith("torch.") else {type_name})
+    return _decide([_classify_one(names, text, evidence, TABLE)], type_name, evidence)
+
+
+def walk_chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error and everything that it was raised from or while handling, each once, outermost first."""
+    waiting, seen = [error], {id(error)}
+    while waiting:
+        link = waiting.pop()
+        yield link
+        for related in reversed(_related(link)):
+            if id(related) not in seen:
+                seen.add(id(related))
+                waiting.append(related)
+
+
+def _related(link: BaseException) -> list[BaseException]:
+    related = list(link.exceptions) if isinstance(link, BaseExceptionGroup) else []
+    if link.__cause__ is not None:
+        related.append(link.__cause__)
+    if link.__context__ is not None and not link.__suppress_context__:
+        related.append(link.__context__)
+    return related
+
+
+def _classify_one(type_names: frozenset[str], text: str, evidence: Evidence, table: Sequence[Row]) -> Verdict | None:
+    """Judge one error by itself; None where no row knows it."""
+    row = next((row for row in table if _matches(row, type_names, text)), None)
+    if row is None:
+        return None
+    if row.not_when_ample and evidence.ample:
+        return Verdict(Outcome.FAILED, row, f"{row.reason}; {evidence}, so it is taken for the host's")
+    if not row.needs_pressure:
+        return Verdict(row.outcome, row, row.reason)
+    if evidence.nearly_exhausted:
+        return Verdict(row.outcome, row, f"{row.reason}; {evidence}")
+    return Verdict(Outcome.FAILED, row, f"{row.reason}; {evidence}, so it is not taken for an OOM")
+
+
+def _decide(verdicts: Sequence[Verdict | None], type_name: str, evidence: Evidence) -> Verdict:
+    known = [verdict for verdict in verdicts if verdict is not None]
+    best = min(known, key=_precedence, default=None)
+    if best is not None:
+        return best
+    if evidence.allocator_ooms > 0:
+        # The code caught an OOM and went on; a size at which that happens does not fit, whatever it met next.
+        return Verdict(Outcome.OOM, None, f"{evidence}; what the code raised later is taken for the consequence")
+    return Verdict(Outcome.FAILED, None, f"`{type_name}` is no error that a lack of memory is known to cause")
+
+
+def _precedence(verdict: Verdict) -> tuple[int, bool]:
+    """Order the verdicts on a chain: lower is more telling; a row that the evidence left open comes last."""
+    order = (Outcome.OOM, Outcome.LIMIT, Outcome.FAILED)
+    return order.index(verdict.outcome), verdict.row is not None and verdict.row.outcome is not verdict.outcome
+
+
+def _matches(row: Row, type_names: frozenset[str], text: str) -> bool:
+    return not type_names.isdisjoint(row.raised_by) and all(
+        _compile(pattern).search(text) is not None for pattern in row.patterns
+    )
+
+
+@cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+
+
+def _type_names(error_type: type[BaseException]) -> frozenset[str]:
+    """Name every class that the error is an instance of: `RuntimeError`, `torch.OutOfMemoryError`."""
+    return frozenset(
+        parent.__qualname__ if parent.__module__ == "builtins" else f"{parent.__module__}.{parent.__qualname__}"
+        for parent in error_type.__mro__
+    )
+
+
+def _text(error: BaseException) -> str:
+    """Print an error's message; a type of the user's whose own printing fails has none."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the user's `__str__` may raise anything
+        return ""
+    return text if len(text) <= 2 * _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}\n{text[-_LONGEST_TEXT:]}"
