@@ -1,0 +1,1 @@
+"""The search for the largest micro-batch, and the trials it runs."""

@@ -1,0 +1,126 @@
+"""The parent's handle on one worker process: start it, ask it, end it. Never imports torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, NoReturn, Self
+
+from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError, UsageError
+from oomdoctor.probing import guardian as guardian_module
+from oomdoctor.probing.channel import Channel, ChannelClosedError, ChannelTimeoutError, Message
+from oomdoctor.probing.output_tail import OutputTail
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_KNOWN_ERRORS: dict[str, type[OomdoctorError]] = {
+    kind.__name__: kind for kind in (NoAnswerError, TargetError, UsageError)
+}
+_TAIL_LINES = 15
+_END_SECONDS = 15.0
+
+
+class Child:
+    """A worker under a guardian, in a session of its own; use it as a context manager.
+
+    Args:
+        environment: The worker's whole environment; it decides which device torch sees.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        requests_read, requests_write = os.pipe()
+        answers_read, answers_write = os.pipe()
+        lifeline_read, self._lifeline = os.pipe()
+        self._output = OutputTail()
+        worker = [sys.executable, "-P", "-m", "oomdoctor.probing.worker", str(requests_read), str(answers_write)]
+        # By its path and without site-packages: it needs only the standard library, and every probe waits for it.
+        guardian = [sys.executable, "-P", "-S", guardian_module.__file__]
+        self._guardian = subprocess.Popen(
+            [*guardian, str(lifeline_read), str(answers_write), *worker],
+            pass_fds=(requests_read, answers_write, lifeline_read),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output.write_fd,
+            stderr=self._output.write_fd,
+            env=dict(environment),
+            start_new_session=True,
+        )
+        for fd in (requests_read, answers_write, lifeline_read, self._output.write_fd):
+            os.close(fd)
+        self._channel = Channel(answers_read, requests_write)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ask(self, request: Message, *, what: str, timeout_seconds: float) -> Message:
+        """Send a request and wait for its answer.
+
+        Args:
+            request: What `oomdoctor.probing.worker` understands.
+            what: What is being done, to name it in errors, such as `the trial at micro-batch 8`.
+            timeout_seconds: Longest time to wait.
+
+        Raises:
+            TargetError: The worker says so, or the user's code ended the process.
+            UsageError: The worker says so.
+            NoAnswerError: The worker says so, crashed, or took too long.
+        """
+        try:
+            self._channel.send(request)
+            answer = self._channel.receive(timeout_seconds)
+        except ChannelTimeoutError:
+            self._raise_timeout(what, timeout_seconds)
+        except ChannelClosedError:
+            raise NoAnswerError(f"the worker was lost during {what}", details=self._tail()) from None
+        if answer["event"] == "died":
+            self._raise_died(answer["return_code"], what)
+        if answer["event"] == "bug":
+            raise RuntimeError(answer["details"])
+        if answer["event"] == "error":
+            raise _KNOWN_ERRORS[answer["kind"]](answer["message"], hint=answer["hint"], details=answer["details"])
+        return answer
+
+    def close(self) -> None:
+        """End the worker and everything that it started; returns when nothing of it is left."""
+        if self._guardian.returncode is not None:
+            return
+        os.close(self._lifeline)
+        try:
+            self._guardian.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._guardian.kill()
+            self._guardian.wait()
+        self._channel.close()
+        self._output.close()
+
+    def _tail(self) -> str | None:
+        self._output.close()
+        text = self._output.text(_TAIL_LINES)
+        return f"the end of its output:\n{text}" if text else None
+
+    def _raise_timeout(self, what: str, timeout_seconds: float) -> NoReturn:
+        self.close()
+        raise NoAnswerError(
+            f"{what} took longer than {timeout_seconds:g} s",
+            hint="raise the limit with `--trial-timeout`, or look for a loop or a wait in the target's code",
+            details=self._tail(),
+        )
+
+    def _raise_died(self, return_code: int, what: str) -> NoReturn:
+        self.close()
+        if return_code >= 0:
+            raise TargetError(
+                f"the target's code ended the process with exit code {return_code} during {what}",
+                hint="remove the call to `exit` or `os._exit` from the functions that oomdoctor runs",
+                details=self._tail(),
+            )
+        name = signal.Signals(-return_code).name
+        hint = "a crash is not an out-of-memory error; run the target by itself to see where it crashes"
+        if name == "SIGKILL":
+            hint = "was it the kernel, for want of host memory? `dmesg` tells; try fewer or smaller host tensors"
+        raise NoAnswerError(f"the worker was ended by {name} during {what}", hint=hint, details=self._tail())

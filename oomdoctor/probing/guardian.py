@@ -1,0 +1,107 @@
+"""The process between the probe and its worker: it makes sure that nothing outlives the probe.
+
+It holds the read end of a pipe, the lifeline, whose write end only the probe has. When the probe ends for any reason,
+SIGKILL included, the kernel closes that end; the guardian sees it and kills the worker and everything that the user's
+code started. As a subreaper it becomes the parent of every orphan below it, so that not even a daemon escapes.
+
+Usage: guardian LIFELINE_FD REPORT_FD COMMAND...; standard library only, because every probe waits for its start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_KILL_SECONDS = 10.0
+
+
+def main(arguments: list[str]) -> int:
+    """Run COMMAND until it ends or the lifeline is cut, kill what is left, and report how it ended.
+
+    Args:
+        arguments: File descriptors of the lifeline and of the report pipe, then the command.
+    """
+    lifeline, report = int(arguments[0]), int(arguments[1])
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # A handler, not SIG_IGN: that one the worker and all that it starts would inherit.
+        signal.signal(number, lambda *_: None)
+    worker = subprocess.Popen(arguments[2:], close_fds=False, restore_signals=True)
+    if _wait_for_end(worker.pid, lifeline):
+        _report(report, worker.wait())
+    kill_descendants()
+    return 0
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def kill_descendants() -> None:
+    """Kill every process below this one, and wait until none is left."""
+    deadline = time.monotonic() + _KILL_SECONDS
+    while (pids := _descendants(os.getpid())) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        _reap()
+        time.sleep(0.005)
+
+
+def _wait_for_end(pid: int, lifeline: int) -> bool:
+    """Wait until the worker ends (True) or the lifeline is cut (False)."""
+    worker = os.pidfd_open(pid)
+    readable, _, _ = select.select([worker, lifeline], [], [])
+    return worker in readable
+
+
+def _report(report: int, return_code: int) -> None:
+    with contextlib.suppress(OSError):
+        os.write(report, b"\n" + json.dumps({"event": "died", "return_code": return_code}).encode() + b"\n")
+
+
+def _descendants(root: int) -> list[int]:
+    parents = {int(entry.name): _parent(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    found: list[int] = []
+    for pid in parents:
+        ancestor: int | None = pid
+        while ancestor and (ancestor := parents.get(ancestor)) and ancestor != root:
+            pass
+        if ancestor == root:
+            found.append(pid)
+    return found
+
+
+def _parent(process: Path) -> int | None:
+    """The parent's pid; None for a process that has just gone."""
+    try:
+        # The name in parentheses may itself hold spaces and parentheses.
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[1])
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

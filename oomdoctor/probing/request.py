@@ -1,0 +1,48 @@
+"""What a probe is asked, in full; made by the command line, sent to the worker as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Precision = Literal["fp32", "bf16", "fp16"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
+
+DEFAULT_HEADROOM = 0.05
+DEFAULT_TRIAL_TIMEOUT_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRequest:
+    """One question.
+
+    Attributes:
+        target: Reference to the user's file, as given.
+        directory: Where relative references start.
+        target_batch: Samples per optimizer step over all devices.
+        world_size: Devices that share the target batch.
+        precision: How the step runs: `fp32`, or under autocast as `bf16` or `fp16` (with a gradient scaler).
+        optimizer: Name of a `torch.optim` class where the file does not build one; None for AdamW.
+        headroom: Part of the capacity that the recommended size leaves free, between 0 and 1.
+        gpu: Name of a catalogue card, or None for the local GPU.
+        device: Index or UUID of the local GPU.
+        memory_bytes: Capacity to play, or None for what the device has.
+        engine: `auto`, or the engine to use.
+        trial_timeout_seconds: Longest time for loading and for each trial.
+    """
+
+    target: str
+    directory: Path
+    target_batch: int
+    world_size: int = 1
+    precision: Precision = "fp32"
+    optimizer: str | None = None
+    headroom: float = DEFAULT_HEADROOM
+    gpu: str | None = None
+    device: str | None = None
+    memory_bytes: int | None = None
+    engine: Literal["auto", "cuda", "null"] = "auto"
+    trial_timeout_seconds: float = DEFAULT_TRIAL_TIMEOUT_SECONDS

@@ -1,0 +1,171 @@
+"""Runs trials in a worker, and replaces the worker where a trial did not leave it as it was."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from oomdoctor.probing.child import Child
+from oomdoctor.results import Phase, Trial
+from oomdoctor.serialisation import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oomdoctor.probing.request import ProbeRequest
+    from oomdoctor.targets.reference import Reference
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What PyTorch holds between trials.
+
+    Attributes:
+        allocated_bytes: In live tensors.
+        reserved_bytes: From the driver.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the worker said once the model was on the device.
+
+    Attributes:
+        name: The device's name.
+        compute_capability: Such as `8.9`.
+        total_bytes: Its memory.
+        used_before_bytes: What was in use before the model: the context, and other processes on a real GPU.
+        capacity_bytes: Bytes that PyTorch may take.
+        weights_bytes: Bytes of parameters and buffers.
+        placement_error: Text of the OOM when the model alone does not fit, else None.
+        held: What PyTorch holds once the model is there: what every trial has to start from.
+        phases: Memory while loading.
+        found: What the target's file has: name of the function to where it was found.
+        versions: Version by name.
+    """
+
+    name: str
+    compute_capability: str
+    total_bytes: int
+    used_before_bytes: int
+    capacity_bytes: int
+    weights_bytes: int
+    placement_error: str | None
+    held: Held
+    phases: tuple[Phase, ...]
+    found: dict[str, str]
+    versions: dict[str, str]
+
+
+class Supervisor:
+    """One probe's trials; use it as a context manager.
+
+    Args:
+        request: What to train and how.
+        reference: The target, parsed.
+        environment: The worker's environment.
+        computes: Whether the device does arithmetic.
+
+    Attributes:
+        capacity_bytes: As last measured: the context grows as kernels load.
+        held: What PyTorch held after the last trial.
+        replaced: Workers that were replaced because a trial had left memory behind.
+        problem: Message, hint and details of the last trial that failed for another reason than memory.
+        optimizer_name: Class name of the optimizer that ran.
+        loss_is_finite: False once a loss was NaN or infinite.
+        unknown_calls: Names of CUDA calls that the null GPU was asked for and does not serve.
+    """
+
+    def __init__(
+        self, request: ProbeRequest, reference: Reference, environment: Mapping[str, str], *, computes: bool
+    ) -> None:
+        self._request = request
+        self._reference = reference
+        self._environment = environment
+        self._computes = computes
+        self._child: Child | None = None
+        self._start: Held | None = None
+        self.held: Held | None = None
+        self.capacity_bytes = 0
+        self.replaced = 0
+        self.problem: dict[str, str | None] | None = None
+        self.optimizer_name = ""
+        self.loss_is_finite = True
+        self.unknown_calls: tuple[str, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def load(self) -> Loaded:
+        """Start a worker and have it load the target.
+
+        Raises:
+            TargetError: The target's code is at fault.
+            NoAnswerError: No device, a crash, or the time limit.
+        """
+        self.close()
+        self._child = child = Child(self._environment)
+        answer = self._ask(
+            child,
+            "loading the target",
+            {
+                "op": "load",
+                "reference": asdict(self._reference),
+                "precision": self._request.precision,
+                "optimizer": self._request.optimizer,
+                "memory_bytes": self._request.memory_bytes,
+                "computes": self._computes,
+            },
+        )
+        loaded = decode(Loaded, answer, "loaded")
+        self.capacity_bytes = loaded.capacity_bytes
+        self._start = loaded.held
+        return loaded
+
+    def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
+        """Run one trial; the next one finds memory as this one found it.
+
+        Raises:
+            TargetError: The target's code is at fault.
+            NoAnswerError: A crash or the time limit.
+        """
+        child = self._child or self._replacement()
+        answer = self._ask(
+            child,
+            f"the trial at micro-batch {micro_batch}",
+            {"op": "trial", "micro_batch": micro_batch, "micro_steps": micro_steps, "allowed_bytes": allowed_bytes},
+        )
+        self._note(answer)
+        return decode(Trial, answer["trial"], "trial")
+
+    def close(self) -> None:
+        """End the worker, if there is one."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def _replacement(self) -> Child:
+        self.load()
+        self.replaced += 1
+        if self._child is None:
+            raise RuntimeError("`load` starts a worker")
+        return self._child
+
+    def _ask(self, child: Child, what: str, request: dict[str, Any]) -> dict[str, Any]:
+        return child.ask(request, what=what, timeout_seconds=self._request.trial_timeout_seconds)
+
+    def _note(self, answer: dict[str, Any]) -> None:
+        self.problem = answer["problem"] or self.problem
+        self.optimizer_name = answer["optimizer"] or self.optimizer_name
+        self.loss_is_finite = self.loss_is_finite and answer["loss_is_finite"]
+        self.unknown_calls = tuple(dict.fromkeys((*self.unknown_calls, *answer["unknown_calls"])))
+        self.capacity_bytes = answer["capacity_bytes"]
+        self.held = decode(Held, answer["held"], "held")
+        if self.held != self._start:
+            self.close()

@@ -1,0 +1,152 @@
+"""The child process that holds torch, the device and the user's code; it answers one request at a time.
+
+Requests: `{"op": "load", ...}` once, then `{"op": "trial", ...}` as often as wanted. Answers: `{"event": "loaded"}`,
+`{"event": "trial"}`, or `{"event": "error"}` with one of our errors, after which the parent asks no more.
+
+Usage: worker READ_FD WRITE_FD
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import traceback
+
+import torch
+
+from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
+from oomdoctor.probing.channel import Channel, ChannelClosedError, Message
+from oomdoctor.probing.guardian import die_with_parent
+from oomdoctor.probing.oom import classify
+from oomdoctor.probing.recorder import PhaseRecorder
+from oomdoctor.probing.trial import Setup, allow, clean, run_trial
+from oomdoctor.results import Outcome, PhaseName
+from oomdoctor.serialisation import encode
+from oomdoctor.targets.contract import build, check_batch_sizes, describe, draw_batch
+from oomdoctor.targets.importing import load_target
+from oomdoctor.targets.reference import Reference
+
+
+def main(arguments: list[str]) -> int:
+    """Serve requests until the parent closes the channel."""
+    die_with_parent()
+    channel = Channel(int(arguments[0]), int(arguments[1]))
+    worker = _Worker()
+    try:
+        while True:
+            channel.send(_answer(worker, channel.receive()))
+    except ChannelClosedError:
+        return 0
+
+
+def _answer(worker: _Worker, request: Message) -> Message:
+    try:
+        return worker.load(request) if request["op"] == "load" else worker.trial(request)
+    except OomdoctorError as error:
+        return {"event": "error", "kind": type(error).__name__, **_texts(error)}
+    except SystemExit as exit_:
+        ended = TargetError(
+            f"the target's code called `exit({exit_.code!r})`",
+            hint="remove the call from the functions that oomdoctor runs",
+        )
+        return {"event": "error", "kind": type(ended).__name__, **_texts(ended)}
+    except Exception:  # noqa: BLE001 - a bug of ours must reach the parent as such
+        return {"event": "bug", "details": traceback.format_exc()}
+
+
+def _texts(error: OomdoctorError) -> Message:
+    return {"message": error.message, "hint": error.hint, "details": error.details}
+
+
+class _Worker:
+    """The state between requests."""
+
+    _setup: Setup
+    _cap_bytes: int | None
+
+    def load(self, request: Message) -> Message:
+        device = _device()
+        self._cap_bytes = request["memory_bytes"]
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        context_bytes = total_bytes - torch.cuda.mem_get_info(device)[0]
+        target = load_target(Reference(**request["reference"]))
+        model = build(target)
+        check_batch_sizes(draw_batch(target, 1), 1, draw_batch(target, 2), 2)
+        recorder = PhaseRecorder()
+        allow(_capacity(self._cap_bytes))
+        error = _place_model(model, device, recorder)
+        clean(model)
+        self._setup = Setup(target, model, device, request["precision"], request["optimizer"], request["computes"])
+        return {
+            "event": "loaded",
+            "name": torch.cuda.get_device_name(device),
+            "compute_capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
+            "total_bytes": total_bytes,
+            "used_before_bytes": context_bytes,
+            "capacity_bytes": _capacity(self._cap_bytes),
+            "weights_bytes": _weights_bytes(model),
+            "placement_error": error,
+            "held": _held(),
+            "phases": [encode(phase) for phase in recorder.phases],
+            "found": describe(target),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
+        }
+
+    def trial(self, request: Message) -> Message:
+        attempt = run_trial(self._setup, request["micro_batch"], request["micro_steps"], request["allowed_bytes"])
+        return {
+            "event": "trial",
+            "trial": encode(attempt.trial),
+            "problem": attempt.problem and _texts(attempt.problem),
+            "loss_is_finite": attempt.loss_is_finite,
+            "optimizer": attempt.optimizer_name,
+            "held": _held(),
+            "capacity_bytes": _capacity(self._cap_bytes),
+            "unknown_calls": [],
+        }
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        raise NoAnswerError(
+            f"torch {torch.__version__} sees no CUDA GPU",
+            hint="name a card with `--gpu` to ask about it without one; `oomdoctor gpus --known` lists them",
+        )
+    torch.cuda.set_device(0)
+    return torch.device("cuda", 0)
+
+
+def _capacity(cap_bytes: int | None) -> int:
+    """Bytes that PyTorch may take in all: what is free and what it holds, under the cap where there is one."""
+    available = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+    return available if cap_bytes is None else min(cap_bytes, available)
+
+
+def _held() -> Message:
+    """What PyTorch holds between trials; each has to start from the same."""
+    return {"allocated_bytes": torch.cuda.memory_allocated(), "reserved_bytes": torch.cuda.memory_reserved()}
+
+
+def _place_model(model: torch.nn.Module, device: torch.device, recorder: PhaseRecorder) -> str | None:
+    """Move the model; the text of the OOM where it does not fit, and then it is back on the CPU."""
+    try:
+        with recorder.phase(0, PhaseName.LOAD):
+            model.to(device).train()
+    except Exception as error:
+        if classify(error).outcome is not Outcome.OOM:
+            raise
+        text = str(error)
+    else:
+        return None
+    model.to("cpu")
+    return text
+
+
+def _weights_bytes(model: torch.nn.Module) -> int:
+    """Bytes of parameters and buffers, shared storages once."""
+    storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
