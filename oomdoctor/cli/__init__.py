@@ -1,0 +1,93 @@
+"""The command line: `main` parses, calls, and alone turns errors into an exit code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from oomdoctor import __version__
+from oomdoctor.cli.gpus import gpus
+from oomdoctor.cli.options import Help  # noqa: TC001 - typer reads the annotations
+from oomdoctor.cli.probe import probe
+from oomdoctor.cli.report import report
+from oomdoctor.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, OomdoctorError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+app = typer.Typer(
+    name="oomdoctor",
+    help="How big a batch fits, why it ran out, and what to change.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: Rich doubles the time to show it
+    add_completion=False,
+)
+app.command()(probe)
+app.command(add_help_option=False)(gpus)
+app.command()(report)
+
+
+def _print_version(value: bool) -> None:  # noqa: FBT001 - typer hands a flag over by position
+    if value:
+        typer.echo(f"oomdoctor {__version__}")
+        raise typer.Exit
+
+
+@app.callback(add_help_option=False)
+def root(
+    *,
+    _help: Help = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """How big a batch fits, why it ran out, and what to change."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: Arguments without the program's name; None for this process's own.
+
+    Returns:
+        The exit code: 0 fits or clean, 1 a gate failed, 2 usage or target, 3 no answer, 70 a bug, 130 interrupted.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app(args=argv, prog_name="oomdoctor")
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else EXIT_OK
+    except OomdoctorError as error:
+        _print_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except Exception:  # noqa: BLE001 - the one place where a bug of ours ends
+        typer.echo(traceback.format_exc(), err=True)
+        typer.echo("error: this is a bug in oomdoctor; please report it with the lines above", err=True)
+        return EXIT_BUG
+    return EXIT_OK
+
+
+def entry_point() -> None:
+    """The console script."""
+    sys.exit(main())
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """A polite end is an interrupt: what was started gets ended, and nothing is half written."""
+    raise KeyboardInterrupt
+
+
+def _print_error(error: OomdoctorError) -> None:
+    typer.echo(f"error: {error.message}", err=True)
+    for part in (error.details, error.hint and f"hint: {error.hint}"):
+        if part:
+            typer.echo(f"\n{part}", err=True)

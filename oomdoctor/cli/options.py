@@ -1,0 +1,22 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import typer
+
+
+def _show_help(context: typer.Context, value: bool) -> None:  # noqa: FBT001 - typer hands a flag over by position
+    if value:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+Help: TypeAlias = Annotated[
+    bool, typer.Option("--help", callback=_show_help, is_eager=True, help="Show this message and exit.")
+]
+"""`--help` with a default of False; register the command with `add_help_option=False`.
+
+Typer's own has None, and to make a bool of that recent versions load pydantic, which takes longer than all the rest.
+"""

@@ -1,0 +1,140 @@
+"""Where finished text goes: to standard output as its terminal takes it, or into a file, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from oomdoctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEFAULT_WIDTH = 80
+"""Columns where nobody can say how many there are: a file, a pipe."""
+
+MAXIMUM_WIDTH = 120
+"""Columns beyond which lines are harder to read, not easier."""
+
+DUMB_TERMINALS = ("dumb", "unknown")
+"""Values of `TERM` for terminals that only take lines."""
+
+_LONGEST_STEM = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """What a stream can show; decided once and handed to the renderers.
+
+    Attributes:
+        width: Columns.
+        color: Whether ANSI styles are wanted.
+        unicode: Whether block and line characters can be encoded.
+    """
+
+    width: int = DEFAULT_WIDTH
+    color: bool = False
+    unicode: bool = True
+
+    @classmethod
+    def of(cls, stream: TextIO) -> Terminal:
+        """What `stream` can show, after `COLUMNS`, `NO_COLOR`, `FORCE_COLOR` and `TERM`."""
+        return cls(width=_width(stream), color=_wants_color(stream), unicode=_has_unicode(stream))
+
+
+def deliver(
+    text: str, output: Path | None = None, *, stdout: TextIO | None = None, stderr: TextIO | None = None
+) -> None:
+    """Write a finished report to `output`, saying so on standard error, or to standard output where that is None.
+
+    Raises:
+        UsageError: `output` cannot be written.
+    """
+    if output is not None:
+        write_atomically(output, text)
+        (stderr or sys.stderr).write(f"Wrote {output}\n")
+        return
+    stream = stdout or sys.stdout
+    # What the stream cannot encode is shown as `?`; a report is not worth an exception.
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` as UTF-8 so that `path` holds either what it held before or all of `text`, at every moment.
+
+    A symbolic link is followed, an existing file's mode is kept; pipes and devices such as `/dev/stdout` are written to
+    as they are.
+
+    Raises:
+        UsageError: `path` is a directory, its directory does not exist, or writing failed.
+    """
+    try:
+        target = path.resolve()
+        if target.is_dir():
+            raise UsageError(f"`{path}` is a directory", hint=f"Name a file in it, such as `{path / 'report.txt'}`")
+        if not target.parent.is_dir():
+            raise UsageError(
+                f"`{path}` cannot be written: `{target.parent}` is not a directory", hint="Create it first"
+            )
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8", errors="replace", newline="")
+            return
+        _replace(target, text)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"`{path}` cannot be written: {reason}", hint="Choose another file with `--output`") from error
+
+
+def _replace(target: Path, text: str) -> None:
+    # Beside the target, so that the rename stays within one file system. No fsync: it would guard against a power cut,
+    # and make the moment in which a killed process leaves the temporary file behind a hundred times longer.
+    temporary = target.with_name(f".{target.name[:_LONGEST_STEM]}.{os.urandom(8).hex()}.tmp")
+    try:
+        with temporary.open("x", encoding="utf-8", errors="replace", newline="") as stream:
+            stream.write(text)
+        if target.exists():
+            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        temporary.replace(target)
+    except BaseException:
+        # Ctrl-C included: nothing is left behind.
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _width(stream: TextIO) -> int:
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
+    if not is_terminal(stream):
+        return DEFAULT_WIDTH
+    return min(shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns, MAXIMUM_WIDTH)
+
+
+def _wants_color(stream: TextIO) -> bool:
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") in DUMB_TERMINALS:
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or is_terminal(stream)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person is likely to be reading `stream`."""
+    # A closed stream raises ValueError.
+    with suppress(ValueError):
+        return stream.isatty()
+    return False
+
+
+def _has_unicode(stream: TextIO) -> bool:
+    try:
+        "\u2588\u2592\u2500\u256d".encode(stream.encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
