@@ -146,7 +146,8 @@ class Device:
         name: As PyTorch prints it.
         compute_capability: Such as `8.9`.
         total_bytes: Memory of the device as PyTorch sees it.
-        context_bytes: Bytes that the CUDA context holds; measured on `cuda`, from the catalogue on `null`.
+        context_bytes: Bytes that a process holds outside PyTorch's allocator: the CUDA context, kernels, handles;
+            measured on `cuda`, from the catalogue on `null`.
         other_processes_bytes: Bytes that other processes held when the probe began; None where unknown.
     """
 
@@ -183,7 +184,7 @@ class ProbeResult:
         accumulation: How to reach the target batch; None when nothing fits.
         capacity_bytes: Bytes that PyTorch may take from the device.
         headroom: Part of the capacity that the recommended size leaves free, between 0 and 1.
-        weights_bytes: Bytes allocated once the model was on the device; None when it did not fit.
+        weights_bytes: Bytes of the model's parameters and buffers; None where nobody counted them.
         device: Where the trials ran.
         stable: False when other processes' memory moved meanwhile, so that another run may answer otherwise.
         trials: Every trial in the order it ran.
@@ -222,7 +223,7 @@ class Document:
     """
 
     command: Literal["probe"]
-    status: str
+    status: Literal["fits", "limited", "nothing_fits"]
     exit_code: int
     versions: dict[str, str]
     result: ProbeResult

@@ -1,0 +1,15 @@
+"""The document as JSON, for programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oomdoctor.serialisation import to_json
+
+if TYPE_CHECKING:
+    from oomdoctor.results import Document
+
+
+def render(document: Document) -> str:
+    """The document as indented JSON with a newline at its end; `oomdoctor/schemas/probe.schema.json` describes it."""
+    return to_json(document)

@@ -1,0 +1,277 @@
+"""Documents as JSON and back, the schema that describes them, and everything that is not one."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import documents
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from documents import gpt2, nothing_fits
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oomdoctor import results
+from oomdoctor.errors import UsageError
+from oomdoctor.results import Document
+from oomdoctor.serialisation import MAXIMUM_DOCUMENT_BYTES, from_json, read_document, to_data, to_json
+
+SCHEMA = json.loads(files("oomdoctor.schemas").joinpath("probe.schema.json").read_text(encoding="utf-8"))
+SAVED = Path(__file__).parent / "data" / "probe-gpt2.json"
+CLASSES: list[Any] = [value for value in vars(results).values() if is_dataclass(value)]
+
+
+def places(data: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """The path of every value in plain data; of a list's items only the last, which is as good as any."""
+    items = (
+        list(data.items()) if isinstance(data, dict) else list(enumerate(data))[-1:] if isinstance(data, list) else []
+    )
+    return [path, *(place for key, value in items for place in places(value, (*path, key)))]
+
+
+def parent(data: Any, path: tuple[str | int, ...]) -> Any:
+    """The container that holds the value at `path`."""
+    for key in path[:-1]:
+        data = data[key]
+    return data
+
+
+def name(path: tuple[str | int, ...]) -> str:
+    """A path as messages print it."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+
+
+# --- there and back --------------------------------------------------------------------------------------------------
+
+
+@given(documents.any_document)
+def test_round_trip(document: Document) -> None:
+    """What was written reads back as an equal document."""
+    assert from_json(to_json(document), "x") == document
+
+
+@given(documents.any_document)
+def test_written_documents_follow_the_schema(document: Document) -> None:
+    """Every document that can be written is valid under the shipped schema."""
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(to_json(document)))
+
+
+def test_saved_document_of_version_1_stays_readable() -> None:
+    """A document saved by an earlier version is valid, reads, and is what it was."""
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(SAVED.read_bytes()))
+    assert read_document(str(SAVED)) == gpt2()
+
+
+def test_names_that_others_rely_on() -> None:
+    """The document begins with its version and has its values where the design says."""
+    data: Any = to_data(gpt2())
+    assert list(data) == ["schema_version", "command", "status", "exit_code", "versions", "result"]
+    result = data["result"]
+    assert (result["micro_batch"]["maximum"], result["micro_batch"]["recommended"]) == (19, 18)
+    assert result["accumulation"]["micro_batches"] == [19] * 4 + [18] * 10
+    assert result["device"]["kind"] == "null"
+    assert result["trials"][2]["outcome"] == "oom"
+    assert result["phases"][5]["phase"] == "backward"
+    assert to_data(nothing_fits())["result"]["accumulation"] is None  # type: ignore[index]
+
+
+def test_unknown_fields_are_passed_over() -> None:
+    """A document of a newer version with more fields still reads."""
+    data: Any = to_data(gpt2())
+    data["added"] = {"deep": [1]}
+    data["result"]["trials"][0]["added"] = None
+    assert from_json(json.dumps(data), "x") == gpt2()
+
+
+# --- the schema ------------------------------------------------------------------------------------------------------
+
+
+def test_schema_is_a_schema() -> None:
+    """The schema itself is valid JSON Schema 2020-12."""
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_schema_and_dataclasses_agree(kind: Any) -> None:
+    """Every dataclass has its object in the schema, with the same fields of the same types, all required."""
+    described = SCHEMA if kind is Document else SCHEMA["$defs"][kind.__name__]
+    hints = get_type_hints(kind)
+    assert set(described["properties"]) == {field.name for field in fields(kind)} == set(described["required"])
+    for field, hint in hints.items():
+        assert_describes(described["properties"][field], hint)
+        assert described["properties"][field]["description"].endswith(".")
+
+
+def test_schema_describes_nothing_else() -> None:
+    """The schema has no definition without a dataclass."""
+    assert set(SCHEMA["$defs"]) == {kind.__name__ for kind in CLASSES} - {"Document"}
+
+
+def assert_describes(schema: dict[str, Any], hint: Any) -> None:
+    """Assert that a property's schema takes what its type hint takes."""
+    if NoneType in get_args(hint):
+        (hint,) = (argument for argument in get_args(hint) if argument is not NoneType)
+        if "anyOf" in schema:
+            inner, null = schema["anyOf"]
+            assert null == {"type": "null"}
+            assert_describes(inner, hint)
+            return
+        kind, null = schema["type"]
+        assert null == "null"
+        assert_describes({**schema, "type": kind}, hint)
+    elif is_dataclass(hint):
+        assert schema["$ref"] == f"#/$defs/{hint.__name__}"  # type: ignore[union-attr]
+    elif get_origin(hint) is Literal:
+        assert schema.get("enum", [schema.get("const")]) == list(get_args(hint))
+    elif get_origin(hint) is tuple:
+        assert schema["type"] == "array"
+        assert_describes(schema["items"], get_args(hint)[0])
+    elif get_origin(hint) is dict:
+        assert schema["additionalProperties"] == {"type": "string"}
+    elif issubclass(hint, StrEnum):
+        assert schema["enum"] == [member.value for member in hint]
+    elif "const" in schema or "enum" in schema:
+        assert all(type(value) is hint for value in schema.get("enum", [schema.get("const")]))
+    else:
+        assert schema["type"] == {int: "integer", float: "number", str: "string", bool: "boolean"}[hint]
+
+
+# --- what is not a document ------------------------------------------------------------------------------------------
+
+
+def refusal(text: str) -> UsageError:
+    """The error that `text` is refused with."""
+    with pytest.raises(UsageError) as caught:
+        from_json(text, "`x.json`")
+    assert caught.value.hint
+    assert not caught.value.message.endswith(".")
+    return caught.value
+
+
+@pytest.mark.parametrize("path", places(to_data(gpt2())), ids=name)
+def test_wrong_type_anywhere_names_the_field(path: tuple[str | int, ...]) -> None:
+    """A value of a wrong type is refused with its path, wherever it stands."""
+    if not path:
+        return
+    data = to_data(gpt2())
+    holder = parent(data, path)
+    holder[path[-1]] = "?" if isinstance(holder[path[-1]], dict | list) else ["?"]
+    expected = "schema_version" if path == ("schema_version",) else f"`{name(path)}` in `x.json`"
+    assert expected in refusal(json.dumps(data)).message
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in places(to_data(gpt2())) if path and isinstance(path[-1], str)], ids=name
+)
+def test_missing_field_anywhere_is_named(path: tuple[str | int, ...]) -> None:
+    """A field that is missing is refused with its path; versions are free in their names."""
+    data = to_data(gpt2())
+    del parent(data, path)[path[-1]]
+    if path[0] == "versions" and len(path) > 1:
+        from_json(json.dumps(data), "x")
+        return
+    message = refusal(json.dumps(data)).message
+    assert f"`{name(path)}`" in message
+    assert "is missing" in message or "no `schema_version`" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        (
+            ("result", "trials", 2, "outcome"),
+            "maybe",
+            '`result.trials[2].outcome` in `x.json` is `"maybe"`, not one of',
+        ),
+        (("result", "capacity_bytes"), -1, "`result.capacity_bytes` in `x.json` is `-1`, not between 0"),
+        (("result", "capacity_bytes"), 2**63, "not between 0 and 2**63 - 1"),
+        (("result", "capacity_bytes"), 1.5, "is `1.5`, not an integer"),
+        (("result", "capacity_bytes"), True, "is `true`, not an integer"),
+        (("result", "stable"), 1, "is `1`, not true or false"),
+        (("result", "headroom"), -0.5, "is `-0.5`, not a number of at least 0"),
+        (("result", "headroom"), False, "is `false`, not a number"),
+        (("result", "target"), None, "is `null`, not a string"),
+        (("command",), "lint", 'is `"lint"`, not one of `probe`'),
+        (("schema_version",), 2, "has `schema_version` 2, and this oomdoctor reads 1"),
+        (("schema_version",), True, "has `schema_version` true, and"),
+        (("schema_version",), "1", 'has `schema_version` "1", and'),
+    ],
+)
+def test_wrong_values(path: tuple[str | int, ...], value: object, expected: str) -> None:
+    """Values of the right place and the wrong kind each get their own words."""
+    data = to_data(gpt2())
+    parent(data, path)[path[-1]] = value
+    assert expected in refusal(json.dumps(data)).message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "`x.json` is empty"),
+        (" \n", "`x.json` is empty"),
+        ("micro-batch 19 fits", "is not JSON, or was cut short"),
+        ("[]", "is JSON, but a list instead of a document"),
+        ('"x"', "is JSON, but a string instead of a document"),
+        ("null", "is JSON, but a single value instead"),
+        ('{"version": "2.1.0", "runs": []}', "it has no `schema_version`"),
+        ('{"schema_version": NaN}', "`NaN` is not a number in JSON"),
+        ('{"schema_version": ' + "9" * 5000 + "}", "is not JSON that can be read"),
+        ("[" * 200_000, "is nested too deeply"),
+        ('{"a":' * 200_000, "is nested too deeply"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_other_texts(text: str, expected: str) -> None:
+    """Other text, other tools' JSON, numbers and nesting beyond reason are refused in words."""
+    assert expected in refusal(text).message
+
+
+def test_infinite_figure() -> None:
+    """A number too large for a float, which JSON reads as infinity, is refused."""
+    text = to_json(gpt2()).replace('"headroom": 0.05', '"headroom": 1e999')
+    assert "`result.headroom`" in refusal(text).message
+
+
+@given(st.integers(0, len(to_json(gpt2())) - 3))
+def test_truncated_anywhere(length: int) -> None:
+    """A document cut short at any place is refused."""
+    refusal(to_json(gpt2())[:length])
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=50).map(lambda tail: to_json(gpt2()).encode()[:-60] + tail))
+def test_binary(data: bytes) -> None:
+    """Bytes of any kind are refused with a usage error and nothing else."""
+    with pytest.raises(UsageError):
+        read_document("-", io.BytesIO(data))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_encodings_that_shells_write(encoding: str) -> None:
+    """A redirect of any shell reads, byte order mark or not."""
+    assert read_document("-", io.BytesIO(to_json(gpt2()).encode(encoding))) == gpt2()
+
+
+def test_endless_input_is_refused(tmp_path: Path) -> None:
+    """A file of 100 MB, and one without an end, are refused after a bounded read."""
+    large = tmp_path / "large.json"
+    with large.open("wb") as stream:
+        stream.truncate(100 * 10**6)
+    for source in (str(large), "/dev/zero"):
+        with pytest.raises(UsageError, match=f"{MAXIMUM_DOCUMENT_BYTES // 1024**2} MiB"):
+            read_document(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"), [("none.json", "No such file"), (".", "is a directory"), ("a\0b", "cannot be read")]
+)
+def test_paths_that_hold_nothing(source: str, expected: str) -> None:
+    """Paths that cannot be read each say why."""
+    with pytest.raises(UsageError, match=expected):
+        read_document(source)
