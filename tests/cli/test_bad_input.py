@@ -1,0 +1,224 @@
+"""Bad input gets what was wrong, where, what to do, its own exit code, and nothing on stdout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+from targets_for_tests import MLP, write_target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Run
+
+pytestmark = pytest.mark.null_gpu
+
+NULL = ("--engine", "null", "--memory", "1GiB")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One wrong question.
+
+    Attributes:
+        name: What is wrong.
+        exit_code: What the command must end with.
+        says: Texts that stderr must hold: what was wrong, and where.
+        hint: Text that the hint must hold: what to do.
+        target: The target's file, where it is the file that is wrong.
+        arguments: The command's arguments.
+    """
+
+    name: str
+    exit_code: int
+    says: tuple[str, ...]
+    hint: str
+    target: str = MLP
+    arguments: tuple[str, ...] = ("model.py", "--target-batch", "8", *NULL)
+    replacements: dict[str, str] = field(default_factory=dict)
+
+
+def _with(**replacements: str) -> dict[str, dict[str, str]]:
+    return {"replacements": replacements}
+
+
+def _step(body: str) -> dict[str, dict[str, str]]:
+    return _with(training_step=f"def training_step(model, batch):\n    {body}\n")
+
+
+def _batch(body: str) -> dict[str, dict[str, str]]:
+    return _with(make_batch=f"def make_batch(batch_size):\n    {body}\n")
+
+
+def _model(body: str) -> dict[str, dict[str, str]]:
+    return _with(build_model=f"def build_model():\n    {body}\n")
+
+
+CASES = [
+    Case("no such file", 2, ("modle.py",), "model.py", arguments=("modle.py", "--target-batch", "8", *NULL)),
+    Case("a directory", 2, ("directory",), "model.py", arguments=(".", "--target-batch", "8", *NULL)),
+    Case("a syntax error", 2, ("model.py", "line 2", "^"), "", target="import torch\ndef build_model(:\n"),
+    Case("no build_model", 2, ("build_model",), "def build_model", target=MLP.replace("def build_model", "def make")),
+    Case("build_model raises", 2, ("build_model", "KeyError: 'width'"), "", **_model("return {}['width']")),
+    Case("build_model returns a number", 2, ("build_model", "int", "torch.nn.Module"), "return it", **_model("return 3")),
+    Case("no make_batch", 2, ("make_batch",), "def make_batch", target=MLP.replace("def make_batch", "def other")),
+    Case(
+        "make_batch ignores the size",
+        2,
+        ("ignores `batch_size`",),
+        "batch_size",
+        **_batch("return torch.ones(4, 1024)"),
+    ),
+    Case(
+        "make_batch raises at some sizes",
+        2,
+        ("make_batch(8)", "ValueError: only small ones"),
+        "",
+        **_batch("if batch_size > 2: raise ValueError('only small ones')\n    return torch.ones(batch_size, 1024)"),
+    ),
+    Case("the loss is no scalar", 2, ("not a scalar", "[", "1024]"), ".mean()", **_step("return model(batch)")),
+    Case("the loss is detached", 2, ("not attached",), "detach", **_step("return model(batch).mean().detach()")),
+    Case(
+        "a wrong device",
+        2,
+        ("device",),
+        "oomdoctor places",
+        **_step("return (model(batch) + torch.ones(1024)).mean()"),
+    ),
+    Case("exit in the step", 2, ("exit(5)",), "remove", **_step("exit(5)")),
+    Case("os._exit in the step", 2, ("exit code 3",), "os._exit", **_step("import os; os._exit(3)")),
+    Case(
+        "a segmentation fault",
+        3,
+        ("SIGSEGV", "micro-batch 1"),
+        "crash",
+        **_step("import ctypes; ctypes.string_at(0)"),
+    ),
+    Case(
+        "an endless loop",
+        3,
+        ("micro-batch", "longer than 6 s"),
+        "--trial-timeout",
+        arguments=("model.py", "--target-batch", "8", *NULL, "--trial-timeout", "6"),
+        **_step("while True: pass"),
+    ),
+    Case(
+        "a batch norm that refuses one sample, and nothing else asked",
+        2,
+        ("Expected more than 1 value",),
+        "",
+        arguments=("model.py", "--target-batch", "1", *NULL),
+        **_with(build_model="def build_model():\n    return nn.Sequential(nn.Linear(1024, 8), nn.BatchNorm1d(8))\n"),
+    ),
+    Case("target batch 0", 2, ("target",), "", arguments=("model.py", "--target-batch", "0", *NULL)),
+    Case("target batch negative", 2, ("target",), "", arguments=("model.py", "--target-batch", "-4", *NULL)),
+    Case("no target batch", 2, ("--target-batch",), "--target-batch 256", arguments=("model.py", *NULL)),
+    Case(
+        "a target that the world size does not divide",
+        2,
+        ("256", "3"),
+        "255",
+        arguments=("model.py", "--target-batch", "256", "--world-size", "3", *NULL),
+    ),
+    Case(
+        "an unknown GPU",
+        2,
+        ("rtx-4099",),
+        "rtx-4090",
+        arguments=("model.py", "--target-batch", "8", "--gpu", "rtx-4099"),
+    ),
+    Case(
+        "memory without a unit",
+        2,
+        ("--memory", "24"),
+        "24GiB",
+        arguments=("model.py", "--target-batch", "8", "--memory", "24"),
+    ),
+    Case("no GPU and no --gpu", 3, ("GPU",), "--gpu", arguments=("model.py", "--target-batch", "8")),
+    Case(
+        "an unknown optimizer",
+        2,
+        ("Adamm",),
+        "Adam",
+        arguments=("model.py", "--target-batch", "8", *NULL, "--optimizer", "Adamm"),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_bad_input_is_answered(case: Case, tmp_path: Path, oomdoctor: Run) -> None:
+    """Each wrong question has its own message, hint and exit code, and no stack trace of ours."""
+    write_target(tmp_path, case.target, **case.replacements)
+
+    ended = oomdoctor("probe", *case.arguments, "--quiet")
+
+    assert ended.returncode == case.exit_code, ended.stderr
+    assert ended.stdout == ""
+    for text in case.says:
+        assert text in ended.stderr
+    assert case.hint in ended.stderr.rpartition("hint:")[2]
+    assert "oomdoctor/probing" not in ended.stderr
+    assert {path.name for path in tmp_path.iterdir()} <= {"model.py", "__pycache__"}
+
+
+def test_prints_never_reach_stdout(tmp_path: Path, oomdoctor: Run) -> None:
+    """Ten megabytes of prints from the user's code neither block the probe nor reach our stdout."""
+    body = "print('noise ' * 200_000)\n    return model(batch).mean()"
+    write_target(tmp_path, **_step(body)["replacements"])
+
+    ended = oomdoctor("probe", "model.py", "--target-batch", "8", *NULL, "--json")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "noise" not in ended.stdout + ended.stderr
+    assert ended.stdout.startswith("{")
+
+
+def test_a_fork_in_the_users_code_answers_once(tmp_path: Path, oomdoctor: Run) -> None:
+    """A copy of the worker that comes back from the user's code does not answer in its place."""
+    write_target(tmp_path, **_step("import os; os.fork()\n    return model(batch).mean()")["replacements"])
+
+    ended = oomdoctor("probe", "model.py", "--target-batch", "8", *NULL, "--quiet")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "8 fits" in ended.stdout
+
+
+def test_a_swallowed_oom_counts(tmp_path: Path, oomdoctor: Run) -> None:
+    """A step that catches its own OutOfMemoryError and goes on does not fit."""
+    body = """try:
+        torch.empty(batch.shape[0] * 2**26, device=batch.device)
+    except torch.OutOfMemoryError:
+        pass
+    return model(batch).mean()"""
+    write_target(tmp_path, **_step(body)["replacements"])
+
+    ended = oomdoctor("probe", "model.py", "--target-batch", "8", *NULL, "--quiet")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "micro-batch 1 fits" in ended.stdout
+    assert "caught" in ended.stdout
+
+
+def test_a_batch_norm_that_refuses_one_sample_starts_at_two(tmp_path: Path, oomdoctor: Run) -> None:
+    """A model that needs two samples is probed from two, and the result says so."""
+    model = "def build_model():\n    return nn.Sequential(nn.Linear(1024, 8), nn.BatchNorm1d(8))\n"
+    write_target(tmp_path, build_model=model)
+
+    ended = oomdoctor("probe", "model.py", "--target-batch", "8", *NULL, "--quiet")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "micro-batch 8 fits" in ended.stdout
+    assert "refuses" in ended.stdout or "from 2" in ended.stdout
+
+
+def test_weights_that_do_not_fit_name_a_card_where_they_would(tmp_path: Path, oomdoctor: Run) -> None:
+    """A model whose weights alone do not fit exits 1 and says by how much, and on which card they would."""
+    write_target(tmp_path, build_model="def build_model():\n    return nn.Linear(1024, 2**19)\n")
+
+    ended = oomdoctor("probe", "model.py", "--target-batch", "8", "--engine", "null", "--memory", "1GiB", "--quiet")
+
+    assert ended.returncode == 1, ended.stderr
+    assert "weights alone do not fit" in " ".join(ended.stdout.split())
+    assert "smallest known card" in " ".join(ended.stdout.split())
