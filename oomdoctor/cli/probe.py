@@ -1,0 +1,123 @@
+"""`oomdoctor probe`: parse, call, render, exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from oomdoctor import __version__
+from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
+
+if TYPE_CHECKING:
+    from oomdoctor.probing.request import ProbeRequest
+    from oomdoctor.reports.progress import Progress
+
+
+def probe(  # noqa: PLR0913 - one parameter an option
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="The file to probe: `model.py`, `pkg.module`, `model.py:build_model(depth=24)`, or an example's name "
+            "such as `gpt2`."
+        ),
+    ],
+    target_batch: Annotated[
+        int | None, typer.Option(help="Samples per optimizer step over all devices.", show_default=False)
+    ] = None,
+    *,
+    world_size: Annotated[int, typer.Option(help="Devices that share the target batch.")] = 1,
+    gpu: Annotated[
+        str | None, typer.Option(help="Card to ask about, such as rtx-4090; needs no GPU.", show_default=False)
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Index or UUID of a GPU of this machine.", show_default=False)
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Capacity to ask about, such as 16GiB.", show_default=False)
+    ] = None,
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp16"],
+        typer.Option(help="How the step runs: fp32, or under autocast (fp16 with a gradient scaler)."),
+    ] = "fp32",
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="A torch.optim class, where the file builds none (AdamW).", show_default=False),
+    ] = None,
+    headroom: Annotated[str, typer.Option(help="Part of the capacity that the recommended size leaves free.")] = "5%",
+    engine: Annotated[
+        Literal["auto", "cuda", "null"], typer.Option(help="Where trials run: the local GPU or a null GPU.")
+    ] = "auto",
+    trial_timeout: Annotated[float, typer.Option(help="Longest time a trial may take, in seconds.", min=1.0)] = 300.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Load the file, run one trial at the smallest size, explain.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the report to a file.", show_default=False)
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+) -> None:
+    """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch."""
+    from oomdoctor.cli.report import format_name, render
+    from oomdoctor.probing.probe import probe as run_probe
+    from oomdoctor.probing.request import ProbeRequest
+    from oomdoctor.reports.progress import make_progress
+    from oomdoctor.results import Document
+    from oomdoctor.units import parse_fraction, parse_size
+
+    format_name(json=json, markdown=markdown)
+    progress = make_progress(quiet=quiet)
+    request = ProbeRequest(
+        target=target,
+        directory=Path.cwd(),
+        target_batch=_required_target_batch(target_batch, dry_run=dry_run),
+        world_size=world_size,
+        precision=precision,
+        optimizer=optimizer,
+        headroom=parse_fraction(headroom, option="--headroom"),
+        gpu=gpu,
+        device=device,
+        memory_bytes=None if memory is None else parse_size(memory, option="--memory"),
+        engine=engine,
+        trial_timeout_seconds=trial_timeout,
+    )
+    try:
+        if dry_run:
+            raise typer.Exit(_dry_run(request, progress))
+        found = run_probe(request, progress)
+    finally:
+        progress.close()
+    answer = found.result.micro_batch
+    document = Document(
+        command="probe",
+        status="nothing_fits" if not answer.maximum else "limited" if answer.limited_by == "limit" else "fits",
+        exit_code=EXIT_OK if answer.maximum else EXIT_GATE,
+        versions={"oomdoctor": __version__, **found.versions},
+        result=found.result,
+    )
+    render(document, json=json, markdown=markdown, output=output)
+    raise typer.Exit(document.exit_code)
+
+
+def _dry_run(request: ProbeRequest, progress: Progress) -> int:
+    from oomdoctor.probing.probe import dry_run
+    from oomdoctor.reports.dry_run import render as render_dry_run
+
+    tried = dry_run(request, progress)
+    progress.close()
+    typer.echo(render_dry_run(request.target, tried))
+    return EXIT_GATE if tried.trial is None else EXIT_OK
+
+
+def _required_target_batch(target_batch: int | None, *, dry_run: bool) -> int:
+    if target_batch is not None:
+        return target_batch
+    if dry_run:
+        return 1
+    raise UsageError(
+        "`--target-batch` is missing",
+        hint="say how many samples an optimizer step should see, for example `--target-batch 256`",
+    )

@@ -1,0 +1,161 @@
+"""Which engine answers: the local GPU or a null GPU. Every automatic choice carries its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from oomdoctor.devices.catalogue import find_card, generic_card
+from oomdoctor.devices.monitor import has_local_gpu
+from oomdoctor.devices.null_gpu import environment as null_gpu_environment
+from oomdoctor.devices.torch_build import TorchBuild, find_torch
+from oomdoctor.errors import NoAnswerError, UsageError
+from oomdoctor.results import Reason
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oomdoctor.devices.card import Card
+
+_ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Where the trials will run.
+
+    Attributes:
+        kind: `cuda` for the local GPU, `null` for a null GPU.
+        card: The card that the null GPU plays; None for the local GPU.
+        environment: The worker's whole environment.
+        reasons: Why this engine, and where its numbers were had from.
+    """
+
+    kind: Literal["cuda", "null"]
+    card: Card | None
+    environment: dict[str, str]
+    reasons: tuple[Reason, ...]
+
+
+def choose_engine(
+    *,
+    engine: Literal["auto", "cuda", "null"],
+    gpu: str | None,
+    device: str | None,
+    memory_bytes: int | None,
+    base: Mapping[str, str],
+) -> Engine:
+    """Choose the engine, and build the null GPU where it is needed.
+
+    Args:
+        engine: `auto`, or the one to use.
+        gpu: Name of a catalogue card.
+        device: Index or UUID of a local GPU.
+        memory_bytes: Capacity to play.
+        base: Environment to start from.
+
+    Raises:
+        UsageError: The options contradict each other, or the card is unknown.
+        NoAnswerError: No GPU and no card to play, or the null GPU cannot run here.
+    """
+    build = _torch()
+    _check_options(engine=engine, gpu=gpu, device=device)
+    if engine == "cuda" or (engine == "auto" and gpu is None and has_local_gpu()):
+        return _cuda(engine=engine, device=device, base=base)
+    if gpu is None and memory_bytes is None:
+        raise _no_gpu(engine)
+    card = _played_card(gpu, memory_bytes)
+    return Engine(
+        kind="null",
+        card=card,
+        environment=null_gpu_environment(card, build, base),
+        reasons=(
+            _null_reason(engine=engine, gpu=gpu, card=card),
+            *_capacity_reasons(card, memory_bytes),
+            *_allocator_reasons(base),
+        ),
+    )
+
+
+def _torch() -> TorchBuild:
+    build = find_torch()
+    if build is None:
+        raise NoAnswerError("PyTorch is not installed here", hint="install it beside oomdoctor: `pip install torch`")
+    return build
+
+
+def _check_options(*, engine: str, gpu: str | None, device: str | None) -> None:
+    if gpu is not None and device is not None:
+        raise UsageError(
+            "`--gpu` and `--device` exclude each other",
+            hint="`--gpu NAME` plays a card from the catalogue, `--device INDEX` chooses a GPU of this machine",
+        )
+    if gpu is not None and engine == "cuda":
+        raise UsageError(
+            "`--gpu` names a card to play, and `--engine cuda` runs on the local GPU",
+            hint="drop one of the two; `--memory SIZE` asks the local GPU about a smaller one",
+        )
+    if device is not None and engine == "null":
+        raise UsageError("`--device` chooses a GPU of this machine, and `--engine null` uses none", hint="drop one")
+
+
+def _no_gpu(engine: str) -> NoAnswerError:
+    why = "`--engine null` was asked for" if engine == "null" else "this machine has no NVIDIA GPU"
+    return NoAnswerError(
+        f"{why}, and neither `--gpu` nor `--memory` says which card to play",
+        hint="for example `--gpu rtx-4090` or `--memory 24GiB`; `oomdoctor gpus --known` lists the cards",
+    )
+
+
+def _cuda(*, engine: str, device: str | None, base: Mapping[str, str]) -> Engine:
+    environment = dict(base)
+    if device is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = _visible_device(device, base.get("CUDA_VISIBLE_DEVICES"))
+    why = "asked for by `--engine cuda`" if engine == "cuda" else "a GPU of this machine, as no `--gpu` was named"
+    return Engine("cuda", None, environment, (Reason("engine", f"cuda: {why}"), *_allocator_reasons(base)))
+
+
+def _visible_device(device: str, visible: str | None) -> str:
+    """What CUDA_VISIBLE_DEVICES must be for `device`, an index into the devices that are visible now, or a UUID."""
+    if not device.isdecimal() or visible is None:
+        return device
+    entries = [entry.strip() for entry in visible.split(",") if entry.strip()]
+    if int(device) >= len(entries):
+        raise UsageError(
+            f"there is no device {device} in `CUDA_VISIBLE_DEVICES={visible}`",
+            hint="indices count from 0 among the visible devices; `oomdoctor gpus` lists them",
+        )
+    return entries[int(device)]
+
+
+def _played_card(gpu: str | None, memory_bytes: int | None) -> Card:
+    if gpu is None:
+        return generic_card(memory_bytes or 0)
+    card = find_card(gpu)
+    return card if memory_bytes is None else replace(card, total_bytes=memory_bytes + card.context_bytes)
+
+
+def _null_reason(*, engine: str, gpu: str | None, card: Card) -> Reason:
+    if engine == "null":
+        return Reason("engine", "null GPU: asked for by `--engine null`")
+    if gpu is None:
+        major, minor = card.compute_capability
+        text = f"no local GPU and no `--gpu`; a generic card of compute capability {major}.{minor} is played"
+        return Reason("engine", f"null GPU: {text}")
+    return Reason("engine", f"null GPU: `--gpu {gpu}` names a card to play; PyTorch's own CUDA code runs on it")
+
+
+def _capacity_reasons(card: Card, memory_bytes: int | None) -> tuple[Reason, ...]:
+    if memory_bytes is not None:
+        return (Reason("capacity", f"{format_size(memory_bytes)}, as `--memory` says"),)
+    return (
+        Reason("capacity", f"{format_size(card.total_bytes)} in all ({card.total_source}), less the CUDA context"),
+        Reason("context", f"{format_size(card.context_bytes)} ({card.context_source})"),
+    )
+
+
+def _allocator_reasons(base: Mapping[str, str]) -> tuple[Reason, ...]:
+    """The user's allocator settings hold in the trials as they would in training."""
+    settings = [f"{name}={base[name]}" for name in _ALLOCATOR_SETTINGS if base.get(name)]
+    return tuple(Reason("allocator", f"`{setting}` is set and was used") for setting in settings)

@@ -1,0 +1,125 @@
+"""From what the trials showed to the result that reports render."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from oomdoctor.devices.catalogue import all_cards
+from oomdoctor.probing.accumulation import plan_accumulation
+from oomdoctor.results import Device, MicroBatch, Outcome, Phase, ProbeResult, Reason, Trial
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from oomdoctor.devices.choice import Engine
+    from oomdoctor.probing.request import ProbeRequest
+    from oomdoctor.probing.search import SearchResult
+    from oomdoctor.probing.stability import OtherProcesses
+    from oomdoctor.probing.supervisor import Loaded, Supervisor
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the trials showed.
+
+    Attributes:
+        loaded: What the worker said when the model was on the device.
+        search: How the search ended; None where the model alone does not fit.
+        recommended: Largest tested size that fits with the headroom withheld.
+        trials: Every trial in order.
+        moved: Whether other processes' memory moved meanwhile; None where nobody can say.
+    """
+
+    loaded: Loaded
+    search: SearchResult | None
+    recommended: int
+    trials: tuple[Trial, ...]
+    moved: bool | None
+
+
+def assemble(
+    request: ProbeRequest, engine: Engine, supervisor: Supervisor, others: OtherProcesses, findings: Findings
+) -> ProbeResult:
+    """Put the result together."""
+    loaded, search = findings.loaded, findings.search
+    maximum = search.maximum if search else 0
+    return ProbeResult(
+        target=request.target,
+        precision=request.precision,
+        optimizer=supervisor.optimizer_name,
+        micro_batch=MicroBatch(
+            maximum=maximum,
+            recommended=findings.recommended,
+            limited_by=search.limited_by if search else "memory",
+            smallest=search.smallest if search else 1,
+        ),
+        accumulation=plan_accumulation(request.target_batch, maximum, request.world_size) if maximum else None,
+        capacity_bytes=supervisor.capacity_bytes,
+        headroom=request.headroom,
+        weights_bytes=loaded.weights_bytes,
+        device=_device(engine, loaded, others),
+        stable=not findings.moved,
+        trials=findings.trials,
+        phases=(*loaded.phases, *_phases(findings.trials, maximum)),
+        reasons=(*engine.reasons, *_measured_reasons(engine, loaded)),
+        warnings=tuple(_warnings(engine, supervisor, findings)),
+    )
+
+
+def _device(engine: Engine, loaded: Loaded, others: OtherProcesses) -> Device:
+    context = engine.card.context_bytes if engine.card else loaded.used_before_bytes - (others.before_bytes or 0)
+    return Device(
+        kind=engine.kind,
+        name=loaded.name,
+        compute_capability=loaded.compute_capability,
+        total_bytes=loaded.total_bytes,
+        context_bytes=max(0, context),
+        other_processes_bytes=others.before_bytes,
+    )
+
+
+def _phases(trials: tuple[Trial, ...], maximum: int) -> tuple[Phase, ...]:
+    """The phases at the maximum; where nothing fits, of the trial that got furthest."""
+    at_maximum = [trial for trial in trials if trial.micro_batch == maximum and trial.outcome is Outcome.FITS]
+    shown = at_maximum or sorted(trials, key=lambda trial: len(trial.phases))
+    return shown[-1].phases if shown else ()
+
+
+def _measured_reasons(engine: Engine, loaded: Loaded) -> list[Reason]:
+    if engine.kind == "null":
+        text = "0 bytes: cuDNN chooses them on a real GPU, and no measured figures are built in yet"
+        return [Reason("peaks", _NULL_PEAKS), Reason("cudnn_workspace", text)]
+    return [
+        Reason("capacity", f"measured on {loaded.name}: what was free, and what PyTorch holds"),
+        Reason("context", "measured: in use on the GPU before the model, less other processes"),
+        Reason("peaks", "measured on this GPU by PyTorch's caching allocator"),
+    ]
+
+
+_NULL_PEAKS = "counted by PyTorch's caching allocator while the step ran on the null GPU"
+
+
+def _warnings(engine: Engine, supervisor: Supervisor, findings: Findings) -> list[str]:
+    found = list(findings.search.notes) if findings.search else [_smallest_card(findings.loaded.weights_bytes)]
+    if findings.moved is None:
+        found.append("what other processes hold of this GPU could not be read, so that nobody can say if it moved")
+    if not supervisor.loss_is_finite:
+        found.append("the loss was NaN or infinite; memory does not depend on it, training does")
+    if supervisor.replaced:
+        found.append(f"{supervisor.replaced} times a trial left memory behind and the worker was replaced")
+    if supervisor.unknown_calls and engine.kind == "null":
+        found.append(f"the null GPU does not serve {', '.join(supervisor.unknown_calls)}: memory there is not counted")
+    swallowed = [trial.micro_batch for trial in findings.trials if trial.swallowed_ooms]
+    if swallowed:
+        found.append(f"the target's code caught out-of-memory errors itself at micro-batch {swallowed}; they count")
+    return found
+
+
+def _smallest_card(weights_bytes: int) -> str:
+    """Where weights that do not fit here would, among the cards of the catalogue."""
+    cards = [card for card in all_cards() if card.capacity_bytes > weights_bytes]
+    if not cards:
+        return "the weights alone do not fit, and no card of the catalogue has room for them"
+    smallest = min(cards, key=lambda card: card.capacity_bytes)
+    size = format_size(smallest.capacity_bytes)
+    return f"the weights alone do not fit; the smallest known card where they would is `{smallest.key}` ({size})"

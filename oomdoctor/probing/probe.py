@@ -1,0 +1,117 @@
+"""The main job: from a question to the largest micro-batch, with trials in a worker."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from oomdoctor.devices.choice import Engine, choose_engine
+from oomdoctor.errors import UsageError
+from oomdoctor.probing.accumulation import per_device_target
+from oomdoctor.probing.assembly import Findings, assemble
+from oomdoctor.probing.session import Session
+from oomdoctor.probing.stability import OtherProcesses
+from oomdoctor.probing.supervisor import Loaded, Supervisor
+from oomdoctor.targets.reference import parse_reference
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from oomdoctor.probing.request import ProbeRequest
+    from oomdoctor.reports.progress import Progress
+    from oomdoctor.results import ProbeResult, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A finished probe.
+
+    Attributes:
+        result: What it found.
+        versions: Version by name, of what answered.
+    """
+
+    result: ProbeResult
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """A target that was loaded and tried once.
+
+    Attributes:
+        engine: Where it ran, and why there.
+        loaded: What the worker said when the model was on the device.
+        trial: One trial at the smallest size; None where the model alone does not fit.
+    """
+
+    engine: Engine
+    loaded: Loaded
+    trial: Trial | None
+
+
+def probe(request: ProbeRequest, progress: Progress, *, engine: Engine | None = None) -> Probe:
+    """Find the largest micro-batch that fits, and the plan that reaches the target batch.
+
+    Args:
+        request: The question.
+        progress: Told of each stage and trial.
+        engine: Where to run; None to choose by the request.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        TargetError: The user's file is at fault.
+        NoAnswerError: No device, a crash, or a time limit.
+    """
+    per_device = per_device_target(request.target_batch, request.world_size)
+    reference = parse_reference(request.target, directory=request.directory)
+    engine = engine or _engine(request)
+    others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
+    with Supervisor(request, reference, engine.environment, computes=engine.kind == "cuda") as supervisor:
+        progress.stage(f"loading {request.target}")
+        loaded = supervisor.load()
+        _check_memory(request, loaded)
+        session = Session(supervisor, progress, per_device)
+        search = None if loaded.placement_error else session.find_maximum(per_device)
+        recommended = 0 if search is None else session.find_recommended(search, request.headroom)
+    findings = Findings(loaded, search, recommended, tuple(session.trials), moved=others.moved())
+    result = assemble(request, engine, supervisor, others, findings)
+    return Probe(result, loaded.versions)
+
+
+def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:
+    """Load the target and run one trial at the smallest size.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        TargetError: The user's file is at fault.
+        NoAnswerError: No device, a crash, or a time limit.
+    """
+    per_device = per_device_target(request.target_batch, request.world_size)
+    reference = parse_reference(request.target, directory=request.directory)
+    engine = _engine(request)
+    with Supervisor(request, reference, engine.environment, computes=engine.kind == "cuda") as supervisor:
+        progress.stage(f"loading {request.target}")
+        loaded = supervisor.load()
+        _check_memory(request, loaded)
+        session = Session(supervisor, progress, per_device)
+        return DryRun(engine, loaded, None if loaded.placement_error else session.try_smallest())
+
+
+def _engine(request: ProbeRequest) -> Engine:
+    return choose_engine(
+        engine=request.engine,
+        gpu=request.gpu,
+        device=request.device,
+        memory_bytes=request.memory_bytes,
+        base=os.environ,
+    )
+
+
+def _check_memory(request: ProbeRequest, loaded: Loaded) -> None:
+    if request.memory_bytes is not None and request.memory_bytes > loaded.total_bytes:
+        raise UsageError(
+            f"`--memory` asks for {format_size(request.memory_bytes)}, and {loaded.name} has "
+            f"{format_size(loaded.total_bytes)}",
+            hint="name a larger card with `--gpu`; a local GPU can only play a smaller one",
+        )

@@ -1,0 +1,90 @@
+"""The trials of one probe: the search asks for sizes, the supervisor runs them, the progress display is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oomdoctor.errors import TargetError
+from oomdoctor.probing.search import SearchResult, find_maximum, find_recommended
+from oomdoctor.results import Outcome, Trial
+
+if TYPE_CHECKING:
+    from oomdoctor.probing.supervisor import Supervisor
+    from oomdoctor.reports.progress import Progress
+
+
+class Session:
+    """One probe's trials.
+
+    Args:
+        supervisor: Runs them.
+        progress: Told of each.
+        per_device_target: Samples per optimizer step on one device; nothing above it is tried, and below it gradients
+            are accumulated.
+
+    Attributes:
+        trials: Every trial, in the order it ran.
+    """
+
+    def __init__(self, supervisor: Supervisor, progress: Progress, per_device_target: int) -> None:
+        self._supervisor = supervisor
+        self._progress = progress
+        self._per_device_target = per_device_target
+        self._low = 0
+        self._high = per_device_target + 1
+        self.trials: list[Trial] = []
+
+    def find_maximum(self, largest: int) -> SearchResult:
+        """The largest micro-batch up to `largest` that fits.
+
+        Raises:
+            TargetError: A size failed for a reason that is not memory.
+        """
+        search = find_maximum(
+            lambda size: self._run(size, self._supervisor.capacity_bytes),
+            largest=largest,
+            capacity_bytes=self._supervisor.capacity_bytes,
+        )
+        if search.failed is not None:
+            raise self._failure(search.failed)
+        return search
+
+    def try_smallest(self) -> Trial:
+        """One trial at the smallest size that the model accepts.
+
+        Raises:
+            TargetError: It accepts neither one sample nor two.
+        """
+        trial = self._run(1, self._supervisor.capacity_bytes)
+        if trial.outcome is Outcome.FAILED:  # a batch norm needs two
+            trial = self._run(2, self._supervisor.capacity_bytes)
+        if trial.outcome is Outcome.FAILED:
+            raise self._failure(trial)
+        return trial
+
+    def find_recommended(self, search: SearchResult, headroom: float) -> int:
+        """The largest tested size that fits with `headroom` of the capacity withheld."""
+        allowed = int(self._supervisor.capacity_bytes * (1 - headroom))
+        return find_recommended(lambda size: self._run(size, allowed), search=search, allowed_bytes=allowed)
+
+    def _run(self, micro_batch: int, allowed_bytes: int) -> Trial:
+        self._progress.trial_started(micro_batch, self._low, self._high)
+        micro_steps = 2 if micro_batch < self._per_device_target else 1
+        trial = self._supervisor.run(micro_batch, micro_steps=micro_steps, allowed_bytes=allowed_bytes)
+        if trial.outcome is Outcome.FITS:
+            self._low = max(self._low, micro_batch)
+        elif allowed_bytes >= self._supervisor.capacity_bytes:  # what does not fit with headroom withheld may yet fit
+            self._high = min(self._high, micro_batch)
+        self.trials.append(trial)
+        self._progress.trial_finished(trial)
+        return trial
+
+    def _failure(self, trial: Trial) -> TargetError:
+        fitting = [other.micro_batch for other in self.trials if other.outcome is Outcome.FITS]
+        contrast = f", but not at {max(fitting)}" if fitting else ""
+        problem = self._supervisor.problem or {}
+        return TargetError(
+            f"micro-batch {trial.micro_batch} fails{contrast}: {trial.error}",
+            details=problem.get("details"),
+            hint=problem.get("hint") or "this is not an out-of-memory error; mend it and probe again",
+        )

@@ -1,0 +1,226 @@
+"""The main job, through the command line, on PyTorch's real CUDA code."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from conftest import INVOCATIONS, Run
+from oomdoctor.devices.catalogue import find_card
+from targets_for_tests import MLP, write_target
+
+pytestmark = pytest.mark.null_gpu
+
+EXAMPLES = ("gpt2", "resnet50", "vit_b16", "lstm", "unet")
+CARDS = ("rtx-4090", "t4", "a100-sxm4-80gb")
+SCHEMA = json.loads((files("oomdoctor") / "schemas" / "probe.schema.json").read_text(encoding="utf-8"))
+
+# What a reader of the README could have written: a residual convolutional classifier with its own loss and optimizer.
+READERS_MODULE = '''
+"""A small residual network for 64x64 images."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels),
+        )
+
+    def forward(self, x):
+        return F.relu(x + self.convolutions(x))
+
+
+def build_model(channels=128, depth=6):
+    return nn.Sequential(
+        nn.Conv2d(3, channels, 3, padding=1),
+        *(Block(channels) for _ in range(depth)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(channels, 10),
+    )
+
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, 3, 64, 64), torch.randint(0, 10, (batch_size,))
+
+
+def training_step(model, batch):
+    images, labels = batch
+    return F.cross_entropy(model(images), labels)
+
+
+def build_optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+'''
+
+
+def probe(run: Run, *arguments: str, **options: str) -> dict:
+    """Run `oomdoctor probe ... --json`, and hold its document to the schema."""
+    ended = run("probe", *arguments, "--json", "--quiet", **options)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    document = json.loads(ended.stdout)
+    jsonschema.validate(document, SCHEMA)
+    return document
+
+
+def check_answer(result: dict, target_batch: int) -> None:
+    """The maximum was run and fits, its successor was run and does not, and the plan reaches the target."""
+    maximum = result["micro_batch"]["maximum"]
+    outcomes = {
+        trial["micro_batch"]: trial["outcome"]
+        for trial in result["trials"]
+        if trial["allowed_bytes"] == result["capacity_bytes"]
+    }
+    assert outcomes[maximum] == "fits"
+    if result["micro_batch"]["limited_by"] == "memory":
+        assert outcomes[maximum + 1] == "oom"
+    else:
+        assert maximum == target_batch
+    assert 0 < result["micro_batch"]["recommended"] <= maximum
+    plan = result["accumulation"]
+    assert sum(plan["micro_batches"]) == plan["effective_batch"] == target_batch
+    assert max(plan["micro_batches"]) <= maximum
+    assert len(plan["micro_batches"]) == plan["steps"] == -(-target_batch // maximum)
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_is_answered_on_three_cards(oomdoctor: Run, example: str, card: str) -> None:
+    """Each shipped example gets an exact answer on a 15, a 24 and an 80 GiB card."""
+    document = probe(oomdoctor, example, "--target-batch", "256", "--gpu", card, "--precision", "bf16")
+
+    result = document["result"]
+    assert result["device"]["kind"] == "null"
+    assert result["capacity_bytes"] == pytest.approx(find_card(card).capacity_bytes, abs=2**21)
+    check_answer(result, 256)
+
+
+def test_a_readers_own_module_is_answered(tmp_path: Path, oomdoctor: Run) -> None:
+    """A file as the README tells people to write it is probed with its own loss and optimizer."""
+    (tmp_path / "residual.py").write_text(READERS_MODULE)
+
+    document = probe(oomdoctor, "residual.py:build_model(depth=8)", "--target-batch", "2048", "--gpu", "rtx-3060-12gb")
+
+    assert document["result"]["optimizer"] == "SGD"
+    assert 1 < document["result"]["micro_batch"]["maximum"] < 2048
+    check_answer(document["result"], 2048)
+
+
+@pytest.mark.parametrize("invocation", INVOCATIONS)
+def test_both_invocations_print_the_same_result_and_nothing_else(
+    tmp_path: Path, oomdoctor: Run, invocation: str
+) -> None:
+    """`oomdoctor` and `python -m oomdoctor` print one JSON document on stdout."""
+    write_target(tmp_path)
+
+    document = probe(oomdoctor, "model.py", "--target-batch", "64", "--memory", "1GiB", invocation=invocation)
+
+    assert document["command"] == "probe"
+    assert document["status"] == "fits"
+    assert document["exit_code"] == 0
+    assert document["result"]["capacity_bytes"] == 2**30
+
+
+def test_progress_goes_to_stderr_and_a_file_gets_the_report(tmp_path: Path, oomdoctor: Run) -> None:
+    """With `-o` stdout stays empty, stderr shows the trials, and the file can be rendered again."""
+    write_target(tmp_path)
+    arguments = ("model.py", "--target-batch", "64", "--engine", "null", "--memory", "1GiB")
+
+    ended = oomdoctor("probe", *arguments, "--json", "-o", "result.json")
+    again = oomdoctor("report", "result.json")
+
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert "micro-batch 64 fits" in ended.stderr
+    assert again.returncode == 0
+    assert "micro-batch 64 fits" in again.stdout
+
+
+def test_less_memory_gives_a_smaller_answer(tmp_path: Path, oomdoctor: Run) -> None:
+    """Capacity decides: the same file fits fewer samples where there is less memory."""
+    write_target(tmp_path)
+    maxima = [
+        probe(oomdoctor, "model.py", "--target-batch", "65536", "--memory", memory)["result"]["micro_batch"]["maximum"]
+        for memory in ("512MiB", "1GiB", "2GiB")
+    ]
+
+    assert 0 < maxima[0] < maxima[1] < maxima[2] < 65536
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_every_precision_runs(oomdoctor: Run, precision: str) -> None:
+    """fp32, bf16 and fp16 with a gradient scaler train the same file."""
+    document = probe(oomdoctor, "vit_b16", "--target-batch", "4", "--memory", "8GiB", "--precision", precision)
+
+    assert document["result"]["precision"] == precision
+    assert [phase["iteration"] for phase in document["result"]["phases"]] == [0, 1, 1, 1, 2, 2, 2]
+
+
+def test_half_precision_takes_less_memory(oomdoctor: Run) -> None:
+    """Autocast really runs: the activations of bf16 are smaller than those of fp32."""
+    peaks = [
+        probe(oomdoctor, "vit_b16", "--target-batch", "64", "--memory", "24GiB", "--precision", precision)
+        for precision in ("fp32", "bf16")
+    ]
+
+    fp32, bf16 = (max(phase["peak_allocated_bytes"] for phase in peak["result"]["phases"]) for peak in peaks)
+    assert bf16 < 0.75 * fp32
+
+
+def test_the_second_iteration_holds_the_optimizers_state(oomdoctor: Run) -> None:
+    """AdamW's two moments are there in the second forward and not in the first, in bytes of the weights."""
+    result = probe(oomdoctor, "vit_b16", "--target-batch", "2", "--memory", "16GiB")["result"]
+    peak = {(phase["iteration"], phase["phase"]): phase["end_allocated_bytes"] for phase in result["phases"]}
+
+    assert peak[2, "forward"] - peak[1, "forward"] == pytest.approx(2 * result["weights_bytes"], rel=0.1)
+
+
+def test_the_named_optimizer_is_used(tmp_path: Path, oomdoctor: Run) -> None:
+    """`--optimizer` names a class of `torch.optim`, in any case."""
+    write_target(tmp_path)
+
+    document = probe(oomdoctor, "model.py", "--target-batch", "4", "--memory", "1GiB", "--optimizer", "adafactor")
+
+    assert document["result"]["optimizer"] == "Adafactor"
+
+
+def test_the_world_shares_the_target(tmp_path: Path, oomdoctor: Run) -> None:
+    """With four devices each does a quarter of the target, and nothing above that is tried."""
+    write_target(tmp_path)
+
+    result = probe(oomdoctor, "model.py", "--target-batch", "64", "--world-size", "4", "--memory", "1GiB")["result"]
+
+    assert result["micro_batch"] == {"maximum": 16, "recommended": 16, "limited_by": "target", "smallest": 1}
+    assert result["accumulation"]["micro_batches"] == [16]
+    assert result["accumulation"]["effective_batch"] == 64
+
+
+def test_a_dry_run_explains_the_file(tmp_path: Path, oomdoctor: Run) -> None:
+    """`--dry-run` says which functions were found where, and tries the smallest size once."""
+    write_target(tmp_path)
+
+    ended = oomdoctor("probe", "model.py", "--dry-run", "--engine", "null", "--memory", "1GiB", "--quiet")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "`make_batch` at model.py:" in ended.stdout
+    assert "AdamW" in ended.stdout
+    assert "One trial at micro-batch 1: fits" in ended.stdout
+
+
+def test_the_users_directory_is_left_alone(tmp_path: Path, oomdoctor: Run) -> None:
+    """A probe writes nothing beside the user's file but Python's own cache."""
+    write_target(tmp_path, MLP)
+
+    probe(oomdoctor, "model.py", "--target-batch", "4", "--memory", "1GiB")
+
+    assert {path.name for path in tmp_path.iterdir()} <= {"model.py", "__pycache__"}
