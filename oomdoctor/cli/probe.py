@@ -12,7 +12,7 @@ from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from oomdoctor.probing.request import ProbeRequest
-    from oomdoctor.reports.progress import Progress
+    from oomdoctor.progress import Progress
 
 
 def probe(  # noqa: PLR0913 - one parameter an option

@@ -61,7 +61,7 @@ def assemble(
         stable=not findings.moved,
         trials=findings.trials,
         phases=(*loaded.phases, *_phases(findings.trials, maximum)),
-        reasons=(*engine.reasons, *_measured_reasons(engine, loaded)),
+        reasons=(*engine.reasons, *_measured_reasons(engine, loaded), _optimizer_reason(request, loaded)),
         warnings=tuple(_warnings(engine, supervisor, findings)),
     )
 
@@ -94,6 +94,16 @@ def _measured_reasons(engine: Engine, loaded: Loaded) -> list[Reason]:
         Reason("context", "measured: in use on the GPU before the model, less other processes"),
         Reason("peaks", "measured on this GPU by PyTorch's caching allocator"),
     ]
+
+
+def _optimizer_reason(request: ProbeRequest, loaded: Loaded) -> Reason:
+    """Whose choice it was; the file's own goes before `--optimizer`, because that is what training will run."""
+    found = loaded.found["build_optimizer"]
+    if not found.startswith("`"):
+        found = f"`--optimizer {request.optimizer}`" if request.optimizer else found
+    elif request.optimizer:
+        found = f"{found}, which goes before `--optimizer {request.optimizer}`"
+    return Reason("optimizer", found)
 
 
 _NULL_PEAKS = "counted by PyTorch's caching allocator while the step ran on the null GPU"

@@ -18,7 +18,7 @@ from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
     from oomdoctor.probing.request import ProbeRequest
-    from oomdoctor.reports.progress import Progress
+    from oomdoctor.progress import Progress
     from oomdoctor.results import ProbeResult, Trial
 
 
@@ -72,7 +72,7 @@ def probe(request: ProbeRequest, progress: Progress, *, engine: Engine | None = 
         loaded = supervisor.load()
         _check_memory(request, loaded)
         session = Session(supervisor, progress, per_device)
-        search = None if loaded.placement_error else session.find_maximum(per_device)
+        search = None if loaded.placement_error else session.find_maximum(loaded.weights_bytes)
         recommended = 0 if search is None else session.find_recommended(search, request.headroom)
     findings = Findings(loaded, search, recommended, tuple(session.trials), moved=others.moved())
     result = assemble(request, engine, supervisor, others, findings)

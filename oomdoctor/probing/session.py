@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oomdoctor.errors import TargetError
@@ -10,7 +11,7 @@ from oomdoctor.results import Outcome, Trial
 
 if TYPE_CHECKING:
     from oomdoctor.probing.supervisor import Supervisor
-    from oomdoctor.reports.progress import Progress
+    from oomdoctor.progress import Progress
 
 
 class Session:
@@ -34,20 +35,37 @@ class Session:
         self._high = per_device_target + 1
         self.trials: list[Trial] = []
 
-    def find_maximum(self, largest: int) -> SearchResult:
-        """The largest micro-batch up to `largest` that fits.
+    def find_maximum(self, gradient_bytes: int) -> SearchResult:
+        """The largest micro-batch up to the per-device target that fits.
+
+        Args:
+            gradient_bytes: Bytes of all gradients, which only accumulation keeps alive during a forward.
 
         Raises:
             TargetError: A size failed for a reason that is not memory.
         """
         search = find_maximum(
             lambda size: self._run(size, self._supervisor.capacity_bytes),
-            largest=largest,
+            largest=self._per_device_target,
             capacity_bytes=self._supervisor.capacity_bytes,
         )
         if search.failed is not None:
             raise self._failure(search.failed)
-        return search
+        return self._try_whole_target(search, gradient_bytes)
+
+    def _try_whole_target(self, search: SearchResult, gradient_bytes: int) -> SearchResult:
+        """Try the target in one micro-batch: without accumulated gradients it may fit where smaller sizes do not."""
+        target, maximum = self._per_device_target, search.maximum
+        at_maximum = next((trial for trial in self.trials if trial.micro_batch == maximum), None)
+        if at_maximum is None or search.limited_by != "memory" or any(t.micro_batch == target for t in self.trials):
+            return search
+        growth = ((at_maximum.peak_allocated_bytes or 0) - (at_maximum.fixed_bytes or 0)) / maximum
+        if (target - maximum) * growth > gradient_bytes:
+            return search
+        if self._run(target, self._supervisor.capacity_bytes).outcome is not Outcome.FITS:
+            return search
+        note = f"{target} fits because nothing is accumulated then; with accumulation the largest is {maximum}"
+        return replace(search, maximum=target, successor=None, limited_by="target", notes=(*search.notes, note))
 
     def try_smallest(self) -> Trial:
         """One trial at the smallest size that the model accepts.

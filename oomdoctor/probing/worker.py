@@ -8,6 +8,7 @@ Usage: worker READ_FD WRITE_FD
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 import traceback
@@ -22,7 +23,7 @@ from oomdoctor.probing.recorder import PhaseRecorder
 from oomdoctor.probing.trial import Setup, allow, clean, run_trial
 from oomdoctor.results import Outcome, PhaseName
 from oomdoctor.serialisation import encode
-from oomdoctor.targets.contract import build, check_batch_sizes, describe, draw_batch
+from oomdoctor.targets.contract import Target, build, check_batch_sizes, describe, draw_batch, is_out_of_memory
 from oomdoctor.targets.importing import load_target
 from oomdoctor.targets.reference import Reference
 
@@ -70,8 +71,8 @@ class _Worker:
         total_bytes = torch.cuda.get_device_properties(device).total_memory
         context_bytes = total_bytes - torch.cuda.mem_get_info(device)[0]
         target = load_target(Reference(**request["reference"]))
-        model = build(target)
-        check_batch_sizes(draw_batch(target, 1), 1, draw_batch(target, 2), 2)
+        model = _build(target)
+        _check_batches(target)
         recorder = PhaseRecorder()
         allow(_capacity(self._cap_bytes))
         error = _place_model(model, device, recorder)
@@ -125,6 +126,23 @@ def _capacity(cap_bytes: int | None) -> int:
 def _held() -> Message:
     """What PyTorch holds between trials; each has to start from the same."""
     return {"allocated_bytes": torch.cuda.memory_allocated(), "reserved_bytes": torch.cuda.memory_reserved()}
+
+
+def _build(target: Target) -> torch.nn.Module:
+    try:
+        return build(target, passes=is_out_of_memory)
+    except torch.OutOfMemoryError as error:
+        raise TargetError(
+            "`build_model` itself ran out of GPU memory",
+            hint="let it build the model on the CPU; oomdoctor places it",
+            details=str(error),
+        ) from None
+
+
+def _check_batches(target: Target) -> None:
+    """See early that `make_batch` heeds its argument; one that runs out of memory is the trials' matter."""
+    with contextlib.suppress(torch.OutOfMemoryError):
+        check_batch_sizes(draw_batch(target, 1), 1, draw_batch(target, 2), 2)
 
 
 def _place_model(model: torch.nn.Module, device: torch.device, recorder: PhaseRecorder) -> str | None:

@@ -11,8 +11,9 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from oomdoctor.progress import Progress, SilentProgress
 from oomdoctor.reports.wording import OUTCOME_WORDS, clean
 from oomdoctor.results import Outcome
 from oomdoctor.units import format_size
@@ -26,44 +27,6 @@ if TYPE_CHECKING:
     from oomdoctor.results import Trial
 
 _REFRESHES_PER_SECOND = 8
-
-
-class Progress(Protocol):
-    """Told what a probe is doing; `close` may be called twice and belongs in a `finally`."""
-
-    def stage(self, text: str) -> None:
-        """Something other than a trial began, such as `starting the worker`."""
-
-    def trial_started(self, micro_batch: int, low: int, high: int) -> None:
-        """A trial began.
-
-        Args:
-            micro_batch: The size under trial.
-            low: Largest size known to fit, 0 where none is.
-            high: Smallest size known not to fit; one above the largest size in question where none is.
-        """
-
-    def trial_finished(self, trial: Trial) -> None:
-        """The trial ended."""
-
-    def close(self) -> None:
-        """Nothing more will come."""
-
-
-class SilentProgress:
-    """Says nothing."""
-
-    def stage(self, text: str) -> None:
-        """Say nothing."""
-
-    def trial_started(self, micro_batch: int, low: int, high: int) -> None:
-        """Say nothing."""
-
-    def trial_finished(self, trial: Trial) -> None:
-        """Say nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def make_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Progress:

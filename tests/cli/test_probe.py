@@ -8,10 +8,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-
 from conftest import INVOCATIONS, Run
-from oomdoctor.devices.catalogue import find_card
 from targets_for_tests import MLP, write_target
+
+from oomdoctor.devices.catalogue import find_card
 
 pytestmark = pytest.mark.null_gpu
 
@@ -224,3 +224,40 @@ def test_the_users_directory_is_left_alone(tmp_path: Path, oomdoctor: Run) -> No
     probe(oomdoctor, "model.py", "--target-batch", "4", "--memory", "1GiB")
 
     assert {path.name for path in tmp_path.iterdir()} <= {"model.py", "__pycache__"}
+
+
+# Gradients of 256 MiB against samples of 1 MiB: accumulating costs as much as 256 samples.
+HEAVY_WEIGHTS = """
+import torch
+from torch import nn
+
+
+def build_model():
+    return nn.Linear(8192, 8192, bias=False)
+
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, 32, 8192)
+
+
+def training_step(model, batch):
+    return model(batch).mean()
+
+
+def build_optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def test_a_target_that_fits_without_accumulation_is_found(tmp_path: Path, oomdoctor: Run) -> None:
+    """The whole target in one micro-batch keeps no gradients alive, and may fit where one sample less does not."""
+    (tmp_path / "heavy.py").write_text(HEAVY_WEIGHTS)
+    accumulating = probe(oomdoctor, "heavy.py", "--target-batch", "4096", "--memory", "1GiB")["result"]
+    maximum = accumulating["micro_batch"]["maximum"]
+
+    result = probe(oomdoctor, "heavy.py", "--target-batch", str(maximum + 20), "--memory", "1GiB")["result"]
+
+    assert result["micro_batch"]["maximum"] == maximum + 20
+    assert result["micro_batch"]["limited_by"] == "target"
+    assert result["accumulation"]["steps"] == 1
+    assert any("with accumulation the largest is" in warning for warning in result["warnings"])

@@ -25,7 +25,7 @@ from oomdoctor.results import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oomdoctor.reports.progress import Progress
+    from oomdoctor.progress import Progress
 
 HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
 PROBE = """

@@ -14,7 +14,6 @@ from oomdoctor.errors import EXIT_USAGE, TargetError
 from oomdoctor.targets.contract import (
     build,
     check_batch_sizes,
-    check_finite,
     check_loss,
     draw_batch,
     is_out_of_memory,
@@ -232,11 +231,3 @@ def test_a_loss_that_cannot_be_trained_on_is_refused(loss: Callable[[], object],
     """Each way of spoiling a loss has its own message and advice."""
     with _refused(message, hint):
         check_loss(loss())
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_is_refused(value: float) -> None:
-    """NaN and infinity are named; a number is not."""
-    check_finite(_loss())
-    with _refused(f"the loss is {value}"):
-        check_finite(_loss() * value)

@@ -1,0 +1,52 @@
+"""What every bench shares: the cases, the machine, and a results file that is whole at every moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+
+from oomdoctor import __version__
+from oomdoctor.output import write_atomically
+from oomdoctor.units import GIB
+
+RESULTS = Path(__file__).parent / "results"
+EXAMPLES = ("gpt2", "resnet50", "vit_b16", "lstm", "unet")
+PRECISIONS = ("fp32", "bf16")
+CAPACITIES_GIB = (8, 16, 24, 40, 80)
+TARGET_BATCH = 8192
+"""Above every maximum of the cases, so that memory is what limits."""
+
+
+def machine() -> dict[str, object]:
+    """Where and with what a bench ran."""
+    return {
+        "oomdoctor": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+    }
+
+
+def gibibytes(number: float) -> int:
+    """Bytes of so many GiB."""
+    return int(number * GIB)
+
+
+def save(name: str, document: dict[str, object]) -> Path:
+    """Write a bench's results as JSON, whole or not at all."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    write_atomically(path, json.dumps(document, indent=1) + "\n")
+    return path
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,138 @@
+"""Exactness and trials over every example, precision and capacity: oomdoctor's search and a bisection by hand.
+
+The bisection doubles from 1 and bisects, each trial in a fresh process; nothing is carried over between sizes.
+
+Usage: python tests/bench/trials.py [--skip-bisection] [EXAMPLE...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from measuring import CAPACITIES_GIB, EXAMPLES, TARGET_BATCH, gibibytes, machine, save
+
+from oomdoctor.devices.choice import choose_engine
+from oomdoctor.probing.probe import Probe, probe
+from oomdoctor.probing.request import Precision, ProbeRequest
+from oomdoctor.probing.supervisor import Supervisor
+from oomdoctor.progress import SilentProgress
+from oomdoctor.results import Outcome
+from oomdoctor.targets.reference import parse_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question of the bench."""
+
+    example: str
+    precision: Precision
+    capacity_gib: int
+
+    @property
+    def request(self) -> ProbeRequest:
+        """The question as `oomdoctor probe` asks it, on a null GPU."""
+        return ProbeRequest(
+            target=self.example,
+            directory=Path.cwd(),
+            target_batch=TARGET_BATCH,
+            precision=self.precision,
+            memory_bytes=gibibytes(self.capacity_gib),
+            engine="null",
+        )
+
+
+def cases(examples: list[str]) -> Iterator[Case]:
+    """Every combination that the bench is about."""
+    for example in examples:
+        for precision in get_args(Precision)[:2]:
+            for capacity in CAPACITIES_GIB:
+                yield Case(example, precision, capacity)
+
+
+def fits_in_a_fresh_process(request: ProbeRequest, micro_batch: int) -> bool:
+    """Run one trial in a worker of its own."""
+    engine = choose_engine(engine="null", gpu=None, device=None, memory_bytes=request.memory_bytes, base=os.environ)
+    reference = parse_reference(request.target, directory=request.directory)
+    with Supervisor(request, reference, engine.environment, computes=False) as supervisor:
+        if supervisor.load().placement_error:
+            return False
+        trial = supervisor.run(micro_batch, micro_steps=2, allowed_bytes=supervisor.capacity_bytes)
+        return trial.outcome is Outcome.FITS
+
+
+def bisect(request: ProbeRequest) -> tuple[int, int]:
+    """The maximum by doubling and bisecting, and how many trials that took."""
+    low, high, trials = 0, 1, 1
+    while fits_in_a_fresh_process(request, high):
+        low, high, trials = high, high * 2, trials + 1
+    while high - low > 1:
+        middle, trials = (low + high) // 2, trials + 1
+        if fits_in_a_fresh_process(request, middle):
+            low = middle
+        else:
+            high = middle
+    return low, trials
+
+
+def row(case: Case, found: Probe, by_hand: tuple[int, int] | None) -> dict[str, object]:
+    """What the results file keeps of one case."""
+    capacity = found.result.capacity_bytes
+    search = [trial for trial in found.result.trials if trial.allowed_bytes == capacity]
+    return {
+        "example": case.example,
+        "precision": case.precision,
+        "capacity_gib": case.capacity_gib,
+        "maximum": found.result.micro_batch.maximum,
+        "recommended": found.result.micro_batch.recommended,
+        "trials_for_maximum": len(search),
+        "trials_in_all": len(found.result.trials),
+        "bisection_maximum": by_hand and by_hand[0],
+        "bisection_trials": by_hand and by_hand[1],
+    }
+
+
+def summary(rows: list[dict[str, object]]) -> dict[str, object]:
+    """Median and worst trials, and how many answers differ from the bisection."""
+    trials = [int(str(row["trials_for_maximum"])) for row in rows]
+    compared = [row for row in rows if row["bisection_maximum"] is not None]
+    return {
+        "cases": len(rows),
+        "median_trials": statistics.median(trials),
+        "worst_trials": max(trials),
+        "compared_with_bisection": len(compared),
+        "differing_answers": sum(row["maximum"] != row["bisection_maximum"] for row in compared),
+        "median_bisection_trials": statistics.median([int(str(row["bisection_trials"])) for row in compared])
+        if compared
+        else None,
+    }
+
+
+def main() -> int:
+    """Run the bench; 1 where an answer differs from the bisection."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("examples", nargs="*", default=list(EXAMPLES))
+    parser.add_argument("--skip-bisection", action="store_true", help="count trials only")
+    arguments = parser.parse_args()
+    rows: list[dict[str, object]] = []
+    document: dict[str, object] = {}
+    for case in cases(arguments.examples or list(EXAMPLES)):
+        found = probe(case.request, SilentProgress())
+        rows.append(row(case, found, None if arguments.skip_bisection else bisect(case.request)))
+        print(rows[-1], flush=True)
+        document = {"machine": machine() | found.versions, "summary": summary(rows), "cases": rows}
+        save("trials", document)
+    print(document["summary"])
+    return int(any(row["bisection_maximum"] not in (None, row["maximum"]) for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

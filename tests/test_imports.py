@@ -1,0 +1,47 @@
+"""Imports point one way: cli, then probing and reports, then targets and devices, then what everybody shares."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+PACKAGE = ROOT / "oomdoctor"
+TIERS = {"cli": 3, "probing": 2, "reports": 2, "targets": 1, "devices": 1, "examples": 1, "schemas": 1}
+"""Tier by first name below the package; modules that lie in the package itself are the lowest, 0."""
+
+
+def _imports(path: Path) -> set[str]:
+    """Modules of the package that are imported when the code runs, at whatever depth."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for child in ast.walk(node)
+    }
+    found = {
+        node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node not in typing_only and node.module and node.level == 0
+    }
+    return {module for module in found if module.startswith("oomdoctor.")}
+
+
+def _room(dotted: str) -> str:
+    parts = dotted.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in TIERS else ""
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path: Path) -> None:
+    """No module imports from a tier above its own, or from another room of its own tier."""
+    own = _room("oomdoctor." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+    if path.name == "__main__.py":
+        return  # the entry point of `python -m oomdoctor` is the command line by another name
+    for module in _imports(path):
+        other = _room(module)
+        below = TIERS.get(other, 0) < TIERS.get(own, 0)
+        assert below or own == other, f"{path.relative_to(ROOT)} imports {module}"
