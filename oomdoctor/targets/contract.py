@@ -166,20 +166,6 @@ def check_loss(loss: object) -> None:
         )
 
 
-def check_finite(loss: torch.Tensor) -> None:
-    """See that the loss is a number; this waits for the device, and means nothing on one that does no arithmetic.
-
-    Raises:
-        TargetError: It is NaN or infinite.
-    """
-    if not bool(torch.isfinite(loss.detach())):
-        raise TargetError(
-            f"the loss is {loss.item()}",
-            hint="look at the inputs that `make_batch` makes (labels out of range, divisions by zero), "
-            "or try `--precision bf16` instead of fp16",
-        )
-
-
 def make_optimizer(target: Target, model: torch.nn.Module, name: str | None) -> torch.optim.Optimizer:
     """The file's own optimizer, else the `torch.optim` class of that name, else AdamW, over what is trained.
 

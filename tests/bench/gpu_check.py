@@ -82,6 +82,7 @@ class Case:
             target_batch=TARGET_BATCH,
             precision=self.precision,
             memory_bytes=memory_bytes,
+            engine="cuda",
         )
 
 
@@ -188,13 +189,14 @@ def main() -> int:
         "--caps", nargs="+", type=int, default=list(CAPS_GIB), metavar="GIB", help="0 for the whole card"
     )
     parser.add_argument("--resume", action="store_true", help="keep the cases that the results file already has")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where to write the file")
     parser.add_argument("--minutes", type=float, default=60.0, help="start no case after so many minutes")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.minutes * 60
     card = local_card()
     engine = null_engine(card)
-    name = f"gpu_check-{card.key}"
-    rows: dict[str, Any] = _saved(name) if arguments.resume else {}
+    path = arguments.results / f"gpu_check-{card.key}.json"
+    rows: dict[str, Any] = _saved(path) if arguments.resume else {}
     for case in cases(arguments.examples, arguments.caps):
         if case.key in rows or time.monotonic() > deadline:
             continue
@@ -203,21 +205,20 @@ def main() -> int:
         null = ask(case, cap or real.get("capacity_bytes") or card.capacity_bytes, engine)
         rows[case.key] = {"real": real, "null": null, "comparison": compare(real, null)}
         print(f"{case.key}: real {_shown(real)} in {real['seconds']} s, null GPU {_shown(null)}", flush=True)
-        _save(name, card, rows)
+        _save(path, card, rows)
     print(table(rows))
     return int(not rows or any(entry["comparison"] is None for entry in rows.values()))
 
 
-def _save(name: str, card: Card, rows: dict[str, Any]) -> None:
+def _save(path: Path, card: Card, rows: dict[str, Any]) -> None:
     build = find_torch()
     versions = {"torch": build.version if build else None, "cuda": build.cuda if build else None}
     save(
-        name, {"machine": machine() | versions, "card": asdict(card), "table": table(rows).splitlines(), "cases": rows}
+        path, {"machine": machine() | versions, "card": asdict(card), "table": table(rows).splitlines(), "cases": rows}
     )
 
 
-def _saved(name: str) -> dict[str, Any]:
-    path = RESULTS / f"{name}.json"
+def _saved(path: Path) -> dict[str, Any]:
     rows: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.is_file() else {}
     return rows
 

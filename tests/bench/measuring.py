@@ -35,12 +35,10 @@ def gibibytes(number: float) -> int:
     return int(number * GIB)
 
 
-def save(name: str, document: dict[str, object]) -> Path:
+def save(path: Path, document: dict[str, object]) -> None:
     """Write a bench's results as JSON, whole or not at all."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(document, indent=1) + "\n")
-    return path
 
 
 def _processor() -> str:

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from measuring import machine, save
+from measuring import RESULTS, machine, save
 
 from oomdoctor.devices.torch_build import find_torch
 
@@ -58,7 +58,7 @@ def main() -> int:
         print(rows[-1], flush=True)
     build = find_torch()
     versions = {"torch": build.version if build else None}
-    save("speed", {"machine": machine() | versions, "rounds": rounds, "claims": rows})
+    save(RESULTS / "speed.json", {"machine": machine() | versions, "rounds": rounds, "claims": rows})
     return int(any(float(str(row["ratio"])) >= float(str(row["below"])) for row in rows))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from measuring import CAPACITIES_GIB, EXAMPLES, TARGET_BATCH, gibibytes, machine, save
+from measuring import CAPACITIES_GIB, EXAMPLES, RESULTS, TARGET_BATCH, gibibytes, machine, save
 
 from oomdoctor.devices.choice import choose_engine
 from oomdoctor.probing.probe import Probe, probe
@@ -129,7 +129,7 @@ def main() -> int:
         rows.append(row(case, found, None if arguments.skip_bisection else bisect(case.request)))
         print(rows[-1], flush=True)
         document = {"machine": machine() | found.versions, "summary": summary(rows), "cases": rows}
-        save("trials", document)
+        save(RESULTS / "trials.json", document)
     print(document["summary"])
     return int(any(row["bisection_maximum"] not in (None, row["maximum"]) for row in rows))
 

@@ -62,7 +62,9 @@ CASES = [
     Case("a syntax error", 2, ("model.py", "line 2", "^"), "", target="import torch\ndef build_model(:\n"),
     Case("no build_model", 2, ("build_model",), "def build_model", target=MLP.replace("def build_model", "def make")),
     Case("build_model raises", 2, ("build_model", "KeyError: 'width'"), "", **_model("return {}['width']")),
-    Case("build_model returns a number", 2, ("build_model", "int", "torch.nn.Module"), "return it", **_model("return 3")),
+    Case(
+        "build_model returns a number", 2, ("build_model", "int", "torch.nn.Module"), "return it", **_model("return 3")
+    ),
     Case("no make_batch", 2, ("make_batch",), "def make_batch", target=MLP.replace("def make_batch", "def other")),
     Case(
         "make_batch ignores the size",

@@ -14,12 +14,14 @@ pytestmark = [pytest.mark.null_gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.mark.parametrize("case", [Case("gpt2", "bf16", 8), Case("resnet50", "fp32", 8)], ids=str)
 def test_the_maximum_equals_a_bisection_by_hand(case: Case) -> None:
-    """The search's answer is the bisection's, with a trial at the maximum that fits and one at the next that does not."""
+    """The search's answer is the bisection's, and was run: the maximum fits, and its successor does not."""
     found = probe(case.request, SilentProgress()).result
     maximum, _ = bisect(case.request)
 
     assert found.micro_batch.maximum == maximum
-    outcomes = {trial.micro_batch: trial.outcome for trial in found.trials if trial.allowed_bytes == found.capacity_bytes}
+    outcomes = {
+        trial.micro_batch: trial.outcome for trial in found.trials if trial.allowed_bytes == found.capacity_bytes
+    }
     assert outcomes[maximum] is Outcome.FITS
     assert outcomes[maximum + 1] is Outcome.OOM
 

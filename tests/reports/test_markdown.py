@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 from oomdoctor.reports.markdown import code, code_block, prose, render
 from oomdoctor.reports.wording import clean
-from oomdoctor.results import Document  # noqa: TC001 - hypothesis reads the annotations
+from oomdoctor.results import Document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

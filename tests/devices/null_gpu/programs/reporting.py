@@ -1,0 +1,22 @@
+"""Print an answer and leave at once.
+
+`os._exit` because PyTorch's autograd thread may still be putting away its last backward pass; an interpreter that ends
+meanwhile can abort, on any device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import NoReturn
+
+from oomdoctor.devices.null_gpu.control import unknown_calls
+
+
+def leave_with(**answer: object) -> NoReturn:
+    """Print `answer` with the unknown calls, as JSON."""
+    print(json.dumps({**answer, "unknown": unknown_calls()}))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

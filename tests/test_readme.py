@@ -1,0 +1,114 @@
+"""Every command and output in the README is executed, and what it claims is what happens."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, run_command
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = [
+    line.removeprefix("$ ")
+    for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+    if line.startswith("$ ")
+]
+MODEL = re.search(r"```python\n(# model\.py\n.*?)```", README, re.DOTALL)
+
+# What differs from run to run and from machine to machine.
+VARYING = re.compile(r"\d+\.\d+ s\b|\b\d+\.\d\d\s*$|oomdoctor \d.*")
+
+
+@pytest.fixture(scope="module")
+def readers_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the README's `model.py`, in which its commands run one after the other."""
+    directory = tmp_path_factory.mktemp("reader")
+    assert MODEL is not None
+    (directory / "model.py").write_text(MODEL[1])
+    return directory
+
+
+def test_the_readme_has_commands() -> None:
+    """The blocks are found; without this the tests below could pass on nothing."""
+    assert len(COMMANDS) >= 5
+    assert all(command.startswith("oomdoctor ") for command in COMMANDS)
+
+
+@pytest.mark.null_gpu
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_readmes_commands_work(command: str, readers_directory: Path) -> None:
+    """Each command of the README ends with exit code 0 in a directory with the README's file."""
+    ended = run_command(shlex.split(command)[1:], cwd=readers_directory, invocation="oomdoctor")
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout or "-o " in command
+
+
+@pytest.mark.null_gpu
+def test_the_picture_shows_what_the_command_prints() -> None:
+    """The README's picture is the real output of the command beside it, apart from times and versions."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    from picture import COMMAND, PICTURE, draw, output
+
+    assert f"    {' '.join(COMMAND)}\n" in README
+    assert f"docs/{PICTURE.name}" in README
+    assert _lines(PICTURE.read_text(encoding="utf-8")) == _lines(draw(output()))
+
+
+def _lines(svg: str) -> list[str]:
+    """The text of each line of an exported terminal, without styles, times and versions."""
+    rows: dict[str, list[str]] = {}
+    for row, text in re.findall(r'<text [^>]*clip-path="url\(#oomdoctor-line-(\d+)\)">([^<]*)</text>', svg):
+        rows.setdefault(row, []).append(text.replace("&#160;", " "))
+    assert len(rows) > 20
+    lines = ("".join(parts).rstrip() for _, parts in sorted(rows.items(), key=lambda item: int(item[0])))
+    return [re.sub(r"\s+", " ", VARYING.sub("", line)) for line in lines]
+
+
+def test_the_options_table_names_real_options() -> None:
+    """Every option in the README exists."""
+    text = run_command(["probe", "--help"]).stdout
+    documented = set(re.findall(r"`(--[a-z-]+)", README)) - {"--known"}
+
+    assert len(documented) >= 9
+    assert {option for option in documented if option not in text} == set()
+
+
+def test_the_exit_codes_are_those_of_the_code() -> None:
+    """The README's table of exit codes is that of `oomdoctor.errors`."""
+    from oomdoctor import errors
+
+    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)} == codes
+
+
+def test_the_accuracy_figures_are_those_of_the_results() -> None:
+    """What the README says about trials and exactness is what the committed bench measured."""
+    summary = json.loads((ROOT / "tests/bench/results/trials.json").read_text(encoding="utf-8"))["summary"]
+
+    assert f"{summary['cases']} cases" in README
+    assert f"median of {summary['median_trials']:g} trials" in README
+    assert f"at most {summary['worst_trials']}" in README
+    assert summary["differing_answers"] == 0
+
+
+def test_a_wheel_holds_everything_that_runs(tmp_path: Path) -> None:
+    """An installation from a wheel has the C sources, the catalogue, the schema and the examples."""
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+
+    here = {str(path.relative_to(ROOT)) for path in (ROOT / "oomdoctor").rglob("*") if path.is_file()}
+    assert {name for name in here if "__pycache__" not in name} <= set(names)
+    assert any(name.endswith("memory.c") for name in names)
