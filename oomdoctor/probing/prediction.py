@@ -1,11 +1,14 @@
 """Where the largest size probably lies, from the memory that earlier trials measured.
 
 Samples do not share activations, so the memory of a step is a line over the micro-batch: what is there at any size plus
-what each sample adds. Two sizes that fit give the line. One size gives it up to the part of a step that no sample adds
-(weights cast for autocast, workspaces), for which a share of the weights is the bound. The line meets the capacity at
-the ideal size; the real one is lower by what the allocator cannot pack. Holes that are left are smaller than the blocks
-that are asked for, so the block that a failed size could not have is the measure of them, and memory that was reserved
-without being used at a size that fits is their bound.
+what each sample adds. Two sizes that fit give the line; one gives it up to the part of a step that no sample adds
+(weights cast for autocast, workspaces), for which a share of the weights is the measure. The line meets the capacity at
+the ideal size. The real one is lower by what the allocator cannot pack, and a size that ran out says how much that is:
+
+- holes that are left are no larger than the blocks that are asked for, so the block it could not have bounds them, as
+  does the memory that a fitting size reserved without using it;
+- where it died at the peak of the step, what it had, what it asked for and what lay idle between blocks is the memory
+  that its size needs, and need beyond the fixed part is proportional to size.
 
 The answer is a centre and a spread, never a promise: the search brackets it.
 """
@@ -24,19 +27,30 @@ if TYPE_CHECKING:
 
     from oomdoctor.results import Trial
 
-# Constant part of a step as a share of the weights: none, up to a half-precision copy of all of them.
-_CONSTANT_SHARE = 0.25
-# Unpackable memory as a share of the block that could not be had; between 0 and 1.4 in practice.
-_HOLE_SHARE = 1.0
-_HOLE_ERROR = 0.4
+# Part of a step that no sample adds, as a share of the weights: measured between 0 and 1.
+_CONSTANT_SHARE = 0.4
+_CONSTANT_ERROR = 0.6
+# Relative error of a slope through two sizes that are apart, and through neighbours, where rounding shows.
+_SLOPE_ERROR = 0.002
+_NEIGHBOURS_SLOPE_ERROR = 0.05
+# Error of the unpackable part, relative to it: read off a fitting size near the maximum and far from it, and off the
+# block that could not be had.
+_NEAR_ERROR, _FAR_ERROR, _HOLES_ERROR = 0.02, 0.4, 0.35
+# Error of a need that was read off a failure, relative to the distance from it.
+_NEED_ERROR = 0.3
+# Blocks are rounded up, and memory does not end at a whole sample.
+_ROUNDING = 0.4
+# A failure whose allocations came this near to the predicted peak died at the peak; and where little lay idle between
+# blocks next to what was asked for, it was not for want of packing.
+_AT_PEAK = 0.985
+_IDLE_SHARE = 0.5
 _CEILING_MARGIN = 1.01
-# Peak of a step over what the forward leaves alive, and fixed bytes over weights (gradients, two moments of Adam), where
-# nothing but a forward has been seen.
-_BACKWARD_FACTOR = 1.1
-_FIXED_FACTOR = 4.0
 
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_TRIED = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_AMOUNT = r"([\d.]+) (bytes|KiB|MiB|GiB)"
+_TRIED = re.compile(rf"Tried to allocate {_AMOUNT}")
+_ALLOCATED = re.compile(rf"allocated memory {_AMOUNT} is allocated by PyTorch")
+_IDLE = re.compile(rf"{_AMOUNT} is reserved by PyTorch but unallocated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +63,12 @@ class Prediction:
     Attributes:
         centre: Most likely maximum, in samples; a fraction, since memory does not end at a whole sample.
         spread: Half of the central half of the distribution, in samples.
-        ceiling: Size that cannot fit even when every byte is used and each sample adds the least that it may.
+        ceiling: Size that cannot fit even if every byte is used and each sample adds the least that it may.
     """
 
     centre: float
     spread: float
-    ceiling: float = math.inf
+    ceiling: float
 
     def quantile(self, low: float, high: float, share: float) -> float:
         """Return the size below which `share` of the probability between `low` and `high` lies."""
@@ -84,6 +98,25 @@ class Line:
         """Return the micro-batch whose step peaks at `peak_bytes`."""
         return self.origin + (peak_bytes - self.origin_bytes) / self.slope
 
+    def peak_at(self, size: float) -> float:
+        """Return the peak of a step at micro-batch `size`."""
+        return self.origin_bytes + (size - self.origin) * self.slope
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What PyTorch's message says of the moment at which memory ran out, in bytes.
+
+    Attributes:
+        tried: The block that could not be had.
+        allocated: In live tensors.
+        idle: Between them, where nothing could be given back.
+    """
+
+    tried: float
+    allocated: float
+    idle: float
+
 
 def predict(trials: Sequence[Trial], capacity_bytes: int) -> Prediction | None:
     """Predict the largest size that fits.
@@ -96,29 +129,29 @@ def predict(trials: Sequence[Trial], capacity_bytes: int) -> Prediction | None:
         The prediction, or None where the trials' peaks say nothing about growth.
     """
     fits = sorted((trial for trial in trials if trial.outcome is Outcome.FITS), key=lambda trial: trial.micro_batch)
-    ooms = [trial for trial in trials if trial.outcome is Outcome.OOM]
-    line = memory_line(fits, ooms)
+    line = memory_line(fits)
     if line is None:
         return None
+    ooms = [trial for trial in trials if trial.outcome is Outcome.OOM]
+    nearest = min(ooms, key=lambda trial: trial.micro_batch, default=None)
+    shortage = read_shortage(nearest) if nearest else None
     ideal = line.size_at(capacity_bytes)
-    if ideal <= 0 or not math.isfinite(ideal):
-        return None
-    lost, lost_error = _unpackable(fits, ooms, ideal, capacity_bytes)
-    centre = line.size_at(capacity_bytes - lost)
-    slope_spread = abs(centre - line.origin) * line.slope_error
     ceiling = line.origin + (ideal - line.origin) * (1 + line.slope_error) * _CEILING_MARGIN + 1
-    return Prediction(centre, math.hypot(slope_spread, lost_error / line.slope, 0.3), ceiling)
+    if nearest and shortage and _died_at_peak(nearest, shortage, line):
+        centre = _size_by_need(nearest, shortage, capacity_bytes)
+        return Prediction(centre, _NEED_ERROR * abs(nearest.micro_batch - centre) + _ROUNDING, ceiling)
+    lost, error = _unpackable(fits[-1], nearest, shortage, ideal)
+    centre = line.size_at(capacity_bytes * (1 - lost))
+    slope_spread = abs(centre - line.origin) * line.slope_error
+    return Prediction(centre, math.hypot(slope_spread, error * ideal) + _ROUNDING, ceiling)
 
 
-def memory_line(fits: Sequence[Trial], ooms: Sequence[Trial]) -> Line | None:
-    """Return peak memory over size, or None where it does not grow or nothing was measured."""
+def memory_line(fits: Sequence[Trial]) -> Line | None:
+    """Return peak memory over size from sizes that fit, smallest first; None where it was not seen to grow."""
     points = {trial.micro_batch: peak for trial in fits if (peak := step_peak(trial)) is not None}
-    if len(points) > 1:
-        line = _line_through(points)
-    elif fits and points:
-        line = _line_from_fit(fits[0], ooms)
-    else:
-        line = _line_from_forward(ooms)
+    if not points:
+        return None
+    line = _line_through(points) if len(points) > 1 else _line_from_one(fits[-1])
     return line if line is not None and line.slope > 0 else None
 
 
@@ -132,95 +165,60 @@ def step_peak(trial: Trial) -> int | None:
     return max(growing, default=trial.peak_allocated_bytes)
 
 
+def read_shortage(trial: Trial) -> Shortage | None:
+    """Read what PyTorch's message says; None where the error is not PyTorch's own."""
+    found = [pattern.search(trial.error or "") for pattern in (_TRIED, _ALLOCATED, _IDLE)]
+    amounts = [float(match[1]) * _UNITS[match[2]] for match in found if match]
+    return Shortage(*amounts) if len(amounts) == len(found) else None
+
+
 def _line_through(points: dict[int, int]) -> Line:
     last = max(points)
-    # Neighbours differ by rounding more than by samples: the other point is the largest that is clearly smaller.
     apart = [size for size in points if size <= last * 3 // 4]
     first = max(apart) if apart else min(points)
     slope = (points[last] - points[first]) / (last - first)
-    return Line(last, points[last], slope, 0.003 if apart else 0.05)
+    return Line(last, points[last], slope, _SLOPE_ERROR if apart else _NEIGHBOURS_SLOPE_ERROR)
 
 
-def _line_from_fit(trial: Trial, ooms: Sequence[Trial]) -> Line | None:
+def _line_from_one(trial: Trial) -> Line | None:
     peak = step_peak(trial)
-    fixed = trial.fixed_bytes if trial.fixed_bytes is not None else weights(trial) or 0
+    fixed = trial.fixed_bytes or 0
     if peak is None or peak <= fixed:
         return None
-    growth = peak - fixed
-    constant, constant_error = _constant_part(trial, ooms)
-    constant = min(constant, growth / 2)
+    growth, weights = peak - fixed, _weights(trial)
+    constant = min(_CONSTANT_SHARE * weights, growth / 2)
     slope = (growth - constant) / trial.micro_batch
-    error = min(constant_error, growth / 2) / (growth - constant)
-    return Line(trial.micro_batch, peak, slope, math.hypot(error, 0.003))
+    error = min(_CONSTANT_ERROR * weights, growth / 2) / (growth - constant)
+    return Line(trial.micro_batch, peak, slope, error + _SLOPE_ERROR)
 
 
-def _constant_part(trial: Trial, ooms: Sequence[Trial]) -> tuple[float, float]:
-    """Return the part of a step that no sample adds, and its uncertainty, in bytes.
-
-    A size that ran out after its first forward has left a second point on the forward's line; its intercept over the
-    weights is the constant part.
-    """
-    base = weights(trial) or 0
-    ours = forward_end(trial)
-    for other in ooms:
-        theirs = forward_end(other)
-        if ours is not None and theirs is not None and other.micro_batch != trial.micro_batch:
-            slope = (theirs - ours) / (other.micro_batch - trial.micro_batch)
-            return max(0.0, ours - slope * trial.micro_batch - base), 0.02 * base
-    return _CONSTANT_SHARE * base, _CONSTANT_SHARE * base
+def _weights(trial: Trial) -> float:
+    """Return about how many bytes the trained weights have: their gradients, which a step gives back at its end."""
+    ends = [phase.end_allocated_bytes for phase in trial.phases if phase.phase is PhaseName.OPTIMIZER]
+    fixed = trial.fixed_bytes or 0
+    gradients = fixed - ends[-1] if ends else 0
+    return gradients if gradients > 0 else fixed / 4
 
 
-def _line_from_forward(ooms: Sequence[Trial]) -> Line | None:
-    """Return a rough line from the smallest failed size that came through its first forward."""
-    seen = [trial for trial in ooms if forward_end(trial) is not None]
-    if not seen:
-        return None
-    trial = min(seen, key=lambda trial: trial.micro_batch)
-    base, end = weights(trial) or 0, forward_end(trial) or 0
-    slope = _BACKWARD_FACTOR * (end - base) / trial.micro_batch
-    return Line(0, _FIXED_FACTOR * base, slope, 0.1)
+def _died_at_peak(trial: Trial, shortage: Shortage, line: Line) -> bool:
+    reached = (trial.peak_allocated_bytes or 0) + shortage.tried
+    return reached >= _AT_PEAK * line.peak_at(trial.micro_batch) and shortage.idle >= _IDLE_SHARE * shortage.tried
 
 
-def forward_end(trial: Trial) -> int | None:
-    """Return bytes alive after the first forward; None where the trial failed before its end."""
-    completed = trial.phases if trial.outcome is Outcome.FITS else trial.phases[:-1]
-    for phase in completed:
-        if (phase.iteration, phase.phase) == (1, PhaseName.FORWARD):
-            return phase.end_allocated_bytes
-    return None
+def _size_by_need(failed: Trial, shortage: Shortage, capacity_bytes: int) -> float:
+    fixed = failed.fixed_bytes or 0
+    growing = shortage.allocated + shortage.tried + shortage.idle - fixed
+    return failed.micro_batch * (capacity_bytes - fixed) / growing
 
 
-def weights(trial: Trial) -> int | None:
-    """Return bytes alive once the model was loaded."""
-    return next((phase.end_allocated_bytes for phase in trial.phases if phase.phase is PhaseName.LOAD), None)
-
-
-def _unpackable(
-    fits: Sequence[Trial], ooms: Sequence[Trial], ideal: float, capacity_bytes: int
-) -> tuple[float, float]:
-    """Return bytes of the capacity that the allocator cannot use near the maximum, and their uncertainty."""
-    bounds = []
-    if ooms:
-        nearest = min(ooms, key=lambda trial: trial.micro_batch)
-        tried = tried_bytes(nearest)
-        if tried is not None:
-            bounds.append(_HOLE_SHARE * tried * min(1.0, ideal / nearest.micro_batch))
-    if fits:
-        bounds.extend(_unused_share(fits[-1]) * capacity_bytes for _ in (1,))
-    lost = min(bounds, default=0.0)
-    if not ooms:
-        lost /= 2
-    return lost, _HOLE_ERROR * lost
-
-
-def _unused_share(trial: Trial) -> float:
-    """Return reserved memory that was not in use at the peak, as a share of what was."""
-    if not trial.peak_reserved_bytes or not trial.peak_allocated_bytes:
-        return 0.0
-    return max(0.0, 1 - trial.peak_allocated_bytes / trial.peak_reserved_bytes)
-
-
-def tried_bytes(trial: Trial) -> float | None:
-    """Return the size of the block that could not be had, as PyTorch's message names it."""
-    match = _TRIED.search(trial.error or "")
-    return float(match[1]) * _UNITS[match[2]] if match else None
+def _unpackable(fit: Trial, failed: Trial | None, shortage: Shortage | None, ideal: float) -> tuple[float, float]:
+    """Return the share of the capacity that the allocator cannot use near the maximum, and its error."""
+    unused = 0.0
+    if fit.peak_reserved_bytes and fit.peak_allocated_bytes:
+        unused = max(0.0, 1 - fit.peak_allocated_bytes / fit.peak_reserved_bytes)
+    distance = max(0.0, 1 - fit.micro_batch / ideal)
+    error = (_NEAR_ERROR + _FAR_ERROR * distance) * unused
+    if failed is None or shortage is None:
+        return unused / 2, unused / 2
+    holes = shortage.tried * min(1.0, ideal / failed.micro_batch) / failed.allowed_bytes
+    return (unused, error) if unused < holes else (holes, _HOLES_ERROR * holes)

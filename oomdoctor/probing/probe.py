@@ -67,7 +67,7 @@ def probe(request: ProbeRequest, progress: Progress, *, engine: Engine | None = 
     reference = parse_reference(request.target, directory=request.directory)
     engine = engine or _engine(request)
     others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
-    with Supervisor(request, reference, engine.environment, computes=engine.kind == "cuda") as supervisor:
+    with Supervisor(request, reference, engine.environment) as supervisor:
         progress.stage(f"loading {request.target}")
         loaded = supervisor.load()
         _check_memory(request, loaded)
@@ -90,7 +90,7 @@ def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:
     per_device = per_device_target(request.target_batch, request.world_size)
     reference = parse_reference(request.target, directory=request.directory)
     engine = _engine(request)
-    with Supervisor(request, reference, engine.environment, computes=engine.kind == "cuda") as supervisor:
+    with Supervisor(request, reference, engine.environment) as supervisor:
         progress.stage(f"loading {request.target}")
         loaded = supervisor.load()
         _check_memory(request, loaded)

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 # With nothing known a sample is taken to need this much: the first trial must fit often enough to measure growth, and be
 # large enough that growth stands out from what is there at any size.
-_FIRST_GUESS_BYTES = 768 << 20
+_FIRST_GUESS_BYTES = 512 << 20
 _FIRST_GUESS_MOST = 64
 # Where nothing has failed yet, a size that fails says more than one that fits: it bounds the range from the other side.
-_OVERSHOOT = 0.85
+_LEAN = 0.35
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,9 @@ class _Search:
         if not bounded:
             return math.ceil(prediction.ceiling)
         spread = prediction.spread * 2 ** max(0, self._streak() - 1)
-        return round(replace(prediction, spread=spread).quantile(self.low, self.high, 0.5))
+        # A second size that fits makes the line exact, so the first guess at it leans to the side that fits.
+        share = 0.5 if len(self.fits) > 1 or prediction.spread < 0.02 * prediction.centre else _LEAN
+        return round(replace(prediction, spread=spread).quantile(self.low, self.high, share))
 
     def _streak(self) -> int:
         """Return how many trials in a row, the last included, ended the same way."""

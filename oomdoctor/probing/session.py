@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from oomdoctor.errors import TargetError
+from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.probing.search import SearchResult, find_maximum, find_recommended
 from oomdoctor.results import Outcome, Trial
 
@@ -43,6 +43,7 @@ class Session:
 
         Raises:
             TargetError: A size failed for a reason that is not memory.
+            NoAnswerError: It failed because the null GPU cannot do what it asks for.
         """
         search = find_maximum(
             lambda size: self._run(size, self._supervisor.capacity_bytes),
@@ -72,6 +73,7 @@ class Session:
 
         Raises:
             TargetError: It accepts neither one sample nor two.
+            NoAnswerError: The null GPU cannot do what it asks for.
         """
         trial = self._run(1, self._supervisor.capacity_bytes)
         if trial.outcome is Outcome.FAILED:  # a batch norm needs two
@@ -97,10 +99,17 @@ class Session:
         self._progress.trial_finished(trial)
         return trial
 
-    def _failure(self, trial: Trial) -> TargetError:
+    def _failure(self, trial: Trial) -> OomdoctorError:
         fitting = [other.micro_batch for other in self.trials if other.outcome is Outcome.FITS]
         contrast = f", but not at {max(fitting)}" if fitting else ""
         problem = self._supervisor.problem or {}
+        unknown_calls = self._supervisor.unknown_calls
+        if unknown_calls:
+            return NoAnswerError(
+                f"the null GPU does not serve {', '.join(f'`{name}`' for name in unknown_calls)}",
+                details=problem.get("details"),
+                hint="probe this target on a machine with a CUDA GPU",
+            )
         return TargetError(
             f"micro-batch {trial.micro_batch} fails{contrast}: {trial.error}",
             details=problem.get("details"),

@@ -67,7 +67,6 @@ class Supervisor:
         request: What to train and how.
         reference: The target, parsed.
         environment: The worker's environment.
-        computes: Whether the device does arithmetic.
 
     Attributes:
         capacity_bytes: As last measured: the context grows as kernels load.
@@ -79,13 +78,10 @@ class Supervisor:
         unknown_calls: Names of CUDA calls that the null GPU was asked for and does not serve.
     """
 
-    def __init__(
-        self, request: ProbeRequest, reference: Reference, environment: Mapping[str, str], *, computes: bool
-    ) -> None:
+    def __init__(self, request: ProbeRequest, reference: Reference, environment: Mapping[str, str]) -> None:
         self._request = request
         self._reference = reference
         self._environment = environment
-        self._computes = computes
         self._child: Child | None = None
         self._start: Held | None = None
         self.held: Held | None = None
@@ -120,7 +116,6 @@ class Supervisor:
                 "precision": self._request.precision,
                 "optimizer": self._request.optimizer,
                 "memory_bytes": self._request.memory_bytes,
-                "computes": self._computes,
             },
         )
         loaded = decode(Loaded, answer, "loaded")

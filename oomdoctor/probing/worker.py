@@ -15,6 +15,7 @@ import traceback
 
 import torch
 
+from oomdoctor.devices.null_gpu.control import is_null_gpu, unknown_calls
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.probing.channel import Channel, ChannelClosedError, Message
 from oomdoctor.probing.guardian import die_with_parent
@@ -77,7 +78,7 @@ class _Worker:
         allow(_capacity(self._cap_bytes))
         error = _place_model(model, device, recorder)
         clean(model)
-        self._setup = Setup(target, model, device, request["precision"], request["optimizer"], request["computes"])
+        self._setup = Setup(target, model, device, request["precision"], request["optimizer"], not is_null_gpu())
         return {
             "event": "loaded",
             "name": torch.cuda.get_device_name(device),
@@ -103,7 +104,7 @@ class _Worker:
             "optimizer": attempt.optimizer_name,
             "held": _held(),
             "capacity_bytes": _capacity(self._cap_bytes),
-            "unknown_calls": [],
+            "unknown_calls": unknown_calls() if is_null_gpu() else (),
         }
 
 

@@ -62,7 +62,7 @@ def fits_in_a_fresh_process(request: ProbeRequest, micro_batch: int) -> bool:
     """Run one trial in a worker of its own."""
     engine = choose_engine(engine="null", gpu=None, device=None, memory_bytes=request.memory_bytes, base=os.environ)
     reference = parse_reference(request.target, directory=request.directory)
-    with Supervisor(request, reference, engine.environment, computes=False) as supervisor:
+    with Supervisor(request, reference, engine.environment) as supervisor:
         if supervisor.load().placement_error:
             return False
         trial = supervisor.run(micro_batch, micro_steps=2, allowed_bytes=supervisor.capacity_bytes)

@@ -114,6 +114,13 @@ CASES = [
         arguments=("model.py", "--target-batch", "1", *NULL),
         **_with(build_model="def build_model():\n    return nn.Sequential(nn.Linear(1024, 8), nn.BatchNorm1d(8))\n"),
     ),
+    Case(
+        "a call that the null GPU does not serve",
+        3,
+        ("does not serve `cufft",),
+        "with a CUDA GPU",
+        **_step("return torch.fft.fft(model(batch)).abs().mean()"),
+    ),
     Case("target batch 0", 2, ("target",), "", arguments=("model.py", "--target-batch", "0", *NULL)),
     Case("target batch negative", 2, ("target",), "", arguments=("model.py", "--target-batch", "-4", *NULL)),
     Case("no target batch", 2, ("--target-batch",), "--target-batch 256", arguments=("model.py", *NULL)),

@@ -137,6 +137,12 @@ def test_unknown_calls_are_named_once(python: str) -> None:
 
 
 @each_python
+def test_convolutions_go_to_cudnn_in_every_precision(python: str) -> None:
+    """PyTorch chooses cuDNN as on a real GPU, not a fallback whose buffer no real GPU would hold."""
+    assert answer("convolution_backends.py", python=python) == {"fp32": "Cudnn", "bf16": "Cudnn", "fp16": "Cudnn"}
+
+
+@each_python
 def test_every_symbol_is_resolved(python: str) -> None:
     """An import of torch succeeds with every function bound at once, and data loaders inherit the null GPU."""
     seen = answer("bind_now.py", python=python, LD_BIND_NOW="1")
@@ -151,8 +157,8 @@ def test_direct_calls_share_one_account() -> None:
     assert seen["account"][0] == seen["account"][1]
     assert (seen["after_free"], seen["double_free"]) == (0, 1)
     assert seen["peak_within_capacity"]
-    assert seen["launches"] == [0, 1, 1, 1]
-    assert seen["created"] == [0, 0, 0, 0]
+    assert (seen["created"], seen["launches"]) == ([0, 0, 0, 0], [0, 1, 1, 1])
+    assert (seen["runtime_launches"], seen["last_errors"]) == ([0, 9], [9, 9, 0])
     assert (seen["with_mapping"], seen["beside_mapping"], seen["at_last"]) == (40 * MIB, [False, True], 24 * MIB)
 
 

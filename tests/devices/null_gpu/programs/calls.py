@@ -75,6 +75,19 @@ launches = [
     for blocks, threads in ((65535, 1024), (65536, 1), (1, 1025), (0, 1))
 ]
 
+
+class Extent(ctypes.Structure):
+    """CUDA's dim3."""
+
+    _fields_ = (("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint))
+
+
+cuda.cudaLaunchKernel.argtypes = [ctypes.c_void_p, Extent, Extent, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+runtime_launches = [
+    cuda.cudaLaunchKernel(None, Extent(1, 1, blocks), Extent(32, 1, 1), None, 0, None) for blocks in (65535, 65536)
+]
+last_errors = [cuda.cudaPeekAtLastError(), cuda.cudaGetLastError(), cuda.cudaGetLastError()]
+
 # Memory that is mapped outlives its handle, and both kinds of memory share the account.
 set_capacity_bytes(64 << 20)
 handle, base = ctypes.c_void_p(), ctypes.c_size_t()
@@ -98,5 +111,7 @@ leave_with(
     beside_mapping=[address is not None for address in beside_mapping],
     at_last=used_bytes(),
     launches=launches,
+    runtime_launches=runtime_launches,
+    last_errors=last_errors,
     capacity=capacity_bytes(),
 )

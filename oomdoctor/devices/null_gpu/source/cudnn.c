@@ -1,0 +1,259 @@
+// cuDNN, the older interface: it is where PyTorch goes with TORCH_CUDNN_V8_API_DISABLED=1, which the environment sets. The
+// tensors that PyTorch makes around either interface are the same; what differs are the workspaces, and those are answered
+// in one place, below.
+
+#include "cudnn.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+SERVED size_t cudnnGetVersion(void) { return NULL_CUDNN_VERSION; }
+SERVED size_t cudnnGetCudartVersion(void) { return NULL_CUDA_VERSION; }
+SERVED const char *cudnnGetErrorString(int status) { return status ? "not served by the null GPU" : "CUDNN_STATUS_SUCCESS"; }
+
+SERVED void cudnnGetLastErrorString(char *text, size_t room) {
+    if (room)
+        *text = '\0';
+}
+
+SERVED int cudnnGetProperty(int which, int *value) {
+    const int parts[] = {NULL_CUDNN_VERSION / 10000, NULL_CUDNN_VERSION / 100 % 100, NULL_CUDNN_VERSION % 100};
+    *value = which >= 0 && which < 3 ? parts[which] : 0;
+    return 0;
+}
+
+SERVED int cudnnCreate(handle *h) {
+    *h = null_handle();
+    return 0;
+}
+
+SERVED int cudnnDestroy(handle h) {
+    free(h);
+    return 0;
+}
+
+SERVED int cudnnGetStream(handle h, handle *stream) {
+    *stream = NULL;
+    return 0;
+}
+
+SERVED_NOTHING(cudnnSetStream)
+
+// ---- workspaces ----
+
+// What the real cuDNN borrows while a kernel runs depends on the algorithm that its heuristics choose for the card, and can
+// be known only there. PyTorch allocates these bytes for the length of one call, so they count towards the peak of a
+// convolutional network. 0 until measured figures exist; this is the one place where they go.
+typedef enum {
+    CONVOLUTION_FORWARD,
+    CONVOLUTION_BACKWARD_DATA,
+    CONVOLUTION_BACKWARD_FILTER,
+    BATCH_NORM_FORWARD,
+    BATCH_NORM_BACKWARD,
+    BATCH_NORM_RESERVE,  // kept from forward to backward
+    CTC_LOSS,
+    WORKSPACE_KINDS,
+} workspace_kind;
+
+static const size_t workspace_bytes[WORKSPACE_KINDS];
+
+static int answer_workspace(workspace_kind kind, size_t *bytes) {
+    *bytes = workspace_bytes[kind];
+    return 0;
+}
+
+SERVED int cudnnGetConvolutionForwardWorkspaceSize(handle h, handle x, handle w, handle c, handle y, int algorithm,
+                                                   size_t *bytes) {
+    return answer_workspace(CONVOLUTION_FORWARD, bytes);
+}
+
+SERVED int cudnnGetConvolutionBackwardDataWorkspaceSize(handle h, handle w, handle dy, handle c, handle dx, int algorithm,
+                                                        size_t *bytes) {
+    return answer_workspace(CONVOLUTION_BACKWARD_DATA, bytes);
+}
+
+SERVED int cudnnGetConvolutionBackwardFilterWorkspaceSize(handle h, handle x, handle dy, handle c, handle dw,
+                                                          int algorithm, size_t *bytes) {
+    return answer_workspace(CONVOLUTION_BACKWARD_FILTER, bytes);
+}
+
+SERVED int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(handle h, int mode, int operations, handle x, handle z,
+                                                                    handle y, handle scale, handle activation,
+                                                                    size_t *bytes) {
+    return answer_workspace(BATCH_NORM_FORWARD, bytes);
+}
+
+SERVED int cudnnGetBatchNormalizationBackwardExWorkspaceSize(handle h, int mode, int operations, handle x, handle y,
+                                                             handle dy, handle dz, handle dx, handle scale,
+                                                             handle activation, size_t *bytes) {
+    return answer_workspace(BATCH_NORM_BACKWARD, bytes);
+}
+
+SERVED int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(handle h, int mode, int operations, handle activation,
+                                                                handle x, size_t *bytes) {
+    return answer_workspace(BATCH_NORM_RESERVE, bytes);
+}
+
+SERVED int cudnnGetCTCLossWorkspaceSize(handle h, handle probabilities, handle gradients, const int *labels,
+                                        const int *label_lengths, const int *input_lengths, int algorithm, handle loss,
+                                        size_t *bytes) {
+    return answer_workspace(CTC_LOSS, bytes);
+}
+
+SERVED int cudnnGetCTCLossWorkspaceSize_v8(handle h, int algorithm, handle loss, handle probabilities, handle gradients,
+                                           size_t *bytes) {
+    return answer_workspace(CTC_LOSS, bytes);
+}
+
+// ---- the choice of an algorithm: one, which suits everything ----
+
+typedef struct {
+    int algorithm, status;
+    float milliseconds;
+    size_t workspace_bytes;
+    int determinism, math_type;
+    int reserved[3];
+} algorithm_result;
+
+static int answer_algorithm(workspace_kind kind, int *found, algorithm_result *results) {
+    enum { IMPLICIT_PRECOMPUTED_GEMM = 1, DETERMINISTIC = 1 };
+    *results = (algorithm_result){.algorithm = IMPLICIT_PRECOMPUTED_GEMM, .determinism = DETERMINISTIC};
+    results->milliseconds = 1.0F;
+    results->workspace_bytes = workspace_bytes[kind];
+    *found = 1;
+    return 0;
+}
+
+SERVED int cudnnGetConvolutionForwardAlgorithm_v7(handle h, handle x, handle w, handle c, handle y, int requested,
+                                                  int *found, algorithm_result *results) {
+    return answer_algorithm(CONVOLUTION_FORWARD, found, results);
+}
+
+SERVED int cudnnGetConvolutionBackwardDataAlgorithm_v7(handle h, handle w, handle dy, handle c, handle dx, int requested,
+                                                       int *found, algorithm_result *results) {
+    return answer_algorithm(CONVOLUTION_BACKWARD_DATA, found, results);
+}
+
+SERVED int cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle h, handle x, handle dy, handle c, handle dw, int requested,
+                                                         int *found, algorithm_result *results) {
+    return answer_algorithm(CONVOLUTION_BACKWARD_FILTER, found, results);
+}
+
+// torch.backends.cudnn.benchmark: the real library tries every algorithm in a workspace as large as PyTorch can give it.
+SERVED int cudnnFindConvolutionForwardAlgorithmEx(handle h, handle xd, handle x, handle wd, handle w, handle c, handle yd,
+                                                  handle y, int requested, int *found, algorithm_result *results,
+                                                  handle workspace, size_t bytes) {
+    return answer_algorithm(CONVOLUTION_FORWARD, found, results);
+}
+
+SERVED int cudnnFindConvolutionBackwardDataAlgorithmEx(handle h, handle wd, handle w, handle dyd, handle dy, handle c,
+                                                       handle dxd, handle dx, int requested, int *found,
+                                                       algorithm_result *results, handle workspace, size_t bytes) {
+    return answer_algorithm(CONVOLUTION_BACKWARD_DATA, found, results);
+}
+
+SERVED int cudnnFindConvolutionBackwardFilterAlgorithmEx(handle h, handle xd, handle x, handle dyd, handle dy, handle c,
+                                                         handle dwd, handle dw, int requested, int *found,
+                                                         algorithm_result *results, handle workspace, size_t bytes) {
+    return answer_algorithm(CONVOLUTION_BACKWARD_FILTER, found, results);
+}
+
+// ---- descriptors: tensors and filters are read back, the others only exist ----
+
+size_t null_element_bytes(int data_type) {
+    enum { FLOAT = 0, DOUBLE = 1, HALF = 2, BFLOAT16 = 9 };
+    switch (data_type) {
+        case DOUBLE: return 8;
+        case HALF: case BFLOAT16: return 2;
+        default: return 4;
+    }
+}
+
+SERVED int cudnnCreateTensorDescriptor(handle *d) {
+    *d = calloc(1, sizeof(tensor_descriptor));
+    return 0;
+}
+
+SERVED int cudnnDestroyTensorDescriptor(handle d) {
+    free(d);
+    return 0;
+}
+
+SERVED int cudnnSetTensorNdDescriptor(tensor_descriptor *d, int data_type, int count, const int *sizes,
+                                      const int *strides) {
+    d->data_type = data_type;
+    d->count = count < MAX_DIMENSIONS ? count : MAX_DIMENSIONS;
+    memcpy(d->sizes, sizes, (size_t)d->count * sizeof *sizes);
+    memcpy(d->strides, strides, (size_t)d->count * sizeof *strides);
+    return 0;
+}
+
+static int requested_dimensions(const tensor_descriptor *d, int requested) {
+    return d->count < requested ? d->count : requested;
+}
+
+SERVED int cudnnGetTensorNdDescriptor(const tensor_descriptor *d, int requested, int *data_type, int *count, int *sizes,
+                                      int *strides) {
+    size_t bytes = (size_t)requested_dimensions(d, requested) * sizeof *sizes;
+    *data_type = d->data_type;
+    *count = d->count;
+    memcpy(sizes, d->sizes, bytes);
+    memcpy(strides, d->strides, bytes);
+    return 0;
+}
+
+SERVED int cudnnCreateFilterDescriptor(handle *d) { return cudnnCreateTensorDescriptor(d); }
+SERVED int cudnnDestroyFilterDescriptor(handle d) { return cudnnDestroyTensorDescriptor(d); }
+
+SERVED int cudnnSetFilterNdDescriptor(tensor_descriptor *d, int data_type, int format, int count, const int *sizes) {
+    return cudnnSetTensorNdDescriptor(d, data_type, count, sizes, sizes);
+}
+
+SERVED int cudnnGetFilterNdDescriptor(const tensor_descriptor *d, int requested, int *data_type, int *format, int *count,
+                                      int *sizes) {
+    *data_type = d->data_type;
+    *format = 0;
+    *count = d->count;
+    memcpy(sizes, d->sizes, (size_t)requested_dimensions(d, requested) * sizeof *sizes);
+    return 0;
+}
+
+#define SERVED_DESCRIPTOR(kind) \
+    SERVED int cudnnCreate##kind##Descriptor(handle *d) { return cudnnCreate(d); } \
+    SERVED int cudnnDestroy##kind##Descriptor(handle d) { return cudnnDestroy(d); }
+
+SERVED_DESCRIPTOR(Activation)
+SERVED_DESCRIPTOR(CTCLoss)
+SERVED_DESCRIPTOR(Convolution)
+SERVED_DESCRIPTOR(Dropout)
+SERVED_DESCRIPTOR(Pooling)
+SERVED_DESCRIPTOR(SpatialTransformer)
+
+SERVED_NOTHING(cudnnSetActivationDescriptor)
+SERVED_NOTHING(cudnnSetCTCLossDescriptorEx)
+SERVED_NOTHING(cudnnSetCTCLossDescriptor_v9)
+SERVED_NOTHING(cudnnSetConvolutionGroupCount)
+SERVED_NOTHING(cudnnSetConvolutionMathType)
+SERVED_NOTHING(cudnnSetConvolutionNdDescriptor)
+SERVED_NOTHING(cudnnSetDropoutDescriptor)
+SERVED_NOTHING(cudnnRestoreDropoutDescriptor)
+SERVED_NOTHING(cudnnSetPooling2dDescriptor)
+SERVED_NOTHING(cudnnSetSpatialTransformerNdDescriptor)
+
+// ---- kernels ----
+
+SERVED_NOTHING(cudnnConvolutionForward)
+SERVED_NOTHING(cudnnConvolutionBackwardData)
+SERVED_NOTHING(cudnnConvolutionBackwardFilter)
+SERVED_NOTHING(cudnnConvolutionBiasActivationForward)
+SERVED_NOTHING(cudnnBatchNormalizationForwardTrainingEx)
+SERVED_NOTHING(cudnnBatchNormalizationForwardInference)
+SERVED_NOTHING(cudnnBatchNormalizationBackwardEx)
+SERVED_NOTHING(cudnnPoolingForward)
+SERVED_NOTHING(cudnnCTCLoss)
+SERVED_NOTHING(cudnnCTCLoss_v8)
+SERVED_NOTHING(cudnnSpatialTfGridGeneratorForward)
+SERVED_NOTHING(cudnnSpatialTfGridGeneratorBackward)
+SERVED_NOTHING(cudnnSpatialTfSamplerForward)
+SERVED_NOTHING(cudnnSpatialTfSamplerBackward)

@@ -1,0 +1,223 @@
+// libcudart: kernels. They are announced when a library is loaded, asked about, and launched; none ever runs.
+
+#include "null_gpu.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+typedef struct {
+    unsigned x, y, z;
+} dim3;
+
+// ---- launches: the grid is checked, because a grid that is too large is a limit that no smaller tensor shares ----
+
+static int launch(dim3 grid, dim3 block) {
+    bool fits = null_launch_fits(grid.x, grid.y, grid.z, block.x, block.y, block.z);
+    return null_fail(fits ? CUDA_OK : CUDA_INVALID_CONFIGURATION);
+}
+
+SERVED int cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared, handle stream) {
+    return launch(grid, block);
+}
+
+SERVED int __cudaLaunchKernel(handle kernel, dim3 grid, dim3 block, void **arguments, size_t shared, handle stream) {
+    return launch(grid, block);
+}
+
+SERVED int cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared,
+                                       handle stream) {
+    return launch(grid, block);
+}
+
+typedef struct {
+    dim3 grid, block;
+} launch_configuration;  // the beginning of cudaLaunchConfig_t
+
+SERVED int cudaLaunchKernelExC(const launch_configuration *configuration, const void *function, void **arguments) {
+    return launch(configuration->grid, configuration->block);
+}
+
+// `kernel<<<grid, block>>>(...)` is compiled to a push of the configuration and, where that answers 0, a call of the
+// kernel's host function, which pops it and launches.
+static _Thread_local struct {
+    dim3 grid, block;
+    size_t shared;
+    handle stream;
+} pushed;
+
+SERVED unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, handle stream) {
+    pushed.grid = grid;
+    pushed.block = block;
+    pushed.shared = shared;
+    pushed.stream = stream;
+    return 0;
+}
+
+SERVED int __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, handle *stream) {
+    *grid = pushed.grid;
+    *block = pushed.block;
+    *shared = pushed.shared;
+    *stream = pushed.stream;
+    return CUDA_OK;
+}
+
+SERVED int __cudaGetKernel(handle *kernel, const void *function) {
+    *kernel = (handle)function;
+    return CUDA_OK;
+}
+
+// ---- announcements: which kernel was compiled for which cards ----
+
+// nvcc's "fat binary": the same kernels compiled several times. Only the fields that are read have a name.
+typedef struct {
+    uint32_t magic, version;
+    const unsigned char *binaries;
+    const void *unused;
+} fat_binary_wrapper;
+
+typedef struct {
+    uint32_t magic;
+    uint16_t version, header_bytes;
+    uint64_t bytes;
+} fat_binary_header;
+
+typedef struct {
+    uint16_t kind, unused_1;
+    uint32_t header_bytes;
+    uint64_t bytes;
+    uint32_t unused_2[3];
+    uint32_t capability;  // 86 for 8.6
+} fat_binary_entry;
+
+enum { WRAPPER_MAGIC = 0x466243b1, HEADER_MAGIC = 0xba55ed50, KIND_PTX = 1, KIND_MACHINE_CODE = 2 };
+
+typedef struct {
+    const fat_binary_wrapper *wrapper;
+} module;
+
+typedef struct {
+    const void *function;
+    const module *of;
+} announcement;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static announcement *announcements;  // tens of thousands when torch is imported, hence sorted only when one is looked up
+static size_t announced, room, sorted;
+
+SERVED void **__cudaRegisterFatBinary(const fat_binary_wrapper *wrapper) {
+    module *m = malloc(sizeof *m);
+    m->wrapper = wrapper;
+    return (void **)m;
+}
+
+SERVED void __cudaRegisterFunction(const module *m, const void *function) {
+    pthread_mutex_lock(&lock);
+    if (announced == room) {
+        size_t larger = room ? 2 * room : 1 << 14;
+        announcement *moved = realloc(announcements, larger * sizeof *moved);
+        if (moved) {
+            announcements = moved;
+            room = larger;
+        }
+    }
+    if (announced < room)
+        announcements[announced++] = (announcement){function, m};
+    pthread_mutex_unlock(&lock);
+}
+
+SERVED_NOTHING(__cudaRegisterFatBinaryEnd)
+SERVED_NOTHING(__cudaRegisterVar)
+SERVED_NOTHING(__cudaRegisterManagedVar)
+SERVED_NOTHING(__cudaUnregisterFatBinary)
+SERVED_NOTHING(__cudaInitModule)
+
+static int by_function(const void *a, const void *b) {
+    uintptr_t first = (uintptr_t)((const announcement *)a)->function, second = (uintptr_t)((const announcement *)b)->function;
+    return (first > second) - (first < second);
+}
+
+static const module *module_of(const void *function) {
+    pthread_mutex_lock(&lock);
+    if (sorted != announced) {
+        qsort(announcements, announced, sizeof *announcements, by_function);
+        sorted = announced;
+    }
+    announcement wanted = {function, NULL};
+    const announcement *found = bsearch(&wanted, announcements, announced, sizeof wanted, by_function);
+    const module *m = found ? found->of : NULL;
+    pthread_mutex_unlock(&lock);
+    return m;
+}
+
+// Machine code serves cards of the same major capability and of a minor one that is not lower; PTX serves all later cards.
+static bool serves_card(int kind, int capability) {
+    const card *c = null_card();
+    int own = 10 * c->major + c->minor;
+    return kind == KIND_PTX ? capability <= own : capability / 10 == c->major && capability <= own;
+}
+
+// The capability that the driver would take of a kernel for this card. Machine code goes before PTX. Where a card is too
+// old for the build (PyTorch warns of it), the oldest capability stands in: its memory can still be told.
+static int compiled_capability(const void *function) {
+    int own = 10 * null_card()->major + null_card()->minor;
+    const module *m = module_of(function);
+    if (!m || m->wrapper->magic != WRAPPER_MAGIC)
+        return own;
+    const fat_binary_header *header = (const void *)m->wrapper->binaries;
+    if (header->magic != HEADER_MAGIC)
+        return own;
+    const unsigned char *position = m->wrapper->binaries + header->header_bytes, *end = position + header->bytes;
+    int best = 0, best_kind = 0, oldest = 0;
+    while (position + sizeof(fat_binary_entry) <= end) {
+        const fat_binary_entry *entry = (const void *)position;
+        int capability = (int)entry->capability;
+        if (!oldest || capability < oldest)
+            oldest = capability;
+        bool better = entry->kind > best_kind || (entry->kind == best_kind && capability > best);
+        if (serves_card(entry->kind, capability) && better) {
+            best = capability;
+            best_kind = entry->kind;
+        }
+        position += entry->header_bytes + entry->bytes;
+    }
+    return best ? best : oldest ? oldest : own;
+}
+
+// ---- attributes ----
+
+// The beginning of cudaFuncAttributes. CUB chooses its tuning by the versions, among those that were compiled.
+typedef struct {
+    size_t shared_bytes, constant_bytes, local_bytes;
+    int max_threads_per_block;
+    int registers;
+    int ptx_version;
+    int binary_version;
+    int cache_mode_ca;
+    int max_dynamic_shared_bytes;
+} function_attributes;
+
+SERVED int cudaFuncGetAttributes(function_attributes *attributes, const void *function) {
+    int capability = compiled_capability(function);
+    *attributes = (function_attributes){
+        .max_threads_per_block = null_attribute(1),
+        .registers = 32,
+        .ptx_version = capability,
+        .binary_version = capability,
+        .max_dynamic_shared_bytes = null_attribute(8),
+    };
+    return CUDA_OK;
+}
+
+SERVED_NOTHING(cudaFuncSetAttribute)
+SERVED_NOTHING(cudaFuncSetCacheConfig)
+SERVED_NOTHING(cudaKernelSetAttributeForDevice)
+
+SERVED int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int threads,
+                                                                  size_t shared, unsigned flags) {
+    *blocks = null_blocks_per_sm(threads, shared);
+    return CUDA_OK;
+}
+
+SERVED int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int threads, size_t shared) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared, 0);
+}

@@ -1,0 +1,113 @@
+// NVML, as far as PyTorch asks: how many devices there are, and what each process holds, which its out-of-memory message
+// prints. On a machine with real GPUs this also keeps PyTorch from counting those instead.
+
+#include "null_gpu.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { NVML_OK = 0, NVML_INVALID_ARGUMENT = 2, NVML_NOT_FOUND = 6, NVML_INSUFFICIENT_SIZE = 7 };
+
+static char device[64];
+
+SERVED_NOTHING(nvmlInit)
+SERVED_NOTHING(nvmlInit_v2)
+SERVED_NOTHING(nvmlInitWithFlags)
+SERVED_NOTHING(nvmlShutdown)
+SERVED const char *nvmlErrorString(int error) { return error ? "not served by the null GPU" : "success"; }
+
+SERVED int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    *version = NULL_CUDA_VERSION;
+    return NVML_OK;
+}
+
+SERVED int nvmlSystemGetDriverVersion(char *text, unsigned room) {
+    snprintf(text, room, "null");
+    return NVML_OK;
+}
+
+SERVED int nvmlDeviceGetCount_v2(unsigned *count) {
+    *count = 1;
+    return NVML_OK;
+}
+
+SERVED int nvmlDeviceGetHandleByIndex_v2(unsigned index, handle *h) {
+    *h = device;
+    return index == 0 ? NVML_OK : NVML_INVALID_ARGUMENT;
+}
+
+SERVED int nvmlDeviceGetHandleByPciBusId_v2(const char *id, handle *h) { return nvmlDeviceGetHandleByIndex_v2(0, h); }
+
+SERVED int nvmlDeviceGetName(handle h, char *text, unsigned room) {
+    snprintf(text, room, "%s", null_card()->name);
+    return NVML_OK;
+}
+
+SERVED int nvmlDeviceGetUUID(handle h, char *text, unsigned room) {
+    snprintf(text, room, "GPU-00000000-0000-0000-0000-000000000000");
+    return NVML_OK;
+}
+
+SERVED int nvmlDeviceGetIndex(handle h, unsigned *index) {
+    *index = 0;
+    return NVML_OK;
+}
+
+// nvmlGpuFabricInfoV_t. A card that is on no NVLink fabric says so here; an error would make PyTorch warn.
+typedef struct {
+    unsigned version;
+    unsigned char cluster[16];
+    int status;
+    unsigned clique;
+    unsigned char state;
+} fabric_info;
+
+SERVED int nvmlDeviceGetGpuFabricInfoV(handle h, fabric_info *info) {
+    info->status = NVML_OK;
+    info->state = 0;
+    return NVML_OK;
+}
+
+typedef struct {
+    uint64_t total, free, used;
+} memory_info;
+
+SERVED int nvmlDeviceGetMemoryInfo(handle h, memory_info *info) {
+    *info = (memory_info){null_total_bytes(), null_free_bytes(), null_total_bytes() - null_free_bytes()};
+    return NVML_OK;
+}
+
+// This process is the only one that holds memory: its allocations and the context.
+static uint64_t process_bytes(void) { return null_used_bytes() + null_card()->context_bytes; }
+
+typedef struct {
+    unsigned pid;
+    uint64_t used_bytes;
+} process_info_v1;
+
+typedef struct {
+    unsigned pid;
+    uint64_t used_bytes;
+    unsigned gpu_instance, compute_instance;
+} process_info_v3;
+
+static bool room_for_one(unsigned *count) {
+    bool room = *count >= 1;
+    *count = 1;
+    return room;
+}
+
+SERVED int nvmlDeviceGetComputeRunningProcesses(handle h, unsigned *count, process_info_v1 *processes) {
+    if (!room_for_one(count) || !processes)
+        return NVML_INSUFFICIENT_SIZE;
+    *processes = (process_info_v1){(unsigned)getpid(), process_bytes()};
+    return NVML_OK;
+}
+
+SERVED int nvmlDeviceGetComputeRunningProcesses_v3(handle h, unsigned *count, process_info_v3 *processes) {
+    if (!room_for_one(count) || !processes)
+        return NVML_INSUFFICIENT_SIZE;
+    *processes = (process_info_v3){(unsigned)getpid(), process_bytes(), ~0U, ~0U};
+    return NVML_OK;
+}
