@@ -111,6 +111,8 @@ _NULL_PEAKS = "counted by PyTorch's caching allocator while the step ran on the 
 
 def _warnings(engine: Engine, supervisor: Supervisor, findings: Findings) -> list[str]:
     found = list(findings.search.notes) if findings.search else [_smallest_card(findings.loaded.weights_bytes)]
+    if not findings.loaded.has_kernels:
+        found.append(_no_kernels(findings.loaded))
     if findings.moved is None:
         found.append("what other processes hold of this GPU could not be read, so that nobody can say if it moved")
     if not supervisor.loss_is_finite:
@@ -123,6 +125,14 @@ def _warnings(engine: Engine, supervisor: Supervisor, findings: Findings) -> lis
     if swallowed:
         found.append(f"the target's code caught out-of-memory errors itself at micro-batch {swallowed}; they count")
     return found
+
+
+def _no_kernels(loaded: Loaded) -> str:
+    versions = loaded.versions
+    return (
+        f"torch {versions['torch']} was not built for compute capability {loaded.compute_capability}, so it would not run "
+        f"on {loaded.name}; an older one would, built for an older CUDA than {versions['cuda']}"
+    )
 
 
 def _smallest_card(weights_bytes: int) -> str:

@@ -36,6 +36,7 @@ class Loaded:
     Attributes:
         name: The device's name.
         compute_capability: Such as `8.9`.
+        has_kernels: Whether this torch was built for such a card.
         total_bytes: Its memory.
         used_before_bytes: What was in use before the model: the context, and other processes on a real GPU.
         capacity_bytes: Bytes that PyTorch may take.
@@ -49,6 +50,7 @@ class Loaded:
 
     name: str
     compute_capability: str
+    has_kernels: bool
     total_bytes: int
     used_before_bytes: int
     capacity_bytes: int

@@ -261,3 +261,15 @@ def test_a_target_that_fits_without_accumulation_is_found(tmp_path: Path, oomdoc
     assert result["micro_batch"]["limited_by"] == "target"
     assert result["accumulation"]["steps"] == 1
     assert any("with accumulation the largest is" in warning for warning in result["warnings"])
+
+
+def test_a_card_that_this_torch_was_not_built_for_is_said(tmp_path: Path, oomdoctor: Run) -> None:
+    """An answer for a card that the installed torch has no kernels for comes with a warning, others without."""
+    write_target(tmp_path)
+    warnings = {
+        card: probe(oomdoctor, "model.py", "--target-batch", "4", "--gpu", card)["result"]["warnings"]
+        for card in ("gtx-1080-ti", "rtx-5090")
+    }
+
+    assert ["not built for compute capability 6.1" in warning for warning in warnings["gtx-1080-ti"]] == [True]
+    assert warnings["rtx-5090"] == []

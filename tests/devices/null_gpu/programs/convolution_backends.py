@@ -13,8 +13,9 @@ def backend(dtype: torch.dtype) -> str:
     images = torch.empty(2, 64, 32, 32, device="cuda", dtype=dtype, requires_grad=True)
     weight = torch.empty(64, 64, 3, 3, device="cuda", dtype=dtype, requires_grad=True)
     torch.nn.functional.conv2d(images, weight, padding=1).sum().backward()
-    chosen = torch._C._select_conv_backend(images, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    ones, transposed = [1, 1], False
+    chosen = torch._C._select_conv_backend(images, weight, None, ones, ones, ones, transposed, [0, 0], 1)
     return str(chosen).rpartition(".")[2]
 
 
-leave_with({name: backend(dtype) for name, dtype in TYPES.items()})
+leave_with(backends={name: backend(dtype) for name, dtype in TYPES.items()})
