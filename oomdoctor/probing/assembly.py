@@ -130,8 +130,8 @@ def _warnings(engine: Engine, supervisor: Supervisor, findings: Findings) -> lis
 def _no_kernels(loaded: Loaded) -> str:
     versions = loaded.versions
     return (
-        f"torch {versions['torch']} was not built for compute capability {loaded.compute_capability}, so it would not run "
-        f"on {loaded.name}; an older one would, built for an older CUDA than {versions['cuda']}"
+        f"torch {versions['torch']} was not built for compute capability {loaded.compute_capability}, so it would not "
+        f"run on {loaded.name}; an older one would, built for an older CUDA than {versions['cuda']}"
     )
 
 
