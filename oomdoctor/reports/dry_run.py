@@ -31,7 +31,8 @@ def render(target: str, tried: DryRun) -> str:
 def _device_lines(loaded: Loaded) -> list[str]:
     return [
         f"{loaded.name}, compute capability {loaded.compute_capability}",
-        f"  PyTorch may take {format_size(loaded.capacity_bytes)}; the weights take {format_size(loaded.weights_bytes)}",
+        f"  PyTorch may take {format_size(loaded.capacity_bytes)}",
+        f"  the weights take {format_size(loaded.weights_bytes)}",
     ]
 
 

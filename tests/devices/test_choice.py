@@ -1,0 +1,83 @@
+"""Which engine answers, and why."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from oomdoctor.devices.choice import choose_engine
+from oomdoctor.errors import NoAnswerError, UsageError
+from oomdoctor.units import GIB
+
+BASE = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(sys.prefix)}
+
+
+def _choose(**options: object) -> object:
+    arguments = {"engine": "auto", "gpu": None, "device": None, "memory_bytes": None, "base": BASE} | options
+    return choose_engine(**arguments)
+
+
+def _reasons(**options: object) -> dict[str, str]:
+    return {reason.subject: reason.text for reason in _choose(**options).reasons}
+
+
+def test_a_named_card_is_played_with_its_own_figures() -> None:
+    """`--gpu` plays the card, and says where its memory and its context were had from."""
+    engine = _choose(gpu="rtx-4090")
+    reasons = _reasons(gpu="rtx-4090")
+
+    assert (engine.kind, engine.card.name) == ("null", "NVIDIA GeForce RTX 4090")
+    assert "rtx-4090" in reasons["engine"]
+    assert engine.card.total_source in reasons["capacity"]
+    assert engine.card.context_source in reasons["context"]
+
+
+def test_memory_sets_the_capacity_exactly() -> None:
+    """`--memory` is what PyTorch may take, with or without a card."""
+    assert _choose(memory_bytes=5 * GIB + 1).card.capacity_bytes == 5 * GIB + 1
+    assert _choose(gpu="t4", memory_bytes=5 * GIB + 1).card.capacity_bytes == 5 * GIB + 1
+    assert _choose(gpu="t4", memory_bytes=5 * GIB).card.compute_capability == (7, 5)
+
+
+def test_without_a_gpu_and_without_a_card_there_is_no_answer() -> None:
+    """No local GPU and no card to play is said, with an example of what to add."""
+    with pytest.raises(NoAnswerError) as raised:
+        _choose()
+    assert "--gpu rtx-4090" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"gpu": "t4", "device": "0"}, {"gpu": "t4", "engine": "cuda"}, {"device": "0", "engine": "null"}],
+)
+def test_contradictions_are_refused(options: dict[str, str]) -> None:
+    """Options that ask for a local GPU and for a played one are not both heeded in silence."""
+    with pytest.raises(UsageError):
+        _choose(**options)
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "expected"),
+    [("1", None, "1"), ("1", "4,7", "7"), ("GPU-ab12", "4,7", "GPU-ab12"), ("0", " 3 , 5 ", "3")],
+)
+def test_a_device_is_counted_as_torch_counts(device: str, visible: str | None, expected: str) -> None:
+    """An index goes into the devices that are visible now; a UUID stands for itself."""
+    base = BASE if visible is None else BASE | {"CUDA_VISIBLE_DEVICES": visible}
+
+    engine = _choose(engine="cuda", device=device, base=base)
+
+    assert engine.environment["CUDA_VISIBLE_DEVICES"] == expected
+
+
+def test_a_device_that_is_not_visible_is_refused() -> None:
+    """An index beyond the visible devices says which there are."""
+    with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES=4,7"):
+        _choose(engine="cuda", device="2", base=BASE | {"CUDA_VISIBLE_DEVICES": "4,7"})
+
+
+def test_allocator_settings_are_named() -> None:
+    """A setting of the allocator that the user has holds in the trials, and the result says so."""
+    reasons = _reasons(gpu="t4", base=BASE | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+
+    assert "expandable_segments:True" in reasons["allocator"]
