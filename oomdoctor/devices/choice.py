@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -59,6 +60,8 @@ def choose_engine(
         UsageError: The options contradict each other, or the card is unknown.
         NoAnswerError: No GPU and no card to play, or the null GPU cannot run here.
     """
+    if sys.platform != "linux":
+        raise NoAnswerError(f"trials run on Linux, and this is `{sys.platform}`", hint="use WSL or a Linux container")
     build = _torch()
     _check_options(engine=engine, gpu=gpu, device=device)
     if engine == "cuda" or (engine == "auto" and gpu is None and has_local_gpu()):

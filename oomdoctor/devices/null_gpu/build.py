@@ -63,7 +63,7 @@ def build_library(build: TorchBuild, base: Mapping[str, str]) -> Path:
                 _build_beside(destination, build, compiler)
     except OSError as error:
         raise NoAnswerError(
-            f"The null GPU cannot be built in `{root}`: {error}",
+            f"the null GPU cannot be built in `{root}`: {error}",
             hint="set `XDG_CACHE_HOME` to a directory that you may write to",
         ) from error
     return destination
@@ -85,7 +85,7 @@ def _find_compiler(base: Mapping[str, str]) -> list[str]:
             return [program, *command[1:]]
     wanted = f"`{base['CC']}` from `CC`" if base.get("CC") else ", ".join(f"`{name}`" for name in _COMPILERS)
     raise NoAnswerError(
-        f"The null GPU needs a C compiler, and {wanted} cannot be found",
+        f"the null GPU needs a C compiler, and {wanted} cannot be found",
         hint="install gcc, e.g. `apt install gcc`, or set `CC`",
     )
 

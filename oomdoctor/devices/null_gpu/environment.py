@@ -59,26 +59,26 @@ def environment(card: Card, build: TorchBuild, base: Mapping[str, str]) -> dict[
 def _check_served(build: TorchBuild) -> None:
     if sys.platform != "linux":
         raise NoAnswerError(
-            f"The null GPU runs on Linux alone, and this is `{sys.platform}`",
-            hint="use `--engine trace`, which runs anywhere",
+            f"the null GPU runs on Linux alone, and this is `{sys.platform}`",
+            hint="use a Linux machine or container; it needs no GPU",
         )
     if build.cuda is None:
         raise NoAnswerError(
-            f"The null GPU needs a CUDA build of torch, and `{build.version}` is none",
-            hint="install a CUDA build (it needs no GPU), or use `--engine trace`",
+            f"the null GPU needs a CUDA build of torch, and `{build.version}` is none",
+            hint="install a CUDA build, which needs no GPU to run here: `pip install torch` brings one on Linux",
         )
     if build.cuda_major not in SERVED_CUDA_MAJORS:
         served = " and ".join(str(major) for major in SERVED_CUDA_MAJORS)
         raise NoAnswerError(
-            f"The null GPU serves CUDA {served}, and torch `{build.version}` was built for CUDA {build.cuda}",
-            hint="install a torch that was built for one of these, or use `--engine trace`",
+            f"the null GPU serves CUDA {served}, and torch `{build.version}` was built for CUDA {build.cuda}",
+            hint="install a torch that was built for one of these",
         )
 
 
 def _check_preloadable(directory: Path) -> None:
     if any(separator in str(directory) for separator in _SEPARATORS):
         raise NoAnswerError(
-            f"The null GPU cannot be loaded from `{directory}`: the linker splits its path at spaces and colons",
+            f"the null GPU cannot be loaded from `{directory}`: the linker splits its path at spaces and colons",
             hint="set `XDG_CACHE_HOME` to a directory without spaces and colons in its path",
         )
 

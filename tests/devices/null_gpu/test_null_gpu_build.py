@@ -159,7 +159,7 @@ def test_torch_builds_that_are_not_served(cuda: str | None, says: str, tmp_path:
     """A CPU build and other CUDA majors get an error that says what to install or use instead."""
     with pytest.raises(NoAnswerError, match=says) as caught:
         environment(CARD, TorchBuild(version="2.0", cuda=cuda, root=tmp_path), {})
-    assert "--engine trace" in (caught.value.hint or "")
+    assert (caught.value.hint or "").startswith("install a ")
 
 
 def test_other_systems(build: TorchBuild, monkeypatch: pytest.MonkeyPatch) -> None:
