@@ -27,23 +27,25 @@ if TYPE_CHECKING:
 
     from oomdoctor.results import Trial
 
-# Part of a step that no sample adds, as a share of the weights: measured between 0 and 1.
-_CONSTANT_SHARE = 0.4
-_CONSTANT_ERROR = 0.6
+# Part of a step that no sample adds, as a share of the weights: measured between 0 and 1. The second error is that of a
+# part which a failure in backward has let us measure.
+_CONSTANT_SHARE, _CONSTANT_ERROR, _CONSTANT_MEASURED_ERROR = 0.4, 0.6, 0.1
 # Relative error of a slope through two sizes that are apart, and through neighbours, where rounding shows.
-_SLOPE_ERROR = 0.002
-_NEIGHBOURS_SLOPE_ERROR = 0.05
+_SLOPE_ERROR, _NEIGHBOURS_SLOPE_ERROR = 0.002, 0.05
 # Error of the unpackable part, relative to it: read off a fitting size near the maximum and far from it, and off the
 # block that could not be had.
 _NEAR_ERROR, _FAR_ERROR, _HOLES_ERROR = 0.02, 0.4, 0.35
 # Error of a need that was read off a failure, relative to the distance from it.
-_NEED_ERROR = 0.3
+_NEED_ERROR = 0.15
 # Blocks are rounded up, and memory does not end at a whole sample.
 _ROUNDING = 0.4
-# A failure whose allocations came this near to the predicted peak died at the peak; and where little lay idle between
-# blocks next to what was asked for, it was not for want of packing.
-_AT_PEAK = 0.985
-_IDLE_SHARE = 0.5
+# A failure tells the need of its size where its allocations came this near to the predicted peak, this much of what it
+# asked for lay idle between blocks, and it asked for this share of the capacity. Else it died on the way there, or the
+# idle memory is chance.
+_AT_PEAK, _IDLE_SHARE, _LARGE_BLOCK = 0.985, 0.5, 0.04
+# What is reserved and not used at a size that fits without pressure is had back under pressure, up to about this share;
+# above it, it is fragmentation.
+_REGAINED_SHARE = 0.1
 _CEILING_MARGIN = 1.01
 
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -129,38 +131,44 @@ def predict(trials: Sequence[Trial], capacity_bytes: int) -> Prediction | None:
         The prediction, or None where the trials' peaks say nothing about growth.
     """
     fits = sorted((trial for trial in trials if trial.outcome is Outcome.FITS), key=lambda trial: trial.micro_batch)
-    line = memory_line(fits)
+    ooms = [trial for trial in trials if trial.outcome is Outcome.OOM]
+    line = memory_line(fits, ooms)
     if line is None:
         return None
-    ooms = [trial for trial in trials if trial.outcome is Outcome.OOM]
     nearest = min(ooms, key=lambda trial: trial.micro_batch, default=None)
     shortage = read_shortage(nearest) if nearest else None
     ideal = line.size_at(capacity_bytes)
-    ceiling = line.origin + (ideal - line.origin) * (1 + line.slope_error) * _CEILING_MARGIN + 1
+    if ideal <= 0:
+        return None
+    ceiling = _ceiling(line, unused_share(fits), capacity_bytes)
     if nearest and shortage and _died_at_peak(nearest, shortage, line):
         centre = _size_by_need(nearest, shortage, capacity_bytes)
         return Prediction(centre, _NEED_ERROR * abs(nearest.micro_batch - centre) + _ROUNDING, ceiling)
-    lost, error = _unpackable(fits[-1], nearest, shortage, ideal)
+    lost, error = _unpackable(fits, nearest, shortage, ideal)
     centre = line.size_at(capacity_bytes * (1 - lost))
     slope_spread = abs(centre - line.origin) * line.slope_error
     return Prediction(centre, math.hypot(slope_spread, error * ideal) + _ROUNDING, ceiling)
 
 
-def memory_line(fits: Sequence[Trial]) -> Line | None:
+def _ceiling(line: Line, unused: float, capacity_bytes: int) -> float:
+    fragmented = max(0.0, unused - _REGAINED_SHARE) / 2
+    best = line.size_at(capacity_bytes * (1 - fragmented))
+    return line.origin + (best - line.origin) * (1 + line.slope_error) * _CEILING_MARGIN + 1
+
+
+def memory_line(fits: Sequence[Trial], ooms: Sequence[Trial] = ()) -> Line | None:
     """Return peak memory over size from sizes that fit, smallest first; None where it was not seen to grow."""
     points = {trial.micro_batch: peak for trial in fits if (peak := step_peak(trial)) is not None}
     if not points:
         return None
-    line = _line_through(points) if len(points) > 1 else _line_from_one(fits[-1])
+    line = _line_through(points) if len(points) > 1 else _line_from_one(fits[-1], ooms)
     return line if line is not None and line.slope > 0 else None
 
 
 def step_peak(trial: Trial) -> int | None:
     """Return the peak of the phases that grow with the batch; the optimizer's does not."""
     growing = [
-        phase.peak_allocated_bytes
-        for phase in trial.phases
-        if phase.phase in (PhaseName.FORWARD, PhaseName.BACKWARD)
+        phase.peak_allocated_bytes for phase in trial.phases if phase.phase in (PhaseName.FORWARD, PhaseName.BACKWARD)
     ]
     return max(growing, default=trial.peak_allocated_bytes)
 
@@ -180,16 +188,41 @@ def _line_through(points: dict[int, int]) -> Line:
     return Line(last, points[last], slope, _SLOPE_ERROR if apart else _NEIGHBOURS_SLOPE_ERROR)
 
 
-def _line_from_one(trial: Trial) -> Line | None:
+def _line_from_one(trial: Trial, ooms: Sequence[Trial]) -> Line | None:
     peak = step_peak(trial)
     fixed = trial.fixed_bytes or 0
     if peak is None or peak <= fixed:
         return None
     growth, weights = peak - fixed, _weights(trial)
-    constant = min(_CONSTANT_SHARE * weights, growth / 2)
+    constant, error = _CONSTANT_SHARE * weights, _CONSTANT_ERROR * weights
+    for failed in ooms:
+        measured = _measured_constant(trial, failed)
+        if measured is not None and -0.05 * weights <= measured <= 1.2 * weights:
+            constant, error = measured, _CONSTANT_MEASURED_ERROR * weights
+    constant = min(constant, growth / 2)
     slope = (growth - constant) / trial.micro_batch
-    error = min(_CONSTANT_ERROR * weights, growth / 2) / (growth - constant)
-    return Line(trial.micro_batch, peak, slope, error + _SLOPE_ERROR)
+    return Line(trial.micro_batch, peak, slope, min(error, growth / 2) / (growth - constant) + _SLOPE_ERROR)
+
+
+def _measured_constant(fit: Trial, failed: Trial) -> float | None:
+    """Return the part of a forward that no sample adds, from a size that ran out in its first backward.
+
+    Its first forward was complete: with the one that fits, that makes two points on the line of activations.
+    """
+    ours, theirs = _activations(fit, 2), _activations(failed, 1)
+    last = failed.phases[-1] if failed.phases else None
+    if ours is None or theirs is None or last is None or (last.iteration, last.phase) != (1, PhaseName.BACKWARD):
+        return None
+    slope = (theirs - ours) / (failed.micro_batch - fit.micro_batch)
+    return ours - slope * fit.micro_batch
+
+
+def _activations(trial: Trial, iteration: int) -> int | None:
+    """Return bytes that a forward leaves alive for its backward."""
+    for phase in trial.phases:
+        if (phase.iteration, phase.phase) == (iteration, PhaseName.FORWARD) and trial.fixed_bytes is not None:
+            return phase.end_allocated_bytes - trial.fixed_bytes
+    return None
 
 
 def _weights(trial: Trial) -> float:
@@ -202,23 +235,36 @@ def _weights(trial: Trial) -> float:
 
 def _died_at_peak(trial: Trial, shortage: Shortage, line: Line) -> bool:
     reached = (trial.peak_allocated_bytes or 0) + shortage.tried
-    return reached >= _AT_PEAK * line.peak_at(trial.micro_batch) and shortage.idle >= _IDLE_SHARE * shortage.tried
+    return (
+        reached >= _AT_PEAK * line.peak_at(trial.micro_batch)
+        and shortage.idle >= _IDLE_SHARE * shortage.tried
+        and shortage.tried >= _LARGE_BLOCK * trial.allowed_bytes
+    )
 
 
 def _size_by_need(failed: Trial, shortage: Shortage, capacity_bytes: int) -> float:
     fixed = failed.fixed_bytes or 0
     growing = shortage.allocated + shortage.tried + shortage.idle - fixed
-    return failed.micro_batch * (capacity_bytes - fixed) / growing
+    return failed.micro_batch * (capacity_bytes - fixed) / growing if growing > 0 else failed.micro_batch
 
 
-def _unpackable(fit: Trial, failed: Trial | None, shortage: Shortage | None, ideal: float) -> tuple[float, float]:
+def _unpackable(
+    fits: Sequence[Trial], failed: Trial | None, shortage: Shortage | None, ideal: float
+) -> tuple[float, float]:
     """Return the share of the capacity that the allocator cannot use near the maximum, and its error."""
-    unused = 0.0
-    if fit.peak_reserved_bytes and fit.peak_allocated_bytes:
-        unused = max(0.0, 1 - fit.peak_allocated_bytes / fit.peak_reserved_bytes)
-    distance = max(0.0, 1 - fit.micro_batch / ideal)
+    clean = [trial for trial in fits if not trial.alloc_retries]
+    unused = unused_share(fits)
+    distance = max(0.0, 1 - clean[-1].micro_batch / ideal) if clean else 1.0
     error = (_NEAR_ERROR + _FAR_ERROR * distance) * unused
     if failed is None or shortage is None:
         return unused / 2, unused / 2
     holes = shortage.tried * min(1.0, ideal / failed.micro_batch) / failed.allowed_bytes
-    return (unused, error) if unused < holes else (holes, _HOLES_ERROR * holes)
+    return (unused, error) if clean and unused < holes else (holes, _HOLES_ERROR * holes)
+
+
+def unused_share(fits: Sequence[Trial]) -> float:
+    """Return the share of reserved memory that was not in use, at the largest size that ran without pressure."""
+    for trial in reversed(fits):
+        if not trial.alloc_retries and trial.peak_reserved_bytes and trial.peak_allocated_bytes:
+            return max(0.0, 1 - trial.peak_allocated_bytes / trial.peak_reserved_bytes)
+    return 0.0

@@ -49,6 +49,9 @@ class Session:
             lambda size: self._run(size, self._supervisor.capacity_bytes),
             largest=self._per_device_target,
             capacity_bytes=self._supervisor.capacity_bytes,
+            foresee=lambda low, high: self._supervisor.foresee(
+                low, high, allowed_bytes=self._supervisor.capacity_bytes, retries=True
+            ),
         )
         if search.failed is not None:
             raise self._failure(search.failed)
@@ -83,9 +86,14 @@ class Session:
         return trial
 
     def find_recommended(self, search: SearchResult, headroom: float) -> int:
-        """The largest tested size that fits with `headroom` of the capacity withheld."""
+        """The largest tested size that fits with `headroom` of the capacity withheld, and never runs at its edge."""
         allowed = int(self._supervisor.capacity_bytes * (1 - headroom))
-        return find_recommended(lambda size: self._run(size, allowed), search=search, allowed_bytes=allowed)
+        return find_recommended(
+            lambda size: self._run(size, allowed),
+            search=search,
+            allowed_bytes=allowed,
+            foresee=lambda low, high: self._supervisor.foresee(low, high, allowed_bytes=allowed, retries=False),
+        )
 
     def _run(self, micro_batch: int, allowed_bytes: int) -> Trial:
         self._progress.trial_started(micro_batch, self._low, self._high)

@@ -86,6 +86,7 @@ class Supervisor:
         self._environment = environment
         self._child: Child | None = None
         self._start: Held | None = None
+        self._traces: dict[int, list[int]] = {}
         self.held: Held | None = None
         self.capacity_bytes = 0
         self.replaced = 0
@@ -141,6 +142,21 @@ class Supervisor:
         self._note(answer)
         return decode(Trial, answer["trial"], "trial")
 
+    def foresee(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
+        """The largest size between two that a replay of earlier trials can place; None where none can be replayed.
+
+        Raises:
+            NoAnswerError: A crash or the time limit.
+        """
+        if len(self._traces) < 2:  # noqa: PLR2004 - a line needs two points
+            return None
+        child = self._child or self._replacement()
+        request = {"op": "foresee", "low": low, "high": high, "allowed_bytes": allowed_bytes, "retries": retries}
+        size: int | None = self._ask(child, f"a replay between {low} and {high}", request | {"traces": self._traces})[
+            "size"
+        ]
+        return size
+
     def close(self) -> None:
         """End the worker, if there is one."""
         if self._child is not None:
@@ -163,6 +179,8 @@ class Supervisor:
         self.loss_is_finite = self.loss_is_finite and answer["loss_is_finite"]
         self.unknown_calls = tuple(dict.fromkeys((*self.unknown_calls, *answer["unknown_calls"])))
         self.capacity_bytes = answer["capacity_bytes"]
+        if answer["trace"]:
+            self._traces[answer["trial"]["micro_batch"]] = answer["trace"]
         self.held = decode(Held, answer["held"], "held")
         if self.held != self._start:
             self.close()

@@ -18,6 +18,7 @@ import torch
 from oomdoctor.errors import TargetError
 from oomdoctor.probing.oom import Evidence, classify, walk_chain
 from oomdoctor.probing.recorder import PhaseRecorder
+from oomdoctor.probing.replay import Trace, recording
 from oomdoctor.results import Outcome, PhaseName, Trial
 from oomdoctor.targets.contract import Target, check_loss, draw_batch, make_optimizer, step_failure
 from oomdoctor.targets.placement import place, tensors_in
@@ -57,6 +58,7 @@ class _Training:
     ooms_before: int
     recorder: PhaseRecorder = field(default_factory=PhaseRecorder)
     fixed_bytes: int | None = None
+    trace: Trace = field(default_factory=list)
     loss_is_finite: bool = True
     optimizer_name: str = ""
 
@@ -73,12 +75,14 @@ class Attempt:
     Attributes:
         trial: What the result will hold.
         problem: What a trial that failed for another reason than memory failed with; else None.
+        trace: What the allocator did, where the trial fits; see `oomdoctor.probing.replay`.
         loss_is_finite: False where a loss was NaN or infinite.
         optimizer_name: Class name of the optimizer, empty when it was never built.
     """
 
     trial: Trial
     problem: TargetError | None
+    trace: Trace
     loss_is_finite: bool
     optimizer_name: str
 
@@ -114,7 +118,7 @@ def run_trial(setup: Setup, micro_batch: int, micro_steps: int, allowed_bytes: i
         seconds=time.monotonic() - started,
     )
     clean(setup.model)
-    return Attempt(trial, ending.problem, training.loss_is_finite, training.optimizer_name)
+    return Attempt(trial, ending.problem, training.trace, training.loss_is_finite, training.optimizer_name)
 
 
 _SWALLOWED = "the step ran out of memory, and its own code caught the error and went on"
@@ -145,7 +149,8 @@ class _Ending:
 def _end_of(setup: Setup, training: _Training, micro_batch: int, micro_steps: int, allowed_bytes: int) -> _Ending:
     """Train, and say how it ended; the frames of a failed step, and with them its tensors, are gone on return."""
     try:
-        _train(setup, training, micro_batch, micro_steps)
+        with recording(training.trace):
+            _train(setup, training, micro_batch, micro_steps)
     except TargetError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is an outcome

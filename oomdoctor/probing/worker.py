@@ -1,7 +1,8 @@
 """The child process that holds torch, the device and the user's code; it answers one request at a time.
 
-Requests: `{"op": "load", ...}` once, then `{"op": "trial", ...}` as often as wanted. Answers: `{"event": "loaded"}`,
-`{"event": "trial"}`, or `{"event": "error"}` with one of our errors, after which the parent asks no more.
+Requests: `{"op": "load", ...}` once, then `{"op": "trial", ...}` and `{"op": "foresee", ...}` as often as wanted.
+Answers: `{"event": "loaded"}`, `{"event": "trial"}`, `{"event": "foreseen"}`, or `{"event": "error"}` with one of our
+errors, after which the parent asks no more.
 
 Usage: worker READ_FD WRITE_FD
 """
@@ -21,6 +22,7 @@ from oomdoctor.probing.channel import Channel, ChannelClosedError, Message
 from oomdoctor.probing.guardian import die_with_parent
 from oomdoctor.probing.oom import classify
 from oomdoctor.probing.recorder import PhaseRecorder
+from oomdoctor.probing.replay import largest_size
 from oomdoctor.probing.trial import Setup, allow, clean, run_trial
 from oomdoctor.results import Outcome, PhaseName
 from oomdoctor.serialisation import encode
@@ -43,7 +45,7 @@ def main(arguments: list[str]) -> int:
 
 def _answer(worker: _Worker, request: Message) -> Message:
     try:
-        return worker.load(request) if request["op"] == "load" else worker.trial(request)
+        return _OPERATIONS[request["op"]](worker, request)
     except OomdoctorError as error:
         return {"event": "error", "kind": type(error).__name__, **_texts(error)}
     except SystemExit as exit_:
@@ -101,12 +103,25 @@ class _Worker:
             "event": "trial",
             "trial": encode(attempt.trial),
             "problem": attempt.problem and _texts(attempt.problem),
+            "trace": attempt.trace,
             "loss_is_finite": attempt.loss_is_finite,
             "optimizer": attempt.optimizer_name,
             "held": _held(),
             "capacity_bytes": _capacity(self._cap_bytes),
             "unknown_calls": unknown_calls() if is_null_gpu() else (),
         }
+
+    def foresee(self, request: Message) -> Message:
+        """Replay traces of other sizes; nothing of the user's runs."""
+        allow(request["allowed_bytes"])
+        traces = {int(size): trace for size, trace in request["traces"].items()}
+        size = largest_size(
+            traces, request["low"], request["high"], request["allowed_bytes"], retries=request["retries"]
+        )
+        return {"event": "foreseen", "size": size}
+
+
+_OPERATIONS = {"load": _Worker.load, "trial": _Worker.trial, "foresee": _Worker.foresee}
 
 
 def _device() -> torch.device:

@@ -1,0 +1,102 @@
+"""What a replay of two small trials foresees is what a trial at that size finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from targets_for_tests import MLP, write_target
+
+from oomdoctor.probing.request import ProbeRequest
+from oomdoctor.probing.supervisor import Supervisor
+from oomdoctor.results import Outcome
+from oomdoctor.targets.reference import parse_reference
+from oomdoctor.units import GIB
+
+pytestmark = pytest.mark.null_gpu
+
+# Does more in a step from eight samples on, so that a small trial and a large one are not alike.
+CHANGING = MLP.replace(
+    "    return model(batch)", "    batch = batch * 1.0 if len(batch) >= 8 else batch\n    return model(batch)"
+)
+
+
+@pytest.fixture
+def start(
+    tmp_path: Path, null_environment: Callable[[int], dict[str, str]]
+) -> Iterator[Callable[[str, int], Supervisor]]:
+    """Start a supervisor for a target with so much memory."""
+    running: list[Supervisor] = []
+
+    def start(target: str, memory_bytes: int) -> Supervisor:
+        request = ProbeRequest(target=target, directory=tmp_path, target_batch=2**20)
+        supervisor = Supervisor(request, parse_reference(target, directory=tmp_path), null_environment(memory_bytes))
+        running.append(supervisor)
+        supervisor.load()
+        return supervisor
+
+    yield start
+    for supervisor in running:
+        supervisor.close()
+
+
+def _run(supervisor: Supervisor, micro_batch: int) -> Outcome:
+    return supervisor.run(micro_batch, micro_steps=2, allowed_bytes=supervisor.capacity_bytes).outcome
+
+
+def _foresee(supervisor: Supervisor, low: int, high: int, *, retries: bool = True) -> int | None:
+    return supervisor.foresee(low, high, allowed_bytes=supervisor.capacity_bytes, retries=retries)
+
+
+@pytest.mark.parametrize("memory_gib", [8, 24, 80])
+def test_two_small_trials_foresee_the_maximum(start: Callable[[str, int], Supervisor], memory_gib: int) -> None:
+    """From two and three samples of GPT-2 the largest size is foreseen to the sample, and no byte is left behind."""
+    supervisor = start("gpt2", memory_gib * GIB)
+    assert [_run(supervisor, size) for size in (2, 3)] == [Outcome.FITS] * 2
+    before = supervisor.held
+
+    foreseen = _foresee(supervisor, 3, 4096)
+
+    assert foreseen is not None
+    assert [_run(supervisor, foreseen + extra) for extra in (0, 1)] == [Outcome.FITS, Outcome.OOM]
+    assert supervisor.held == before
+    assert supervisor.replaced == 0
+
+
+def test_without_retries_less_is_foreseen(start: Callable[[str, int], Supervisor]) -> None:
+    """A size at which the allocator would have to give back its cache is not foreseen as comfortable."""
+    supervisor = start("vit_b16", 8 * GIB)
+    for size in (8, 24):
+        _run(supervisor, size)
+
+    comfortable, largest = (_foresee(supervisor, 24, 4096, retries=retries) for retries in (False, True))
+
+    assert comfortable is not None
+    assert largest is not None
+    assert comfortable <= largest
+    trial = supervisor.run(comfortable, micro_steps=2, allowed_bytes=supervisor.capacity_bytes)
+    assert (trial.outcome, trial.alloc_retries) == (Outcome.FITS, 0)
+
+
+def test_trials_that_are_not_alike_foresee_nothing(tmp_path: Path, start: Callable[[str, int], Supervisor]) -> None:
+    """A step that does something else at another size gives no line, until two sizes are alike."""
+    supervisor = start(write_target(tmp_path, CHANGING), GIB)
+    for size in (2, 16):
+        _run(supervisor, size)
+    assert _foresee(supervisor, 16, 2**20) is None
+
+    _run(supervisor, 32)
+    foreseen = _foresee(supervisor, 32, 2**20)
+
+    assert foreseen is not None
+    assert [_run(supervisor, foreseen + extra) for extra in (0, 1)] == [Outcome.FITS, Outcome.OOM]
+
+
+def test_one_trial_foresees_nothing(tmp_path: Path, start: Callable[[str, int], Supervisor]) -> None:
+    """One size tells no growth, and a size that ran out tells nothing."""
+    supervisor = start(write_target(tmp_path), GIB)
+    _run(supervisor, 4)
+    assert _run(supervisor, 2**17) is Outcome.OOM
+
+    assert _foresee(supervisor, 4, 2**17) is None
