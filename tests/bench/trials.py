@@ -27,6 +27,7 @@ from oomdoctor.targets.reference import parse_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 
 @dataclass(frozen=True)
@@ -121,17 +122,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("examples", nargs="*", default=list(EXAMPLES))
     parser.add_argument("--skip-bisection", action="store_true", help="count trials only")
+    parser.add_argument("--jobs", type=int, default=2, help="cases at a time; each trial has a process of its own")
     arguments = parser.parse_args()
-    rows: list[dict[str, object]] = []
-    document: dict[str, object] = {}
-    for case in cases(arguments.examples or list(EXAMPLES)):
+
+    def run(case: Case) -> tuple[dict[str, object], dict[str, str]]:
         found = probe(case.request, SilentProgress())
-        rows.append(row(case, found, None if arguments.skip_bisection else bisect(case.request)))
-        print(rows[-1], flush=True)
-        document = {"machine": machine() | found.versions, "summary": summary(rows), "cases": rows}
-        save(RESULTS / "trials.json", document)
-    print(document["summary"])
-    return int(any(row["bisection_maximum"] not in (None, row["maximum"]) for row in rows))
+        return row(case, found, None if arguments.skip_bisection else bisect(case.request)), found.versions
+
+    rows: list[dict[str, object]] = []
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for found, versions in pool.map(run, cases(arguments.examples or list(EXAMPLES))):
+            rows.append(found)
+            print(found, flush=True)
+            document = {"machine": machine() | versions, "summary": summary(rows), "cases": rows}
+            save(RESULTS / "trials.json", document)
+    print(summary(rows))
+    return int(any(found["bisection_maximum"] not in (None, found["maximum"]) for found in rows))
 
 
 if __name__ == "__main__":
