@@ -11,7 +11,7 @@ import typer
 
 from oomdoctor import __version__
 from oomdoctor.cli.gpus import gpus
-from oomdoctor.cli.options import Help  # noqa: TC001 - typer reads the annotations
+from oomdoctor.cli.options import Help
 from oomdoctor.cli.probe import probe
 from oomdoctor.cli.report import report
 from oomdoctor.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, OomdoctorError

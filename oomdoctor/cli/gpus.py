@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from oomdoctor import __version__
-from oomdoctor.cli.options import Help  # noqa: TC001 - typer reads the annotations
+from oomdoctor.cli.options import Help, JsonFlag
 from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, NoAnswerError
 from oomdoctor.output import MAXIMUM_WIDTH, Terminal, deliver, is_terminal
 
@@ -21,7 +21,7 @@ def gpus(
     known: Annotated[
         bool, typer.Option("--known", help="List the cards that `--gpu` knows instead of the GPUs of this machine.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonFlag = False,
     _help: Help = False,
 ) -> None:
     """Show this machine's GPUs and who holds their memory, or the catalogue of known cards."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
@@ -20,3 +21,12 @@ Help: TypeAlias = Annotated[
 
 Typer's own has None, and to make a bool of that recent versions load pydantic, which takes longer than all the rest.
 """
+
+JsonFlag: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+MarkdownFlag: TypeAlias = Annotated[
+    bool, typer.Option("--markdown", help="Print Markdown, for a comment or a summary.")
+]
+Output: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write the report to a file.", show_default=False),
+]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
 from oomdoctor import __version__
+from oomdoctor.cli.options import JsonFlag, MarkdownFlag, Output
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -15,50 +16,62 @@ if TYPE_CHECKING:
     from oomdoctor.progress import Progress
 
 
+TargetArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        help="The file to probe: `model.py`, `pkg.module`, `model.py:build_model(depth=24)`, or an example's name such as "
+        "`gpt2`."
+    ),
+]
+TargetBatch: TypeAlias = Annotated[
+    int | None, typer.Option(help="Samples per optimizer step over all devices.", show_default=False)
+]
+WorldSize: TypeAlias = Annotated[int, typer.Option(help="Devices that share the target batch.")]
+Gpu: TypeAlias = Annotated[
+    str | None, typer.Option(help="Card to ask about, such as rtx-4090; needs no GPU.", show_default=False)
+]
+Device: TypeAlias = Annotated[
+    str | None, typer.Option(help="Index or UUID of a GPU of this machine.", show_default=False)
+]
+Memory: TypeAlias = Annotated[
+    str | None, typer.Option(help="Capacity to ask about, such as 16GiB.", show_default=False)
+]
+PrecisionName: TypeAlias = Annotated[
+    Literal["fp32", "bf16", "fp16"],
+    typer.Option(help="How the step runs: fp32, or under autocast (fp16 with a gradient scaler)."),
+]
+OptimizerName: TypeAlias = Annotated[
+    str | None, typer.Option(help="A torch.optim class, where the file builds none (AdamW).", show_default=False)
+]
+Headroom: TypeAlias = Annotated[str, typer.Option(help="Part of the capacity that the recommended size leaves free.")]
+EngineName: TypeAlias = Annotated[
+    Literal["auto", "cuda", "null"], typer.Option(help="Where trials run: the local GPU or a null GPU.")
+]
+TrialTimeout: TypeAlias = Annotated[float, typer.Option(help="Longest time a trial may take, in seconds.", min=1.0)]
+DryRunFlag: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="Load the file, run one trial at the smallest size, explain.")
+]
+QuietFlag: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+
+
 def probe(  # noqa: PLR0913 - one parameter an option
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="The file to probe: `model.py`, `pkg.module`, `model.py:build_model(depth=24)`, or an example's name "
-            "such as `gpt2`."
-        ),
-    ],
-    target_batch: Annotated[
-        int | None, typer.Option(help="Samples per optimizer step over all devices.", show_default=False)
-    ] = None,
+    target: TargetArgument,
+    target_batch: TargetBatch = None,
     *,
-    world_size: Annotated[int, typer.Option(help="Devices that share the target batch.")] = 1,
-    gpu: Annotated[
-        str | None, typer.Option(help="Card to ask about, such as rtx-4090; needs no GPU.", show_default=False)
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Index or UUID of a GPU of this machine.", show_default=False)
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Capacity to ask about, such as 16GiB.", show_default=False)
-    ] = None,
-    precision: Annotated[
-        Literal["fp32", "bf16", "fp16"],
-        typer.Option(help="How the step runs: fp32, or under autocast (fp16 with a gradient scaler)."),
-    ] = "fp32",
-    optimizer: Annotated[
-        str | None,
-        typer.Option(help="A torch.optim class, where the file builds none (AdamW).", show_default=False),
-    ] = None,
-    headroom: Annotated[str, typer.Option(help="Part of the capacity that the recommended size leaves free.")] = "5%",
-    engine: Annotated[
-        Literal["auto", "cuda", "null"], typer.Option(help="Where trials run: the local GPU or a null GPU.")
-    ] = "auto",
-    trial_timeout: Annotated[float, typer.Option(help="Longest time a trial may take, in seconds.", min=1.0)] = 300.0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Load the file, run one trial at the smallest size, explain.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the report to a file.", show_default=False)
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    world_size: WorldSize = 1,
+    gpu: Gpu = None,
+    device: Device = None,
+    memory: Memory = None,
+    precision: PrecisionName = "fp32",
+    optimizer: OptimizerName = None,
+    headroom: Headroom = "5%",
+    engine: EngineName = "auto",
+    trial_timeout: TrialTimeout = 300.0,
+    dry_run: DryRunFlag = False,
+    json: JsonFlag = False,
+    markdown: MarkdownFlag = False,
+    output: Output = None,
+    quiet: QuietFlag = False,
 ) -> None:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch."""
     from oomdoctor.cli.report import format_name, render

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from oomdoctor.cli.options import JsonFlag, MarkdownFlag, Output
 from oomdoctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,13 +20,9 @@ def report(
         str, typer.Argument(metavar="FILE", help="What `oomdoctor probe ... --json` wrote; `-` for standard input.")
     ],
     *,
-    json: Annotated[bool, typer.Option("--json", help="Write JSON again, in this version's layout.")] = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Write Markdown, for a comment or a job summary.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report to a file.")
-    ] = None,
+    json: JsonFlag = False,
+    markdown: MarkdownFlag = False,
+    output: Output = None,
 ) -> None:
     """Render a saved result again, in any format."""
     from oomdoctor.serialisation import read_document

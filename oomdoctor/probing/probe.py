@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from oomdoctor.targets.reference import parse_reference
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.progress import Progress
     from oomdoctor.results import ProbeResult, Trial
@@ -63,20 +66,12 @@ def probe(request: ProbeRequest, progress: Progress, *, engine: Engine | None = 
         TargetError: The user's file is at fault.
         NoAnswerError: No device, a crash, or a time limit.
     """
-    per_device = per_device_target(request.target_batch, request.world_size)
-    reference = parse_reference(request.target, directory=request.directory)
-    engine = engine or _engine(request)
-    others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
-    with Supervisor(request, reference, engine.environment) as supervisor:
-        progress.stage(f"loading {request.target}")
-        loaded = supervisor.load()
-        _check_memory(request, loaded)
-        session = Session(supervisor, progress, per_device)
-        search = None if loaded.placement_error else session.find_maximum(loaded.weights_bytes)
-        recommended = 0 if search is None else session.find_recommended(search, request.headroom)
-    findings = Findings(loaded, search, recommended, tuple(session.trials), moved=others.moved())
-    result = assemble(request, engine, supervisor, others, findings)
-    return Probe(result, loaded.versions)
+    with _running(request, progress, engine) as run:
+        search = None if run.loaded.placement_error else run.session.find_maximum(run.loaded.weights_bytes)
+        recommended = 0 if search is None else run.session.find_recommended(search, request.headroom)
+    findings = Findings(run.loaded, search, recommended, tuple(run.session.trials), moved=run.others.moved())
+    result = assemble(request, run.engine, run.supervisor, run.others, findings)
+    return Probe(result, run.loaded.versions)
 
 
 def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:
@@ -87,15 +82,33 @@ def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:
         TargetError: The user's file is at fault.
         NoAnswerError: No device, a crash, or a time limit.
     """
+    with _running(request, progress, None) as run:
+        return DryRun(run.engine, run.loaded, None if run.loaded.placement_error else run.session.try_smallest())
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A worker with the target loaded, and what runs trials in it."""
+
+    engine: Engine
+    others: OtherProcesses
+    supervisor: Supervisor
+    loaded: Loaded
+    session: Session
+
+
+@contextmanager
+def _running(request: ProbeRequest, progress: Progress, engine: Engine | None) -> Iterator[_Run]:
+    """Check the question before anything is started, start a worker, and end it with all that it started."""
     per_device = per_device_target(request.target_batch, request.world_size)
     reference = parse_reference(request.target, directory=request.directory)
-    engine = _engine(request)
+    engine = engine or _engine(request)
+    others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
     with Supervisor(request, reference, engine.environment) as supervisor:
         progress.stage(f"loading {request.target}")
         loaded = supervisor.load()
         _check_memory(request, loaded)
-        session = Session(supervisor, progress, per_device)
-        return DryRun(engine, loaded, None if loaded.placement_error else session.try_smallest())
+        yield _Run(engine, others, supervisor, loaded, Session(supervisor, progress, per_device))
 
 
 def _engine(request: ProbeRequest) -> Engine:
