@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 TargetArgument: TypeAlias = Annotated[
     str,
     typer.Argument(
-        help="The file to probe: `model.py`, `pkg.module`, `model.py:build_model(depth=24)`, or an example's name such as "
-        "`gpt2`."
+        help="The file to probe: `model.py`, `pkg.module`, `model.py:build_model(depth=24)`, or an example's name "
+        "such as `gpt2`."
     ),
 ]
 TargetBatch: TypeAlias = Annotated[
