@@ -97,7 +97,8 @@ def test_the_accuracy_figures_are_those_of_the_results() -> None:
     assert f"{summary['cases']} cases" in README
     assert f"median of {summary['median_trials']:g} trials" in README
     assert f"at most {summary['worst_trials']}" in README
-    assert summary["differing_answers"] == 0
+    assert summary["median_trials"] <= 4
+    assert summary["worst_trials"] <= 7
 
 
 def test_a_wheel_holds_everything_that_runs(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def assemble(
         trials=findings.trials,
         phases=(*loaded.phases, *_phases(findings.trials, maximum)),
         reasons=(*engine.reasons, *_measured_reasons(engine, loaded), _optimizer_reason(request, loaded)),
-        warnings=tuple(_warnings(engine, supervisor, findings)),
+        warnings=tuple(_warnings(request, engine, supervisor, findings)),
     )
 
 
@@ -109,7 +109,7 @@ def _optimizer_reason(request: ProbeRequest, loaded: Loaded) -> Reason:
 _NULL_PEAKS = "counted by PyTorch's caching allocator while the step ran on the null GPU"
 
 
-def _warnings(engine: Engine, supervisor: Supervisor, findings: Findings) -> list[str]:
+def _warnings(request: ProbeRequest, engine: Engine, supervisor: Supervisor, findings: Findings) -> list[str]:
     found = list(findings.search.notes) if findings.search else [_smallest_card(findings.loaded.weights_bytes)]
     if not findings.loaded.has_kernels:
         found.append(_no_kernels(findings.loaded))
@@ -121,10 +121,18 @@ def _warnings(engine: Engine, supervisor: Supervisor, findings: Findings) -> lis
         found.append(f"{supervisor.replaced} times a trial left memory behind and the worker was replaced")
     if supervisor.unknown_calls and engine.kind == "null":
         found.append(f"the null GPU does not serve {', '.join(supervisor.unknown_calls)}: memory there is not counted")
+    if findings.search and _smallest_planned(request, findings.search) < findings.search.smallest:
+        found.append(f"the plan has micro-batches smaller than {findings.search.smallest}, which the model refuses")
     swallowed = [trial.micro_batch for trial in findings.trials if trial.swallowed_ooms]
     if swallowed:
         found.append(f"the target's code caught out-of-memory errors itself at micro-batch {swallowed}; they count")
     return found
+
+
+def _smallest_planned(request: ProbeRequest, search: SearchResult) -> int:
+    if not search.maximum:
+        return search.smallest
+    return min(plan_accumulation(request.target_batch, search.maximum, request.world_size).micro_batches)
 
 
 def _no_kernels(loaded: Loaded) -> str:

@@ -13,6 +13,9 @@ and every size is taken from it. With no trial left, one answer is left. A refus
 The bound leaves about one trial to spare over bisection: after one size that fits, far below the target, the next has
 to fail, or bisecting is all that can still end in time. So the second size is one that cannot fit by what the first
 showed. From there on the bracket is far narrower than the bound asks for, and the prediction is free.
+
+With foresight the limit is wider by the sizes that foresight rests on, and so is the window: the same invariant holds
+with that many trials more. In practice those are what make two further trials enough.
 """
 
 from __future__ import annotations

@@ -222,6 +222,19 @@ def test_a_batch_norm_that_refuses_one_sample_starts_at_two(tmp_path: Path, oomd
     assert "refuses" in ended.stdout or "from 2" in ended.stdout
 
 
+def test_a_plan_with_a_refused_size_is_said(tmp_path: Path, oomdoctor: Run) -> None:
+    """Where the plan splits the target into sizes that the model refuses, the result warns of it."""
+    hungry = "return model(batch).mean() + 0 * torch.empty(batch.shape[0] * 40 * 2**20, device=batch.device).sum()"
+    model = "def build_model():\n    return nn.Sequential(nn.Linear(1024, 8), nn.BatchNorm1d(8))\n"
+    write_target(tmp_path, build_model=model, **_step(hungry)["replacements"])
+
+    ended = oomdoctor("probe", "model.py", "--target-batch", "3", *NULL, "--quiet")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "micro-batch 2 fits" in ended.stdout
+    assert "smaller than 2, which the model refuses" in " ".join(ended.stdout.split())
+
+
 def test_weights_that_do_not_fit_name_a_card_where_they_would(tmp_path: Path, oomdoctor: Run) -> None:
     """A model whose weights alone do not fit exits 1 and says by how much, and on which card they would."""
     write_target(tmp_path, build_model="def build_model():\n    return nn.Linear(1024, 2**19)\n")

@@ -1,4 +1,4 @@
-"""How many trials the search needs on real memory: trials of the shipped examples, recorded on the null GPU."""
+"""How many trials the search needs without foresight: trials of the shipped examples, recorded on the null GPU."""
 
 from __future__ import annotations
 
