@@ -210,23 +210,40 @@ def test_a_swallowed_oom_counts(tmp_path: Path, oomdoctor: Run) -> None:
     assert "caught" in ended.stdout
 
 
+# A batch norm refuses one sample, and each sample takes a buffer of so many MiB.
+REFUSING = """
+import torch
+from torch import nn
+
+
+def build_model():
+    return nn.Sequential(nn.Linear(1024, 8), nn.BatchNorm1d(8))
+
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, 1024)
+
+
+def training_step(model, batch):
+    buffer = torch.empty(batch.shape[0] * MIB * 2**18, device=batch.device)
+    return model(batch).mean() + 0 * buffer.sum()
+"""
+
+
 def test_a_batch_norm_that_refuses_one_sample_starts_at_two(tmp_path: Path, oomdoctor: Run) -> None:
     """A model that needs two samples is probed from two, and the result says so."""
-    model = "def build_model():\n    return nn.Sequential(nn.Linear(1024, 8), nn.BatchNorm1d(8))\n"
-    write_target(tmp_path, build_model=model)
+    (tmp_path / "model.py").write_text(REFUSING.replace("MIB", "300"))
 
-    ended = oomdoctor("probe", "model.py", "--target-batch", "8", *NULL, "--quiet")
+    ended = oomdoctor("probe", "model.py", "--target-batch", "64", *NULL, "--quiet")
 
     assert ended.returncode == 0, ended.stderr
-    assert "micro-batch 8 fits" in ended.stdout
-    assert "refuses" in ended.stdout or "from 2" in ended.stdout
+    assert "micro-batch 3 fits" in ended.stdout
+    assert "refuses a micro-batch of 1" in " ".join(ended.stdout.split())
 
 
 def test_a_plan_with_a_refused_size_is_said(tmp_path: Path, oomdoctor: Run) -> None:
     """Where the plan splits the target into sizes that the model refuses, the result warns of it."""
-    hungry = "return model(batch).mean() + 0 * torch.empty(batch.shape[0] * 40 * 2**20, device=batch.device).sum()"
-    model = "def build_model():\n    return nn.Sequential(nn.Linear(1024, 8), nn.BatchNorm1d(8))\n"
-    write_target(tmp_path, build_model=model, **_step(hungry)["replacements"])
+    (tmp_path / "model.py").write_text(REFUSING.replace("MIB", "400"))
 
     ended = oomdoctor("probe", "model.py", "--target-batch", "3", *NULL, "--quiet")
 
