@@ -62,8 +62,30 @@ def deliver(
     stream = stdout or sys.stdout
     # What the stream cannot encode is shown as `?`; a report is not worth an exception.
     encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "replace").decode(encoding))
-    stream.flush()
+    try:
+        stream.write(text.encode(encoding, "replace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageError(
+            f"standard output cannot be written: {error.strerror}", hint="write to a file with `-o`"
+        ) from error
+
+
+def check_writable(path: Path) -> None:
+    """See before long work that a report can be written to `path` after it.
+
+    Raises:
+        UsageError: It is a directory, or its directory does not exist or may not be written to.
+    """
+    target = path.resolve()
+    if not path.name or target.is_dir():
+        raise UsageError(f"`{path}` is a directory", hint=f"name a file in it, such as `{path / 'report.txt'}`")
+    if not target.parent.is_dir():
+        raise UsageError(f"`{path}` cannot be written: `{target.parent}` is not a directory", hint="create it first")
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise UsageError(f"`{path}` cannot be written: permission denied", hint="choose another file with `--output`")
 
 
 def write_atomically(path: Path, text: str) -> None:

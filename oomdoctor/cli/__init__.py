@@ -14,6 +14,7 @@ from oomdoctor.cli.gpus import gpus
 from oomdoctor.cli.options import Help
 from oomdoctor.cli.probe import probe
 from oomdoctor.cli.report import report
+from oomdoctor.cli.streams import open_standard_streams, printable
 from oomdoctor.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, OomdoctorError
 
 if TYPE_CHECKING:
@@ -58,11 +59,15 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code: 0 fits or clean, 1 a gate failed, 2 usage or target, 3 no answer, 70 a bug, 130 interrupted.
     """
+    open_standard_streams()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         app(args=argv, prog_name="oomdoctor")
     except SystemExit as exit_:
-        return exit_.code if isinstance(exit_.code, int) else EXIT_OK
+        code = exit_.code if isinstance(exit_.code, int) else EXIT_OK
+        if code == EXIT_INTERRUPTED:  # typer ends quietly
+            typer.echo("interrupted", err=True)
+        return code
     except OomdoctorError as error:
         _print_error(error)
         return error.exit_code
@@ -87,7 +92,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _print_error(error: OomdoctorError) -> None:
-    typer.echo(f"error: {error.message}", err=True)
+    typer.echo(f"error: {printable(error.message)}", err=True)
     for part in (error.details, error.hint and f"hint: {error.hint}"):
         if part:
-            typer.echo(f"\n{part}", err=True)
+            typer.echo(f"\n{printable(part)}", err=True)

@@ -47,7 +47,9 @@ Headroom: TypeAlias = Annotated[str, typer.Option(help="Part of the capacity tha
 EngineName: TypeAlias = Annotated[
     Literal["auto", "cuda", "null"], typer.Option(help="Where trials run: the local GPU or a null GPU.")
 ]
-TrialTimeout: TypeAlias = Annotated[float, typer.Option(help="Longest time a trial may take, in seconds.", min=1.0)]
+TrialTimeout: TypeAlias = Annotated[
+    float, typer.Option(help="Longest time a trial may take, in seconds.", min=1.0, max=604800.0)
+]
 DryRunFlag: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="Load the file, run one trial at the smallest size, explain.")
 ]
@@ -75,13 +77,18 @@ def probe(  # noqa: PLR0913 - one parameter an option
 ) -> None:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch."""
     from oomdoctor.cli.report import format_name, render
+    from oomdoctor.output import check_writable
     from oomdoctor.probing.probe import probe as run_probe
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.reports.progress import make_progress
     from oomdoctor.results import Document
     from oomdoctor.units import parse_fraction, parse_size
 
-    format_name(json=json, markdown=markdown)
+    form = format_name(json=json, markdown=markdown)
+    if dry_run and form != "text":
+        raise UsageError("`--dry-run` explains in plain text", hint=f"drop `--{form}`")
+    if output is not None:
+        check_writable(output)
     progress = make_progress(quiet=quiet)
     request = ProbeRequest(
         target=target,
@@ -99,7 +106,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     )
     try:
         if dry_run:
-            raise typer.Exit(_dry_run(request, progress))
+            raise typer.Exit(_dry_run(request, progress, output))
         found = run_probe(request, progress)
     finally:
         progress.close()
@@ -115,13 +122,14 @@ def probe(  # noqa: PLR0913 - one parameter an option
     raise typer.Exit(document.exit_code)
 
 
-def _dry_run(request: ProbeRequest, progress: Progress) -> int:
+def _dry_run(request: ProbeRequest, progress: Progress, output: Path | None) -> int:
+    from oomdoctor.output import deliver
     from oomdoctor.probing.probe import dry_run
     from oomdoctor.reports.dry_run import render as render_dry_run
 
     tried = dry_run(request, progress)
     progress.close()
-    typer.echo(render_dry_run(request.target, tried))
+    deliver(render_dry_run(request.target, tried) + "\n", output)
     return EXIT_GATE if tried.trial is None else EXIT_OK
 
 

@@ -66,6 +66,11 @@ def choose_engine(
     _check_options(engine=engine, gpu=gpu, device=device)
     if engine == "cuda" or (engine == "auto" and gpu is None and has_local_gpu()):
         return _cuda(engine=engine, device=device, base=base)
+    if "cudaMallocAsync" in base.get("PYTORCH_CUDA_ALLOC_CONF", "") + base.get("PYTORCH_ALLOC_CONF", ""):
+        raise NoAnswerError(
+            "the null GPU runs PyTorch's own allocator, and the environment asks for `backend:cudaMallocAsync`",
+            hint="unset it in `PYTORCH_CUDA_ALLOC_CONF`, or probe on a machine with a CUDA GPU",
+        )
     if gpu is None and memory_bytes is None:
         raise _no_gpu(engine)
     card = _played_card(gpu, memory_bytes)

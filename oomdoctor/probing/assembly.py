@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oomdoctor.devices.catalogue import all_cards
-from oomdoctor.probing.accumulation import plan_accumulation
 from oomdoctor.results import Device, MicroBatch, Outcome, Phase, ProbeResult, Reason, Trial
 from oomdoctor.units import format_size
 
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from oomdoctor.probing.search import SearchResult
     from oomdoctor.probing.stability import OtherProcesses
     from oomdoctor.probing.supervisor import Loaded, Supervisor
+    from oomdoctor.results import Accumulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Findings:
         loaded: What the worker said when the model was on the device.
         search: How the search ended; None where the model alone does not fit.
         recommended: Largest tested size that fits with the headroom withheld.
+        plan: How to reach the target with sizes that were run; None where nothing fits.
         trials: Every trial in order.
         moved: Whether other processes' memory moved meanwhile; None where nobody can say.
     """
@@ -33,6 +34,7 @@ class Findings:
     loaded: Loaded
     search: SearchResult | None
     recommended: int
+    plan: Accumulation | None
     trials: tuple[Trial, ...]
     moved: bool | None
 
@@ -53,7 +55,7 @@ def assemble(
             limited_by=search.limited_by if search else "memory",
             smallest=search.smallest if search else 1,
         ),
-        accumulation=plan_accumulation(request.target_batch, maximum, request.world_size) if maximum else None,
+        accumulation=findings.plan,
         capacity_bytes=supervisor.capacity_bytes,
         headroom=request.headroom,
         weights_bytes=loaded.weights_bytes,
@@ -107,32 +109,49 @@ def _optimizer_reason(request: ProbeRequest, loaded: Loaded) -> Reason:
 
 
 _NULL_PEAKS = "counted by PyTorch's caching allocator while the step ran on the null GPU"
+_NATIVE_BF16 = 8.0
+"""Compute capability from which bf16 is native."""
 
 
 def _warnings(request: ProbeRequest, engine: Engine, supervisor: Supervisor, findings: Findings) -> list[str]:
+    """What the reader should know before relying on the answer, about the model first and then about the machine."""
     found = list(findings.search.notes) if findings.search else [_smallest_card(findings.loaded.weights_bytes)]
-    if not findings.loaded.has_kernels:
-        found.append(_no_kernels(findings.loaded))
-    if findings.moved is None:
-        found.append("what other processes hold of this GPU could not be read, so that nobody can say if it moved")
+    if findings.search and findings.plan and min(findings.plan.micro_batches) < findings.search.smallest:
+        found.append(f"the plan has micro-batches smaller than {findings.search.smallest}, which the model refuses")
+    swallowed = [str(trial.micro_batch) for trial in findings.trials if trial.swallowed_ooms]
+    if swallowed:
+        sizes = ", ".join(swallowed)
+        found.append(f"the target's code caught out-of-memory errors itself at micro-batch {sizes}; they count")
     if not supervisor.loss_is_finite:
         found.append("the loss was NaN or infinite; memory does not depend on it, training does")
     if supervisor.replaced:
         found.append(f"{supervisor.replaced} times a trial left memory behind and the worker was replaced")
+    return found + _device_warnings(request, engine, supervisor, findings)
+
+
+def _device_warnings(request: ProbeRequest, engine: Engine, supervisor: Supervisor, findings: Findings) -> list[str]:
+    loaded, found = findings.loaded, []
+    if not loaded.has_kernels:
+        found.append(_no_kernels(loaded))
+    if request.precision == "bf16" and float(loaded.compute_capability) < _NATIVE_BF16:
+        found.append(
+            f"compute capability {loaded.compute_capability} emulates bf16; `--precision fp16` may suit it better"
+        )
+    if supervisor.zeros_read:
+        found.append(_zeros_read(supervisor.zeros_read))
     if supervisor.unknown_calls and engine.kind == "null":
         found.append(f"the null GPU does not serve {', '.join(supervisor.unknown_calls)}: memory there is not counted")
-    if findings.search and _smallest_planned(request, findings.search) < findings.search.smallest:
-        found.append(f"the plan has micro-batches smaller than {findings.search.smallest}, which the model refuses")
-    swallowed = [trial.micro_batch for trial in findings.trials if trial.swallowed_ooms]
-    if swallowed:
-        found.append(f"the target's code caught out-of-memory errors itself at micro-batch {swallowed}; they count")
+    if findings.moved is None:
+        found.append("what other processes hold of this GPU could not be read, so that nobody can say if it moved")
     return found
 
 
-def _smallest_planned(request: ProbeRequest, search: SearchResult) -> int:
-    if not search.maximum:
-        return search.smallest
-    return min(plan_accumulation(request.target_batch, search.maximum, request.world_size).micro_batches)
+def _zeros_read(count: int) -> str:
+    times = "once" if count == 1 else f"{count} times"
+    return (
+        f"the step read data back from the GPU {times} in a trial, and on a null GPU that is zeros: memory that "
+        "depends on it (boolean masks, `nonzero`, `.item()` in a condition) is not counted, and training may need more"
+    )
 
 
 def _no_kernels(loaded: Loaded) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.devices.choice import Engine, choose_engine
 from oomdoctor.errors import UsageError
-from oomdoctor.probing.accumulation import per_device_target
+from oomdoctor.probing.accumulation import per_device_target, plan_accumulation
 from oomdoctor.probing.assembly import Findings, assemble
 from oomdoctor.probing.session import Session
 from oomdoctor.probing.stability import OtherProcesses
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.progress import Progress
-    from oomdoctor.results import ProbeResult, Trial
+    from oomdoctor.results import Accumulation, ProbeResult, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ def probe(request: ProbeRequest, progress: Progress, *, engine: Engine | None = 
     with _running(request, progress, engine) as run:
         search = None if run.loaded.placement_error else run.session.find_maximum(run.loaded.weights_bytes)
         recommended = 0 if search is None else run.session.find_recommended(search, request.headroom)
-    findings = Findings(run.loaded, search, recommended, tuple(run.session.trials), moved=run.others.moved())
+        plan = None if search is None else _checked_plan(request, run.session, search.maximum)
+    findings = Findings(run.loaded, search, recommended, plan, tuple(run.session.trials), moved=run.others.moved())
     result = assemble(request, run.engine, run.supervisor, run.others, findings)
     return Probe(result, run.loaded.versions)
 
@@ -109,6 +110,17 @@ def _running(request: ProbeRequest, progress: Progress, engine: Engine | None) -
         loaded = supervisor.load()
         _check_memory(request, loaded)
         yield _Run(engine, others, supervisor, loaded, Session(supervisor, progress, per_device))
+
+
+def _checked_plan(request: ProbeRequest, session: Session, maximum: int) -> Accumulation | None:
+    """A plan whose every micro-batch was run; where one does not fit, a plan of smaller ones."""
+    limit = maximum
+    while limit > 0:
+        plan = plan_accumulation(request.target_batch, limit, request.world_size)
+        if session.check_plan(plan):
+            return plan
+        limit = min(plan.micro_batches) - 1
+    return None
 
 
 def _engine(request: ProbeRequest) -> Engine:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from oomdoctor.devices.null_gpu.control import is_null_gpu, reads
 from oomdoctor.results import Phase, PhaseName
 
 if TYPE_CHECKING:
@@ -18,19 +19,24 @@ class PhaseRecorder:
 
     Attributes:
         peak_reserved_bytes: Most bytes held from the driver so far.
+        zeros_read: Times that a forward or backward read data back from a null GPU, which answers with zeros.
     """
 
     def __init__(self) -> None:
         self._phases: dict[tuple[int, PhaseName], Phase] = {}
         self.peak_reserved_bytes = torch.cuda.memory_reserved()
+        self.zeros_read = 0
 
     @contextmanager
     def phase(self, iteration: int, name: PhaseName) -> Iterator[None]:
         """Record what happens inside, up to a failure where there is one."""
         torch.cuda.reset_peak_memory_stats()
+        before = _reads()
         try:
             yield
         finally:
+            if name in (PhaseName.FORWARD, PhaseName.BACKWARD):  # an optimizer reads, and what it reads is its own
+                self.zeros_read += _reads() - before
             self._record(iteration, name)
 
     @property
@@ -53,3 +59,7 @@ class PhaseRecorder:
             end_allocated_bytes=torch.cuda.memory_allocated(),
         )
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, torch.cuda.max_memory_reserved())
+
+
+def _reads() -> int:
+    return reads() if is_null_gpu() else 0

@@ -12,6 +12,11 @@ from oomdoctor.results import Outcome, Trial
 if TYPE_CHECKING:
     from oomdoctor.probing.supervisor import Supervisor
     from oomdoctor.progress import Progress
+    from oomdoctor.results import Accumulation
+
+_FIRST_RANGE = 4096
+_RANGE_GROWTH = 8
+"""Sizes up to the first are searched at once; where all of them fit so many times more, until the target."""
 
 
 class Session:
@@ -45,17 +50,33 @@ class Session:
             TargetError: A size failed for a reason that is not memory.
             NoAnswerError: It failed because the null GPU cannot do what it asks for.
         """
-        search = find_maximum(
+        search = self._search_up_to(min(self._per_device_target, _FIRST_RANGE))
+        while search.limited_by == "target" and search.maximum < self._per_device_target and search.failed is None:
+            # Nothing far above what is known is tried: a batch of that size may not even fit the host.
+            search = self._search_up_to(min(self._per_device_target, search.maximum * _RANGE_GROWTH))
+        if search.failed is not None:
+            raise self._failure(search.failed)
+        return self._try_whole_target(search, gradient_bytes)
+
+    def _search_up_to(self, largest: int) -> SearchResult:
+        capacity = self._supervisor.capacity_bytes
+        return find_maximum(
             lambda size: self._run(size, self._supervisor.capacity_bytes),
-            largest=self._per_device_target,
-            capacity_bytes=self._supervisor.capacity_bytes,
+            largest=largest,
+            capacity_bytes=capacity,
+            known=[trial for trial in self.trials if trial.allowed_bytes == capacity],
             foresee=lambda low, high: self._supervisor.foresee(
                 low, high, allowed_bytes=self._supervisor.capacity_bytes, retries=True
             ),
         )
-        if search.failed is not None:
-            raise self._failure(search.failed)
-        return self._try_whole_target(search, gradient_bytes)
+
+    def check_plan(self, plan: Accumulation) -> bool:
+        """Whether no micro-batch of the plan runs out; runs those that were not. A refused size is warned of elsewhere."""
+        for size in sorted(set(plan.micro_batches), reverse=True):
+            seen = [trial for trial in self.trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
+            if not seen and self._run(size, self._supervisor.capacity_bytes).outcome in (Outcome.OOM, Outcome.LIMIT):
+                return False
+        return True
 
     def _try_whole_target(self, search: SearchResult, gradient_bytes: int) -> SearchResult:
         """Try the target in one micro-batch: without accumulated gradients it may fit where smaller sizes do not."""
@@ -111,13 +132,8 @@ class Session:
         fitting = [other.micro_batch for other in self.trials if other.outcome is Outcome.FITS]
         contrast = f", but not at {max(fitting)}" if fitting else ""
         problem = self._supervisor.problem or {}
-        unknown_calls = self._supervisor.unknown_calls
-        if unknown_calls:
-            return NoAnswerError(
-                f"the null GPU does not serve {', '.join(f'`{name}`' for name in unknown_calls)}",
-                details=problem.get("details"),
-                hint="probe this target on a machine with a CUDA GPU",
-            )
+        if problem.get("kind") == NoAnswerError.__name__:
+            return NoAnswerError(str(problem["message"]), details=problem["details"], hint=problem["hint"])
         return TargetError(
             f"micro-batch {trial.micro_batch} fails{contrast}: {trial.error}",
             details=problem.get("details"),

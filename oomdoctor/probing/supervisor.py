@@ -77,6 +77,7 @@ class Supervisor:
         problem: Message, hint and details of the last trial that failed for another reason than memory.
         optimizer_name: Class name of the optimizer that ran.
         loss_is_finite: False once a loss was NaN or infinite.
+        zeros_read: Most times that one trial's step read data back from a null GPU.
         unknown_calls: Names of CUDA calls that the null GPU was asked for and does not serve.
     """
 
@@ -93,6 +94,7 @@ class Supervisor:
         self.problem: dict[str, str | None] | None = None
         self.optimizer_name = ""
         self.loss_is_finite = True
+        self.zeros_read = 0
         self.unknown_calls: tuple[str, ...] = ()
 
     def __enter__(self) -> Self:
@@ -177,6 +179,7 @@ class Supervisor:
         self.problem = answer["problem"] or self.problem
         self.optimizer_name = answer["optimizer"] or self.optimizer_name
         self.loss_is_finite = self.loss_is_finite and answer["loss_is_finite"]
+        self.zeros_read = max(self.zeros_read, answer["zeros_read"])
         self.unknown_calls = tuple(dict.fromkeys((*self.unknown_calls, *answer["unknown_calls"])))
         self.capacity_bytes = answer["capacity_bytes"]
         if answer["trace"]:

@@ -77,6 +77,7 @@ class Attempt:
         problem: What a trial that failed for another reason than memory failed with; else None.
         trace: What the allocator did, where the trial fits; see `oomdoctor.probing.replay`.
         loss_is_finite: False where a loss was NaN or infinite.
+        zeros_read: Times that the step read data back from a null GPU.
         optimizer_name: Class name of the optimizer, empty when it was never built.
     """
 
@@ -84,6 +85,7 @@ class Attempt:
     problem: TargetError | None
     trace: Trace
     loss_is_finite: bool
+    zeros_read: int
     optimizer_name: str
 
 
@@ -118,7 +120,14 @@ def run_trial(setup: Setup, micro_batch: int, micro_steps: int, allowed_bytes: i
         seconds=time.monotonic() - started,
     )
     clean(setup.model)
-    return Attempt(trial, ending.problem, training.trace, training.loss_is_finite, training.optimizer_name)
+    return Attempt(
+        trial,
+        ending.problem,
+        training.trace,
+        training.loss_is_finite,
+        training.recorder.zeros_read,
+        training.optimizer_name,
+    )
 
 
 _SWALLOWED = "the step ran out of memory, and its own code caught the error and went on"

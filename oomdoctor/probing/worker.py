@@ -9,15 +9,15 @@ Usage: worker READ_FD WRITE_FD
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import sys
 import traceback
 
 import torch
 
-from oomdoctor.devices.null_gpu.control import is_null_gpu, unknown_calls
+from oomdoctor.devices.null_gpu.control import is_null_gpu, reads, unknown_calls
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
+from oomdoctor.probing.blame import blame
 from oomdoctor.probing.channel import Channel, ChannelClosedError, Message
 from oomdoctor.probing.guardian import die_with_parent
 from oomdoctor.probing.oom import classify
@@ -26,9 +26,18 @@ from oomdoctor.probing.replay import largest_size
 from oomdoctor.probing.trial import Setup, allow, clean, run_trial
 from oomdoctor.results import Outcome, PhaseName
 from oomdoctor.serialisation import encode
-from oomdoctor.targets.contract import Target, build, check_batch_sizes, describe, draw_batch, is_out_of_memory
+from oomdoctor.targets.contract import (
+    Target,
+    build,
+    check_batch,
+    check_batch_sizes,
+    describe,
+    draw_batch,
+    is_out_of_memory,
+)
 from oomdoctor.targets.importing import load_target
 from oomdoctor.targets.reference import Reference
+from oomdoctor.targets.tracebacks import summary
 
 
 def main(arguments: list[str]) -> int:
@@ -44,22 +53,28 @@ def main(arguments: list[str]) -> int:
 
 
 def _answer(worker: _Worker, request: Message) -> Message:
+    read_before = _reads()
     try:
         return _OPERATIONS[request["op"]](worker, request)
     except OomdoctorError as error:
-        return {"event": "error", "kind": type(error).__name__, **_texts(error)}
+        return {"event": "error", **_texts(blame(error, zeros_read=_reads() - read_before))}
     except SystemExit as exit_:
         ended = TargetError(
             f"the target's code called `exit({exit_.code!r})`",
             hint="remove the call from the functions that oomdoctor runs",
         )
-        return {"event": "error", "kind": type(ended).__name__, **_texts(ended)}
+        return {"event": "error", **_texts(ended)}
     except Exception:  # noqa: BLE001 - a bug of ours must reach the parent as such
         return {"event": "bug", "details": traceback.format_exc()}
 
 
 def _texts(error: OomdoctorError) -> Message:
-    return {"message": error.message, "hint": error.hint, "details": error.details}
+    kind = type(error).__name__
+    return {"kind": kind, "message": error.message, "hint": error.hint, "details": error.details}
+
+
+def _reads() -> int:
+    return reads() if is_null_gpu() else 0
 
 
 class _Worker:
@@ -102,9 +117,10 @@ class _Worker:
         return {
             "event": "trial",
             "trial": encode(attempt.trial),
-            "problem": attempt.problem and _texts(attempt.problem),
+            "problem": attempt.problem and _texts(blame(attempt.problem, zeros_read=attempt.zeros_read)),
             "trace": attempt.trace,
             "loss_is_finite": attempt.loss_is_finite,
+            "zeros_read": attempt.zeros_read,
             "optimizer": attempt.optimizer_name,
             "held": _held(),
             "capacity_bytes": _capacity(self._cap_bytes),
@@ -125,7 +141,16 @@ _OPERATIONS = {"load": _Worker.load, "trial": _Worker.trial, "foresee": _Worker.
 
 
 def _device() -> torch.device:
-    if not torch.cuda.is_available():
+    try:
+        available = torch.cuda.is_available()
+        if available:
+            torch.empty(1, device="cuda")  # the first allocation is where PyTorch reads its allocator's settings
+    except (RuntimeError, ValueError) as error:
+        raise NoAnswerError(
+            f"CUDA cannot be used: {summary(error)}",
+            hint="`PYTORCH_CUDA_ALLOC_CONF` is where the allocator is set up; unset it and try again",
+        ) from None
+    if not available:
         raise NoAnswerError(
             f"torch {torch.__version__} sees no CUDA GPU",
             hint="name a card with `--gpu` to ask about it without one; `oomdoctor gpus --known` lists them",
@@ -157,19 +182,29 @@ def _held() -> Message:
 
 def _build(target: Target) -> torch.nn.Module:
     try:
-        return build(target, passes=is_out_of_memory)
+        model = build(target, passes=is_out_of_memory)
     except torch.OutOfMemoryError as error:
         raise TargetError(
             "`build_model` itself ran out of GPU memory",
             hint="let it build the model on the CPU; oomdoctor places it",
             details=str(error),
         ) from None
+    if any(torch.nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise TargetError(
+            "the model has lazy modules whose parameters do not exist yet",
+            hint="run one batch through it at the end of `build_model`, for example `model(make_batch(2))`",
+        )
+    return model
 
 
 def _check_batches(target: Target) -> None:
-    """See early that `make_batch` heeds its argument; one that runs out of memory is the trials' matter."""
-    with contextlib.suppress(torch.OutOfMemoryError):
-        check_batch_sizes(draw_batch(target, 1), 1, draw_batch(target, 2), 2)
+    """See early that `make_batch` makes batches and heeds its argument; where it raises is the trials' matter."""
+    try:
+        few, more = draw_batch(target, 2), draw_batch(target, 4)
+    except (torch.OutOfMemoryError, TargetError):
+        return
+    check_batch(few)
+    check_batch_sizes(few, 2, more, 4)
 
 
 def _place_model(model: torch.nn.Module, device: torch.device, recorder: PhaseRecorder) -> str | None:

@@ -47,7 +47,8 @@ def notes(result: ProbeResult) -> list[str]:
     largest = max(plan.micro_batches)
     if largest > answer.recommended:
         better = f"above the recommended {answer.recommended}" if answer.recommended else "above every recommended size"
-        found.append(f"{largest} is {better}: it fits, with less than {percent(result.headroom)} to spare")
+        spare = percent(result.headroom)
+        found.append(f"{largest} is {better}: it fits, but not with {spare} to spare and no retry of the allocator")
     return found
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from inspect import isasyncgen, isawaitable, isgenerator
+from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -121,6 +124,27 @@ def draw_batch(target: Target, batch_size: int, *, passes: Passes = is_out_of_me
     return batch
 
 
+def check_batch(batch: object) -> None:
+    """See that `make_batch` returned data, and not something that would make or hold it elsewhere.
+
+    Raises:
+        TargetError: It is a generator, a coroutine, an array of another library, or empty.
+    """
+    if isgenerator(batch) or isawaitable(batch) or isasyncgen(batch):
+        raise TargetError(
+            f"`make_batch` returned {described(batch)}, which is no batch",
+            hint="return the batch itself; a `yield` or an `async` makes something else of the function",
+        )
+    parts = batch if isinstance(batch, tuple | list) else batch.values() if isinstance(batch, Mapping) else (batch,)
+    if any(type(part).__module__ == "numpy" for part in parts):
+        raise TargetError(
+            "`make_batch` returned NumPy arrays, which cannot be put on a GPU",
+            hint="convert them with `torch.from_numpy(...)`",
+        )
+    if isinstance(batch, tuple | list | Mapping) and not batch:
+        raise TargetError(f"`make_batch` returned {described(batch)} that is empty", hint="return the batch's tensors")
+
+
 def check_batch_sizes(batch_a: object, size_a: int, batch_b: object, size_b: int) -> None:
     """See that `make_batch` heeds `batch_size`: two sizes must not give tensors with the same numbers of elements.
 
@@ -180,7 +204,7 @@ def make_optimizer(target: Target, model: torch.nn.Module, name: str | None) -> 
     if target.build_optimizer is not None:
         optimizer = _call(target, target.build_optimizer, model, call="build_optimizer(model)", passes=is_out_of_memory)
         if isinstance(optimizer, torch.optim.Optimizer):
-            return optimizer
+            return _without_closure(optimizer)
         raise TargetError(
             f"`build_optimizer(model)` returned {described(optimizer)}, not a `torch.optim.Optimizer`",
             hint="return one optimizer, for example `torch.optim.AdamW(model.parameters(), lr=3e-4)`",
@@ -190,7 +214,16 @@ def make_optimizer(target: Target, model: torch.nn.Module, name: str | None) -> 
         raise TargetError("the model has no parameters that require a gradient", hint="there is nothing to train in it")
     optimizer_class = _optimizer_class(name or DEFAULT_OPTIMIZER)
     call = f"torch.optim.{optimizer_class.__name__}(...)"
-    return _call(target, optimizer_class, parameters, call=call, passes=is_out_of_memory)
+    return _without_closure(_call(target, optimizer_class, parameters, call=call, passes=is_out_of_memory))
+
+
+def _without_closure(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TargetError(
+            "LBFGS evaluates the loss again and again through a closure, and trials take plain steps",
+            hint="choose an optimizer whose `step()` takes no closure",
+        )
+    return optimizer
 
 
 def optimizer_names() -> list[str]:
@@ -199,7 +232,7 @@ def optimizer_names() -> list[str]:
     return sorted(
         item.__name__
         for item in classes
-        if issubclass(item, torch.optim.Optimizer) and item is not torch.optim.Optimizer
+        if issubclass(item, torch.optim.Optimizer) and item not in (torch.optim.Optimizer, torch.optim.LBFGS)
     )
 
 
@@ -215,7 +248,7 @@ def step_failure(target: Target, error: BaseException) -> TargetError:
 
 def step_hint(target: Target, error: BaseException) -> str | None:
     """What to do about an error of the user's code, where it is a known one."""
-    text = str(error)
+    text = "".join(format_exception_only(error))  # an error whose `__str__` raises has a text here too
     if _WRONG_DEVICE.search(text):
         return _HINT_FOR_WRONG_DEVICE
     if "backward through the graph a second time" in text:

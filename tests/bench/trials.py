@@ -86,15 +86,17 @@ def bisect(request: ProbeRequest) -> tuple[int, int]:
 
 def row(case: Case, found: Probe, by_hand: tuple[int, int] | None) -> dict[str, object]:
     """What the results file keeps of one case."""
-    capacity = found.result.capacity_bytes
-    search = [trial for trial in found.result.trials if trial.allowed_bytes == capacity]
+    # The trials up to the one that completed the proof: the maximum fits and its successor does not.
+    proof = {found.result.micro_batch.maximum, found.result.micro_batch.maximum + 1}
+    at_capacity = [trial for trial in found.result.trials if trial.allowed_bytes == found.result.capacity_bytes]
+    proven = max(index for index, trial in enumerate(at_capacity) if trial.micro_batch in proof) + 1
     return {
         "example": case.example,
         "precision": case.precision,
         "capacity_gib": case.capacity_gib,
         "maximum": found.result.micro_batch.maximum,
         "recommended": found.result.micro_batch.recommended,
-        "trials_for_maximum": len(search),
+        "trials_for_maximum": proven,
         "trials_in_all": len(found.result.trials),
         "bisection_maximum": by_hand and by_hand[0],
         "bisection_trials": by_hand and by_hand[1],

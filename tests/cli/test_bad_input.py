@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from conftest import Run
 from targets_for_tests import MLP, write_target
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from conftest import Run
 
 pytestmark = pytest.mark.null_gpu
 
@@ -94,7 +92,7 @@ CASES = [
     Case(
         "a segmentation fault",
         3,
-        ("SIGSEGV", "micro-batch 1"),
+        ("SIGSEGV", "micro-batch 8"),
         "crash",
         **_step("import ctypes; ctypes.string_at(0)"),
     ),
@@ -120,6 +118,72 @@ CASES = [
         ("does not serve `cufft",),
         "with a CUDA GPU",
         **_step("return torch.fft.fft(model(batch)).abs().mean()"),
+    ),
+    Case(
+        "lazy modules",
+        2,
+        ("lazy modules",),
+        "build_model",
+        **_model("return nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(4))"),
+    ),
+    Case(
+        "an error that has no text",
+        2,
+        ("micro-batch", "Silent"),
+        "",
+        **_step(
+            "class Silent(Exception):\n        def __str__(self):\n            raise KeyError('no')\n    raise Silent"
+        ),
+    ),
+    Case(
+        "an optimizer that wants a closure",
+        2,
+        ("lbfgs",),
+        "`AdamW`",
+        arguments=("model.py", "--target-batch", "8", *NULL, "--optimizer", "lbfgs"),
+    ),
+    Case(
+        "a closure in the file",
+        2,
+        ("LBFGS",),
+        "closure",
+        target=MLP + "\n\ndef build_optimizer(model):\n    return torch.optim.LBFGS(model.parameters())\n",
+    ),
+    Case(
+        "a generator", 2, ("`make_batch` returned a generator",), "yield", **_batch("yield torch.ones(batch_size, 4)")
+    ),
+    Case(
+        "arrays of another library",
+        2,
+        ("NumPy",),
+        "torch.from_numpy",
+        **_batch("import numpy; return numpy.ones((batch_size, 1024))"),
+    ),
+    Case("an empty batch", 2, ("empty",), "tensors", **_batch("return []")),
+    Case(
+        "a decision on what was computed",
+        3,
+        ("read data back", "ValueError: not finite"),
+        "CUDA GPU",
+        **_step(
+            "loss = model(batch).mean()\n"
+            "    if not torch.isfinite(loss): raise ValueError('not finite')\n"
+            "    return loss"
+        ),
+    ),
+    Case(
+        "a report into a directory that is not there",
+        2,
+        ("nowhere` is not a directory", "nowhere/report.json"),
+        "create it",
+        arguments=("model.py", "--target-batch", "8", *NULL, "-o", "nowhere/report.json"),
+    ),
+    Case(
+        "a dry run as JSON",
+        2,
+        ("--dry-run",),
+        "--json",
+        arguments=("model.py", "--target-batch", "8", *NULL, "--dry-run", "--json"),
     ),
     Case("target batch 0", 2, ("target",), "", arguments=("model.py", "--target-batch", "0", *NULL)),
     Case("target batch negative", 2, ("target",), "", arguments=("model.py", "--target-batch", "-4", *NULL)),
@@ -170,6 +234,64 @@ def test_bad_input_is_answered(case: Case, tmp_path: Path, oomdoctor: Run) -> No
     assert case.hint in ended.stderr.rpartition("hint:")[2]
     assert "oomdoctor/probing" not in ended.stderr
     assert {path.name for path in tmp_path.iterdir()} <= {"model.py", "__pycache__"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"), [("backend:cudaMallocAsync", "cudaMallocAsync"), ("garbage:1", "garbage")]
+)
+def test_an_allocator_that_cannot_be_had_is_named(tmp_path: Path, oomdoctor: Run, setting: str, says: str) -> None:
+    """What PYTORCH_CUDA_ALLOC_CONF asks for and cannot be had is named, and is not called the target's fault."""
+    write_target(tmp_path)
+
+    ended = oomdoctor("probe", "model.py", "--target-batch", "8", *NULL, "--quiet", PYTORCH_CUDA_ALLOC_CONF=setting)
+
+    assert ended.returncode == 3, ended.stderr
+    assert says in ended.stderr
+    assert "PYTORCH_CUDA_ALLOC_CONF" in ended.stderr.rpartition("hint:")[2]
+
+
+def test_a_step_that_reads_back_is_warned_of(tmp_path: Path, oomdoctor: Run) -> None:
+    """Memory behind a boolean mask is not seen on a null GPU, and the result says that it was not."""
+    write_target(tmp_path, **_step("return model(batch)[batch[:, 0] > 0].mean() + model(batch).mean()")["replacements"])
+
+    ended = oomdoctor("probe", "model.py", "--target-batch", "8", *NULL, "--quiet")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "on a null GPU that is zeros" in " ".join(ended.stdout.split())
+
+
+def test_closed_standard_streams_do_no_harm(tmp_path: Path) -> None:
+    """A daemon without stdin, stdout and stderr gets its report in a file."""
+    write_target(tmp_path)
+    command = [sys.executable, "-m", "oomdoctor", "probe", "model.py", "--target-batch", "8", *NULL, "-o", "report.txt"]
+
+    ended = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command], cwd=tmp_path, timeout=100, check=False)
+
+    assert ended.returncode == 0
+    assert "micro-batch 8 fits" in (tmp_path / "report.txt").read_text()
+
+
+def test_a_full_disk_is_said() -> None:
+    """A stdout that cannot be written to is an error of its own, not a bug."""
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "oomdoctor", "gpus", "--known"], stdout=full, stderr=subprocess.PIPE, text=True,
+            check=False,
+        )  # fmt: skip
+
+    assert ended.returncode != 70
+    assert "standard output cannot be written" in ended.stderr
+
+
+def test_control_characters_of_an_error_do_not_reach_the_terminal(tmp_path: Path, oomdoctor: Run) -> None:
+    """An exception's text is shown without what a terminal would obey."""
+    write_target(tmp_path, **_step("raise ValueError('red \\x1b[31m and \\0 nothing')")["replacements"])
+
+    ended = oomdoctor("probe", "model.py", "--target-batch", "8", *NULL, "--quiet")
+
+    assert ended.returncode == 2
+    assert "red [31m and  nothing" in ended.stderr
+    assert "\x1b" not in ended.stderr
 
 
 def test_prints_never_reach_stdout(tmp_path: Path, oomdoctor: Run) -> None:

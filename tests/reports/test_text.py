@@ -34,7 +34,8 @@ To reach a target batch of 256
   exact        accumulation_steps=14  14 micro-batches: 4 of 19, 10 of 18
   one size     accumulation_steps=16  16 micro-batches of 16
   fixed at 19  accumulation_steps=14  266 samples, 10 more than asked for
-  19 is above the recommended 18: it fits, with less than 5% to spare
+  19 is above the recommended 18: it fits, but not with 5% to spare and no retry
+  of the allocator
 
 The error at micro-batch 20
   torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.92 GiB. GPU 0

@@ -14,7 +14,7 @@ _UNKNOWN_CALLS = "oomdoctor_null_unknown_calls"
 @cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(None)
-    for name in ("oomdoctor_null_capacity", "oomdoctor_null_used", "oomdoctor_null_peak_used"):
+    for name in ("oomdoctor_null_capacity", "oomdoctor_null_used", "oomdoctor_null_peak_used", "oomdoctor_null_reads"):
         getattr(library, name).restype = ctypes.c_uint64
     library.oomdoctor_null_set_capacity.argtypes = [ctypes.c_uint64]
     library.oomdoctor_null_set_capacity.restype = None
@@ -51,6 +51,11 @@ def used_bytes() -> int:
 def peak_used_bytes() -> int:
     """Most bytes that were ever taken from the device at one time."""
     return int(_library().oomdoctor_null_peak_used())
+
+
+def reads() -> int:
+    """How often data was copied from the device to the host; each time it was zeros."""
+    return int(_library().oomdoctor_null_reads())
 
 
 def unknown_calls() -> tuple[str, ...]:
