@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from running import Run, run_command
 
-ROOT = Path(__file__).parents[1]
 _LOUD = ("FORCE_COLOR", "NO_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF")
-
-INVOCATIONS = {
-    "oomdoctor": [str(Path(sys.executable).parent / "oomdoctor")],
-    "python -m oomdoctor": [sys.executable, "-m", "oomdoctor"],
-}
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)
@@ -28,27 +20,6 @@ def _calm_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "80")
-
-
-def run_command(
-    arguments: Sequence[str],
-    *,
-    cwd: Path | None = None,
-    invocation: str = "python -m oomdoctor",
-    timeout: float = 120,
-    **environment: str,
-) -> subprocess.CompletedProcess[str]:
-    """Run oomdoctor as a user would, in a process of its own."""
-    return subprocess.run(
-        [*INVOCATIONS[invocation], *arguments],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from running import ROOT
 
 PACKAGE = ROOT / "oomdoctor"
 TIERS = {"cli": 3, "probing": 2, "reports": 2, "targets": 1, "devices": 1, "examples": 1, "schemas": 1}

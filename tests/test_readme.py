@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, run_command
+from running import ROOT, run_command
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [

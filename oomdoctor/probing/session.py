@@ -71,7 +71,7 @@ class Session:
         )
 
     def check_plan(self, plan: Accumulation) -> bool:
-        """Whether no micro-batch of the plan runs out; runs those that were not. A refused size is warned of elsewhere."""
+        """Whether no micro-batch of the plan runs out; runs those that were not run yet."""
         for size in sorted(set(plan.micro_batches), reverse=True):
             seen = [trial for trial in self.trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
             if not seen and self._run(size, self._supervisor.capacity_bytes).outcome in (Outcome.OOM, Outcome.LIMIT):

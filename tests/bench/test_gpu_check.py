@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from running import ROOT
 
 from oomdoctor.devices.catalogue import find_card
 from oomdoctor.devices.null_gpu import environment

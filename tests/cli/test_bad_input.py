@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from running import Run
 from targets_for_tests import MLP, write_target
 
 pytestmark = pytest.mark.null_gpu

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from running import ROOT
 
 pytestmark = pytest.mark.null_gpu
 

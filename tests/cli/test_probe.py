@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from conftest import INVOCATIONS, Run
+from running import INVOCATIONS, Run
 from targets_for_tests import MLP, write_target
 
 from oomdoctor.devices.catalogue import find_card
