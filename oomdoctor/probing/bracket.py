@@ -49,12 +49,12 @@ _WOBBLE_BYTES, _WOBBLE_SHARE = 64 << 20, 0.02
 # Foretold sizes that may prove wrong before the measured prediction is relied on alone.
 _FORESIGHT_MISSES = 2
 # Foresight needs two sizes that fit and do the same in a step: a small one, and one at this part of the way to what
-# that one predicts; where a step of few samples is another, a third. Sizes that are known to fit tell little of where
-# fitting ends, so that the bound on trials is wider by those.
+# that one predicts; where a step of few samples is another, a third. Sizes that fit, as foretold ones do, tell little
+# of where fitting ends; the bound on trials is wider by so many, or it would ask for sizes far above what is foretold.
 _FORESIGHT_FIRST_SIZE = 4
 _FORESIGHT_STEP = 0.4
 _FORESIGHT_MOST_FITS = 3
-_FORESIGHT_TRIALS = 3
+_FORESIGHT_TRIALS = 6
 
 
 def trial_limit(largest: int, smallest: int = 1) -> int:

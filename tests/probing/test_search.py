@@ -307,7 +307,7 @@ def test_foresight_ends_the_search_at_once(slope: int, fixed: int) -> None:
     oracle = Oracle(lambda size: fixed + slope * size, fixed=fixed)
     maximum = (CAPACITY - fixed) // slope
     result = oracle.find(4096, foresee=lambda low, high: min(max(maximum, low), high - 1))
-    assert_proven(result, oracle, 4096, foresight=3)
+    assert_proven(result, oracle, 4096, foresight=6)
     assert result.maximum == maximum
     first_fit = next(i for i, trial in enumerate(result.trials) if trial.outcome is Outcome.FITS)
     assert len(result.trials) <= first_fit + 3
@@ -321,7 +321,7 @@ def test_wrong_foresight_costs_nothing_but_trials(threshold: int, seed: int) -> 
     result = oracle.find(
         4096, foresee=lambda low, high: chance.choice([None, low, high - 1, chance.randint(low, high)])
     )
-    assert_proven(result, oracle, 4096, foresight=3)
+    assert_proven(result, oracle, 4096, foresight=6)
     assert result.maximum == threshold
 
 
