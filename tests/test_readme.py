@@ -14,6 +14,7 @@ import pytest
 from running import ROOT, run_command
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROSE = " ".join(README.split())
 COMMANDS = [
     line.removeprefix("$ ")
     for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
@@ -94,11 +95,22 @@ def test_the_accuracy_figures_are_those_of_the_results() -> None:
     """What the README says about trials and exactness is what the committed bench measured."""
     summary = json.loads((ROOT / "tests/bench/results/trials.json").read_text(encoding="utf-8"))["summary"]
 
-    assert f"{summary['cases']} cases" in README
-    assert f"median of {summary['median_trials']:g} trials" in README
-    assert f"at most {summary['worst_trials']}" in README
+    same = summary["cases"] - summary["differing_answers"]
+    assert f"({summary['cases']} cases)" in PROSE
+    assert f"{same} are the same, and in the other {summary['differing_and_proven']} memory is not monotone" in PROSE
+    assert summary["differing_and_proven"] == summary["differing_answers"]
+    assert f"a median of {summary['median_trials']:g} trials and at most {summary['worst_trials']} to find" in PROSE
     assert summary["median_trials"] <= 4
     assert summary["worst_trials"] <= 7
+
+
+def test_the_speed_figures_are_those_of_the_results() -> None:
+    """What the README says about speed is what the committed bench measured, and within what it promises."""
+    claims = json.loads((ROOT / "tests/bench/results/speed.json").read_text(encoding="utf-8"))["claims"]
+
+    assert all(claim["ratio"] < claim["below"] for claim in claims)
+    assert f"`oomdoctor --help` takes {claims[0]['ratio']:g} times as long" in PROSE
+    assert f"the probe of the picture {claims[2]['ratio']:g} times as long" in PROSE
 
 
 def test_a_wheel_holds_everything_that_runs(tmp_path: Path) -> None:

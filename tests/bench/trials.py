@@ -86,8 +86,9 @@ def bisect(request: ProbeRequest) -> tuple[int, int]:
 
 
 def is_proven(request: ProbeRequest, maximum: int) -> bool:
-    """Whether the maximum fits in a fresh process and the next size does not: where memory is not monotone both
-    searches may be right and name different sizes.
+    """Whether the maximum fits in a fresh process and the next size does not.
+
+    Where memory is not monotone, both searches may be right and name different sizes.
     """
     return fits_in_a_fresh_process(request, maximum) and not fits_in_a_fresh_process(request, maximum + 1)
 
