@@ -12,8 +12,10 @@ from oomdoctor.cli.options import JsonFlag, MarkdownFlag, Output
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
+    from oomdoctor.probing.probe import Probe
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.progress import Progress
+    from oomdoctor.results import Document
 
 
 TargetArgument: TypeAlias = Annotated[
@@ -81,7 +83,6 @@ def probe(  # noqa: PLR0913 - one parameter an option
     from oomdoctor.probing.probe import probe as run_probe
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.reports.progress import make_progress
-    from oomdoctor.results import Document
     from oomdoctor.units import parse_fraction, parse_size
 
     form = format_name(json=json, markdown=markdown)
@@ -110,16 +111,22 @@ def probe(  # noqa: PLR0913 - one parameter an option
         found = run_probe(request, progress)
     finally:
         progress.close()
+    document = _document(found)
+    render(document, json=json, markdown=markdown, output=output)
+    raise typer.Exit(document.exit_code)
+
+
+def _document(found: Probe) -> Document:
+    from oomdoctor.results import Document
+
     answer = found.result.micro_batch
-    document = Document(
+    return Document(
         command="probe",
         status="nothing_fits" if not answer.maximum else "limited" if answer.limited_by == "limit" else "fits",
         exit_code=EXIT_OK if answer.maximum else EXIT_GATE,
         versions={"oomdoctor": __version__, **found.versions},
         result=found.result,
     )
-    render(document, json=json, markdown=markdown, output=output)
-    raise typer.Exit(document.exit_code)
 
 
 def _dry_run(request: ProbeRequest, progress: Progress, output: Path | None) -> int:
