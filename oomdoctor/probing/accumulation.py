@@ -9,6 +9,10 @@ from oomdoctor.results import Accumulation, UniformPlan
 _UNIFORM_STEPS = 1.25
 
 
+# A plan lists every micro-batch; beyond this many samples it would be longer than anybody can read or train.
+LARGEST_TARGET = 10_000_000
+
+
 def per_device_target(target_batch: int, world_size: int = 1) -> int:
     """Return samples per optimizer step on one device.
 
@@ -17,7 +21,7 @@ def per_device_target(target_batch: int, world_size: int = 1) -> int:
         world_size: Devices that share it.
 
     Raises:
-        UsageError: A number is below 1, or the devices cannot share the target evenly.
+        UsageError: A number is below 1 or absurd, or the devices cannot share the target evenly.
     """
     if world_size < 1:
         raise UsageError(
@@ -27,6 +31,11 @@ def per_device_target(target_batch: int, world_size: int = 1) -> int:
         raise UsageError(
             f"target batch {target_batch} is not a number of samples",
             hint="pass the samples per optimizer step over all devices, 1 or more",
+        )
+    if target_batch > LARGEST_TARGET:
+        raise UsageError(
+            f"target batch {target_batch} is more than {LARGEST_TARGET:,} samples in one optimizer step",
+            hint="the target is what one step of the optimizer sees, not an epoch",
         )
     share, rest = divmod(target_batch, world_size)
     if rest:

@@ -116,8 +116,11 @@ _NATIVE_BF16 = 8.0
 def _warnings(request: ProbeRequest, engine: Engine, supervisor: Supervisor, findings: Findings) -> list[str]:
     """What the reader should know before relying on the answer, about the model first and then about the machine."""
     found = list(findings.search.notes) if findings.search else [_smallest_card(findings.loaded.weights_bytes)]
+    maximum = findings.search.maximum if findings.search else 0
     if findings.search and findings.plan and min(findings.plan.micro_batches) < findings.search.smallest:
         found.append(f"the plan has micro-batches smaller than {findings.search.smallest}, which the model refuses")
+    if findings.plan and findings.search and findings.plan.steps > -(-sum(findings.plan.micro_batches) // maximum):
+        found.append("sizes a little below the maximum do not fit, so the plan keeps to smaller ones that were run")
     swallowed = [str(trial.micro_batch) for trial in findings.trials if trial.swallowed_ooms]
     if swallowed:
         sizes = ", ".join(swallowed)

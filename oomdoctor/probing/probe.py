@@ -69,7 +69,7 @@ def probe(request: ProbeRequest, progress: Progress, *, engine: Engine | None = 
     with _running(request, progress, engine) as run:
         search = None if run.loaded.placement_error else run.session.find_maximum(run.loaded.weights_bytes)
         recommended = 0 if search is None else run.session.find_recommended(search, request.headroom)
-        plan = None if search is None else _checked_plan(request, run.session, search.maximum)
+        plan = None if search is None else _checked_plan(request, run.session, search.maximum, recommended)
     findings = Findings(run.loaded, search, recommended, plan, tuple(run.session.trials), moved=run.others.moved())
     result = assemble(request, run.engine, run.supervisor, run.others, findings)
     return Probe(result, run.loaded.versions)
@@ -112,14 +112,18 @@ def _running(request: ProbeRequest, progress: Progress, engine: Engine | None) -
         yield _Run(engine, others, supervisor, loaded, Session(supervisor, progress, per_device))
 
 
-def _checked_plan(request: ProbeRequest, session: Session, maximum: int) -> Accumulation | None:
-    """A plan whose every micro-batch was run; where one does not fit, a plan of smaller ones."""
+def _checked_plan(request: ProbeRequest, session: Session, maximum: int, recommended: int) -> Accumulation | None:
+    """A plan whose every micro-batch was run.
+
+    Near the maximum fitting is not monotone: a size may fit because its blocks happen to be whole pages, and the one
+    below it not. Then the next plan is that of the recommended size, which fits without any luck.
+    """
     limit = maximum
     while limit > 0:
         plan = plan_accumulation(request.target_batch, limit, request.world_size)
         if session.check_plan(plan):
             return plan
-        limit = min(plan.micro_batches) - 1
+        limit = recommended if recommended < limit else limit * 9 // 10
     return None
 
 

@@ -59,12 +59,11 @@ class Session:
         return self._try_whole_target(search, gradient_bytes)
 
     def _search_up_to(self, largest: int) -> SearchResult:
-        capacity = self._supervisor.capacity_bytes
         return find_maximum(
             lambda size: self._run(size, self._supervisor.capacity_bytes),
             largest=largest,
-            capacity_bytes=capacity,
-            known=[trial for trial in self.trials if trial.allowed_bytes == capacity],
+            capacity_bytes=self._supervisor.capacity_bytes,
+            known=self.trials,
             foresee=lambda low, high: self._supervisor.foresee(
                 low, high, allowed_bytes=self._supervisor.capacity_bytes, retries=True
             ),

@@ -145,6 +145,7 @@ def _device() -> torch.device:
         available = torch.cuda.is_available()
         if available:
             torch.empty(1, device="cuda")  # the first allocation is where PyTorch reads its allocator's settings
+            torch.cuda.empty_cache()
     except (RuntimeError, ValueError) as error:
         raise NoAnswerError(
             f"CUDA cannot be used: {summary(error)}",

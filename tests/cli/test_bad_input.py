@@ -187,6 +187,7 @@ CASES = [
     ),
     Case("target batch 0", 2, ("target",), "", arguments=("model.py", "--target-batch", "0", *NULL)),
     Case("target batch negative", 2, ("target",), "", arguments=("model.py", "--target-batch", "-4", *NULL)),
+    Case("a target of an epoch", 2, ("1000000000000",), "epoch", arguments=("model.py", "--target-batch", str(10**12))),
     Case("no target batch", 2, ("--target-batch",), "--target-batch 256", arguments=("model.py", *NULL)),
     Case(
         "a target that the world size does not divide",

@@ -91,7 +91,9 @@ def check_answer(result: dict, target_batch: int) -> None:
     plan = result["accumulation"]
     assert sum(plan["micro_batches"]) == plan["effective_batch"] == target_batch
     assert max(plan["micro_batches"]) <= maximum
-    assert len(plan["micro_batches"]) == plan["steps"] == -(-target_batch // maximum)
+    assert len(plan["micro_batches"]) == plan["steps"] >= -(-target_batch // maximum)
+    fitting = {trial["micro_batch"] for trial in result["trials"] if trial["outcome"] == "fits"}
+    assert set(plan["micro_batches"]) <= fitting
 
 
 @pytest.mark.parametrize("card", CARDS)
@@ -183,6 +185,22 @@ def test_the_second_iteration_holds_the_optimizers_state(oomdoctor: Run) -> None
     peak = {(phase["iteration"], phase["phase"]): phase["end_allocated_bytes"] for phase in result["phases"]}
 
     assert peak[2, "forward"] - peak[1, "forward"] == pytest.approx(2 * result["weights_bytes"], rel=0.1)
+
+
+def test_a_far_target_is_approached_from_below(tmp_path: Path, oomdoctor: Run) -> None:
+    """A target far above what fits never makes a trial far above what is known to fit: the host would run out."""
+    write_target(tmp_path)
+
+    result = probe(oomdoctor, "model.py", "--target-batch", "5000000", "--memory", "512MiB")["result"]
+
+    check_answer(result, 5_000_000)
+    largest_fit = 0
+    for trial in result["trials"]:
+        assert trial["micro_batch"] <= max(4096, 8 * largest_fit)
+        if trial["outcome"] == "fits":
+            largest_fit = max(largest_fit, trial["micro_batch"])
+    assert largest_fit > 4096
+    assert len(result["trials"]) <= 12
 
 
 def test_the_named_optimizer_is_used(tmp_path: Path, oomdoctor: Run) -> None:
