@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,12 @@ import pytest
 from running import Run, run_command
 
 _LOUD = ("FORCE_COLOR", "NO_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _heeded_interrupts() -> None:
+    """A suite that was started in the background ignores Ctrl-C, and so would every process that it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
