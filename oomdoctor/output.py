@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from oomdoctor.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 DEFAULT_WIDTH = 80
@@ -79,13 +81,10 @@ def check_writable(path: Path) -> None:
     Raises:
         UsageError: It is a directory, or its directory does not exist or may not be written to.
     """
-    target = path.resolve()
-    if not path.name or target.is_dir():
-        raise UsageError(f"`{path}` is a directory", hint=f"name a file in it, such as `{path / 'report.txt'}`")
-    if not target.parent.is_dir():
-        raise UsageError(f"`{path}` cannot be written: `{target.parent}` is not a directory", hint="create it first")
-    if not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise UsageError(f"`{path}` cannot be written: permission denied", hint="choose another file with `--output`")
+    with _explained(path):
+        target = _target(path)
+        if not os.access(target if target.exists() else target.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -97,21 +96,32 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         UsageError: `path` is a directory, its directory does not exist, or writing failed.
     """
-    try:
-        target = path.resolve()
-        if target.is_dir():
-            raise UsageError(f"`{path}` is a directory", hint=f"Name a file in it, such as `{path / 'report.txt'}`")
-        if not target.parent.is_dir():
-            raise UsageError(
-                f"`{path}` cannot be written: `{target.parent}` is not a directory", hint="Create it first"
-            )
+    with _explained(path):
+        target = _target(path)
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8", errors="replace", newline="")
             return
         _replace(target, text)
+
+
+def _target(path: Path) -> Path:
+    """The file that `path` stands for, in a directory that exists."""
+    target = path.resolve()
+    if target.is_dir():
+        raise UsageError(f"`{path}` is a directory", hint=f"name a file in it, such as `{path / 'report.txt'}`")
+    if not target.parent.is_dir():
+        raise UsageError(f"`{path}` cannot be written: `{target.parent}` is not a directory", hint="create it first")
+    return target
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raise a UsageError in place of what the file system, or a path that is none, raises."""
+    try:
+        yield
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"`{path}` cannot be written: {reason}", hint="Choose another file with `--output`") from error
+        raise UsageError(f"`{path}` cannot be written: {reason}", hint="choose another file with `--output`") from error
 
 
 def _replace(target: Path, text: str) -> None:

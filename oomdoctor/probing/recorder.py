@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from oomdoctor.devices.null_gpu.control import is_null_gpu, reads
+from oomdoctor.devices.null_gpu.control import reads
 from oomdoctor.results import Phase, PhaseName
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ class PhaseRecorder:
     def phase(self, iteration: int, name: PhaseName) -> Iterator[None]:
         """Record what happens inside, up to a failure where there is one."""
         torch.cuda.reset_peak_memory_stats()
-        before = _reads()
+        before = reads()
         try:
             yield
         finally:
             if name in (PhaseName.FORWARD, PhaseName.BACKWARD):  # an optimizer reads, and what it reads is its own
-                self.zeros_read += _reads() - before
+                self.zeros_read += reads() - before
             self._record(iteration, name)
 
     @property
@@ -59,7 +59,3 @@ class PhaseRecorder:
             end_allocated_bytes=torch.cuda.memory_allocated(),
         )
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, torch.cuda.max_memory_reserved())
-
-
-def _reads() -> int:
-    return reads() if is_null_gpu() else 0

@@ -53,11 +53,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _answer(worker: _Worker, request: Message) -> Message:
-    read_before = _reads()
+    read_before = reads()
     try:
         return _OPERATIONS[request["op"]](worker, request)
     except OomdoctorError as error:
-        return {"event": "error", **_texts(blame(error, zeros_read=_reads() - read_before))}
+        return {"event": "error", **_texts(blame(error, zeros_read=reads() - read_before))}
     except SystemExit as exit_:
         ended = TargetError(
             f"the target's code called `exit({exit_.code!r})`",
@@ -71,10 +71,6 @@ def _answer(worker: _Worker, request: Message) -> Message:
 def _texts(error: OomdoctorError) -> Message:
     kind = type(error).__name__
     return {"kind": kind, "message": error.message, "hint": error.hint, "details": error.details}
-
-
-def _reads() -> int:
-    return reads() if is_null_gpu() else 0
 
 
 class _Worker:

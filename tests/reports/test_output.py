@@ -15,7 +15,7 @@ import pytest
 
 from oomdoctor import output
 from oomdoctor.errors import UsageError
-from oomdoctor.output import Terminal, deliver, write_atomically
+from oomdoctor.output import Terminal, check_writable, deliver, write_atomically
 
 LARGE = 3_000_000
 WRITER = f"""
@@ -82,9 +82,10 @@ def test_places_that_cannot_be_written(tmp_path: Path, name: str, expected: str)
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     before = names(tmp_path)
-    with pytest.raises(UsageError, match=expected) as caught:
-        write_atomically(tmp_path / name, "x")
-    assert caught.value.hint
+    for refuse in (check_writable, lambda path: write_atomically(path, "x")):
+        with pytest.raises(UsageError, match=expected) as caught:
+            refuse(tmp_path / name)
+        assert caught.value.hint
     assert names(tmp_path) == before
 
 

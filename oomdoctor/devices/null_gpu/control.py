@@ -25,7 +25,7 @@ def _library() -> ctypes.CDLL:
 
 
 def is_null_gpu() -> bool:
-    """Whether this process runs on a null GPU. Where it does not, the other functions raise AttributeError."""
+    """Whether this process runs on a null GPU. Where it does not, all but `reads` raise AttributeError."""
     return hasattr(ctypes.CDLL(None), _UNKNOWN_CALLS)
 
 
@@ -54,8 +54,8 @@ def peak_used_bytes() -> int:
 
 
 def reads() -> int:
-    """How often data was copied from the device to the host; each time it was zeros."""
-    return int(_library().oomdoctor_null_reads())
+    """How often data was copied from a null GPU to the host, each time zeros; 0 where there is no null GPU."""
+    return int(_library().oomdoctor_null_reads()) if is_null_gpu() else 0
 
 
 def unknown_calls() -> tuple[str, ...]:
