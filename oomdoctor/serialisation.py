@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -29,17 +29,18 @@ from typing import (
 )
 
 from oomdoctor.errors import UsageError
-from oomdoctor.results import SCHEMA_VERSION, Document
+from oomdoctor.results import SCHEMA_VERSION, DiagnosisDocument, Document, ProbeDocument
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
 MAXIMUM_DOCUMENT_BYTES = 64 * 1024**2
-"""Larger inputs are refused unread; a probe's document is a few dozen kilobytes."""
+"""Larger inputs are refused unread; a document is a few hundred kilobytes at most."""
 
+_DOCUMENTS: Mapping[str, type[Document]] = MappingProxyType({"probe": ProbeDocument, "diagnose": DiagnosisDocument})
 _MAXIMUM_INTEGER = 2**63 - 1
 _SHOWN_CHARACTERS = 60
-_HINT = "Give a file that `oomdoctor probe ... --json` wrote"
+_HINT = "Give a file that `oomdoctor probe ... --json` or `oomdoctor diagnose ... --json` wrote"
 _JSON_NAMES = {dict: "an object", list: "a list", str: "a string", int: "an integer", float: "a number"}
 
 T = TypeVar("T")
@@ -117,10 +118,17 @@ def from_json(text: str, source: str) -> Document:
     data = _parse(text, source)
     _check_version(data, source)
     try:
-        return decode(Document, data, "")
+        return _decode_document(data)
     except _MismatchError as error:
         place = f"`{error.where}` in {source}" if error.where else source
         raise UsageError(f"{place} {error.problem}", hint=_HINT) from None
+
+
+def _decode_document(data: dict[str, object]) -> Document:
+    if "command" not in data:
+        raise _MismatchError("command", "is missing")
+    command = cast("str", _decode_choice(tuple(_DOCUMENTS), data["command"], "command"))
+    return decode(_DOCUMENTS[command], data, "")
 
 
 def decode(kind: type[T], value: object, where: str) -> T:
@@ -275,5 +283,5 @@ def _check_version(data: dict[str, object], source: str) -> None:
         shown = json.dumps(version)[:_SHOWN_CHARACTERS]
         raise UsageError(
             f"{source} has `schema_version` {shown}, and this oomdoctor reads {SCHEMA_VERSION}",
-            hint="Use the oomdoctor that wrote it, or probe again" if type(version) is int else _HINT,
+            hint="Use the oomdoctor that wrote it, or run the command again" if type(version) is int else _HINT,
         )

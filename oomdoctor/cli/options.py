@@ -26,7 +26,14 @@ JsonFlag: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSO
 MarkdownFlag: TypeAlias = Annotated[
     bool, typer.Option("--markdown", help="Print Markdown, for a comment or a summary.")
 ]
+HtmlFlag: TypeAlias = Annotated[bool, typer.Option("--html", help="Print one self-contained HTML page.")]
 Output: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write the report to a file.", show_default=False),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the report to a file; .json, .md, .html or .txt chooses its format.",
+        show_default=False,
+    ),
 ]

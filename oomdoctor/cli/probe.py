@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import typer
 
 from oomdoctor import __version__
-from oomdoctor.cli.options import JsonFlag, MarkdownFlag, Output
+from oomdoctor.cli.options import HtmlFlag, JsonFlag, MarkdownFlag, Output
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from oomdoctor.probing.probe import Probe
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.progress import Progress
-    from oomdoctor.results import Document
+    from oomdoctor.results import ProbeDocument
 
 
 TargetArgument: TypeAlias = Annotated[
@@ -74,20 +74,23 @@ def probe(  # noqa: PLR0913 - one parameter an option
     dry_run: DryRunFlag = False,
     json: JsonFlag = False,
     markdown: MarkdownFlag = False,
+    html: HtmlFlag = False,
     output: Output = None,
     quiet: QuietFlag = False,
 ) -> None:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch."""
-    from oomdoctor.cli.report import format_name, render
+    from oomdoctor.cli.report import check_format, format_name, render
     from oomdoctor.output import check_writable
     from oomdoctor.probing.probe import probe as run_probe
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.reports.progress import make_progress
     from oomdoctor.units import parse_fraction, parse_size
 
-    form = format_name(json=json, markdown=markdown)
+    # What a dry run explains is text, whatever the file is called.
+    form = format_name(json=json, markdown=markdown, html=html, output=None if dry_run else output)
     if dry_run and form != "text":
         raise UsageError("`--dry-run` explains in plain text", hint=f"drop `--{form}`")
+    check_format("probe", form)
     if output is not None:
         check_writable(output)
     progress = make_progress(quiet=quiet)
@@ -112,15 +115,15 @@ def probe(  # noqa: PLR0913 - one parameter an option
     finally:
         progress.close()
     document = _document(found)
-    render(document, json=json, markdown=markdown, output=output)
+    render(document, form, output)
     raise typer.Exit(document.exit_code)
 
 
-def _document(found: Probe) -> Document:
-    from oomdoctor.results import Document
+def _document(found: Probe) -> ProbeDocument:
+    from oomdoctor.results import ProbeDocument
 
     answer = found.result.micro_batch
-    return Document(
+    return ProbeDocument(
         command="probe",
         status="nothing_fits" if not answer.maximum else "limited" if answer.limited_by == "limit" else "fits",
         exit_code=EXIT_OK if answer.maximum else EXIT_GATE,
@@ -132,7 +135,7 @@ def _document(found: Probe) -> Document:
 def _dry_run(request: ProbeRequest, progress: Progress, output: Path | None) -> int:
     from oomdoctor.output import deliver
     from oomdoctor.probing.probe import dry_run
-    from oomdoctor.reports.dry_run import render as render_dry_run
+    from oomdoctor.reports.probe.dry_run import render as render_dry_run
 
     tried = dry_run(request, progress)
     progress.close()

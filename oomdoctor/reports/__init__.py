@@ -1,41 +1,43 @@
-"""One file a format; each takes a result and returns text."""
+"""How documents are shown: a room a command, a file a format, and above them what the rooms share.
+
+Each renderer takes a document and the terminal that it is for, and returns text; one that writes no terminal passes
+over the latter.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from oomdoctor.output import Terminal
-    from oomdoctor.results import Document
 
-Renderer: TypeAlias = "Callable[[Document, Terminal], str]"
-
-
-# Each import waits for its first use: rich costs 40 ms that JSON does not need.
+# A renderer takes the document of its own command, which the key stands for.
+Renderer: TypeAlias = "Callable[[Any, Terminal], str]"
 
 
-def _text(document: Document, terminal: Terminal) -> str:
-    from oomdoctor.reports.text import render  # noqa: PLC0415
+def _lazy(module: str) -> Renderer:
+    """The `render` of a module that is imported when it is first used: rich costs 40 ms that JSON does not need."""
 
-    return render(document, width=terminal.width, color=terminal.color, unicode=terminal.unicode)
+    def render(document: object, terminal: Terminal) -> str:
+        renderer = cast("Renderer", import_module(f"oomdoctor.reports.{module}").render)
+        return renderer(document, terminal)
 
-
-def _json(document: Document, terminal: Terminal) -> str:
-    from oomdoctor.reports.json_document import render  # noqa: PLC0415
-
-    del terminal
-    return render(document)
+    return render
 
 
-def _markdown(document: Document, terminal: Terminal) -> str:
-    from oomdoctor.reports.markdown import render  # noqa: PLC0415
-
-    del terminal
-    return render(document)
-
-
-FORMATS: Mapping[str, Renderer] = MappingProxyType({"text": _text, "json": _json, "markdown": _markdown})
-"""Renderer by the name of its format."""
+FORMATS: Mapping[tuple[str, str], Renderer] = MappingProxyType(
+    {
+        ("probe", "text"): _lazy("probe.text"),
+        ("probe", "json"): _lazy("json_document"),
+        ("probe", "markdown"): _lazy("probe.markdown"),
+        ("diagnose", "text"): _lazy("diagnosis.text"),
+        ("diagnose", "json"): _lazy("json_document"),
+        ("diagnose", "markdown"): _lazy("diagnosis.markdown"),
+        ("diagnose", "html"): _lazy("diagnosis.html"),
+    }
+)
+"""Renderer by the command that wrote the document and the name of the format."""

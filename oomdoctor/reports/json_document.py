@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from oomdoctor.serialisation import to_json
 
 if TYPE_CHECKING:
+    from oomdoctor.output import Terminal
     from oomdoctor.results import Document
 
 
-def render(document: Document) -> str:
-    """The document as indented JSON with a newline at its end; `oomdoctor/schemas/probe.schema.json` describes it."""
+def render(document: Document, terminal: Terminal) -> str:
+    """The document as indented JSON with a newline at its end; `oomdoctor/schemas` describes it."""
+    del terminal
     return to_json(document)

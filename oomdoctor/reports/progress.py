@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from oomdoctor.progress import Progress, SilentProgress
-from oomdoctor.reports.wording import OUTCOME_WORDS, clean
+from oomdoctor.reports.probe.wording import OUTCOME_WORDS
+from oomdoctor.reports.wording import clean
 from oomdoctor.results import Outcome
 from oomdoctor.units import format_size
 

@@ -1,6 +1,6 @@
-"""The sentences that every report for people shares, so that the terminal and a comment never disagree.
+"""What every report for people shares about text and numbers, so that the terminal and a page never disagree.
 
-All text here is plain: no colour, no markup. Text that users control is not part of these sentences.
+All text here is plain: no colour, no markup.
 """
 
 from __future__ import annotations
@@ -9,45 +9,13 @@ import re
 import unicodedata
 from typing import TYPE_CHECKING
 
-from oomdoctor.results import Outcome, PhaseName
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
-    from oomdoctor.results import Device, ProbeResult, Trial
-
-OUTCOME_NAMES = {
-    Outcome.FITS: "fits",
-    Outcome.OOM: "out of memory",
-    Outcome.LIMIT: "size limit",
-    Outcome.FAILED: "failed",
-}
-"""How a trial ended, as a cell of a table."""
-
-OUTCOME_WORDS = {
-    Outcome.FITS: "fits",
-    Outcome.OOM: "ran out of memory",
-    Outcome.LIMIT: "met a size limit",
-    Outcome.FAILED: "failed",
-}
-"""How a trial ended, as the end of a sentence that begins with its size."""
-
-PHASE_WORDS = {
-    PhaseName.LOAD: "load",
-    PhaseName.FORWARD: "forward",
-    PhaseName.BACKWARD: "backward",
-    PhaseName.OPTIMIZER: "optimizer",
-}
-
-HOW_KNOWN = {
-    "cuda": "measured on this GPU",
-    "null": "run on a null GPU: PyTorch's CUDA code without the arithmetic",
-    "trace": "traced: allocations replayed through a simulated allocator",
-}
-"""Where the numbers come from, by kind of device."""
-
-UNSTABLE = "the memory of other processes moved during the probe, so another run may answer differently"
+LONGEST_TEXT = 10_000
+"""Characters after which a text is cut, so that no line of a log makes a report endless."""
 
 _LONGEST_LINE = 600
 
@@ -61,8 +29,28 @@ def clean(text: str) -> str:
 
 def first_line(text: str) -> str:
     """The first line that says anything, cleaned and cut where it is endless; empty where none does."""
-    line = next((line for line in map(clean, text.splitlines()) if line), "")
-    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
+    return shortened(next((line for line in map(clean, text.splitlines()) if line), ""))
+
+
+def shortened(text: str, longest: int = _LONGEST_LINE) -> str:
+    """One cleaned line, cut where it is longer than `longest` characters."""
+    # Only so much of an endless text is cleaned.
+    line = clean(text[: longest + LONGEST_TEXT])
+    return line if len(line) <= longest else f"{line[:longest]}..."
+
+
+def capitalised(text: str) -> str:
+    """Cleaned text that begins with a capital letter where it begins with a word."""
+    text = shortened(text, LONGEST_TEXT)
+    # A path or an identifier keeps its letters.
+    return f"{text[:1].upper()}{text[1:]}" if text.partition(" ")[0].isalpha() else text
+
+
+def sentence(text: str) -> str:
+    """Cleaned text that begins as a sentence does and ends with a mark."""
+    text = capitalised(text)
+    ends = "" if text.endswith((".", "!", "?", ":")) or not text else "."
+    return f"{text}{ends}"
 
 
 def _visible(character: str) -> str:
@@ -71,126 +59,6 @@ def _visible(character: str) -> str:
         # Half of a surrogate pair, which no encoding can write.
         return "\ufffd"
     return "" if category in ("Cc", "Cf") and not character.isspace() else character
-
-
-# --- the answer ------------------------------------------------------------------------------------------------------
-
-
-def headline(result: ProbeResult) -> str:
-    """The answer in one line, such as `micro-batch 19 fits; 20 runs out in backward, iteration 2`."""
-    answer = result.micro_batch
-    if answer.maximum == 0:
-        return _nothing_fits(result)
-    if answer.limited_by == "target":
-        return f"micro-batch {answer.maximum} fits; {_target_is_met(result)}"
-    return f"micro-batch {answer.maximum} fits; {answer.maximum + 1} {_verdict(result, failing_trial(result))}"
-
-
-def failing_trial(result: ProbeResult) -> Trial | None:
-    """The trial that ended the search: one above the maximum; where nothing fits, the smallest that was run."""
-    failed = [trial for trial in result.trials if trial.outcome is not Outcome.FITS]
-    if result.micro_batch.maximum == 0:
-        return min(failed, key=lambda trial: trial.micro_batch, default=None)
-    # A size may also have been run with the headroom withheld; its failure there says nothing about the maximum.
-    successors = [trial for trial in failed if trial.micro_batch == result.micro_batch.maximum + 1]
-    return max(successors, key=lambda trial: trial.allowed_bytes, default=None)
-
-
-def shortfall(result: ProbeResult) -> str | None:
-    """Where nothing fits: by how much the weights alone are too large, or their share; None where not known."""
-    if result.micro_batch.maximum or result.weights_bytes is None:
-        return None
-    excess = result.weights_bytes - result.capacity_bytes
-    weights, capacity = format_size(result.weights_bytes), format_size(result.capacity_bytes)
-    if excess > 0:
-        return f"the weights alone exceed the capacity by {format_size(excess)} ({weights} into {capacity})"
-    return f"the weights take {weights} of the capacity's {capacity}"
-
-
-def warnings(result: ProbeResult) -> list[str]:
-    """What the reader should know before relying on the answer."""
-    return list(result.warnings) if result.stable else [UNSTABLE, *result.warnings]
-
-
-def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
-    """What belongs to the answer besides the headline: (name, sentence)."""
-    answer = result.micro_batch
-    if not answer.maximum:
-        return []
-    rows = [("recommended", _recommendation(result))]
-    if answer.smallest > 1:
-        rows.append(("smallest", f"{answer.smallest}, since the model refuses smaller micro-batches"))
-    if result.weights_bytes is not None:
-        rows.append(("weights", format_size(result.weights_bytes)))
-    return rows
-
-
-def _recommendation(result: ProbeResult) -> str:
-    recommended, free = result.micro_batch.recommended, percent(result.headroom)
-    if recommended == 0:
-        return f"none: no tested size leaves {free} of the capacity free"
-    return f"{recommended}, which leaves at least {free} of the capacity free"
-
-
-def _nothing_fits(result: ProbeResult) -> str:
-    trial = failing_trial(result)
-    # A model that cannot even be placed leaves no trial.
-    if trial is None or _died_loading(trial):
-        return "nothing fits; loading the model runs out of memory"
-    return f"nothing fits; micro-batch {trial.micro_batch} {_verdict(result, trial)}"
-
-
-def _died_loading(trial: Trial) -> bool:
-    return bool(trial.phases) and trial.phases[-1].phase is PhaseName.LOAD
-
-
-def _verdict(result: ProbeResult, trial: Trial | None) -> str:
-    is_limit = result.micro_batch.limited_by == "limit" if trial is None else trial.outcome is Outcome.LIMIT
-    verb = "meets a size limit that is not memory" if is_limit else "runs out"
-    where = "" if trial is None else _where(trial)
-    if where:
-        return f"{verb}{',' if is_limit else ''} {where}"
-    return verb if is_limit else "runs out of memory"
-
-
-def _where(trial: Trial) -> str:
-    if not trial.phases:
-        return ""
-    last = trial.phases[-1]
-    if last.phase is PhaseName.LOAD:
-        return "while the model is loaded"
-    phase = "the optimizer step" if last.phase is PhaseName.OPTIMIZER else PHASE_WORDS[last.phase]
-    return f"in {phase}, iteration {last.iteration}"
-
-
-def _target_is_met(result: ProbeResult) -> str:
-    plan = result.accumulation
-    if plan is None:
-        return "nothing larger was asked for"
-    if plan.world_size > 1:
-        return f"a target batch of {plan.target_batch} on {plan.world_size} devices needs no more"
-    return f"a target batch of {plan.target_batch} needs no more"
-
-
-# --- where it ran ----------------------------------------------------------------------------------------------------
-
-
-def capacity(result: ProbeResult) -> str:
-    """The capacity and, where they add up to it, its parts."""
-    device, total = result.device, format_size(result.device.total_bytes)
-    parts = [f"{total} total"]
-    if device.context_bytes is not None:
-        parts.append(f"{format_size(device.context_bytes)} CUDA context ({_context_source(device)})")
-    if device.other_processes_bytes:
-        parts.append(f"{format_size(device.other_processes_bytes)} other processes")
-    taken = (device.context_bytes or 0) + (device.other_processes_bytes or 0)
-    if device.total_bytes - taken == result.capacity_bytes and len(parts) > 1:
-        return f"{format_size(result.capacity_bytes)} = {' - '.join(parts)}"
-    return f"{format_size(result.capacity_bytes)} of {', '.join(parts)}"
-
-
-def _context_source(device: Device) -> str:
-    return "measured" if device.kind == "cuda" else "catalogue"
 
 
 def percent(fraction: float) -> str:
@@ -208,49 +76,12 @@ def optional_size(size_bytes: int | None) -> str:
     return "-" if size_bytes is None else format_size(size_bytes)
 
 
-# --- trials ----------------------------------------------------------------------------------------------------------
+def count(number: int, one: str, several: str | None = None) -> str:
+    """A number and its noun, such as `1 block` and `12 blocks`."""
+    return f"{number} {one if number == 1 else several or f'{one}s'}"
 
 
-def outcome(result: ProbeResult, trial: Trial) -> str:
-    """How a trial ended and what sets it apart from the others, such as `fits, largest`."""
-    return ", ".join([OUTCOME_NAMES[trial.outcome], *_notes(result, trial)])
-
-
-def _notes(result: ProbeResult, trial: Trial) -> list[str]:
-    notes = []
-    fits, answer = trial.outcome is Outcome.FITS, result.micro_batch
-    if fits and trial.micro_batch == answer.maximum:
-        notes.append("largest")
-    if fits and trial.micro_batch == answer.recommended:
-        notes.append("recommended")
-    elif trial.allowed_bytes < result.capacity_bytes:
-        # That the recommended size ran with less than the capacity goes without saying.
-        notes.append(f"in {format_size(trial.allowed_bytes)}")
-    if trial.swallowed_ooms:
-        notes.append("caught by your code")
-    return notes
-
-
-def phases_title(result: ProbeResult) -> str:
-    """What the memory by phase is of, such as `Memory by phase at micro-batch 19`."""
-    # Loading comes before all trials, so that the phases of one are the end of those of the result.
-    matches = [trial for trial in result.trials if trial.phases and result.phases[-len(trial.phases) :] == trial.phases]
-    if not matches and not result.micro_batch.maximum:
-        return "Memory by phase"
-    trial = matches[-1] if matches else None
-    size = result.micro_batch.maximum if trial is None else trial.micro_batch
-    failed = trial is not None and trial.outcome is not Outcome.FITS
-    return f"Memory by phase at micro-batch {size}{', up to the failure' if failed else ''}"
-
-
-def trials_title(trials: Sequence[Trial]) -> str:
-    """How many trials ran and how long they took together."""
-    seconds = sum(trial.seconds for trial in trials)
-    return f"{len(trials)} {'trial' if len(trials) == 1 else 'trials'} in {seconds:.1f} s"
-
-
-def failure_title(trial: Trial) -> str:
-    """What the error shown under it is of."""
-    if _died_loading(trial):
-        return "The error while loading the model"
-    return f"The error at micro-batch {trial.micro_batch}"
+def listed(parts: Iterable[str]) -> str:
+    """Parts as a sentence lists them: `a`, `a and b`, `a, b and c`."""
+    *most, last = parts
+    return f"{', '.join(most)} and {last}" if most else last

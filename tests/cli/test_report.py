@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 import typer
+from diagnosis_documents import out_of_memory
+from running import Run
 
 from oomdoctor.cli.report import report
 from oomdoctor.errors import UsageError
+from oomdoctor.output import Terminal
+from oomdoctor.reports import FORMATS
+from oomdoctor.serialisation import read_document, to_json
 
 INVOCATIONS = {
     "oomdoctor": [str(Path(sys.executable).parent / "oomdoctor")],
@@ -79,8 +84,92 @@ def test_directory_as_output_is_refused(tmp_path: Path, capfd: pytest.CaptureFix
 
 def test_two_formats_are_refused() -> None:
     """Two formats at once are a contradiction, which is said before anything is read."""
-    with pytest.raises(UsageError, match="exclude each other"):
-        run("missing.json", "--json", "--markdown")
+    for flags in (("--json", "--markdown"), ("--markdown", "--html"), ("--json", "--html")):
+        with pytest.raises(UsageError, match=f"`{flags[0]}` and `{flags[1]}` exclude each other"):
+            run("missing.json", *flags)
+
+
+@pytest.fixture
+def diagnosis(tmp_path: Path) -> str:
+    """A saved diagnosis."""
+    path = tmp_path / "diagnosis.json"
+    path.write_text(to_json(out_of_memory()), encoding="utf-8")
+    return str(path)
+
+
+def test_diagnosis_in_every_format(diagnosis: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A saved diagnosis is rendered by the same command, in each of its formats."""
+    begins = {
+        "--json": '{\n  "schema_version": 1,\n  "command": "diagnose"',
+        "--markdown": "### GPU 0 ran out of memory",
+    }
+    for flag, start in {**begins, "--html": "<!doctype html>"}.items():
+        run(diagnosis, flag)
+        assert capfd.readouterr().out.startswith(start)
+    run(diagnosis)
+    assert "GPU 0 ran out of memory in backward, step 412" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("x.json", "{"),
+        ("x.md", "### GPU 0"),
+        ("x.MD", "### GPU 0"),
+        ("x.html", "<!doctype html>"),
+        ("x.htm", "<!doctype html>"),
+        ("x.txt", "\u250f"),
+        ("x.log", "\u250f"),
+        ("x", "\u250f"),
+    ],
+)
+def test_ending_chooses_the_format(diagnosis: str, tmp_path: Path, name: str, start: str) -> None:
+    """Where no flag asks for a format, the ending of the output file does."""
+    run(diagnosis, "-o", str(tmp_path / name))
+    assert (tmp_path / name).read_text(encoding="utf-8").startswith(start)
+
+
+def test_flag_beats_the_ending(diagnosis: str, tmp_path: Path) -> None:
+    """A flag says what is wanted, whatever the file is called."""
+    run(diagnosis, "--markdown", "-o", str(tmp_path / "x.html"))
+    assert (tmp_path / "x.html").read_text(encoding="utf-8").startswith("###")
+
+
+@pytest.mark.parametrize("arguments", [("--html",), ("-o", "x.html")])
+def test_format_that_a_command_does_not_have(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """A probe has no page yet, which is said with the formats that it has, and no file is written."""
+    with pytest.raises(UsageError, match="`oomdoctor probe` has no HTML report yet") as caught:
+        run(str(SAVED), *(str(tmp_path / part) if part == "x.html" else part for part in arguments))
+    assert caught.value.hint == "Use one of `--json`, `--markdown`"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_probe_refuses_a_page_before_it_runs(oomdoctor: Run) -> None:
+    """`oomdoctor probe --html` is refused at once, by flag and by ending; a dry run explains in text as ever."""
+    for arguments in (("--html",), ("-o", "x.html")):
+        ended = oomdoctor("probe", "missing.py", "--target-batch", "2", *arguments)
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert "`oomdoctor probe` has no HTML report yet" in ended.stderr
+    ended = oomdoctor("probe", "missing.py", "--dry-run", "-o", "x.html")
+    assert "missing.py" in ended.stderr
+    assert "HTML" not in ended.stderr
+
+
+def test_unknown_command_in_a_document(tmp_path: Path) -> None:
+    """A document of a command that this version does not have is refused with those that it has."""
+    path = tmp_path / "x.json"
+    path.write_text(SAVED.read_text().replace('"command": "probe"', '"command": "lint"'))
+    with pytest.raises(UsageError, match="not one of `probe`, `diagnose`"):
+        run(str(path))
+
+
+def test_every_format_has_a_renderer() -> None:
+    """Each entry of the registry renders its command's document, JSON and text among them for every command."""
+    samples = {"probe": read_document(str(SAVED)), "diagnose": out_of_memory()}
+    for command in samples:
+        assert {(command, "text"), (command, "json"), (command, "markdown")} <= set(FORMATS)
+    for (command, _), renderer in FORMATS.items():
+        assert renderer(samples[command], Terminal()).endswith("\n")
 
 
 @pytest.mark.parametrize("invocation", ["oomdoctor", "python -m oomdoctor"])

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from oomdoctor.results import (
     Accumulation,
     Device,
-    Document,
     MicroBatch,
     Outcome,
     Phase,
     PhaseName,
+    ProbeDocument,
     ProbeResult,
     Reason,
     Trial,
@@ -60,7 +60,7 @@ def trial(micro_batch: int, outcome: Outcome = Outcome.FITS, **changes: Any) -> 
     return replace(made, **changes)
 
 
-def gpt2(**changes: Any) -> Document:
+def gpt2(**changes: Any) -> ProbeDocument:
     """GPT-2 on an RTX 4090: 19 fits, 20 runs out; `changes` replace fields of the result."""
     result = ProbeResult(
         target="gpt2",
@@ -95,11 +95,11 @@ def gpt2(**changes: Any) -> Document:
         ),
     )
     versions = {"oomdoctor": "0.1.0", "python": "3.11.9", "torch": "2.15.0+cu132", "cuda": "13.2"}
-    document = Document(command="probe", status="fits", exit_code=0, versions=versions, result=result)
+    document = ProbeDocument(command="probe", status="fits", exit_code=0, versions=versions, result=result)
     return replace(document, result=replace(result, **changes))
 
 
-def nothing_fits(**changes: Any) -> Document:
+def nothing_fits(**changes: Any) -> ProbeDocument:
     """A model whose weights alone are larger than the card."""
     loading = (Phase(0, PhaseName.LOAD, 23_600 * MIB, 23_600 * MIB),)
     failed = trial(1, Outcome.OOM, phases=loading, peak_allocated_bytes=23_600 * MIB, peak_reserved_bytes=23_620 * MIB)
@@ -117,7 +117,7 @@ def nothing_fits(**changes: Any) -> Document:
 
 _integers = st.integers(0, 2**63 - 1)
 _small = st.integers(0, 5000)
-_texts = st.text(max_size=40) | st.sampled_from(
+texts = st.text(max_size=40) | st.sampled_from(
     [
         "[red]x[/red]",
         "a|b",
@@ -130,6 +130,12 @@ _texts = st.text(max_size=40) | st.sampled_from(
         "\ud800",
         "\u202eabc",
         "界" * 30,
+        "x" * 5000,
+        "<script>document.title = 1</script>",
+        "<!--",
+        "{{ 7 * 7 }}",
+        "a\0b",
+        "\"'",
     ]
 )
 _phases = st.lists(
@@ -147,7 +153,7 @@ _trials = st.builds(
     swallowed_ooms=_small,
     seconds=st.floats(0, 1e6),
     phases=_phases,
-    error=st.none() | _texts,
+    error=st.none() | texts,
 )
 _uniform_plans = st.builds(UniformPlan, _integers, _integers, _integers)
 _accumulations = st.builds(
@@ -162,9 +168,9 @@ _accumulations = st.builds(
 )
 _results = st.builds(
     ProbeResult,
-    target=_texts,
-    precision=_texts,
-    optimizer=_texts,
+    target=texts,
+    precision=texts,
+    optimizer=texts,
     micro_batch=st.builds(MicroBatch, _small, _small, st.sampled_from(["memory", "target", "limit"]), _small),
     accumulation=st.none() | _accumulations,
     capacity_bytes=_integers,
@@ -173,8 +179,8 @@ _results = st.builds(
     device=st.builds(
         Device,
         st.sampled_from(["cuda", "null", "trace"]),
-        _texts,
-        _texts,
+        texts,
+        texts,
         _integers,
         st.none() | _integers,
         st.none() | _integers,
@@ -182,14 +188,14 @@ _results = st.builds(
     stable=st.booleans(),
     trials=st.lists(_trials, max_size=4).map(tuple),
     phases=_phases,
-    reasons=st.lists(st.builds(Reason, _texts, _texts), max_size=3).map(tuple),
-    warnings=st.lists(_texts, max_size=2).map(tuple),
+    reasons=st.lists(st.builds(Reason, texts, texts), max_size=3).map(tuple),
+    warnings=st.lists(texts, max_size=2).map(tuple),
 )
-any_document = st.builds(
-    Document,
+any_probe_document = st.builds(
+    ProbeDocument,
     command=st.just("probe"),
     status=st.sampled_from(["fits", "limited", "nothing_fits"]),
     exit_code=st.integers(0, 255),
-    versions=st.dictionaries(_texts, _texts, max_size=3),
+    versions=st.dictionaries(texts, texts, max_size=3),
     result=_results,
 )

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import documents
 import jsonschema  # type: ignore[import-untyped]
 import pytest
-from documents import gpt2, nothing_fits
+from diagnosis_documents import any_diagnosis, comparison, out_of_memory
+from documents import any_probe_document, gpt2, nothing_fits
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,9 +23,32 @@ from oomdoctor.errors import UsageError
 from oomdoctor.results import Document
 from oomdoctor.serialisation import MAXIMUM_DOCUMENT_BYTES, from_json, read_document, to_data, to_json
 
-SCHEMA = json.loads(files("oomdoctor.schemas").joinpath("probe.schema.json").read_text(encoding="utf-8"))
+KINDS: dict[str, Any] = {get_type_hints(kind)["command"].__args__[0]: kind for kind in get_args(Document)}
+SCHEMAS: dict[str, Any] = {
+    command: json.loads(files("oomdoctor.schemas").joinpath(f"{command}.schema.json").read_text(encoding="utf-8"))
+    for command in KINDS
+}
 SAVED = Path(__file__).parent / "data" / "probe-gpt2.json"
 CLASSES: list[Any] = [value for value in vars(results).values() if is_dataclass(value)]
+SAMPLES = {"probe": gpt2(), "diagnose": out_of_memory(comparison=comparison())}
+any_document = any_probe_document | any_diagnosis
+
+
+def needed(kind: Any, found: tuple[Any, ...] = ()) -> tuple[Any, ...]:
+    """The dataclasses that `kind` is made of, itself first."""
+    if not is_dataclass(kind):
+        for argument in get_args(kind):
+            found = needed(argument, found)
+        return found
+    if kind in found:
+        return found
+    found = (*found, kind)
+    for hint in get_type_hints(kind).values():
+        found = needed(hint, found)
+    return found
+
+
+PARTS = [(command, kind) for command, document in KINDS.items() for kind in needed(document)]
 
 
 def places(data: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
@@ -51,21 +74,21 @@ def name(path: tuple[str | int, ...]) -> str:
 # --- there and back --------------------------------------------------------------------------------------------------
 
 
-@given(documents.any_document)
+@given(any_document)
 def test_round_trip(document: Document) -> None:
     """What was written reads back as an equal document."""
     assert from_json(to_json(document), "x") == document
 
 
-@given(documents.any_document)
+@given(any_document)
 def test_written_documents_follow_the_schema(document: Document) -> None:
-    """Every document that can be written is valid under the shipped schema."""
-    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(to_json(document)))
+    """Every document that can be written is valid under the shipped schema of its command."""
+    jsonschema.Draft202012Validator(SCHEMAS[document.command]).validate(json.loads(to_json(document)))
 
 
 def test_saved_document_of_version_1_stays_readable() -> None:
     """A document saved by an earlier version is valid, reads, and is what it was."""
-    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(SAVED.read_bytes()))
+    jsonschema.Draft202012Validator(SCHEMAS["probe"]).validate(json.loads(SAVED.read_bytes()))
     assert read_document(str(SAVED)) == gpt2()
 
 
@@ -93,15 +116,19 @@ def test_unknown_fields_are_passed_over() -> None:
 # --- the schema ------------------------------------------------------------------------------------------------------
 
 
-def test_schema_is_a_schema() -> None:
-    """The schema itself is valid JSON Schema 2020-12."""
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+@pytest.mark.parametrize("command", SCHEMAS)
+def test_schema_is_a_schema(command: str) -> None:
+    """Each command's schema is itself valid JSON Schema 2020-12."""
+    jsonschema.Draft202012Validator.check_schema(SCHEMAS[command])
 
 
-@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_schema_and_dataclasses_agree(kind: Any) -> None:
+@pytest.mark.parametrize(
+    ("command", "kind"), PARTS, ids=lambda value: value if isinstance(value, str) else value.__name__
+)
+def test_schema_and_dataclasses_agree(command: str, kind: Any) -> None:
     """Every dataclass has its object in the schema, with the same fields of the same types, all required."""
-    described = SCHEMA if kind is Document else SCHEMA["$defs"][kind.__name__]
+    schema = SCHEMAS[command]
+    described = schema if kind is KINDS[command] else schema["$defs"][kind.__name__]
     hints = get_type_hints(kind)
     assert set(described["properties"]) == {field.name for field in fields(kind)} == set(described["required"])
     for field, hint in hints.items():
@@ -109,9 +136,18 @@ def test_schema_and_dataclasses_agree(kind: Any) -> None:
         assert described["properties"][field]["description"].endswith(".")
 
 
-def test_schema_describes_nothing_else() -> None:
+@pytest.mark.parametrize("command", SCHEMAS)
+def test_schema_describes_nothing_else(command: str) -> None:
     """The schema has no definition without a dataclass."""
-    assert set(SCHEMA["$defs"]) == {kind.__name__ for kind in CLASSES} - {"Document"}
+    document, *parts = needed(KINDS[command])
+    assert document is KINDS[command]
+    assert set(SCHEMAS[command]["$defs"]) == {kind.__name__ for kind in parts}
+
+
+def test_every_dataclass_is_in_a_schema() -> None:
+    """No public result is left undescribed, and every document has a reader."""
+    assert {kind for _, kind in PARTS} == set(CLASSES)
+    assert set(KINDS) == set(SAMPLES)
 
 
 def assert_describes(schema: dict[str, Any], hint: Any) -> None:
@@ -146,6 +182,9 @@ def assert_describes(schema: dict[str, Any], hint: Any) -> None:
 # --- what is not a document ------------------------------------------------------------------------------------------
 
 
+PATHS = [(command, path) for command, sample in SAMPLES.items() for path in places(to_data(sample)) if path]
+
+
 def refusal(text: str) -> UsageError:
     """The error that `text` is refused with."""
     with pytest.raises(UsageError) as caught:
@@ -155,12 +194,10 @@ def refusal(text: str) -> UsageError:
     return caught.value
 
 
-@pytest.mark.parametrize("path", places(to_data(gpt2())), ids=name)
-def test_wrong_type_anywhere_names_the_field(path: tuple[str | int, ...]) -> None:
+@pytest.mark.parametrize(("command", "path"), PATHS, ids=lambda value: value if isinstance(value, str) else name(value))
+def test_wrong_type_anywhere_names_the_field(command: str, path: tuple[str | int, ...]) -> None:
     """A value of a wrong type is refused with its path, wherever it stands."""
-    if not path:
-        return
-    data = to_data(gpt2())
+    data = to_data(SAMPLES[command])
     holder = parent(data, path)
     holder[path[-1]] = "?" if isinstance(holder[path[-1]], dict | list) else ["?"]
     expected = "schema_version" if path == ("schema_version",) else f"`{name(path)}` in `x.json`"
@@ -168,11 +205,13 @@ def test_wrong_type_anywhere_names_the_field(path: tuple[str | int, ...]) -> Non
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in places(to_data(gpt2())) if path and isinstance(path[-1], str)], ids=name
+    ("command", "path"),
+    [(command, path) for command, path in PATHS if isinstance(path[-1], str)],
+    ids=lambda value: value if isinstance(value, str) else name(value),
 )
-def test_missing_field_anywhere_is_named(path: tuple[str | int, ...]) -> None:
+def test_missing_field_anywhere_is_named(command: str, path: tuple[str | int, ...]) -> None:
     """A field that is missing is refused with its path; versions are free in their names."""
-    data = to_data(gpt2())
+    data = to_data(SAMPLES[command])
     del parent(data, path)[path[-1]]
     if path[0] == "versions" and len(path) > 1:
         from_json(json.dumps(data), "x")
@@ -198,7 +237,7 @@ def test_missing_field_anywhere_is_named(path: tuple[str | int, ...]) -> None:
         (("result", "headroom"), -0.5, "is `-0.5`, not a number of at least 0"),
         (("result", "headroom"), False, "is `false`, not a number"),
         (("result", "target"), None, "is `null`, not a string"),
-        (("command",), "lint", 'is `"lint"`, not one of `probe`'),
+        (("command",), "lint", 'is `"lint"`, not one of `probe`, `diagnose`'),
         (("schema_version",), 2, "has `schema_version` 2, and this oomdoctor reads 1"),
         (("schema_version",), True, "has `schema_version` true, and"),
         (("schema_version",), "1", 'has `schema_version` "1", and'),

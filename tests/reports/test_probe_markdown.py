@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from oomdoctor.reports.markdown import code, code_block, prose, render
+from oomdoctor.output import Terminal
+from oomdoctor.reports.markdown import code, code_block, prose
+from oomdoctor.reports.probe.markdown import render
 from oomdoctor.reports.wording import clean
-from oomdoctor.results import Document
+from oomdoctor.results import ProbeDocument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,6 +49,11 @@ HOSTILE = [
 hostile = st.sampled_from(HOSTILE) | st.text(alphabet="`|\\<>&@#*_-+=.()[]!~$1a \n", max_size=20) | st.text(max_size=20)
 
 
+def plain(document: ProbeDocument) -> str:
+    """The comment; no terminal changes it."""
+    return render(document, Terminal())
+
+
 def visible(text: str) -> str:
     """Text as its reader sees it, white space runs made one and invisible characters dropped."""
     return " ".join(text.replace("\u200b", "").split())
@@ -64,7 +71,7 @@ def shown(markdown: str) -> str:
 
 def test_answer_plan_and_tables_are_there() -> None:
     """The comment opens with the answer and holds what a trainer can type."""
-    text = render(gpt2())
+    text = plain(gpt2())
     assert text.startswith("### micro-batch 19 fits; 20 runs out in backward, iteration 2\n")
     assert "| exact | `accumulation_steps=14` | 14 micro-batches: 4 of 19, 10 of 18 |" in text
     assert "| 2 | backward | 1.87 GiB | 22.62 GiB | 98% |" in text
@@ -76,7 +83,7 @@ def test_answer_plan_and_tables_are_there() -> None:
 
 def test_nothing_fits() -> None:
     """Where nothing fits there is no plan, and the lack is a figure."""
-    text = render(nothing_fits())
+    text = plain(nothing_fits())
     assert text.startswith("### nothing fits; loading the model runs out of memory\n")
     assert "The weights alone exceed the capacity by 3.00 GiB (26.14 GiB into 23.14 GiB)." in text
     assert "To reach" not in text
@@ -84,14 +91,14 @@ def test_nothing_fits() -> None:
 
 def test_warnings_stand_out() -> None:
     """Warnings are an alert under the answer."""
-    text = render(gpt2(stable=False, warnings=("see `nvidia-smi`",)))
+    text = plain(gpt2(stable=False, warnings=("see `nvidia-smi`",)))
     assert "> [!WARNING]\n> - the memory of other processes moved" in text
     assert "\n> - see `nvidia-smi`\n" in text
 
 
 def test_tables_are_tables() -> None:
     """A parser finds as many cells in each row as its table has columns, and the whole text of each."""
-    tokens = PARSER.parse(render(gpt2(target="a|b\\|c", precision="`|`")))
+    tokens = PARSER.parse(plain(gpt2(target="a|b\\|c", precision="`|`")))
     assert {"a|b\\|c", "`|`", "AdamW"} <= {token.content for token in inline(tokens) if token.type == "code_inline"}
     columns: list[int] = []
     for token in tokens:
@@ -154,7 +161,7 @@ def structure(text: str) -> list[tuple[str, str]]:
         reasons=tuple(type(reason)(filled, filled) for reason in result.reasons),
         trials=tuple(documents.trial(trial.micro_batch, trial.outcome, error=filled) for trial in result.trials),
     )
-    tokens = PARSER.parse(render(document))
+    tokens = PARSER.parse(plain(document))
     blocks = [(token.type, token.content if token.type == "html_block" else "") for token in tokens]
     return blocks + [(token.type, token.content) for token in inline(tokens) if token.type in ("html_inline", "image")]
 
@@ -169,10 +176,10 @@ def test_github_finds_nothing_to_link(text: str) -> None:
     assert shown(rendered) == text
 
 
-@given(documents.any_document)
-def test_never_raises(document: Document) -> None:
+@given(documents.any_probe_document)
+def test_never_raises(document: ProbeDocument) -> None:
     """Whatever a document holds, it renders to text that can be written."""
-    assert render(document).encode("utf-8").endswith(b"\n")
+    assert plain(document).encode("utf-8").endswith(b"\n")
 
 
 def seen(text: str) -> str:

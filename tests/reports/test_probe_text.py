@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from oomdoctor.reports.text import MINIMUM_WIDTH, render
-from oomdoctor.results import Accumulation, Device, Document, MicroBatch, Outcome, UniformPlan
+from oomdoctor.output import Terminal
+from oomdoctor.reports.probe.text import render
+from oomdoctor.reports.terminal import MINIMUM_WIDTH
+from oomdoctor.results import Accumulation, Device, MicroBatch, Outcome, ProbeDocument, UniformPlan
 
 GPT2_AT_80 = """\
 ┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┓
@@ -70,20 +72,20 @@ oomdoctor 0.1.0, python 3.11.9, torch 2.15.0+cu132, cuda 13.2
 """
 
 
-def plain(document: Document, width: int = 100) -> str:
+def plain(document: ProbeDocument, width: int = 100) -> str:
     """The report as one line of words, so that where lines break does not matter."""
-    return " ".join(render(document, width=width, color=False, unicode=False).replace("|", " ").split())
+    return " ".join(render(document, Terminal(width=width, color=False, unicode=False)).replace("|", " ").split())
 
 
 def test_whole_report_at_80_columns() -> None:
     """The report of a realistic probe is this text, to the character."""
-    assert render(gpt2(), width=80, color=False) == GPT2_AT_80
+    assert render(gpt2(), Terminal(width=80, color=False)) == GPT2_AT_80
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_answer_comes_first(width: int) -> None:
     """The first words of the report are the answer."""
-    text = render(gpt2(), width=width, color=False, unicode=False)
+    text = render(gpt2(), Terminal(width=width, color=False, unicode=False))
     words = " ".join(re.sub(r"[|+-]{2,}|\|", " ", text).split())
     assert words.startswith("micro-batch 19 fits; 20 runs out in backward, iteration 2")
 
@@ -91,14 +93,14 @@ def test_answer_comes_first(width: int) -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_no_figure_is_broken_at_usual_widths(width: int) -> None:
     """A size in a table stays on the line of its row."""
-    lines = render(gpt2(), width=width, color=False).splitlines()
+    lines = render(gpt2(), Terminal(width=width, color=False)).splitlines()
     assert any(re.search(r"^    19  fits, largest +22\.62 GiB +22\.83 GiB +1 +0\.34$", line) for line in lines)
     assert any(re.search(r"^ +backward +1\.87 GiB +22\.62 GiB  98%  █", line) for line in lines)
 
 
 def test_colour_adds_nothing_but_styles() -> None:
     """Without its escape sequences the coloured report is the plain one."""
-    colored = render(gpt2(), width=80, color=True)
+    colored = render(gpt2(), Terminal(width=80, color=True))
     assert "\x1b[1;32m" in colored
     stripped = re.sub(r"\x1b\[[0-9;]*m", "", colored)
     assert [line.rstrip() for line in stripped.splitlines()] == GPT2_AT_80.splitlines()
@@ -109,26 +111,26 @@ def test_plain_report_has_no_escape_sequences(monkeypatch: pytest.MonkeyPatch) -
     for name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("COLUMNS", "33")
-    assert render(gpt2(), width=80, color=False) == GPT2_AT_80
+    assert render(gpt2(), Terminal(width=80, color=False)) == GPT2_AT_80
 
 
 def test_dumb_terminal_changes_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """The width is the one that was asked for on every kind of terminal."""
-    expected = render(gpt2(), width=100, color=True)
+    expected = render(gpt2(), Terminal(width=100, color=True))
     monkeypatch.setenv("TERM", "dumb")
-    assert render(gpt2(), width=100, color=True) == expected
+    assert render(gpt2(), Terminal(width=100, color=True)) == expected
 
 
 def test_ascii_where_nothing_else_can_be_shown() -> None:
     """Without Unicode every character is ASCII, the bars included."""
-    text = render(gpt2(), width=80, color=False, unicode=False)
+    text = render(gpt2(), Terminal(width=80, color=False, unicode=False))
     assert text.isascii()
     assert "98%  ##=====================." in text
 
 
 def test_narrow_terminal_gets_no_bars() -> None:
     """At 60 columns the figures stay and the bars go."""
-    text = render(gpt2(), width=60, color=False)
+    text = render(gpt2(), Terminal(width=60, color=False))
     assert "22.62 GiB  98%" in text
     assert "█" not in text
 
@@ -242,15 +244,15 @@ def test_every_number_says_how_it_was_had(kind: Literal["cuda", "null", "trace"]
 def test_control_sequences_never_reach_the_terminal() -> None:
     """Text of a document can neither colour the terminal, nor move its cursor, nor be read as Rich's markup."""
     hostile = "\x1b]0;title\x07\x1b[2Jev\x9b31mil\r[red]x[/red] :tada: \u202e"
-    text = render(gpt2(target=hostile, warnings=(hostile,)), width=120, color=False)
+    text = render(gpt2(target=hostile, warnings=(hostile,)), Terminal(width=120, color=False))
     assert "evil [red]x[/red] :tada:, bf16" in text
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
 
 
-@given(documents.any_document, st.integers(1, 200), st.booleans(), st.booleans())
-def test_never_raises_and_fits_the_width(document: Document, width: int, color: bool, unicode: bool) -> None:
+@given(documents.any_probe_document, st.integers(1, 200), st.booleans(), st.booleans())
+def test_never_raises_and_fits_the_width(document: ProbeDocument, width: int, color: bool, unicode: bool) -> None:
     """Whatever a document holds, it renders, and no line is wider than the terminal."""
-    text = render(document, width=width, color=color, unicode=unicode)
+    text = render(document, Terminal(width=width, color=color, unicode=unicode))
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).split("\n")
     assert max(map(cell_len, lines)) <= max(width, MINIMUM_WIDTH)
     text.encode("utf-8")

@@ -1,0 +1,1 @@
+"""What `oomdoctor diagnose` found, a file a format."""

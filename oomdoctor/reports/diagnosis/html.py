@@ -1,0 +1,64 @@
+"""What a diagnosis says as one HTML page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from oomdoctor.reports.diagnosis import card, tables, wording
+from oomdoctor.reports.diagnosis.timeline_chart import chart
+from oomdoctor.reports.page import render_page
+from oomdoctor.results import Category, Confidence
+
+if TYPE_CHECKING:
+    from oomdoctor.output import Terminal
+    from oomdoctor.results import DiagnosisDocument, SnapshotComparison, SnapshotSummary
+
+_STATUS_WORDS: Final = {"oom": "out of memory", "not_oom": "not a lack of memory", "nothing_found": "nothing found"}
+_STRENGTHS: Final = {Confidence.CERTAIN: 3, Confidence.LIKELY: 2, Confidence.POSSIBLE: 1}
+
+
+def render(document: DiagnosisDocument, terminal: Terminal) -> str:
+    """Render a diagnosis as one self-contained HTML page."""
+    del terminal
+    result = document.result
+    values: dict[str, Any] = {
+        "document": document,
+        "result": result,
+        "status": _STATUS_WORDS[document.status],
+        "headline": wording.headline(document),
+        "summary": wording.summary(result),
+        "memory": card.memory(result.facts),
+        "numbers": card.other_numbers(result.facts),
+        "snapshots": [_snapshot(found) for found in result.snapshots],
+        "comparison": None if result.comparison is None else _comparison(result.comparison),
+        "strengths": _STRENGTHS,
+        "wording": wording,
+    }
+    return render_page("diagnosis.html", values)
+
+
+def _snapshot(found: SnapshotSummary) -> dict[str, Any]:
+    rows = tables.category_rows(found)
+    used = {row.category for row in rows}
+    used |= {
+        category for point in found.timeline for category, size in zip(Category, point.categories, strict=False) if size
+    }
+    return {
+        "found": found,
+        "moment": "at the peak" if found.has_history else "when taken",
+        "has_two_moments": tables.has_two_moments(found),
+        "categories": rows,
+        "whole_bytes": sum(row.peak_bytes for row in rows),
+        "legend": [category for category in Category if category in used],
+        "lines": tables.line_rows(found),
+        "chart": chart(found) if found.timeline else None,
+    }
+
+
+def _comparison(found: SnapshotComparison) -> dict[str, Any]:
+    rows = tables.change_rows(found)
+    return {
+        "found": found,
+        "rows": rows,
+        "largest_bytes": max((max(row.before_bytes, row.after_bytes) for row in rows), default=1),
+    }

@@ -1,0 +1,68 @@
+"""Reports as HTML: one self-contained page that shows hostile text and runs none of it.
+
+Three things keep it so. Every value is escaped by the template engine, after characters that no reader can see were
+taken out of it; the page has no script, and its Content-Security-Policy forbids any, and every request as well; the one
+style sheet is allowed by its hash, so that no other style counts either.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from oomdoctor.reports.wording import LONGEST_TEXT, capitalised, optional_size, sentence, share, shortened
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_STYLE: Final = "style.css"
+
+
+def render_page(template: str, values: Mapping[str, Any]) -> str:
+    """Fill a template that extends `base.html`.
+
+    Args:
+        template: Name of a file in `oomdoctor/reports/templates`.
+        values: What the template shows; plain text, never markup.
+
+    Returns:
+        The page, with a newline at its end.
+    """
+    environment = _environment()
+    style = environment.loader.get_source(environment, _STYLE)[0].strip() if environment.loader else ""
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    # The style sheet is ours; nothing of a document is in it.
+    ours = {"style": Markup(style), "style_digest": digest}  # noqa: S704
+    return environment.get_template(template).render({**values, **ours}).rstrip("\n") + "\n"
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("oomdoctor.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        capitalised=capitalised,
+        optional_size=optional_size,
+        sentence=sentence,
+        share=share,
+        size=format_size,
+        uncut=Markup.escape,  # for geometry, which is ours and longer than any text
+    )
+    return environment
+
+
+def _visible(value: object) -> object:
+    """What a template prints, without what nobody can see; markup is what the templates' own macros made."""
+    return shortened(value, LONGEST_TEXT) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -1,0 +1,1 @@
+"""What `oomdoctor probe` found, a file a format."""

@@ -1,0 +1,103 @@
+"""What a probe found as GitHub-flavoured Markdown, for comments on pull requests and job summaries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oomdoctor.reports.markdown import code, code_block, folded, prose, table
+from oomdoctor.reports.probe import plan, wording
+from oomdoctor.reports.wording import first_line, optional_size, share
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.output import Terminal
+    from oomdoctor.results import ProbeDocument, ProbeResult
+
+
+def render(document: ProbeDocument, terminal: Terminal) -> str:
+    """Render a probe's document as GitHub-flavoured Markdown, with a newline at its end."""
+    del terminal
+    return "\n\n".join(_blocks(document)) + "\n"
+
+
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def _blocks(document: ProbeDocument) -> Iterator[str]:
+    result = document.result
+    yield f"### {wording.headline(result)}"
+    if (shortfall := wording.shortfall(result)) is not None:
+        yield f"{shortfall[:1].upper()}{shortfall[1:]}."
+    if warnings := wording.warnings(result):
+        yield "\n".join(["> [!WARNING]", *(f"> - {prose(text)}" for text in warnings)])
+    yield _facts(result)
+    yield from _plan(result)
+    yield from _failure(result)
+    if result.phases:
+        yield folded(wording.phases_title(result), _phases(result))
+    if result.trials:
+        yield folded(wording.trials_title(result.trials), _trials(result))
+    if result.reasons:
+        reasons = "\n".join(f"- {code(reason.subject)}: {prose(reason.text)}" for reason in result.reasons)
+        yield folded("How each number was had", reasons)
+    yield ", ".join(code(f"{name} {version}") for name, version in document.versions.items())
+
+
+def _facts(result: ProbeResult) -> str:
+    device = result.device
+    rows = [
+        *wording.answer_rows(result),
+        ("target", ", ".join(filter(None, map(code, (result.target, result.precision, result.optimizer))))),
+        ("device", f"{code(device.name)}, compute capability {code(device.compute_capability)}"),
+        ("how known", wording.HOW_KNOWN[device.kind]),
+        ("capacity", wording.capacity(result)),
+    ]
+    return table(("", ""), rows)
+
+
+def _plan(result: ProbeResult) -> Iterator[str]:
+    if result.accumulation is None:
+        return
+    yield f"**{plan.title(result.accumulation)}**"
+    rows = [(name, code(typed), effect) for name, typed, effect in plan.rows(result.accumulation)]
+    yield table(("plan", "set", "which makes"), rows)
+    if notes := plan.notes(result):
+        yield "\n".join(f"- {note}" for note in notes)
+
+
+def _failure(result: ProbeResult) -> Iterator[str]:
+    trial = wording.failing_trial(result)
+    if trial is not None and (line := first_line(trial.error or "")):
+        yield f"**{wording.failure_title(trial)}**"
+        yield code_block(line)
+
+
+def _phases(result: ProbeResult) -> str:
+    rows = [
+        (
+            str(phase.iteration or ""),
+            wording.PHASE_WORDS[phase.phase],
+            format_size(phase.end_allocated_bytes),
+            format_size(phase.peak_allocated_bytes),
+            share(phase.peak_allocated_bytes, result.capacity_bytes),
+        )
+        for phase in result.phases
+    ]
+    return table(("iteration", "phase", ">at end", ">peak", ">of capacity"), rows)
+
+
+def _trials(result: ProbeResult) -> str:
+    rows = [
+        (
+            str(trial.micro_batch),
+            wording.outcome(result, trial),
+            optional_size(trial.peak_allocated_bytes),
+            optional_size(trial.peak_reserved_bytes),
+            str(trial.alloc_retries),
+            f"{trial.seconds:.2f}",
+        )
+        for trial in result.trials
+    ]
+    return table((">size", "outcome", ">peak allocated", ">peak reserved", ">retries", ">seconds"), rows)
