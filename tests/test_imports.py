@@ -9,7 +9,11 @@ import pytest
 from running import ROOT
 
 PACKAGE = ROOT / "oomdoctor"
-TIERS = {"cli": 3, "probing": 2, "diagnosis": 2, "running": 2, "reports": 2, "oom": 1, "targets": 1, "devices": 1, "examples": 1, "schemas": 1}
+TIERS = {
+    **{"cli": 3},
+    **dict.fromkeys(("probing", "diagnosis", "running", "reports"), 2),
+    **dict.fromkeys(("oom", "targets", "devices", "examples", "schemas"), 1),
+}
 """Tier by first name below the package; modules that lie in the package itself are the lowest, 0."""
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.probing.oom_table import EXHAUSTED, TORCH_TYPE, Row
-from oomdoctor.probing.oom_table_other import AMBIGUOUS, LIMITS, NOT_DEVICE_MEMORY
+from oomdoctor.oom.table import EXHAUSTED, TORCH_TYPE, Row
+from oomdoctor.oom.table_other import AMBIGUOUS, LIMITS, NOT_DEVICE_MEMORY
 from oomdoctor.results import Outcome
 from oomdoctor.units import GIB, format_size
 

@@ -1,60 +1,16 @@
-"""The errors by which a GPU says that it is out of memory, one row each; `oom_table_other` holds what only looks alike.
+"""The errors by which a GPU says that it is out of memory, one row each; `table_other` holds what only looks alike.
 
 Every example is written for this table from the parts of the message that stay the same between versions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-from oomdoctor.results import Outcome
+from oomdoctor.oom.row import FRAMEWORK, TORCH_OOM, Row
+from oomdoctor.oom.table_libraries import ELSEWHERE
 
-RowDevice = Literal["cuda", "hip", "xpu", "mps", "hpu", "npu", "xla", "cpu", "any"]
-
-FRAMEWORK: Final = (
-    "RuntimeError",  # PyTorch's own errors and nearly all of those that C++ raises through a binding
-    "MemoryError",  # memory managers that put the device's error into Python's own, such as RMM's
-    "torch.multiprocessing.spawn.ProcessRaisedException",
-    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError",
-    "concurrent.futures.process._RemoteTraceback",
-    "multiprocessing.pool.RemoteTraceback",
-    "ray.exceptions.RayTaskError",
-)
-"""Types whose text is evidence: what frameworks raise, and what carries another process's traceback as text."""
-
-TORCH_OOM: Final = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One way in which an error reads, and what it says.
-
-    Attributes:
-        id: Stable name.
-        outcome: What the trial's outcome is where the row decides.
-        patterns: Regular expressions, upper and lower case alike; the text must contain a match of every one.
-        raised_by: Qualified names of exception types, builtins without a module; the error must be an instance of one.
-        needs_pressure: The text alone decides nothing: it is an OOM only where memory was nearly exhausted, and
-            `FAILED` otherwise.
-        not_when_ample: An OOM unless at least half of the device is known to have been free; `FAILED` then.
-        device: Whose memory it is about; `any` where the error does not tell.
-        example: A text that the row matches when raised as the first of `raised_by`.
-        reason: Why this is or is not an OOM, without a trailing period.
-        source: Where it was reported.
-    """
-
-    id: str
-    outcome: Outcome = Outcome.OOM
-    patterns: tuple[str, ...]
-    raised_by: tuple[str, ...] = FRAMEWORK
-    needs_pressure: bool = False
-    not_when_ample: bool = False
-    device: RowDevice = "cuda"
-    example: str
-    reason: str
-    source: str
-
+__all__ = ["EXHAUSTED", "FRAMEWORK", "TORCH_OOM", "TORCH_TYPE", "Row"]
 
 _ALLOCATOR: Final = "PyTorch's caching allocator could not get the memory, even after it gave back its cache"
 
@@ -135,7 +91,7 @@ EXHAUSTED: Final = (
     ),
     Row(
         id="nccl-allocation",
-        patterns=(r"Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA calloc",),
+        patterns=(r"Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA (?:calloc|malloc)",),
         example="NCCL error: unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'",
         reason="NCCL allocates its buffers beside PyTorch's allocator and found no room",
         source="nccl#962",
@@ -149,7 +105,7 @@ EXHAUSTED: Final = (
     ),
     Row(
         id="cublas-allocation",
-        patterns=(r"CUBLAS_STATUS_ALLOC_FAILED",),
+        patterns=(r"CUBLAS_STATUS_ALLOC_FAILED|cublas runtime error : resource allocation failed",),
         example="CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         reason="cuBLAS found no device memory for its handle or workspace",
         source="deepmd-kit#4594",
@@ -177,7 +133,7 @@ EXHAUSTED: Final = (
     ),
     Row(
         id="nvml-assert",
-        patterns=(r"NVML_SUCCESS == r", r"CUDACachingAllocator"),
+        patterns=(r"NVML_SUCCESS == (?:r\b|DriverAPI)", r"CUDACachingAllocator"),
         example='NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":830',
         reason="PyTorch asks NVML about processes only while it writes its out-of-memory message, and that failed",
         source="pytorch#112377",
@@ -217,7 +173,7 @@ EXHAUSTED: Final = (
     ),
     Row(
         id="xpu-runtime",
-        patterns=(r"(?:UR_RESULT|PI)_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)",),
+        patterns=(r"(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)",),
         device="xpu",
         example="level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
         reason="Intel's runtime found no device memory",
@@ -274,13 +230,19 @@ EXHAUSTED: Final = (
     ),
     Row(
         id="kv-cache",
-        patterns=(r"No available memory for the cache blocks",),
+        patterns=(
+            (
+                r"No available memory for the cache blocks|can be stored in KV cache \(|available KV cache memory \("
+                r"|on startup is less than desired GPU memory utilization|try to increase --mem-fraction-static"
+            ),
+        ),
         raised_by=("ValueError", *FRAMEWORK),
         device="any",
         example="No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
-        reason="vLLM found no memory for its cache beside the weights",
+        reason="the server found no memory for its cache beside the weights",
         source="vLLM, v1/core/kv_cache_utils.py",
     ),
+    *ELSEWHERE,
 )
 """Rows that are an OOM whatever else is known."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from oomdoctor.probing.oom_table import FRAMEWORK, Row
+from oomdoctor.oom.row import FRAMEWORK, Row
 from oomdoctor.results import Outcome
 
 LIMITS: Final = (
@@ -20,7 +20,7 @@ LIMITS: Final = (
     Row(
         id="index-32-bit",
         outcome=Outcome.LIMIT,
-        patterns=(r"canUse32BitIndexMath|must fit into 32-bit index math|to fit in int32, got",),
+        patterns=(r"canUse32BitIndexMath|must fit into 32-bit index math|to fit in int32|out of integer limits",),
         device="any",
         example="Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true, but got false",
         reason="the operator's kernel indexes in 32 bits and a tensor is too large for that",
@@ -37,7 +37,9 @@ LIMITS: Final = (
     Row(
         id="size-overflow",
         outcome=Outcome.LIMIT,
-        patterns=(r"Storage size calculation overflowed|Stride calculation overflowed|storage size overflowed",),
+        patterns=(
+            r"Storage size calculation overflowed|Stride calculation overflowed|storage size overflowed|NDArray > 2\*",
+        ),
         device="any",
         example="Storage size calculation overflowed with sizes=[4611686018427387904, 8]",
         reason="a tensor would have more bytes than 64 bits can count",
@@ -66,7 +68,12 @@ NOT_DEVICE_MEMORY: Final = (
     Row(
         id="host-allocator",
         outcome=Outcome.FAILED,
-        patterns=(r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)",),
+        patterns=(
+            (
+                r"(?:DefaultCPUAllocator|\$ Torch): (?:can't allocate memory|not enough memory)"
+                r"|posix_memalign\([^)]{0,60}\) == 0\. 12 vs 0"
+            ),
+        ),
         device="cpu",
         example="[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
         "you tried to allocate 1125899906842624 bytes. Error code 12 (Cannot allocate memory)",
@@ -76,7 +83,12 @@ NOT_DEVICE_MEMORY: Final = (
     Row(
         id="host-system",
         outcome=Outcome.FAILED,
-        patterns=(r"Errno 12\]|unable to mmap \d+ bytes|std::bad_alloc|UR_RESULT_ERROR_OUT_OF_HOST_MEMORY",),
+        patterns=(
+            (
+                r"Errno 12\]|unable to mmap \d+ bytes|std::bad_alloc|UR_RESULT_ERROR_OUT_OF_HOST_MEMORY"
+                r"|(?<!\()Cannot allocate memory|\bbad allocation\b|WinError 1455|os error 1455"
+            ),
+        ),
         raised_by=("OSError", *FRAMEWORK),
         device="cpu",
         example="[Errno 12] Cannot allocate memory",
@@ -95,7 +107,15 @@ NOT_DEVICE_MEMORY: Final = (
     Row(
         id="host-shared-memory",
         outcome=Outcome.FAILED,
-        patterns=(r"killed by signal: Bus error|out of shared memory",),
+        patterns=(
+            (
+                r"killed by signal:\s*Bus error|out of shared memory|unable to write to file </torch_"
+                r"|failed to extend /dev/shm|(?:shared memory (?:object|segment)|shared memory\(shm\)|file </torch_"
+                r"|/dev/shm).{0,300}No space left on device"
+                r"|No space left on device.{0,20}/dev/shm"
+            ),
+        ),
+        raised_by=("OSError", *FRAMEWORK),
         device="cpu",
         example="DataLoader worker (pid 4242) is killed by signal: Bus error. It is possible that dataloader's workers "
         "are out of shared memory. Please try to raise your shared memory limit",
@@ -105,7 +125,7 @@ NOT_DEVICE_MEMORY: Final = (
     Row(
         id="killed",
         outcome=Outcome.FAILED,
-        patterns=(r"killed by signal: Killed|terminated with signal SIGKILL|exitcode: -9|Signals\.SIGKILL",),
+        patterns=(r"killed by signal:\s*Killed|terminated with signal SIGKILL|exitcode: -9|Signals\.SIGKILL",),
         raised_by=("torch.multiprocessing.spawn.ProcessExitedException", "subprocess.CalledProcessError", *FRAMEWORK),
         device="cpu",
         example="process 1 terminated with signal SIGKILL",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from oomdoctor.errors import TargetError
-from oomdoctor.probing.oom import Evidence, classify, walk_chain
+from oomdoctor.oom.classifier import Evidence, classify, walk_chain
 from oomdoctor.probing.recorder import PhaseRecorder
 from oomdoctor.probing.replay import Trace, recording
 from oomdoctor.results import Outcome, PhaseName, Trial

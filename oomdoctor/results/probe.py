@@ -1,16 +1,10 @@
-"""What a probe found: frozen dataclasses that every report renders and that serialise to one JSON document.
-
-Bytes are integers in fields named `..._bytes`; what is unknown is None. The document's names are a promise to others:
-`oomdoctor/schemas/probe.schema.json` states them, and a test holds the two together.
-"""
+"""What a probe found."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
-
-SCHEMA_VERSION = 1
 
 
 class Outcome(StrEnum):
@@ -207,24 +201,3 @@ class ProbeResult:
     phases: tuple[Phase, ...]
     reasons: tuple[Reason, ...]
     warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """The one JSON document that a command writes and that every report renders.
-
-    Attributes:
-        command: `probe`.
-        status: `fits` (a micro-batch fits), `limited` (one fits, and a limit that is not memory ended the search) or
-            `nothing_fits`.
-        exit_code: What the command exited with.
-        versions: Version by name: `oomdoctor`, `python`, `torch`, `cuda`.
-        result: What the command found.
-    """
-
-    command: Literal["probe"]
-    status: Literal["fits", "limited", "nothing_fits"]
-    exit_code: int
-    versions: dict[str, str]
-    result: ProbeResult
-    schema_version: int = SCHEMA_VERSION

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.probing.oom import TABLE, Evidence, Verdict, classify, classify_text, walk_chain
+from oomdoctor.oom.classifier import TABLE, Evidence, Verdict, classify, classify_text, walk_chain
 from oomdoctor.results import Outcome
 from oomdoctor.units import GIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oomdoctor.probing.oom_table import Row
+    from oomdoctor.oom.table import Row
 
 AMPLE = Evidence(free_bytes=20 * GIB, capacity_bytes=24 * GIB)
 FULL = Evidence(free_bytes=100 * MIB, capacity_bytes=24 * GIB)
@@ -220,7 +220,7 @@ def test_a_text_without_its_error_is_judged_like_the_error() -> None:
 
 def test_the_classifier_does_not_import_torch() -> None:
     """The parent process classifies as well, and never pays for torch."""
-    code = "import sys, oomdoctor.probing.oom; sys.exit('torch' in sys.modules)"
+    code = "import sys, oomdoctor.oom.classifier; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

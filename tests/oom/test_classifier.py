@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.probing.oom import TABLE, Evidence, classify
-from oomdoctor.probing.oom_table import FRAMEWORK, TORCH_OOM
+from oomdoctor.oom.classifier import TABLE, Evidence, classify
+from oomdoctor.oom.table import FRAMEWORK, TORCH_OOM
 from oomdoctor.results import Outcome
 from oomdoctor.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from oomdoctor.probing.oom_table import Row
+    from oomdoctor.oom.table import Row
 
 AMPLE = Evidence(free_bytes=20 * GIB, capacity_bytes=24 * GIB)
 FULL = Evidence(free_bytes=100 * MIB, capacity_bytes=24 * GIB)

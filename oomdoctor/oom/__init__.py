@@ -1,0 +1,1 @@
+"""Which errors mean that memory ran out: one table, and what decides by it."""

@@ -1,0 +1,470 @@
+"""What a diagnosis found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+MemoryDevice: TypeAlias = Literal["cuda", "hip", "xpu", "mps", "npu", "hpu", "xla", "cpu", "none"]
+"""Whose memory ran out; `cpu` is the host's, `none` where no memory did."""
+
+
+class TrainingPhase(StrEnum):
+    """What the program was doing, as its traceback tells."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER_STEP = "optimizer_step"
+    MODEL_TO_DEVICE = "model_to_device"
+    BATCH_TO_DEVICE = "batch_to_device"
+    CHECKPOINT_LOAD = "checkpoint_load"
+    EVALUATION = "evaluation"
+    DATA_LOADING = "data_loading"
+
+
+class CauseId(StrEnum):
+    """Why memory ran out, or what else it was."""
+
+    BATCH_TOO_LARGE = "batch_too_large"
+    SINGLE_HUGE_ALLOCATION = "single_huge_allocation"
+    FRAGMENTATION = "fragmentation"
+    OTHER_PROCESS = "other_process"
+    MODEL_TOO_LARGE = "model_too_large"
+    OPTIMIZER_STATE = "optimizer_state"
+    LEAK_ACROSS_STEPS = "leak_across_steps"
+    MISSING_NO_GRAD = "missing_no_grad"
+    CHECKPOINT_LOAD = "checkpoint_load"
+    MEMORY_FRACTION_CAP = "memory_fraction_cap"
+    SHM = "shm"
+    HOST_OOM = "host_oom"
+    SIZE_LIMIT = "size_limit"
+    KV_CACHE_NO_ROOM = "kv_cache_no_room"
+    NOT_OOM = "not_oom"
+    UNKNOWN = "unknown"
+
+
+class Confidence(StrEnum):
+    """How far the evidence carries."""
+
+    CERTAIN = "certain"  # the evidence states it
+    LIKELY = "likely"  # the evidence fits this and hardly anything else
+    POSSIBLE = "possible"  # the evidence fits this among others
+
+
+class Category(StrEnum):
+    """What allocated memory is for."""
+
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACTIVATIONS = "activations"
+    INPUT = "input"
+    WORKSPACE = "workspace"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """One line of the user's own code.
+
+    Attributes:
+        path: As the traceback prints it.
+        line: From 1.
+        function: The function's name, such as `train`; None where it is not printed.
+        code: The line's text; None where it is not printed.
+    """
+
+    path: str
+    line: int
+    function: str | None = None
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Another process on the card, as the message lists it.
+
+    Attributes:
+        pid: As printed; in a container it is the host's.
+        used_bytes: What it holds; None where the driver could not tell.
+    """
+
+    pid: int
+    used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one error says, in bytes; what its text does not hold is None, except for what follows from the rest.
+
+    Attributes:
+        gpu_index: The device's index as printed.
+        tried_bytes: What was asked for. In PyTorch's messages this is a segment of the allocator and not a tensor:
+            2 MiB, 20 MiB or a multiple of 2 MiB.
+        total_bytes: Memory of the device.
+        free_bytes: What the device had free, for every process.
+        allocated_bytes: In live tensors of this process.
+        reserved_bytes: Held by PyTorch's allocator; derived where only the part that is not allocated is printed.
+        reserved_unallocated_bytes: Held by the allocator and in no tensor; derived where only the whole is printed.
+        process_bytes: Held by this process in all.
+        non_pytorch_bytes: Held by this process outside the allocator: the CUDA context, libraries' workspaces.
+        allowed_bytes: The process's cap, where `set_per_process_memory_fraction` or its like set one.
+        private_pool_bytes: Part of the allocated bytes in private pools, such as CUDA graphs'.
+        mps_other_bytes: On MPS, what other allocations of the process hold.
+        mps_max_bytes: On MPS, the watermark that was reached.
+        other_processes: Other processes on the card. In a container this process's own line may be among them.
+        own_pid: The entry of `other_processes` that is this process itself, where the numbers say so.
+        phase: What the program was doing, from the traceback.
+        user_line: The innermost line of the traceback that is the user's own.
+        step: Number of the training step, where the log gives it.
+    """
+
+    gpu_index: int | None = None
+    tried_bytes: int | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    reserved_unallocated_bytes: int | None = None
+    process_bytes: int | None = None
+    non_pytorch_bytes: int | None = None
+    allowed_bytes: int | None = None
+    private_pool_bytes: int | None = None
+    mps_other_bytes: int | None = None
+    mps_max_bytes: int | None = None
+    other_processes: tuple[ProcessMemory, ...] = ()
+    own_pid: int | None = None
+    phase: TrainingPhase | None = None
+    user_line: SourceLine | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """One error that was found; the same error again is counted, not listed.
+
+    Attributes:
+        source: The file as it was given, or `standard input`.
+        line: Line of the file where its message begins, from 1; None for a snapshot.
+        rank: The process that printed it, where a prefix says so.
+        is_oom: Whether it says that memory ran out.
+        device: Whose memory.
+        kind: Name of the message, such as `cuda-allocator`.
+        message: Its text in one line, at most 2000 characters.
+        facts: What it says.
+        count: How often it was found.
+    """
+
+    source: str
+    line: int | None
+    rank: int | None
+    is_oom: bool
+    device: MemoryDevice
+    kind: str
+    message: str
+    facts: Facts
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One reason why it happened.
+
+    Attributes:
+        id: Stable name.
+        confidence: How far the evidence carries.
+        evidence: One sentence built from the numbers that were found.
+    """
+
+    id: CauseId
+    confidence: Confidence
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One thing to change.
+
+    Attributes:
+        id: Stable name, such as `expandable_segments`.
+        change: What to do, in one sentence.
+        how: The line of code, the command or the environment variable that does it; None where there is no one line.
+        frees_bytes: What it frees here at most, computed from the facts; None where they do not tell.
+        cost: What it costs, in one sentence.
+    """
+
+    id: str
+    change: str
+    how: str | None
+    frees_bytes: int | None
+    cost: str
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """What to collect where the evidence does not reach.
+
+    Attributes:
+        what: What it would tell, in one sentence.
+        command: The command that collects it.
+    """
+
+    what: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTrend:
+    """Memory over training steps, as the log printed it.
+
+    Attributes:
+        readings: How many pairs of step and memory were read.
+        first_step: Step of the first reading.
+        last_step: Step of the last reading.
+        first_bytes: Memory at the first reading.
+        last_bytes: Memory at the last reading.
+        growing: Whether it rose steadily, not only while the program warmed up.
+        bytes_per_step: How fast, where it grows; 0 otherwise.
+    """
+
+    readings: int
+    first_step: int
+    last_step: int
+    first_bytes: int
+    last_bytes: int
+    growing: bool
+    bytes_per_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryBytes:
+    """Memory of one category.
+
+    Attributes:
+        category: What it is for.
+        allocated_bytes: Bytes in live blocks.
+    """
+
+    category: Category
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """Memory that one line of code allocated.
+
+    Attributes:
+        place: The line; None for memory allocated before recording began.
+        category: What most of it is for.
+        allocated_bytes: Bytes in live blocks.
+        blocks: How many blocks.
+    """
+
+    place: SourceLine | None
+    category: Category
+    allocated_bytes: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """What memory is made of at one moment.
+
+    Attributes:
+        allocated_bytes: Bytes in live blocks; the categories sum to it exactly.
+        reserved_bytes: Bytes held from the driver.
+        categories: By category, largest first.
+        lines: By the user's own lines, largest first, at most 20; the rest is left out.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    categories: tuple[CategoryBytes, ...]
+    lines: tuple[MemoryLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveAllocation:
+    """One block that was live at the end.
+
+    Attributes:
+        size_bytes: Its size.
+        category: What it is for.
+        place: The user's own line that allocated it; None where recording had not begun.
+        innermost: The innermost frame, such as `linear (torch/nn/functional.py:2294)`; None without frames.
+    """
+
+    size_bytes: int
+    category: Category
+    place: SourceLine | None
+    innermost: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fragmentation:
+    """How much of what is reserved lies in holes between live blocks.
+
+    Attributes:
+        segments: Segments held from the driver.
+        segments_with_holes: Those that hold live and free blocks at once.
+        hole_bytes: Free bytes in those segments.
+        largest_hole_bytes: The largest free block among them.
+        cached_bytes: Free bytes in segments without a live block, which the allocator can give back.
+    """
+
+    segments: int
+    segments_with_holes: int
+    hole_bytes: int
+    largest_hole_bytes: int
+    cached_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingLine:
+    """A line whose live memory rose step after step.
+
+    Attributes:
+        place: The line.
+        category: What most of it is for.
+        first_bytes: What it held early on.
+        last_bytes: What it held at the end.
+        first_blocks: In how many blocks early on.
+        last_blocks: In how many at the end.
+    """
+
+    place: SourceLine | None
+    category: Category
+    first_bytes: int
+    last_bytes: int
+    first_blocks: int
+    last_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePoint:
+    """Memory after one event of the history.
+
+    Attributes:
+        event: Index of the event in the history.
+        microseconds: Time since the first event; None where the snapshot has no times.
+        reserved_bytes: Bytes held from the driver.
+        categories: Bytes in live blocks by category, in the order of `Category`.
+    """
+
+    event: int
+    microseconds: int | None
+    reserved_bytes: int
+    categories: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSummary:
+    """What a memory snapshot holds, of one device.
+
+    Attributes:
+        source: The file as it was given.
+        device_index: The device.
+        total_bytes: Memory of the device, where the snapshot tells.
+        has_history: Whether it has a history of allocations.
+        truncated: Whether the history lost its beginning, so that older blocks have no frames.
+        events: Events in the history.
+        end: Memory when the snapshot was taken.
+        peak: Memory at the peak of the history; as `end` where there is none.
+        largest: The largest live blocks at the end, at most 20.
+        fragmentation: Holes at the end.
+        growing: Lines whose memory rose step after step, worst first, at most 10.
+        timeline: Memory over the history, thinned to at most 400 points; empty without a history.
+        tried_bytes: What was asked for when memory ran out; None where the history holds no such moment.
+        free_bytes: What the device had free at that moment.
+        phase: What the program was doing at that moment, from its frames.
+        user_line: The user's own line at that moment.
+    """
+
+    source: str
+    device_index: int
+    total_bytes: int | None
+    has_history: bool
+    truncated: bool
+    events: int
+    end: Composition
+    peak: Composition
+    largest: tuple[LiveAllocation, ...]
+    fragmentation: Fragmentation
+    growing: tuple[GrowingLine, ...]
+    timeline: tuple[TimelinePoint, ...]
+    tried_bytes: int | None = None
+    free_bytes: int | None = None
+    phase: TrainingPhase | None = None
+    user_line: SourceLine | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DifferingLine:
+    """One line's memory in two snapshots.
+
+    Attributes:
+        place: The line; None for memory allocated before recording began.
+        before_bytes: In the first.
+        after_bytes: In the second.
+    """
+
+    place: SourceLine | None
+    before_bytes: int
+    after_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotComparison:
+    """Two snapshots side by side, each at its peak.
+
+    Attributes:
+        before: The first file.
+        after: The second file.
+        before_bytes: Allocated at the peak of the first.
+        after_bytes: Allocated at the peak of the second.
+        before_categories: By category in the first, in the order of `Category`.
+        after_categories: By category in the second, in the same order.
+        lines: Lines that differ, largest difference first, at most 20.
+    """
+
+    before: str
+    after: str
+    before_bytes: int
+    after_bytes: int
+    before_categories: tuple[int, ...]
+    after_categories: tuple[int, ...]
+    lines: tuple[DifferingLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosisResult:
+    """Everything that a diagnosis found.
+
+    Attributes:
+        sources: What was read.
+        is_oom: Whether memory ran out.
+        device: Whose memory.
+        facts: What the error that counts says: the first of all ranks that ran out of memory.
+        causes: Why, most certain first.
+        remedies: What to change, best first.
+        notes: What a reader should know about the numbers.
+        next_steps: What to collect where the evidence does not reach.
+        occurrences: Every different error, the one that counts first, at most 64.
+        trend: Memory over training steps, where the log tells.
+        snapshots: What each snapshot holds.
+        comparison: The two snapshots side by side, where two were given.
+    """
+
+    sources: tuple[str, ...]
+    is_oom: bool
+    device: MemoryDevice
+    facts: Facts
+    causes: tuple[Cause, ...]
+    remedies: tuple[Remedy, ...]
+    notes: tuple[str, ...] = ()
+    next_steps: tuple[NextStep, ...] = ()
+    occurrences: tuple[Occurrence, ...] = ()
+    trend: MemoryTrend | None = None
+    snapshots: tuple[SnapshotSummary, ...] = ()
+    comparison: SnapshotComparison | None = None
