@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oomdoctor import __version__
+from oomdoctor.cli.diagnose import diagnose
 from oomdoctor.cli.gpus import gpus
 from oomdoctor.cli.options import Help
 from oomdoctor.cli.probe import probe
@@ -29,6 +30,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(probe)
+app.command(add_help_option=False)(diagnose)
 app.command(add_help_option=False)(gpus)
 app.command()(report)
 

@@ -1,0 +1,64 @@
+"""`oomdoctor diagnose`: parse, call, render, exit code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from oomdoctor import __version__
+from oomdoctor.cli.options import Help, HtmlFlag, JsonFlag, MarkdownFlag, Output
+from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK
+
+if TYPE_CHECKING:
+    from oomdoctor.results import DiagnosisDocument, DiagnosisResult
+
+Files: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILE...",
+        help="A message, a traceback, a log, a memory snapshot, or the folder that `oomdoctor run` wrote; `-` for "
+        "standard input. Two snapshots are compared.",
+    ),
+]
+FailOnOom: TypeAlias = Annotated[bool, typer.Option("--fail-on-oom", help="Exit with 1 where memory ran out.")]
+
+
+def diagnose(  # noqa: PLR0913 - one parameter an option
+    files: Files,
+    *,
+    fail_on_oom: FailOnOom = False,
+    json: JsonFlag = False,
+    markdown: MarkdownFlag = False,
+    html: HtmlFlag = False,
+    output: Output = None,
+    _help: Help = False,
+) -> None:
+    """Say why a run ran out of memory, from its log or its snapshot, and what to change."""
+    from oomdoctor.cli.report import format_name, render
+    from oomdoctor.diagnosis.diagnose import diagnose as run_diagnosis
+    from oomdoctor.diagnosis.inputs import sources
+    from oomdoctor.output import check_writable
+
+    form = format_name(json=json, markdown=markdown, html=html, output=output)
+    if output is not None:
+        check_writable(output)
+    document = document_of(run_diagnosis(sources(files)), fail_on_oom=fail_on_oom)
+    render(document, form, output)
+    raise typer.Exit(document.exit_code)
+
+
+def document_of(result: DiagnosisResult, *, fail_on_oom: bool = False) -> DiagnosisDocument:
+    """The document of a diagnosis with its status and exit code."""
+    import platform
+
+    from oomdoctor.results import DiagnosisDocument
+
+    found = bool(result.occurrences or result.snapshots)
+    return DiagnosisDocument(
+        command="diagnose",
+        status="oom" if result.is_oom else "not_oom" if found else "nothing_found",
+        exit_code=EXIT_NO_ANSWER if not found else EXIT_GATE if fail_on_oom and result.is_oom else EXIT_OK,
+        versions={"oomdoctor": __version__, "python": platform.python_version()},
+        result=result,
+    )

@@ -1,0 +1,54 @@
+"""The causes of a situation in the order in which they should be looked at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.diagnosis.causes import activity, elsewhere, numbers, time
+from oomdoctor.results import Cause, CauseId, Confidence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oomdoctor.diagnosis.situation import Situation
+
+RULES: Final[tuple[Callable[[Situation], Cause | None], ...]] = (
+    elsewhere.size_limit,
+    elsewhere.kv_cache_no_room,
+    elsewhere.shm,
+    numbers.single_huge_allocation,
+    numbers.memory_fraction_cap,
+    numbers.other_process,
+    numbers.unexplained_refusal,
+    time.leak_across_steps,
+    activity.optimizer_state,
+    activity.checkpoint_load,
+    activity.batch_named_in_code,
+    numbers.fragmentation,
+    activity.model_too_large,
+    activity.missing_no_grad,
+    activity.batch_too_large,
+    numbers.fragmentation_beside_free,
+    numbers.large_allocation,
+    elsewhere.host_oom,
+    elsewhere.not_oom,
+)
+"""In order of precedence among causes of one confidence: what a number proves before what a line of code suggests."""
+
+_ORDER: Final = tuple(Confidence)
+
+
+def judge(situation: Situation) -> tuple[Cause, ...]:
+    """Every cause that the evidence fits, most certain first; `unknown` where there is none."""
+    found = [cause for rule in RULES if (cause := rule(situation)) is not None]
+    if not found:
+        found = [_unknown(situation)]
+    return tuple(sorted(found, key=lambda cause: _ORDER.index(cause.confidence)))
+
+
+def _unknown(situation: Situation) -> Cause:
+    if situation.is_oom:
+        text = "Memory ran out, and the message has no numbers and no traceback that would tell why"
+    else:
+        text = "Nothing in it tells of an error that is known"
+    return Cause(CauseId.UNKNOWN, Confidence.CERTAIN, text)

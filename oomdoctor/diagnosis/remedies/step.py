@@ -1,0 +1,167 @@
+"""Remedies in the training step: what grows with the batch."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.results import Category, CauseId, Remedy, TrainingPhase
+
+if TYPE_CHECKING:
+    from oomdoctor.diagnosis.situation import Situation
+
+_LOGITS: Final = re.compile(r"cross_entropy|log_softmax|nll_loss|CrossEntropyLoss|lm_head|logits", re.IGNORECASE)
+_ATTENTION: Final = re.compile(r"attn|attention|q @ k|matmul\(q|query|softmax\(", re.IGNORECASE)
+_BATCH_MATTERS: Final = (None, TrainingPhase.FORWARD, TrainingPhase.BACKWARD, TrainingPhase.EVALUATION,
+                         TrainingPhase.BATCH_TO_DEVICE)  # fmt: skip
+
+
+def smaller_micro_batch(situation: Situation) -> Remedy | None:
+    """Halve the micro-batch; accumulation keeps the effective batch."""
+    size = situation.batch_size
+    if size == 1 or situation.phase not in _BATCH_MATTERS:
+        return None
+    grown = situation.category_bytes(Category.ACTIVATIONS, Category.INPUT)
+    to = "" if size is None else f" to {size // 2}"
+    return Remedy(
+        id="smaller_micro_batch",
+        change=f"Halve the micro-batch{to} and accumulate gradients over twice the steps, so that the effective batch "
+        "stays; `oomdoctor probe` finds the exact size that fits",
+        how=f"oomdoctor probe model.py --target-batch {size or 256}",
+        frees_bytes=grown // 2 if grown else None,
+        cost="about the same time a sample, as long as the device stays busy; batch norm sees fewer samples",
+    )
+
+
+def activation_checkpointing(situation: Situation) -> Remedy | None:
+    """Keep only the inputs of blocks, and compute the rest again in backward."""
+    if situation.phase not in (None, TrainingPhase.FORWARD, TrainingPhase.BACKWARD):
+        return None
+    return Remedy(
+        id="activation_checkpointing",
+        change="Recompute activations in the backward pass instead of keeping them",
+        how="x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+        frees_bytes=situation.category_bytes(Category.ACTIVATIONS) or None,
+        cost="20 to 30 % more time a step; what the blocks' own inputs take stays",
+    )
+
+
+def lower_precision(situation: Situation) -> Remedy | None:
+    """Halve activations by computing in 16 bits."""
+    if situation.phase not in _BATCH_MATTERS:
+        return None
+    grown = situation.category_bytes(Category.ACTIVATIONS)
+    return Remedy(
+        id="bf16_autocast",
+        change="Compute in bfloat16 under autocast, if it does not yet",
+        how='with torch.autocast("cuda", dtype=torch.bfloat16):',
+        frees_bytes=grown // 2 if grown else None,
+        cost="less precise products; weights and optimizer state stay in 32 bits",
+    )
+
+
+def shorter_samples(situation: Situation) -> Remedy | None:
+    """Where one sample is too much, the sample must become smaller."""
+    if situation.batch_size != 1:
+        return None
+    return Remedy(
+        id="shorter_samples",
+        change="Cut the longest sequences or the resolution: the batch is one sample already",
+        how=None,
+        frees_bytes=None,
+        cost="the model sees less of those samples",
+    )
+
+
+def chunked_loss(situation: Situation) -> Remedy | None:
+    """Never hold the whole table of logits."""
+    if not _LOGITS.search(situation.code):
+        return None
+    return Remedy(
+        id="chunked_loss",
+        change="Compute the loss in chunks of tokens, so that the logits never exist as a whole",
+        how="loss = sum(cross_entropy(head(h), t, reduction='sum') for h, t in zip(hidden.chunk(8), targets.chunk(8)))",
+        frees_bytes=situation.facts.tried_bytes,
+        cost="little time; checkpoint each chunk where gradients are needed",
+    )
+
+
+def fused_attention(situation: Situation) -> Remedy | None:
+    """Never hold the whole matrix of attention scores."""
+    if not _ATTENTION.search(situation.code) or _LOGITS.search(situation.code):
+        return None
+    return Remedy(
+        id="fused_attention",
+        change="Use fused attention, which never holds the matrix of scores",
+        how="torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)",
+        frees_bytes=situation.facts.tried_bytes,
+        cost="none; masks of some shapes fall back to the slow kernel",
+    )
+
+
+def check_shapes(situation: Situation) -> Remedy:
+    """A size beyond the device is most often a mistake."""
+    line = situation.facts.user_line
+    where = "" if line is None else f"  # at {line.path}:{line.line}"
+    return Remedy(
+        id="check_shapes",
+        change="Print the shapes before the line that ran out: a broadcast, an outer product or a wrong dimension "
+        "is behind most requests of this size",
+        how=f"print(x.shape, y.shape){where}",
+        frees_bytes=situation.facts.tried_bytes,
+        cost="none",
+    )
+
+
+def no_grad(situation: Situation) -> Remedy:
+    """Evaluate without a graph."""
+    return Remedy(
+        id="no_grad",
+        change="Evaluate without recording a graph",
+        how="with torch.inference_mode():",
+        frees_bytes=situation.category_bytes(Category.ACTIVATIONS) or None,
+        cost="none",
+    )
+
+
+def move_outputs(_situation: Situation) -> Remedy:
+    """Do not collect on the device what is only compared later."""
+    return Remedy(
+        id="move_outputs",
+        change="Collect outputs on the host, not on the device",
+        how="outputs.append(logits.detach().cpu())",
+        frees_bytes=None,
+        cost="a copy a batch",
+    )
+
+
+def drop_graph(situation: Situation) -> Remedy:
+    """Keep numbers, not tensors with their graphs."""
+    grown = None
+    if situation.snapshot is not None and situation.snapshot.growing:
+        grown = sum(max(0, line.last_bytes - line.first_bytes) for line in situation.snapshot.growing)
+    elif situation.trend is not None and situation.trend.growing:
+        grown = max(0, situation.trend.last_bytes - situation.trend.first_bytes)
+    return Remedy(
+        id="drop_graph",
+        change="Keep what outlives a step without its graph and off the device",
+        how="total_loss += loss.item()  # or: kept.append(output.detach().cpu())",
+        frees_bytes=grown,
+        cost="`.item()` waits for the device once a step",
+    )
+
+
+RULES: Final = {
+    CauseId.SINGLE_HUGE_ALLOCATION: (chunked_loss, fused_attention, check_shapes, shorter_samples, smaller_micro_batch),
+    CauseId.LEAK_ACROSS_STEPS: (drop_graph,),
+    CauseId.MISSING_NO_GRAD: (no_grad, move_outputs),
+    CauseId.BATCH_TOO_LARGE: (
+        smaller_micro_batch,
+        shorter_samples,
+        activation_checkpointing,
+        lower_precision,
+        chunked_loss,
+        fused_attention,
+    ),
+}
+"""Remedies by the cause that they are for."""

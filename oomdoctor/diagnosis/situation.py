@@ -1,0 +1,196 @@
+"""What is known about one failure, with the numbers that follow from its facts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.oom.classifier import TABLE
+from oomdoctor.results import Category, Facts, TrainingPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from oomdoctor.diagnosis.evidence import Case, Event
+    from oomdoctor.oom.table import Row
+    from oomdoctor.results import MemoryDevice, MemoryTrend, ProcessMemory, SnapshotSummary
+
+_ROWS: Final = {row.id: row for row in TABLE}
+
+# `batch_size=256`, `--per-device-train-batch-size 8`, `"batch_size": 4`, `bs=16`.
+_BATCH_SIZE: Final = re.compile(
+    r"(?<![a-z])(?:micro_?)?(?:batch[_-]?size|bs)(?:[\"']?\s{0,3}[=:]\s{0,3}|\s{1,3})(\d{1,7})(?![\d.])", re.IGNORECASE
+)
+_EVALUATION: Final = re.compile(r"(?:eval|val|test|valid)[a-z_]{0,12}batch", re.IGNORECASE)
+_SWITCHED_OFF: Final = re.compile(r"_contextlib\.py$|grad_mode\.py$")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One failure and everything that bears on it.
+
+    Attributes:
+        case: All evidence.
+        event: The error that counts; None where only a snapshot tells of it.
+    """
+
+    case: Case
+    event: Event | None
+
+    # --- what was read -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def facts(self) -> Facts:
+        """The error's facts; without an error, what the snapshot holds of them."""
+        if self.event is not None:
+            return self.event.message.facts
+        return Facts() if self.snapshot is None else _facts_of(self.snapshot)
+
+    @property
+    def kind(self) -> str:
+        """Name of the message; empty without one."""
+        return "" if self.event is None else self.event.message.kind
+
+    @property
+    def row(self) -> Row | None:
+        """The row of the table of errors that the message is."""
+        return _ROWS.get(self.kind)
+
+    @property
+    def is_oom(self) -> bool:
+        """Whether memory ran out."""
+        if self.event is not None:
+            return self.event.message.is_oom
+        return self.facts.tried_bytes is not None
+
+    @property
+    def device(self) -> MemoryDevice:
+        """Whose memory."""
+        if self.event is not None:
+            return self.event.message.device
+        return "none" if self.snapshot is None else "cuda"
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it is about a device's memory: it ran out, or a snapshot shows what fills it."""
+        return (self.is_oom or self.event is None) and self.device not in ("cpu", "none")
+
+    @property
+    def phase(self) -> TrainingPhase | None:
+        """What the program was doing."""
+        return self.facts.phase
+
+    @property
+    def trend(self) -> MemoryTrend | None:
+        """Memory over training steps."""
+        return self.case.trend
+
+    @cached_property
+    def snapshot(self) -> SnapshotSummary | None:
+        """The snapshot of the device that ran out, else the one that holds most."""
+        if not self.case.snapshots:
+            return None
+        index = None if self.event is None else self.event.message.facts.gpu_index
+        same = [snapshot for snapshot in self.case.snapshots if snapshot.device_index == index]
+        failed = [snapshot for snapshot in self.case.snapshots if snapshot.tried_bytes is not None]
+        return max(same or failed or self.case.snapshots, key=lambda snapshot: snapshot.end.allocated_bytes)
+
+    # --- what follows from the numbers -------------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int | None:
+        """What PyTorch's allocator holds, or at least what it holds in tensors."""
+        facts = self.facts
+        return facts.allocated_bytes if facts.reserved_bytes is None else facts.reserved_bytes
+
+    @property
+    def own_bytes(self) -> int | None:
+        """What this process holds on the device, as far as the message tells."""
+        if self.facts.process_bytes is not None:
+            return self.facts.process_bytes
+        own = [process.used_bytes for process in self.facts.other_processes if process.pid == self.facts.own_pid]
+        return own[0] if own and own[0] is not None else self.held_bytes
+
+    @property
+    def others(self) -> tuple[ProcessMemory, ...]:
+        """Other processes on the card whose memory is known, largest first."""
+        known = [
+            process
+            for process in self.facts.other_processes
+            if process.pid != self.facts.own_pid and process.used_bytes is not None
+        ]
+        return tuple(sorted(known, key=lambda process: -(process.used_bytes or 0)))
+
+    @property
+    def others_bytes(self) -> int:
+        """What those processes hold in all."""
+        return sum(process.used_bytes or 0 for process in self.others)
+
+    @property
+    def outside_bytes(self) -> int | None:
+        """Memory of the device that is neither free nor held by this process; contexts and displays are in it."""
+        facts, own = self.facts, self.own_bytes
+        if facts.total_bytes is None or facts.free_bytes is None or own is None:
+            return None
+        return max(0, facts.total_bytes - facts.free_bytes - own)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size that the traceback's code, the command line or the log names; None where none or several."""
+        sizes = set(_batch_sizes(self._texts()))
+        return sizes.pop() if len(sizes) == 1 else None
+
+    @property
+    def code(self) -> str:
+        """The code of the traceback, a line a frame."""
+        frames = () if self.event is None else self.event.frames
+        return "\n".join(frame.code or "" for frame in frames)
+
+    @property
+    def gradients_off(self) -> bool:
+        """Whether the traceback runs through a function that was decorated with `no_grad` or `inference_mode`."""
+        frames = () if self.event is None else self.event.frames
+        return any(_SWITCHED_OFF.search(frame.path) and frame.function == "decorate_context" for frame in frames)
+
+    def category_bytes(self, *categories: Category) -> int | None:
+        """Bytes of these categories when memory ran out, as the snapshot tells; None without one."""
+        if self.snapshot is None:
+            return None
+        return sum(part.allocated_bytes for part in self.snapshot.end.categories if part.category in categories)
+
+    def share(self, *categories: Category) -> float:
+        """Part of the allocated bytes that these categories are, as the snapshot tells; 0 without one."""
+        if self.snapshot is None or not self.snapshot.end.allocated_bytes:
+            return 0.0
+        return (self.category_bytes(*categories) or 0) / self.snapshot.end.allocated_bytes
+
+    def _texts(self) -> Iterator[str]:
+        yield " ".join(self.case.command)
+        if self.event is not None:
+            yield self.code
+            window = self.event.window
+            yield from window.lines[: window.at + 1]
+
+
+def _facts_of(snapshot: SnapshotSummary) -> Facts:
+    held = snapshot.end
+    return Facts(
+        gpu_index=snapshot.device_index,
+        tried_bytes=snapshot.tried_bytes,
+        total_bytes=snapshot.total_bytes,
+        free_bytes=snapshot.free_bytes,
+        allocated_bytes=held.allocated_bytes,
+        reserved_bytes=held.reserved_bytes,
+        reserved_unallocated_bytes=max(0, held.reserved_bytes - held.allocated_bytes),
+        phase=snapshot.phase,
+        user_line=snapshot.user_line,
+    )
+
+
+def _batch_sizes(texts: Iterator[str] | Sequence[str]) -> Iterator[int]:
+    for text in texts:
+        for match in _BATCH_SIZE.finditer(text):
+            if not _EVALUATION.search(text[max(0, match.start() - 20) : match.end()]):
+                yield int(match[1])

@@ -1,0 +1,139 @@
+"""The traceback that belongs to an error's message."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from oomdoctor.diagnosis.text import traceback_lines as printed
+from oomdoctor.diagnosis.text.tracebacks import split_tracebacks
+from oomdoctor.diagnosis.text.unfolding import LONGEST_LINE, unfold
+from oomdoctor.results import SourceLine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oomdoctor.diagnosis.text.traceback_lines import Frame
+    from oomdoctor.diagnosis.text.tracebacks import Traceback
+    from oomdoctor.diagnosis.text.unfolding import Row
+
+_LINES_BEFORE = 400
+_LINES_AFTER = 40
+_CHARACTERS_BEFORE = 1 << 18
+_LONGEST_CODE = 300
+_LONGEST_PATH = 1000
+_MOST_MESSAGE_LINES = 6
+_MOST_CAUSES = 20
+_SHORTEST_SAME_MESSAGE = 16
+_USER_CODE_WITHIN = 12
+
+_OF_MEMORY = re.compile(r"memory|alloc|cuda|bus error", re.IGNORECASE)
+_MESSAGE = re.compile(r"^[^:]{0,400}: (.*)$")
+
+
+def read_frames(lines: Sequence[str], end: int) -> tuple[SourceLine, ...]:
+    """The frames of the traceback that ends in an error's message.
+
+    Of chained errors, those that raised the message count: where an error repeats the words of its cause, the cause's.
+    A worker's own traceback is given after the frames of the process that waited for it. Where nothing was printed
+    before the message, a traceback that follows it directly is taken.
+
+    Args:
+        lines: A part of a text, cleaned of colours and prefixes.
+        end: Index in `lines` where the message begins.
+
+    Returns:
+        The frames, outermost first; empty where no traceback belongs to the message.
+    """
+    end = min(end, len(lines) - 1)
+    if end < 0:
+        return ()
+    tracebacks = split_tracebacks(unfold(lines, _first_line(lines, end), end), end)
+    after = unfold(lines, end + 1, min(len(lines) - 1, end + _LINES_AFTER))
+    chosen = _ending_at(tracebacks, lines, end)
+    frames = _all_frames(chosen) + _user_code(after) if chosen else _following(lines[end], after)
+    return tuple(_source_line(frame) for frame in frames if frame.line and frame.path)
+
+
+def _first_line(lines: Sequence[str], end: int) -> int:
+    """Index of the line from which on a traceback is looked for, so that hostile lines cost no more than others."""
+    characters = 0
+    for at in range(end, max(0, end - _LINES_BEFORE) - 1, -1):
+        characters += min(len(lines[at]), LONGEST_LINE)
+        if characters > _CHARACTERS_BEFORE:
+            return at
+    return max(0, end - _LINES_BEFORE)
+
+
+def _ending_at(tracebacks: list[Traceback], lines: Sequence[str], end: int) -> Traceback | None:
+    here = [traceback for traceback in tracebacks if traceback.error_at == end]
+    if len(here) > 1:  # all of them in one line
+        return _raiser(next((it for it in reversed(here) if _OF_MEMORY.search(it.error)), here[-1]))
+    if not tracebacks or not _is_message_of(tracebacks[-1], lines, end):
+        return None
+    return _raiser(tracebacks[-1])
+
+
+def _is_message_of(traceback: Traceback, lines: Sequence[str], end: int) -> bool:
+    """Whether the line at `end` is a line of the traceback's message, or at least not of another error."""
+    between = lines[traceback.error_at + 1 : end + 1]
+    written = [line for line in between if not line.lstrip().startswith("frame #")]
+    if len(written) > _MOST_MESSAGE_LINES or not all(line.strip() for line in written):
+        return False
+    another = bool(between) and printed.EXCEPTION.match(lines[end]) and printed.EXCEPTION.match(traceback.error)
+    return traceback.interleaved or not another
+
+
+def _raiser(traceback: Traceback) -> Traceback:
+    """The first of a chain of errors that has the words of the last."""
+    for _ in range(_MOST_CAUSES):
+        cause = traceback.cause
+        if cause is None or not _repeats(traceback.error, cause.error):
+            break
+        traceback = cause
+    return traceback
+
+
+def _repeats(error: str, cause: str) -> bool:
+    found = _MESSAGE.match(cause)
+    words = found[1].strip() if found else cause
+    begin = error.find(words[:_SHORTEST_SAME_MESSAGE])
+    if begin < 0 or len(words) < _SHORTEST_SAME_MESSAGE:
+        return False
+    again = error[begin:]
+    shorter = min(len(words), len(again))  # either may go on in a line of its own
+    return again[:shorter] == words[:shorter]
+
+
+def _all_frames(traceback: Traceback) -> list[Frame]:
+    frames = list(reversed(traceback.frames)) if traceback.newest_first else traceback.frames
+    outer = traceback.outer
+    return [*_all_frames(outer), *frames] if outer and outer.outer is None else list(frames)
+
+
+def _user_code(after: list[Row]) -> list[Frame]:
+    """The frames that the compiler of PyTorch names below its message, innermost of all."""
+    for position, row in enumerate(after[:_USER_CODE_WITHIN]):
+        if printed.USER_CODE.search(row.text):
+            tracebacks = split_tracebacks(after[position + 1 :], -1)
+            return tracebacks[0].frames if tracebacks else []
+        if printed.HEADER.search(row.text):
+            break
+    return []
+
+
+def _following(message: str, after: list[Row]) -> list[Frame]:
+    """The frames of a traceback that is printed below a message which has none above it."""
+    first = next((row.text.strip() for row in after if row.text.strip()), "")
+    if printed.EXCEPTION.match(message) or not (printed.HEADER.search(first) or printed.DUMP_HEADER.match(first)):
+        return _user_code(after)
+    tracebacks = split_tracebacks(after, -1)
+    chosen = next((it for it in tracebacks if it.running), tracebacks[0] if tracebacks else None)
+    if chosen is None or (printed.EXCEPTION.match(chosen.error) and not _OF_MEMORY.search(chosen.error)):
+        return []
+    return _all_frames(chosen)
+
+
+def _source_line(frame: Frame) -> SourceLine:
+    code = frame.code[:_LONGEST_CODE].strip() if frame.code else None
+    return SourceLine(frame.path[:_LONGEST_PATH], frame.line or 1, frame.function, code or None)

@@ -1,0 +1,240 @@
+"""A text of any length, read once: the places that may tell of an error, and memory over training steps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from oomdoctor.diagnosis.text.cleaning import LONGEST_LINE, clean, segments
+from oomdoctor.diagnosis.text.reading import Region, read_regions
+from oomdoctor.diagnosis.text.sieve import BLOCK_BYTES, OVERLAP_BYTES, Hit, find, may_hold
+from oomdoctor.diagnosis.text.trend import TrendReader
+from oomdoctor.diagnosis.text.windows import Kept, Place, build_window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.diagnosis.evidence import Window
+    from oomdoctor.results import MemoryTrend
+
+MOST_STRONG: Final = 96
+MOST_WEAK: Final = 32
+"""Places kept from the beginning, and as many from the end: about memory or the GPU, and of any other error."""
+
+_PATIENCE_HITS: Final = 5_000  # looked at one by one; beyond that a text repeats itself
+_HITS_OF_A_BLOCK: Final = 8  # and only the first ones of each block are
+
+_LINES_READ_FOR_STEPS: Final = 4_000  # at the beginning; beyond that some of every so many blocks
+_BLOCKS_SEEN_FOR_STEPS: Final = 100  # the beginning ends here too, where few of its lines tell of memory
+_LINES_SEEN_FOR_STEPS: Final = 100_000
+_BLOCKS_BETWEEN_STEPS: Final = 32
+_LINES_OF_A_BLOCK: Final = 4
+_TELLS_OF_MEMORY: Final = re.compile(rb"(?i:mem|alloc|vram|reserved)|\d[GM]\b")
+
+_EDGE_BYTES: Final = 1 << 20  # of the beginning, where rare words are looked for as at the end
+
+_HALF_LINE: Final = LONGEST_LINE // 2
+_KEY_BYTES: Final = 2000
+_NEAR_BYTES: Final = 2000
+_LONGEST_CODE: Final = 2000  # bytes of a line; a longer one is no code
+
+# Later sentences of a message whose beginning was found: they are no message of their own.
+_CONTINUATION: Final = re.compile(
+    rb"total capac|memory in use|of the allocated memory|already allocated|bytes free;|mib free;|gib free;|if reserved"
+    rb"|reserved by pytorch|is free\.",
+)
+_BEGINS_MESSAGE: Final = re.compile(rb"error:|out of memory|memoryerror")
+# Printed with every error, and sentences about errors.
+_NOISE: Final = re.compile(
+    r"kernel errors might be asynchronously|stacktrace below might be|^\s*error_file\s*:"
+    r"|of the above exception|direct cause of the following exception|to enable device-side assertions"
+    r"|^\s*(?:raise|except|if|elif|return|def|class|assert|import|from|with|for|try:|logger\.|logging\.|warnings\.|print\()\b.*"
+)
+_FRAME: Final = re.compile(r"^\s*File \"[^\"]{1,1000}\", line \d+, in \S{1,200}$|^\s*File \"[^\"]{1,1000}\", line \d+$")
+_TRACEBACK: Final = b"traceback (most"
+_IN_TRACEBACK: Final = re.compile(r"[\s|+^~❱>.…]|File \"|$|-{3}|Traceback \(most")
+_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]{2,200}\s{0,2}(?:[:(]|$)")
+_MOST_TRACEBACK_LINES: Final = 600
+_CLOCK: Final = re.compile(rb"\d\d:\d\d:\d\d[.,\d]*")
+_RANK: Final = re.compile(rb"[^\n]{0,80}?(?:rank|default|trainer\d+\||\[\d+,|^)(\d{1,6})[\]:]")
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a text holds.
+
+    Attributes:
+        windows: Lines around each different place that may tell of an error, in the order of the text.
+        trend: Memory over training steps, where the text tells.
+        lines: How many lines the text has, a last one without a line end included.
+        size_bytes: Bytes of the text, unpacked and as UTF-8.
+    """
+
+    windows: tuple[Window, ...]
+    trend: MemoryTrend | None
+    lines: int
+    size_bytes: int
+
+
+def scan(stream: BinaryIO, source: str) -> Scan:
+    """Read a text to its end; no content makes this fail, and memory stays bounded.
+
+    Args:
+        stream: Of bytes; a pipe will do.
+        source: What to call it, see `Window.source`.
+
+    Raises:
+        OSError: The stream cannot be read.
+    """
+    scanner = _Scanner()
+    for region in read_regions(stream):
+        scanner.read(region)
+    return scanner.finish(source)
+
+
+class _Scanner:
+    def __init__(self) -> None:
+        self._trend = TrendReader()
+        self._kept = {True: Kept(MOST_STRONG), False: Kept(MOST_WEAK)}
+        self._hits = {True: 0, False: 0}
+        self._lines = 0  # line ends so far
+        self._bytes = 0
+        self._blocks = 0
+        self._lines_for_steps = 0
+        self._ends_open = False
+
+    def read(self, region: Region) -> None:
+        at = region.begin
+        seen: set[int] = set()  # lines of this region that are settled, by where they begin
+        while at < region.end:
+            stop = min(at + BLOCK_BYTES, region.end)
+            if stop < region.end:
+                stop = max(region.data.rfind(b"\n", at, stop) + 1, region.data.rfind(b"\r", at, stop) + 1) or stop
+            self._read_block(region, at, stop, seen)
+            at = stop
+        if region.end > region.begin:
+            self._ends_open = region.data[region.end - 1] != ord("\n")
+        for kept in self._kept.values():
+            kept.let_go(region.data)
+
+    def finish(self, source: str) -> Scan:
+        places = [place for kept in self._kept.values() for place in kept.places()]
+        windows = [build_window(place, source) for place in places]
+        windows.sort(key=lambda window: window.line_number)
+        return Scan(tuple(windows), self._trend.trend(), self._lines + self._ends_open, self._bytes)
+
+    def _read_block(self, region: Region, begin: int, end: int, seen: set[int]) -> None:
+        data = region.data
+        # A line that is longer than a block may have a word across the cut.
+        first = begin if begin == 0 or data[begin - 1] in b"\r\n" else max(0, begin - OVERLAP_BYTES)
+        skeleton, families = may_hold(data[first:end])
+        at_an_end = region.is_last or self._bytes < _EDGE_BYTES
+        if families or at_an_end:
+            most = {strong: _HITS_OF_A_BLOCK if hits > _PATIENCE_HITS else None for strong, hits in self._hits.items()}
+            hits = find(data[first:end], families, at_an_end=at_an_end, most_hits=most)
+            self._take(data, begin, [Hit(first + hit.offset, hit.strong) for hit in hits], seen)
+        self._read_steps(data, begin, end)
+        self._lines += skeleton.count(b"\n") - data.count(b"\n", first, begin)
+        self._bytes += end - begin
+
+    def _take(self, data: bytes, begin: int, hits: list[Hit], seen: set[int]) -> None:
+        """Keep the lines that were hit."""
+        line_number, counted_to = self._lines + 1, begin
+        last_strong = -_NEAR_BYTES
+        for (first, last), group in groupby(hits, key=lambda hit: _line_around(data, hit.offset)):
+            same_line = list(group)
+            if first in seen:
+                continue
+            seen.add(first)
+            line_number += data.count(b"\n", counted_to, first) if first > counted_to else 0
+            counted_to = max(counted_to, first)
+            strong = next((hit for hit in same_line if hit.strong), None)
+            self._hits[strong is not None] += 1
+            line = data[first:last]
+            lower = line.lower()
+            is_near = first - last_strong < _NEAR_BYTES
+            if is_near and not _BEGINS_MESSAGE.search(lower) and _CONTINUATION.search(lower):
+                continue
+            place = Place(data, first, last, line_number, self._trend.step)
+            if strong is None and _TRACEBACK in lower:
+                self._take_traceback(place, seen)
+            elif _tells(line):
+                last_strong = first if strong is not None else last_strong
+                self._keep(place, strong or same_line[0], is_strong=strong is not None)
+
+    def _keep(self, place: Place, hit: Hit, *, is_strong: bool) -> None:
+        # What is printed before the words that were found is a time or a logger's name, and differs without a reason.
+        text = place.data[max(place.begin, hit.offset) : place.end][:_KEY_BYTES].strip()
+        rank = _RANK.match(place.data[place.begin : place.begin + 80])
+        key = (rank and rank[1], text if is_strong else _CLOCK.sub(b"", text))
+        self._kept[is_strong].add(key, place)
+
+    def _take_traceback(self, header: Place, seen: set[int]) -> None:
+        """Keep the last line of a traceback, whatever its error is called."""
+        rank = clean(header.data[header.begin : header.end]).rank
+        for newlines, (first, last) in enumerate(islice(_lines_after(header), _MOST_TRACEBACK_LINES), start=1):
+            raw = header.data[first:last]
+            line = clean(raw)
+            if line.rank != rank or _IN_TRACEBACK.match(line.text):
+                continue
+            if first not in seen and _EXCEPTION.match(line.text) and b"rror" not in raw and b"xception" not in raw:
+                seen.add(first)
+                place = Place(header.data, first, last, header.line_number + newlines, header.step)
+                self._keep(place, Hit(first, strong=False), is_strong=False)
+            return
+
+    def _read_steps(self, data: bytes, begin: int, end: int) -> None:
+        """Read all lines that tell of memory at first, then some lines of every so many blocks."""
+        self._blocks += 1
+        at_first = self._blocks <= _BLOCKS_SEEN_FOR_STEPS and self._lines < _LINES_SEEN_FOR_STEPS
+        if at_first and self._lines_for_steps < _LINES_READ_FOR_STEPS:
+            parts = [part for line in data[begin:end].split(b"\n") for part in segments(line)]
+            last = len(parts) - _LINES_OF_A_BLOCK
+            lines = [part for at, part in enumerate(parts) if at >= last or _TELLS_OF_MEMORY.search(part)]
+            self._lines_for_steps += len(lines)
+        elif self._blocks % _BLOCKS_BETWEEN_STEPS == 0:
+            lines = _last_lines(data, begin, end)
+        else:
+            return
+        for raw in lines:
+            if len(raw) <= LONGEST_LINE and b"rror" not in raw and b"out of memory" not in raw:
+                line = clean(raw)
+                self._trend.add(line.text, line.rank)
+
+
+def _line_around(data: bytes, at: int) -> tuple[int, int]:
+    """Where the line begins and ends; of a long one only what is near."""
+    lowest, highest = max(0, at - _HALF_LINE), min(len(data), at + _HALF_LINE)
+    first = max(data.rfind(b"\n", lowest, at), data.rfind(b"\r", lowest, at), lowest - 1) + 1
+    ends = [end for end in (data.find(b"\n", at, highest), data.find(b"\r", at, highest)) if end >= 0]
+    return first, min(ends, default=highest)
+
+
+def _lines_after(place: Place) -> Iterator[tuple[int, int]]:
+    end = place.end
+    while (newline := place.data.find(b"\n", end)) >= 0:
+        first = newline + 1
+        end = place.data.find(b"\n", first)
+        end = len(place.data) if end < 0 else end
+        if first < len(place.data):
+            yield first, min(end, first + LONGEST_LINE)
+
+
+def _last_lines(data: bytes, begin: int, end: int) -> list[bytes]:
+    """The last lines of a block, and the last ones that speak of memory."""
+    tail = data[max(begin, end - LONGEST_LINE) : end].replace(b"\r", b"\n").split(b"\n")[1:]
+    lines = [line for line in tail if line.strip()][-_LINES_OF_A_BLOCK:]
+    if not any(b"mem" in line for line in lines) and (at := data.rfind(b"mem", begin, end)) >= 0:
+        first, last = _line_around(data, at)
+        lines.insert(0, data[first:last])
+    return lines
+
+
+def _tells(line: bytes) -> bool:
+    """Whether a line can be an error's and is not code, a frame, or a sentence that accompanies every error."""
+    if len(line) > _LONGEST_CODE:
+        return True
+    text = clean(line).text
+    return not (_NOISE.search(text) and not re.search(r"\b\w*(?:Error|Exception)\b: ", text)) and not _FRAME.match(text)

@@ -1,0 +1,230 @@
+"""`oomdoctor diagnose` as a user runs it: what goes in, what comes out, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import INVOCATIONS, Run, run_command
+
+MESSAGE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of 23.64 GiB "
+    "of which 1.25 GiB is free. Including non-PyTorch memory, this process has 22.38 GiB memory in use. Of the "
+    "allocated memory 21.50 GiB is allocated by PyTorch, and 390.50 MiB is reserved by PyTorch but unallocated. If "
+    "reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
+    "fragmentation."
+)
+LOG = f"""\
+step 40 loss 2.31
+Traceback (most recent call last):
+  File "/home/user/train.py", line 31, in <module>
+    loss.backward()
+  File "/venv/lib/python3.12/site-packages/torch/_tensor.py", line 626, in backward
+    torch.autograd.backward(
+{MESSAGE}
+"""
+
+
+def result(stdout: str) -> dict[str, Any]:
+    """The result in a JSON document."""
+    document = json.loads(stdout)
+    assert document["command"] == "diagnose"
+    found: dict[str, Any] = document["result"]
+    return found
+
+
+# --- what it says ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("invocation", INVOCATIONS)
+def test_a_log_is_explained(invocation: str, tmp_path: Path) -> None:
+    """A log tells what ran out, where, why, and what to change, in the terminal."""
+    (tmp_path / "train.log").write_text(LOG)
+    ended = run_command(["diagnose", "train.log"], cwd=tmp_path, invocation=invocation)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    for said in (
+        "GPU 1",
+        "2.50 GiB",
+        "/home/user/train.py:31",
+        "loss.backward()",
+        "batch is too large",
+        "oomdoctor probe",
+    ):
+        assert said in ended.stdout
+
+
+def test_facts_in_json(oomdoctor: Run, tmp_path: Path) -> None:
+    """The JSON document has every number of the message in bytes under the names that others rely on."""
+    (tmp_path / "train.log").write_text(LOG)
+    found = result(oomdoctor("diagnose", "train.log", "--json").stdout)
+    assert (found["is_oom"], found["device"]) == (True, "cuda")
+    facts = found["facts"]
+    assert facts["tried_bytes"] == 2684354560
+    assert facts["total_bytes"] == 25383256719
+    assert facts["gpu_index"] == 1
+    assert facts["reserved_bytes"] == facts["allocated_bytes"] + facts["reserved_unallocated_bytes"]
+    assert (facts["phase"], facts["user_line"]["line"], facts["step"]) == ("backward", 31, 40)
+    assert found["causes"][0]["id"] == "batch_too_large"
+    assert found["remedies"][0]["id"] == "smaller_micro_batch"
+    assert found["occurrences"][0]["line"] == 7
+
+
+def test_standard_input() -> None:
+    """`-` reads what is piped in."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "oomdoctor", "diagnose", "-", "--json"],
+        input=LOG,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result(ended.stdout)["sources"] == ["standard input"]
+
+
+def test_several_ranks_are_one_failure(oomdoctor: Run, tmp_path: Path) -> None:
+    """Of several ranks' logs the first that ran out counts, and the others are listed."""
+    for rank in (0, 1):
+        (tmp_path / f"rank{rank}.log").write_text(
+            LOG.replace("GPU 1", f"GPU {rank}").replace("\n", f"\n[rank{rank}]: ")
+        )
+    found = result(oomdoctor("diagnose", "rank0.log", "rank1.log", "--json").stdout)
+    assert [one["rank"] for one in found["occurrences"]] == [0, 1]
+    assert found["facts"]["gpu_index"] == 0
+
+
+def test_an_error_of_another_kind(oomdoctor: Run, tmp_path: Path) -> None:
+    """What is no lack of memory is called that."""
+    (tmp_path / "x.log").write_text("RuntimeError: CUDA error: device-side assert triggered\n")
+    found = result(oomdoctor("diagnose", "x.log", "--json").stdout)
+    assert (found["is_oom"], found["device"]) == (False, "none")
+    assert found["causes"][0]["id"] == "not_oom"
+
+
+# --- exit codes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "code"),
+    [
+        (LOG, [], 0),
+        (LOG, ["--fail-on-oom"], 1),
+        ("RuntimeError: CUDA error: device-side assert triggered\n", ["--fail-on-oom"], 0),
+        ("step 1 loss 2.3\nstep 2 loss 2.2\ndone\n", [], 3),
+        ("", [], 3),
+    ],
+)
+def test_exit_codes(oomdoctor: Run, tmp_path: Path, text: str, options: list[str], code: int) -> None:
+    """0 where something was diagnosed, 1 where a gate was asked for, 3 where nothing was found."""
+    (tmp_path / "x.log").write_text(text)
+    ended = oomdoctor("diagnose", "x.log", *options)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.log"], "no such file: `nowhere.log`"),
+        (["-", "-"], "standard input is named twice"),
+        (["empty"], "`empty` is an empty folder"),
+        (["broken.pickle"], "broken.pickle"),
+        (["report.json"], "report.json"),
+        (["train.log", "--json", "--html"], "exclude each other"),
+        (["train.log", "-o", "no/such/folder/x.md"], "cannot be written"),
+        (["train\0.log"], "cannot be read"),
+        ([], "Missing argument"),
+    ],
+)
+def test_bad_input(oomdoctor: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
+    """Input that cannot be read is refused with what, where and what to do, and nothing on standard output."""
+    (tmp_path / "train.log").write_text(LOG)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": []})[:9])
+    (tmp_path / "report.json").write_text('{"schema_version": 1, "written_by": "oomdoctor run", ')
+    if any("\0" in argument for argument in arguments):
+        from oomdoctor.diagnosis.inputs import sources
+        from oomdoctor.errors import UsageError
+
+        with pytest.raises(UsageError, match=said):
+            sources(arguments)
+        return
+    ended = oomdoctor("diagnose", *arguments)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_unreadable_file(oomdoctor: Run, tmp_path: Path) -> None:
+    """A file that cannot be opened is refused with the system's reason."""
+    (tmp_path / "loop").symlink_to("loop")
+    ended = oomdoctor("diagnose", "loop")
+    assert ended.returncode == 2
+    assert "symbolic link" in ended.stderr
+
+
+# --- formats ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ending", "begins"), [("json", "{"), ("md", "#"), ("html", "<!doctype html>"), ("txt", "\u250f")]
+)
+def test_the_ending_of_the_file_chooses(oomdoctor: Run, tmp_path: Path, ending: str, begins: str) -> None:
+    """`-o FILE` writes the format that the file's ending names."""
+    (tmp_path / "train.log").write_text(LOG)
+    ended = oomdoctor("diagnose", "train.log", "-o", f"why.{ending}")
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert (tmp_path / f"why.{ending}").read_text(encoding="utf-8").lower().startswith(begins)
+
+
+def test_a_saved_diagnosis_is_rendered_again(oomdoctor: Run, tmp_path: Path) -> None:
+    """`oomdoctor report` prints a saved diagnosis as `diagnose` did."""
+    (tmp_path / "train.log").write_text(LOG)
+    oomdoctor("diagnose", "train.log", "-o", "why.json")
+    assert oomdoctor("report", "why.json").stdout == oomdoctor("diagnose", "train.log").stdout
+    assert oomdoctor("report", "why.json", "--html").stdout == oomdoctor("diagnose", "train.log", "--html").stdout
+
+
+def test_hostile_text_is_shown_and_not_run(oomdoctor: Run, tmp_path: Path) -> None:
+    """Markup and terminal escapes of a log reach no reader as such."""
+    hostile = LOG.replace("loss.backward()", "<script>alert(1)</script>\x1b]0;x\x07\x1b[31m loss.backward()")
+    (tmp_path / "train.log").write_text(hostile)
+    assert "<script" not in oomdoctor("diagnose", "train.log", "--html").stdout.lower()
+    assert "\x1b" not in oomdoctor("diagnose", "train.log").stdout
+    outside_of_code = oomdoctor("diagnose", "train.log", "--markdown").stdout.split("```")[::2]
+    assert not any("<script" in part for part in outside_of_code)
+
+
+# --- what it does not do ---------------------------------------------------------------------------------------------
+
+
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    """A diagnosis needs no torch, in any part of it."""
+    (tmp_path / "train.log").write_text(LOG)
+    code = (
+        "import sys\n"
+        "from oomdoctor.cli import main\n"
+        "assert main(['diagnose', 'train.log', '--html', '-o', 'x.html']) == 0\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+
+
+def test_a_hostile_pickle_does_not_run(oomdoctor: Run, tmp_path: Path) -> None:
+    """A pickle that would run a command is refused by name, and the command did not run."""
+
+    class Hostile:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            import os
+
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    (tmp_path / "x.pickle").write_bytes(pickle.dumps({"segments": [Hostile()]}))
+    ended = oomdoctor("diagnose", "x.pickle")
+    assert ended.returncode == 2
+    assert "system" in ended.stderr
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,37 @@
+"""A snapshot of a real training run, with what PyTorch itself counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oomdoctor.diagnosis.snapshot.raw import RawSnapshot
+from oomdoctor.diagnosis.snapshot.summary import read_snapshot, summarise
+from oomdoctor.results import Category, SnapshotSummary
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A snapshot, and what PyTorch itself counted."""
+
+    path: Path
+    truth: dict[str, Any]
+    raw: RawSnapshot
+    summary: SnapshotSummary
+
+    def addresses(self, when: str) -> dict[int, Category]:
+        """What tensors were at which address."""
+        return {address: Category(name) for name, found in self.truth[when]["addresses"].items() for address in found}
+
+
+Load = Callable[[str], Scenario]
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read a snapshot and what was written beside it."""
+    raw = read_snapshot(path, path.name)
+    (summary,) = summarise(raw)
+    return Scenario(path, json.loads(path.with_suffix(".json").read_text()), raw, summary)

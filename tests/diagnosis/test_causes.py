@@ -1,0 +1,362 @@
+"""Which causes the evidence fits, and in which order."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from situations import full, gib, situation, snapshot, trend, with_facts
+
+from oomdoctor.diagnosis.causes.judge import RULES, judge
+from oomdoctor.diagnosis.evidence import Case
+from oomdoctor.diagnosis.situation import Situation
+from oomdoctor.oom.table_other import LIMITS
+from oomdoctor.results import CauseId, Confidence, GrowingLine, SourceLine, TrainingPhase
+from oomdoctor.units import format_size
+
+
+def first(one: Situation) -> CauseId:
+    """The cause that comes first."""
+    return judge(one)[0].id
+
+
+def causes(one: Situation) -> dict[CauseId, Confidence]:
+    """Every cause with its confidence."""
+    return {cause.id: cause.confidence for cause in judge(one)}
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_request_beyond_the_card_is_one_huge_allocation() -> None:
+    """What is larger than the whole card can fit nowhere, whatever else is on it."""
+    one = situation(tried=127, total=15, free=12, allocated=1, unallocated=0.1)
+    assert first(one) is CauseId.SINGLE_HUGE_ALLOCATION
+    assert judge(one)[0].confidence is Confidence.CERTAIN
+    assert "127.00 GiB" in judge(one)[0].evidence
+    assert "15.00 GiB" in judge(one)[0].evidence
+
+
+def test_absurd_request_needs_no_card_to_be_absurd() -> None:
+    """A size that no device has is a size that was computed wrongly."""
+    assert first(with_facts(situation(), tried_bytes=4 * 10**18)) is CauseId.SINGLE_HUGE_ALLOCATION
+
+
+def test_large_request_is_only_possibly_the_cause() -> None:
+    """A quarter of the card at once is worth a word, behind the batch."""
+    one = situation(tried=52, total=79, free=23, allocated=49, unallocated=5.8, process=55.8)
+    assert first(one) is CauseId.BATCH_TOO_LARGE
+    assert causes(one)[CauseId.SINGLE_HUGE_ALLOCATION] is Confidence.POSSIBLE
+
+
+def test_cap_binds_where_the_card_has_room() -> None:
+    """A cap is the cause where it is reached and the card is not full."""
+    one = situation(tried=5.6, total=11, free=10.9, allocated=0, unallocated=0, allowed=5.6)
+    assert causes(one) == {CauseId.MEMORY_FRACTION_CAP: Confidence.CERTAIN}
+
+
+def test_cap_that_is_not_reached_is_not_the_cause() -> None:
+    """A cap may be printed although other processes fill the card."""
+    one = situation(total=191, free=0, allocated=9.6, unallocated=0, allowed=50)
+    assert first(one) is CauseId.OTHER_PROCESS
+    assert CauseId.MEMORY_FRACTION_CAP not in causes(one)
+
+
+def test_listed_process_is_certain() -> None:
+    """A process that the message lists with much of the card is named with what it holds."""
+    one = situation(
+        tried=1, total=24, free=0.1, allocated=5, unallocated=0.1, process=5.5, others=((4242, 18.0), (77, 0.2))
+    )
+    assert judge(one)[0].confidence is Confidence.CERTAIN
+    assert "process 4242 holds 18.00 GiB" in judge(one)[0].evidence.lower().replace("gib", "GiB")
+
+
+def test_own_line_of_a_container_is_no_other_process() -> None:
+    """Where the numbers say that the listed process is this one, nobody else holds the card."""
+    one = situation(tried=12, total=47.5, free=11, allocated=23.5, unallocated=12.1, others=((445, 36.5),), own_pid=445)
+    assert CauseId.OTHER_PROCESS not in causes(one)
+    assert first(one) is CauseId.FRAGMENTATION
+
+
+def test_unlisted_memory_is_likely_another_process() -> None:
+    """What is neither free nor ours is somebody's, even where the driver lists nobody."""
+    assert first(situation(tried=0.02, total=31.7, free=0.01, allocated=0.6, unallocated=0.01)) is CauseId.OTHER_PROCESS
+
+
+def test_display_of_a_small_card_is_normal() -> None:
+    """A quarter of a 4 GiB card goes to the display and the CUDA context; no process is to blame."""
+    one = situation(tried=0.05, total=3.95, free=0.04, allocated=2.65, unallocated=0.09)
+    assert first(one) is CauseId.BATCH_TOO_LARGE
+
+
+def test_holes_that_would_be_enough_are_fragmentation() -> None:
+    """More is reserved in vain than was asked for."""
+    one = situation(tried=0.15, total=31.7, free=0.01, allocated=24.9, unallocated=5.8)
+    assert first(one) is CauseId.FRAGMENTATION
+    assert "5.80 GiB" in judge(one)[0].evidence
+
+
+@pytest.mark.parametrize("unallocated", [0.02, 0.2, 1.5])
+def test_small_holes_are_not_fragmentation(unallocated: float) -> None:
+    """On a full card a tiny request is smaller than the holes that every program has."""
+    one = situation(tried=0.002, total=24, free=0.001, allocated=22, unallocated=unallocated)
+    assert CauseId.FRAGMENTATION not in causes(one)
+
+
+def test_holes_and_free_memory_together_are_a_possible_matter() -> None:
+    """Holes that would be enough only with what is free come behind the batch."""
+    one = situation(tried=4, total=10.7, free=1.75, allocated=4.4, unallocated=3.8)
+    assert list(causes(one)) == [CauseId.BATCH_TOO_LARGE, CauseId.FRAGMENTATION, CauseId.SINGLE_HUGE_ALLOCATION]
+
+
+def test_refusal_with_room_is_not_explained() -> None:
+    """Where the card has much more free than was asked for, the answer is that nobody knows."""
+    one = situation(tried=0.9, total=24, free=15.5, allocated=6.8, unallocated=0.07)
+    assert causes(one) == {CauseId.UNKNOWN: Confidence.LIKELY}
+
+
+def test_full_card_without_a_traceback_stays_open() -> None:
+    """Numbers of a full card cannot tell the batch from the model, and do not pretend to."""
+    assert set(causes(full()).values()) == {Confidence.POSSIBLE}
+    assert first(full()) is CauseId.BATCH_TOO_LARGE
+    tight = full(tried=0.25, allocated=23.1, unallocated=0.014, free=0.09)
+    assert first(tight) is CauseId.MODEL_TOO_LARGE
+    assert CauseId.BATCH_TOO_LARGE in causes(tight)
+
+
+# --- what the program was doing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phase", "expected"),
+    [
+        (TrainingPhase.FORWARD, CauseId.BATCH_TOO_LARGE),
+        (TrainingPhase.BACKWARD, CauseId.BATCH_TOO_LARGE),
+        (TrainingPhase.BATCH_TO_DEVICE, CauseId.BATCH_TOO_LARGE),
+        (TrainingPhase.OPTIMIZER_STEP, CauseId.OPTIMIZER_STATE),
+        (TrainingPhase.MODEL_TO_DEVICE, CauseId.MODEL_TOO_LARGE),
+        (TrainingPhase.CHECKPOINT_LOAD, CauseId.CHECKPOINT_LOAD),
+        (TrainingPhase.EVALUATION, CauseId.MISSING_NO_GRAD),
+    ],
+)
+def test_phase_tells(phase: TrainingPhase, expected: CauseId) -> None:
+    """What the traceback shows being done decides on a full card, with numbers or without."""
+    assert first(full(phase=phase)) is expected
+    assert first(situation(phase=phase)) is expected
+
+
+def test_other_process_outweighs_the_phase() -> None:
+    """A card that others fill is no proof that the model is too large."""
+    phase = TrainingPhase.MODEL_TO_DEVICE
+    one = situation(tried=0.1, total=24, free=0.1, allocated=4, unallocated=0.1, others=((5, 19.0),), phase=phase)
+    assert first(one) is CauseId.OTHER_PROCESS
+
+
+def test_first_optimizer_step_is_certain() -> None:
+    """Where no step was finished, the optimizer's state is what is new."""
+    one = full(phase=TrainingPhase.OPTIMIZER_STEP, steps_done=0)
+    assert causes(one)[CauseId.OPTIMIZER_STATE] is Confidence.CERTAIN
+    assert causes(full(phase=TrainingPhase.OPTIMIZER_STEP, steps_done=9))[CauseId.OPTIMIZER_STATE] is Confidence.LIKELY
+
+
+def test_evaluation_under_no_grad_is_its_batch() -> None:
+    """A function that was decorated with `no_grad` lacks none."""
+    frames = (
+        SourceLine("/x/site-packages/torch/utils/_contextlib.py", 120, "decorate_context", "return func(*args)"),
+        SourceLine("train.py", 3, "evaluate", "out = model(x)"),
+    )
+    one = full(phase=TrainingPhase.EVALUATION, frames=frames)
+    assert CauseId.MISSING_NO_GRAD not in causes(one)
+    assert first(one) is CauseId.BATCH_TOO_LARGE
+
+
+def test_batch_size_in_the_code_counts() -> None:
+    """A batch size that the failing line names makes the batch likely, and is quoted."""
+    numbers = {"tried": 0.37, "total": 3.95, "free": 0.35, "allocated": 1.72, "unallocated": 0.74}
+    assert first(situation(**numbers)) is CauseId.FRAGMENTATION
+    one = situation(**numbers, code="run(data, batch_size=256)")
+    assert judge(one)[0].id is CauseId.BATCH_TOO_LARGE
+    assert judge(one)[0].confidence is Confidence.LIKELY
+    assert "batch size 256" in judge(one)[0].evidence
+
+
+def test_handle_of_cublas_fails_behind_a_full_model() -> None:
+    """CuBLAS makes its handle in the first forward, so that what fills the card by then is the model."""
+    one = situation(kind="cublas-allocation", text="CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+                    phase=TrainingPhase.FORWARD)  # fmt: skip
+    assert CauseId.MODEL_TOO_LARGE in causes(one)
+
+
+# --- snapshots and time ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parts", "phase", "expected"),
+    [
+        ({"weights": 20.0, "activations": 2.0}, None, CauseId.MODEL_TOO_LARGE),
+        ({"weights": 2.0, "activations": 20.0}, TrainingPhase.FORWARD, CauseId.BATCH_TOO_LARGE),
+        ({"weights": 6, "gradients": 6, "optimizer_state": 7}, TrainingPhase.OPTIMIZER_STEP, CauseId.OPTIMIZER_STATE),
+    ],
+)
+def test_snapshot_tells_what_fills_the_card(
+    parts: dict[str, float], phase: TrainingPhase | None, expected: CauseId
+) -> None:
+    """The largest category says whether the model, the batch or the optimizer is too much."""
+    assert first(full(phase=phase, snapshots=(snapshot(**parts),))) is expected
+
+
+def test_growing_line_is_a_leak() -> None:
+    """Memory of one line that rises step after step comes before the batch."""
+    line = GrowingLine(SourceLine("train.py", 12, "main"), "activations", gib(1) or 0, gib(18) or 0, 10, 180)  # type: ignore[arg-type]
+    one = full(phase=TrainingPhase.FORWARD, snapshots=(snapshot(activations=20.0, growing=(line,)),))
+    assert first(one) is CauseId.LEAK_ACROSS_STEPS
+    assert "`train.py:12`" in judge(one)[0].evidence
+
+
+def test_growing_log_is_a_leak_and_a_flat_one_is_none() -> None:
+    """The memory that a log prints rises or it does not."""
+    rising = full(phase=TrainingPhase.FORWARD, trend=trend(first=4, last=22), step=100)
+    assert first(rising) is CauseId.LEAK_ACROSS_STEPS
+    assert "4.00 GiB at step 1" in judge(rising)[0].evidence
+    assert CauseId.LEAK_ACROSS_STEPS not in causes(
+        full(phase=TrainingPhase.FORWARD, trend=trend(first=20, last=20), step=100)
+    )
+
+
+def test_late_death_may_be_a_leak() -> None:
+    """After hundreds of steps that fitted, something grew or one batch was larger."""
+    assert causes(full(phase=TrainingPhase.BACKWARD, step=500))[CauseId.LEAK_ACROSS_STEPS] is Confidence.POSSIBLE
+    assert CauseId.LEAK_ACROSS_STEPS not in causes(full(phase=TrainingPhase.BACKWARD, step=3))
+
+
+# --- elsewhere -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "confidence"),
+    [
+        ("host-allocator", "DefaultCPUAllocator: can't allocate memory", Confidence.CERTAIN),
+        ("killed", "DataLoader worker (pid 5) is killed by signal: Killed.", Confidence.LIKELY),
+    ],
+)
+def test_host_memory(kind: str, text: str, confidence: Confidence) -> None:
+    """The host's memory is told from the device's, and a kill from a statement."""
+    assert causes(situation(kind=kind, device="cpu", text=text)) == {CauseId.HOST_OOM: confidence}
+
+
+def test_shared_memory() -> None:
+    """A bus error of a worker is `/dev/shm`, not the host's memory."""
+    one = situation(kind="host-shared-memory", device="cpu", text="killed by signal: Bus error")
+    assert first(one) is CauseId.SHM
+
+
+@pytest.mark.parametrize("row", LIMITS, ids=lambda row: row.id)
+def test_size_limits(row: object) -> None:
+    """Every limit of the table that is not memory is called one."""
+    one = situation(kind=row.id, is_oom=False, device="none", text=row.example)  # type: ignore[attr-defined]
+    assert causes(one) == {CauseId.SIZE_LIMIT: Confidence.CERTAIN}
+
+
+def test_other_errors_are_not_out_of_memory() -> None:
+    """An error that is none of memory is quoted, with the reason."""
+    one = situation(kind="device-assert", is_oom=False, device="none", text="CUDA error: device-side assert triggered")
+    assert causes(one) == {CauseId.NOT_OOM: Confidence.CERTAIN}
+    assert "index" in judge(one)[0].evidence
+
+
+def test_status_that_may_be_either_stays_open() -> None:
+    """A status that libraries give for a lack of memory and for other faults is not called certain."""
+    text = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+    one = situation(kind="cublas-not-initialized", is_oom=False, device="none", text=text)
+    assert causes(one) == {CauseId.NOT_OOM: Confidence.POSSIBLE}
+
+
+def test_cache_of_a_server() -> None:
+    """No room for the cache's blocks is a budget, not a failed allocation."""
+    assert first(situation(kind="kv-cache")) is CauseId.KV_CACHE_NO_ROOM
+
+
+def test_message_without_numbers_is_unknown() -> None:
+    """Without numbers and traceback there is no cause, and it says so."""
+    assert causes(situation(kind="cuda-allocator-short")) == {CauseId.UNKNOWN: Confidence.CERTAIN}
+
+
+def test_pinned_memory_reads_like_the_device() -> None:
+    """The CUDA runtime's bare error may be the host's pinned memory."""
+    assert CauseId.HOST_OOM in causes(situation(kind="cuda-runtime", text="CUDA error: out of memory"))
+
+
+# --- every situation -------------------------------------------------------------------------------------------------
+
+sizes = st.none() | st.floats(0, 200)
+any_situation = st.builds(
+    situation,
+    kind=st.sampled_from(
+        ["cuda-allocator", "cuda-runtime", "cublas-allocation", "mps-allocator", "other-error", "killed"]
+    ),
+    device=st.sampled_from(["cuda", "hip", "mps", "cpu", "none"]),
+    is_oom=st.booleans(),
+    tried=sizes,
+    total=sizes,
+    free=sizes,
+    allocated=sizes,
+    unallocated=sizes,
+    allowed=sizes,
+    process=sizes,
+    others=st.lists(st.tuples(st.integers(1, 9), st.floats(0, 100)), max_size=3).map(tuple),
+    own_pid=st.none() | st.integers(1, 9),
+    phase=st.none() | st.sampled_from(list(TrainingPhase)),
+    step=st.none() | st.integers(0, 10**6),
+    code=st.none() | st.sampled_from(["batch_size=1", "batch_size=64", "cross_entropy(x, y)"]),
+    trend=st.none() | st.just(trend(first=1, last=9)),
+)
+
+
+@given(any_situation)
+def test_every_situation_has_a_cause_whose_numbers_are_its_own(one: Situation) -> None:
+    """There is always an answer, most certain first, and no evidence prints a size that was not read."""
+    found = judge(one)
+    assert found
+    assert [cause.confidence for cause in found] == sorted(
+        (cause.confidence for cause in found), key=list(Confidence).index
+    )
+    assert len({cause.id for cause in found}) == len(found)
+    for cause in found:
+        printed = set(re.findall(r"[\d.]+ (?:[KMG]iB|bytes?)\b", cause.evidence))
+        assert printed <= known_sizes(one), cause
+
+
+def known_sizes(one: Situation) -> set[str]:
+    """Every size that was read or follows, as it is printed."""
+    facts = one.facts
+    values = [
+        value for name in facts.__slots__ if name.endswith("_bytes") and (value := getattr(facts, name)) is not None
+    ]
+    values += [process.used_bytes or 0 for process in facts.other_processes]
+    values += [size for size in (one.outside_bytes, one.held_bytes, one.own_bytes) if size is not None]
+    if one.trend is not None:
+        values += [one.trend.first_bytes, one.trend.last_bytes, one.trend.bytes_per_step]
+    return {format_size(value) for value in values}
+
+
+def test_rules_are_listed_once() -> None:
+    """No rule is in the list twice, and none that is written is forgotten."""
+    assert len(set(RULES)) == len(RULES)
+    from oomdoctor.diagnosis.causes import activity, elsewhere, numbers, time
+
+    ids = {cause.value for cause in CauseId} | {"unexplained_refusal", "large_allocation", "batch_named_in_code"}
+    ids.add("fragmentation_beside_free")
+    written = {
+        function
+        for module in (activity, elsewhere, numbers, time)
+        for name, function in vars(module).items()
+        if name in ids and callable(function)
+    }
+    assert written == set(RULES)
+
+
+def test_empty_case() -> None:
+    """Without any error and snapshot there is nothing to judge by."""
+    assert [cause.id for cause in judge(Situation(Case(()), None))] == [CauseId.UNKNOWN]

@@ -1,0 +1,192 @@
+"""What is advised, in which order, and what is not advised because it would be pointless."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from situations import full, gib, situation, snapshot, trend
+from test_causes import any_situation
+
+from oomdoctor.diagnosis import advice
+from oomdoctor.diagnosis.causes.judge import judge
+from oomdoctor.diagnosis.remedies.prescribe import RULES, prescribe
+from oomdoctor.diagnosis.situation import Situation
+from oomdoctor.results import CauseId, Remedy, TrainingPhase
+
+
+def remedies(one: Situation) -> dict[str, Remedy]:
+    """Remedies by name, in their order."""
+    return {remedy.id: remedy for remedy in prescribe(one, judge(one))}
+
+
+def best(one: Situation) -> str:
+    """The first remedy."""
+    return next(iter(remedies(one)))
+
+
+# --- what helps ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (situation(tried=0.15, total=31.7, free=0.01, allocated=24.9, unallocated=5.8), "expandable_segments"),
+        (situation(tried=1, total=24, free=0.1, allocated=4, unallocated=0.1, others=((5, 19),)), "stop_other_process"),
+        (situation(tried=5.6, total=11, free=10.9, allocated=0, unallocated=0, allowed=5.5), "raise_cap"),
+        (full(phase=TrainingPhase.FORWARD), "smaller_micro_batch"),
+        (full(phase=TrainingPhase.MODEL_TO_DEVICE), "lighter_weights"),
+        (full(phase=TrainingPhase.OPTIMIZER_STEP, steps_done=0), "no_foreach"),
+        (full(phase=TrainingPhase.CHECKPOINT_LOAD), "load_on_host"),
+        (full(phase=TrainingPhase.EVALUATION, step=5), "no_grad"),
+        (full(trend=trend(first=2, last=22)), "drop_graph"),
+        (situation(tried=90, total=15, free=9, allocated=1, unallocated=0), "check_shapes"),
+        (situation(kind="host-shared-memory", device="cpu", text="Bus error"), "larger_shared_memory"),
+        (situation(kind="host-allocator", device="cpu", text="can't allocate memory"), "fewer_workers"),
+        (situation(kind="cuda-runtime", text="CUDA error: out of memory"), "no_pinned_memory"),
+        (situation(kind="kv-cache"), "room_for_cache"),
+        (situation(kind="int-max", is_oom=False, device="none"), "smaller_tensors"),
+        (situation(kind="disk-full", is_oom=False, device="none"), "free_disk"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_first_remedy_is_for_the_first_cause(one: Situation, expected: str) -> None:
+    """What comes first is what the cause asks for."""
+    assert best(one) == expected
+
+
+def test_every_cause_but_the_open_ones_has_a_remedy() -> None:
+    """Only `unknown` has nothing to offer but what to collect."""
+    assert set(CauseId) - set(RULES) == {CauseId.UNKNOWN}
+
+
+def test_frees_are_computed_from_the_facts() -> None:
+    """Each figure is a number of the message or of the snapshot."""
+    holes = situation(tried=0.15, total=31.7, free=0.01, allocated=24.9, unallocated=5.8)
+    assert remedies(holes)["expandable_segments"].frees_bytes == gib(5.8)
+    crowded = situation(tried=1, total=24, free=0.1, allocated=4, unallocated=0.1, others=((5, 19), (6, 0.5)))
+    assert remedies(crowded)["stop_other_process"].frees_bytes == (gib(19) or 0) + (gib(0.5) or 0)
+    seen = full(phase=TrainingPhase.FORWARD, snapshots=(snapshot(activations=16.0, weights=4.0),))
+    assert remedies(seen)["smaller_micro_batch"].frees_bytes == gib(8)
+    assert remedies(full(phase=TrainingPhase.FORWARD))["smaller_micro_batch"].frees_bytes is None
+
+
+def test_what_is_known_to_free_too_little_comes_last() -> None:
+    """A remedy that cannot cover the request is not put first."""
+    held = snapshot(weights=2.0, optimizer_state=12.0, gradients=2.0)
+    one = full(tried=6, phase=TrainingPhase.OPTIMIZER_STEP, snapshots=(held,))
+    assert best(one) == "lighter_optimizer"
+    assert list(remedies(one))[-1] == "no_foreach"
+
+
+def test_process_ids_can_be_pasted() -> None:
+    """The processes to look at are named in a command."""
+    one = situation(tried=1, total=24, free=0.1, allocated=4, unallocated=0.1, others=((5, 12), (77, 7)))
+    assert remedies(one)["stop_other_process"].how == "ps -fp 5,77  # then: kill 5 77"
+
+
+def test_old_torch_gets_what_it_has() -> None:
+    """Torch 2.0 and older have no expandable segments."""
+    one = situation(
+        tried=0.15, total=31.7, free=0.01, allocated=24.9, unallocated=5.8, text="(GPU 0; 31.7 GiB total capacity; ...)"
+    )
+    assert best(one) == "max_split_size"
+
+
+# --- what would be pointless -----------------------------------------------------------------------------------------
+
+
+def test_expandable_segments_need_holes() -> None:
+    """20 MiB that are reserved in vain cannot be the 500 that are missing."""
+    assert "expandable_segments" not in remedies(full(unallocated=0.02))
+
+
+def test_expandable_segments_are_not_advised_twice() -> None:
+    """Where they are on already, and it came to holes in spite of them, they are no remedy."""
+    one = situation(
+        tried=0.15,
+        total=31.7,
+        free=0.01,
+        allocated=24.9,
+        unallocated=5.8,
+        allocator_settings="expandable_segments:True",
+    )
+    assert best(one) == "largest_batch_first"
+
+
+def test_smaller_batch_needs_more_than_one_sample() -> None:
+    """At batch size 1 there is nothing to halve; the sample itself is what is large."""
+    one = full(phase=TrainingPhase.FORWARD, command=("train.py", "--batch-size", "1"))
+    assert "smaller_micro_batch" not in remedies(one)
+    assert "shorter_samples" in remedies(one)
+    assert any("single sample" in note for note in advice.notes(one))
+
+
+@pytest.mark.parametrize(
+    "phase", [TrainingPhase.MODEL_TO_DEVICE, TrainingPhase.CHECKPOINT_LOAD, TrainingPhase.OPTIMIZER_STEP]
+)
+def test_smaller_batch_needs_a_batch(phase: TrainingPhase) -> None:
+    """Where the weights alone do not fit, or the step holds no activations, the batch changes nothing."""
+    assert "smaller_micro_batch" not in remedies(full(phase=phase))
+    assert "activation_checkpointing" not in remedies(full(phase=phase))
+
+
+@given(any_situation)
+def test_never_pointless(one: Situation) -> None:
+    """In no situation is something advised that its own numbers show to be useless."""
+    found = remedies(one)
+    assert len(found) <= 8
+    assert not any("empty_cache" in f"{remedy.change} {remedy.how}" for remedy in found.values())
+    tried, holes = one.facts.tried_bytes, one.facts.reserved_unallocated_bytes
+    if "expandable_segments" in found:
+        assert tried is not None
+        assert holes is not None
+        assert holes + (one.facts.free_bytes or 0) >= tried
+    if "smaller_micro_batch" in found:
+        assert one.batch_size != 1
+        assert one.on_gpu
+    assert all(remedy.frees_bytes is None or remedy.frees_bytes >= 0 for remedy in found.values())
+
+
+# --- notes and next steps --------------------------------------------------------------------------------------------
+
+
+def test_segment_is_explained() -> None:
+    """20 MiB is what PyTorch takes from the driver, not what the program asked for."""
+    notes = list(advice.notes(full(tried=20 / 1024)))
+    assert len(notes) == 1
+    assert "1 to 10 MiB" in notes[0]
+    assert not list(advice.notes(full(tried=22 / 1024)))
+
+
+def test_open_answers_say_what_to_collect() -> None:
+    """Where no cause is more than possible, there is a command that would tell."""
+    open_question = full()
+    commands = [step.command for step in advice.next_steps(open_question, judge(open_question))]
+    assert "oomdoctor run -- python train.py" in commands
+    answered = full(phase=TrainingPhase.FORWARD)
+    assert not list(advice.next_steps(answered, judge(answered)))
+
+
+def test_number_less_message_asks_for_the_card() -> None:
+    """Without numbers the card itself has to be asked who holds it."""
+    one = situation(kind="cudnn-no-engine", text="Unable to find a valid cuDNN algorithm")
+    assert "nvidia-smi" in [step.command for step in advice.next_steps(one, judge(one))]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("python train.py --batch-size 64", 64),
+        ("--per_device_train_batch_size=8", 8),
+        ('{"batch_size": 4, "lr": 1e-3}', 4),
+        ("batch_size=16, eval_batch_size=64", 16),
+        ("bs=32", 32),
+        ("batch_size=8 batch_size=9", None),
+        ("minibatch_sizes 3", None),
+        ("batch size unknown", None),
+    ],
+)
+def test_batch_size_is_read_where_it_is_plain(text: str, size: int | None) -> None:
+    """A batch size is taken from the command line or the log, and not where two are named."""
+    assert full(command=(text,)).batch_size == size
+    assert full(lines=(text,)).batch_size == size
