@@ -15,6 +15,7 @@ from oomdoctor.cli.gpus import gpus
 from oomdoctor.cli.options import Help
 from oomdoctor.cli.probe import probe
 from oomdoctor.cli.report import report
+from oomdoctor.cli.run import RUN_SETTINGS, run
 from oomdoctor.cli.streams import open_standard_streams, printable
 from oomdoctor.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, OomdoctorError
 
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.command()(probe)
 app.command(add_help_option=False)(diagnose)
+app.command(context_settings=RUN_SETTINGS)(run)
 app.command(add_help_option=False)(gpus)
 app.command()(report)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from oomdoctor.results import Category, MemoryTrend
 
 _LARGEST_SNAPSHOT: Final = 4 << 30
+_FEWEST_READINGS: Final = 3  # of which a line can be told from a point
 
 
 @dataclass
@@ -75,7 +76,8 @@ def _read(source: Source, found: _Found) -> None:
         else:
             scanned = scan(stream, source.name)
             found.events += read_events(scanned.windows)
-            found.trends += [scanned.trend] if scanned.trend is not None else []
+            if scanned.trend is not None and scanned.trend.readings >= _FEWEST_READINGS:
+                found.trends.append(scanned.trend)
 
 
 def _read_report(source: Source, stream: io.BufferedReader, found: _Found) -> None:

@@ -18,6 +18,9 @@ _TIGHT_BYTES: Final = 32 * MIB
 _LARGEST_WEIGHT_BYTES: Final = GIB // 2
 _MOSTLY: Final = 0.5
 
+GROWS_WITH_THE_BATCH: Final = (Category.ACTIVATIONS, Category.INPUT, Category.WORKSPACE)
+"""What grows with the batch: gradients of activations and temporaries are counted as workspace."""
+
 _STATE_IS_MADE: Final = re.compile(r"exp_avg|zeros_like|_init_group|state\[|momentum_buffer|square_avg|acc_delta")
 _STEP_WORDS: Final = {
     TrainingPhase.FORWARD: "in the forward pass",
@@ -95,9 +98,8 @@ def batch_too_large(situation: Situation) -> Cause | None:
     """What grows with the batch does not fit."""
     if not situation.on_gpu or has_room(situation) or batch_named_in_code(situation) is not None:
         return None
-    grown = situation.share(Category.ACTIVATIONS, Category.INPUT)
-    if grown > _MOSTLY:
-        return _batch(Confidence.LIKELY, _mostly(situation, Category.ACTIVATIONS, Category.INPUT))
+    if situation.share(*GROWS_WITH_THE_BATCH) > _MOSTLY:
+        return _batch(Confidence.LIKELY, _mostly(situation, *GROWS_WITH_THE_BATCH))
     if situation.phase in _STEP_WORDS:
         where = _STEP_WORDS[situation.phase]
         return _batch(_confidence_in_step(situation), f"It ran out {where}{_at_batch(situation)}{_held(situation)}")
@@ -142,8 +144,9 @@ def _held(situation: Situation) -> str:
 def _mostly(situation: Situation, *categories: Category) -> str:
     part = situation.category_bytes(*categories) or 0
     whole = 0 if situation.snapshot is None else situation.snapshot.end.allocated_bytes
-    names = " and ".join(category.value.replace("_", " ") for category in categories)
-    return f"{names[:1].upper()}{names[1:]} are {format_size(part)} of {format_size(whole)} allocated"
+    names = [category.value.replace("_", " ") for category in categories]
+    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"{listed[:1].upper()}{listed[1:]} are {format_size(part)} of {format_size(whole)} allocated"
 
 
 def _filled_tightly(situation: Situation) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.diagnosis.causes.activity import GROWS_WITH_THE_BATCH
 from oomdoctor.results import Category, CauseId, Remedy, TrainingPhase
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def smaller_micro_batch(situation: Situation) -> Remedy | None:
     size = situation.batch_size
     if size == 1 or situation.phase not in _BATCH_MATTERS:
         return None
-    grown = situation.category_bytes(Category.ACTIVATIONS, Category.INPUT)
+    grown = situation.category_bytes(*GROWS_WITH_THE_BATCH)
     to = "" if size is None else f" to {size // 2}"
     return Remedy(
         id="smaller_micro_batch",

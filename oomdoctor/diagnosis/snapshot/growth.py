@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnosis.snapshot.composition import main_category
 from oomdoctor.diagnosis.snapshot.lifetimes import OLDER
+from oomdoctor.diagnosis.snapshot.origins import is_torch
 from oomdoctor.diagnosis.snapshot.raw import Action
 from oomdoctor.results import Category, GrowingLine
 
@@ -38,9 +39,8 @@ _LATELY_SHARE: Final = 4  # the last quarter of the history, or the last stretch
 _LATEST_STRETCHES: Final = 4
 _LEAST_SHARE: Final = 32  # of what is held from the driver; less cannot be why it ran out
 _PASSED_THROUGH: Final = re.compile(
-    r"/torch/(?:multiprocessing|distributed/(?:run|launch\w*|elastic|launcher)|utils/_contextlib|amp)\b"
+    r"[/\\]torch[/\\](?:multiprocessing|distributed[/\\](?:run|launch\w*|elastic|launcher)|utils[/\\]_contextlib|amp)\b"
 )
-_TORCH: Final = re.compile(r"/torch/")
 
 
 def growing_lines(
@@ -86,7 +86,7 @@ def _outside_of_torch(stack: Stack) -> Stack:
     """The outermost frames, outermost first, down to where PyTorch is called."""
     found = []
     for frame in reversed(stack):
-        if _TORCH.search(frame.path) and not _PASSED_THROUGH.search(frame.path):
+        if is_torch(frame.path) and not _PASSED_THROUGH.search(frame.path):
             break
         found.append(frame)
     return tuple(found)

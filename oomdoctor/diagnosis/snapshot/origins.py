@@ -77,9 +77,11 @@ _SIGNS: Final = (
         *("transfer_batch_to_device", "_prepare_input", "collate_fn", "move_to_device"),
     ),
 )
-_ENGINE_ROOT: Final = re.compile(r"/torch/")
+_TORCH: Final = re.compile(r"[/\\]torch[/\\]")
 # These start the user's program, so that it may be the thread that runs it which begins in PyTorch's files.
-_LAUNCHER: Final = re.compile(r"/torch/(?:multiprocessing|distributed/(?:run|launch\w*|elastic|launcher))\b")
+_LAUNCHER: Final = re.compile(
+    r"[/\\]torch[/\\](?:multiprocessing|distributed[/\\](?:run|launch\w*|elastic|launcher))\b"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +119,16 @@ def as_lines(stack: Stack) -> tuple[SourceLine, ...]:
     return tuple(SourceLine(frame.path, frame.line, frame.function) for frame in reversed(stack))
 
 
+@lru_cache(maxsize=10_000)
+def is_torch(path: str) -> bool:
+    """Whether a file is PyTorch's own; a user's folder may have that name too."""
+    return _TORCH.search(path) is not None and is_library(path)
+
+
 def _origin(stack: Stack) -> Origin:
     found = next((origin for frame in stack if (origin := _frame_origin(frame)) is not None), None)
     root = stack[-1].path
-    if _ENGINE_ROOT.search(root) and not _LAUNCHER.search(root):
+    if is_torch(root) and not _LAUNCHER.search(root):
         return Origin.RECOMPUTED if _recomputes(stack) else Origin.ENGINE
     if found is not None and found is not Origin.FORWARD:
         return found

@@ -15,7 +15,7 @@ _LONGEST_TEXT: Final = 1000
 _LARGEST_LINE: Final = 1 << 31
 # What `stacks="all"` adds: frames of C and C++, with the library where the compiler left no file.
 _NATIVE: Final = re.compile(
-    r"^$|\?\?|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|inl|S|s|so|pyx|dylib|dll|pyd|exe)(?:\.\d{1,9}){0,9}$|(?:^|/)python[\d.]{0,9}$"
+    r"^$|\?\?|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|inl|S|s|o|a|so|pyx|dylib|dll|pyd|exe)(?:\.\d{1,9}){0,9}$|(?:^|/)python[\d.]{0,9}$"
 )
 
 

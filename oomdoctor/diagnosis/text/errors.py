@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
     from oomdoctor.diagnosis.text.headlines import Headline
 
+_FRAME: Final = re.compile(r'.{0,200}\bFile "[^"]{1,1000}", line \d')
+_ERROR: Final = re.compile(r"\b\w{1,80}(?:Error|Exception): ")
+_HEADING: Final = re.compile(r"Out of Memory\b")  # torch writes it in small letters
+_NAMED: Final = "nccl-allocation"  # its words quote the driver's, so quotation marks in front of them mean nothing
 _OPEN: Final = frozenset(row.id for row in AMBIGUOUS)
 _NCCL_LINES: Final = 3  # NCCL's lines about one failure stand this close together
 
@@ -40,6 +44,8 @@ def read_error(lines: Sequence[str], at: int) -> Message | None:
     message = read_allocator_message(lines, at)
     if message is not None:
         return message
+    if _FRAME.match(lines[at]) is not None and _ERROR.search(lines[at]) is None:
+        return None
     headline = read_headline(lines, at)
     found = _read_known(lines, at, headline) or _read_notice(lines, at)
     return found or _read_other(lines, at, headline)
@@ -56,7 +62,7 @@ def _read_known(lines: Sequence[str], at: int, headline: Headline | None) -> Mes
     if kind is None:
         return None
     facts = _facts(kind, lines, at, last)
-    if headline is None and facts == Facts() and not _is_said(kind, line):
+    if headline is None and kind.name != _NAMED and facts == Facts() and not _is_said(kind, line):
         return None
     return _message(kind, facts, lines[at : last + 1], at, headline)
 
@@ -66,6 +72,8 @@ def _is_said(kind: Kind, line: str) -> bool:
     if kind.start is None or kind.end is None:
         return False
     words = line[kind.start : kind.end]
+    if _HEADING.search(words) is not None:
+        return False
     # What goes on in plain words may be a sentence; behind the name of a status a message does go on.
     after = line[kind.end :] if words.lower().endswith(" memory") else ""
     return not is_talk(line[: kind.start], after)
@@ -84,6 +92,8 @@ def _read_other(lines: Sequence[str], at: int, headline: Headline | None) -> Mes
     """Read an error that nothing here knows; it is told so that the reader sees what it was."""
     line = bare(lines[at])
     untyped = _UNTYPED.search(line)
+    if headline is not None and headline.type_name == "Error" and not headline.text:
+        return None  # what somebody wrote above an error
     if headline is None and (
         kind_of(line) is not None or untyped is None or is_talk(line[: untyped.start()], line[untyped.end() :])
     ):

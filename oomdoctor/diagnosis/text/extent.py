@@ -24,6 +24,7 @@ _ENDS: Final = re.compile(
     r"Traceback \(|File \"|\d{4}-\d\d-\d\d|\[?\d\d:\d\d|\[[^\]]{1,80}\]|(?:DEBUG|INFO|WARN\w{0,3}|ERROR|CRITICAL)\b"
     r"|frame #\d|During handling|The above exception|[\w.]{0,200}(?:Error|Exception)\b"
 )
+_NAMES_AN_ERROR: Final = re.compile(r"\b\w{1,80}(?:Error|Exception): ")
 _SENTENCE_ENDS: Final = (".", "!", "?", ":", ";", "。")
 
 
@@ -43,6 +44,6 @@ def last_line(lines: Sequence[str], first: int) -> int:
 def _belongs(before: str, line: str) -> bool:
     if _CONTINUES.match(line) is not None:
         return True
-    if _ENDS.match(line) is not None:
+    if _ENDS.match(line) is not None or _NAMES_AN_ERROR.search(line) is not None:
         return False
     return len(before) >= _WRAPS_FROM and not before.endswith(_SENTENCE_ENDS)

@@ -28,6 +28,7 @@ _SHORTEST_SAME_MESSAGE = 16
 _USER_CODE_WITHIN = 12
 
 _OF_MEMORY = re.compile(r"memory|alloc|cuda|bus error", re.IGNORECASE)
+_DEBUGGER = re.compile(r"\s*Exception has occurred: ")  # Visual Studio Code
 _MESSAGE = re.compile(r"^[^:]{0,400}: (.*)$")
 
 
@@ -51,6 +52,8 @@ def read_frames(lines: Sequence[str], end: int) -> tuple[SourceLine, ...]:
     tracebacks = split_tracebacks(unfold(lines, _first_line(lines, end), end), end)
     after = unfold(lines, end + 1, min(len(lines) - 1, end + _LINES_AFTER))
     chosen = _ending_at(tracebacks, lines, end)
+    if chosen is None and end > 0 and _DEBUGGER.match(lines[end - 1]):
+        return tuple(_source_line(frame) for frame in reversed(_below(after)) if frame.line and frame.path)
     frames = _all_frames(chosen) + _user_code(after) if chosen else _following(lines[end], after)
     return tuple(_source_line(frame) for frame in frames if frame.line and frame.path)
 
@@ -132,6 +135,12 @@ def _following(message: str, after: list[Row]) -> list[Frame]:
     if chosen is None or (printed.EXCEPTION.match(chosen.error) and not _OF_MEMORY.search(chosen.error)):
         return []
     return _all_frames(chosen)
+
+
+def _below(after: list[Row]) -> list[Frame]:
+    """The frames that a debugger lists directly below a message, innermost first."""
+    tracebacks = split_tracebacks(after, -1)
+    return tracebacks[0].frames if tracebacks and printed.read_frame(after[0].text) is not None else []
 
 
 def _source_line(frame: Frame) -> SourceLine:

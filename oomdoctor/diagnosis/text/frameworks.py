@@ -68,6 +68,7 @@ _PATTERNS: Final[dict[str, tuple[str, ...]]] = {
 _ALIKE: Final = {
     "rmm-pool": "cuda-error-name",
     "hip-library": "cuda-library",
+    "hip-runtime": "cuda-error-name",
     "xla-unspecific": "xla-allocator",
 }
 _COMPILED: Final = {

@@ -35,8 +35,12 @@ _AS_CODE: Final = re.compile(r"(?:Error|Exception)\(['\"]$")  # an exception tha
 _QUOTED: Final = re.compile(r"(?<![:=] )(?<![:=])['\"](?:[\w.]{0,80}: ?)?$|[(=\[]$")
 # Documentation of an exception: `ValueError: If the size is negative.`
 _DESCRIBES: Final = re.compile(
-    r"\s{0,3}(?:(?:If|When|Raised|In case|Whenever)\b|[\w ]{0,60}(?:out of memory) (?:is|are|errors?) )"
+    r"\s{0,3}(?:(?:If|When|Raised|In case|Whenever)\b"
+    r"|[\w ]{0,60}(?:out of memory) (?:is|are|errors?|occurs|happens|means|arises|appears) )"
 )
+_STATEMENT: Final = re.compile(r"raise \w{1,80}\(.{0,500}[\"')]\s{1,4}$")  # a statement that was joined with its error
+_QUOTED_WHOLE: Final = re.compile(r"([\"'])(?P<inside>[^\"']{1,2000})\1")
+_RECORD: Final = re.compile(rf"\W{{0,6}}Exception Type:\W{{1,4}}(?P<type>{_NAME})\W{{0,3}}")  # a report's field
 _PROSE: Final = re.compile(
     r"\b(?:if|when|you|your|avoid\w{0,3}|prevent\w{0,3}|fix\w{0,3}|handl\w{1,4}|may|might|could|would|should|can|such|like"
     r"|common|typical\w{0,2}|without|whether|unless|instead|catch\w{0,3}|cause[sd]?|see|get|getting)\b",
@@ -73,8 +77,14 @@ def read_headline(lines: Sequence[str], at: int) -> Headline | None:
     alone = _ALONE.fullmatch(line)
     if alone is not None and (_ends_a_traceback(lines, at) or _MEMORY_TYPE.fullmatch(line) is not None):
         return Headline(alone["type"], 0, line[alone.end("type") + 1 :].strip())
-    match = _HEADLINE.search(line)
-    if match is None or is_talk(line[: match.start()]) or _DESCRIBES.match(line, match.end()) is not None:
+    record = _RECORD.fullmatch(line)
+    if record is not None:
+        return Headline(record["type"], record.start("type"), "")
+    whole = _QUOTED_WHOLE.fullmatch(line)
+    match = _HEADLINE.search(line) if whole is None else _HEADLINE.match(line[:-1], 1)
+    if match is None or is_talk(_STATEMENT.sub("", line[: match.start()] if whole is None else "")):
+        return None
+    if _DESCRIBES.match(line, match.end()) is not None:
         return None
     return Headline(match["type"] or "", match.start(), line[match.end() :].strip())
 

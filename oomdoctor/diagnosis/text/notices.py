@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
+# A shell's word for a process that was killed, in the languages whose word means nothing else on a line of its own.
+_KILLED: Final = "Killed|已杀死|已砍掉|強制終了|죽었음|Getötet|Убито|Terminado \\(killed\\)"
+
 _PATTERNS: Final = {
     "kernel-oom-killer": (
         r"Out of memory: Kill(?:ed)? process \d|Memory cgroup out of memory|invoked oom-killer"
@@ -33,7 +36,7 @@ _PATTERNS: Final = {
         r"|exit(?:ed)?(?: with)?(?: (?:code|status|value))?\W{1,3}137\b|code=137\b"
         r"|Signals?\.SIGKILL|signal\W{1,2}9\b|signal SIGKILL|\(SIGKILL\)|died with <?Signals?\W9"
         # As shells print it, with the number of the job or of the process.
-        r"|^Killed\W?$|\bline \d{1,7}:\s{1,9}\d{1,9} Killed\b"
+        rf"|^(?:{_KILLED})\W?$|\bline \d{1, 7}:\s{1, 9}\d{1, 9} Killed\b"
         r"|^\[\d{1,4}\][+-]?\s{1,9}(?:\d{1,9}\s{1,9})?killed\s{1,9}\S"
     ),
 }

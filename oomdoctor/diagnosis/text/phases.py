@@ -65,7 +65,7 @@ _PRECEDENCE = (
 
 _MESSAGES = (
     (re.compile(r"pin memory thread", re.IGNORECASE), TrainingPhase.BATCH_TO_DEVICE),
-    (re.compile(r"DataLoader worker", re.IGNORECASE), TrainingPhase.DATA_LOADING),
+    (re.compile(r"DataLoader worker|bus error encountered in worker", re.IGNORECASE), TrainingPhase.DATA_LOADING),
     (re.compile(r"copying the param(?:eter)? named", re.IGNORECASE), TrainingPhase.MODEL_TO_DEVICE),
 )
 

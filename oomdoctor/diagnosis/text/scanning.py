@@ -237,4 +237,6 @@ def _tells(line: bytes) -> bool:
     if len(line) > _LONGEST_CODE:
         return True
     text = clean(line).text
-    return not (_NOISE.search(text) and not re.search(r"\b\w*(?:Error|Exception)\b: ", text)) and not _FRAME.match(text)
+    return not (
+        _NOISE.search(text) and not re.search(r"\b\w*(?:Error|Exception)\b: |\b(?:CUDA|HIP) error: ", text)
+    ) and not _FRAME.match(text)

@@ -92,6 +92,17 @@ def test_a_block_that_waits_for_a_stream_is_neither_allocated_nor_a_hole(state: 
     assert summary.fragmentation.hole_bytes == 512
 
 
+def test_stacks_may_be_in_the_segments_alone() -> None:
+    """Recorded with `context="state"`, the history has no stacks, and live blocks have: they are named all the same."""
+    data = {
+        "segments": [segment(4096, block(4096, 512, frames=[FRAME]))],
+        "device_traces": [[event("alloc", 4096, 512, frames=[]), event("alloc", 8192, 512, frames=[])]],
+    }
+    (summary,) = summarise(read(data))
+    assert [line.place.line for line in summary.end.lines] == [12]
+    assert Category.GRADIENTS not in [part.category for part in summary.peak.categories]
+
+
 def test_what_is_not_known_is_passed_over() -> None:
     """Keys and actions that newer versions add change nothing."""
     data = {
@@ -126,6 +137,8 @@ def test_frames_of_c_are_left_out() -> None:
         {"name": "f", "filename": "/lib/libpython3.11.so.1.0", "line": 2},
         {"name": "_start", "filename": "/usr/bin/python3.11", "line": 2},
         {"name": "f", "filename": "??", "line": 0},
+        {"name": "??", "filename": "/opt/program", "line": 7},
+        {"name": "execute_native_thread_routine", "filename": "thread48.o", "line": 0},
         {"name": "f", "filename": "", "line": 0},
         {"name": 5, "filename": "x.py", "line": 0},
         {"name": "f", "filename": "x.py", "line": -1},
