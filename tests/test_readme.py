@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -21,7 +22,8 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith("$ ")
 ]
-MODEL = re.search(r"```python\n(# model\.py\n.*?)```", README, re.DOTALL)
+FILES = dict(re.findall(r"```(?:python|text)\n# ([a-z]+\.(?:py|log))\n(.*?)```", README, re.DOTALL))
+EXIT_CODE = re.compile(r"\s+# exit code (\d+)$")
 
 # What differs from run to run and from machine to machine.
 VARYING = re.compile(r"\d+\.\d+ s\b|\b\d+\.\d\d\s*$|oomdoctor \d.*")
@@ -29,27 +31,57 @@ VARYING = re.compile(r"\d+\.\d+ s\b|\b\d+\.\d\d\s*$|oomdoctor \d.*")
 
 @pytest.fixture(scope="module")
 def readers_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the README's `model.py`, in which its commands run one after the other."""
+    """A directory with the README's files, in which its commands run one after the other."""
     directory = tmp_path_factory.mktemp("reader")
-    assert MODEL is not None
-    (directory / "model.py").write_text(MODEL[1])
+    for name, text in FILES.items():
+        (directory / name).write_text(text)
     return directory
 
 
 def test_the_readme_has_commands() -> None:
     """The blocks are found; without this the tests below could pass on nothing."""
-    assert len(COMMANDS) >= 5
+    assert len(COMMANDS) >= 8
+    assert set(FILES) == {"model.py", "train.py", "train.log"}
     assert all(command.startswith("oomdoctor ") for command in COMMANDS)
 
 
 @pytest.mark.null_gpu
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_readmes_commands_work(command: str, readers_directory: Path) -> None:
-    """Each command of the README ends with exit code 0 in a directory with the README's file."""
-    ended = run_command(shlex.split(command)[1:], cwd=readers_directory, invocation="oomdoctor")
+    """Each command of the README ends as it says, else with 0, in a directory with the README's files."""
+    said = EXIT_CODE.search(command)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # what `python` is
+    words = shlex.split(EXIT_CODE.sub("", command))[1:]
+    ended = run_command(words, cwd=readers_directory, invocation="oomdoctor", PATH=path)
 
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == (int(said[1]) if said else 0), ended.stderr
     assert ended.stdout or "-o " in command
+
+
+def test_the_diagnosis_is_what_is_printed(readers_directory: Path) -> None:
+    """Every line of the README's diagnosis is in the output of the command beside it, in that order."""
+    shown = re.search(r"```text\n(Why\n.*?)```", README, re.DOTALL)
+    assert shown is not None
+    ended = run_command(["diagnose", "train.log"], cwd=readers_directory)
+    assert _squeezed(shown[1]) in _squeezed(ended.stdout)
+
+
+@pytest.mark.null_gpu
+def test_the_leak_is_named(readers_directory: Path) -> None:
+    """The README's leaking script is diagnosed as one, at the line that keeps the graph."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    words = ["run", "--gpu", "t4", "-o", "leak", "--", "python", "train.py"]
+    ended = run_command(words, cwd=readers_directory, PATH=path)
+    assert ended.returncode == 1
+    line = 1 + FILES["train.py"].splitlines().index(
+        next(text for text in FILES["train.py"].splitlines() if "append" in text)
+    )
+    assert "leak" in ended.stderr
+    assert f"train.py:{line}" in ended.stderr
+
+
+def _squeezed(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
 
 
 @pytest.mark.null_gpu
@@ -75,10 +107,10 @@ def _lines(svg: str) -> list[str]:
 
 def test_the_options_table_names_real_options() -> None:
     """Every option in the README exists."""
-    text = run_command(["probe", "--help"]).stdout
-    documented = set(re.findall(r"`(--[a-z-]+)", README)) - {"--known"}
+    text = "".join(run_command([command, "--help"]).stdout for command in ("probe", "gpus", "diagnose", "run"))
+    documented = set(re.findall(r"`(--[a-z-]+)", README))
 
-    assert len(documented) >= 9
+    assert len(documented) >= 12
     assert {option for option in documented if option not in text} == set()
 
 

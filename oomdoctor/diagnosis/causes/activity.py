@@ -99,7 +99,8 @@ def batch_too_large(situation: Situation) -> Cause | None:
     if not situation.on_gpu or has_room(situation) or batch_named_in_code(situation) is not None:
         return None
     if situation.share(*GROWS_WITH_THE_BATCH) > _MOSTLY:
-        return _batch(Confidence.LIKELY, _mostly(situation, *GROWS_WITH_THE_BATCH))
+        where = "" if situation.phase not in _STEP_WORDS else f"It ran out {_STEP_WORDS[situation.phase]}. "
+        return _batch(Confidence.LIKELY, where + _mostly(situation, *GROWS_WITH_THE_BATCH))
     if situation.phase in _STEP_WORDS:
         where = _STEP_WORDS[situation.phase]
         return _batch(_confidence_in_step(situation), f"It ran out {where}{_at_batch(situation)}{_held(situation)}")

@@ -81,12 +81,19 @@ def read_headline(lines: Sequence[str], at: int) -> Headline | None:
     if record is not None:
         return Headline(record["type"], record.start("type"), "")
     whole = _QUOTED_WHOLE.fullmatch(line)
-    match = _HEADLINE.search(line) if whole is None else _HEADLINE.match(line[:-1], 1)
-    if match is None or is_talk(_STATEMENT.sub("", line[: match.start()] if whole is None else "")):
+    if whole is not None:
+        line = whole["inside"]
+    match = _HEADLINE.search(line) if whole is None else _HEADLINE.match(line)
+    if match is None or (is_talk(_STATEMENT.sub("", line[: match.start()])) and not _goes_on(lines, at)):
         return None
     if _DESCRIBES.match(line, match.end()) is not None:
         return None
-    return Headline(match["type"] or "", match.start(), line[match.end() :].strip())
+    return Headline(match["type"] or "", match.start() + (whole is not None), line[match.end() :].strip())
+
+
+def _goes_on(lines: Sequence[str], at: int) -> bool:
+    """Tell whether the next line is what PyTorch prints below an error of CUDA or HIP, whatever stands before it."""
+    return at + 1 < len(lines) and _SECOND_LINE.match(bare(lines[at + 1])) is not None
 
 
 def _ends_a_traceback(lines: Sequence[str], at: int) -> bool:

@@ -52,6 +52,7 @@ _NOISE: Final = re.compile(
     r"|of the above exception|direct cause of the following exception|to enable device-side assertions"
     r"|^\s*(?:raise|except|if|elif|return|def|class|assert|import|from|with|for|try:|logger\.|logging\.|warnings\.|print\()\b.*"
 )
+_NAMED_ERROR: Final = re.compile(r"\b\w*(?:Error|Exception)\b: |\b(?:CUDA|HIP) error: ")
 _FRAME: Final = re.compile(r"^\s*File \"[^\"]{1,1000}\", line \d+, in \S{1,200}$|^\s*File \"[^\"]{1,1000}\", line \d+$")
 _TRACEBACK: Final = b"traceback (most"
 _IN_TRACEBACK: Final = re.compile(r"[\s|+^~❱>.…]|File \"|$|-{3}|Traceback \(most")
