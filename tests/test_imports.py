@@ -10,7 +10,7 @@ from running import ROOT
 
 PACKAGE = ROOT / "oomdoctor"
 TIERS = {
-    **{"cli": 3},
+    "cli": 3,
     **dict.fromkeys(("probing", "diagnosis", "running", "reports"), 2),
     **dict.fromkeys(("oom", "targets", "devices", "examples", "schemas"), 1),
 }

@@ -156,7 +156,7 @@ EXHAUSTED: Final = (
     ),
     Row(
         id="hip-runtime",
-        patterns=(r"HIP error: out of memory|hipErrorOutOfMemory",),
+        patterns=(r"HIP error: out of memory|hipErrorOutOfMemory|hipErrorMemoryAllocation|HIP_ERROR_OutOfMemory",),
         not_when_ample=True,
         device="hip",
         example="HIP error: out of memory",
@@ -213,7 +213,10 @@ EXHAUSTED: Final = (
     ),
     Row(
         id="xla-allocator",
-        patterns=(r"RESOURCE_EXHAUSTED", r"out of memory|OOM when allocating|failed to allocate|\bHBM\b"),
+        patterns=(
+            r"RESOURCE_EXHAUSTED|Resource exhausted: Out of memory",
+            r"out of memory|OOM when allocating|failed to allocate|\bHBM\b",
+        ),
         device="xla",
         example="RESOURCE_EXHAUSTED: Out of memory allocating 20029400304 bytes",
         reason="XLA's allocator could not get the memory",

@@ -12,7 +12,7 @@ ELSEWHERE: Final = (
         patterns=(
             (
                 r"\bCUDA (?:failure|error)\b[^\n]{1,200}: (?:\d+ )?out of memory|\bCUDA failure: out of memory"
-                r"|cudaMalloc failed: out of memory|Cuda Runtime \(out of memory\)|\bCUDA_OUT_OF_MEMORY\b"
+                r"|Cuda Error in \w{1,40}: 2 \(out of memory\)|cudaMalloc failed: out of memory|Cuda Runtime \(out of memory\)|\bCUDA_OUT_OF_MEMORY\b"
             ),
         ),
         example="CUDA failure 2: out of memory ; GPU=0 ; expr=cudaMalloc((void**)&p, size);",
@@ -56,6 +56,14 @@ ELSEWHERE: Final = (
         "free memory for allocation to succeed.",
         reason="TensorRT found no device memory for an engine or its workspace",
         source="TensorRT, defaultAllocator.cpp",
+    ),
+    Row(
+        id="text-generation-inference",
+        patterns=(r"Not enough memory to handle \d+ (?:\w+ )?tokens",),
+        device="any",
+        example="Not enough memory to handle 4096 prefill tokens. You need to decrease `--max-batch-prefill-tokens`",
+        reason="the server tried the largest request that its options allow, and the GPU could not hold it",
+        source="text-generation-inference#755",
     ),
     Row(
         id="onnxruntime",

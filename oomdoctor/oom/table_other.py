@@ -301,7 +301,7 @@ AMBIGUOUS: Final = (
     Row(
         id="out-of-memory-words",
         needs_pressure=True,
-        patterns=(r"out of memory",),
+        patterns=(r"out of (?:the )?memory",),
         device="any",
         example="the decoder ran out of memory",
         reason="the words alone do not tell whose memory it was",

@@ -26,6 +26,7 @@ _FRAME: Final = re.compile(r'.{0,200}\bFile "[^"]{1,1000}", line \d')
 _ERROR: Final = re.compile(r"\b\w{1,80}(?:Error|Exception): ")
 _HEADING: Final = re.compile(r"Out of Memory\b")  # torch writes it in small letters
 _NAMED: Final = "nccl-allocation"  # its words quote the driver's, so quotation marks in front of them mean nothing
+_SENTENCES: Final = frozenset({"host-notebook"})  # whole sentences, and addressed to the reader
 _OPEN: Final = frozenset(row.id for row in AMBIGUOUS)
 _NCCL_LINES: Final = 3  # NCCL's lines about one failure stand this close together
 
@@ -58,7 +59,9 @@ def _read_known(lines: Sequence[str], at: int, headline: Headline | None) -> Mes
     type_name = "" if headline is None else headline.type_name
     kind = kind_of(line, type_name)
     if last > at and (kind is None or kind.name in _OPEN):
-        kind = kind_of(join(lines[at : last + 1]), type_name) or kind
+        own = lines[at : last + 1]
+        broken_in_a_word = "".join(bare(part) for part in own)
+        kind = kind_of(join(own), type_name) or kind_of(broken_in_a_word, type_name) or kind
     if kind is None:
         return None
     facts = _facts(kind, lines, at, last)
@@ -82,7 +85,7 @@ def _is_said(kind: Kind, line: str) -> bool:
 def _read_notice(lines: Sequence[str], at: int) -> Message | None:
     line = bare(lines[at])
     notice = read_notice(line)
-    if notice is None or is_sentence(line[: notice[1]]):
+    if notice is None or (notice[0] not in _SENTENCES and is_sentence(line[: notice[1]])):
         return None
     kind = Kind(notice[0], is_oom=True, device="cpu")
     return _message(kind, Facts(), lines[at : last_line(lines, at) + 1], at)

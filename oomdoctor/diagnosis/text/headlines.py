@@ -23,6 +23,7 @@ _HEADLINE: Final = re.compile(
 )
 _ALONE: Final = re.compile(rf"(?P<type>{_NAME})(?::.*)?")
 _MEMORY_TYPE: Final = re.compile(r"(?P<type>(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,60}MemoryError):?")
+_SECOND_LINE: Final = re.compile(r"(?:CUDA|HIP) kernel errors might be asynchronously reported")
 _FRAME: Final = re.compile(r'\s*File "|Traceback \(most recent call last\)')
 _LINES_OF_A_FRAME: Final = 6  # between a frame's line and the error: code, markers, notes
 
@@ -39,7 +40,7 @@ _DESCRIBES: Final = re.compile(
     r"|[\w ]{0,60}(?:out of memory) (?:is|are|errors?|occurs|happens|means|arises|appears) )"
 )
 _STATEMENT: Final = re.compile(r"raise \w{1,80}\(.{0,500}[\"')]\s{1,4}$")  # a statement that was joined with its error
-_QUOTED_WHOLE: Final = re.compile(r"([\"'])(?P<inside>[^\"']{1,2000})\1")
+_QUOTED_WHOLE: Final = re.compile(r"([\"'])(?P<inside>[^\"']{1,2000})\1(?:\.(?:\s.*)?)?")
 _RECORD: Final = re.compile(rf"\W{{0,6}}Exception Type:\W{{1,4}}(?P<type>{_NAME})\W{{0,3}}")  # a report's field
 _PROSE: Final = re.compile(
     r"\b(?:if|when|you|your|avoid\w{0,3}|prevent\w{0,3}|fix\w{0,3}|handl\w{1,4}|may|might|could|would|should|can|such|like"
@@ -48,7 +49,7 @@ _PROSE: Final = re.compile(
 )
 _PREFIX_ENDS: Final = re.compile(r"[:\]|>)]\s|\s-\s|[❌✗✘!]\s?")
 _TALK_FOLLOWS: Final = re.compile(
-    r"\s{1,3}(?:errors?|issues?|problems?|exceptions?|messages?|when|while|if|because|happens|occurs|can|may|might|will"
+    r"\s{1,3}(?:errors?|issues?|problems?|exceptions?|messages?|when|while|if|because|happens|occurs|means|arises|appears|can|may|might|will"
     r"|should|and|or|is|in|for|with|despite|even|during training[,.]|caught|handling|crash\w{0,3})\b"
     r"|\W{0,4}(?:retry|reduc|falling back|fall back|skipp|recover|trying again|attempting|try )"
     r"|['\"]?\s?(?:\)|in\b|not in\b|:$)|['\"]{0,2}\?",

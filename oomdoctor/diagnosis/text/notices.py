@@ -32,13 +32,13 @@ _PATTERNS: Final = {
         r"Unexpected bus error encountered in worker|insufficient shared memory|killed by signal:\s{0,3}Bus error"
     ),
     "killed": (
-        r"killed by signal:\s{0,3}(?:SIG)?Kill|exit ?code[\s:=(]{1,6}-9\b|return(?:ed|s with return code|s? code)?\W{1,3}-9\b|exit status (?:137|-9)\b"
+        r"killed by signal:\s{0,3}(?:SIG)?Kill|exit ?code[\s:=(]{1,6}-9\b|return(?:ed| code)\W{1,3}-9\b"
+        r"|exit status (?:137|-9)\b"
         r"|exit(?:ed)?(?: with)?(?: (?:code|status|value))?\W{1,3}137\b|code=137\b"
         r"|Signals?\.SIGKILL|signal\W{1,2}9\b|signal SIGKILL|\(SIGKILL\)|died with <?Signals?\W9"
         # As shells print it, with the number of the job or of the process.
         rf"|^(?:{_KILLED})\W?$"
         r"|\bline \d{1,7}:\s{1,9}\d{1,9} Killed\b"
-        r"|\bline \d{1, 7}:\s{1, 9}\d{1, 9} Killed\b"
         r"|^\[\d{1,4}\][+-]?\s{1,9}(?:\d{1,9}\s{1,9})?killed\s{1,9}\S"
     ),
 }

@@ -75,7 +75,8 @@ _ALLOCATION: Final = rb"""alloc(?:
     )"""
 
 _EXIT_CODE: Final = (
-    rb"exit(?:s with return code = |ed (?:with )?(?:exit )?(?:code |status )?|[ _]?(?:code|status)[\"']?[ \t]{0,8}[:=]?[ \t]{0,8})"
+    rb"exit(?:ed (?:with )?(?:exit )?(?:code |status )?|[ _]?(?:code|status)[\"']?[ \t]{0,8}[:=]?[ \t]{0,8}"
+    rb"|s with return code = )"
     rb"(?:137|-9|-7|135)\b"
 )
 
@@ -107,10 +108,12 @@ _RARE: Final = re.compile(
     rb"|valid cudnn algorithm|find an engine|invalid buffer size|int_max|32.?bit index|cache blocks"
     rb"|illegal memory access|device-side assert|invalid configuration argument|misaligned address|unhandled cuda"
     rb"|cuda failure|nvml_success|low on memory|gpu hang|memory access fault|no space left on device"
-    rb"|segmentation fault|core dumped|got signal|exceed allowed memory|ran out of|cufft_|signal 9|free memory|all available ram"
+    rb"|segmentation fault|core dumped|got signal|exceed allowed memory|ran out of|cufft_|signal 9|free memory"
+    rb"|all available ram"
     # "Killed" in other languages, see `notices`.
-    rb"|\xe5\xb7\xb2\xe6\x9d\x80\xe6\xad\xbb|\xe5\xb7\xb2\xe7\xa0\x8d\xe6\x8e\x89|\xe5\xbc\xb7\xe5\x88\xb6\xe7\xb5\x82\xe4\xba\x86"
-    rb"|\xec\xa3\xbd\xec\x97\x88\xec\x9d\x8c|get\xc3\xb6tet|\xd0\xa3\xd0\xb1\xd0\xb8\xd1\x82\xd0\xbe"
+    rb"|\xe5\xb7\xb2\xe6\x9d\x80\xe6\xad\xbb|\xe5\xb7\xb2\xe7\xa0\x8d\xe6\x8e\x89"
+    rb"|\xe5\xbc\xb7\xe5\x88\xb6\xe7\xb5\x82\xe4\xba\x86|\xec\xa3\xbd\xec\x97\x88\xec\x9d\x8c"
+    rb"|get\xc3\xb6tet|\xd0\xa3\xd0\xb1\xd0\xb8\xd1\x82\xd0\xbe"
 )
 """What is rarely printed without a word of the core, and is looked for only where a crash ends up: at the ends."""
 

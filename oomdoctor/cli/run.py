@@ -1,0 +1,110 @@
+"""`oomdoctor run`: start the command, wait, explain.
+
+Options come before the command. The command begins at the first word that is no option, or after `--`, and from there
+on nothing is taken for ours: `oomdoctor run --gpu rtx-4090 -- python train.py --memory 3` gives `--memory 3` to
+`train.py`. A second `--` belongs to the command.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+import typer
+
+from oomdoctor.cli.probe import Device, Gpu, Memory
+from oomdoctor.errors import EXIT_OK, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oomdoctor.running.run import Finished
+
+RUN_SETTINGS: Final[dict[str, Any]] = {"allow_interspersed_args": False}
+"""Context settings to register the command with: options end where the command begins."""
+
+DEFAULT_MAX_ENTRIES: Final = 10_000
+
+Command: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="-- COMMAND...", help="The command, such as `python train.py --epochs 3`.", show_default=False
+    ),
+]
+HistoryFlag: TypeAlias = Annotated[
+    bool, typer.Option("--history/--no-history", help="Record where memory is taken, for the snapshot.")
+]
+MaxEntries: TypeAlias = Annotated[
+    int, typer.Option(help="Events of the memory history to keep in each process.", min=1, max=100_000_000)
+]
+Directory: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="DIR", help="Directory for reports [default: oomdoctor-<time>].", show_default=False
+    ),
+]
+
+
+def run(  # noqa: PLR0913 - one parameter an option
+    command: Command = None,
+    *,
+    gpu: Gpu = None,
+    device: Device = None,
+    memory: Memory = None,
+    history: HistoryFlag = True,
+    max_entries: MaxEntries = DEFAULT_MAX_ENTRIES,
+    output: Directory = None,
+) -> None:
+    """Run a command unchanged, and say why where it runs out of memory.
+
+    Its streams, its signals and its exit code are passed through; where it succeeds nothing is added.
+    """
+    from oomdoctor.running.environment import Device as ShownDevice
+    from oomdoctor.running.run import RunRequest
+    from oomdoctor.running.run import run as run_command
+    from oomdoctor.units import parse_size
+
+    if not command:
+        raise UsageError("there is no command to run", hint="for example `oomdoctor run -- python train.py`")
+    memory_bytes = None if memory is None else parse_size(memory, option="--memory")
+    finished = run_command(
+        RunRequest(
+            command=command,
+            device=ShownDevice(gpu, device, memory_bytes),
+            max_entries=max_entries if history else 0,
+            directory=output,
+        )
+    )
+    if finished.exit_code != EXIT_OK:
+        _explain(finished)
+    raise typer.Exit(finished.exit_code)
+
+
+def _explain(finished: Finished) -> None:
+    """Say on stderr why the command ended, after all that it printed itself."""
+    if finished.notice is not None:
+        typer.echo(f"\noomdoctor: {finished.notice.message}\n\nhint: {finished.notice.hint}", err=True)
+    if finished.reports:
+        _diagnose(finished.reports)
+    for report in finished.reports:
+        typer.echo(f"oomdoctor: what was recorded lies in {_shown(report)}", err=True)
+
+
+def _diagnose(reports: Sequence[Path]) -> None:
+    """Print the diagnosis of what the processes left, as `oomdoctor diagnose DIRECTORY` would."""
+    from oomdoctor.cli.diagnose import document_of
+    from oomdoctor.diagnosis.diagnose import diagnose
+    from oomdoctor.diagnosis.inputs import sources
+    from oomdoctor.output import Terminal, deliver
+    from oomdoctor.reports import FORMATS
+    from oomdoctor.running.files import files_of
+
+    files = [str(_shown(path)) for report in reports for path in files_of(report)]
+    document = document_of(diagnose(sources(files)))
+    typer.echo("", err=True)
+    deliver(FORMATS["diagnose", "text"](document, Terminal.of(sys.stderr)), stdout=sys.stderr)
+
+
+def _shown(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,38 @@
+"""The hook that `oomdoctor run` puts into every Python process of a command.
+
+It runs in other people's programs, so it keeps four rules. It uses the standard library alone, and Python 3.8's of it.
+It costs nothing where torch is not imported: until then only this module and `imports` are loaded. It changes nothing
+that the program could see before memory runs out. And nothing that fails in it leaves it (`guard`).
+
+    imports     notices that torch is imported
+    recording   the history of memory, from the moment CUDA is initialised, and each time that it runs out
+    steps       optimizer steps and the memory after each
+    endings     errors that nobody handles: in the main thread, in others, in child processes, on the way to `sys.exit`
+    evidence    what is written then, and `store` writes it
+"""
+
+# ruff: noqa: PLC0415 - what is not needed yet is not imported yet
+
+from __future__ import annotations
+
+import sys
+
+from . import imports
+
+
+def install() -> None:
+    """Wait for torch and for multiprocessing, or begin with what is imported already."""
+    imports.when_imported("multiprocessing.process", _watch_children)
+    imports.when_imported("torch", _watch_torch)
+
+
+def _watch_children() -> None:
+    from . import children
+
+    children.watch(sys.modules["multiprocessing.process"])
+
+
+def _watch_torch() -> None:
+    from . import recording
+
+    recording.watch(sys.modules["torch"])

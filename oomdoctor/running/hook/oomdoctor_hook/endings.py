@@ -1,0 +1,144 @@
+"""Errors that nobody handles, wherever a program may end of one.
+
+Until memory runs out for the first time nothing is replaced, so a program finds `sys.excepthook` and `sys.exit` as
+they are without us. Then they are wrapped, around whatever the program has put there by that time. A hook that the
+program installs later still is passed by: when the process ends, Python's own record of what it died of is looked at.
+"""
+
+# ruff: noqa: ANN401, PLC0415 - torch and what programs hand over have no type here
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from typing import Any
+
+from .errors import find_oom
+from .guard import guarded
+
+
+class Ending:
+    """How this process is about to end.
+
+    Attributes:
+        torch: The module, once it is imported.
+        expected: Whether memory has run out, so that the places where a program ends are watched.
+        written: Whether a report was written; the first counts.
+        prepared: A report that waits for the process to really end.
+    """
+
+    def __init__(self) -> None:
+        self.torch: Any = None
+        self.expected = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again, as a process does that was forked; what is wrapped stays so."""
+        self.written = False
+        self.prepared: dict[str, Any] | None = None
+
+
+ENDING = Ending()
+reset = ENDING.reset
+
+
+def watch(torch: Any) -> None:
+    """Look at what the process died of, once it ends."""
+    ENDING.torch = torch
+    atexit.register(guarded(_at_exit))
+
+
+def expect() -> None:
+    """Watch the places where a program may end of an error."""
+    if ENDING.expected:
+        return
+    ENDING.expected = True
+    _wrap_excepthook()
+    _wrap_thread_hook()
+    _wrap_exit()
+
+
+@guarded
+def died_of(error: BaseException | None, ending: str) -> None:
+    """Write a report where `error`, which nobody handles, says that memory ran out.
+
+    Args:
+        error: What ended the program, a thread or a child process.
+        ending: Which of these.
+    """
+    if ENDING.torch is None or ENDING.written or _is_interactive():
+        return
+    oom = find_oom(error)
+    if oom is None or error is None:
+        return
+    from . import evidence, store
+
+    ENDING.written = True
+    store.write(evidence.collect(ENDING.torch, error, oom, ending), ENDING.torch)
+
+
+def _wrap_excepthook() -> None:
+    before = sys.excepthook
+
+    def excepthook(kind: Any, error: Any, traceback: Any) -> None:
+        died_of(error, "exception")
+        before(kind, error, traceback)
+
+    sys.excepthook = excepthook
+
+
+def _wrap_thread_hook() -> None:
+    before = threading.excepthook
+
+    def excepthook(arguments: Any) -> None:
+        died_of(arguments.exc_value, "thread")
+        before(arguments)
+
+    threading.excepthook = excepthook
+
+
+def _wrap_exit() -> None:
+    before = sys.exit
+
+    def leave(status: Any = None, /) -> Any:
+        _note_exit(status)
+        return before(status)
+
+    leave.__name__ = leave.__qualname__ = "exit"
+    leave.__module__ = "sys"
+    leave.__doc__ = before.__doc__
+    sys.exit = leave
+
+
+@guarded
+def _note_exit(status: Any) -> None:
+    """Keep what is being handled when the program asks to leave; it may still be talked out of it.
+
+    Text alone is kept: to hold the error would hold its frames and all the tensors in them.
+    """
+    error = sys.exc_info()[1]
+    oom = None if status in (None, 0) else find_oom(error)
+    if oom is not None and error is not None and not ENDING.written:
+        from . import evidence
+
+        ENDING.prepared = evidence.collect(ENDING.torch, error, oom, "exit")
+
+
+def _at_exit() -> None:
+    # `last_exc` is there from 3.12 on. Both are set by Python itself, before it calls whatever hook there is.
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    died_of(error, "exception")
+    prepared = ENDING.prepared
+    if prepared is None or ENDING.written or _is_interactive():
+        return
+    from . import steps, store
+
+    if prepared["steps_done"] == steps.STEPS.done:  # training did not go on after all
+        ENDING.written = True
+        store.write(prepared, ENDING.torch)
+
+
+def _is_interactive() -> bool:
+    """Whether somebody sits at a prompt, where an error ends nothing."""
+    return hasattr(sys, "ps1")

@@ -1,0 +1,121 @@
+"""A user's own script under `oomdoctor run`: real PyTorch, a real OOM, no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running import Run
+
+from oomdoctor.devices.choice import choose_engine
+
+pytestmark = pytest.mark.null_gpu
+
+PYTHONS = [sys.executable, *filter(None, os.environ.get("OOMDOCTOR_TEST_PYTHONS", "").split(":"))]
+
+# As people write them; nothing in it knows of us.
+TRAIN = """
+import sys
+import torch
+from torch import nn
+
+def train(batch_size, steps=4):
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(steps):
+        inputs = torch.randn(batch_size if step == 2 else 8, 1024, device="cuda")
+        loss = nn.functional.cross_entropy(model(inputs), torch.zeros(len(inputs), dtype=torch.long, device="cuda"))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print("step", step, flush=True)
+    print("peak", torch.cuda.max_memory_allocated())
+
+if __name__ == "__main__":
+    train(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A training script in the directory where commands run."""
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return path
+
+
+def reports_in(directory: Path) -> list[dict]:
+    """Every report below a directory."""
+    return [json.loads(path.read_text()) for path in sorted(directory.glob("oomdoctor-*/rank*-*/report.json"))]
+
+
+@pytest.mark.parametrize("python", PYTHONS, ids=lambda python: Path(python).parents[1].name)
+def test_a_script_dies_of_a_real_oom_and_leaves_a_report(
+    oomdoctor: Run, script: Path, tmp_path: Path, python: str
+) -> None:
+    """With the torch of whatever Python the command names: its own output first, then where the report is."""
+    ended = oomdoctor("run", "--memory", "1GiB", "--", python, script.name, "200000", timeout=200)
+
+    assert ended.returncode == 1
+    assert ended.stdout == "step 0\nstep 1\n"
+    assert ended.stderr.index("torch.OutOfMemoryError: CUDA out of memory") < ended.stderr.index("oomdoctor-")
+    (report,) = reports_in(tmp_path)
+    assert report["failures"] == []
+    assert report["steps_done"] == 2
+    assert report["traceback"].splitlines()[-1] in ended.stderr
+    assert report["argv"] == [python, script.name, "200000"]
+    (snapshot,) = tmp_path.glob("oomdoctor-*/rank0-*/snapshot.pickle")
+    assert _history(python, snapshot, report) == ["alloc", "oom", True, True]
+
+
+def _history(python: str, snapshot: Path, report: dict) -> list[object]:
+    """Kinds of events, whether frames name the script, and whether every weight's address is a live block's."""
+    addresses = [int(address) for address, name in report["categories"].items() if name == "weights"]
+    code = f"""
+import json, pickle
+snapshot = pickle.load(open({str(snapshot)!r}, "rb"))
+events = snapshot["device_traces"][0]
+live = {{block["address"] for segment in snapshot["segments"] for block in segment["blocks"]
+        if block["state"] == "active_allocated"}}
+print(json.dumps([
+    *sorted({{event["action"] for event in events}} & {{"alloc", "oom"}}),
+    any("train.py" in frame["filename"] for event in events for frame in event.get("frames", ())),
+    len({addresses!r}) == 4 and set({addresses!r}) <= live,
+]))
+"""
+    return json.loads(subprocess.check_output([python, "-c", code], text=True))
+
+
+def test_a_run_that_succeeds_adds_nothing(oomdoctor: Run, script: Path, tmp_path: Path) -> None:
+    """The card is played, and output, files and the peak to the byte are what they are without us."""
+    base = choose_engine(engine="null", gpu="rtx-4090", device=None, memory_bytes=None, base=os.environ).environment
+    plain = subprocess.run(
+        [sys.executable, script.name, "3000"], cwd=tmp_path, env=base, capture_output=True, text=True, check=True
+    )
+
+    ended = oomdoctor("run", "--gpu", "rtx-4090", "--", sys.executable, script.name, "3000")
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == plain.stdout
+    assert "peak " in ended.stdout
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["train.py"]
+
+
+def test_every_worker_of_torchrun_writes_its_own(oomdoctor: Run, script: Path, tmp_path: Path) -> None:
+    """Launchers start Pythons of their own, each of which is hooked; the exit code is the launcher's."""
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+
+    ended = oomdoctor(
+        "run", "--memory", "1GiB", "-o", "oomdoctor-here", "--no-history",
+        torchrun, "--nproc-per-node", "1", "--master-port", "0", script.name, "200000",
+    )  # fmt: skip
+
+    assert ended.returncode == 1
+    (report,) = reports_in(tmp_path)
+    assert (report["rank"], report["world_size"], report["steps_done"]) == (0, 1, 2)
+    assert report["history_entries"] == 0
+    assert "oomdoctor-here/rank0-" in ended.stderr

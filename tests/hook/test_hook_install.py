@@ -1,0 +1,151 @@
+"""The hook comes into every Python unseen, and costs nothing where there is no torch."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running_hook import hook_environment, run_python
+
+from oomdoctor.running.environment import HOOK
+
+NAMES = ("python2.7", *(f"python3.{minor}" for minor in range(6, 16)))
+SOURCES = sorted(HOOK.rglob("*.py"))
+SHOW = (
+    "import sys, json; print(json.dumps([sys.path, sys.argv, sys.flags.dont_write_bytecode, sys.dont_write_bytecode]))"
+)
+
+
+def _runs(python: str) -> bool:
+    return subprocess.run([python, "-c", ""], capture_output=True, check=False, timeout=60).returncode == 0
+
+
+PYTHONS = [sys.executable, *(found for name in NAMES if (found := shutil.which(name)) and _runs(found))]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_a_python_prints_what_it_prints_without_the_hook(python: str, tmp_path: Path) -> None:
+    """Whatever its version, a Python says nothing more, and finds `sys.path` as it is without us."""
+    with_hook = hook_environment(tmp_path / "reports")
+    without = {name: value for name, value in with_hook.items() if name != "PYTHONPATH"}
+
+    hooked, plain = (run_python([python, "-c", SHOW], environment) for environment in (with_hook, without))
+
+    assert (hooked.returncode, hooked.stdout, hooked.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    assert not (tmp_path / "reports").exists()
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_the_hook_is_written_for_old_pythons(source: Path) -> None:
+    """Every module parses as Python 3.8 and imports nothing but the standard library and itself."""
+    tree = ast.parse(source.read_text(encoding="utf-8"), feature_version=(3, 8))
+    names = {
+        alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    } | {
+        (node.module or "").split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level == 0
+    }
+
+    assert names <= sys.stdlib_module_names | {"oomdoctor_hook", "sitecustomize"}
+
+
+@pytest.mark.parametrize("flag", ["-I", "-S", "-E"])
+def test_a_python_that_ignores_its_environment_runs_without_the_hook(flag: str, tmp_path: Path) -> None:
+    """Isolated Pythons are left alone."""
+    code = "import sys; print(any('oomdoctor_hook' in name for name in sys.modules))"
+
+    assert run_python([sys.executable, flag, "-c", code], hook_environment(tmp_path)).stdout == "False\n"
+
+
+def test_the_next_sitecustomize_runs_as_without_us(tmp_path: Path) -> None:
+    """The one that ours hides is imported under its name; ours is gone from `sys.modules`."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.stdout.write('theirs ')\nMARK = 1\n")
+    (tmp_path / "usercustomize.py").write_text("import sys\nsys.stdout.write('users ')\n")
+    environment = hook_environment(tmp_path / "reports", PYTHONPATH=f"{HOOK}:{tmp_path}")
+    code = "import sys, sitecustomize; print(sitecustomize.MARK, sys.modules['sitecustomize'] is sitecustomize)"
+
+    ended = run_python([sys.executable, "-c", code], environment)
+
+    users = "users " if not sys.flags.no_user_site and sys.prefix == sys.base_prefix else ""
+    assert ended.stdout == f"theirs {users}1 True\n"
+
+
+def test_a_sitecustomize_that_fails_fails_as_without_us(tmp_path: Path) -> None:
+    """Python reports the error of the one that ours hides, and goes on."""
+    (tmp_path / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
+    environment = hook_environment(tmp_path / "reports", PYTHONPATH=f"{HOOK}:{tmp_path}")
+    plain = environment | {"PYTHONPATH": str(tmp_path)}
+
+    hooked, without = (run_python([sys.executable, "-c", "print(1)"], each) for each in (environment, plain))
+
+    assert (hooked.stdout, hooked.stderr) == (without.stdout, without.stderr)
+    assert "ValueError: theirs" in hooked.stderr
+
+
+def test_looking_for_torch_does_not_take_the_watch_away(tmp_path: Path) -> None:
+    """A program may ask whether torch is there; the hook begins at the import, and the module keeps its loader."""
+    (tmp_path / "torch.py").write_text("print('imported')\n")
+    code = """
+import importlib.util, sys
+assert importlib.util.find_spec("torch") is not None
+before = [finder for finder in sys.meta_path if "oomdoctor" in getattr(finder, "__module__", "")]
+import multiprocessing.process
+import torch
+after = [finder for finder in sys.meta_path if "oomdoctor" in getattr(finder, "__module__", "")]
+own = vars(torch.__loader__).keys() & {"exec_module"}
+print(len(before), len(after), "oomdoctor_hook.recording" in sys.modules, own)
+"""
+    ended = run_python([sys.executable, "-c", code], hook_environment(tmp_path / "reports"), cwd=tmp_path)
+
+    assert ended.stderr == ""
+    assert ended.stdout == "imported\n1 0 True set()\n"
+
+
+def test_an_import_that_fails_fails_as_without_us(tmp_path: Path) -> None:
+    """A torch that cannot be imported raises its own error, and may be tried again."""
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: no such file')\n")
+    code = """
+import sys
+for attempt in range(2):
+    try:
+        import torch
+    except OSError:
+        print("torch" in sys.modules)
+"""
+    ended = run_python([sys.executable, "-c", code], hook_environment(tmp_path / "reports"), cwd=tmp_path)
+
+    assert ended.stderr == ""
+    assert ended.stdout == "False\nFalse\n"
+
+
+def test_children_are_hooked_and_those_without_the_variable_are_not(tmp_path: Path) -> None:
+    """What a program starts inherits the hook, unless the program takes PYTHONPATH away; then it runs all the same."""
+    code = """
+import os, subprocess, sys
+child = [sys.executable, "-c", "import sys; print('oomdoctor_hook' in sys.modules, flush=True)"]
+subprocess.run(child)
+del os.environ["PYTHONPATH"]
+subprocess.run(child)
+"""
+    ended = run_python([sys.executable, "-c", code], hook_environment(tmp_path))
+
+    assert ended.stdout == "True\nFalse\n"
+
+
+def test_a_process_without_torch_loads_two_small_modules(tmp_path: Path) -> None:
+    """Where torch is not imported nothing is loaded but the watch, and no module of the standard library for it."""
+    code = "import json, sys; print(json.dumps(sorted(sys.modules)))"
+    with_hook = hook_environment(tmp_path)
+    without = {name: value for name, value in with_hook.items() if name != "PYTHONPATH"}
+    hooked, plain = (
+        set(json.loads(run_python([sys.executable, "-c", code], environment).stdout))
+        for environment in (with_hook, without)
+    )
+
+    assert hooked - plain <= {"oomdoctor_hook", "oomdoctor_hook.imports", "__future__", "sitecustomize"}
