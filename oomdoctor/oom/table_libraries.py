@@ -12,7 +12,8 @@ ELSEWHERE: Final = (
         patterns=(
             (
                 r"\bCUDA (?:failure|error)\b[^\n]{1,200}: (?:\d+ )?out of memory|\bCUDA failure: out of memory"
-                r"|Cuda Error in \w{1,40}: 2 \(out of memory\)|cudaMalloc failed: out of memory|Cuda Runtime \(out of memory\)|\bCUDA_OUT_OF_MEMORY\b"
+                r"|Cuda Error in \w{1,40}: 2 \(out of memory\)"
+                r"|cudaMalloc failed: out of memory|Cuda Runtime \(out of memory\)|\bCUDA_OUT_OF_MEMORY\b"
             ),
         ),
         example="CUDA failure 2: out of memory ; GPU=0 ; expr=cudaMalloc((void**)&p, size);",

@@ -17,10 +17,10 @@ import torch
 
 from oomdoctor.devices.null_gpu.control import is_null_gpu, reads, unknown_calls
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
+from oomdoctor.oom.classifier import classify
 from oomdoctor.probing.blame import blame
 from oomdoctor.probing.channel import Channel, ChannelClosedError, Message
 from oomdoctor.probing.guardian import die_with_parent
-from oomdoctor.oom.classifier import classify
 from oomdoctor.probing.recorder import PhaseRecorder
 from oomdoctor.probing.replay import largest_size
 from oomdoctor.probing.trial import Setup, allow, clean, run_trial

@@ -119,11 +119,25 @@ def fragmentation(situation: Situation) -> Cause | None:
     tried, holes = facts.tried_bytes, facts.reserved_unallocated_bytes
     if tried is None or holes is None or holes < tried or not _has_large_holes(situation):
         return None
+    if (seen := _holes_in_snapshot(situation, tried)) is not None:
+        return Cause(CauseId.FRAGMENTATION, Confidence.CERTAIN, seen)
     text = (
         f"{format_size(holes)} are reserved by PyTorch and in no tensor, and yet no piece of "
         f"{format_size(tried)} could be found among them"
     )
     return Cause(CauseId.FRAGMENTATION, Confidence.LIKELY, text)
+
+
+def _holes_in_snapshot(situation: Situation, tried: int) -> str | None:
+    if situation.snapshot is None:
+        return None
+    holes = situation.snapshot.fragmentation
+    if not holes.largest_hole_bytes < tried <= holes.hole_bytes:
+        return None
+    return (
+        f"{format_size(holes.hole_bytes)} lie in holes of {holes.segments_with_holes} segments, the largest of "
+        f"{format_size(holes.largest_hole_bytes)}; {format_size(tried)} were asked for in one piece"
+    )
 
 
 def fragmentation_beside_free(situation: Situation) -> Cause | None:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from oomdoctor.diagnosis.text.headlines import Headline
 
-_FRAME: Final = re.compile(r'.{0,200}\bFile "[^"]{1,1000}", line \d')
-_ERROR: Final = re.compile(r"\b\w{1,80}(?:Error|Exception): ")
 _HEADING: Final = re.compile(r"Out of Memory\b")  # torch writes it in small letters
 _NAMED: Final = "nccl-allocation"  # its words quote the driver's, so quotation marks in front of them mean nothing
 _SENTENCES: Final = frozenset({"host-notebook"})  # whole sentences, and addressed to the reader
@@ -45,8 +43,6 @@ def read_error(lines: Sequence[str], at: int) -> Message | None:
     message = read_allocator_message(lines, at)
     if message is not None:
         return message
-    if _FRAME.match(lines[at]) is not None and _ERROR.search(lines[at]) is None:
-        return None
     headline = read_headline(lines, at)
     found = _read_known(lines, at, headline) or _read_notice(lines, at)
     return found or _read_other(lines, at, headline)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 
 import pytest
-from quoting import GIB, MIB, read, read_all
+from quoting import GIB, MIB, read, read_all, window
 
 from oomdoctor.diagnosis.diagnose import diagnose
 from oomdoctor.diagnosis.inputs import sources
 from oomdoctor.diagnosis.text.cleaning import clean
+from oomdoctor.diagnosis.text.messages import read_message
 from oomdoctor.results import DiagnosisResult, TrainingPhase
 
 ASYNCHRONOUS = "CUDA kernel errors might be asynchronously reported at some other API call"
@@ -206,3 +207,18 @@ def test_a_frame_is_no_message() -> None:
     )
     assert (result.facts.gpu_index, result.facts.tried_bytes) == (3, 30 * MIB)
     assert len(result.occurrences) == 1
+
+
+def test_a_line_does_not_reach_to_the_error_below_it() -> None:
+    """Behind a prefix that nothing knows, code is not taken for the beginning of the error that it raised."""
+    text = (
+        "<worker one of several> the very long line of code that called the function which in the end ran out\n"
+        "<worker one of several> RuntimeError: CUDA error: out of memory\n"
+    )
+    assert read_message(window(text, 0)) is None
+    assert read(text, 1).kind == "cuda-runtime"
+
+
+def test_a_caption_is_no_error() -> None:
+    """The word that somebody wrote above a message is none of its own."""
+    assert diagnosed("Error:\n\nAll went well in the end.\n").occurrences == ()

@@ -21,7 +21,7 @@ import torch
 import torch._dynamo  # the first step of an optimizer imports it, which takes longer than all else in a fork
 from torch import Tensor, nn
 
-from oomdoctor.devices.null_gpu.control import capacity_bytes
+from oomdoctor.devices.null_gpu.control import set_capacity_bytes
 from oomdoctor.examples import gpt2, lstm, resnet50
 
 MIB = 1 << 20
@@ -33,7 +33,7 @@ WAYS: dict[str, dict[str, Any]] = {"": {}, "native": {"stacks": "all"}, "alloc":
 
 
 def limit(mebibytes: int) -> None:
-    torch.cuda.set_per_process_memory_fraction(mebibytes * MIB / capacity_bytes())
+    set_capacity_bytes(mebibytes * MIB)
 
 
 def small_gpt2(width: int = 128, *, checkpoint: bool = False) -> nn.Module:
