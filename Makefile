@@ -48,6 +48,9 @@ typecheck: $(INSTALLED)  ## Check types
 bench: $(INSTALLED)  ## Measure what the README claims, and write it to tests/bench/results
 	$(BIN)/python tests/bench/trials.py
 	$(BIN)/python tests/bench/speed.py
+	$(BIN)/python tests/bench/diagnose_speed.py
+	$(BIN)/python tests/bench/diagnose_fuzz.py
+	$(BIN)/python tests/bench/run_overhead.py
 
 .PHONY: gpu-check
 gpu-check:  ## On a machine with a CUDA GPU: compare it with the null GPU, with the torch that is installed

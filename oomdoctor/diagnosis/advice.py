@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.diagnosis.vocabulary import vocabulary
 from oomdoctor.results import CauseId, Confidence, NextStep
 from oomdoctor.units import MIB, format_size
 
@@ -50,19 +51,20 @@ def next_steps(situation: Situation, causes: Sequence[Cause]) -> Iterator[NextSt
         yield NextStep(
             "whether memory was full at that moment, which its words leave open", "oomdoctor run -- python train.py"
         )
-    if not situation.is_oom or not _open(causes):
+    if not situation.is_oom or not situation.is_torch or not _open(causes):
         return
     if situation.device == "cpu":
         yield NextStep("whether the kernel killed it, and what it held then", "dmesg -T | grep -i -A2 'out of memory'")
         return
-    yield NextStep("what fills the memory, line by line, at the moment it runs out", "oomdoctor run -- python train.py")
+    words = vocabulary(situation.device)
     if situation.facts.total_bytes is None or situation.facts.free_bytes is None:
-        yield NextStep("whether other processes hold the device", "nvidia-smi")
-    if situation.trend is None:
-        yield NextStep(
-            "whether memory grows from step to step",
-            'print(step, "memory", torch.cuda.memory_allocated() // 2**20, "MiB")',
-        )
+        yield NextStep("whether other processes hold the device", words.status)
+    if situation.device == "cuda":
+        what = "what fills the memory, line by line, at the moment it runs out"
+        yield NextStep(what, "oomdoctor run -- python train.py")
+    if situation.trend is None and not situation.is_server:
+        what = "whether memory grows from step to step"
+        yield NextStep(what, f'print(step, "memory", {words.allocated} // 2**20, "MiB")')
 
 
 def _open(causes: Sequence[Cause]) -> bool:

@@ -24,6 +24,13 @@ _BATCH_SIZE: Final = re.compile(
     r"(?<![a-z])(?:micro_?)?(?:batch[_-]?size|bs)(?:[\"']?\s{0,3}[=:]\s{0,3}|\s{1,3})(\d{1,7})(?![\d.])", re.IGNORECASE
 )
 _EVALUATION: Final = re.compile(r"(?:eval|val|test|valid)[a-z_]{0,12}batch", re.IGNORECASE)
+_SERVER: Final = re.compile(r"\bvllm\b|\bsglang\b|text_generation_server|\blmdeploy\b", re.IGNORECASE)
+_SERVER_KINDS: Final = frozenset({"kv-cache", "text-generation-inference"})
+_PINNED: Final = re.compile(r"pin_memory|pinned|\bWSL|microsoft-standard|cudaHostAlloc|cudaMallocHost", re.IGNORECASE)
+_OTHER_FRAMEWORKS: Final = frozenset(
+    {"xla-allocator", "xla-unspecific", "tensorflow-allocator", "paddle-allocator", "onnxruntime", "tensorrt"}
+    | {"cupy-allocation", "rmm-pool"}
+)
 _SWITCHED_OFF: Final = re.compile(r"_contextlib\.py$|grad_mode\.py$")
 
 
@@ -52,6 +59,11 @@ class Situation:
     def kind(self) -> str:
         """Name of the message; empty without one."""
         return "" if self.event is None else self.event.message.kind
+
+    @property
+    def message(self) -> str:
+        """The error's words; empty without one."""
+        return "" if self.event is None else self.event.message.text
 
     @property
     def row(self) -> Row | None:
@@ -143,6 +155,27 @@ class Situation:
         return sizes.pop() if len(sizes) == 1 else None
 
     @property
+    def handle_refused(self) -> bool:
+        """Whether cuBLAS found no room for its handle, which it makes once, before the first matrix product."""
+        created = self.event is not None and "Create(handle)" in self.event.message.text
+        return self.kind == "cublas-allocation" and created and self.phase in (TrainingPhase.FORWARD, None)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether an inference server died, which has no training batch and takes its memory beforehand."""
+        return any(_SERVER.search(text) for text in self._texts()) or self.kind in _SERVER_KINDS
+
+    @property
+    def is_torch(self) -> bool:
+        """Whether PyTorch asked for the memory, and not another framework."""
+        return self.kind not in _OTHER_FRAMEWORKS
+
+    @property
+    def mentions_pinned_memory(self) -> bool:
+        """Whether the traceback or the lines before it have to do with pinned host memory, or with WSL."""
+        return any(_PINNED.search(text) for text in self._texts())
+
+    @property
     def code(self) -> str:
         """The code of the traceback, a line a frame."""
         frames = () if self.event is None else self.event.frames
@@ -169,7 +202,7 @@ class Situation:
     def _texts(self) -> Iterator[str]:
         yield " ".join(self.case.command)
         if self.event is not None:
-            yield self.code
+            yield from (f"{frame.path} {frame.code or ''}" for frame in self.event.frames)
             window = self.event.window
             yield from window.lines[: window.at + 1]
 

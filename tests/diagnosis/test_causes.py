@@ -186,7 +186,7 @@ def test_handle_of_cublas_fails_behind_a_full_model() -> None:
     """CuBLAS makes its handle in the first forward, so that what fills the card by then is the model."""
     one = situation(kind="cublas-allocation", text="CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
                     phase=TrainingPhase.FORWARD)  # fmt: skip
-    assert CauseId.MODEL_TOO_LARGE in causes(one)
+    assert set(causes(one)) == {CauseId.MODEL_TOO_LARGE, CauseId.OTHER_PROCESS}
 
 
 # --- snapshots and time ----------------------------------------------------------------------------------------------
@@ -284,8 +284,31 @@ def test_message_without_numbers_is_unknown() -> None:
 
 
 def test_pinned_memory_reads_like_the_device() -> None:
-    """The CUDA runtime's bare error may be the host's pinned memory."""
-    assert CauseId.HOST_OOM in causes(situation(kind="cuda-runtime", text="CUDA error: out of memory"))
+    """The CUDA runtime's bare error may be the host's pinned memory, and is that where pinned memory is about."""
+    bare = situation(kind="cuda-runtime", text="CUDA error: out of memory")
+    assert list(causes(bare)) == [CauseId.UNKNOWN, CauseId.HOST_OOM]
+    pinned = situation(kind="cuda-runtime", text="CUDA error: out of memory", code="data = data.pin_memory()")
+    assert causes(pinned)[CauseId.HOST_OOM] is Confidence.LIKELY
+    loading = situation(kind="cuda-runtime", text="CUDA error: out of memory", phase=TrainingPhase.CHECKPOINT_LOAD)
+    assert CauseId.HOST_OOM not in causes(loading)
+
+
+def test_more_than_an_exbibyte_is_a_wrong_size() -> None:
+    """PyTorch's own refusal of absurd sizes is one huge allocation."""
+    one = situation(text="CUDA out of memory. Tried to allocate more than 1EB memory.")
+    assert causes(one)[CauseId.SINGLE_HUGE_ALLOCATION] is Confidence.CERTAIN
+
+
+def test_nothing_allocated_is_no_batch() -> None:
+    """Where the process holds nothing, what it asked for is too large by itself."""
+    one = situation(device="xpu", kind="xpu-allocator", tried=16, total=16.1, free=16.0, allocated=0, unallocated=0)
+    assert list(causes(one)) == [CauseId.SINGLE_HUGE_ALLOCATION]
+
+
+def test_unknown_tells_what_it_has() -> None:
+    """A message with one number is not said to have none."""
+    one = situation(kind="xla-allocator", tried=2.17)
+    assert "2.17 GiB" in judge(one)[0].evidence
 
 
 # --- every situation -------------------------------------------------------------------------------------------------
@@ -347,7 +370,7 @@ def test_rules_are_listed_once() -> None:
     from oomdoctor.diagnosis.causes import activity, elsewhere, numbers, time
 
     ids = {cause.value for cause in CauseId} | {"unexplained_refusal", "large_allocation", "batch_named_in_code"}
-    ids.add("fragmentation_beside_free")
+    ids |= {"fragmentation_beside_free", "unseen_process"}
     written = {
         function
         for module in (activity, elsewhere, numbers, time)

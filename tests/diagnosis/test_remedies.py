@@ -11,7 +11,7 @@ from oomdoctor.diagnosis import advice
 from oomdoctor.diagnosis.causes.judge import judge
 from oomdoctor.diagnosis.remedies.prescribe import RULES, prescribe
 from oomdoctor.diagnosis.situation import Situation
-from oomdoctor.results import CauseId, Remedy, TrainingPhase
+from oomdoctor.results import CauseId, Remedy, SourceLine, TrainingPhase
 
 
 def remedies(one: Situation) -> dict[str, Remedy]:
@@ -82,6 +82,57 @@ def test_process_ids_can_be_pasted() -> None:
     """The processes to look at are named in a command."""
     one = situation(tried=1, total=24, free=0.1, allocated=4, unallocated=0.1, others=((5, 12), (77, 7)))
     assert remedies(one)["stop_other_process"].how == "ps -fp 5,77  # then: kill 5 77"
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "words", "not_words"),
+    [
+        ("hip", "hip-allocator", ["HIP_VISIBLE_DEVICES", "rocm-smi"], ["CUDA_VISIBLE", "nvidia-smi"]),
+        ("xpu", "xpu-allocator", ["ZE_AFFINITY_MASK", "xpu-smi"], ["CUDA_VISIBLE", "nvidia-smi"]),
+        ("npu", "npu-allocator", ["ASCEND_RT_VISIBLE_DEVICES", "npu-smi"], ["CUDA_VISIBLE", "nvidia-smi"]),
+    ],
+)
+def test_each_device_has_its_own_words(device: str, kind: str, words: list[str], not_words: list[str]) -> None:
+    """Nobody is sent to a tool or a variable of another vendor."""
+    one = situation(device=device, kind=kind, tried=1, total=24, free=0.1, allocated=4, unallocated=0.1)  # type: ignore[arg-type]
+    said = " ".join(f"{remedy.change} {remedy.how}" for remedy in prescribe(one, judge(one)))
+    assert all(word in said for word in words)
+    assert not any(word in said for word in not_words)
+
+
+def test_apple_gpus_get_their_own_words() -> None:
+    """On MPS autocast and memory figures go by `mps`, and no probe is offered that cannot run there."""
+    one = full(device="mps", kind="mps-allocator", total=None, free=None)
+    said = " ".join(
+        [f"{remedy.change} {remedy.how}" for remedy in prescribe(one, judge(one))]
+        + [step.command for step in advice.next_steps(one, judge(one))]
+    )
+    assert 'autocast("mps"' in said
+    assert "torch.mps.current_allocated_memory()" in said
+    assert "torch.cuda" not in said
+    assert "oomdoctor" not in said
+
+
+def test_other_frameworks_are_not_told_to_write_pytorch() -> None:
+    """PaddlePaddle's error gets what is true anywhere, without a line of PyTorch."""
+    one = full(kind="paddle-allocator")
+    assert remedies(one)
+    assert not any("torch" in (remedy.how or "") for remedy in remedies(one).values())
+    assert not list(advice.next_steps(one, judge(one)))
+
+
+def test_servers_have_no_training_batch() -> None:
+    """An inference server is told how to leave room, not how to accumulate gradients."""
+    frames = (SourceLine("/opt/venv/lib/python3.12/site-packages/vllm/worker/model_runner.py", 5, "execute", None),)
+    found = remedies(full(frames=frames))
+    assert next(iter(found)) == "room_for_others"
+    assert not {"smaller_micro_batch", "activation_checkpointing"} & set(found)
+
+
+def test_windows_needs_a_larger_page_file() -> None:
+    """Error 1455 of Windows is a paging file that is too small."""
+    text = "OSError: [WinError 1455] The paging file is too small for this operation to complete"
+    assert best(situation(kind="host-system", device="cpu", text=text)) == "larger_page_file"
 
 
 def test_old_torch_gets_what_it_has() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.diagnosis.causes.phrases import quoted
 from oomdoctor.results import Cause, CauseId, Confidence, Outcome
 from oomdoctor.units import format_size
 
@@ -35,21 +36,20 @@ def host_oom(situation: Situation) -> Cause | None:
     """The host's memory ran out, or may have."""
     if situation.event is None:
         return None
-    if situation.kind in _PINNED_KINDS and situation.facts.total_bytes is None:
-        text = "The CUDA runtime says this for pinned host memory that runs out too, and the message has no numbers"
-        return Cause(CauseId.HOST_OOM, Confidence.POSSIBLE, text)
+    if situation.kind in _PINNED_KINDS and situation.facts.total_bytes is None and situation.phase is None:
+        confidence = Confidence.LIKELY if situation.mentions_pinned_memory else Confidence.POSSIBLE
+        text = "The runtime says the same when the host's pinned memory runs out, and the message has no numbers"
+        return Cause(CauseId.HOST_OOM, confidence, text)
     if not situation.is_oom or situation.device != "cpu" or situation.kind in SHARED_MEMORY_KINDS:
         return None
-    words = situation.event.message.text
-    stated = any(word in words.lower() for word in _CERTAIN_WORDS)
-    tried = situation.facts.tried_bytes
+    words, tried = situation.event.message.text, situation.facts.tried_bytes
     if tried is not None:
         text = f"The host refused {format_size(tried)}; no device's memory is involved"
-    elif stated:
-        text = f"The host ran out of memory: “{_quoted(words)}”"
-    else:
-        text = f"A process was killed, as the kernel does when the host runs out of memory: “{_quoted(words)}”"
-    return Cause(CauseId.HOST_OOM, Confidence.CERTAIN if stated else Confidence.LIKELY, text)
+        return Cause(CauseId.HOST_OOM, Confidence.CERTAIN, text)
+    if situation.kind == "killed" and not any(word in words.lower() for word in _CERTAIN_WORDS):
+        text = f"A process was killed, as the kernel does when the host runs out of memory: {quoted(words)}"
+        return Cause(CauseId.HOST_OOM, Confidence.LIKELY, text)
+    return Cause(CauseId.HOST_OOM, Confidence.CERTAIN, f"The host ran out of memory: {quoted(words)}")
 
 
 def shm(situation: Situation) -> Cause | None:
@@ -82,7 +82,7 @@ def not_oom(situation: Situation) -> Cause | None:
         return None
     row = situation.row
     why = "no lack of memory is known to cause it" if row is None else row.reason
-    text = f"“{_quoted(situation.event.message.text)}”: {why}"
+    text = f"{quoted(situation.event.message.text)}: {why}"
     return Cause(CauseId.NOT_OOM, _confidence(row), text)
 
 
@@ -91,8 +91,3 @@ def _confidence(row: Row | None) -> Confidence:
         return Confidence.LIKELY
     # Of some statuses only the memory that was free at that moment could tell, and the text does not hold it.
     return Confidence.POSSIBLE if row.needs_pressure else Confidence.CERTAIN
-
-
-def _quoted(text: str) -> str:
-    limit = 160
-    return text if len(text) <= limit else f"{text[:limit].rstrip()}…"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnosis.causes import activity, elsewhere, numbers, time
 from oomdoctor.results import Cause, CauseId, Confidence
+from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,7 @@ RULES: Final[tuple[Callable[[Situation], Cause | None], ...]] = (
     activity.missing_no_grad,
     activity.batch_too_large,
     numbers.fragmentation_beside_free,
+    numbers.unseen_process,
     numbers.large_allocation,
     elsewhere.host_oom,
     elsewhere.not_oom,
@@ -41,13 +43,16 @@ _ORDER: Final = tuple(Confidence)
 def judge(situation: Situation) -> tuple[Cause, ...]:
     """Every cause that the evidence fits, most certain first; `unknown` where there is none."""
     found = [cause for rule in RULES if (cause := rule(situation)) is not None]
-    if not found:
-        found = [_unknown(situation)]
+    if not found or ([cause.id for cause in found] == [CauseId.HOST_OOM] and situation.on_gpu):
+        found.append(_unknown(situation))
     return tuple(sorted(found, key=lambda cause: _ORDER.index(cause.confidence)))
 
 
 def _unknown(situation: Situation) -> Cause:
-    if situation.is_oom:
+    asked = situation.facts.tried_bytes
+    if situation.is_oom and asked is not None:
+        text = f"{format_size(asked)} were asked for and refused; nothing else in the message tells why"
+    elif situation.is_oom:
         text = "Memory ran out, and the message has no numbers and no traceback that would tell why"
     else:
         text = "Nothing in it tells of an error that is known"

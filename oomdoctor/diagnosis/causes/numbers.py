@@ -31,6 +31,8 @@ def single_huge_allocation(situation: Situation) -> Cause | None:
     if situation.kind == "mps-buffer":
         asked = "" if tried is None else f" of {format_size(tried)}"
         return _huge(Confidence.CERTAIN, f"One buffer{asked} is more than any buffer of the Apple GPU can hold")
+    if "more than 1EB memory" in situation.message:
+        return _huge(Confidence.CERTAIN, "More than 1 EiB was asked for at once: a size that was computed wrongly")
     if tried is None or not situation.on_gpu:
         return None
     if tried >= _ABSURD_BYTES:
@@ -111,6 +113,14 @@ def _unlisted_processes(situation: Situation) -> Cause | None:
         f"({format_size(facts.free_bytes)}) nor held by this process ({format_size(own)}): someone else has them"
     )
     return Cause(CauseId.OTHER_PROCESS, Confidence.LIKELY, text)
+
+
+def unseen_process(situation: Situation) -> Cause | None:
+    """The device was full before this process computed anything, and nobody says who filled it."""
+    if not situation.handle_refused or situation.facts.total_bytes is not None:
+        return None
+    text = "The device was full before the first matrix product; the message does not say who holds it"
+    return Cause(CauseId.OTHER_PROCESS, Confidence.POSSIBLE, text)
 
 
 def fragmentation(situation: Situation) -> Cause | None:

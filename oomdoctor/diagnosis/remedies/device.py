@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.diagnosis.vocabulary import vocabulary
 from oomdoctor.results import CauseId, Remedy
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ def stop_other_process(situation: Situation) -> Remedy:
         how = f"ps -fp {pids.replace(' ', ',')}  # then: kill {pids}"
         frees = situation.others_bytes
     else:
-        how, frees = "nvidia-smi  # then stop what should not run there", situation.outside_bytes or 0
+        how = f"{vocabulary(situation.device).status}  # then stop what should not run there"
+        frees = situation.outside_bytes or 0
     return Remedy(
         id="stop_other_process",
         change="Stop the other processes on this device, or wait for them",
@@ -31,13 +33,16 @@ def stop_other_process(situation: Situation) -> Remedy:
     )
 
 
-def other_device(situation: Situation) -> Remedy:
+def other_device(situation: Situation) -> Remedy | None:
     """Go where there is room."""
+    variable = vocabulary(situation.device).visible
+    if variable is None:
+        return None
     index = situation.facts.gpu_index or 0
     return Remedy(
         id="other_device",
         change="Run on another device that is free",
-        how=f"CUDA_VISIBLE_DEVICES={1 if index == 0 else 0}",
+        how=f"{variable}={1 if index == 0 else 0}",
         frees_bytes=None,
         cost="none, where there is one",
     )

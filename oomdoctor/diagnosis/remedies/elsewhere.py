@@ -23,6 +23,19 @@ def fewer_workers(_situation: Situation) -> Remedy:
     )
 
 
+def larger_page_file(situation: Situation) -> Remedy | None:
+    """Windows must be able to back every byte that is asked for."""
+    if "1455" not in situation.message:
+        return None
+    return Remedy(
+        id="larger_page_file",
+        change="Make Windows' paging file larger, or let Windows manage its size",
+        how="SystemPropertiesPerformance.exe  # Advanced, Virtual memory",
+        frees_bytes=None,
+        cost="disk space",
+    )
+
+
 def more_host_memory(_situation: Situation) -> Remedy:
     """Raise the limit that was hit."""
     return Remedy(
@@ -124,7 +137,7 @@ def for_other_error(situation: Situation) -> Remedy | None:
 
 
 RULES: Final[dict[CauseId, tuple[Callable[[Situation], Remedy | None], ...]]] = {
-    CauseId.HOST_OOM: (no_pinned_memory, fewer_workers, more_host_memory),
+    CauseId.HOST_OOM: (no_pinned_memory, larger_page_file, fewer_workers, more_host_memory),
     CauseId.SHM: (larger_shared_memory, no_workers),
     CauseId.SIZE_LIMIT: (smaller_tensors,),
     CauseId.KV_CACHE_NO_ROOM: (room_for_cache,),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.diagnosis.remedies.step import room_for_others
 from oomdoctor.results import Category, CauseId, Remedy
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def load_on_host(situation: Situation) -> Remedy:
 
 
 RULES: Final = {
-    CauseId.MODEL_TOO_LARGE: (lighter_weights, spread_model, smaller_model),
+    CauseId.MODEL_TOO_LARGE: (room_for_others, lighter_weights, spread_model, smaller_model),
     CauseId.OPTIMIZER_STATE: (no_foreach, lighter_optimizer, shard_optimizer),
     CauseId.CHECKPOINT_LOAD: (load_on_host,),
 }

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnosis.causes.activity import GROWS_WITH_THE_BATCH
+from oomdoctor.diagnosis.vocabulary import vocabulary
 from oomdoctor.results import Category, CauseId, Remedy, TrainingPhase
 
 if TYPE_CHECKING:
@@ -20,15 +21,16 @@ _BATCH_MATTERS: Final = (None, TrainingPhase.FORWARD, TrainingPhase.BACKWARD, Tr
 def smaller_micro_batch(situation: Situation) -> Remedy | None:
     """Halve the micro-batch; accumulation keeps the effective batch."""
     size = situation.batch_size
-    if size == 1 or situation.phase not in _BATCH_MATTERS:
+    if size == 1 or situation.phase not in _BATCH_MATTERS or situation.is_server:
         return None
     grown = situation.category_bytes(*GROWS_WITH_THE_BATCH)
     to = "" if size is None else f" to {size // 2}"
+    found = "; `oomdoctor probe` finds the exact size that fits" if situation.device == "cuda" else ""
     return Remedy(
         id="smaller_micro_batch",
         change=f"Halve the micro-batch{to} and accumulate gradients over twice the steps, so that the effective batch "
-        "stays; `oomdoctor probe` finds the exact size that fits",
-        how=f"oomdoctor probe model.py --target-batch {size or 256}",
+        f"stays{found}",
+        how=f"oomdoctor probe model.py --target-batch {size or 256}" if situation.device == "cuda" else None,
         frees_bytes=grown // 2 if grown else None,
         cost="about the same time a sample, as long as the device stays busy; batch norm sees fewer samples",
     )
@@ -36,7 +38,7 @@ def smaller_micro_batch(situation: Situation) -> Remedy | None:
 
 def activation_checkpointing(situation: Situation) -> Remedy | None:
     """Keep only the inputs of blocks, and compute the rest again in backward."""
-    if situation.phase not in (None, TrainingPhase.FORWARD, TrainingPhase.BACKWARD):
+    if situation.phase not in (None, TrainingPhase.FORWARD, TrainingPhase.BACKWARD) or situation.is_server:
         return None
     return Remedy(
         id="activation_checkpointing",
@@ -55,9 +57,22 @@ def lower_precision(situation: Situation) -> Remedy | None:
     return Remedy(
         id="bf16_autocast",
         change="Compute in bfloat16 under autocast, if it does not yet",
-        how='with torch.autocast("cuda", dtype=torch.bfloat16):',
+        how=f'with torch.autocast("{vocabulary(situation.device).torch_name}", dtype=torch.bfloat16):',
         frees_bytes=grown // 2 if grown else None,
         cost="less precise products; weights and optimizer state stay in 32 bits",
+    )
+
+
+def room_for_others(situation: Situation) -> Remedy | None:
+    """An inference server takes its memory beforehand; what it computes with must fit beside that."""
+    if not situation.is_server:
+        return None
+    return Remedy(
+        id="room_for_others",
+        change="Let the server's cache take less of the device, so that the computation has room beside it",
+        how="--gpu-memory-utilization 0.85 --max-num-seqs 64 --enforce-eager",
+        frees_bytes=None,
+        cost="fewer requests at once; without CUDA graphs slower ones",
     )
 
 
@@ -157,6 +172,7 @@ RULES: Final = {
     CauseId.LEAK_ACROSS_STEPS: (drop_graph,),
     CauseId.MISSING_NO_GRAD: (no_grad, move_outputs),
     CauseId.BATCH_TOO_LARGE: (
+        room_for_others,
         smaller_micro_batch,
         shorter_samples,
         activation_checkpointing,
