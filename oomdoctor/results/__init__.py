@@ -4,31 +4,19 @@ Bytes are integers in fields named `..._bytes`; what is unknown is None. The doc
 `oomdoctor/schemas/*.schema.json` state them, and a test holds the two together.
 """
 
+from oomdoctor.results.code import SourceLine, TrainingPhase
 from oomdoctor.results.diagnosis import (
-    Category,
-    CategoryBytes,
     Cause,
     CauseId,
-    Composition,
     Confidence,
     DiagnosisResult,
-    DifferingLine,
     Facts,
-    Fragmentation,
-    GrowingLine,
-    LiveAllocation,
     MemoryDevice,
-    MemoryLine,
     MemoryTrend,
     NextStep,
     Occurrence,
     ProcessMemory,
     Remedy,
-    SnapshotComparison,
-    SnapshotSummary,
-    SourceLine,
-    TimelinePoint,
-    TrainingPhase,
 )
 from oomdoctor.results.document import SCHEMA_VERSION, DiagnosisDocument, Document, ProbeDocument
 from oomdoctor.results.probe import (
@@ -42,6 +30,19 @@ from oomdoctor.results.probe import (
     Reason,
     Trial,
     UniformPlan,
+)
+from oomdoctor.results.snapshot import (
+    Category,
+    CategoryBytes,
+    Composition,
+    DifferingLine,
+    Fragmentation,
+    GrowingLine,
+    LiveAllocation,
+    MemoryLine,
+    SnapshotComparison,
+    SnapshotSummary,
+    TimelinePoint,
 )
 
 __all__ = [

@@ -1,0 +1,220 @@
+"""What a memory snapshot holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from oomdoctor.results.code import SourceLine, TrainingPhase
+
+
+class Category(StrEnum):
+    """What allocated memory is for."""
+
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACTIVATIONS = "activations"
+    INPUT = "input"
+    WORKSPACE = "workspace"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryBytes:
+    """Memory of one category.
+
+    Attributes:
+        category: What it is for.
+        allocated_bytes: Bytes in live blocks.
+    """
+
+    category: Category
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """Memory that one line of code allocated.
+
+    Attributes:
+        place: The line; None for memory allocated before recording began.
+        category: What most of it is for.
+        allocated_bytes: Bytes in live blocks.
+        blocks: How many blocks.
+    """
+
+    place: SourceLine | None
+    category: Category
+    allocated_bytes: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """What memory is made of at one moment.
+
+    Attributes:
+        allocated_bytes: Bytes in live blocks; the categories sum to it exactly.
+        reserved_bytes: Bytes held from the driver.
+        categories: By category, largest first.
+        lines: By the user's own lines, largest first, at most 20; the rest is left out.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    categories: tuple[CategoryBytes, ...]
+    lines: tuple[MemoryLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveAllocation:
+    """One block that was live at the end.
+
+    Attributes:
+        size_bytes: Its size.
+        category: What it is for.
+        place: The user's own line that allocated it; None where recording had not begun.
+        innermost: The innermost frame, such as `linear (torch/nn/functional.py:2294)`; None without frames.
+    """
+
+    size_bytes: int
+    category: Category
+    place: SourceLine | None
+    innermost: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fragmentation:
+    """How much of what is reserved lies in holes between live blocks.
+
+    Attributes:
+        segments: Segments held from the driver.
+        segments_with_holes: Those that hold live and free blocks at once.
+        hole_bytes: Free bytes in those segments.
+        largest_hole_bytes: The largest free block among them.
+        cached_bytes: Free bytes in segments without a live block, which the allocator can give back.
+    """
+
+    segments: int
+    segments_with_holes: int
+    hole_bytes: int
+    largest_hole_bytes: int
+    cached_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingLine:
+    """A line whose live memory rose step after step.
+
+    Attributes:
+        place: The line.
+        category: What most of it is for.
+        first_bytes: What it held early on.
+        last_bytes: What it held at the end.
+        first_blocks: In how many blocks early on.
+        last_blocks: In how many at the end.
+    """
+
+    place: SourceLine | None
+    category: Category
+    first_bytes: int
+    last_bytes: int
+    first_blocks: int
+    last_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePoint:
+    """Memory after one event of the history.
+
+    Attributes:
+        event: Index of the event in the history.
+        microseconds: Time since the first event; None where the snapshot has no times.
+        reserved_bytes: Bytes held from the driver.
+        categories: Bytes in live blocks by category, in the order of `Category`.
+    """
+
+    event: int
+    microseconds: int | None
+    reserved_bytes: int
+    categories: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSummary:
+    """What a memory snapshot holds, of one device.
+
+    Attributes:
+        source: The file as it was given.
+        device_index: The device.
+        total_bytes: Memory of the device, where the snapshot tells.
+        has_history: Whether it has a history of allocations.
+        truncated: Whether the history lost its beginning, so that older blocks have no frames.
+        events: Events in the history.
+        end: Memory when the snapshot was taken.
+        peak: Memory at the peak of the history; as `end` where there is none.
+        largest: The largest live blocks at the end, at most 20.
+        fragmentation: Holes at the end.
+        growing: Lines whose memory rose step after step, worst first, at most 10.
+        timeline: Memory over the history, thinned to at most 400 points; empty without a history.
+        tried_bytes: What was asked for when memory ran out; None where the history holds no such moment.
+        free_bytes: What the device had free at that moment.
+        phase: What the program was doing at that moment, from its frames.
+        user_line: The user's own line at that moment.
+    """
+
+    source: str
+    device_index: int
+    total_bytes: int | None
+    has_history: bool
+    truncated: bool
+    events: int
+    end: Composition
+    peak: Composition
+    largest: tuple[LiveAllocation, ...]
+    fragmentation: Fragmentation
+    growing: tuple[GrowingLine, ...]
+    timeline: tuple[TimelinePoint, ...]
+    tried_bytes: int | None = None
+    free_bytes: int | None = None
+    phase: TrainingPhase | None = None
+    user_line: SourceLine | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DifferingLine:
+    """One line's memory in two snapshots.
+
+    Attributes:
+        place: The line; None for memory allocated before recording began.
+        before_bytes: In the first.
+        after_bytes: In the second.
+    """
+
+    place: SourceLine | None
+    before_bytes: int
+    after_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotComparison:
+    """Two snapshots side by side, each at its peak.
+
+    Attributes:
+        before: The first file.
+        after: The second file.
+        before_bytes: Allocated at the peak of the first.
+        after_bytes: Allocated at the peak of the second.
+        before_categories: By category in the first, in the order of `Category`.
+        after_categories: By category in the second, in the same order.
+        lines: Lines that differ, largest difference first, at most 20.
+    """
+
+    before: str
+    after: str
+    before_bytes: int
+    after_bytes: int
+    before_categories: tuple[int, ...]
+    after_categories: tuple[int, ...]
+    lines: tuple[DifferingLine, ...]
