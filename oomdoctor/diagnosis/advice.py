@@ -59,7 +59,7 @@ def next_steps(situation: Situation, causes: Sequence[Cause]) -> Iterator[NextSt
     words = vocabulary(situation.device)
     if situation.facts.total_bytes is None or situation.facts.free_bytes is None:
         yield NextStep("whether other processes hold the device", words.status)
-    if situation.device == "cuda":
+    if situation.device == "cuda" and situation.snapshot is None:
         what = "what fills the memory, line by line, at the moment it runs out"
         yield NextStep(what, "oomdoctor run -- python train.py")
     if situation.trend is None and not situation.is_server:

@@ -43,7 +43,7 @@ def diagnose(sources: Sequence[Source]) -> DiagnosisResult:
         occurrences=occurrences(case.events),
         trend=case.trend,
         snapshots=case.snapshots,
-        comparison=_comparison(case.snapshots),
+        comparison=None if case.has_reports else _comparison(case.snapshots),
     )
 
 

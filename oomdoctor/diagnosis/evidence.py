@@ -81,6 +81,7 @@ class Case:
         snapshots: What each snapshot holds.
         steps_done: Optimizer steps that a run finished before it died, where its report tells.
         command: The command line of the process that died, where a run's report tells.
+        has_reports: Whether reports of a run are among the sources; its snapshots are then of one moment.
         allocator_settings: What `PYTORCH_CUDA_ALLOC_CONF` or its like was set to, where a run's report tells.
     """
 
@@ -90,4 +91,5 @@ class Case:
     snapshots: tuple[SnapshotSummary, ...] = ()
     steps_done: int | None = None
     command: tuple[str, ...] = ()
+    has_reports: bool = False
     allocator_settings: str | None = None

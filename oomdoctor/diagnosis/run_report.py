@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Category
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LARGEST_BYTES: Final = 256 * 1024**2
 """Larger ones are refused; one with the addresses of a million tensors is a tenth of that."""
@@ -28,6 +31,7 @@ class RunReport:
         command: Its command line.
         allocator_settings: What `PYTORCH_CUDA_ALLOC_CONF` or its like was set to; None where nothing was.
         addresses: What the tensors were for that lay at these addresses when memory ran out.
+        last_steps: Step and allocated bytes after each of the last steps.
     """
 
     text: str
@@ -36,6 +40,7 @@ class RunReport:
     command: tuple[str, ...]
     allocator_settings: str | None
     addresses: dict[int, Category]
+    last_steps: tuple[tuple[int, int], ...]
 
 
 def looks_like_report(head: bytes) -> bool:
@@ -63,6 +68,7 @@ def read_report(data: bytes, source: str) -> RunReport:
         command=tuple(str(word) for word in argv) if isinstance(argv := report.get("argv"), list) else (),
         allocator_settings=",".join(map(str, settings.values())) if isinstance(settings, dict) and settings else None,
         addresses=_addresses(report.get("categories")),
+        last_steps=tuple(_steps(report.get("last_steps"))),
     )
 
 
@@ -75,6 +81,14 @@ def _text(report: dict[str, object]) -> str:
 
 def _integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _steps(entries: object) -> Iterator[tuple[int, int]]:
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict):
+            step, allocated = _integer(entry.get("step")), _integer(entry.get("allocated_bytes"))
+            if step is not None and allocated is not None:
+                yield step, allocated
 
 
 def _addresses(categories: object) -> dict[int, Category]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.oom.classifier import TABLE
@@ -86,8 +87,8 @@ class Situation:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it is about a device's memory: it ran out, or a snapshot shows what fills it."""
-        return (self.is_oom or self.event is None) and self.device not in ("cpu", "none")
+        """Whether a device's memory ran out, not the host's."""
+        return self.is_oom and self.device not in ("cpu", "none")
 
     @property
     def phase(self) -> TrainingPhase | None:
@@ -105,6 +106,9 @@ class Situation:
         if not self.case.snapshots:
             return None
         index = None if self.event is None else self.event.message.facts.gpu_index
+        beside = [snapshot for snapshot in self.case.snapshots if self._lies_beside(snapshot)]
+        if beside:  # of several ranks' reports, the one whose error it is
+            return max(beside, key=lambda snapshot: snapshot.end.allocated_bytes)
         same = [snapshot for snapshot in self.case.snapshots if snapshot.device_index == index]
         failed = [snapshot for snapshot in self.case.snapshots if snapshot.tried_bytes is not None]
         return max(same or failed or self.case.snapshots, key=lambda snapshot: snapshot.end.allocated_bytes)
@@ -155,6 +159,12 @@ class Situation:
         return sizes.pop() if len(sizes) == 1 else None
 
     @property
+    def leaks(self) -> bool:
+        """Whether memory was seen to grow from step to step, so that what is alive is not one step's need."""
+        grows = self.snapshot is not None and bool(self.snapshot.growing)
+        return grows or (self.trend is not None and self.trend.growing)
+
+    @property
     def handle_refused(self) -> bool:
         """Whether cuBLAS found no room for its handle, which it makes once, before the first matrix product."""
         created = self.event is not None and "Create(handle)" in self.event.message.text
@@ -198,6 +208,11 @@ class Situation:
         if self.snapshot is None or not self.snapshot.end.allocated_bytes:
             return 0.0
         return (self.category_bytes(*categories) or 0) / self.snapshot.end.allocated_bytes
+
+    def _lies_beside(self, snapshot: SnapshotSummary) -> bool:
+        if self.event is None or not self.case.has_reports:
+            return False
+        return PurePath(snapshot.source).parent == PurePath(self.event.window.source).parent
 
     def _texts(self) -> Iterator[str]:
         yield " ".join(self.case.command)

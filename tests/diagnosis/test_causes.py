@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,15 @@ from oomdoctor.diagnosis.causes.judge import RULES, judge
 from oomdoctor.diagnosis.evidence import Case
 from oomdoctor.diagnosis.situation import Situation
 from oomdoctor.oom.table_other import LIMITS
-from oomdoctor.results import CauseId, Confidence, GrowingLine, SourceLine, TrainingPhase
+from oomdoctor.results import (
+    Category,
+    CauseId,
+    Confidence,
+    GrowingLine,
+    LiveAllocation,
+    SourceLine,
+    TrainingPhase,
+)
 from oomdoctor.units import format_size
 
 
@@ -382,4 +391,28 @@ def test_rules_are_listed_once() -> None:
 
 def test_empty_case() -> None:
     """Without any error and snapshot there is nothing to judge by."""
-    assert [cause.id for cause in judge(Situation(Case(()), None))] == [CauseId.UNKNOWN]
+    assert judge(Situation(Case(()), None)) == ()
+
+
+def test_a_snapshot_of_a_program_that_went_on_is_no_failure() -> None:
+    """Where nothing ran out, what fills the memory is shown and not blamed; only growth is a cause."""
+    assert judge(Situation(Case((), snapshots=(snapshot(weights=20.0),)), None)) == ()
+    line = GrowingLine(SourceLine("train.py", 12, "main"), Category.ACTIVATIONS, 1, 9, 1, 9)
+    grown = Situation(Case((), snapshots=(snapshot(activations=9.0, growing=(line,)),)), None)
+    assert [cause.id for cause in judge(grown)] == [CauseId.LEAK_ACROSS_STEPS]
+
+
+def test_what_leaks_is_not_counted_as_the_batch() -> None:
+    """Where memory grows from step to step, the batch is no more than possible, and claims no share."""
+    one = full(phase=TrainingPhase.FORWARD, trend=trend(first=4, last=22), snapshots=(snapshot(activations=20.0),))
+    assert causes(one)[CauseId.BATCH_TOO_LARGE] is Confidence.POSSIBLE
+
+
+def test_a_checkpoint_that_stayed_is_named() -> None:
+    """Blocks that came out of a file and are still alive are the checkpoint, not the model."""
+    place = SourceLine("train.py", 11, "main")
+    loaded = LiveAllocation(gib(5) or 0, Category.WEIGHTS, place, "_cuda_deserialize (torch/serialization.py:300)")
+    held = replace(snapshot(weights=10.0, activations=4.0), largest=(loaded,))
+    one = full(phase=TrainingPhase.BACKWARD, snapshots=(held,))
+    assert first(one) is CauseId.CHECKPOINT_LOAD
+    assert "`train.py:11`" in judge(one)[0].evidence

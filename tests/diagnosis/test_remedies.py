@@ -35,7 +35,7 @@ def best(one: Situation) -> str:
         (situation(tried=5.6, total=11, free=10.9, allocated=0, unallocated=0, allowed=5.5), "raise_cap"),
         (full(phase=TrainingPhase.FORWARD), "smaller_micro_batch"),
         (full(phase=TrainingPhase.MODEL_TO_DEVICE), "lighter_weights"),
-        (full(phase=TrainingPhase.OPTIMIZER_STEP, steps_done=0), "no_foreach"),
+        (full(phase=TrainingPhase.OPTIMIZER_STEP, steps_done=0), "lighter_optimizer"),
         (full(phase=TrainingPhase.CHECKPOINT_LOAD), "load_on_host"),
         (full(phase=TrainingPhase.EVALUATION, step=5), "no_grad"),
         (full(trend=trend(first=2, last=22)), "drop_graph"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.diagnosis.causes.numbers import has_room
+from oomdoctor.diagnosis.causes.numbers import asks_for_more_than_all, has_room
 from oomdoctor.diagnosis.causes.phrases import at_batch, held, mostly
 from oomdoctor.results import Category, Cause, CauseId, Confidence, TrainingPhase
-from oomdoctor.units import GIB, MIB
+from oomdoctor.units import GIB, MIB, format_size
 
 if TYPE_CHECKING:
     from oomdoctor.diagnosis.situation import Situation
@@ -18,6 +18,8 @@ _TIGHT_SHARE: Final = 50
 _TIGHT_BYTES: Final = 32 * MIB
 _LARGEST_WEIGHT_BYTES: Final = GIB // 2
 _MOSTLY: Final = 0.5
+_GOOD_PART: Final = 4  # one part in so many
+_LOADED: Final = re.compile(r"torch/(?:serialization|_utils|storage)\.py|safetensors")
 
 GROWS_WITH_THE_BATCH: Final = (Category.ACTIVATIONS, Category.INPUT, Category.WORKSPACE)
 """What grows with the batch: gradients of activations and temporaries are counted as workspace."""
@@ -28,7 +30,7 @@ _STEP_WORDS: Final = {
     TrainingPhase.FORWARD: "in the forward pass",
     TrainingPhase.BACKWARD: "in the backward pass",
     TrainingPhase.BATCH_TO_DEVICE: "while the batch was copied to the device",
-    TrainingPhase.EVALUATION: "in evaluation, which keeps no gradients here",
+    TrainingPhase.EVALUATION: "in evaluation",
 }
 
 
@@ -42,9 +44,11 @@ def model_too_large(situation: Situation) -> Cause | None:
     if situation.handle_refused:
         text = "cuBLAS makes its handle at the first matrix product, and found the device full by then"
         return Cause(CauseId.MODEL_TOO_LARGE, Confidence.POSSIBLE, text)
-    if situation.share(Category.WEIGHTS) > _MOSTLY:
-        return Cause(CauseId.MODEL_TOO_LARGE, Confidence.LIKELY, mostly(situation, Category.WEIGHTS))
-    if situation.phase is None and _filled_tightly(situation):
+    if situation.share(Category.WEIGHTS) > _MOSTLY and situation.phase is not TrainingPhase.CHECKPOINT_LOAD:
+        truncated = situation.snapshot is not None and situation.snapshot.truncated
+        confidence = Confidence.POSSIBLE if truncated and not situation.case.has_reports else Confidence.LIKELY
+        return Cause(CauseId.MODEL_TOO_LARGE, confidence, mostly(situation, Category.WEIGHTS))
+    if situation.phase is None and situation.snapshot is None and _filled_tightly(situation):
         text = f"The device is full and hardly anything is reserved in vain, as weights leave it{held(situation)}"
         return Cause(CauseId.MODEL_TOO_LARGE, Confidence.POSSIBLE, text)
     return None
@@ -58,25 +62,40 @@ def optimizer_state(situation: Situation) -> Cause | None:
     if first:
         text = f"It died in the optimizer's first step, which creates the optimizer's state{held(situation)}"
         return Cause(CauseId.OPTIMIZER_STATE, Confidence.CERTAIN, text)
-    if _makes_state(situation):
+    if makes_state(situation):
         text = f"The line that ran out creates the optimizer's state{held(situation)}"
         return Cause(CauseId.OPTIMIZER_STATE, Confidence.CERTAIN, text)
     text = f"It died in the optimizer's step{held(situation)}"
     return Cause(CauseId.OPTIMIZER_STATE, Confidence.LIKELY, text)
 
 
-def _makes_state(situation: Situation) -> bool:
+def makes_state(situation: Situation) -> bool:
+    """Whether the line that ran out creates the optimizer's state."""
     frames = () if situation.event is None else situation.event.frames
     return any(frame.function in _MAKES_STATE for frame in frames) or bool(_STATE_IS_MADE.search(situation.code))
 
 
 def checkpoint_load(situation: Situation) -> Cause | None:
-    """A checkpoint was being loaded onto the device, beside what is there already."""
-    if situation.phase is not TrainingPhase.CHECKPOINT_LOAD or not situation.on_gpu:
+    """A checkpoint was being loaded onto the device, beside what is there already, or has stayed there."""
+    if not situation.on_gpu:
         return None
+    if situation.phase is not TrainingPhase.CHECKPOINT_LOAD:
+        return _checkpoint_alive(situation)
+    text = f"It died while a checkpoint was being loaded onto the device, beside what is there{held(situation)}"
+    return Cause(CauseId.CHECKPOINT_LOAD, Confidence.LIKELY, text)
+
+
+def _checkpoint_alive(situation: Situation) -> Cause | None:
+    if situation.snapshot is None:
+        return None
+    loaded = [one for one in situation.snapshot.largest if one.innermost and _LOADED.search(one.innermost)]
+    alive = sum(one.size_bytes for one in loaded)
+    if alive * _GOOD_PART < situation.snapshot.end.allocated_bytes or not loaded:
+        return None
+    place = loaded[0].place
+    where = "" if place is None else f" at `{place.path}:{place.line}`"
     text = (
-        "It died while a checkpoint was being loaded onto the device it was saved from, beside what is there"
-        f"{held(situation)}"
+        f"At least {format_size(alive)} of what is alive were loaded from a file{where}, and are no part of the model"
     )
     return Cause(CauseId.CHECKPOINT_LOAD, Confidence.LIKELY, text)
 
@@ -88,7 +107,9 @@ def missing_no_grad(situation: Situation) -> Cause | None:
     trained = (situation.case.steps_done or situation.facts.step or 0) > 0
     before = "after training steps that fitted, " if trained else ""
     text = f"It died in evaluation, {before}and no `no_grad` or `inference_mode` is in the traceback"
-    return Cause(CauseId.MISSING_NO_GRAD, Confidence.LIKELY if trained else Confidence.POSSIBLE, text)
+    return Cause(
+        CauseId.MISSING_NO_GRAD, Confidence.LIKELY if trained or situation.leaks else Confidence.POSSIBLE, text
+    )
 
 
 def batch_named_in_code(situation: Situation) -> Cause | None:
@@ -103,20 +124,38 @@ def batch_named_in_code(situation: Situation) -> Cause | None:
 
 def batch_too_large(situation: Situation) -> Cause | None:
     """What grows with the batch does not fit."""
-    if not situation.on_gpu or has_room(situation) or batch_named_in_code(situation) is not None:
+    if _cannot_be_the_batch(situation) or batch_named_in_code(situation) is not None:
         return None
-    if situation.handle_refused or situation.facts.allocated_bytes == 0:
-        return None
-    if situation.share(*GROWS_WITH_THE_BATCH) > _MOSTLY:
+    if situation.leaks:
+        # What stayed from earlier steps cannot be told from what this one needs, so that no share is claimed.
+        return _batch(Confidence.POSSIBLE, f"A smaller batch would leak more slowly{held(situation)}")
+    if situation.share(*GROWS_WITH_THE_BATCH) > _MOSTLY and not _nearly_empty(situation):
         where = "" if situation.phase not in _STEP_WORDS else f"It ran out {_STEP_WORDS[situation.phase]}. "
         return _batch(Confidence.LIKELY, where + mostly(situation, *GROWS_WITH_THE_BATCH))
     if situation.phase in _STEP_WORDS:
         where = _STEP_WORDS[situation.phase]
         return _batch(_confidence_in_step(situation), f"It ran out {where}{at_batch(situation)}{held(situation)}")
+    return _without_phase(situation)
+
+
+def _cannot_be_the_batch(situation: Situation) -> bool:
+    if not situation.on_gpu or has_room(situation) or asks_for_more_than_all(situation):
+        return True
+    return situation.handle_refused or situation.facts.allocated_bytes == 0
+
+
+def _without_phase(situation: Situation) -> Cause | None:
     if situation.phase is not None or (situation.facts.allocated_bytes is None and situation.batch_size is None):
         return None
     confidence = Confidence.LIKELY if (situation.batch_size or 0) > 1 else Confidence.POSSIBLE
     return _batch(confidence, f"The device has no room for it{at_batch(situation)}{held(situation)}")
+
+
+def _nearly_empty(situation: Situation) -> bool:
+    facts = situation.facts
+    if facts.allocated_bytes is None or facts.total_bytes is None:
+        return False
+    return facts.allocated_bytes * _GOOD_PART < facts.total_bytes
 
 
 def _confidence_in_step(situation: Situation) -> Confidence:

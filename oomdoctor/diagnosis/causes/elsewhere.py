@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SHARED_MEMORY_KINDS: Final = frozenset({"host-shared-memory"})
 """Messages about `/dev/shm`, which the workers of a data loader share."""
 
-_PINNED_KINDS: Final = frozenset({"cuda-runtime", "hip-runtime", "cuda-runtime-numbered"})
+_PINNED_KINDS: Final = frozenset({"cuda-runtime", "hip-runtime"})
 _CERTAIN_WORDS: Final = (
     "cannot allocate memory",
     "can't allocate memory",

@@ -22,12 +22,12 @@ RULES: Final[tuple[Callable[[Situation], Cause | None], ...]] = (
     numbers.other_process,
     numbers.unexplained_refusal,
     time.leak_across_steps,
+    activity.missing_no_grad,
     activity.optimizer_state,
     activity.checkpoint_load,
     activity.batch_named_in_code,
     numbers.fragmentation,
     activity.model_too_large,
-    activity.missing_no_grad,
     activity.batch_too_large,
     numbers.fragmentation_beside_free,
     numbers.unseen_process,
@@ -42,6 +42,8 @@ _ORDER: Final = tuple(Confidence)
 
 def judge(situation: Situation) -> tuple[Cause, ...]:
     """Every cause that the evidence fits, most certain first; `unknown` where there is none."""
+    if situation.event is None and not situation.is_oom:  # a snapshot of a program that went on
+        return tuple(filter(None, [time.leak_across_steps(situation)]))
     found = [cause for rule in RULES if (cause := rule(situation)) is not None]
     if not found or ([cause.id for cause in found] == [CauseId.HOST_OOM] and situation.on_gpu):
         found.append(_unknown(situation))

@@ -84,7 +84,7 @@ def memory_fraction_cap(situation: Situation) -> Cause | None:
 
 def other_process(situation: Situation) -> Cause | None:
     """What others hold on the device is missing here."""
-    if not situation.on_gpu or has_room(situation) or _asks_for_more_than_all(situation):
+    if not situation.on_gpu or has_room(situation) or asks_for_more_than_all(situation):
         return None
     return _listed_processes(situation) or _unlisted_processes(situation)
 
@@ -170,7 +170,7 @@ def _has_large_holes(situation: Situation) -> bool:
     if holes is None or reserved is None or not situation.on_gpu or has_room(situation):
         return False
     large = holes >= max(reserved // _HOLES_SHARE, _HOLES_BYTES)
-    return large and not _asks_for_more_than_all(situation)
+    return large and not asks_for_more_than_all(situation)
 
 
 def unexplained_refusal(situation: Situation) -> Cause | None:
@@ -199,7 +199,8 @@ def is_much(size_bytes: int, total_bytes: int) -> bool:
     return size_bytes * _OUTSIDE_SHARE > total_bytes and size_bytes >= _OUTSIDE_BYTES
 
 
-def _asks_for_more_than_all(situation: Situation) -> bool:
+def asks_for_more_than_all(situation: Situation) -> bool:
+    """Whether the request is larger than the whole device."""
     tried, total = situation.facts.tried_bytes, situation.facts.total_bytes
     return tried is not None and total is not None and tried > total
 

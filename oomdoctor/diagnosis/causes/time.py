@@ -17,7 +17,7 @@ _IN_STEP: Final = (TrainingPhase.FORWARD, TrainingPhase.BACKWARD)
 
 def leak_across_steps(situation: Situation) -> Cause | None:
     """Memory that should have gone at the end of a step stays."""
-    if not situation.on_gpu:
+    if not situation.on_gpu and situation.event is not None:
         return None
     if situation.snapshot is not None and situation.snapshot.growing:
         return Cause(CauseId.LEAK_ACROSS_STEPS, Confidence.LIKELY, _growing_line(situation.snapshot.growing[0]))

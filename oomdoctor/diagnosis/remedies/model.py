@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.diagnosis.causes.activity import makes_state
 from oomdoctor.diagnosis.remedies.step import room_for_others
 from oomdoctor.results import Category, CauseId, Remedy
 
@@ -57,8 +58,10 @@ def lighter_optimizer(situation: Situation) -> Remedy:
     )
 
 
-def no_foreach(situation: Situation) -> Remedy:
+def no_foreach(situation: Situation) -> Remedy | None:
     """Update one tensor at a time, so that temporaries are those of one tensor."""
+    if makes_state(situation):
+        return None  # there are no temporaries yet
     weights = situation.category_bytes(Category.WEIGHTS)
     return Remedy(
         id="no_foreach",
@@ -95,7 +98,7 @@ def load_on_host(situation: Situation) -> Remedy:
 
 RULES: Final = {
     CauseId.MODEL_TOO_LARGE: (room_for_others, lighter_weights, spread_model, smaller_model),
-    CauseId.OPTIMIZER_STATE: (no_foreach, lighter_optimizer, shard_optimizer),
+    CauseId.OPTIMIZER_STATE: (lighter_optimizer, no_foreach, shard_optimizer),
     CauseId.CHECKPOINT_LOAD: (load_on_host,),
 }
 """Remedies by the cause that they are for."""

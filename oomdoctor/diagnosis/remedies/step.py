@@ -23,7 +23,7 @@ def smaller_micro_batch(situation: Situation) -> Remedy | None:
     size = situation.batch_size
     if size == 1 or situation.phase not in _BATCH_MATTERS or situation.is_server:
         return None
-    grown = situation.category_bytes(*GROWS_WITH_THE_BATCH)
+    grown = None if situation.leaks else situation.category_bytes(*GROWS_WITH_THE_BATCH)
     to = "" if size is None else f" to {size // 2}"
     found = "; `oomdoctor probe` finds the exact size that fits" if situation.device == "cuda" else ""
     return Remedy(
@@ -44,7 +44,7 @@ def activation_checkpointing(situation: Situation) -> Remedy | None:
         id="activation_checkpointing",
         change="Recompute activations in the backward pass instead of keeping them",
         how="x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
-        frees_bytes=situation.category_bytes(Category.ACTIVATIONS) or None,
+        frees_bytes=None if situation.leaks else situation.category_bytes(Category.ACTIVATIONS) or None,
         cost="20 to 30 % more time a step; what the blocks' own inputs take stays",
     )
 
@@ -53,7 +53,7 @@ def lower_precision(situation: Situation) -> Remedy | None:
     """Halve activations by computing in 16 bits."""
     if situation.phase not in _BATCH_MATTERS:
         return None
-    grown = situation.category_bytes(Category.ACTIVATIONS)
+    grown = None if situation.leaks else situation.category_bytes(Category.ACTIVATIONS)
     return Remedy(
         id="bf16_autocast",
         change="Compute in bfloat16 under autocast, if it does not yet",

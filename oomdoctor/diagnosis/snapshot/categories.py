@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _CUBLAS_WORKSPACE: Final = 8_519_680
 _MOST_PARTS: Final = 4  # of each parameter: itself and what the hungriest of PyTorch's optimizers keeps of it
 _CALLS_CUBLAS: Final = frozenset({Origin.NONE, Origin.FORWARD, Origin.ENGINE})
+_LISTED: Final = frozenset({Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATE})
 _OPTIMIZER_TEMPORARIES: Final = ("_multi_tensor", "_single_tensor", "_fused", "_foreach")
 _BY_ORIGIN: Final = {
     Origin.LOAD: Category.WEIGHTS,
@@ -73,7 +74,17 @@ def categorise(
     ]
     _settle_older(judge, found)
     _settle_open_gradients(judge, found)
+    if known:
+        _take_at_its_word(judge, found, known)
     return [Category.OTHER if category is None else category for category in found]
+
+
+def _take_at_its_word(judge: _Judge, found: list[Category | None], known: Mapping[int, Category]) -> None:
+    """Whoever listed the addresses listed all parameters, gradients and states: nothing else can be one of those."""
+    for index, lifetime in enumerate(judge.history.lifetimes):
+        listed = lifetime.address in known or judge.stacks[lifetime.stack].origin is Origin.BUCKETS
+        if lifetime.held and not listed and found[index] in _LISTED:
+            found[index] = Category.OTHER
 
 
 class _Judge:

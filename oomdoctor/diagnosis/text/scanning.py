@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from oomdoctor.diagnosis.text.cleaning import LONGEST_LINE, clean, segments
 from oomdoctor.diagnosis.text.reading import Region, read_regions
+from oomdoctor.diagnosis.text.repeats import Repeats
 from oomdoctor.diagnosis.text.sieve import BLOCK_BYTES, OVERLAP_BYTES, Hit, find, may_hold
 from oomdoctor.diagnosis.text.trend import TrendReader
 from oomdoctor.diagnosis.text.windows import Kept, Place, build_window
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 MOST_STRONG: Final = 96
 MOST_WEAK: Final = 32
-"""Places kept from the beginning, and as many from the end: about memory or the GPU, and of any other error."""
+MOST_RARE: Final = 32
+"""Places kept from the beginning, and as many from the end: about memory or the GPU, and of any other error; and rare
+ones about memory or the GPU among lines that repeat themselves."""
 
 _PATIENCE_HITS: Final = 5_000  # looked at one by one; beyond that a text repeats itself
 _HITS_OF_A_BLOCK: Final = 8  # and only the first ones of each block are
@@ -31,8 +34,10 @@ _BLOCKS_SEEN_FOR_STEPS: Final = 100  # the beginning ends here too, where few of
 _LINES_SEEN_FOR_STEPS: Final = 100_000
 _BLOCKS_BETWEEN_STEPS: Final = 32
 _LINES_OF_A_BLOCK: Final = 4
+_LINES_OF_A_TAIL: Final = 64  # of which most may be empty
 _TELLS_OF_MEMORY: Final = re.compile(rb"(?i:mem|alloc|vram|reserved)|\d[GM]\b")
 
+_LAST_BYTES: Final = 1 << 18  # of the end, where every line is looked at, known or not
 _EDGE_BYTES: Final = 1 << 20  # of the beginning, where rare words are looked for as at the end
 
 _HALF_LINE: Final = LONGEST_LINE // 2
@@ -98,7 +103,9 @@ def scan(stream: BinaryIO, source: str) -> Scan:
 class _Scanner:
     def __init__(self) -> None:
         self._trend = TrendReader()
+        self._repeats = Repeats()
         self._kept = {True: Kept(MOST_STRONG), False: Kept(MOST_WEAK)}
+        self._rare = Kept(MOST_RARE)
         self._hits = {True: 0, False: 0}
         self._lines = 0  # line ends so far
         self._bytes = 0
@@ -117,35 +124,60 @@ class _Scanner:
             at = stop
         if region.end > region.begin:
             self._ends_open = region.data[region.end - 1] != ord("\n")
-        for kept in self._kept.values():
+        for kept in (*self._kept.values(), self._rare):
             kept.let_go(region.data)
 
     def finish(self, source: str) -> Scan:
-        places = [place for kept in self._kept.values() for place in kept.places()]
+        places = [place for kept in (*self._kept.values(), self._rare) for place in kept.places()]
         windows = [build_window(place, source) for place in places]
         windows.sort(key=lambda window: window.line_number)
         return Scan(tuple(windows), self._trend.trend(), self._lines + self._ends_open, self._bytes)
 
     def _read_block(self, region: Region, begin: int, end: int, seen: set[int]) -> None:
         data = region.data
+        at_an_end = region.is_last or self._bytes < _EDGE_BYTES
+        lines = self._find_new(data, begin, end, seen) if self._repeats.is_on and not at_an_end else None
+        if lines is None:
+            lines = self._find(region, begin, end, seen, at_an_end=at_an_end)
+        self._read_steps(data, begin, end)
+        self._lines += lines
+        self._bytes += end - begin
+
+    def _find(self, region: Region, begin: int, end: int, seen: set[int], *, at_an_end: bool) -> int:
+        """Search a block whatever the ones before it were; returns how many line ends it has."""
+        data = region.data
         # A line that is longer than a block may have a word across the cut.
         first = begin if begin == 0 or data[begin - 1] in b"\r\n" else max(0, begin - OVERLAP_BYTES)
         skeleton, families = may_hold(data[first:end])
-        at_an_end = region.is_last or self._bytes < _EDGE_BYTES
+        if families and not at_an_end and self._repeats.may_begin():
+            lines = self._find_new(data, begin, end, seen)
+            if lines is not None:
+                return lines
         if families or at_an_end:
-            most = {strong: _HITS_OF_A_BLOCK if hits > _PATIENCE_HITS else None for strong, hits in self._hits.items()}
+            is_crowded = {strong: hits > _PATIENCE_HITS and not region.is_last for strong, hits in self._hits.items()}
+            most = {strong: _HITS_OF_A_BLOCK if crowded else None for strong, crowded in is_crowded.items()}
             hits = find(data[first:end], families, at_an_end=at_an_end, most_hits=most)
-            self._take(data, begin, [Hit(first + hit.offset, hit.strong) for hit in hits], seen)
-        self._read_steps(data, begin, end)
-        self._lines += skeleton.count(b"\n") - data.count(b"\n", first, begin)
-        self._bytes += end - begin
+            is_last = region.is_last and end > region.end - _LAST_BYTES
+            self._take(data, begin, [Hit(first + hit.offset, hit.strong) for hit in hits], seen, is_last=is_last)
+        return skeleton.count(b"\n") - data.count(b"\n", first, begin)
 
-    def _take(self, data: bytes, begin: int, hits: list[Hit], seen: set[int]) -> None:
-        """Keep the lines that were hit."""
+    def _find_new(self, data: bytes, begin: int, end: int, seen: set[int]) -> int | None:
+        """Search a block for what is not known; returns how many line ends it has, or None where that will not do."""
+        if (begin > 0 and data[begin - 1] != ord("\n")) or data[end - 1] != ord("\n"):
+            return None
+        found = self._repeats.find_new(data[begin:end])
+        if found is None:
+            return None
+        hits, lines = found
+        if hits:
+            self._take(data, begin, [Hit(begin + hit.offset, hit.strong) for hit in hits], seen, is_last=True)
+        return lines
+
+    def _take(self, data: bytes, begin: int, hits: list[Hit], seen: set[int], *, is_last: bool) -> None:
+        """Keep the lines that were hit; known ones only where a text ends with them."""
         line_number, counted_to = self._lines + 1, begin
         last_strong = -_NEAR_BYTES
-        for (first, last), group in groupby(hits, key=lambda hit: _line_around(data, hit.offset)):
-            same_line = list(group)
+        for first, last, same_line in _by_line(data, hits):
             if first in seen:
                 continue
             seen.add(first)
@@ -153,6 +185,8 @@ class _Scanner:
             counted_to = max(counted_to, first)
             strong = next((hit for hit in same_line if hit.strong), None)
             self._hits[strong is not None] += 1
+            if not is_last and self._repeats.knows(data[first:last]):
+                continue
             line = data[first:last]
             lower = line.lower()
             is_near = first - last_strong < _NEAR_BYTES
@@ -170,7 +204,8 @@ class _Scanner:
         text = place.data[max(place.begin, hit.offset) : place.end][:_KEY_BYTES].strip()
         rank = _RANK.match(place.data[place.begin : place.begin + 80])
         key = (rank and rank[1], text if is_strong else _CLOCK.sub(b"", text))
-        self._kept[is_strong].add(key, place)
+        is_rare = is_strong and self._repeats.is_rare(place.data[place.begin : place.end])
+        (self._rare if is_rare else self._kept[is_strong]).add(key, place)
 
     def _take_traceback(self, header: Place, seen: set[int]) -> None:
         """Keep the last line of a traceback, whatever its error is called."""
@@ -205,6 +240,22 @@ class _Scanner:
                 self._trend.add(line.text, line.rank)
 
 
+def _by_line(data: bytes, hits: list[Hit]) -> Iterator[tuple[int, int, list[Hit]]]:
+    """Where each line that was hit begins and ends, and its hits; the parts of a long line count as lines."""
+    first, last = 0, 0
+    same_line: list[Hit] = []
+    for hit in hits:
+        if same_line and hit.offset < last and last - first < _HALF_LINE:
+            same_line.append(hit)
+            continue
+        if same_line:
+            yield first, last, same_line
+        first, last = _line_around(data, hit.offset)
+        same_line = [hit]
+    if same_line:
+        yield first, last, same_line
+
+
 def _line_around(data: bytes, at: int) -> tuple[int, int]:
     """Where the line begins and ends; of a long one only what is near."""
     lowest, highest = max(0, at - _HALF_LINE), min(len(data), at + _HALF_LINE)
@@ -225,7 +276,7 @@ def _lines_after(place: Place) -> Iterator[tuple[int, int]]:
 
 def _last_lines(data: bytes, begin: int, end: int) -> list[bytes]:
     """The last lines of a block, and the last ones that speak of memory."""
-    tail = data[max(begin, end - LONGEST_LINE) : end].replace(b"\r", b"\n").split(b"\n")[1:]
+    tail = data[max(begin, end - LONGEST_LINE) : end].replace(b"\r", b"\n").rsplit(b"\n", _LINES_OF_A_TAIL)[1:]
     lines = [line for line in tail if line.strip()][-_LINES_OF_A_BLOCK:]
     if not any(b"mem" in line for line in lines) and (at := data.rfind(b"mem", begin, end)) >= 0:
         first, last = _line_around(data, at)
@@ -238,6 +289,4 @@ def _tells(line: bytes) -> bool:
     if len(line) > _LONGEST_CODE:
         return True
     text = clean(line).text
-    return not (
-        _NOISE.search(text) and not re.search(r"\b\w*(?:Error|Exception)\b: |\b(?:CUDA|HIP) error: ", text)
-    ) and not _FRAME.match(text)
+    return not (_NOISE.search(text) and not _NAMED_ERROR.search(text)) and not _FRAME.match(text)

@@ -23,6 +23,9 @@ BLOCK_BYTES: Final = 1 << 16
 OVERLAP_BYTES: Final = 256
 """Longer than anything that a pattern matches."""
 
+_MOSTLY_EMPTY: Final = 0.75
+"""Share of a block that only line ends can leave in its skeleton; they would slow the search down."""
+
 _KEPT: Final = b"bcfklmrtx"
 _LOWER: Final = bytes(range(256)).lower()
 _DROPPED: Final = bytes(set(range(256)) - set(_KEPT) - set(_KEPT.upper()) - {ord("\n")})
@@ -59,7 +62,8 @@ _GAP: Final = rb"[\s_#>/*|-]"  # between words, where a terminal or a comment ma
 # A figure of merit that is called an error, such as `val_error=0.31` or `errors: 0`, is none.
 _NO_FIGURE: Final = rb"(?!s?[\"']?[ \t=:|(]{0,4}[-+]?(?:\d*\.\d|\d+(?:[,|\s]|$)(?<!137)(?<!137.)))"
 
-_STRONG_ERROR: Final = rb"""error(?:
+# What stands before the word decides quickly that most errors are none of these.
+_STRONG_ERROR: Final = rb"""error(?:(?<=[aelnprs]\ error)|(?<=[adeiprsy_]error))(?:
       (?<=cuda\ error) | (?<=hip\ error) | (?<=nccl\ error) | (?<=driver\ error) | (?<=runtime\ error) | (?<=bus\ error)
     | (?<=cudnn\ error) | (?<=triton\ error) | (?<=runtimeerror) | (?<=memoryerror) | (?<=backenderror)
     | (?<=exhaustederror) | (?<=acceleratorerror) | (?<=failederror) | (?<=result_error) | (?<=pi_error)
@@ -68,10 +72,19 @@ _STRONG_ERROR: Final = rb"""error(?:
     )"""
 
 _ALLOCATION: Final = rb"""alloc(?:
-      (?<=to\ alloc)ate | (?<=not\ alloc)ate | (?<=n't\ alloc)ate | (?<=bad.alloc) | (?<=cpualloc)ator
-    | (?<=\bcalloc) | at(?:e|ion)[\s_-]{1,3}(?:fail|error|was|on\ device|of\ |\d) | [\s_]{1,3}fail
-    | ating\ (?:tensor|\d) | (?<=of\ the\ alloc)ated\ memory | (?<=already\ alloc)ated | (?<=memory\ alloc)ation
-    | (?<=errormemoryalloc)ation
+      at(?:
+          e(?:
+              (?<=to\ allocate) | (?<=not\ allocate) | (?<=n't\ allocate)
+            | d\ memory(?<=of\ the\ allocated\ memory) | d(?<=already\ allocated)
+            | [\s_-]{1,3}(?:fail|error|was|on\ device|of\ |\d)
+            )
+        | ion(?:
+              (?<=memory\ allocation) | (?<=errormemoryallocation)
+            | [\s_-]{1,3}(?:fail|error|was|on\ device|of\ |\d)
+            )
+        | or(?<=cpuallocator) | ing\ (?:tensor|\d)
+        )
+    | [\s_]{1,3}fail | (?<=bad.alloc) | (?<=\bcalloc)
     )"""
 
 _EXIT_CODE: Final = (
@@ -100,15 +113,21 @@ _CORE: Final = (
         ),
     ),
     (re.compile(b"bckm"), (Family(re.compile(rb"traceback \(most recent call last"), strong=False),)),
+    (
+        re.compile(b"t(?:rlrt|frrc|tlcc|tflt)"),
+        (Family(re.compile(rb"internal assert|out of resource|total capac|segmentation fault")),),
+    ),
 )
 """What is left of a word in a skeleton, and the families that have it."""
 
+_ANY_WORD: Final = re.compile(b"|".join(word.pattern for word, _ in _CORE))
+
 _RARE: Final = re.compile(
-    rb"total capac|memory in use\.|already allocated|bytes free;|out of resource|_status_[a-z]|internal assert"
+    rb"memory in use\.|already allocated|bytes free;|_status_[a-z]"
     rb"|valid cudnn algorithm|find an engine|invalid buffer size|int_max|32.?bit index|cache blocks"
     rb"|illegal memory access|device-side assert|invalid configuration argument|misaligned address|unhandled cuda"
     rb"|cuda failure|nvml_success|low on memory|gpu hang|memory access fault|no space left on device"
-    rb"|segmentation fault|core dumped|got signal|exceed allowed memory|ran out of|cufft_|signal 9|free memory"
+    rb"|core dumped|got signal|exceed allowed memory|ran out of|cufft_|signal 9|free memory"
     rb"|all available ram"
     # "Killed" in other languages, see `notices`.
     rb"|\xe5\xb7\xb2\xe6\x9d\x80\xe6\xad\xbb|\xe5\xb7\xb2\xe7\xa0\x8d\xe6\x8e\x89"
@@ -121,7 +140,16 @@ _RARE: Final = re.compile(
 def may_hold(block: bytes) -> tuple[bytes, tuple[Family, ...]]:
     """Reduce a block to its skeleton and tell what it can hold; the skeleton still has every line end."""
     skeleton = block.translate(_LOWER, _DROPPED)
-    return skeleton, tuple(family for word, families in _CORE if word.search(skeleton) for family in families)
+    words = skeleton
+    if len(skeleton) > _MOSTLY_EMPTY * len(block):
+        words = skeleton.translate(None, b"\n")
+    return skeleton, tuple(family for word, families in _CORE if word.search(words) for family in families)
+
+
+def lines_that_may_hold(lines: list[bytes]) -> set[bytes]:
+    """Tell which of some lines can hold an error, as `may_hold` does of a block."""
+    skeletons = b"\n".join(lines).translate(_LOWER, _DROPPED).split(b"\n")
+    return {line for line, skeleton in zip(lines, skeletons, strict=True) if _ANY_WORD.search(skeleton)}
 
 
 def find(

@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median_low
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnosis.text.steps import read_memory, read_step
 from oomdoctor.results import MemoryTrend
 from oomdoctor.units import MIB
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _MOST_SERIES: Final = 64
 _MOST_READINGS: Final = 2048  # of a series; every second one is dropped where there are more
 
 _FEWEST_READINGS: Final = 5
+_FEWEST_FOR_A_LINE: Final = 3
 _WARM_UP_SHARE: Final = 5  # one part in so many of the steps is warm-up
 _PARTS: Final = 8
 _RISING_SHARE: Final = 0.7  # of the parts must end higher than the one before
@@ -81,6 +85,14 @@ class TrendReader:
         """Judge the figure that tells most: one that grows before one that does not, then the one read most often."""
         trends = [_judge(series) for series in self._series.values()]
         return max(trends, key=lambda trend: (trend.growing, trend.readings), default=None)
+
+
+def judge_readings(readings: Iterable[tuple[int, int]]) -> MemoryTrend | None:
+    """Judge pairs of step and bytes that somebody else read; None where there are fewer than three."""
+    series = _Series()
+    for step, used_bytes in readings:
+        series.add(step, used_bytes)
+    return _judge(series) if series.seen >= _FEWEST_FOR_A_LINE else None
 
 
 def _judge(series: _Series) -> MemoryTrend:

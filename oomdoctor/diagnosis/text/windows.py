@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from oomdoctor.diagnosis.evidence import Window
@@ -19,6 +20,10 @@ LINES_BEFORE: Final = 200
 LINES_AFTER: Final = 40
 _MOST_CHARACTERS: Final = 1 << 16  # of a window, its own line not counted
 _MOST_LINES_LOOKED_AT: Final = 4000
+
+# Places near each other have most of their lines in common.
+_clean: Final = lru_cache(maxsize=512)(clean)
+_read_step: Final = lru_cache(maxsize=512)(read_step)
 
 
 @dataclass(slots=True)
@@ -74,8 +79,9 @@ class Kept:
 
     def let_go(self, region: bytes) -> None:
         """Hold on to a region no longer."""
-        for place in self.places():
-            if place.data is region:
+        held = [place for place in self.places() if place.data is region]
+        if len(held) * (BEFORE_BYTES + AFTER_BYTES) < len(region):  # else copies would take more than the region
+            for place in held:
                 place.let_go()
 
 
@@ -85,7 +91,7 @@ def build_window(place: Place, source: str) -> Window:
     *glued, text = unglue(hit.text)
     before = [*_before(place, hit.rank), *glued][-LINES_BEFORE:]
     after = _after(place, hit.rank)
-    step = next((number for line in reversed(before) if (number := read_step(line)) is not None), place.step)
+    step = next((number for line in reversed(before) if (number := _read_step(line)) is not None), place.step)
     return Window(
         source=source,
         line_number=place.line_number,
@@ -107,7 +113,7 @@ def _before(place: Place, rank: int | None) -> list[str]:
     room = _MOST_CHARACTERS
     for line in reversed(physical[-_MOST_LINES_LOOKED_AT:]):
         for segment in reversed(segments(line.strip(b"\r"))):
-            cleaned = clean(segment)
+            cleaned = _clean(segment)
             room -= len(cleaned.text) if _is_own(cleaned, rank) else 0
             if len(kept) == LINES_BEFORE or room < 0:
                 return kept[::-1]
@@ -124,7 +130,7 @@ def _after(place: Place, rank: int | None) -> list[str]:
         return kept
     for line in later.removesuffix(b"\n").split(b"\n")[:_MOST_LINES_LOOKED_AT]:
         for segment in segments(line.strip(b"\r")):
-            cleaned = clean(segment)
+            cleaned = _clean(segment)
             room -= len(cleaned.text) if _is_own(cleaned, rank) else 0
             if len(kept) == LINES_AFTER or room < 0:
                 return kept

@@ -66,6 +66,10 @@ def found(text: str | bytes) -> list[str]:
         "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1",
         "KeyError: 'weights'",
         "Exception: the data is gone",
+        "Segmentation fault (core dumped)",
+        'INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":1',
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory",
+        "GPU 0 has a total capacity of 8.00 GiB of which 0 bytes is free.",
     ],
 )
 def test_every_kind_of_error_is_found_in_the_middle_of_a_long_log(line: str) -> None:

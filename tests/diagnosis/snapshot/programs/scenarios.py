@@ -169,7 +169,7 @@ def fragmentation() -> None:
 
 
 def resnet_in_forward() -> None:
-    model = resnet50.build_model().to("cuda")
+    ALIVE["model"] = model = resnet50.build_model().to("cuda")
     limit(700)
     optimizer = adam(model)
     for size in (2, 2, 10):
@@ -180,7 +180,7 @@ def resnet_in_forward() -> None:
 
 
 def lstm_in_forward() -> None:
-    model = lstm.build_model(width=128, vocabulary=4000).to("cuda")
+    ALIVE["model"] = model = lstm.build_model(width=128, vocabulary=4000).to("cuda")
     limit(120)
     optimizer = adam(model)
     for size in (8, 8, 64):
