@@ -125,6 +125,8 @@ def from_json(text: str, source: str) -> Document:
 
 
 def _decode_document(data: dict[str, object]) -> Document:
+    if data.get("written_by") == "oomdoctor run":
+        raise UsageError("this is the report of a run, not a result", hint="`oomdoctor diagnose` reads its folder")
     if "command" not in data:
         raise _MismatchError("command", "is missing")
     command = cast("str", _decode_choice(tuple(_DOCUMENTS), data["command"], "command"))

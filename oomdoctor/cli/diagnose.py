@@ -8,7 +8,7 @@ import typer
 
 from oomdoctor import __version__
 from oomdoctor.cli.options import Help, HtmlFlag, JsonFlag, MarkdownFlag, Output
-from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK
+from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from oomdoctor.results import DiagnosisDocument, DiagnosisResult
@@ -43,7 +43,10 @@ def diagnose(  # noqa: PLR0913 - one parameter an option
     form = format_name(json=json, markdown=markdown, html=html, output=output)
     if output is not None:
         check_writable(output)
-    document = document_of(run_diagnosis(sources(files)), fail_on_oom=fail_on_oom)
+    named = sources(files)
+    if output is not None and output.exists() and any(source.is_file(output) for source in named):
+        raise UsageError(f"`{output}` is what is to be read", hint="name another file to write")
+    document = document_of(run_diagnosis(named), fail_on_oom=fail_on_oom)
     render(document, form, output)
     raise typer.Exit(document.exit_code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -21,19 +22,20 @@ UNKNOWN_ERROR: Final = "other-error"
 """Kind of an error that no row of the table knows."""
 
 _MOST_OCCURRENCES: Final = 64
+_RAISED: Final = re.compile(r"\w(?:Error|Exception): ")
 
 
 def read_events(windows: Iterable[Window]) -> Iterator[Event]:
     """Every error in the windows, in their order; one that a later line only repeats is one."""
-    seen: set[tuple[str, int | None, str, int]] = set()
+    seen: set[tuple[object, ...]] = set()
     for window in windows:
         message = read_message(window)
         if message is None:
             continue
-        place = (window.source, window.rank, message.text, _line(window, message))
-        if place in seen:
+        places = {(window.source, window.rank, message.text, _line(window, message)), *_numbers(window, message)}
+        if seen & places:
             continue
-        seen.add(place)
+        seen |= places
         frames = read_frames(window.lines, message.first)
         facts = replace(
             message.facts,
@@ -45,11 +47,25 @@ def read_events(windows: Iterable[Window]) -> Iterator[Event]:
 
 
 def the_one_that_counts(events: Sequence[Event]) -> Event | None:
-    """The first error of memory; without one the first that is known, else the last, which ended the program."""
-    for wanted in (_is_oom, _is_known):
-        if (first := next(filter(wanted, events), None)) is not None:
-            return first
-    return events[-1] if events else None
+    """The first error of memory; without one the first that is known, else the last, which ended the program.
+
+    An error of memory that was printed without its type and its traceback was caught; where the same process ended in
+    another error after it, that one counts.
+    """
+    first = next(filter(_is_oom, events), None)
+    if first is not None:
+        return _end_of(first, events) or first
+    return next(filter(_is_known, events), events[-1] if events else None)
+
+
+def _end_of(caught: Event, events: Sequence[Event]) -> Event | None:
+    if caught.frames or _RAISED.search(caught.window.lines[caught.message.first]):
+        return None
+    later = events[events.index(caught) + 1 :]
+    same = [event for event in later if event.window.rank == caught.window.rank]
+    if any(_is_oom(event) for event in same):
+        return None
+    return next((event for event in reversed(same) if event.frames), None)
 
 
 def occurrences(events: Sequence[Event]) -> tuple[Occurrence, ...]:
@@ -71,6 +87,14 @@ def _is_oom(event: Event) -> bool:
 
 def _is_known(event: Event) -> bool:
     return event.message.kind != UNKNOWN_ERROR
+
+
+def _numbers(window: Window, message: Message) -> Iterator[tuple[object, ...]]:
+    """What tells an allocator's message from all others: a log that quotes it, or our own report, has the same."""
+    facts = message.facts
+    numbers = (facts.tried_bytes, facts.total_bytes, facts.free_bytes, facts.allocated_bytes)
+    if None not in numbers:
+        yield (window.source, window.rank, facts.gpu_index, facts.process_bytes, *numbers)
 
 
 def _line(window: Window, message: Message) -> int:

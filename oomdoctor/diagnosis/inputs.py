@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from oomdoctor.errors import UsageError
@@ -33,6 +34,10 @@ class Source:
     name: str
     path: Path | None
     stdin: BinaryIO | None = field(default=None, compare=False)
+
+    def is_file(self, other: Path) -> bool:
+        """Whether `other`, which exists, is the same file."""
+        return self.path is not None and self.path.samefile(other)
 
     @contextmanager
     def opened(self) -> Iterator[io.BufferedReader]:
@@ -81,7 +86,8 @@ def _files(argument: str) -> list[Source]:
             return [Source(argument, path)]
         inside = sorted(Path(folder) / name for folder, _, names in os.walk(path) for name in names)
     except FileNotFoundError:
-        raise UsageError(f"no such file: `{argument}`", hint=_HINT) from None
+        hint = _HINT if " " not in argument else "pipe the message itself in: `echo '...' | oomdoctor diagnose -`"
+        raise UsageError(f"no such file: `{shorten(argument, 80)}`", hint=hint) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"`{argument}` cannot be read: {reason}", hint=_HINT) from None

@@ -58,9 +58,19 @@ def _environment() -> Environment:
         sentence=sentence,
         share=share,
         size=format_size,
+        with_code=_with_code,
         uncut=Markup.escape,  # for geometry, which is ours and longer than any text
     )
     return environment
+
+
+def _with_code(text: str) -> Markup:
+    """Escaped text whose pairs of backticks are code."""
+    parts = [Markup.escape(part) for part in shortened(text, LONGEST_TEXT).split("`")]
+    if len(parts) % 2 == 0:
+        return Markup.escape(shortened(text, LONGEST_TEXT))
+    marked = (Markup("<code>{}</code>").format(part) if index % 2 else part for index, part in enumerate(parts))
+    return Markup().join(marked)
 
 
 def _visible(value: object) -> object:

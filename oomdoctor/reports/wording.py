@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LONGEST_TEXT = 10_000
 """Characters after which a text is cut, so that no line of a log makes a report endless."""
 
-_LONGEST_LINE = 600
+_LONGEST_LINE = 1000
 
 _ESCAPE_SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?")
 

@@ -69,19 +69,21 @@ class Composition:
 
 @dataclass(frozen=True, slots=True)
 class LiveAllocation:
-    """One block that was live at the end.
+    """One block that was live at the end, or several that are alike.
 
     Attributes:
-        size_bytes: Its size.
+        size_bytes: Size of one block.
         category: What it is for.
         place: The user's own line that allocated it; None where recording had not begun.
         innermost: The innermost frame, such as `linear (torch/nn/functional.py:2294)`; None without frames.
+        blocks: How many blocks are alike in all of this.
     """
 
     size_bytes: int
     category: Category
     place: SourceLine | None
     innermost: str | None
+    blocks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ class SnapshotSummary:
         events: Events in the history.
         end: Memory when the snapshot was taken.
         peak: Memory at the peak of the history; as `end` where there is none.
-        largest: The largest live blocks at the end, at most 20.
+        largest: The largest live blocks at the end, those that are alike as one, at most 20.
         fragmentation: Holes at the end.
         growing: Lines whose memory rose step after step, worst first, at most 10.
         timeline: Memory over the history, thinned to at most 400 points; empty without a history.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import pickle
 import subprocess
 import sys
@@ -105,6 +106,32 @@ def test_an_error_of_another_kind(oomdoctor: Run, tmp_path: Path) -> None:
     assert found["causes"][0]["id"] == "not_oom"
 
 
+def test_an_error_that_was_survived_is_not_the_end(oomdoctor: Run, tmp_path: Path) -> None:
+    """Where an OOM was caught and printed, and the program died of something else, that counts."""
+    caught = f"batch 64 does not fit: {MESSAGE.removeprefix('torch.OutOfMemoryError: ')}\n"
+    later = LOG.split("torch.OutOfMemoryError", maxsplit=1)[0] + "IndexError: list index out of range\n"
+    (tmp_path / "x.log").write_text(caught + later)
+    found = result(oomdoctor("diagnose", "x.log", "--json").stdout)
+    assert found["is_oom"] is False
+    assert "IndexError" in found["occurrences"][0]["message"]
+    (tmp_path / "x.log").write_text(caught + LOG)
+    assert result(oomdoctor("diagnose", "x.log", "--json").stdout)["is_oom"] is True
+
+
+def test_a_log_that_ends_in_our_own_report_has_one_error(oomdoctor: Run, tmp_path: Path) -> None:
+    """What `oomdoctor run` printed below the error repeats it, and is not a second one."""
+    (tmp_path / "train.log").write_text(LOG)
+    (tmp_path / "both.log").write_text(LOG + oomdoctor("diagnose", "train.log").stdout)
+    found = result(oomdoctor("diagnose", "both.log", "--json").stdout)
+    assert len(found["occurrences"]) == 1
+
+
+def test_a_kill_is_not_stated_as_a_fact(oomdoctor: Run, tmp_path: Path) -> None:
+    """A killed process is likely, and not certainly, one that had too little memory."""
+    (tmp_path / "x.log").write_text("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n")
+    assert "likely for want of host memory" in oomdoctor("diagnose", "x.log").stdout
+
+
 # --- exit codes ------------------------------------------------------------------------------------------------------
 
 
@@ -136,6 +163,10 @@ def test_exit_codes(oomdoctor: Run, tmp_path: Path, text: str, options: list[str
         (["report.json"], "report.json"),
         (["train.log", "--json", "--html"], "exclude each other"),
         (["train.log", "-o", "no/such/folder/x.md"], "cannot be written"),
+        (["train.log", "-o", "train.log"], "is what is to be read"),
+        (["saved.json"], "oomdoctor report saved.json"),
+        (["train.log.xz"], "compressed with xz"),
+        (["CUDA out of memory. Tried to allocate 2.00 GiB"], "oomdoctor diagnose -"),
         (["train\0.log"], "cannot be read"),
         ([], "Missing argument"),
     ],
@@ -145,6 +176,8 @@ def test_bad_input(oomdoctor: Run, tmp_path: Path, arguments: list[str], said: s
     (tmp_path / "train.log").write_text(LOG)
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": []})[:9])
+    (tmp_path / "train.log.xz").write_bytes(lzma.compress(LOG.encode()))
+    (tmp_path / "saved.json").write_text('{"schema_version": 1, "command": "diagnose", "status": "oom"}')
     (tmp_path / "report.json").write_text('{"schema_version": 1, "written_by": "oomdoctor run", ')
     if any("\0" in argument for argument in arguments):
         from oomdoctor.diagnosis.inputs import sources

@@ -110,7 +110,7 @@ def snapshot(**changes: Any) -> SnapshotSummary:
         end=composition(0.8),
         peak=composition(),
         largest=(
-            LiveAllocation(1536 * MIB, Category.ACTIVATIONS, ATTENTION, "softmax (torch/nn/functional.py:2140)"),
+            LiveAllocation(1536 * MIB, Category.ACTIVATIONS, ATTENTION, "softmax (torch/nn/functional.py:2140)", 4),
             LiveAllocation(768 * MIB, Category.ACTIVATIONS, PROJECTION, "gelu (torch/nn/functional.py:1812)"),
             LiveAllocation(384 * MIB, Category.WEIGHTS, None, None),
         ),
@@ -293,7 +293,7 @@ _snapshots = st.builds(
     events=_SIZES,
     end=_compositions,
     peak=_compositions,
-    largest=_some(st.builds(LiveAllocation, _SIZES, _CATEGORIES, _PLACES, st.none() | _TEXTS)),
+    largest=_some(st.builds(LiveAllocation, _SIZES, _CATEGORIES, _PLACES, st.none() | _TEXTS, st.integers(1, 999))),
     fragmentation=st.builds(Fragmentation, _SMALL, _SMALL, _SIZES, _SIZES, _SIZES),
     growing=_some(st.builds(GrowingLine, _PLACES, _CATEGORIES, _SIZES, _SIZES, _SMALL, _SMALL)),
     timeline=_some(_points, 6),

@@ -89,7 +89,7 @@ def _checkpoint_alive(situation: Situation) -> Cause | None:
     if situation.snapshot is None:
         return None
     loaded = [one for one in situation.snapshot.largest if one.innermost and _LOADED.search(one.innermost)]
-    alive = sum(one.size_bytes for one in loaded)
+    alive = sum(one.size_bytes * one.blocks for one in loaded)
     if alive * _GOOD_PART < situation.snapshot.end.allocated_bytes or not loaded:
         return None
     place = loaded[0].place

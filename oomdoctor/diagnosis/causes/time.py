@@ -33,8 +33,8 @@ def leak_across_steps(situation: Situation) -> Cause | None:
 def _growing_line(line: GrowingLine) -> str:
     where = "memory without a known line" if line.place is None else f"`{line.place.path}:{line.place.line}`"
     return (
-        f"What {where} allocated grew from {format_size(line.first_bytes)} in {line.first_blocks} blocks to "
-        f"{format_size(line.last_bytes)} in {line.last_blocks} and was not freed between steps"
+        f"What {where} allocated grew from {format_size(line.first_bytes)} (blocks: {line.first_blocks}) to "
+        f"{format_size(line.last_bytes)} (blocks: {line.last_blocks}) and was not freed between steps"
     )
 
 

@@ -36,9 +36,10 @@ def compose(live: Sequence[Labelled], reserved_bytes: int) -> Composition:
 
 
 def largest(live: Iterable[Labelled]) -> tuple[LiveAllocation, ...]:
-    """The largest of some live blocks, those at lower addresses first where they are equal."""
-    blocks = sorted(live, key=lambda block: (-block.lifetime.size, block.lifetime.address))[:_MOST_BLOCKS]
-    return tuple(LiveAllocation(block.lifetime.size, block.category, block.place, block.innermost) for block in blocks)
+    """The largest of some live blocks, those that are alike as one, the lowest address first where sizes are equal."""
+    blocks = sorted(live, key=lambda block: (-block.lifetime.size, block.lifetime.address))
+    alike = Counter((block.lifetime.size, block.category, block.place, block.innermost) for block in blocks)
+    return tuple(LiveAllocation(*block, blocks=count) for block, count in list(alike.items())[:_MOST_BLOCKS])
 
 
 def main_category(sizes: Counter[Category]) -> Category:

@@ -85,7 +85,7 @@ def _lines(found: SnapshotSummary, rows: list[tables.LineRow]) -> str:
 def _largest(found: SnapshotSummary) -> str:
     rows = [
         (
-            format_size(block.size_bytes),
+            wording.blocks(block),
             wording.CATEGORY_WORDS[block.category],
             _place(block.place),
             code(block.innermost or ""),

@@ -114,7 +114,7 @@ def _largest(found: SnapshotSummary) -> Iterator[RenderableType]:
         place = _place(block.place)
         if block.innermost:
             place.append(f"\n{shortened(block.innermost, _LONGEST_NAME)}", "dim")
-        grid.add_row(Text(format_size(block.size_bytes)), Text(wording.CATEGORY_WORDS[block.category]), place)
+        grid.add_row(Text(wording.blocks(block)), Text(wording.CATEGORY_WORDS[block.category]), place)
     yield grid
     yield from _left_out(found.largest)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Facts,
         Fragmentation,
         GrowingLine,
+        LiveAllocation,
         MemoryTrend,
         Occurrence,
         Remedy,
@@ -76,6 +77,8 @@ def headline(document: DiagnosisDocument) -> str:
 
 
 def _headline(result: DiagnosisResult) -> str:
+    if result.is_oom and any(found.kind == "killed" for found in result.occurrences[:1]):
+        return f"a process was killed, likely for want of host memory{_when(result.facts)}"
     if result.is_oom:
         return f"{device(result.device, result.facts.gpu_index)} ran out of memory{_when(result.facts)}"
     if result.occurrences:
@@ -114,6 +117,12 @@ def device(name: str, index: int | None) -> str:
 def _when(facts: Facts) -> str:
     phase = "" if facts.phase is None else f" {_PHASE_WORDS[facts.phase]}"
     return phase if facts.step is None else f"{phase}{',' if phase else ' at'} step {facts.step}"
+
+
+def blocks(found: LiveAllocation) -> str:
+    """The size of a block, or of several that are alike, such as `24 x 1.00 GiB`."""
+    size = format_size(found.size_bytes)
+    return size if found.blocks == 1 else f"{found.blocks} x {size}"
 
 
 def place(line: SourceLine | None) -> str:

@@ -238,7 +238,7 @@ def test_the_moment_when_memory_ran_out_is_the_end() -> None:
     assert (dead.end.allocated_bytes, dead.end.reserved_bytes) == (16 * MIB, 16 * MIB)
     assert (dead.tried_bytes, dead.free_bytes, dead.phase) == (8 * MIB, 3, TrainingPhase.FORWARD)
     assert dead.user_line == SourceLine("/home/me/model.py", 7, "forward")
-    assert [block.size_bytes for block in dead.largest] == [4 * MIB] * 4
+    assert [(block.size_bytes, block.blocks) for block in dead.largest] == [(4 * MIB, 4)]
     assert dead.fragmentation.segments == 4
     tape.alloc(2 * MIB, forward)
     alive = tape.summary()

@@ -202,7 +202,10 @@ def test_the_largest_blocks_and_lines_are_named(scenario: Load) -> None:
     summary = scenario("dies_in_first_forward").summary
     sizes = [block.size_bytes for block in summary.largest]
     assert sizes == sorted(sizes, reverse=True)
-    assert len(sizes) == 20
+    assert 10 < len(sizes) <= 20
+    alike = [(block.size_bytes, block.category, block.place, block.innermost) for block in summary.largest]
+    assert len(set(alike)) == len(alike)
+    assert any(block.blocks > 1 for block in summary.largest)
     assert summary.largest[0].innermost.startswith("forward (torch/nn/modules/linear.py:")
     assert summary.largest[0].place.path.endswith("gpt2.py")
     assert len(summary.end.lines) <= 20
