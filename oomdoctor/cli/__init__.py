@@ -15,7 +15,7 @@ from oomdoctor.cli.gpus import gpus
 from oomdoctor.cli.options import Help
 from oomdoctor.cli.probe import probe
 from oomdoctor.cli.report import report
-from oomdoctor.cli.run import RUN_SETTINGS, run
+from oomdoctor.cli.run import RUN_SETTINGS, CommandExit, run
 from oomdoctor.cli.streams import open_standard_streams, printable
 from oomdoctor.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, OomdoctorError
 
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         app(args=argv, prog_name="oomdoctor")
     except SystemExit as exit_:
         code = exit_.code if isinstance(exit_.code, int) else EXIT_OK
-        if code == EXIT_INTERRUPTED:  # typer ends quietly
+        if code == EXIT_INTERRUPTED and not isinstance(exit_, CommandExit):  # typer ends quietly
             typer.echo("interrupted", err=True)
         return code
     except OomdoctorError as error:

@@ -46,6 +46,10 @@ Directory: TypeAlias = Annotated[
 ]
 
 
+class CommandExit(SystemExit):
+    """The command has ended; the exit code is its own, and says nothing about us."""
+
+
 def run(  # noqa: PLR0913 - one parameter an option
     command: Command = None,
     *,
@@ -78,7 +82,7 @@ def run(  # noqa: PLR0913 - one parameter an option
     )
     if finished.exit_code != EXIT_OK:
         _explain(finished)
-    raise typer.Exit(finished.exit_code)
+    raise CommandExit(finished.exit_code)
 
 
 def _explain(finished: Finished) -> None:

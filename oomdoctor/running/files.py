@@ -87,3 +87,10 @@ def _check_writable(path: Path) -> None:
         raise UsageError(f"`--output {path}` is to be a directory, and `{existing}` is a file", hint="name another")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UsageError(f"reports cannot be written to `{path}`: no permission in `{existing}`", hint="name another")
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:  # for the superuser everything is allowed, and still a file system may refuse
+        path.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            folder.rmdir()
+    except OSError as error:
+        raise UsageError(f"reports cannot be written to `{path}`: {error.strerror}", hint="name another") from error

@@ -69,7 +69,9 @@ def run_process(command: Sequence[str], environment: Mapping[str, str]) -> Endin
     """Run a command to its end, and pass on what signals come meanwhile.
 
     What the terminal sends, such as Ctrl-C, reaches the command by itself, since it is in the same process group; what
-    somebody sends to this process alone is passed on. Who sends a signal to the whole group sends the command two.
+    somebody sends to this process alone is passed on. Who sends a signal to the whole group, as `timeout` does, sends
+    the command two: the kernel does not tell a receiver whom else a signal was sent to, and to pass on none would
+    leave the command running when this process alone is asked to end.
 
     Args:
         command: The program, looked for in PATH, and its arguments; no shell takes them apart.

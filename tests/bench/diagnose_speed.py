@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -52,6 +53,9 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "empty lines": ("\n" * 100,),
 }
 
+ALIKE: Final = ("every line is an error", "every line has the same error")
+"""Logs in which the error is one of many that differ in no more than a number, so that it need not be kept."""
+
 SCAN: Final = """
 import json, resource, sys, time
 from oomdoctor.diagnosis.text.scanning import scan
@@ -84,6 +88,8 @@ def write_log(path: Path, forms: tuple[str, ...], size_bytes: int) -> int:
                 error_line = lines
             written += stream.write(text.encode())
             lines += text.count("\n")
+        stream.flush()
+        os.fsync(stream.fileno())  # else the system writes it out while it is being read
     return error_line
 
 
@@ -116,7 +122,7 @@ def measure(path: Path, rounds: int) -> dict[str, object]:
 
 
 def main() -> int:
-    """Run the bench; 1 where a claim does not hold: the ratio for a training log, memory for all."""
+    """Run the bench; 1 where a claim does not hold: time and memory for every log, the error's line for most."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     gigabytes = float(sys.argv[2]) if len(sys.argv) > 2 else 2.0
     rows: list[dict[str, object]] = []
@@ -129,9 +135,8 @@ def main() -> int:
             rows.append(row)
             print(row, flush=True)
             failed |= float(str(row["peak_megabytes"])) >= BELOW_MEGABYTES
-            failed |= kind == "training" and (
-                float(str(row["ratio"])) >= BELOW_RATIO or row["found_at"] != [error_line]
-            )
+            failed |= float(str(row["ratio"])) >= BELOW_RATIO
+            failed |= kind not in ALIKE and row["found_at"] != [error_line]
     claims = {"ratio_below": BELOW_RATIO, "peak_megabytes_below": BELOW_MEGABYTES}
     save(RESULTS / "diagnose_speed.json", {"machine": machine(), "rounds": rounds, "claims": claims, "logs": rows})
     return int(failed)

@@ -42,7 +42,8 @@ def start(*command: str, cwd: Path, **options: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(
-    ("script", "exit_code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -SEGV $$", 139)]
+    ("script", "exit_code"),
+    [("exit 0", 0), ("exit 7", 7), ("exit 130", 130), ("kill -TERM $$", 143), ("kill -SEGV $$", 139)],
 )
 def test_the_exit_code_is_the_commands(oomdoctor: Run, tmp_path: Path, script: str, exit_code: int) -> None:
     """An exit status is passed through, a signal's death is 128 and its number, and nothing is printed or left."""

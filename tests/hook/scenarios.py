@@ -26,6 +26,11 @@ import torch  # noqa: E402
 HUGE = 1 << 50
 
 
+def say(line):
+    """Print a line in one piece, so that two processes never mix theirs."""
+    os.write(1, f"{line}\n".encode())
+
+
 def run_out():
     return torch.empty(HUGE, device="cuda")
 
@@ -80,7 +85,7 @@ def wrapped():
 
 def hook_installed_later():
     def own(kind, error, traceback):
-        print("own hook", flush=True)
+        say("own hook")
 
     sys.excepthook = own
     run_out()
@@ -90,7 +95,7 @@ def hook_installed_after_oom():
     try:
         run_out()
     except torch.OutOfMemoryError:
-        sys.excepthook = lambda *_: print("own hook", flush=True)
+        sys.excepthook = lambda *_: say("own hook")
         raise
 
 
@@ -106,7 +111,7 @@ def logged_exit():
     try:
         run_out()
     except RuntimeError as error:
-        print("logged", type(error).__name__, flush=True)
+        say(f"logged {type(error).__name__}")
         sys.exit(3)
 
 
@@ -195,11 +200,11 @@ def chosen():
         children[child] = name
     for child, name in children.items():
         _, status = os.waitpid(child, 0)
-        print(name, child, os.waitstatus_to_exitcode(status))
+        say(f"{name} {child} {os.waitstatus_to_exitcode(status)}")
     sys.exit(1)
 
 
 if __name__ == "__main__":
     NAME = chosen()
     globals()[NAME]()
-    print(NAME, "went on", flush=True)
+    say(f"{NAME} went on")

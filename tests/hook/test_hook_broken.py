@@ -22,9 +22,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], str,
     directory = tmp_path_factory.mktemp("broken") / "reports"
     engine = choose_engine(engine="null", gpu=None, device=None, memory_bytes=1 << 30, base=os.environ)
     environment = hook_environment(directory, engine.environment, OOMDOCTOR_RUN_MAX_ENTRIES="0")
-    ended = run_python([sys.executable, str(PROGRAM)], environment)
+    working = tmp_path_factory.mktemp("working")
+    ended = run_python([sys.executable, str(PROGRAM)], environment, cwd=working)
     assert ended.returncode == 0, ended.stderr
     lines = (line.partition("\t") for line in ended.stdout.splitlines())
+    assert list(working.iterdir()) == []  # also where the hook does not know its directory
     return {name: told for name, _, told in lines}, ended.stderr, directory
 
 

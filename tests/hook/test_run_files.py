@@ -57,3 +57,15 @@ def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="is to be a directory"):
         ReportDirectory.choose(tmp_path / "file" / "below")
+
+
+def test_a_file_system_that_refuses_is_told_before_the_run() -> None:
+    """Where no directory can be made, even with every permission, that is said at once."""
+    with pytest.raises(UsageError, match="cannot be written"):
+        ReportDirectory.choose(Path("/proc/no-such/reports"))
+
+
+def test_a_directory_that_can_be_made_is_not_made_yet(tmp_path: Path) -> None:
+    """Trying leaves nothing behind, not even of a deep path."""
+    ReportDirectory.choose(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []

@@ -124,6 +124,15 @@ def test_what_is_not_there_has_no_section(document: DiagnosisDocument) -> None:
     assert not any(tag == "table" for tag, _ in page.tags)
 
 
+def test_backticks_are_code() -> None:
+    """What is code in a sentence is code on the page, and nobody's markup comes with it."""
+    document = out_of_memory()
+    remedy = replace(document.result.remedies[0], change="write `<b>x</b>` and `y`", cost="a single ` stays")
+    page = render(replace(document, result=replace(document.result, remedies=(remedy,))), Terminal())
+    assert "<code>&lt;b&gt;x&lt;/b&gt;</code> and <code>y</code>" in page
+    assert "a single ` stays" in page
+
+
 def test_the_page_needs_nothing_else() -> None:
     """There is no script, link, form, frame, picture or address in the page, and its policy forbids all of them."""
     page = Page(out_of_memory(comparison=comparison()))

@@ -6,6 +6,8 @@ that the program could see before memory runs out. And nothing that fails in it 
 
     imports     notices that torch is imported
     recording   the history of memory, from the moment CUDA is initialised, and each time that it runs out
+    frames      where that history looks for Python's frames, and where it need not
+    resting     the end of a process on a null GPU, when backward's threads have to rest
     steps       optimizer steps and the memory after each
     endings     errors that nobody handles: in the main thread, in others, in child processes, on the way to `sys.exit`
     evidence    what is written then, and `store` writes it

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from typing import Any
 
-from . import endings, settings, steps
+from . import endings, frames, resting, settings, steps
 from .guard import guarded
 from .statistics import step_statistics
 from .tensors import live_categories
@@ -47,6 +47,7 @@ OOMS = Ooms()
 def watch(torch: Any) -> None:
     """Begin once `torch` has been imported."""
     guarded(steps.watch)(torch)
+    guarded(resting.watch)()
     guarded(endings.watch)(torch)
     os.register_at_fork(after_in_child=guarded(_after_fork))
     torch.cuda._lazy_call(guarded(lambda: _start(torch)))  # noqa: SLF001 - at once where CUDA is initialised
@@ -61,8 +62,7 @@ def _start(torch: Any) -> None:
 def _record_history(torch: Any) -> None:
     entries = settings.MAX_ENTRIES
     if entries > 0:
-        # Frames of Python alone, and where memory was taken alone: both keep a step's overhead low.
-        torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=entries)  # noqa: SLF001
+        frames.begin(torch, entries)
         OOMS.records_history = True
 
 
@@ -99,11 +99,13 @@ def _note(torch: Any, device: int, tried: int, total: int, free: int) -> None:
     event.update(step_statistics(torch, device))
     OOMS.last.append(event)
     endings.expect()
+    frames.restore()  # what was going on has ended, and the program may go on
     OOMS.categories = live_categories(torch)
 
 
 def _after_fork() -> None:
     """A forked process has its own end and its own steps, and no CUDA."""
+    frames.FRAMES.forget()
     OOMS.reset()
     steps.STEPS.reset()
     endings.reset()

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from . import frames
 from .guard import guarded
 from .statistics import step_statistics
 
@@ -50,6 +51,7 @@ def watch(torch: Any) -> None:
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is not None:
         register(_make_hook(torch))
+        module.register_optimizer_step_pre_hook(frames.before_step)
 
 
 def when_done(listener: Callable[[int], None]) -> None:
@@ -63,6 +65,7 @@ def _make_hook(torch: Any) -> Callable[..., None]:
     def after_step(_optimizer: Any, _arguments: Any, _named: Any) -> None:
         STEPS.done += 1
         record(torch)
+        frames.after_step(torch)
         for listener in _listeners:
             listener(STEPS.done)
 

@@ -21,8 +21,11 @@ SNAPSHOT = "snapshot.pickle"
 def write(report: dict[str, Any], torch: Any) -> None:
     """Write the report, and the memory snapshot beside it, into a directory of this process's own.
 
-    Where the snapshot cannot be had or does not fit the disk, the report goes alone and says so.
+    Where the snapshot cannot be had or does not fit the disk, the report goes alone and says so. Where nobody said
+    which directory, nothing is written.
     """
+    if not settings.DIRECTORY:
+        return
     parent = Path(settings.DIRECTORY)
     name = f"rank{report['rank'] or 0}-{report['pid']}"
     part = parent / f".{name}.part"
