@@ -63,6 +63,8 @@ def read_allocator_message(lines: Sequence[str], at: int) -> Message | None:
 
 def _read_without_head(lines: Sequence[str], squeezed: Squeezed, at: int) -> Message | None:
     """Read a message whose beginning was cut away."""
+    if not any(word in squeezed.text for word in ("alloca", "capac")):
+        return None  # nothing that the search below could find; it is the dearest on long texts
     position = 0
     while (parts := read_parts(squeezed.text, position)) is not None and squeezed.line_of(parts.start) <= at:
         if parts.telling and _covers(squeezed, parts, at):
