@@ -8,7 +8,9 @@ in lower case and without white space (`joining`), so that no wrapping hurts.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from oomdoctor.diagnosis.text.numbers import SIZE, read_size
@@ -118,7 +120,15 @@ def read_parts(text: str, start: int = 0) -> Parts | None:
 
 def _next_head(text: str, start: int) -> int:
     """Offset of the next message's head, which ends this one."""
-    return next((match.start() for match in HEAD.finditer(text, start) if match["device"] is not None), len(text))
+    heads = _heads(text)
+    index = bisect_left(heads, start)
+    return heads[index] if index < len(heads) else len(text)
+
+
+@lru_cache(maxsize=4)
+def _heads(text: str) -> tuple[int, ...]:
+    """Offsets of all heads; a text without any is searched from many places, and but once for them."""
+    return tuple(match.start() for match in HEAD.finditer(text) if match["device"] is not None)
 
 
 def _reach(parts: Parts, stop: int) -> int:
