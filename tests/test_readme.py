@@ -145,6 +145,22 @@ def test_the_speed_figures_are_those_of_the_results() -> None:
     assert f"the probe of the picture {claims[2]['ratio']:g} times as long" in PROSE
 
 
+def test_the_figures_of_diagnosis_are_those_of_the_results() -> None:
+    """What the README says about logs, overhead and hostile inputs is what the committed benches measured."""
+    results = ROOT / "tests/bench/results"
+    logs = json.loads((results / "diagnose_speed.json").read_text(encoding="utf-8"))["logs"]
+    ways = json.loads((results / "run_overhead.json").read_text(encoding="utf-8"))["ways"]
+    fuzz = json.loads((results / "diagnose_fuzz.json").read_text(encoding="utf-8"))
+
+    assert all(log["ratio"] < 20 for log in logs)
+    assert f"2 GB in {logs[0]['ratio']:g} times what `wc -l` takes" in PROSE
+    assert f"within {max(log['peak_megabytes'] for log in logs)} MB" in PROSE
+    assert all(way["ratio"] < way["below"] for way in ways[1:])
+    assert f"takes {ways[2]['ratio']:g} times as long with history" in PROSE
+    assert f"[{fuzz['inputs']:,} inputs that nobody meant]" in PROSE
+    assert fuzz["crashes"] == 0
+
+
 def test_a_wheel_holds_everything_that_runs(tmp_path: Path) -> None:
     """An installation from a wheel has the C sources, the catalogue, the schema and the examples."""
     subprocess.run(
