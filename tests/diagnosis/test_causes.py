@@ -12,6 +12,7 @@ from situations import full, gib, situation, snapshot, trend, with_facts
 
 from oomdoctor.diagnosis.causes.judge import RULES, judge
 from oomdoctor.diagnosis.evidence import Case
+from oomdoctor.diagnosis.remedies.prescribe import prescribe
 from oomdoctor.diagnosis.situation import Situation
 from oomdoctor.oom.table_other import LIMITS
 from oomdoctor.results import (
@@ -20,10 +21,12 @@ from oomdoctor.results import (
     Confidence,
     GrowingLine,
     LiveAllocation,
+    MemoryLine,
+    MemoryTrend,
     SourceLine,
     TrainingPhase,
 )
-from oomdoctor.units import format_size
+from oomdoctor.units import MIB, format_size
 
 
 def first(one: Situation) -> CauseId:
@@ -232,6 +235,26 @@ def test_growing_log_is_a_leak_and_a_flat_one_is_none() -> None:
     assert CauseId.LEAK_ACROSS_STEPS not in causes(
         full(phase=TrainingPhase.FORWARD, trend=trend(first=20, last=20), step=100)
     )
+
+
+def test_a_leak_comes_before_the_holes_that_it_leaves() -> None:
+    """Where memory grows, fragmentation is only possible, however large the holes are."""
+    holes = {"tried": 0.15, "total": 31.7, "free": 0.01, "allocated": 24.9, "unallocated": 5.8}
+    one = situation(**holes, trend=trend(first=4, last=24))
+    assert next(iter(causes(one))) is CauseId.LEAK_ACROSS_STEPS
+    assert causes(one)[CauseId.FRAGMENTATION] is Confidence.POSSIBLE
+
+
+def test_a_late_window_still_names_the_line_and_the_whole_leak() -> None:
+    """Readings of the last steps alone tell how fast it leaks, and the snapshot where most of it lies."""
+    place = SourceLine("train.py", 8, "main")
+    held = snapshot(activations=20.0)
+    end = replace(held.end, lines=(MemoryLine(place, Category.ACTIVATIONS, gib(19) or 0, 760),))
+    late = MemoryTrend(32, 756, 787, gib(5.99) or 0, gib(6.23) or 0, growing=True, bytes_per_step=8 * MIB)
+    one = full(phase=TrainingPhase.FORWARD, trend=late, snapshots=(replace(held, end=end),))
+    assert "`train.py:8`" in judge(one)[0].evidence
+    drop = next(remedy for remedy in prescribe(one, judge(one)) if remedy.id == "drop_graph")
+    assert drop.frees_bytes == 8 * MIB * 787
 
 
 def test_late_death_may_be_a_leak() -> None:

@@ -129,13 +129,14 @@ def fragmentation(situation: Situation) -> Cause | None:
     tried, holes = facts.tried_bytes, facts.reserved_unallocated_bytes
     if tried is None or holes is None or holes < tried or not _has_large_holes(situation):
         return None
-    if (seen := _holes_in_snapshot(situation, tried)) is not None:
-        return Cause(CauseId.FRAGMENTATION, Confidence.CERTAIN, seen)
-    text = (
+    seen = _holes_in_snapshot(situation, tried)
+    text = seen or (
         f"{format_size(holes)} are reserved by PyTorch and in no tensor, and yet no piece of "
         f"{format_size(tried)} could be found among them"
     )
-    return Cause(CauseId.FRAGMENTATION, Confidence.LIKELY, text)
+    if situation.leaks:  # what leaks fills every hole in the end
+        return Cause(CauseId.FRAGMENTATION, Confidence.POSSIBLE, text)
+    return Cause(CauseId.FRAGMENTATION, Confidence.LIKELY if seen is None else Confidence.CERTAIN, text)
 
 
 def _holes_in_snapshot(situation: Situation, tried: int) -> str | None:

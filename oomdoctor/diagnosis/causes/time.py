@@ -22,7 +22,8 @@ def leak_across_steps(situation: Situation) -> Cause | None:
     if situation.snapshot is not None and situation.snapshot.growing:
         return Cause(CauseId.LEAK_ACROSS_STEPS, Confidence.LIKELY, _growing_line(situation.snapshot.growing[0]))
     if situation.trend is not None and situation.trend.growing:
-        return Cause(CauseId.LEAK_ACROSS_STEPS, Confidence.LIKELY, _growing_log(situation.trend))
+        text = _growing_log(situation.trend) + _holding_most(situation)
+        return Cause(CauseId.LEAK_ACROSS_STEPS, Confidence.LIKELY, text)
     done = situation.facts.step if situation.case.steps_done is None else situation.case.steps_done
     if situation.trend is None and done is not None and done >= _MANY_STEPS and situation.phase in _IN_STEP:
         text = f"It ran {done} steps before it ran out: memory may grow from step to step, or this batch was larger"
@@ -36,6 +37,17 @@ def _growing_line(line: GrowingLine) -> str:
         f"What {where} allocated grew from {format_size(line.first_bytes)} (blocks: {line.first_blocks}) to "
         f"{format_size(line.last_bytes)} (blocks: {line.last_blocks}) and was not freed between steps"
     )
+
+
+def _holding_most(situation: Situation) -> str:
+    """The line that holds most of what is alive, where a snapshot knows one."""
+    if situation.snapshot is None or not situation.snapshot.end.lines:
+        return ""
+    line = situation.snapshot.end.lines[0]
+    if line.place is None or 2 * line.allocated_bytes < situation.snapshot.end.allocated_bytes:
+        return ""
+    where = f"`{line.place.path}:{line.place.line}`"
+    return f"; {format_size(line.allocated_bytes)} in {line.blocks} blocks were allocated at {where}"
 
 
 def _growing_log(trend: MemoryTrend) -> str:

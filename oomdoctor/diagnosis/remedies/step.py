@@ -11,6 +11,7 @@ from oomdoctor.results import Category, CauseId, Remedy, TrainingPhase
 
 if TYPE_CHECKING:
     from oomdoctor.diagnosis.situation import Situation
+    from oomdoctor.results import MemoryTrend
 
 _LOGITS: Final = re.compile(r"cross_entropy|log_softmax|nll_loss|CrossEntropyLoss|lm_head|logits", re.IGNORECASE)
 _ATTENTION: Final = re.compile(r"attn|attention|q @ k|matmul\(q|query|softmax\(", re.IGNORECASE)
@@ -151,13 +152,19 @@ def move_outputs(_situation: Situation) -> Remedy:
     )
 
 
+def _grown(trend: MemoryTrend) -> int:
+    """What leaked until the last reading; readings that begin late have seen only a part of it."""
+    seen = trend.last_bytes - trend.first_bytes
+    return max(0, min(trend.last_bytes, max(seen, trend.bytes_per_step * trend.last_step)))
+
+
 def drop_graph(situation: Situation) -> Remedy:
     """Keep numbers, not tensors with their graphs."""
     grown = None
     if situation.snapshot is not None and situation.snapshot.growing:
         grown = sum(max(0, line.last_bytes - line.first_bytes) for line in situation.snapshot.growing)
     elif situation.trend is not None and situation.trend.growing:
-        grown = max(0, situation.trend.last_bytes - situation.trend.first_bytes)
+        grown = _grown(situation.trend)
     return Remedy(
         id="drop_graph",
         change="Keep what outlives a step without its graph and off the device",
