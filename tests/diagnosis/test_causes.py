@@ -257,6 +257,18 @@ def test_a_late_window_still_names_the_line_and_the_whole_leak() -> None:
     assert drop.frees_bytes == 8 * MIB * 787
 
 
+def test_blocks_that_a_line_keeps_may_be_a_leak() -> None:
+    """A line that took the same memory many times, all of it alive, may be a loop that keeps what it makes."""
+    place = SourceLine("train.py", 6, "main")
+    kept = LiveAllocation(gib(1) or 0, Category.ACTIVATIONS, place, "main (train.py:6)", blocks=18)
+    layer = replace(kept, innermost="forward (torch/nn/modules/linear.py:134)")
+    held = snapshot(activations=20.0)
+    one = full(phase=TrainingPhase.FORWARD, snapshots=(replace(held, largest=(kept,)),))
+    assert causes(one)[CauseId.LEAK_ACROSS_STEPS] is Confidence.POSSIBLE
+    other = full(phase=TrainingPhase.FORWARD, snapshots=(replace(held, largest=(layer,)),))
+    assert CauseId.LEAK_ACROSS_STEPS not in causes(other)
+
+
 def test_late_death_may_be_a_leak() -> None:
     """After hundreds of steps that fitted, something grew or one batch was larger."""
     assert causes(full(phase=TrainingPhase.BACKWARD, step=500))[CauseId.LEAK_ACROSS_STEPS] is Confidence.POSSIBLE

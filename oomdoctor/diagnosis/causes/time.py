@@ -9,9 +9,11 @@ from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
     from oomdoctor.diagnosis.situation import Situation
-    from oomdoctor.results import GrowingLine, MemoryTrend
+    from oomdoctor.results import GrowingLine, MemoryTrend, SourceLine
 
 _MANY_STEPS: Final = 100  # a step that fitted so often ran out for another reason than its usual size
+_MANY_BLOCKS: Final = 8
+_GOOD_PART: Final = 4  # one part in so many
 _IN_STEP: Final = (TrainingPhase.FORWARD, TrainingPhase.BACKWARD)
 
 
@@ -24,11 +26,33 @@ def leak_across_steps(situation: Situation) -> Cause | None:
     if situation.trend is not None and situation.trend.growing:
         text = _growing_log(situation.trend) + _holding_most(situation)
         return Cause(CauseId.LEAK_ACROSS_STEPS, Confidence.LIKELY, text)
+    if (kept := _kept_by_a_loop(situation)) is not None:
+        return Cause(CauseId.LEAK_ACROSS_STEPS, Confidence.POSSIBLE, kept)
     done = situation.facts.step if situation.case.steps_done is None else situation.case.steps_done
     if situation.trend is None and done is not None and done >= _MANY_STEPS and situation.phase in _IN_STEP:
         text = f"It ran {done} steps before it ran out: memory may grow from step to step, or this batch was larger"
         return Cause(CauseId.LEAK_ACROSS_STEPS, Confidence.POSSIBLE, text)
     return None
+
+
+def _kept_by_a_loop(situation: Situation) -> str | None:
+    """A line of the user's that took memory by itself again and again, all of which is alive.
+
+    A forward pass does that too, but in its layers; what the user's own line takes directly it takes once a round.
+    """
+    if situation.snapshot is None:
+        return None
+    for one in situation.snapshot.largest:
+        direct = one.place is not None and one.innermost is not None and _is_own_frame(one.innermost, one.place)
+        large = one.blocks * one.size_bytes * _GOOD_PART >= situation.snapshot.end.allocated_bytes
+        if one.place is not None and direct and large and one.blocks >= _MANY_BLOCKS:
+            where = f"`{one.place.path}:{one.place.line}`"
+            return f"{where} took {one.blocks} blocks of {format_size(one.size_bytes)}, and all of them are still alive"
+    return None
+
+
+def _is_own_frame(innermost: str, place: SourceLine) -> bool:
+    return innermost.startswith(f"{place.function} (") and innermost.endswith(f":{place.line})")
 
 
 def _growing_line(line: GrowingLine) -> str:

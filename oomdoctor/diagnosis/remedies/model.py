@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnosis.causes.activity import makes_state
 from oomdoctor.diagnosis.remedies.step import room_for_others
-from oomdoctor.results import Category, CauseId, Remedy
+from oomdoctor.results import Category, CauseId, Remedy, TrainingPhase
 
 if TYPE_CHECKING:
     from oomdoctor.diagnosis.situation import Situation
@@ -85,7 +85,7 @@ def shard_optimizer(_situation: Situation) -> Remedy:
 
 def load_on_host(situation: Situation) -> Remedy:
     """Load the checkpoint where there is room, and let go of it."""
-    line = situation.facts.user_line
+    line = situation.facts.user_line if situation.phase is TrainingPhase.CHECKPOINT_LOAD else None
     where = "" if line is None else f"  # at {line.path}:{line.line}"
     return Remedy(
         id="load_on_host",
