@@ -27,11 +27,19 @@ MarkdownFlag: TypeAlias = Annotated[
     bool, typer.Option("--markdown", help="Print Markdown, for a comment or a summary.")
 ]
 HtmlFlag: TypeAlias = Annotated[bool, typer.Option("--html", help="Print one self-contained HTML page.")]
+
+
+def _unless_dash(value: Path | None) -> Path | None:
+    """`-` is standard output, as everywhere."""
+    return None if value == Path("-") else value
+
+
 Output: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--output",
         "-o",
+        callback=_unless_dash,
         metavar="FILE",
         help="Write the report to a file; .json, .md, .html or .txt chooses its format.",
         show_default=False,

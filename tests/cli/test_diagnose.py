@@ -214,6 +214,13 @@ def test_the_ending_of_the_file_chooses(oomdoctor: Run, tmp_path: Path, ending: 
     assert (tmp_path / f"why.{ending}").read_text(encoding="utf-8").lower().startswith(begins)
 
 
+def test_dash_is_standard_output(oomdoctor: Run, tmp_path: Path) -> None:
+    """`-o -` prints, and makes no file of that name."""
+    (tmp_path / "train.log").write_text(LOG)
+    assert oomdoctor("diagnose", "train.log", "-o", "-").stdout == oomdoctor("diagnose", "train.log").stdout
+    assert not (tmp_path / "-").exists()
+
+
 def test_a_saved_diagnosis_is_rendered_again(oomdoctor: Run, tmp_path: Path) -> None:
     """`oomdoctor report` prints a saved diagnosis as `diagnose` did."""
     (tmp_path / "train.log").write_text(LOG)

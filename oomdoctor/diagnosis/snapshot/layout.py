@@ -38,6 +38,7 @@ class WrongError(Exception):
 
 
 # What an entry takes of a file at least: its keys, an address and a size; and a frame, as a reference to another.
+_SMALLEST_BUDGET: Final = 4096  # so that a small file is told what it lacks, not that it is too dense
 _BYTES_AN_ENTRY: Final = 16
 _BYTES_A_FRAME: Final = 2
 
@@ -50,7 +51,7 @@ class _Budget:
     """
 
     def __init__(self, size: int) -> None:
-        self.left = size
+        self.left = max(size, _SMALLEST_BUDGET)
 
     def spend_entries(self, count: int) -> None:
         self.spend(count * _BYTES_AN_ENTRY)
