@@ -149,16 +149,23 @@ def test_ctrl_c_at_a_terminal_is_delivered_once(tmp_path: Path) -> None:
 
 def test_a_stop_stops_both_and_a_continue_continues_both(tmp_path: Path) -> None:
     """SIGTSTP sent to us stops the command and us, and SIGCONT wakes both."""
-    process = start(sys.executable, "-S", "-c", LISTENER, cwd=tmp_path)
+    # In a group of its own below the suite's: the kernel stops no orphaned group, as a suite in the background is one.
+    process = start(sys.executable, "-S", "-c", LISTENER, cwd=tmp_path, process_group=0)
     assert process.stdout is not None
     command = int(process.stdout.readline().split()[1])
-    process.send_signal(signal.SIGTSTP)
-    _wait_for_state(command, "T")
-    _wait_for_state(process.pid, "T")
-    process.send_signal(signal.SIGCONT)
-    _wait_for_state(command, "SR")
-    process.send_signal(signal.SIGTERM)
-    rest, _ = process.communicate(timeout=60)
+    try:
+        process.send_signal(signal.SIGTSTP)
+        _wait_for_state(command, "T")
+        _wait_for_state(process.pid, "T")
+        process.send_signal(signal.SIGCONT)
+        _wait_for_state(command, "SR")
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        process.wait()
 
     assert rest == "seen 15\n"
     assert process.returncode == 5
