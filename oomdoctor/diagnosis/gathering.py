@@ -60,10 +60,11 @@ def gather(sources: Sequence[Source]) -> Case:
     for source in sources:
         _read(source, found)
     first = next(iter(found.reports), None)
+    trends = [trend for trend in found.trends if trend.readings >= _FEWEST_READINGS]
     return Case(
         sources=tuple(source.name for source in sources),
         events=tuple(found.events),
-        trend=max(found.trends, key=lambda trend: (trend.growing, trend.readings), default=None),
+        trend=max(trends, key=lambda trend: (trend.growing, trend.readings), default=None),
         snapshots=tuple(
             summary
             for folder, raw in found.snapshots
@@ -89,8 +90,7 @@ def _read(source: Source, found: _Found) -> None:
         else:
             scanned = scan(stream, source.name)
             found.events += read_events(scanned.windows)
-            if scanned.trend is not None and scanned.trend.readings >= _FEWEST_READINGS:
-                found.trends.append(scanned.trend)
+            found.trends += [scanned.trend] if scanned.trend is not None else []
 
 
 def _refuse_what_is_no_evidence(source: Source, start: bytes) -> None:

@@ -152,7 +152,7 @@ class Situation:
             return None
         return max(0, facts.total_bytes - facts.free_bytes - own)
 
-    @property
+    @cached_property
     def batch_size(self) -> int | None:
         """The batch size that the traceback's code, the command line or the log names; None where none or several."""
         sizes = set(_batch_sizes(self._texts()))
@@ -167,10 +167,10 @@ class Situation:
     @property
     def handle_refused(self) -> bool:
         """Whether cuBLAS found no room for its handle, which it makes once, before the first matrix product."""
-        created = self.event is not None and "Create(handle)" in self.event.message.text
+        created = "Create(handle)" in self.message
         return self.kind == "cublas-allocation" and created and self.phase in (TrainingPhase.FORWARD, None)
 
-    @property
+    @cached_property
     def is_server(self) -> bool:
         """Whether an inference server died, which has no training batch and takes its memory beforehand."""
         return any(_SERVER.search(text) for text in self._texts()) or self.kind in _SERVER_KINDS
@@ -180,12 +180,12 @@ class Situation:
         """Whether PyTorch asked for the memory, and not another framework."""
         return self.kind not in _OTHER_FRAMEWORKS
 
-    @property
+    @cached_property
     def mentions_pinned_memory(self) -> bool:
         """Whether the traceback or the lines before it have to do with pinned host memory, or with WSL."""
         return any(_PINNED.search(text) for text in self._texts())
 
-    @property
+    @cached_property
     def code(self) -> str:
         """The code of the traceback, a line a frame."""
         frames = () if self.event is None else self.event.frames

@@ -7,11 +7,10 @@ bug behind a smaller batch, so nothing counts that the table does not know. Type
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.oom.matching import lowered, search
 from oomdoctor.oom.table import EXHAUSTED, TORCH_TYPE, Row
 from oomdoctor.oom.table_other import AMBIGUOUS, LIMITS, NOT_DEVICE_MEMORY
 from oomdoctor.results import Outcome
@@ -148,7 +147,8 @@ def _related(link: BaseException) -> list[BaseException]:
 
 def _classify_one(type_names: frozenset[str], text: str, evidence: Evidence, table: Sequence[Row]) -> Verdict | None:
     """Judge one error by itself; None where no row knows it."""
-    row = next((row for row in table if _matches(row, type_names, text)), None)
+    lower_case = lowered(text)
+    row = next((row for row in table if _matches(row, type_names, lower_case)), None)
     if row is None:
         return None
     if row.not_when_ample and evidence.ample:
@@ -179,13 +179,8 @@ def _precedence(verdict: Verdict) -> tuple[int, bool]:
 
 def _matches(row: Row, type_names: frozenset[str], text: str) -> bool:
     return not type_names.isdisjoint(row.raised_by) and all(
-        _compile(pattern).search(text) is not None for pattern in row.patterns
+        search(pattern, text) is not None for pattern in row.patterns
     )
-
-
-@cache
-def _compile(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.IGNORECASE | re.MULTILINE)
 
 
 def _type_names(error_type: type[BaseException]) -> frozenset[str]:

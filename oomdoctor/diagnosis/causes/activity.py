@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnosis.causes.numbers import asks_for_more_than_all, has_room
-from oomdoctor.diagnosis.causes.phrases import at_batch, held, mostly
+from oomdoctor.diagnosis.causes.phrases import at, at_batch, held, mostly
 from oomdoctor.results import Category, Cause, CauseId, Confidence, TrainingPhase
 from oomdoctor.units import GIB, MIB, format_size
 
@@ -93,7 +93,7 @@ def _checkpoint_alive(situation: Situation) -> Cause | None:
     if alive * _GOOD_PART < situation.snapshot.end.allocated_bytes or not loaded:
         return None
     place = loaded[0].place
-    where = "" if place is None else f" at `{place.path}:{place.line}`"
+    where = "" if place is None else f" at {at(place)}"
     text = (
         f"At least {format_size(alive)} of what is alive were loaded from a file{where}, and are no part of the model"
     )

@@ -42,7 +42,7 @@ def host_oom(situation: Situation) -> Cause | None:
         return Cause(CauseId.HOST_OOM, confidence, text)
     if not situation.is_oom or situation.device != "cpu" or situation.kind in SHARED_MEMORY_KINDS:
         return None
-    words, tried = situation.event.message.text, situation.facts.tried_bytes
+    words, tried = situation.message, situation.facts.tried_bytes
     if tried is not None:
         text = f"The host refused {format_size(tried)}; no device's memory is involved"
         return Cause(CauseId.HOST_OOM, Confidence.CERTAIN, text)
@@ -82,7 +82,7 @@ def not_oom(situation: Situation) -> Cause | None:
         return None
     row = situation.row
     why = "no lack of memory is known to cause it" if row is None else row.reason
-    text = f"{quoted(situation.event.message.text)}: {why}"
+    text = f"{quoted(situation.message)}: {why}"
     return Cause(CauseId.NOT_OOM, _confidence(row), text)
 
 

@@ -9,7 +9,7 @@ from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
     from oomdoctor.diagnosis.situation import Situation
-    from oomdoctor.results import Category
+    from oomdoctor.results import Category, SourceLine
 
 _LONGEST_QUOTATION: Final = 160
 
@@ -44,6 +44,16 @@ def mostly(situation: Situation, *categories: Category) -> str:
     names = [category.value.replace("_", " ") for category in categories]
     listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
     return f"{listed[:1].upper()}{listed[1:]} are {format_size(part)} of {format_size(whole)} allocated"
+
+
+def at(line: SourceLine) -> str:
+    """A line of code in a sentence, such as `` `train.py:31` ``."""
+    return f"`{line.path}:{line.line}`"
+
+
+def as_comment(line: SourceLine | None) -> str:
+    """A line of code behind a command, such as `  # at train.py:31`; empty where it is not known."""
+    return "" if line is None else f"  # at {line.path}:{line.line}"
 
 
 def quoted(text: str) -> str:

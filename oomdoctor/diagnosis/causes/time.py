@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.diagnosis.causes.phrases import at
 from oomdoctor.results import Cause, CauseId, Confidence, TrainingPhase
 from oomdoctor.units import format_size
 
@@ -46,8 +47,8 @@ def _kept_by_a_loop(situation: Situation) -> str | None:
         direct = one.place is not None and one.innermost is not None and _is_own_frame(one.innermost, one.place)
         large = one.blocks * one.size_bytes * _GOOD_PART >= situation.snapshot.end.allocated_bytes
         if one.place is not None and direct and large and one.blocks >= _MANY_BLOCKS:
-            where = f"`{one.place.path}:{one.place.line}`"
-            return f"{where} took {one.blocks} blocks of {format_size(one.size_bytes)}, and all of them are still alive"
+            size = format_size(one.size_bytes)
+            return f"{at(one.place)} took {one.blocks} blocks of {size}, and all of them are still alive"
     return None
 
 
@@ -56,7 +57,7 @@ def _is_own_frame(innermost: str, place: SourceLine) -> bool:
 
 
 def _growing_line(line: GrowingLine) -> str:
-    where = "memory without a known line" if line.place is None else f"`{line.place.path}:{line.place.line}`"
+    where = "memory without a known line" if line.place is None else at(line.place)
     return (
         f"What {where} allocated grew from {format_size(line.first_bytes)} (blocks: {line.first_blocks}) to "
         f"{format_size(line.last_bytes)} (blocks: {line.last_blocks}) and was not freed between steps"
@@ -70,8 +71,7 @@ def _holding_most(situation: Situation) -> str:
     line = situation.snapshot.end.lines[0]
     if line.place is None or 2 * line.allocated_bytes < situation.snapshot.end.allocated_bytes:
         return ""
-    where = f"`{line.place.path}:{line.place.line}`"
-    return f"; {format_size(line.allocated_bytes)} in {line.blocks} blocks were allocated at {where}"
+    return f"; {format_size(line.allocated_bytes)} in {line.blocks} blocks were allocated at {at(line.place)}"
 
 
 def _growing_log(trend: MemoryTrend) -> str:

@@ -61,11 +61,10 @@ def raise_cap(situation: Situation) -> Remedy:
 
 def expandable_segments(situation: Situation) -> Remedy | None:
     """Let segments grow in place, so that no holes remain between them."""
-    text = "" if situation.event is None else situation.event.message.text
     settings = situation.case.allocator_settings or ""
     if situation.device not in _CUDA_LIKE or "expandable_segments:True" in settings:
         return None
-    if _OLD_TEMPLATE in text:
+    if _OLD_TEMPLATE in situation.message:
         return Remedy(
             id="max_split_size",
             change="Keep large blocks whole, or upgrade to torch 2.1 or newer for `expandable_segments:True`",

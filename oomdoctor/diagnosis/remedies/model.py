@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnosis.causes.activity import makes_state
+from oomdoctor.diagnosis.causes.phrases import as_comment
 from oomdoctor.diagnosis.remedies.step import room_for_others
 from oomdoctor.results import Category, CauseId, Remedy, TrainingPhase
 
@@ -86,11 +87,10 @@ def shard_optimizer(_situation: Situation) -> Remedy:
 def load_on_host(situation: Situation) -> Remedy:
     """Load the checkpoint where there is room, and let go of it."""
     line = situation.facts.user_line if situation.phase is TrainingPhase.CHECKPOINT_LOAD else None
-    where = "" if line is None else f"  # at {line.path}:{line.line}"
     return Remedy(
         id="load_on_host",
         change="Load the checkpoint onto the host, copy it into the model, and drop it",
-        how=f'model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)){where}',
+        how=f'model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)){as_comment(line)}',
         frees_bytes=None,
         cost="none; host memory for the checkpoint while it loads (less with `mmap=True`)",
     )

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnosis.causes.activity import GROWS_WITH_THE_BATCH
+from oomdoctor.diagnosis.causes.phrases import as_comment
 from oomdoctor.diagnosis.vocabulary import vocabulary
 from oomdoctor.results import Category, CauseId, Remedy, TrainingPhase
 
@@ -118,13 +119,11 @@ def fused_attention(situation: Situation) -> Remedy | None:
 
 def check_shapes(situation: Situation) -> Remedy:
     """A size beyond the device is most often a mistake."""
-    line = situation.facts.user_line
-    where = "" if line is None else f"  # at {line.path}:{line.line}"
     return Remedy(
         id="check_shapes",
         change="Print the shapes before the line that ran out: a broadcast, an outer product or a wrong dimension "
         "is behind most requests of this size",
-        how=f"print(x.shape, y.shape){where}",
+        how=f"print(x.shape, y.shape){as_comment(situation.facts.user_line)}",
         frees_bytes=situation.facts.tried_bytes,
         cost="none",
     )

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
-from string import ascii_lowercase, ascii_uppercase
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.oom.matching import lowered, search
 from oomdoctor.oom.table import EXHAUSTED, TORCH_TYPE
 from oomdoctor.oom.table_other import AMBIGUOUS, LIMITS, NOT_DEVICE_MEMORY
 from oomdoctor.results import Outcome
@@ -60,10 +59,6 @@ class Kind:
     end: int | None = None
 
 
-_LOWER: Final = str.maketrans(ascii_uppercase, ascii_lowercase)
-_UPPER: Final = re.compile(r"\\.|[A-Z]")
-
-
 def kind_of(text: str, type_name: str = "") -> Kind | None:
     """Find what a text is.
 
@@ -74,9 +69,9 @@ def kind_of(text: str, type_name: str = "") -> Kind | None:
     Returns:
         None where neither the words nor the type are known.
     """
-    lowered = text.translate(_LOWER)
+    lower_case = lowered(text)
     for row in _CERTAIN:
-        match = _matches(row, lowered)
+        match = _matches(row, lower_case)
         if match is not None:
             return _kind(row, text, match)
     short = _SHORT.search(text)
@@ -86,7 +81,7 @@ def kind_of(text: str, type_name: str = "") -> Kind | None:
     if by_type is not None:
         return _kind(by_type, text, None)
     for row in AMBIGUOUS:
-        match = _matches(row, lowered)
+        match = _matches(row, lower_case)
         if match is not None:
             return _ambiguous(row, text, match, type_name)
     return None
@@ -94,15 +89,9 @@ def kind_of(text: str, type_name: str = "") -> Kind | None:
 
 def _matches(row: Row, text: str) -> re.Match[str] | None:
     """Match of the row's first pattern where all of them match; the text is in lower case."""
-    if not row.patterns or any(_compile(pattern).search(text) is None for pattern in row.patterns[1:]):
+    if not row.patterns or any(search(pattern, text) is None for pattern in row.patterns[1:]):
         return None
-    return _compile(row.patterns[0]).search(text)
-
-
-@cache
-def _compile(pattern: str) -> re.Pattern[str]:
-    """The pattern in lower case too: against lower case that is several times faster than to ignore the case."""
-    return re.compile(_UPPER.sub(lambda match: match[0] if match[0][0] == "\\" else match[0].lower(), pattern))
+    return search(row.patterns[0], text)
 
 
 def _row_of_type(type_name: str, text: str) -> Row | None:

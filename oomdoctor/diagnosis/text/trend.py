@@ -18,7 +18,6 @@ _MOST_SERIES: Final = 64
 _MOST_READINGS: Final = 2048  # of a series; every second one is dropped where there are more
 
 _FEWEST_READINGS: Final = 5
-_FEWEST_FOR_A_LINE: Final = 3
 _WARM_UP_SHARE: Final = 5  # one part in so many of the steps is warm-up
 _PARTS: Final = 8
 _RISING_SHARE: Final = 0.7  # of the parts must end higher than the one before
@@ -88,11 +87,11 @@ class TrendReader:
 
 
 def judge_readings(readings: Iterable[tuple[int, int]]) -> MemoryTrend | None:
-    """Judge pairs of step and bytes that somebody else read; None where there are fewer than three."""
+    """Judge pairs of step and bytes that somebody else read; None where there are none."""
     series = _Series()
     for step, used_bytes in readings:
         series.add(step, used_bytes)
-    return _judge(series) if series.seen >= _FEWEST_FOR_A_LINE else None
+    return _judge(series) if series.seen else None
 
 
 def _judge(series: _Series) -> MemoryTrend:
