@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _ITERATIONS = (1, 2)
+_LONGEST_RELEASE_SECONDS = 0.5
+_PAUSE_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,17 @@ def clean(model: torch.nn.Module) -> None:
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - no public way; else they stay for the process
     torch.cuda.empty_cache()
+
+
+def settle(model: torch.nn.Module, start_bytes: int) -> None:
+    """Clean until no more than `start_bytes` is allocated: autograd's threads let go of a failed backward a bit later.
+
+    What is still there after half a second was kept by the target, not by a thread that waits for a processor.
+    """
+    deadline = time.monotonic() + _LONGEST_RELEASE_SECONDS
+    while torch.cuda.memory_allocated() > start_bytes and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)
+        clean(model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from oomdoctor.probing.channel import Channel, ChannelClosedError, Message
 from oomdoctor.probing.guardian import die_with_parent
 from oomdoctor.probing.recorder import PhaseRecorder
 from oomdoctor.probing.replay import largest_size
-from oomdoctor.probing.trial import Setup, allow, clean, run_trial
+from oomdoctor.probing.trial import Setup, allow, clean, run_trial, settle
 from oomdoctor.results import Outcome, PhaseName
 from oomdoctor.serialisation import encode
 from oomdoctor.targets.contract import (
@@ -78,6 +78,7 @@ class _Worker:
 
     _setup: Setup
     _cap_bytes: int | None
+    _start_bytes: int
 
     def load(self, request: Message) -> Message:
         device = _device()
@@ -92,6 +93,7 @@ class _Worker:
         error = _place_model(model, device, recorder)
         clean(model)
         self._setup = Setup(target, model, device, request["precision"], request["optimizer"], not is_null_gpu())
+        self._start_bytes = torch.cuda.memory_allocated()
         return {
             "event": "loaded",
             "name": torch.cuda.get_device_name(device),
@@ -110,6 +112,7 @@ class _Worker:
 
     def trial(self, request: Message) -> Message:
         attempt = run_trial(self._setup, request["micro_batch"], request["micro_steps"], request["allowed_bytes"])
+        settle(self._setup.model, self._start_bytes)
         return {
             "event": "trial",
             "trial": encode(attempt.trial),
