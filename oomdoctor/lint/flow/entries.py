@@ -1,0 +1,92 @@
+"""With which functions a file's runs begin: where something telling happens, in them or in what they call."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.code.functions import Function, Module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_TELLING: Final = re.compile(
+    r"backward|zero_grad|\.step\(|\.eval\(|torch\.load|empty_cache|\bload\(|no_grad|inference_mode"
+    r"|def\s+_*(?:run_|do_)?(?:eval|evaluat|valid|test|infer|predict)\w*\("
+    r"|OutOfMemory|out of memory|\bcycle\b|retain_graph|clip_grad|\.train\("
+)
+"""What a function has in its text where a rule may have something to say."""
+
+_CALLED: Final = re.compile(r"(?<!def )\b([A-Za-z_]\w*)\s*\(")
+
+_WORK: Final = re.compile(
+    r"train|step|fit|update|optimi|backward|epoch|eval|valid|test|infer|predict|loss|run|batch|load"
+)
+"""What an imported function is called that may hold a part of a training loop."""
+
+
+def entries(module: Module) -> list[Function]:
+    """Functions to begin with, those that nobody in the file calls first: the others are run on their way."""
+    called = _called_by(module)
+    telling = _telling(module, called)
+    named = {name for names in called.values() for name in names}
+    return sorted(telling, key=lambda function: (function.parent is not None, function.name in named))
+
+
+def leads_elsewhere(module: Module) -> bool:
+    """Whether a file calls functions of other files of its repository that may hold a part of a training loop."""
+    return bool(_work_elsewhere(module))
+
+
+def _work_elsewhere(module: Module) -> frozenset[str]:
+    project = module.project
+    if project is None:
+        return frozenset()
+    return frozenset(
+        name
+        for name, meaning in module.names.items()
+        if _WORK.search(name) and isinstance(project.definition(meaning, module), Function)
+    )
+
+
+def _called_by(module: Module) -> dict[Function, frozenset[str]]:
+    """Names that each function calls, whatever they are called on."""
+    lines, names = [], []
+    for line, name in _with_lines(module.text, _CALLED):
+        lines.append(line)
+        names.append(name)
+    return {
+        function: frozenset(names[bisect_left(lines, function.node.lineno) : bisect_left(lines, _end(function) + 1)])
+        for function in module.functions
+    }
+
+
+def _telling(module: Module, called: dict[Function, frozenset[str]]) -> list[Function]:
+    lines = [line for line, _ in _with_lines(module.text, _TELLING)]
+    found = {function for function in module.functions if _has_line(function, lines)}
+    names = {function.name for function in found} | _work_elsewhere(module)
+    while True:
+        more = {function for function in module.functions if function not in found and called[function] & names}
+        if not more:
+            return [function for function in module.functions if function in found]
+        found |= more
+        names |= {function.name for function in more}
+
+
+def _end(function: Function) -> int:
+    return function.node.end_lineno or function.node.lineno
+
+
+def _has_line(function: Function, lines: list[int]) -> bool:
+    index = bisect_left(lines, function.node.lineno)
+    return index < len(lines) and lines[index] <= _end(function)
+
+
+def _with_lines(text: str, pattern: re.Pattern[str]) -> Iterable[tuple[int, str]]:
+    """Each match's line and its first group, or all of it."""
+    line, position = 1, 0
+    for match in pattern.finditer(text):
+        line += text.count("\n", position, match.start())
+        position = match.start()
+        yield line, match[pattern.groups]

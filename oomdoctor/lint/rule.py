@@ -1,0 +1,113 @@
+"""What a rule is, and what it says where it fires."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ast
+    from collections.abc import Callable, Iterator
+
+    from oomdoctor.lint.code.functions import Module
+    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.results import Concern, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One change of the text.
+
+    Attributes:
+        start: Where what is replaced begins, as a line from 1 and a column in UTF-8 bytes from 0, as `ast` counts.
+        end: Where it ends; equal to `start` for an insertion.
+        text: What comes there.
+    """
+
+    start: tuple[int, int]
+    end: tuple[int, int]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A place where a rule fires.
+
+    Attributes:
+        node: What to point at.
+        module: The file that it lies in.
+        message: What is wrong there, with the names that the user gave; lower case, no full stop.
+        help: What to write instead, one sentence.
+        severity: Where it differs from the rule's own.
+        edits: Changes that put it right without changing what else the program does; empty where there are none.
+    """
+
+    node: ast.AST
+    module: Module
+    message: str
+    help: str
+    severity: Severity | None = None
+    edits: tuple[Edit, ...] = ()
+
+    @classmethod
+    def at(
+        cls,
+        event: Event,
+        message: str,
+        *,
+        help: str,  # noqa: A002 - the field's name
+        severity: Severity | None = None,
+        edits: tuple[Edit, ...] = (),
+    ) -> Hit:
+        """A hit where an event is."""
+        return cls(event.node, event.module, message, help, severity, edits)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a rule looks at: one file, and all runs that begin in it.
+
+    Attributes:
+        module: The file.
+        runs: What its points of entry do, calls into the file itself and its repository followed.
+    """
+
+    module: Module
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One mistake that is looked for.
+
+    Attributes:
+        code: Such as `OOM101`.
+        name: Such as `evaluation-keeps-graph`; lower case with hyphens.
+        severity: How bad a finding is where the rule does not say otherwise.
+        concern: What it costs: memory, a wrong result, or time.
+        summary: One line for lists, lower case, no full stop.
+        explanation: What the rule looks for, and what it passes over; Markdown.
+        reason: Why that is bad, with what PyTorch does; Markdown.
+        bad: A short training script in which it fires; runs as it stands but for its data.
+        good: The same without the mistake: nothing fires.
+        references: Addresses of documentation or issues that say so.
+        words: The rule can only fire in a file that has at least one of these words in its text.
+        check: Gives each place where it fires.
+        default: Whether it is on unless selected by name; off where it is right less than nine times in ten.
+        fixed: What `--fix` makes of `bad`, where a fix is safe; else None.
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    concern: Concern
+    summary: str
+    explanation: str
+    reason: str
+    bad: str
+    good: str
+    references: tuple[str, ...]
+    words: tuple[str, ...]
+    check: Callable[[Subject], Iterator[Hit]]
+    default: bool = True
+    fixed: str | None = None

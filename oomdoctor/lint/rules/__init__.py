@@ -1,0 +1,21 @@
+"""The rules: one file each, with a `RULE` in it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.rule import Rule
+
+
+def _rules() -> Iterator[Rule]:
+    for module in iter_modules(__path__):
+        yield import_module(f"{__name__}.{module.name}").RULE
+
+
+ALL: Final[tuple[Rule, ...]] = tuple(sorted(_rules(), key=lambda rule: rule.code))
+"""Every rule, by code."""
