@@ -10,10 +10,15 @@ if TYPE_CHECKING:
 
 
 class Names:
-    """The names that a file imports, at whatever depth; a name that is imported twice has its last meaning."""
+    """The names that a file imports, at whatever depth; a name that is imported twice has its last meaning.
+
+    Attributes:
+        modules: Qualified names of what is imported that may be modules.
+    """
 
     def __init__(self, imports: Iterable[ast.Import | ast.ImportFrom] = ()) -> None:
         self._meaning: dict[str, str] = {}
+        self.modules: set[str] = set()
         for node in imports:
             if isinstance(node, ast.Import):
                 self._add_import(node)
@@ -29,6 +34,7 @@ class Names:
 
     def _add_import(self, node: ast.Import) -> None:
         for alias in node.names:
+            self.modules.add(alias.name)
             if alias.asname is not None:
                 self._meaning[alias.asname] = alias.name
             else:
@@ -39,7 +45,10 @@ class Names:
         source = "." * node.level + (node.module or "")
         between = "" if source.endswith(".") or not source else "."
         for alias in node.names:
-            self._meaning[alias.asname or alias.name] = f"{source}{between}{alias.name}"
+            meaning = f"{source}{between}{alias.name}"
+            self._meaning[alias.asname or alias.name] = meaning
+            if alias.name.islower():
+                self.modules.add(meaning)
 
     def qualified(self, node: ast.expr) -> str | None:
         """Qualified name of a dotted expression; a relative import keeps its leading dots.

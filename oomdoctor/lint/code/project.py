@@ -1,17 +1,42 @@
-"""The repository around a file: where its other modules lie, and who calls a function from another file."""
+"""The repository around a file: where its other modules lie, and what they define."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections import OrderedDict
+from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.outline import Outline, outline
+from oomdoctor.lint.code.parsing import parse
+from oomdoctor.lint.source import UnreadableError, check_size, decode, read, within
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from oomdoctor.lint.code.functions import Class, Function, Module
 
-_MOST_MODULES: Final = 24  # that are kept parsed: a bound on memory
-_LARGEST_BYTES: Final = 256 * 1024  # of a file that is read on the way; larger ones hold data
-_MOST_LINKS: Final = 4  # of a name that is imported from a file that imports it from another
+_MOST_CHARACTERS: Final = 300_000
+"""Of the files whose trees are kept: a bound on memory, since parsed code takes 15 times its text and may take more."""
+_LARGEST_BYTES: Final = 256 * 1024
+"""Of a file that a call is followed into; larger ones hold data."""
+_MOST_LINKS: Final = 4
+"""Files that pass a name on to one another."""
+_WORK: Final = re.compile(
+    r"train|step|fit|update|optimi|backward|epoch|eval|valid|test|infer|predict|loss|run|batch|load|cycle|main|criterion"
+)
+_MOST_FILES: Final = 2000
+"""Of a repository that are looked through for callers."""
+_FOREIGN: Final = frozenset({"site-packages", "node_modules", "venv", "build", "dist", "__pycache__"})
+_EMPTY: Final = Outline(frozenset(), MappingProxyType({}))
+
+
+def may_hold_work(name: str) -> bool:
+    """Whether a function of this name may hold a part of a training loop; others are not followed into other files."""
+    return bool(_WORK.search(name))
 
 
 class Project:
@@ -19,77 +44,162 @@ class Project:
 
     Args:
         root: The folder that absolute imports are looked for in, with `src` below it.
+        overlay: What files hold in place of what is on the disk, by resolved path.
+
+    Attributes:
+        recorded: Kept here by `oomdoctor.lint.flow.callers`: what the runs that begin in a file do in others.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, overlay: Mapping[Path, bytes] | None = None) -> None:
         self.root = root
-        self._modules: OrderedDict[Path, Module | None] = OrderedDict()
+        self._overlay = overlay or {}
+        self._outlines: dict[Path, Outline] = {}
+        self._modules: OrderedDict[Path, Module] = OrderedDict()
+        self._found: dict[tuple[str, Path], Path | None] = {}
+        self._files: list[Path] | None = None
+        self.recorded: dict[Path, dict[tuple[str, int, int], set[str]]] = {}
 
-    def definition(self, qualified: str, importer: Module, links: int = 0) -> Function | Class | None:
-        """The function or class of the repository that a qualified name means, through re-exports.
+    def definition(self, qualified: str, importer: Module) -> Function | Class | None:
+        """The function or class of the repository that a qualified name means, through files that pass it on.
 
         Args:
             qualified: Such as `engine.train_one_epoch` or `.engine.train_one_epoch`.
             importer: The file in which the name stands.
-            links: How many files led here.
         """
-        source, _, name = qualified.rpartition(".")
-        if qualified.startswith(".") and not source.strip("."):
-            source = qualified[: len(qualified) - len(name)]
-        if not source or links > _MOST_LINKS:
+        place = self._place(qualified, importer.path.parent, 0)
+        if place is None:
             return None
-        module = self._module(source, importer)
-        if module is None:
+        path, name = place
+        module = self._parsed(path)
+        return None if module is None else module.top.get(name) or module.classes.get(name)
+
+    def defines_work(self, qualified: str, importer: Module) -> bool:
+        """Whether the name means a function of the repository that may hold a part of a training loop."""
+        name = qualified.rpartition(".")[2]
+        return may_hold_work(name) and self._place(qualified, importer.path.parent, 0) is not None
+
+    def work_in(self, dotted: str, importer: Module) -> frozenset[str]:
+        """Functions of a module of the repository that may hold a part of a training loop; none where it has no such.
+
+        Args:
+            dotted: The module, such as `package.engine`.
+            importer: The file in which it is imported.
+        """
+        path = self._file(dotted, importer.path.parent)
+        if path is None:
+            return frozenset()
+        return frozenset(name for name in self._outline(path).defined if may_hold_work(name))
+
+    def callers(self, name: str, definer: Module, most: int) -> list[Module]:
+        """Files of the repository that import this name, or a module with it, from the file that defines it.
+
+        Args:
+            name: Of a function at the top level of `definer`.
+            definer: The file.
+            most: As many files at most.
+        """
+        own = _resolved(definer.path)
+        found: list[Module] = []
+        for path in self._every_file():
+            if path != own and len(found) < most and self._imports(path, name, own):
+                module = self._parsed(path)
+                found += [] if module is None else [module]
+        return found
+
+    def _imports(self, path: Path, name: str, own: Path) -> bool:
+        meaning = self._outline(path).imported
+        if name in meaning:
+            place = self._place(meaning[name], path.parent, 0)
+            return place is not None and place[0] == own
+        text = self._text(path) if own.stem in meaning else None
+        return text is not None and f"{own.stem}.{name}(" in text
+
+    def _every_file(self) -> list[Path]:
+        if self._files is None:
+            self._files = list(islice(_scripts(self.root), _MOST_FILES))
+        return self._files
+
+    def _place(self, qualified: str, folder: Path, links: int) -> tuple[Path, str] | None:
+        """The file in which a name is defined, and its name there."""
+        source, name = _split(qualified)
+        is_class = name[:1].isupper()
+        if not source or links > _MOST_LINKS or not (is_class or may_hold_work(name)):
             return None
-        found = module.top.get(name) or module.classes.get(name)
-        if found is not None or name not in module.names:
-            return found
-        import ast  # noqa: PLC0415 - only for a name that is passed on
+        path = self._file(source, folder)
+        if path is None:
+            return None
+        offered = self._outline(path)
+        if name in offered.defined:
+            return path, name
+        onward = offered.imported.get(name)
+        return None if onward is None else self._place(onward, path.parent, links + 1)
 
-        onward = module.names.qualified(ast.Name(name))
-        return None if onward is None else self.definition(onward, module, links + 1)
+    def _file(self, dotted: str, folder: Path) -> Path | None:
+        key = (dotted, folder)
+        if key not in self._found:
+            candidates = self._candidates(dotted, folder)
+            self._found[key] = next((_resolved(path) for path in candidates if path.is_file()), None)
+        return self._found[key]
 
-    def add(self, module: Module) -> None:
-        """Remember a module that is parsed already, so that following a call does not parse it again."""
-        self._remember(_resolved(module.path), module)
-
-    def _module(self, dotted: str, importer: Module) -> Module | None:
-        for path in self._candidates(dotted, importer):
-            if path.is_file():
-                return self._parsed(_resolved(path))
-        return None
-
-    def _candidates(self, dotted: str, importer: Module) -> list[Path]:
+    def _candidates(self, dotted: str, folder: Path) -> list[Path]:
         level = len(dotted) - len(dotted.lstrip("."))
         parts = [part for part in dotted.split(".") if part]
-        folder = importer.path.parent
         up = Path(folder, *[".."] * (level - 1))
-        folders = [up] if level else [folder, self.root, self.root / "src"]
         found = []
-        for base in folders:
+        for base in [up] if level else [folder, self.root, self.root / "src"]:
             target = base.joinpath(*parts)
             found += [target.with_name(target.name + ".py")] if parts else []
             found.append(target / "__init__.py")
         return found
 
-    def _parsed(self, path: Path) -> Module | None:
-        from oomdoctor.lint.code.parsing import parse  # noqa: PLC0415 - parsing needs the project for its type alone
+    def _outline(self, path: Path) -> Outline:
+        if path not in self._outlines:
+            text = self._text(path)
+            self._outlines[path] = _EMPTY if text is None else outline(text)
+        return self._outlines[path]
 
+    def _parsed(self, path: Path) -> Module | None:
         if path in self._modules:
             self._modules.move_to_end(path)
             return self._modules[path]
+        text = self._text(path)
+        if text is None:
+            return None
         try:
-            text = path.read_text(encoding="utf-8-sig") if path.stat().st_size <= _LARGEST_BYTES else None
-            module = None if text is None else parse(text, path, self)
-        except (OSError, SyntaxError, ValueError):  # what cannot be read is not followed; linting it says why
-            module = None
-        self._remember(path, module)
+            module = parse(text, path, self)
+        except SyntaxError:  # linting the file itself says why
+            self._outlines[path] = _EMPTY
+            return None
+        self._modules[path] = module
+        while len(self._modules) > 1 and sum(len(each.text) for each in self._modules.values()) > _MOST_CHARACTERS:
+            self._modules.popitem(last=False)
         return module
 
-    def _remember(self, path: Path, module: Module | None) -> None:
-        self._modules[path] = module
-        if len(self._modules) > _MOST_MODULES:
-            self._modules.popitem(last=False)
+    def _text(self, path: Path) -> str | None:
+        data = self._overlay.get(path)
+        try:
+            text = decode(read(path, _LARGEST_BYTES) if data is None else within(data, _LARGEST_BYTES)).text
+            check_size(text)
+        except UnreadableError:  # the same: what cannot be read is not followed
+            return None
+        return text
+
+
+def _scripts(folder: Path) -> Iterator[Path]:
+    """Python files below a folder, hidden folders and installed packages not among them."""
+    for base, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _FOREIGN)
+        for name in sorted(names):
+            if name.endswith(".py"):
+                yield _resolved(Path(base, name))
+
+
+def _split(qualified: str) -> tuple[str, str]:
+    """A module and a name in it: `.` and `train` for `.train`, `a.b` and `c` for `a.b.c`."""
+    source, _, name = qualified.rpartition(".")
+    if not source.strip(".") and qualified.startswith("."):
+        source = qualified[: len(qualified) - len(name)]
+    return source, name
 
 
 def _resolved(path: Path) -> Path:

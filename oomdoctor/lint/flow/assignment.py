@@ -38,15 +38,38 @@ def assign(state: State, statement: ast.stmt, target: ast.expr, value: Value) ->
 
 def _to_name(state: State, statement: ast.stmt, target: ast.Name, value: Value) -> None:
     before = state.names.get(target.id)
-    added = _added(statement, target)
-    if added is not None and before is not None:
-        # `total = total + loss` keeps what is added, and is as old as `total`.
-        state.note_kept(statement, value, target, Keeping.SUM)
-        state.names[target.id] = value
+    if before is not None and _grows(state, statement, target, value):
         return
     if before is not None and before.kind is not Kind.UNKNOWN and _is_reset(statement):
         _note_forgotten(state, statement, target.id, before)
     state.bind(target.id, recognised(state, target.id, value))
+
+
+def _grows(state: State, statement: ast.stmt, target: ast.expr, value: Value) -> bool:
+    """Note `total = total + loss` and `every = torch.cat([every, scores])`: what was there stays, and more is kept."""
+    joined = _concatenated(state, statement, target)
+    if joined is not None:
+        state.note_kept(statement, state.names.get(text_of(joined), value), target, Keeping.APPEND)
+    elif _added(statement, target) is not None:
+        state.note_kept(statement, value, target, Keeping.SUM)
+    else:
+        return False
+    state.names[text_of(target)] = value
+    return True
+
+
+def _concatenated(state: State, statement: ast.stmt, target: ast.expr) -> ast.expr | None:
+    """What is joined to the target in `target = torch.cat([target, x])`, in one branch of a choice too."""
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    for call in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
+        match call:
+            case ast.Call(args=[ast.List(elts=elements) | ast.Tuple(elts=elements), *_]):
+                texts = [text_of(element) for element in elements]
+                is_library = (state.module.qualified(call.func) or "").startswith(("torch.", "numpy."))
+                if is_library and text_of(target) in texts:
+                    others = [element for element in elements if text_of(element) != text_of(target)]
+                    return others[-1] if others else None
+    return None
 
 
 def _added(statement: ast.stmt, target: ast.expr) -> ast.expr | None:
@@ -123,9 +146,7 @@ def _to_attribute(state: State, statement: ast.stmt, target: ast.Attribute, valu
         state.note(Act.FREEZE if is_off else Act.NEEDS_GRADIENT, statement, owner, name=".requires_grad")
         return
     before = state.names.get(text)
-    if _added(statement, target) is not None:
-        state.note_kept(statement, value, target, Keeping.SUM)
-        state.names[text] = value
+    if _grows(state, statement, target, value):
         return
     if before is not None and _is_reset(statement):
         _note_forgotten(state, statement, text, before)

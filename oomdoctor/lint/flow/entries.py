@@ -6,10 +6,10 @@ import re
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.code.functions import Function, Module
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from oomdoctor.lint.code.functions import Function, Module
 
 _TELLING: Final = re.compile(
     r"backward|zero_grad|\.step\(|\.eval\(|torch\.load|empty_cache|\bload\(|no_grad|inference_mode"
@@ -19,11 +19,6 @@ _TELLING: Final = re.compile(
 """What a function has in its text where a rule may have something to say."""
 
 _CALLED: Final = re.compile(r"(?<!def )\b([A-Za-z_]\w*)\s*\(")
-
-_WORK: Final = re.compile(
-    r"train|step|fit|update|optimi|backward|epoch|eval|valid|test|infer|predict|loss|run|batch|load"
-)
-"""What an imported function is called that may hold a part of a training loop."""
 
 
 def entries(module: Module) -> list[Function]:
@@ -43,11 +38,10 @@ def _work_elsewhere(module: Module) -> frozenset[str]:
     project = module.project
     if project is None:
         return frozenset()
-    return frozenset(
-        name
-        for name, meaning in module.names.items()
-        if _WORK.search(name) and isinstance(project.definition(meaning, module), Function)
-    )
+    names = {name for name, meaning in module.names.items() if project.defines_work(meaning, module)}
+    for meaning in module.names.modules:
+        names |= {name for name in project.work_in(meaning, module) if f".{name}(" in module.text}
+    return frozenset(names)
 
 
 def _called_by(module: Module) -> dict[Function, frozenset[str]]:

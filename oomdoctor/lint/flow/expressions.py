@@ -143,7 +143,7 @@ def _binary(state: State, node: ast.BinOp) -> Value:
         divisor_in(node.op, node.left) if isinstance(node.op, ast.Mult) else None
     )
     if divisor is not None and right.graph is not Graph.YES:
-        value = value.but(divided_by=(*value.divided_by, divisor))
+        value = value.but(divided_by=tuple(dict.fromkeys((*value.divided_by, divisor))))
     return value
 
 

@@ -39,6 +39,8 @@ MAKES: Final[Mapping[str, Kind]] = MappingProxyType(
         "torch.cuda.amp.GradScaler": Kind.SCALER,
         "torch.cuda.amp.grad_scaler.GradScaler": Kind.SCALER,
         "torch.amp.GradScaler": Kind.SCALER,
+        "torch.GradScaler": Kind.SCALER,
+        "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler": Kind.SCALER,
         "accelerate.Accelerator": Kind.ACCELERATOR,
         "accelerate.accelerator.Accelerator": Kind.ACCELERATOR,
         "lightning.Fabric": Kind.FABRIC,
@@ -203,7 +205,6 @@ SAME_METHODS: Final = frozenset(
         "eval",
         "requires_grad_",
         "contiguous",
-        "module",
         "clone",
         "share_memory",
         "pin_memory",
@@ -216,7 +217,7 @@ SAME_METHODS: Final = frozenset(
 )
 """Methods that give back the value that they are called on, or one that stands for it."""
 
-FORWARD_METHODS: Final = frozenset({"forward", "__call__"})
+FORWARD_METHODS: Final = frozenset({"forward", "__call__", "module"})
 GRADIENTLESS_FORWARDS: Final = frozenset({"generate", "predict", "sample"})
 """Methods of models that run without autograd by themselves, in the libraries that have them."""
 
