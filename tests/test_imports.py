@@ -11,8 +11,8 @@ from running import ROOT
 PACKAGE = ROOT / "oomdoctor"
 TIERS = {
     "cli": 3,
-    **dict.fromkeys(("probing", "diagnosis", "running", "reports"), 2),
-    **dict.fromkeys(("oom", "targets", "devices", "examples", "schemas"), 1),
+    **dict.fromkeys(("probing", "diagnosis", "running", "lint", "reports"), 2),
+    **dict.fromkeys(("oom", "targets", "devices", "examples", "schemas", "configuration"), 1),
 }
 """Tier by first name below the package; modules that lie in the package itself are the lowest, 0."""
 

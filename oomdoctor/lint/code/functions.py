@@ -84,3 +84,13 @@ class Module:
     def qualified(self, node: ast.expr) -> str | None:
         """Qualified name of a dotted expression by its imports, such as `torch.no_grad`; None for the user's own."""
         return self.names.qualified(node)
+
+    def close(self) -> None:
+        """Let go of everything, once nobody asks any more: what the parts hold of each other would keep all of it."""
+        for class_ in self.classes.values():
+            class_.methods.clear()
+        self.functions.clear()
+        self.classes.clear()
+        self.top.clear()
+        self.tree.body.clear()
+        self.project = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,10 @@ _METHODS: Final = (
     "eval|train|parameters|named_parameters|zero_grad|step|backward|no_sync|state_dict|load_state_dict|accumulate|"
     "unscale_|is_gradient_accumulation_boundary|sync_gradients|manual_backward|prepare|scale|update"
 )
-_CALL: Final = re.compile(rf"([A-Za-z_][\w.]*(?:\[\w+\])?)\.({_METHODS})\b")
+# Methods are looked for first, since they are rare, and what they are called on is read backwards from there.
+_CALL: Final = re.compile(rf"\.({_METHODS})\b")
+_OWNER: Final = re.compile(r"[A-Za-z_][\w.]*(?:\[\w+\])?\Z")
+_LONGEST_OWNER: Final = 80
 
 _MODEL_USES: Final = frozenset({"eval", "train", "parameters", "named_parameters", "no_sync"})
 _NAMED: Final[tuple[tuple[re.Pattern[str], Kind], ...]] = (
@@ -46,10 +50,13 @@ def usage(text: str) -> dict[str, frozenset[str]]:
     """Which telling methods a file calls on which dotted texts, such as `self.model`: `{"eval", "parameters"}`."""
     found: dict[str, set[str]] = {}
     for match in _CALL.finditer(text):
-        found.setdefault(match[1], set()).add(match[2])
+        owner = _OWNER.search(text, max(0, match.start() - _LONGEST_OWNER), match.start())
+        if owner is not None:
+            found.setdefault(owner[0], set()).add(match[1])
     return {name: frozenset(methods) for name, methods in found.items()}
 
 
+@lru_cache(maxsize=4096)
 def guess(text: str, uses: frozenset[str]) -> Kind:
     """What something of this text is; UNKNOWN where neither its name nor its uses tell.
 

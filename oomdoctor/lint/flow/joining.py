@@ -56,7 +56,8 @@ def join_names(first: Names, second: Names) -> Names:
     joined = dict(first)
     for name, value in second.items():
         other = first.get(name)
-        joined[name] = value if other is None else join(other, value)
+        if other is not value:
+            joined[name] = value if other is None else join(other, value)
     return joined
 
 

@@ -1,0 +1,241 @@
+"""From paths to findings."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from oomdoctor.lint.checking import check
+from oomdoctor.lint.code.parsing import parse
+from oomdoctor.lint.code.project import Project
+from oomdoctor.lint.discovery import STANDARD_INPUT, Discovered, File, discover
+from oomdoctor.lint.documents import Document, most_bytes, parse_document
+from oomdoctor.lint.gitignore import repository_of
+from oomdoctor.lint.globs import Globs
+from oomdoctor.lint.inputs import Inputs, digest, resolved
+from oomdoctor.lint.notebooks import BrokenCellError, Notebook
+from oomdoctor.lint.quiet import Collector, is_deep, quiet
+from oomdoctor.lint.reporting import Collected, View
+from oomdoctor.lint.selection import matching, selected
+from oomdoctor.lint.source import UnreadableError, decode
+from oomdoctor.results.lint import LintResult, Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+    from typing import BinaryIO
+
+    from oomdoctor.lint.code.functions import Module
+    from oomdoctor.lint.rule import Edit, Hit, Rule
+    from oomdoctor.lint.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Fixable:
+    """A file in which findings can be put right.
+
+    Attributes:
+        file: The file.
+        digest: Tells whether it still holds what was linted.
+        edits: One tuple a finding, whose edits belong together; in the order of the findings.
+    """
+
+    file: File
+    digest: bytes
+    edits: tuple[tuple[Edit, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Linted:
+    """What was found, and what can be done about it.
+
+    Attributes:
+        result: The findings.
+        fixable: Files with findings that have edits, in the order of the files.
+        inputs: Where the files' bytes came from.
+    """
+
+    result: LintResult
+    fixable: tuple[Fixable, ...]
+    inputs: Inputs
+
+    def read(self, fixable: Fixable) -> tuple[bytes, Document]:
+        """The bytes of a file, and the program in them, read again: none are kept from linting.
+
+        Raises:
+            UnreadableError: It cannot be read any more, or does not hold what was linted.
+        """
+        data = self.inputs.read(fixable.file)
+        if digest(data) != fixable.digest:
+            raise UnreadableError("changed while it was linted")
+        # A run may have led into a file that has nothing to do with torch by itself.
+        return data, parse_document(data, self.inputs.place(fixable.file).name) or decode(data)
+
+
+def lint(
+    paths: Sequence[str],
+    settings: Settings,
+    stdin: BinaryIO | None = None,
+    *,
+    overlay: Mapping[Path, bytes] | None = None,
+    rules: Sequence[Rule] | None = None,
+) -> Linted:
+    """Look for mistakes in files, in folders and in what standard input gives.
+
+    Args:
+        paths: What to lint; `-` is standard input.
+        settings: By which rules, and what is passed over.
+        stdin: Standard input; the process's own where it is None.
+        overlay: What files hold in place of what is on the disk, by resolved path.
+        rules: What there is to select from; all rules where it is None.
+
+    Raises:
+        UsageError: A path does not exist, or a word of the settings names no rule.
+    """
+    if rules is None:
+        from oomdoctor.lint.rules import ALL  # noqa: PLC0415 - what brings its own rules need not load these
+
+        rules = ALL
+    on = selected(rules, settings)
+    ignores = [
+        (Globs([glob], settings.root), matching(rules, words)) for glob, words in settings.per_file_ignores.items()
+    ]
+    found = discover(paths, settings)
+    data = _standard_input(stdin, settings) if STANDARD_INPUT in paths else None
+    inputs = Inputs(overlay or {}, data, settings.stdin_filename)
+    with quiet() as collector:
+        return _Pass(on, ignores, found, inputs, collector).run()
+
+
+def _standard_input(stdin: BinaryIO | None, settings: Settings) -> bytes:
+    """All of it, up to one byte more than is accepted."""
+    return (stdin or sys.stdin.buffer).read(most_bytes(settings.stdin_filename or "") + 1)
+
+
+@dataclass(slots=True)
+class _Pass:
+    """All files under the rules that are on, one after the other.
+
+    Only one file's tree is held at a time, beside those that its project keeps for calls that lead into other files.
+    """
+
+    rules: tuple[Rule, ...]
+    ignores: list[tuple[Globs, frozenset[str]]]
+    found: Discovered
+    inputs: Inputs
+    collector: Collector
+    collected: Collected = field(default_factory=Collected)
+    counts: Counter[str] = field(default_factory=Counter)
+    digests: dict[str, bytes] = field(default_factory=dict)
+    projects: dict[Path, Project] = field(default_factory=dict)
+    by_path: dict[Path, File] = field(default_factory=dict)
+
+    def run(self) -> Linted:
+        for file in self.found.files:
+            try:
+                self._lint(file)
+            except Exception as error:
+                error.add_note(f"while linting {file.shown}")
+                raise
+        return Linted(self._result(), tuple(self._fixable()), self.inputs)
+
+    def _lint(self, file: File) -> None:
+        place = self.inputs.place(file)
+        try:
+            document = self._read(file, place)
+            if document is not None:
+                self._check(file, place, document)
+        except (UnreadableError, SyntaxError) as error:
+            self.found.unreadable.append(_unreadable(file, error))
+
+    def _read(self, file: File, place: Path) -> Document | None:
+        data = self.inputs.read(file)
+        self.digests[file.shown] = digest(data)
+        document = parse_document(data, place.name)
+        self.counts["skipped"] += document is None
+        return document
+
+    def _check(self, file: File, place: Path, document: Document) -> None:
+        if isinstance(document, Notebook):
+            self.found.unreadable += [_unreadable(file, error) for error in document.broken]
+        module = parse(document.text, place, self._project(place))
+        views: dict[Module, View | None] = {}
+        self.counts["files"] += 1
+        self.counts["lines"] += document.text.count("\n")
+        for rule, hit in _checked(module, self.rules):
+            if hit.module not in views:
+                own = hit.module is module
+                views[hit.module] = self._view(file, module, document) if own else self._other(hit.module)
+            view = views[hit.module]
+            if view is not None:
+                self.collected.add(view, rule, hit)
+        self.collector.done(len(document.text))
+
+    def _other(self, module: Module) -> View | None:
+        """Another file of the project that a run led into; None where it is not among those that are linted."""
+        if not self.by_path:
+            self.by_path.update((resolved(file.path), file) for file in self.found.files if file.path is not None)
+        file = self.by_path.get(resolved(module.path))
+        return None if file is None else self._view(file, module, None)
+
+    def _view(self, file: File, module: Module, document: Document | None) -> View:
+        place = self.inputs.place(file)
+        ignored = (codes for globs, codes in self.ignores if globs.fit(place))
+        return View.of(file, module, document, frozenset().union(*ignored))
+
+    def _project(self, place: Path) -> Project:
+        if place.parent not in self.projects:
+            root = repository_of(place.parent) or place.parent
+            self.projects[place.parent] = self.projects.setdefault(root, Project(root))
+        return self.projects[place.parent]
+
+    def _result(self) -> LintResult:
+        return LintResult(
+            findings=self.collected.ordered(),
+            unreadable=tuple(sorted(self.found.unreadable, key=lambda one: (one.path, one.cell or 0, one.line or 0))),
+            files=self.counts["files"],
+            skipped_files=self.counts["skipped"],
+            lines=self.counts["lines"],
+            suppressed=len(self.collected.silenced - self.collected.findings.keys()),
+            fixed=0,
+            rules=tuple(rule.code for rule in self.rules),
+        )
+
+    def _fixable(self) -> Iterator[Fixable]:
+        by_path: dict[str, list[tuple[Edit, ...]]] = {}
+        for key in sorted(self.collected.findings):
+            finding, edits = self.collected.findings[key]
+            if edits:
+                by_path.setdefault(finding.path, []).append(edits)
+        for file in self.found.files:
+            if file.shown in by_path:
+                yield Fixable(file, self.digests[file.shown], tuple(by_path.pop(file.shown)))
+
+
+def _checked(module: Module, rules: Sequence[Rule]) -> list[tuple[Rule, Hit]]:
+    """What the rules find.
+
+    Raises:
+        UnreadableError: The code is nested too deeply to be followed.
+    """
+    try:
+        return check(module, rules)
+    except RecursionError:
+        if not is_deep(module.tree):
+            raise  # a rule that does not end, which is a bug
+        raise UnreadableError("nested too deeply to be followed") from None
+
+
+def _unreadable(file: File, error: UnreadableError | SyntaxError) -> Unreadable:
+    cell = error.cell if isinstance(error, BrokenCellError) else None
+    if isinstance(error, UnreadableError):
+        return Unreadable(file.shown, error.line, error.column, _said(error.problem), cell)
+    return Unreadable(file.shown, error.lineno, error.offset, _said(error.msg), cell)
+
+
+def _said(problem: str) -> str:
+    """What Python says, in the form of all messages: beginning in lower case, without a full stop."""
+    is_word = problem[1:2].islower()
+    return (problem[:1].lower() if is_word else problem[:1]) + problem[1:].removesuffix(".")

@@ -1,0 +1,297 @@
+"""Jupyter notebooks: their code cells as one program, and edits written back into the cells they belong to."""
+
+from __future__ import annotations
+
+import ast
+import codecs
+import json
+import re
+import warnings
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint import json_spans
+from oomdoctor.lint.json_spans import JsonError, Span
+from oomdoctor.lint.magics import python_of
+from oomdoctor.lint.positions import LINE_END, Lines, spans
+from oomdoctor.lint.source import UnreadableError, check_size, stands_on_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from oomdoctor.lint.rule import Edit
+
+MOST_NOTEBOOK_BYTES: Final = 64 << 20
+"""The largest notebook that is read. Pictures in its outputs are most of a large one; they are passed over."""
+
+_CHARACTER: Final = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[\xc0-\xff][\x80-\xbf]*|."
+)
+"""What stands for one character inside a JSON string of UTF-8."""
+
+_MODES: Final = ("python", "ipython", "python3", "python2")
+
+_MOST_CELLS: Final = 10_000
+
+_GAP: Final = 1000
+"""Bytes of white space that are looked back over."""
+
+
+class BrokenCellError(UnreadableError):
+    """A cell does not parse.
+
+    Args:
+        cell: Its number among all cells, from 1.
+        error: What Python says.
+    """
+
+    def __init__(self, cell: int, error: SyntaxError) -> None:
+        super().__init__(error.msg, error.lineno, error.offset)
+        self.cell = cell
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A code cell.
+
+    Attributes:
+        number: Among all cells, from 1.
+        source: What its author wrote.
+        code: The same, with what is not Python put out of the way; as many lines and characters.
+        parts: Where its strings lie in the file's bytes, in order; together they are `source`.
+    """
+
+    number: int
+    source: str
+    code: str
+    parts: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Notebook:
+    """A notebook as one program.
+
+    Attributes:
+        data: The file's bytes.
+        cells: Its code cells that parse.
+        text: Their code, each cell beginning on a line of its own.
+        starts: The line of `text` on which each cell begins, from 1.
+        broken: Cells that do not parse.
+    """
+
+    data: bytes
+    cells: tuple[Cell, ...]
+    text: str
+    starts: tuple[int, ...]
+    broken: tuple[BrokenCellError, ...]
+
+    def place(self, line: int) -> tuple[int | None, int]:
+        """The cell's number, and the line in it, of a line of the whole."""
+        index = self._index(line)
+        return (self.cells[index].number, line - self.starts[index] + 1) if self.cells else (None, line)
+
+    def shown(self) -> str:
+        """What the authors of the cells wrote, with the lines and characters of `text`."""
+        return _joined(cell.source for cell in self.cells)
+
+    def edited(self, edits: Iterable[Edit]) -> bytes:
+        """The file with these edits made in its cells, all else byte for byte as it was.
+
+        Raises:
+            ValueError: Two edits overlap, or one reaches over the end of a cell.
+        """
+        lines = Lines(self.text)
+        by_cell: dict[int, list[tuple[int, int, str]]] = {}
+        for start, end, new in spans(lines, edits):
+            index = self._index(lines.number(start))
+            first = lines.start(self.starts[index])
+            if end - first > len(self.cells[index].source):
+                raise ValueError("an edit reaches over the end of its cell")
+            by_cell.setdefault(index, []).append((start - first, end - first, new))
+        return self._with(by_cell)
+
+    def _index(self, line: int) -> int:
+        return max(bisect_right(self.starts, line) - 1, 0)
+
+    def _with(self, changes: dict[int, list[tuple[int, int, str]]]) -> bytes:
+        parts, done = [], 0
+        for index in sorted(changes):
+            cell = self.cells[index]
+            for start, end, new in _rewritten(self.data, cell, changes[index]):
+                parts += [self.data[done:start], new]
+                done = end
+        return b"".join([*parts, self.data[done:]])
+
+
+def parse_notebook(data: bytes) -> Notebook | None:
+    """A notebook's program; None for one that has nothing to do with torch, or is in another language than Python.
+
+    Raises:
+        UnreadableError: It is not the JSON of a notebook, or its code is too much.
+    """
+    try:
+        root = json_spans.whole(data, len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0)
+        top = json_spans.members(data, root)
+        if not _is_python(data, top):
+            return None
+        found = list(_sources(data, top))
+    except JsonError as error:
+        raise UnreadableError(f"not a notebook: {error.problem}", *_place(data, error.offset)) from None
+    except UnicodeDecodeError:
+        raise UnreadableError("not a notebook: not UTF-8") from None
+    text = _joined(source for _, source, _ in found)
+    if not stands_on_torch(text):
+        return None
+    check_size(text)
+    return _assembled(data, list(_code_cells(found)))
+
+
+def _assembled(data: bytes, found: list[Cell]) -> Notebook:
+    broken = {cell.number: error for cell in found if (error := _error(cell))}
+    cells = tuple(cell for cell in found if cell.number not in broken)
+    starts, line = [], 1
+    for cell in cells:
+        starts.append(line)
+        line += len(LINE_END.findall(cell.code)) + 1
+    return Notebook(data, cells, _joined(cell.code for cell in cells), tuple(starts), tuple(broken.values()))
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return "".join(f"{text}\n" for text in texts)
+
+
+def _error(cell: Cell) -> BrokenCellError | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(cell.code)
+    except SyntaxError as error:
+        return BrokenCellError(cell.number, error)
+    except (ValueError, RecursionError, MemoryError) as error:
+        return BrokenCellError(cell.number, SyntaxError(str(error) or "nested too deeply", (None, 1, 1, None)))
+    return None
+
+
+def _is_python(data: bytes, top: dict[str, Span]) -> bool:
+    """Whether its kernel's language is Python, or is not said."""
+    metadata = json_spans.members(data, top["metadata"]) if "metadata" in top else {}
+    for holder, key in (("kernelspec", "language"), ("language_info", "name")):
+        inner = json_spans.members(data, metadata[holder]) if holder in metadata else {}
+        language = json_spans.text(data, inner[key]) if key in inner else None
+        if language:
+            return language.lower() in _MODES
+    return True
+
+
+def _sources(data: bytes, top: dict[str, Span]) -> Iterator[tuple[int, str, tuple[Span, ...]]]:
+    """The number, the source and its strings of each code cell."""
+    for number, span in enumerate(_cells(data, top), 1):
+        if number > _MOST_CELLS:
+            raise JsonError(f"more than {_MOST_CELLS:,} cells", span[0])
+        cell = json_spans.members(data, span)
+        if "cell_type" in cell and json_spans.text(data, cell["cell_type"]) == "code":
+            source = cell.get("source") or cell.get("input")  # the latter until nbformat 4
+            parts = _strings(data, source) if source else ()
+            yield number, "".join(json_spans.text(data, part) or "" for part in parts), parts
+
+
+def _code_cells(found: list[tuple[int, str, tuple[Span, ...]]]) -> Iterator[Cell]:
+    for number, source, parts in found:
+        code = python_of(source)
+        if code is not None and code.strip():
+            yield Cell(number, source, code, parts)
+
+
+def _cells(data: bytes, top: dict[str, Span]) -> Iterator[Span]:
+    if "cells" in top:
+        yield from json_spans.items(data, top["cells"])
+    elif "worksheets" in top:
+        for sheet in json_spans.items(data, top["worksheets"]):
+            inner = json_spans.members(data, sheet)
+            if "cells" in inner:
+                yield from json_spans.items(data, inner["cells"])
+    elif "nbformat" not in top:
+        raise JsonError("it has no cells", 0)
+
+
+def _strings(data: bytes, span: Span) -> tuple[Span, ...]:
+    """The one string, or the strings of the list, that a cell's source is."""
+    parts = (span,) if data[span[0] : span[0] + 1] == b'"' else tuple(json_spans.items(data, span))
+    return tuple(part for part in parts if data[part[0] : part[0] + 1] == b'"')
+
+
+def _rewritten(data: bytes, cell: Cell, changes: list[tuple[int, int, str]]) -> Iterator[tuple[int, int, bytes]]:
+    """The strings of a cell that changes touch, as (first byte, byte after the last, what stands there now).
+
+    What a change spans is taken as one string, and cut after each line end again where the source is a list.
+    """
+    starts = _offsets(data, cell)
+    ascii_ = all(data[start:end].isascii() for start, end in cell.parts)
+    for first, last, group in _grouped(starts, changes):
+        begin = starts[first]
+        raw = b"".join(data[start + 1 : end - 1] for start, end in cell.parts[first : last + 1])
+        places = [0, *(token.end() for token in _CHARACTER.finditer(raw))]
+        done, new = 0, b""
+        for start, end, text in group:
+            new += raw[done : places[start - begin]] + json.dumps(text, ensure_ascii=ascii_).encode()[1:-1]
+            done = places[end - begin]
+        yield cell.parts[first][0], cell.parts[last][1], _literals(data, cell, new + raw[done:])
+
+
+def _offsets(data: bytes, cell: Cell) -> list[int]:
+    """The character of the source with which each of its strings begins."""
+    starts = [0]
+    for part in cell.parts:
+        starts.append(starts[-1] + len(json_spans.text(data, part) or ""))
+    return starts
+
+
+def _grouped(
+    starts: list[int], changes: list[tuple[int, int, str]]
+) -> Iterator[tuple[int, int, list[tuple[int, int, str]]]]:
+    """Changes with the first and the last string that they touch; those that share a string belong together."""
+    groups: list[tuple[int, int, list[tuple[int, int, str]]]] = []
+    for change in changes:
+        first = min(bisect_right(starts, change[0]) - 1, len(starts) - 2)
+        # What is deleted up to the end of a string would leave an empty one: the next one comes along.
+        last = max(first, min(bisect_right(starts, change[1]) - 1, len(starts) - 2))
+        if groups and groups[-1][1] >= first:
+            first, last = groups[-1][0], max(last, groups[-1][1])
+            groups[-1] = (first, last, [*groups[-1][2], change])
+        else:
+            groups.append((first, last, [change]))
+    yield from groups
+
+
+def _literals(data: bytes, cell: Cell, raw: bytes) -> bytes:
+    """The inside of a string as strings of JSON: one a line where the source is a list."""
+    begin = cell.parts[0][0]
+    if not (len(cell.parts) > 1 or _before(data, begin).endswith(b"[")):
+        return b'"' + raw + b'"'
+    separator = data[cell.parts[0][1] : cell.parts[1][0]] if len(cell.parts) > 1 else b"," + _gap(data, begin)
+    lines, line = [], b""
+    for token in _CHARACTER.findall(raw):
+        line += token
+        if token in {rb"\n", rb"\u000a", rb"\u000A"}:
+            lines.append(line)
+            line = b""
+    if line or not lines:
+        lines.append(line)
+    return separator.join(b'"' + line + b'"' for line in lines)
+
+
+def _before(data: bytes, begin: int) -> bytes:
+    """What stands before a position, white space aside."""
+    return data[max(begin - _GAP, 0) : begin].rstrip()
+
+
+def _gap(data: bytes, begin: int) -> bytes:
+    """The white space before a position."""
+    return data[max(begin - _GAP, 0) : begin][len(_before(data, begin)) :]
+
+
+def _place(data: bytes, offset: int) -> tuple[int, int]:
+    """Line and column, from 1, of a byte."""
+    before = data[:offset]
+    return before.count(b"\n") + 1, len(before) - (before.rfind(b"\n") + 1) + 1

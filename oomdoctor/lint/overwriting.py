@@ -1,0 +1,43 @@
+"""A file's new bytes in place of its old ones, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LONGEST_STEM: Final = 50
+
+
+class ChangedError(Exception):
+    """The file is no longer what was read."""
+
+
+def overwrite(path: Path, old: bytes, new: bytes) -> None:
+    """Put `new` where `old` was; links stay links, and the mode stays as it is.
+
+    Raises:
+        ChangedError: Somebody else has written to the file since it was read.
+        OSError: It cannot be written.
+    """
+    target = path.resolve(strict=True)
+    if target.read_bytes() != old:
+        raise ChangedError
+    # Where the file itself may not be written, renaming another over it would be a way around that.
+    with target.open("r+b"):
+        pass
+    # Beside the target, so that the rename stays within one file system.
+    temporary = target.with_name(f".{target.name[:_LONGEST_STEM]}.{os.urandom(8).hex()}.tmp")
+    try:
+        temporary.write_bytes(new)
+        temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        temporary.replace(target)
+    except BaseException:
+        # Ctrl-C included: nothing is left behind.
+        with suppress(OSError):
+            temporary.unlink()
+        raise

@@ -1,0 +1,1 @@
+"""Reasoning that several rules share."""

@@ -1,0 +1,236 @@
+"""Loops that accumulate gradients: a backward pass in each iteration, a step in some of them or after them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.events import Act, Event, Run
+from oomdoctor.lint.flow.state import text_of
+from oomdoctor.lint.patterns.boundary import Boundary, boundary_of
+from oomdoctor.lint.patterns.counting import Count, Place, count_of, loop_counter, set_back
+from oomdoctor.lint.patterns.expanding import expanded, lifted
+from oomdoctor.lint.patterns.writes import definitions, writes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.code.functions import Module
+    from oomdoctor.lint.flow.context import Context, Frame, Guard, Loop
+
+_MICRO_STEPS: Final = re.compile(r"accum|micro|(?<![a-z])gas(?![a-z])", re.IGNORECASE)
+"""In the text of what an inner loop counts up to, or of its counter: it goes over micro-steps."""
+_OPTIMIZER: Final = re.compile(r"opt|sgd|adam", re.IGNORECASE)
+"""In the text of what `scaler.step` and `xm.optimizer_step` are given, as opposed to a closure."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Accumulation:
+    """One loop in which gradients add up.
+
+    Attributes:
+        run: The run that has it.
+        loop: The loop whose iterations are micro-steps.
+        step: The optimizer's step that ends a window.
+        period: Text of how many micro-steps a window has.
+        backwards: The backward passes whose gradients add up.
+        guard: The condition around the step; None where the loop itself is the window, with the step after it.
+        boundary: What the condition says.
+        count: How its counter runs; None where that is not known.
+        owner: The file that the condition lies in; of the step where there is none.
+    """
+
+    run: Run
+    loop: Loop
+    step: Event
+    period: str
+    backwards: tuple[Event, ...]
+    guard: Guard | None = None
+    boundary: Boundary | None = None
+    count: Count | None = None
+    owner: Module | None = None
+
+    @property
+    def lead(self) -> int | None:
+        """How many micro-batches too late the first step comes, windows being whole; negative where too early.
+
+        -1 means that `i % k == 0` is asked with 0 for the first micro-batch; None where it is not known.
+        """
+        if self.boundary is None or self.count is None or self.count.first is None:
+            return None
+        lead = self.count.first + self.boundary.phase - (1 if self.comes_after_backward(self.step) else 0)
+        period = int(self.period) if self.period.isdigit() else 0
+        return min(lead % period, lead % period - period, key=abs) if period else lead
+
+    @property
+    def steps_alone(self) -> bool:
+        """Whether no other optimizer makes steps beside it."""
+        return len({subject(event) for event in self.run.of(Act.STEP, within=self.step.loop)}) == 1
+
+    def is_same_optimizer(self, event: Event) -> bool:
+        """Whether an event is about the optimizer that makes the step, or about its model."""
+        return self.steps_alone or subject(event) == subject(self.step)
+
+    def is_in_each_micro_step(self, event: Event) -> bool:
+        """Whether an event happens in every iteration in which a backward pass does, as far as can be seen."""
+        if self.loop not in event.context.loops or event.context.managed is not None:
+            return False
+        shared = {(id(guard.test), guard.holds) for one in self.backwards for guard in self._other_guards(one)}
+        varying = {write.text for write in writes([self.loop.node])}
+        return all(
+            (id(guard.test), guard.holds) in shared or _is_setting(guard, varying, self.loop)
+            for guard in event.context.guards_in(self.loop)
+        )
+
+    def _other_guards(self, event: Event) -> Iterator[Guard]:
+        """The conditions of an event, but for the boundary, which a backward pass without `no_sync` may stand under."""
+        own = None if self.guard is None else ast.unparse(self.guard.test)
+        return (guard for guard in event.context.guards_in(self.loop) if ast.unparse(guard.test) != own)
+
+    def comes_after_backward(self, event: Event) -> bool:
+        """Whether an event comes later in an iteration than some backward pass."""
+        order = [id(one) for one in self.run.events]
+        return min(order.index(id(backward)) for backward in self.backwards) < order.index(id(event))
+
+
+def accumulations(run: Run) -> Iterator[Accumulation]:
+    """Find all of them in a run; those that a framework manages are not among them."""
+    for loop in run.training_loops():
+        steps = [event for event in run.of(Act.STEP, within=loop) if event.context.managed is None]
+        for step in steps:
+            found = _guarded(run, loop, step)
+            if found is not None:
+                yield found
+        if not steps:
+            inner = _inner(run, loop)
+            if inner is not None:
+                yield inner
+
+
+def subject(event: Event) -> str:
+    """Text of what an event is about: the optimizer of a step, through a scaler too; the owner of any other method."""
+    call = event.call
+    if call is None or not isinstance(call.func, ast.Attribute):
+        return ""
+    if event.act is Act.STEP and call.args and _OPTIMIZER.search(text_of(call.args[0])):
+        return text_of(call.args[0])
+    return text_of(call.func.value)
+
+
+def body_of(loop: Loop) -> list[ast.stmt]:
+    """The statements of a loop; none for a comprehension."""
+    return loop.node.body if isinstance(loop.node, ast.For | ast.AsyncFor | ast.While) else []
+
+
+def _is_alike(guard: Guard, other: Guard) -> bool:
+    """Whether two conditions read the same and come out the same way: one may stand in each branch of another `if`."""
+    return guard.holds is other.holds and (
+        guard.test is other.test or ast.unparse(guard.test) == ast.unparse(other.test)
+    )
+
+
+def _guarded(run: Run, loop: Loop, step: Event) -> Accumulation | None:
+    """A step that is made in some iterations only."""
+    for guard in step.context.guards_in(loop):
+        read = _read(run, guard, loop, step.context)
+        if read is None:
+            continue
+        boundary, place = read
+        backwards = _unguarded_backwards(run, loop, guard)
+        if boundary.by_framework or boundary.period == "1" or not backwards or _steps_anyway(run, loop, step, guard):
+            return None
+        count = count_of(boundary.counter, place)
+        inner = place.frames[-1].function if place.frames else loop.function
+        owner = run.module if inner is None else inner.module
+        return Accumulation(run, loop, step, boundary.period, backwards, guard, boundary, count, owner)
+    return None
+
+
+def _unguarded_backwards(run: Run, loop: Loop, guard: Guard) -> tuple[Event, ...]:
+    """The backward passes of every iteration; none where one is made at the boundary: the step is then for that one.
+
+    One at the boundary and another one otherwise, as under `no_sync`, are made in every iteration together.
+    """
+    backwards = [event for event in run.of(Act.BACKWARD, within=loop) if event.context.managed is None]
+    others = [other for event in backwards for other in event.context.guards_in(loop) if other.test is guard.test]
+    is_at_boundary_only = {other.holds for other in others} == {guard.holds}
+    return () if is_at_boundary_only else tuple(backwards)
+
+
+def _steps_anyway(run: Run, loop: Loop, step: Event, guard: Guard) -> bool:
+    """Whether the same optimizer makes steps outside the boundary as well."""
+    others = [event for event in run.of(Act.STEP, within=loop) if subject(event) == subject(step)]
+    return any(not any(_is_alike(own, guard) for own in event.context.guards_in(loop)) for event in others)
+
+
+def _read(run: Run, guard: Guard, loop: Loop, context: Context) -> tuple[Boundary, Place] | None:
+    """A condition in the words of the loop's function: what its names stand for, and what the calls give."""
+    frames = _frames_between(loop, guard, context)
+    place = Place(guard.test, loop, frames, run.module.tree if loop.function is None else loop.function.node)
+    test = guard.test
+    if frames:
+        inner = frames[-1].function
+        test = lifted(expanded(test, definitions(writes(inner.node.body)), inner.class_), frames)
+    counter, _ = loop_counter(loop, place.tree)
+    outer = {text: value for text, value in definitions(writes(body_of(loop))).items() if text != counter}
+    test = expanded(test, outer, None if loop.function is None else loop.function.class_)
+    boundary = boundary_of(test, holds=guard.holds, set_back=set_back(place))
+    return None if boundary is None else (boundary, place)
+
+
+def _frames_between(loop: Loop, guard: Guard, context: Context) -> tuple[Frame, ...]:
+    """Calls from the loop's function to the one that tests a condition."""
+    functions = [frame.function for frame in context.frames]
+    start = 0 if loop.function is None else functions.index(loop.function) + 1
+    for end in range(len(functions), start, -1):
+        if _tests(functions[end - 1].node, guard.test):
+            return context.frames[start:end]
+    return ()
+
+
+def _tests(node: ast.AST, test: ast.expr) -> bool:
+    """Whether a condition is tested in a piece of code."""
+    return any(isinstance(inner, ast.If | ast.IfExp | ast.While) and inner.test is test for inner in ast.walk(node))
+
+
+def _inner(run: Run, loop: Loop) -> Accumulation | None:
+    """A loop over micro-steps with the step after it, in the loop around it."""
+    backwards = [event for event in run.of(Act.BACKWARD, within=loop) if event.context.managed is None]
+    period = _micro_steps(loop)
+    if not backwards or period is None:
+        return None
+    outer = backwards[0].context.loops
+    around = outer[: outer.index(loop)]
+    last = next(index for index, event in enumerate(run.events) if event is backwards[-1])
+    for step in run.events[last:]:
+        if step.act is Act.STEP and step.context.managed is None and step.context.loops == around:
+            return Accumulation(run, loop, step, period, tuple(backwards))
+    return None
+
+
+def _micro_steps(loop: Loop) -> str | None:
+    """How many micro-steps `for micro_step in range(k)` has; None where it is no such loop."""
+    iterable = loop.node.iter if isinstance(loop.node, ast.For) else None
+    match iterable:
+        case ast.Call(func=ast.Name(id="range" | "trange"), args=[bound]):
+            text = ast.unparse(bound)
+            return text if text != "1" and _MICRO_STEPS.search(f"{text} {loop.counter or ''}") else None
+    return None
+
+
+_VARYING: Final = re.compile(r"step|iter|batch|count|sync|update|boundary|last|epoch", re.IGNORECASE)
+"""In the name of an attribute: it may change from one iteration to the next without an assignment in sight."""
+
+
+def _is_setting(guard: Guard, varying: set[str], loop: Loop) -> bool:
+    """Whether a condition is the same in each iteration, as `if args.clip > 0` is."""
+    parts = list(ast.walk(guard.test))
+    names = {ast.unparse(node) for node in parts if isinstance(node, ast.Name | ast.Attribute)}
+    if any(
+        isinstance(node, ast.Call) or (isinstance(node, ast.Attribute) and _VARYING.search(node.attr)) for node in parts
+    ):
+        return False
+    inside = _tests(loop.node, guard.test)
+    return not names & varying and (inside or all(name.startswith("self") for name in names))

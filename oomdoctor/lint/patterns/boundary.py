@@ -1,0 +1,295 @@
+"""Conditions that hold once in so many micro-batches, brought to one form."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.patterns.linear import Linear, linear, nothing_known
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    Meaning = Callable[[ast.expr], ast.expr | None]
+
+_FRAMEWORK_FLAGS: Final = frozenset({"sync_gradients", "is_gradient_accumulation_boundary"})
+_DEEPEST: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Where windows of micro-batches end: whenever `counter + phase` is a multiple of `period`.
+
+    Attributes:
+        counter: Text of what counts, such as `step` or `self.pending`; empty where a framework counts.
+        period: Text of how many micro-batches a window has, such as `args.accumulation_steps` or `4`.
+        phase: What is added to the counter.
+        least: What `counter + phase` has to be at least, as `i > 0 and i % k == 0` says; None where nothing says so.
+        includes_last: Whether it holds at the last batch too, or in another case that cannot be read, which may be it.
+        reaches: Whether the counter is compared with the period and set back, rather than divided by it.
+    """
+
+    counter: str
+    period: str
+    phase: int = 0
+    least: int | None = None
+    includes_last: bool = False
+    reaches: bool = False
+
+    @property
+    def by_framework(self) -> bool:
+        """Whether a framework says where windows end, as `accelerator.sync_gradients` does."""
+        return not self.counter
+
+    def is_multiple(self, number: int) -> bool:
+        """Whether a number is a multiple of the period, whatever that may be: 0 is, and 8 is one of a literal 4."""
+        return number == 0 or (self.period.isdigit() and int(self.period) > 0 and number % int(self.period) == 0)
+
+    def holds(self, counter: int, period: int, *, last: bool = False) -> bool:
+        """Whether the condition holds.
+
+        Args:
+            counter: What the counter stands at.
+            period: How many micro-batches a window has.
+            last: Whether it is the last batch.
+        """
+        if last and self.includes_last:
+            return True
+        position = counter + self.phase
+        if self.reaches:
+            return position >= period
+        return position % period == 0 and (self.least is None or position >= self.least)
+
+
+def boundary_of(
+    test: ast.expr,
+    *,
+    holds: bool = True,
+    meaning: Meaning = nothing_known,
+    set_back: frozenset[str] = frozenset(),
+) -> Boundary | None:
+    """Read a condition.
+
+    Args:
+        test: The condition.
+        holds: Whether what is asked about happens where it holds, or where it does not.
+        meaning: What a name or a call stands for, where that is known; it must know nothing of counters.
+        set_back: Texts of counters that begin anew where the condition holds, so that it may compare them.
+
+    Returns:
+        Its form; None where it is not of this kind, or not surely.
+    """
+    return _Reader(meaning, set_back).read(test, holds=holds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads one condition; the fields are those of `boundary_of`."""
+
+    meaning: Meaning
+    set_back: frozenset[str]
+
+    def read(self, test: ast.expr, *, holds: bool, depth: int = 0) -> Boundary | None:
+        if depth > _DEEPEST:
+            return None
+        test, holds = _bare(test, holds=holds)
+        match test:
+            case ast.BoolOp():
+                return self._joined(test, holds=holds, depth=depth + 1)
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                return self._compared(left, type(op), right, holds=holds)
+        if holds and _is_framework_flag(test):
+            return Boundary("", "")
+        return self._of_name_or_rest(test, holds=holds, depth=depth + 1)
+
+    def _of_name_or_rest(self, test: ast.expr, *, holds: bool, depth: int) -> Boundary | None:
+        """A name that stands for a condition, or a remainder that is asked whether it is zero."""
+        divided = self._divided(test)
+        if divided is not None:
+            return None if holds else _at_remainder(*divided, Linear())
+        stands_for = self.meaning(test)
+        return None if stands_for is None else self.read(stands_for, holds=holds, depth=depth)
+
+    def _joined(self, test: ast.BoolOp, *, holds: bool, depth: int) -> Boundary | None:
+        """Several conditions: one of them is the boundary, the others allow more or take away."""
+        read = [(part, self.read(part, holds=holds, depth=depth)) for part in test.values]
+        found = [boundary for _, boundary in read if boundary is not None]
+        if len(found) != 1:
+            return None
+        others = [part for part, boundary in read if boundary is None]
+        if isinstance(test.op, ast.Or) is holds:
+            return replace(found[0], includes_last=True)
+        return self._narrowed(found[0], others, holds=holds)
+
+    def _narrowed(self, boundary: Boundary, others: list[ast.expr], *, holds: bool) -> Boundary:
+        """What is left of a boundary where other conditions have to hold as well."""
+        for other in others:
+            bound = self._lower_bound(other, boundary.counter, holds=holds)
+            if bound is not None:
+                least = bound + boundary.phase
+                boundary = replace(boundary, least=least if boundary.least is None else max(least, boundary.least))
+            elif "len(" in ast.unparse(other):
+                boundary = replace(boundary, includes_last=True)  # the last batch is thought of, whatever is done there
+        return boundary
+
+    def _lower_bound(self, test: ast.expr, counter: str, *, holds: bool) -> int | None:
+        """The least value that a condition such as `i > 0` leaves the counter, which counts from 0 or from 1."""
+        test, holds = _bare(test, holds=holds)
+        match test:
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                difference = linear(left, self.meaning).plus(linear(right, self.meaning), -1)
+                return _least(difference, counter, type(op), holds=holds)
+        return 1 if holds and linear(test, self.meaning) == Linear({counter: 1}) else None
+
+    def _compared(self, left: ast.expr, op: type[ast.cmpop], right: ast.expr, *, holds: bool) -> Boundary | None:
+        divided = self._divided(left)
+        if divided is not None:
+            return self._remainder(divided, op, linear(right), holds=holds)
+        flipped = _FLIPPED.get(op)
+        divided = self._divided(right)
+        if divided is not None and flipped is not None:
+            return self._remainder(divided, flipped, linear(left), holds=holds)
+        return self._reached(left, op, right, holds=holds)
+
+    def _divided(self, node: ast.expr, depth: int = 0) -> tuple[Linear, Linear] | None:
+        """What is divided by what, where an expression is a remainder."""
+        match node:
+            case ast.BinOp(left=left, op=ast.Mod(), right=right):
+                return linear(left, self.meaning), linear(right)
+            case ast.Subscript(
+                value=ast.Call(func=ast.Name(id="divmod"), args=[left, right]), slice=ast.Constant(value=1 | -1)
+            ):
+                return linear(left, self.meaning), linear(right)
+            case ast.NamedExpr(value=inner):
+                return self._divided(inner, depth + 1)
+        stands_for = self.meaning(node) if depth < _DEEPEST else None
+        return None if stands_for is None else self._divided(stands_for, depth + 1)
+
+    @staticmethod
+    def _remainder(
+        divided: tuple[Linear, Linear], op: type[ast.cmpop], value: Linear, *, holds: bool
+    ) -> Boundary | None:
+        """A remainder that is compared with a value: what counts is whether that singles out one remainder."""
+        highest = divided[1].plus(Linear(constant=-1))
+        for wanted in (Linear(), highest):
+            offset = value.plus(wanted, -1)
+            if not offset.terms and (op, holds, offset.constant) in (_LOWEST if wanted is not highest else _HIGHEST):
+                return _at_remainder(*divided, wanted)
+        return _at_remainder(*divided, value) if (op, holds) in _EXACTLY else None
+
+    def _reached(self, left: ast.expr, op: type[ast.cmpop], right: ast.expr, *, holds: bool) -> Boundary | None:
+        """A counter that is compared with the period: `pending == k`, `k <= pending`."""
+        if self._counted(left) is None:
+            left, right, flipped = right, left, _FLIPPED.get(op)
+            if flipped is None:
+                return None
+            op = flipped
+        counter, count = self._counted(left), linear(left, self.meaning)
+        ahead = _REACHES.get((op, holds))
+        if counter is None or ahead is None:
+            return None
+        period = linear(right)
+        whole = Linear(period.terms) if period.terms else period
+        beyond = period.constant if period.terms else 0
+        return Boundary(counter, _text(whole), count.constant + ahead - beyond, reaches=True)
+
+    def _counted(self, node: ast.expr) -> str | None:
+        name = linear(node, self.meaning).name
+        return name if name in self.set_back else None
+
+
+def _at_remainder(number: Linear, period: Linear, remainder: Linear) -> Boundary | None:
+    """The boundary `number % period == remainder`."""
+    counted = number.plus(remainder, -1)
+    for times in (0, 1, -1):
+        shifted = counted.plus(period, times) if period.terms else counted
+        name = shifted.name
+        if name is not None and name not in period.terms:
+            return Boundary(name, _text(period), shifted.constant)
+    return None
+
+
+def _least(difference: Linear, counter: str, op: type[ast.cmpop], *, holds: bool) -> int | None:
+    """The least value of a counter for which a difference of it and a number compares with 0 as wanted."""
+    if difference.terms == {counter: -1}:
+        flipped = _FLIPPED.get(op)
+        return None if flipped is None else _least(Linear().plus(difference, -1), counter, flipped, holds=holds)
+    least = _LEAST.get((op, holds))
+    if difference.name != counter or least is None or (op in _EQUALITY and difference.constant):
+        return None
+    return least - difference.constant
+
+
+def _text(number: Linear) -> str:
+    """A sum as source text."""
+    parts = [text if times == 1 else f"{times} * {text}" for text, times in number.terms.items()]
+    if number.constant or not parts:
+        parts.append(str(number.constant))
+    return " + ".join(parts).replace("+ -", "- ")
+
+
+def _bare(test: ast.expr, *, holds: bool) -> tuple[ast.expr, bool]:
+    """A condition without `not`, `bool(...)` and `name :=` around it, and whether it has to hold."""
+    while True:
+        match test:
+            case ast.UnaryOp(op=ast.Not(), operand=inner):
+                test, holds = inner, not holds
+            case ast.NamedExpr(value=inner) | ast.Call(func=ast.Name(id="bool"), args=[inner], keywords=[]):
+                test = inner
+            case _:
+                return test, holds
+
+
+def _is_framework_flag(node: ast.expr) -> bool:
+    function = node.func if isinstance(node, ast.Call) else node
+    return isinstance(function, ast.Attribute) and function.attr in _FRAMEWORK_FLAGS
+
+
+_FLIPPED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = MappingProxyType(
+    {
+        ast.Eq: ast.Eq,
+        ast.NotEq: ast.NotEq,
+        ast.Is: ast.Is,
+        ast.Lt: ast.Gt,
+        ast.Gt: ast.Lt,
+        ast.LtE: ast.GtE,
+        ast.GtE: ast.LtE,
+    }
+)
+
+_EQUALITY: Final = frozenset({ast.Eq, ast.NotEq})
+
+_EXACTLY: Final = frozenset({(ast.Eq, True), (ast.Is, True), (ast.NotEq, False), (ast.IsNot, False)})
+"""Operators that, holding or not, say that both sides are equal."""
+
+_LOWEST: Final = frozenset({(ast.Lt, True, 1), (ast.LtE, True, 0), (ast.Gt, False, 0), (ast.GtE, False, 1)})
+"""Operators that say that a remainder is 0, and what they compare it with."""
+
+_HIGHEST: Final = frozenset({(ast.GtE, True, 0), (ast.Gt, True, -1), (ast.Lt, False, 0), (ast.LtE, False, -1)})
+"""The like for the highest remainder, `k - 1`, and how far from it lies what they compare with."""
+
+_REACHES: Final[Mapping[tuple[type[ast.cmpop], bool], int]] = MappingProxyType(
+    {
+        (ast.Eq, True): 0,
+        (ast.GtE, True): 0,
+        (ast.NotEq, False): 0,
+        (ast.Lt, False): 0,
+        (ast.Gt, True): -1,
+        (ast.LtE, False): -1,
+    }
+)
+"""Operators that say that a counter has reached a number, and what is to be added to it for that."""
+
+_LEAST: Final[Mapping[tuple[type[ast.cmpop], bool], int]] = MappingProxyType(
+    {
+        (ast.Gt, True): 1,
+        (ast.GtE, True): 0,
+        (ast.NotEq, True): 1,
+        (ast.LtE, False): 1,
+        (ast.Lt, False): 0,
+        (ast.Eq, False): 1,
+    }
+)
+"""The least whole number for which a comparison with 0 comes out so, of those that are not below 0."""

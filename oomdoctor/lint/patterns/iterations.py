@@ -1,0 +1,151 @@
+"""What goes together in one iteration of a loop, and what an iteration takes over from the one before."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from oomdoctor.lint.flow.state import base_of, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.code.functions import Module
+    from oomdoctor.lint.flow.context import Guard, Loop
+    from oomdoctor.lint.flow.events import Event, Run
+
+
+def conditions(guards: tuple[Guard, ...]) -> dict[str, bool]:
+    """Conditions that hold or do not hold under these guards, taken apart: `not a`, `a and b`, `a is not None`.
+
+    Returns:
+        Whether it holds, by the text of each condition.
+    """
+    found: dict[str, bool] = {}
+    for guard in guards:
+        found.update(_parts(guard.test, holds=guard.holds))
+    return found
+
+
+def _parts(test: ast.expr, *, holds: bool) -> Iterator[tuple[str, bool]]:
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _parts(test.operand, holds=not holds)
+    elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) is holds:
+        for part in test.values:
+            yield from _parts(part, holds=holds)
+    elif isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.IsNot | ast.NotEq):
+        sign = "is" if isinstance(test.ops[0], ast.IsNot) else "=="
+        yield f"{text_of(test.left)} {sign} {text_of(test.comparators[0])}", not holds
+    else:
+        yield text_of(test), holds
+
+
+def exclude(first: Event, second: Event) -> bool:
+    """Whether a condition holds for one and not for the other, so that they never happen in one iteration."""
+    one, other = conditions(first.context.guards), conditions(second.context.guards)
+    return any(other.get(text, holds) is not holds for text, holds in one.items())
+
+
+def implies(first: Event, second: Event, loop: Loop) -> bool:
+    """Whether `second` happens in every iteration of `loop` in which `first` does, as far as conditions tell."""
+    needed = conditions(second.context.guards_in(loop))
+    given = conditions(first.context.guards_in(loop))
+    return all(given.get(text) is holds for text, holds in needed.items())
+
+
+def shared_loop(first: Event, second: Event) -> Loop | None:
+    """The innermost loop around both."""
+    shared = None
+    for one, other in zip(first.context.loops, second.context.loops, strict=False):
+        if one is not other:
+            break
+        shared = one
+    return shared
+
+
+def place_beside(event: Event, other: Event, run: Run) -> tuple[ast.AST, Module]:
+    """Where `event` stands in the innermost function that leads to both: itself, or the call in it that leads there."""
+    depth = 0
+    for one, another in zip(event.context.frames, other.context.frames, strict=False):
+        if one.call is not another.call or one.function is not another.function:
+            break
+        depth += 1
+    if depth == len(event.context.frames):
+        return event.node, event.module
+    call = event.context.frames[depth].call
+    module = event.context.frames[depth - 1].function.module if depth else run.module
+    return (event.node, event.module) if call is None else (call, module)
+
+
+def within(inner: ast.AST, outer: ast.AST) -> bool:
+    """Whether one node's text lies in another's; both have to be of one file."""
+    return start_of(outer) <= start_of(inner) and end_of(inner) <= end_of(outer)
+
+
+def start_of(node: ast.AST) -> tuple[int, int]:
+    """Where a node begins: line from 1, column in bytes from 0."""
+    return node.lineno, node.col_offset  # type: ignore[attr-defined]
+
+
+def end_of(node: ast.AST) -> tuple[int, int]:
+    """Where a node ends, as `start_of` counts."""
+    return node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]
+
+
+def stored_in(loop: Loop) -> frozenset[str]:
+    """Names and dotted texts that the loop sets, its own variables among them."""
+    return frozenset(text for node in ast.walk(loop.node) if (text := _stored(node)) is not None)
+
+
+def _stored(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return base_of(node)
+    return None
+
+
+def carried(loop: Loop) -> frozenset[str]:
+    """Names and dotted texts that an iteration reads before it sets them: what the one before has left.
+
+    What a nested function reads or sets counts where the function stands.
+    """
+    if not isinstance(loop.node, ast.For | ast.AsyncFor | ast.While):
+        return frozenset()
+    seen: set[str] = set()
+    found: set[str] = set()
+    for node in _in_order([loop.node]):
+        stores, reads = _uses(node)
+        found |= reads - seen
+        seen |= stores
+    return frozenset(found & stored_in(loop))
+
+
+def _in_order(statements: list[ast.stmt]) -> Iterator[ast.AST]:
+    """The parts of statements in the order in which they run: an `if` gives its test, then what is in it."""
+    for statement in statements:
+        if isinstance(statement, ast.For | ast.AsyncFor):
+            yield from (statement.iter, statement.target)
+        elif isinstance(statement, ast.If | ast.While):
+            yield statement.test
+        elif isinstance(statement, ast.With | ast.AsyncWith):
+            yield from statement.items
+        elif not isinstance(statement, ast.Try | ast.TryStar):
+            yield statement
+            continue
+        for name in ("body", "handlers", "orelse", "finalbody"):
+            for inner in getattr(statement, name, ()):
+                yield from _in_order(inner.body if isinstance(inner, ast.ExceptHandler) else [inner])
+
+
+def _uses(node: ast.AST) -> tuple[set[str], set[str]]:
+    """What a node sets, and what it reads."""
+    stores: set[str] = set()
+    reads: set[str] = set()
+    for inner in ast.walk(node):
+        text = _stored(inner)
+        if text is not None:
+            stores.add(text)
+        elif isinstance(inner, ast.Name | ast.Attribute):
+            reads.add(base_of(inner) or "")
+        if isinstance(inner, ast.AugAssign):
+            reads.add(base_of(inner.target) or "")
+    return stores, reads

@@ -1,0 +1,180 @@
+"""OOM208: micro-batches are synchronised over processes one by one, or never."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import text_of
+from oomdoctor.lint.patterns.accumulation import accumulations
+from oomdoctor.lint.patterns.boundary import boundary_of
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.flow.context import With
+    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.patterns.accumulation import Accumulation
+    from oomdoctor.lint.patterns.boundary import Boundary
+    from oomdoctor.lint.rule import Subject
+
+_SPREADS: Final = re.compile(r"DistributedDataParallel|\bDDP\b")
+_SHARDS: Final = re.compile(r"FullyShardedDataParallel|fully_shard|\bFSDP\b|deepspeed")
+_KNOWS: Final = re.compile(
+    r"no_sync|require_backward_grad_sync|set_requires_gradient_sync|no_backward_sync|set_is_last_backward|comm_hook"
+)
+"""What turns the synchronisation off, or puts something else in its place."""
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    for run in subject.runs:
+        if _spreads(run):
+            yield from _forward_outside(run)
+            for found in accumulations(run):
+                yield from _each_time(run, found)
+                yield from _at_other_times(run, found)
+
+
+def _spreads(run: Run) -> bool:
+    return _SPREADS.search(run.module.text) is not None and _SHARDS.search(run.module.text) is None
+
+
+def _forwards(run: Run, event: Event) -> list[Event]:
+    """Forward passes of a model under DistributedDataParallel that led to this backward pass."""
+    return [made for made in run.of(Act.FORWARD) if made.value.wrapped and event.value.comes_from(made.result)]
+
+
+def _no_sync(event: Event) -> With | None:
+    return next((manager for manager in event.context.withs if manager.name == ".no_sync"), None)
+
+
+def _forward_outside(run: Run) -> Iterator[Hit]:
+    """`no_sync` around the backward pass alone, where it does nothing."""
+    for event in run.of(Act.BACKWARD):
+        manager = _no_sync(event)
+        forwards = _forwards(run, event)
+        if manager is not None and forwards and not any(manager in made.context.withs for made in forwards):
+            message = f"`{text_of(manager.node)}` has no effect: the forward pass is outside it"
+            help_ = "put the forward pass into the same `with`: that is where it is settled"
+            yield Hit.at(event, message, help=help_, severity=Severity.WARNING)
+
+
+def _each_time(run: Run, found: Accumulation) -> Iterator[Hit]:
+    """No word of `no_sync` anywhere."""
+    if _KNOWS.search(run.module.text) or _KNOWS.search(found.step.module.text):
+        return
+    for event in found.backwards:
+        forwards = _forwards(run, event)
+        if forwards:
+            model = text_of(forwards[0].call.func) if forwards[0].call is not None else "the model"
+            message = f"gradients of `{model}` are averaged over all processes in every one of `{found.period}` passes"
+            yield Hit.at(event, message, help=f"run all but the last micro-batch under `with {model}.no_sync():`")
+
+
+def _at_other_times(run: Run, found: Accumulation) -> Iterator[Hit]:
+    """`no_sync` around all passes, or around the one before the step."""
+    inside = [event for event in found.backwards if _no_sync(event) is not None and _forwards(run, event)]
+    outside = [event for event in found.backwards if event not in inside]
+    if inside and not outside and all(_is_plain(event) for event in inside):
+        message = "no pass of the window is synchronised: each process steps with its own gradients, and they part"
+        yield Hit.at(inside[0], message, help="leave `no_sync` out for the last micro-batch", severity=Severity.ERROR)
+    elif inside and outside and _misses(found, outside):
+        message = "`no_sync` holds for the pass before the step: each process steps with gradients of its own"
+        help_ = "synchronise in the iteration in which the optimizer steps"
+        yield Hit.at(inside[0], message, help=help_, severity=Severity.ERROR)
+
+
+def _is_plain(event: Event) -> bool:
+    """Whether the `with` has the call itself, so that nothing can put another manager in its place."""
+    manager = _no_sync(event)
+    return manager is not None and any(
+        item.context_expr is manager.node
+        for node in ast.walk(event.module.tree)
+        if isinstance(node, ast.With | ast.AsyncWith)
+        for item in node.items
+    )
+
+
+def _misses(found: Accumulation, outside: list[Event]) -> bool:
+    """Whether the passes that are synchronised are not those that come before the step."""
+    step = found.boundary
+    if step is None:
+        return False
+    read = [boundary for event in outside for boundary in _boundaries(event, found)]
+    return bool(read) and all(
+        boundary.counter == step.counter
+        and boundary.period == step.period
+        and not step.is_multiple(boundary.phase - step.phase)
+        for boundary in read
+    )
+
+
+def _boundaries(event: Event, found: Accumulation) -> Iterator[Boundary]:
+    for guard in event.context.guards_in(found.loop):
+        boundary = boundary_of(guard.test, holds=guard.holds)
+        if boundary is not None:
+            yield boundary
+
+
+RULE = Rule(
+    code="OOM208",
+    name="accumulation-without-no-sync",
+    severity=Severity.NOTE,
+    concern=Concern.SPEED,
+    summary="every micro-batch's gradients are reduced over all processes",
+    explanation="""\
+Looks for accumulation with a model under `DistributedDataParallel` and no `no_sync` in the file. More severe:
+`no_sync` around the backward pass alone, which does nothing, and `no_sync` in the very iteration that the
+optimizer steps in.
+
+It is silent for one process, for sharded models, and for Accelerate, Fabric and DeepSpeed, which see to it.""",
+    reason="""\
+DistributedDataParallel averages gradients over all processes during each backward pass. With accumulation only the
+last one of a window needs that; the others send the same bytes for nothing. Whether a pass is synchronised is
+settled in the forward pass, so `no_sync` has to be around both. Where the last pass of a window is not
+synchronised, each process steps with gradients of its own, and the copies of the model drift apart.""",
+    bad="""\
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train(model, loader, rank, criterion, k):
+    model = DistributedDataParallel(model, device_ids=[rank])
+    optimizer = torch.optim.Adam(model.parameters())
+    for i, (x, y) in enumerate(loader):
+        loss = criterion(model(x), y) / k
+        loss.backward()
+        if (i + 1) % k == 0 or i + 1 == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    good="""\
+import contextlib
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train(model, loader, rank, criterion, k):
+    model = DistributedDataParallel(model, device_ids=[rank])
+    optimizer = torch.optim.Adam(model.parameters())
+    for i, (x, y) in enumerate(loader):
+        last = (i + 1) % k == 0 or i + 1 == len(loader)
+        with contextlib.nullcontext() if last else model.no_sync():
+            loss = criterion(model(x), y) / k
+            loss.backward()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    references=(
+        "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
+        "https://github.com/pytorch/pytorch/issues/43201",
+    ),
+    words=("DistributedDataParallel", "DDP"),
+    check=_check,
+)

@@ -1,0 +1,164 @@
+"""OOM209: BatchNorm sees micro-batches, not the batch that they stand for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import text_of
+from oomdoctor.lint.patterns.accumulation import accumulations
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.code.functions import Class, Module
+    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.flow.values import Value
+    from oomdoctor.lint.rule import Subject
+
+_NORM: Final = re.compile(r"(?:^|\.)(?:Lazy)?BatchNorm[123]d$")
+_NETWORKS: Final = re.compile(
+    r"^(?:(?:wide_)?res(?:net|next)\d|densenet\d|mobilenet|mnasnet|efficientnet|shufflenet|googlenet|inception|regnet|vgg\d+_bn)",
+    re.IGNORECASE,
+)
+"""Models of torchvision and timm that have BatchNorm unless told otherwise."""
+_SEEN_TO: Final = re.compile(
+    r"isinstance\([^)]*BatchNorm|Frozen\w*(?:Batch|BN)|freeze_(?:bn|batch|norm)|bn_eval|norm_eval|norm_layer|SyncBatchNorm"
+    r"|track_running_stats\s*=\s*False|convert_\w*norm|replace_\w*(?:bn|norm)",
+    re.IGNORECASE,
+)
+"""What shows that someone has thought of it."""
+_HELP: Final = "use GroupNorm or LayerNorm, freeze the statistics, or keep the micro-batch large"
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    for run in subject.runs:
+        for found in accumulations(run):
+            for event in run.of(Act.FORWARD, within=found.loop):
+                if any(backward.value.comes_from(event.result) for backward in found.backwards):
+                    yield from _judge(run, event)
+
+
+def _judge(run: Run, event: Event) -> Iterator[Hit]:
+    if any(_SEEN_TO.search(module.text) for module in {run.module, event.module}) or _is_frozen(run, event):
+        return
+    norm = _norm_of(event.value, event.module)
+    if norm is not None and event.call is not None:
+        message = f"`{text_of(event.call.func)}` has {norm}, which takes its statistics from single micro-batches"
+        yield Hit.at(event, message, help=_HELP)
+
+
+def _is_frozen(run: Run, event: Event) -> bool:
+    """Whether the model was put into evaluation mode last, before this pass."""
+    modes = [
+        mode
+        for mode in run.events[: run.events.index(event)]
+        if mode.act in (Act.EVAL_MODE, Act.TRAIN_MODE) and mode.value.identity == event.value.identity
+    ]
+    return bool(modes) and modes[-1].act is Act.EVAL_MODE
+
+
+def _norm_of(model: Value, module: Module) -> str | None:
+    """What of BatchNorm a model has, for the message."""
+    if model.class_ is not None:
+        return _of_class(model.class_, set())
+    library = model.library or ""
+    name = library.rpartition(".")[2]
+    if (
+        library.startswith("torchvision.models.")
+        and _NETWORKS.search(name)
+        and "." not in library[19:].replace(name, "")
+    ):
+        return "BatchNorm"
+    if not isinstance(model.node, ast.Call):
+        return None
+    if library.endswith("timm.create_model") and _NETWORKS.search(_first_text(model.node)):
+        return "BatchNorm"
+    return _made_in(model.node, module) if library == "torch.nn.Sequential" else None
+
+
+def _first_text(call: ast.Call) -> str:
+    first = call.args[0] if call.args else None
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+
+
+def _of_class(class_: Class, seen: set[str]) -> str | None:
+    """What a class of the file makes in its body, or a class of the file that it makes."""
+    if class_.name in seen:
+        return None
+    seen.add(class_.name)
+    own = _made_in(class_.node, class_.module)
+    if own is not None:
+        return own
+    names = {
+        node.func.id for node in ast.walk(class_.node) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    inner = [class_.module.classes[name] for name in sorted(names & set(class_.module.classes))]
+    return next((norm for other in inner if (norm := _of_class(other, seen)) is not None), None)
+
+
+def _made_in(tree: ast.AST, module: Module) -> str | None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = module.qualified(node.func) or ""
+            if name.startswith("torch.nn.") and _NORM.search(name):
+                return f"`{name.rpartition('.')[2]}`"
+    return None
+
+
+RULE = Rule(
+    code="OOM209",
+    name="batch-norm-with-accumulation",
+    severity=Severity.NOTE,
+    concern=Concern.CORRECTNESS,
+    summary="BatchNorm with accumulation normalises by micro-batches",
+    explanation="""\
+Looks for accumulation over a model that is seen to have BatchNorm: a class of the file, a `Sequential`, a ResNet
+and its like from torchvision or timm.
+
+It is silent where the statistics are frozen, and wherever the file shows that someone has thought of it.""",
+    reason="""\
+Accumulation gives the gradients of the large batch only where samples do not see each other. BatchNorm in training
+mode normalises by the micro-batch's mean and variance, and moves its running statistics once a micro-batch: the
+result is that of the small batch there, noisier the smaller it is, and not that of the effective batch.""",
+    bad="""\
+import torch
+from torchvision.models import resnet50
+
+
+def train(loader, criterion, k):
+    model = resnet50()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i, (x, y) in enumerate(loader):
+        loss = criterion(model(x), y) / k
+        loss.backward()
+        if (i + 1) % k == 0 or i + 1 == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    good="""\
+import torch
+from torchvision.models import resnet50
+
+
+def train(loader, criterion, k):
+    model = resnet50(norm_layer=lambda width: torch.nn.GroupNorm(32, width))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i, (x, y) in enumerate(loader):
+        loss = criterion(model(x), y) / k
+        loss.backward()
+        if (i + 1) % k == 0 or i + 1 == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    references=(
+        "https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html",
+        "https://arxiv.org/abs/1803.08494",
+    ),
+    words=("BatchNorm", "torchvision", "timm"),
+    check=_check,
+)

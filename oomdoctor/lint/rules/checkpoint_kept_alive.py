@@ -1,0 +1,161 @@
+"""OOM112: a checkpoint stays on the GPU while the model that was loaded from it trains."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.patterns.batch_loops import seen_at
+from oomdoctor.lint.patterns.checkpoints import loads_of, location, shares_memory
+from oomdoctor.lint.patterns.deleting import deleted_after_use
+from oomdoctor.lint.patterns.holders import holder_of
+from oomdoctor.lint.patterns.libraries_used import may_use_gpu
+from oomdoctor.lint.patterns.syntax import own_nodes, targets_of
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from oomdoctor.lint.code.functions import Function
+    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.patterns.holders import Holder
+    from oomdoctor.lint.rule import Subject
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    if not may_use_gpu(subject.module):
+        return
+    for run in subject.runs:
+        for event in run.of(Act.LOAD):
+            loaded = loads_of(run, event)
+            holder = holder_of(run, event) if loaded and _may_be_on_gpu(event) else None
+            if holder is not None and not any(shares_memory(other) for other in loaded):
+                yield from _judged(subject.runs, run, loaded[-1], holder)
+
+
+def _judged(runs: Sequence[Run], run: Run, loaded: Event, holder: Holder) -> Iterator[Hit]:
+    line = _training_line(run, loaded, holder)
+    in_object = [holder.name] if line is None and _lives_in_object(runs, holder) else []
+    names = in_object if line is None else holder.alive(line)
+    if names:
+        told = " and ".join(f"`{name}`" for name in names) + (" keeps" if len(names) == 1 else " keep")
+        yield Hit(
+            holder.node,
+            holder.module,
+            f"{told} the checkpoint on the GPU while the model that it was loaded into trains",
+            f'`del {", ".join(names)}` after loading, load with `map_location="cpu"`, or load in a function of its own',
+            edits=deleted_after_use(holder, names, line),
+        )
+
+
+def _training_line(run: Run, loaded: Event, holder: Holder) -> int | None:
+    """Where the function that holds the checkpoint first trains after loading, as a line of that function."""
+    frames = loaded.context.frames[: holder.depth]
+    is_after = False
+    for event in run.events:
+        is_after = is_after or event is loaded
+        if is_after and event.act is Act.BACKWARD and event.context.frames[: holder.depth] == frames:
+            return seen_at(run, event, holder.depth)[0].lineno
+    return None
+
+
+def _lives_in_object(runs: Sequence[Run], holder: Holder) -> bool:
+    """Whether it is an attribute of an object whose methods train, and none of them lets go of it."""
+    class_ = holder.class_
+    if class_ is None:
+        return False
+    trains = any(
+        frame.function.class_ is class_
+        for run in runs
+        for event in run.of(Act.BACKWARD)
+        for frame in event.context.frames
+    )
+    return trains and not any(
+        _lets_go(node, holder.name) and node is not holder.statement for node in ast.walk(class_.node)
+    )
+
+
+def _lets_go(node: ast.AST, name: str) -> bool:
+    targets = node.targets if isinstance(node, ast.Delete) else targets_of(node)
+    return any(ast.unparse(target) == name for target in targets)
+
+
+def _may_be_on_gpu(event: Event) -> bool:
+    given = location(event)
+    if isinstance(given, ast.Name):
+        given = _meaning(given, event.function, event) or given
+    if given is None:
+        return True
+    text = ast.unparse(given)
+    return given is not event.call and not isinstance(given, ast.Lambda) and ("cpu" not in text or "cuda" in text)
+
+
+def _meaning(name: ast.Name, function: Function | None, event: Event) -> ast.expr | None:
+    """What a name was set to in the function or the file, or a parameter's default."""
+    scopes: list[ast.AST] = [event.module.tree] if function is None else [function.node, event.module.tree]
+    for scope in scopes:
+        for node in own_nodes(scope):
+            if any(isinstance(target, ast.Name) and target.id == name.id for target in targets_of(node)):
+                return node.value  # type: ignore[attr-defined, no-any-return]
+    return None if function is None else _default(name.id, function.node.args)
+
+
+def _default(name: str, arguments: ast.arguments) -> ast.expr | None:
+    given = [*arguments.posonlyargs, *arguments.args]
+    pairs = [
+        *zip(reversed(given), reversed(arguments.defaults), strict=False),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    return next((default for argument, default in pairs if argument.arg == name), None)
+
+
+_BAD: Final = """\
+import torch
+import torch.nn.functional as F
+
+
+def main(loader, device="cuda"):
+    net = torch.nn.Linear(4096, 4096).to(device)
+    optimizer = torch.optim.Adam(net.parameters())
+    checkpoint = torch.load("last.pt", map_location=device)
+    net.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.mse_loss(net(x.to(device)), y.to(device)).backward()
+        optimizer.step()
+"""
+_FIXED: Final = _BAD.replace('["optimizer"])\n', '["optimizer"])\n    del checkpoint\n')
+
+RULE: Final = Rule(
+    code="OOM112",
+    name="checkpoint-kept-alive",
+    severity=Severity.WARNING,
+    concern=Concern.MEMORY,
+    summary="a checkpoint stays on the GPU while the model that was loaded from it trains",
+    explanation="""\
+What `torch.load` gave goes through `load_state_dict`, and a name still holds it when training begins: a local of the
+function that trains, a name at the top of the script, an attribute of the trainer, or a part of it such as
+`state_dict = checkpoint["model"]`, which outlives `checkpoint = None`.
+
+It is silent where the checkpoint is on the processor (`map_location="cpu"`), where it is deleted or its name gets
+another meaning before training, where it is loaded in a function that ends, and with `load_state_dict(assign=True)`.
+""",
+    reason="""\
+`load_state_dict` copies. As long as any name leads to the checkpoint, its tensors stay: one more copy of the weights,
+and for a full training state of the optimizer's moments as well, for the whole run. That is why a batch size that
+fits from scratch runs out of memory when the same run is resumed.
+""",
+    bad=_BAD,
+    good=_FIXED,
+    references=(
+        "https://github.com/karpathy/nanoGPT/issues/158",
+        "https://github.com/espnet/espnet/pull/2040",
+        "https://github.com/cavalleria/cavaface/issues/4",
+    ),
+    words=("load_state_dict",),
+    check=_check,
+    fixed=_FIXED,
+)

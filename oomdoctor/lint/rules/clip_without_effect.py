@@ -1,0 +1,122 @@
+"""OOM213: gradients are clipped where no step uses them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import text_of
+from oomdoctor.lint.patterns.iterations import exclude, implies, shared_loop
+from oomdoctor.lint.patterns.scaling import optimizer_of, takes_closure
+from oomdoctor.lint.patterns.surroundings import calls_between, is_used, same_place
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.flow.context import Loop
+    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.rule import Subject
+
+_ON_GRADIENTS: Final = (Act.BACKWARD, Act.AUTOGRAD, Act.STEP, Act.ZERO_GRAD)
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    for run in subject.runs:
+        for event in run.of(Act.CLIP):
+            loop = _loop_with_pass(run, event)
+            if loop is None or not event.name.startswith("torch.nn.utils.clip_grad_") or is_used(event):
+                continue
+            if _one_optimizer(run, loop):
+                yield from _judge(run, event, loop)
+
+
+def _loop_with_pass(run: Run, clip: Event) -> Loop | None:
+    """The innermost loop around both the clipping and a backward pass."""
+    loops = [shared_loop(clip, event) for event in run.of(Act.BACKWARD) if event.context.managed is None]
+    return max((loop for loop in loops if loop is not None), key=clip.context.loops.index, default=None)
+
+
+def _one_optimizer(run: Run, loop: Loop) -> bool:
+    steps = list(run.of(Act.STEP, within=loop))
+    models = {event.value.identity for event in run.of(Act.FORWARD, within=loop)}
+    return len({optimizer_of(step) for step in steps}) == 1 and len(models) <= 1 and not any(map(takes_closure, steps))
+
+
+def _judge(run: Run, clip: Event, loop: Loop) -> Iterator[Hit]:
+    around = [event for event in run.of(*_ON_GRADIENTS, Act.CLIP, within=loop) if not exclude(event, clip)]
+    place = around.index(clip)
+    before = [event for event in around[:place] if event.act is not Act.CLIP]
+    after = [event for event in around[place + 1 :] if event.act is not Act.CLIP]
+    if not before and not after:
+        return
+    last = before[-1] if before else after[-1]
+    following = after[0] if after else before[0]
+    name = text_of(clip.call.func) if clip.call is not None else "clip_grad_norm_"
+    if last.act is Act.STEP and following.act is Act.ZERO_GRAD and _surely(clip, last, following, loop):
+        message = f"`{name}` comes after `{optimizer_of(last)}` has stepped: the gradients are thrown away next"
+        yield Hit.at(clip, message, help="clip between the backward pass and the step")
+    elif before and _finds_nothing(clip, last, following, run) and implies(clip, last, loop):
+        message = f"`{name}` comes before the backward pass, where there are no gradients to clip"
+        yield Hit.at(clip, message, help="clip between the backward pass and the step")
+
+
+def _finds_nothing(clip: Event, last: Event, following: Event, run: Run) -> bool:
+    """Whether gradients were set to zero right before, and nothing that could make new ones lies between."""
+    if last.act is not Act.ZERO_GRAD or following.act is not Act.BACKWARD:
+        return False
+    return same_place(last, clip) and not any(calls_between(last, clip, run))
+
+
+def _surely(clip: Event, before: Event, zero: Event, loop: Loop) -> bool:
+    """Whether the step or `zero_grad` before it, and `zero_grad`, happen in each iteration in which it is clipped."""
+    return implies(clip, before, loop) and implies(clip, zero, loop)
+
+
+RULE = Rule(
+    code="OOM213",
+    name="clip-without-effect",
+    severity=Severity.WARNING,
+    concern=Concern.CORRECTNESS,
+    summary="gradients are clipped after the step, or before there are any",
+    explanation="""\
+Looks for `clip_grad_norm_` or `clip_grad_value_` in a loop with one model and one optimizer, where the step comes
+before it and `zero_grad` next, or `zero_grad` before it and the backward pass next.
+
+It is silent where its result is used, such as the norm for a log.""",
+    reason="""\
+Clipping changes `.grad`, and only a step reads that. Between `zero_grad` and `backward` there is nothing to clip,
+and after the step it is too late: training runs without the limit that the code states, until a spike shows it.""",
+    bad="""\
+import torch
+
+
+def train(model, loader, optimizer, criterion):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+""",
+    good="""\
+import torch
+
+
+def train(model, loader, optimizer, criterion):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+""",
+    references=(
+        "https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html",
+        "https://github.com/jongwook/onsets-and-frames/issues/24",
+        "https://github.com/awslabs/graphstorm/issues/1366",
+    ),
+    words=("clip_grad",),
+    check=_check,
+)

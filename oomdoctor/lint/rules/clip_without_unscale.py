@@ -1,0 +1,146 @@
+"""OOM212: gradients are clipped while they are still multiplied by the scaler's scale."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import text_of
+from oomdoctor.lint.patterns.iterations import conditions, exclude, start_of
+from oomdoctor.lint.patterns.scaling import is_scaled, optimizer_of, scaler_of, scales_by_hand
+from oomdoctor.lint.patterns.surroundings import same_place, statement_of
+from oomdoctor.lint.rule import Edit, Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.rule import Subject
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    for run in subject.runs:
+        for place, event in enumerate(run.events):
+            if event.act is Act.CLIP and event.name.startswith("torch.nn.utils.clip_grad_"):
+                step = _step_after(run, place, event)
+                if step is not None and _is_still_scaled(run, place, event) and not scales_by_hand(run, event):
+                    yield _hit(run, event, step)
+
+
+def _step_after(run: Run, place: int, clip: Event) -> Event | None:
+    """The step through a scaler that uses what is clipped."""
+    for event in run.events[place + 1 :]:
+        if event.act is Act.STEP and not exclude(event, clip):
+            return event if scaler_of(event) is not None else None
+        if event.act is Act.BACKWARD and event.context.loops == clip.context.loops:
+            return None
+    return None
+
+
+def _is_still_scaled(run: Run, place: int, clip: Event) -> bool:
+    """Whether every pass before it was of a scaled loss, and nothing has unscaled the gradients since."""
+    passes = False
+    for event in reversed(run.events[:place]):
+        if exclude(event, clip):
+            continue
+        if event.act is Act.UNSCALE or (event.act is Act.STEP and passes):
+            return passes and event.act is Act.STEP
+        if event.act is Act.BACKWARD:
+            if not is_scaled(event):
+                return False
+            passes = True
+    return passes
+
+
+def _hit(run: Run, clip: Event, step: Event) -> Hit:
+    scaler, optimizer = scaler_of(step), optimizer_of(step)
+    message = f"`{text_of(clip.call.func)}` clips gradients that `{scaler}` has scaled up"  # type: ignore[union-attr]
+    help_ = f"call `{scaler}.unscale_({optimizer})` before it"
+    return Hit.at(clip, message, help=help_, edits=_edits(run, clip, step, f"{scaler}.unscale_({optimizer})"))
+
+
+def _edits(run: Run, clip: Event, step: Event, call: str) -> tuple[Edit, ...]:
+    """Puts the call before the statement, where it then runs once before each step of the one optimizer."""
+    statement = statement_of(clip)
+    steps = [event for event in run.of(Act.STEP) if scaler_of(event) is not None]
+    if statement is None or len(steps) != 1 or any(run.of(Act.UNSCALE)) or not same_place(clip, step):
+        return ()
+    needed = conditions(step.context.guards).items()
+    if not needed <= conditions(clip.context.guards).items() or clip.context.loops != step.context.loops:
+        return ()
+    line, column = start_of(statement)
+    before = clip.module.text.splitlines()[line - 1].encode()[:column].decode()
+    return () if before.strip() else (Edit((line, column), (line, column), f"{call}\n{before}"),)
+
+
+RULE = Rule(
+    code="OOM212",
+    name="clip-without-unscale",
+    severity=Severity.ERROR,
+    concern=Concern.CORRECTNESS,
+    summary="gradients are clipped before the gradient scaler has unscaled them",
+    explanation="""\
+Looks for `clip_grad_norm_` or `clip_grad_value_` between the backward pass of a scaled loss and
+`scaler.step(optimizer)`, with no `scaler.unscale_(optimizer)` before it.
+
+It is silent where the scale is read by hand (`get_scale`), with a scaler that is switched off in so many words,
+and with Accelerate and Fabric, whose own functions unscale.""",
+    reason="""\
+`scaler.scale(loss)` multiplies the loss, and so every gradient, by 65536 at first. Clipped to a norm of 1.0 then
+and unscaled by `scaler.step` afterwards, they have a norm of at most 0.000015: the limit is 65536 times tighter
+than it says, and it changes whenever the scale does.""",
+    bad="""\
+import torch
+
+
+def train(model, loader, optimizer, criterion):
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = criterion(model(x), y)
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+""",
+    good="""\
+import torch
+
+
+def train(model, loader, optimizer, criterion):
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = criterion(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+""",
+    fixed="""\
+import torch
+
+
+def train(model, loader, optimizer, criterion):
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = criterion(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+""",
+    references=(
+        "https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-clipping",
+        "https://github.com/pytorch/examples/issues/1196",
+    ),
+    words=("clip_grad",),
+    check=_check,
+)

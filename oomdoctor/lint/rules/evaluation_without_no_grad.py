@@ -1,0 +1,129 @@
+"""OOM101: a model is evaluated while autograd records."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.callers import gradients_by_callers
+from oomdoctor.lint.flow.context import Gradients
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.values import Graph
+from oomdoctor.lint.patterns.batch_loops import asks_for_gradients, batch_loops, depth_of, innermost, is_frozen, seen_at
+from oomdoctor.lint.patterns.evaluating import is_evaluation, is_named_so
+from oomdoctor.lint.patterns.libraries_used import has_other_tensors
+from oomdoctor.lint.patterns.no_grad_decorator import decorated
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.flow.context import Loop
+    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.rule import Edit, Subject
+
+_HELP: Final = "put `with torch.no_grad():` around the loop, or `@torch.no_grad()` on the function"
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    for run in subject.runs:
+        if not has_other_tensors(run.module):
+            yield from _in_run(run)
+
+
+def _in_run(run: Run) -> Iterator[Hit]:
+    loops = batch_loops(run)
+    reported: list[Loop] = []
+    for event in run.of(Act.FORWARD):
+        loop = innermost(event.context, loops)
+        if loop is None or any(loop is other for other in reported) or not _records(event):
+            continue
+        if is_evaluation(run, event, loop) and not _is_wanted(run, event, loop):
+            reported.append(loop)
+            if gradients_by_callers(event) in (None, Gradients.ON):
+                yield _hit(run, event, loop)
+
+
+def _records(event: Event) -> bool:
+    """Whether the pass certainly builds a graph that the code itself is in charge of."""
+    context = event.context
+    return context.gradients is Gradients.ON and context.managed is None and event.result.graph is Graph.YES
+
+
+def _is_wanted(run: Run, event: Event, loop: Loop) -> bool:
+    """Whether a gradient is taken of what the pass gives, or none can be, so that there is no graph."""
+    if asks_for_gradients(run, loop) or is_frozen(run, event):
+        return True
+    return any(other.value.comes_from(event.result) for other in run.of(Act.BACKWARD, Act.AUTOGRAD))
+
+
+def _hit(run: Run, event: Event, loop: Loop) -> Hit:
+    node, module = seen_at(run, event, depth_of(event.context, loop))
+    model = ast.unparse(event.call.func) if event.call is not None else "the model"
+    message = f"`{model}` is evaluated on each batch while autograd records, so that each pass holds its activations"
+    return Hit(node, module, message, _HELP, edits=_edits(run, loop))
+
+
+def _edits(run: Run, loop: Loop) -> tuple[Edit, ...]:
+    """A decorator, where the whole function does nothing but evaluate."""
+    function = loop.function
+    if function is None:
+        return ()
+    inside = [event for event in run.events if any(frame.function is function for frame in event.context.frames)]
+    acts = {event.act for event in inside}
+    if acts & {Act.BACKWARD, Act.AUTOGRAD, Act.STEP, Act.NEEDS_GRADIENT, Act.ZERO_GRAD}:
+        return ()
+    return decorated(function) if Act.EVAL_MODE in acts or is_named_so(function) else ()
+
+
+_BAD: Final = """\
+import torch
+from torch import nn
+
+
+def evaluate(model, loader, device):
+    model.eval()
+    hits = 0
+    for images, labels in loader:
+        logits = model(images.to(device))
+        hits += (logits.argmax(dim=1).cpu() == labels).sum().item()
+    return hits / len(loader.dataset)
+
+
+def main(loader):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).to("cuda")
+    print(evaluate(net, loader, "cuda"))
+"""
+_FIXED: Final = _BAD.replace("def evaluate", "@torch.no_grad()\ndef evaluate")
+
+RULE: Final = Rule(
+    code="OOM101",
+    name="evaluation-without-no-grad",
+    severity=Severity.ERROR,
+    concern=Concern.MEMORY,
+    summary="a model is evaluated batch by batch while autograd records",
+    explanation="""\
+A model in evaluation mode, or in a function that is named for evaluating, is called on batches in a loop, and nothing
+around it switches autograd off: no `torch.no_grad`, no `torch.inference_mode`, no `torch.set_grad_enabled(False)`, no
+decorator, and no caller that does.
+
+It is silent where a gradient is taken (adversarial examples, saliency maps, test-time training, batch norm frozen while
+training), where parameters are frozen, where a context manager or decorator is not known, and where a framework
+(Lightning, the Trainer of transformers, Ignite) runs the evaluation.
+""",
+    reason="""\
+`model.eval()` only changes what layers such as dropout and batch norm do. Autograd goes on recording: each pass keeps
+all its activations until its output is dropped. A batch size that fits for inference then runs out of memory, and a
+batch's graph is often still alive while the next one is built. It is slower, too.
+""",
+    bad=_BAD,
+    good=_FIXED,
+    references=(
+        "https://pytorch.org/docs/stable/notes/autograd.html#locally-disabling-gradient-computation",
+        "https://pytorch.org/docs/stable/generated/torch.no_grad.html",
+    ),
+    words=("eval", "test", "valid", "val", "infer", "predict", "train"),
+    check=_check,
+    fixed=_FIXED,
+)

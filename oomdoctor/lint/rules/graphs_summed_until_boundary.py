@@ -1,0 +1,157 @@
+"""OOM108: losses of several micro-batches are summed before one backward pass, so that all their graphs are alive."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import base_of, text_of
+from oomdoctor.lint.flow.values import Graph
+from oomdoctor.lint.patterns.boundary import boundary_of
+from oomdoctor.lint.patterns.counting import Place, set_back
+from oomdoctor.lint.patterns.iterations import carried
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.flow.context import Loop
+    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.rule import Subject
+
+_MICRO_STEPS: Final = re.compile(r"accum|micro|(?<![a-z])gas(?![a-z])|virtual", re.IGNORECASE)
+_HELP: Final = "run backward for each micro-batch: gradients add up by themselves, and each graph is freed at once"
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    for run in subject.runs:
+        for event in run.of(Act.BACKWARD):
+            for kept in _parts(run, event):
+                if _is_micro_loop(kept, event) and not _takes_over(run, kept, event):
+                    message = f"`{kept.target}` holds the graphs of all micro-batches of the window until this pass"
+                    yield Hit.at(event, message, help=_HELP)
+                    break
+
+
+def _parts(run: Run, event: Event) -> Iterator[Event]:
+    """Where losses are put together that this pass goes through."""
+    names = _names(event)
+    for kept in run.of(Act.KEEP):
+        if kept.outlives is not None and kept.value.is_loss and kept.value.graph is Graph.YES and kept.target in names:
+            yield kept
+
+
+def _names(event: Event) -> set[str]:
+    """Names and dotted texts in what the pass is of."""
+    if event.call is None or event.context.managed not in (None, "accelerate"):
+        return set()
+    of_what: list[ast.expr] = list(event.call.args)
+    if isinstance(event.call.func, ast.Attribute):
+        of_what.append(event.call.func.value)
+    nodes = (node for part in of_what for node in ast.walk(part))
+    return {base_of(node) or "" for node in nodes if isinstance(node, ast.Name | ast.Attribute)}
+
+
+def _is_micro_loop(kept: Event, event: Event) -> bool:
+    """Whether the loop that the losses come from goes over micro-batches, and the pass comes once in a window."""
+    loop = kept.outlives
+    if loop is None or kept.context.loops[-1] is not loop:
+        return False
+    if loop in event.context.loops:
+        return loop.over_batches and event.context.loops[-1] is loop and _is_at_boundary(event, loop)
+    return _counts_micro_steps(loop) and event.context.loops == kept.context.loops[:-1]
+
+
+def _is_at_boundary(event: Event, loop: Loop) -> bool:
+    for guard in event.context.guards_in(loop):
+        counters = set_back(Place(guard.test, loop, (), loop.node))
+        boundary = boundary_of(guard.test, holds=guard.holds, set_back=counters)
+        if boundary is not None and not boundary.by_framework and boundary.period != "1":
+            return True
+    return False
+
+
+def _counts_micro_steps(loop: Loop) -> bool:
+    """Whether it is `for _ in range(k)`, with `k` a number of micro-batches by its name."""
+    node = loop.node.iter if isinstance(loop.node, ast.For) else None
+    if not loop.over_batches or not isinstance(node, ast.Call) or text_of(node.func) != "range" or len(node.args) != 1:
+        return False
+    return _MICRO_STEPS.search(text_of(node.args[0])) is not None
+
+
+def _takes_over(run: Run, kept: Event, event: Event) -> bool:
+    """Whether micro-batches hang together by more than the sum, as the steps of a recurrent network do."""
+    loop = kept.outlives
+    if loop is None:
+        return True
+    forwards = [made for made in run.of(Act.FORWARD, within=loop) if kept.value.comes_from(made.result)]
+    if not forwards or any(made.context.loops != kept.context.loops for made in forwards):
+        return True
+    used = {text for made in forwards for text in _arguments(made)}
+    return bool(used & (carried(loop) - {kept.target})) or _backs_each(run, kept, event)
+
+
+def _arguments(made: Event) -> Iterator[str]:
+    call = made.call
+    for argument in [] if call is None else [*call.args, *(keyword.value for keyword in call.keywords)]:
+        for node in ast.walk(argument):
+            if isinstance(node, ast.Name | ast.Attribute):
+                yield base_of(node) or ""
+
+
+def _backs_each(run: Run, kept: Event, event: Event) -> bool:
+    """Whether each micro-batch has a backward pass of its own, so that the sum's is another matter."""
+    return any(other is not event and other.context.loops == kept.context.loops for other in run.of(Act.BACKWARD))
+
+
+RULE = Rule(
+    code="OOM108",
+    name="graphs-summed-until-boundary",
+    severity=Severity.WARNING,
+    concern=Concern.MEMORY,
+    summary="losses are summed over micro-batches before one backward pass",
+    explanation="""\
+Looks for accumulation by adding up losses: each iteration adds its micro-batch's loss to a sum or a list, and the
+backward pass goes through all of them once in a window.
+
+It is silent for terms of one batch's loss, time steps of a recurrent network, several data sets, meta-learning,
+and losses that compare samples of different micro-batches.""",
+    reason="""\
+Each loss that waits for the backward pass keeps its micro-batch's activations. With all of a window's losses
+waiting, as much memory is needed as for the large batch at once, which accumulation was to avoid. The gradient of
+a sum is the sum of the gradients: a backward pass for each micro-batch gives the same, and frees each graph at
+once.""",
+    bad="""\
+import torch
+
+
+def train(model, loader, optimizer, criterion, k):
+    total = 0
+    for i, (x, y) in enumerate(loader):
+        total = total + criterion(model(x), y) / k
+        if (i + 1) % k == 0 or i + 1 == len(loader):
+            optimizer.zero_grad()
+            total.backward()
+            optimizer.step()
+            total = 0
+""",
+    good="""\
+import torch
+
+
+def train(model, loader, optimizer, criterion, k):
+    optimizer.zero_grad()
+    for i, (x, y) in enumerate(loader):
+        loss = criterion(model(x), y) / k
+        loss.backward()
+        if (i + 1) % k == 0 or i + 1 == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    references=("https://docs.pytorch.org/docs/stable/notes/faq.html",),
+    words=("backward",),
+    check=_check,
+)

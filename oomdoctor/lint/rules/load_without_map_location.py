@@ -1,0 +1,131 @@
+"""OOM111: a checkpoint is loaded to wherever it was saved from."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.values import Kind
+from oomdoctor.lint.patterns.checkpoints import is_only_loaded, loads_of, location
+from oomdoctor.lint.patterns.libraries_used import has_own_checkpoints, may_use_gpu, runs_in_several_processes
+from oomdoctor.lint.patterns.wrapping import with_keyword
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.rule import Edit, Subject
+
+_MODES: Final = (Act.EVAL_MODE, Act.TRAIN_MODE, Act.FORWARD)
+_NUMBERS: Final = frozenset({Kind.SCHEDULER, Kind.SCALER})  # no tensors of any size are in their state
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    if not may_use_gpu(subject.module) or has_own_checkpoints(subject.module):
+        return
+    for run in subject.runs:
+        for event in run.of(Act.LOAD):
+            if location(event) is None and event.value.library != "io.BytesIO" and _is_checkpoint(run, event):
+                yield _hit(run, event)
+
+
+def _is_checkpoint(run: Run, event: Event) -> bool:
+    """Whether what is loaded ends in a model or an optimizer, or is a model; of data nobody here knows better."""
+    is_model = any(other.value.identity == event.result.identity for other in run.of(*_MODES))
+    return is_model or any(loaded.result.kind not in _NUMBERS for loaded in loads_of(run, event))
+
+
+def _hit(run: Run, event: Event) -> Hit:
+    is_spread = runs_in_several_processes(run.module) or runs_in_several_processes(event.module)
+    return Hit.at(
+        event,
+        _message(run, event, is_spread=is_spread),
+        help=_help(is_spread=is_spread),
+        severity=_severity(run, event, is_spread=is_spread),
+        edits=_edits(run, event),
+    )
+
+
+def _is_full_state(run: Run, event: Event) -> bool:
+    return any(loaded.result.kind is Kind.OPTIMIZER for loaded in loads_of(run, event))
+
+
+def _severity(run: Run, event: Event, *, is_spread: bool) -> Severity:
+    if is_spread:
+        return Severity.ERROR
+    return Severity.WARNING if _is_full_state(run, event) else Severity.NOTE
+
+
+def _message(run: Run, event: Event, *, is_spread: bool) -> str:
+    call = f"`{ast.unparse(event.call.func)}`" if event.call is not None else "`torch.load`"
+    if is_spread:
+        return f"{call} without `map_location`: every process loads onto the GPU that the checkpoint was saved from"
+    if _is_full_state(run, event):
+        return f"{call} without `map_location`: model and optimizer are on the GPU twice while they are loaded"
+    return f"{call} without `map_location`: the weights go to the GPU that they were saved from"
+
+
+def _help(*, is_spread: bool) -> str:
+    if is_spread:
+        return 'pass `map_location="cpu"`, and let `load_state_dict` copy to each process\'s own GPU'
+    return 'pass `map_location="cpu"`: `load_state_dict` copies to wherever the model is'
+
+
+def _edits(run: Run, event: Event) -> tuple[Edit, ...]:
+    """`map_location="cpu"`, where the checkpoint goes nowhere but into `load_state_dict`, which copies."""
+    if event.call is None or not is_only_loaded(run, event):
+        return ()
+    return with_keyword(event.call, "map_location", '"cpu"', event.module)
+
+
+_BAD: Final = """\
+import torch
+
+
+def resume(path, model, optimizer):
+    state = torch.load(path, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["epoch"]
+
+
+def main():
+    net = torch.nn.Linear(4096, 4096).to("cuda")
+    print(resume("last.pt", net, torch.optim.Adam(net.parameters())))
+"""
+_FIXED: Final = _BAD.replace("weights_only=True", 'weights_only=True, map_location="cpu"')
+
+RULE: Final = Rule(
+    code="OOM111",
+    name="load-without-map-location",
+    severity=Severity.WARNING,
+    concern=Concern.MEMORY,
+    summary="a checkpoint is loaded onto the GPU that it was saved from",
+    explanation="""\
+`torch.load` without `map_location` gives something that ends in `load_state_dict`, or is a whole model. An error in a
+file that sets up distributed training, a warning where an optimizer's state is in it, else a note.
+
+It is silent about data, about files that nothing is loaded from into a model, about buffers in memory, where further
+arguments are passed on with `**`, next to FSDP and DeepSpeed, which save from elsewhere, and in files in which nothing
+is said of a GPU.
+""",
+    reason="""\
+`torch.load` puts each tensor back on the device that it was saved from. The model is on the GPU already, so its
+weights, and for a full training state the optimizer's moments too, are there twice until the checkpoint is dropped:
+the peak of the whole run may be here. In distributed training all processes on a machine load onto one GPU, which
+then holds a context and a checkpoint of each. On a machine without that GPU, loading fails.
+""",
+    bad=_BAD,
+    good=_FIXED,
+    references=(
+        "https://pytorch.org/docs/stable/generated/torch.load.html",
+        "https://github.com/pytorch/pytorch/issues/23138",
+        "https://github.com/pytorch/examples/issues/1078",
+    ),
+    words=("load(",),
+    check=_check,
+    fixed=_FIXED,
+)

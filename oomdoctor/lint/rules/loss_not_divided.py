@@ -1,0 +1,106 @@
+"""OOM202: the losses of a window add up, and are not divided by how many there are."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.patterns.accumulation import accumulations
+from oomdoctor.lint.patterns.dividing import may_be_divided
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.flow.events import Event
+    from oomdoctor.lint.patterns.accumulation import Accumulation
+    from oomdoctor.lint.rule import Subject
+
+_SCALE_FREE: Final = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "AdamW8bit", "Adam8bit", "FusedAdam")
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    for run in subject.runs:
+        for found in accumulations(run):
+            for event in found.backwards:
+                if not may_be_divided(event, found):
+                    yield _hit(event, found)
+
+
+def _hit(event: Event, found: Accumulation) -> Hit:
+    loss = _name(event)
+    told = f"{loss} is not divided by `{found.period}`, so each step follows the sum of that many gradients"
+    evens_out = _is_scale_free(found)
+    return Hit.at(
+        event,
+        told + (" (Adam evens out a constant scale but for its `eps`)" if evens_out else ""),
+        help=f"divide before `backward()`: `(loss / {found.period}).backward()`",
+        severity=Severity.NOTE if evens_out else None,
+    )
+
+
+def _name(event: Event) -> str:
+    """What the backward pass is of, as the user calls it."""
+    call = event.call
+    node = None if call is None else call.func.value if isinstance(call.func, ast.Attribute) else None
+    if call is not None and call.args:
+        node = call.args[0]
+    while isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Attribute):
+        node = node.args[0]  # `scaler.scale(loss)`
+    return f"`{ast.unparse(node)}`" if isinstance(node, ast.Name | ast.Attribute) else "the loss"
+
+
+def _is_scale_free(found: Accumulation) -> bool:
+    """Whether the optimizer's steps are as long for a gradient of any scale, and nothing clips by its norm."""
+    library = (found.step.value.library or "").rpartition(".")[2]
+    return library in _SCALE_FREE and next(found.run.of(Act.CLIP), None) is None
+
+
+_BAD: Final = """\
+import torch
+import torch.nn.functional as F
+
+model = torch.nn.Linear(512, 10).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(loader, accumulation_steps):
+    for step, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(model(x.cuda()), y.cuda())
+        loss.backward()
+        if (step + 1) % accumulation_steps == 0 or step + 1 == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+_GOOD: Final = _BAD.replace("loss.backward()", "(loss / accumulation_steps).backward()")
+
+RULE: Final = Rule(
+    code="OOM202",
+    name="loss-not-divided",
+    severity=Severity.WARNING,
+    concern=Concern.CORRECTNESS,
+    summary="the loss is not divided by the accumulation steps",
+    explanation=(
+        "Looks for accumulated backward passes of a loss that is divided by nothing on its way, in the file or in the "
+        "functions that it calls.\n\n"
+        "Passes over a loss that is divided by anything at all or scaled by a factor of its own, a sum "
+        '(`reduction="sum"`), a loss function that is told the accumulation steps, a learning rate that is, gradients '
+        "that are changed by hand, and frameworks that divide themselves (Accelerate, DeepSpeed, Lightning). "
+        "With Adam it is a note: its steps hardly depend on the scale of the gradients, unless they are clipped."
+    ),
+    reason=(
+        "Losses are means over the micro-batch. Gradients of `k` of them add up to `k` times the gradient of the "
+        "large batch, so the learning rate is in effect `k` times as high, clipping bites `k` times as early, and "
+        "both change with the accumulation steps, which should change nothing but memory."
+    ),
+    bad=_BAD,
+    good=_GOOD,
+    references=(
+        "https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation",
+        "https://github.com/hirofumi0810/neural_sp/issues/168",
+    ),
+    words=("backward",),
+    check=_check,
+)

@@ -1,0 +1,184 @@
+"""OOM210: the optimizer steps in a loop, and nothing sets the gradients to zero."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import text_of
+from oomdoctor.lint.patterns.iterations import conditions, shared_loop, stored_in, within
+from oomdoctor.lint.patterns.scaling import optimizer_of, takes_closure
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.code.functions import Module
+    from oomdoctor.lint.flow.context import Loop
+    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.rule import Subject
+
+_ZEROES: Final = re.compile(
+    r"\.grad\s*=[^=]|grad(?:\.data)?\.(?:zero_|fill_|mul_)|zero_grad\s*=|(?:clear|reset|clean|null|zero)_\w*grad\w*(?<!zero_grad)\b"
+    r"|grad\w*_(?:to_none|to_zero|clear|reset)|post_accumulate_grad_hook",
+    re.IGNORECASE,
+)
+"""What else sets gradients to zero, or replaces them."""
+_MANAGED: Final = (None, "accelerate")
+_HELP: Final = "call `{optimizer}.zero_grad()` after each step"
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    if _ZEROES.search(subject.module.text):
+        return
+    for run in subject.runs:
+        for event in run.of(Act.STEP):
+            loop = _loop_with_pass(run, event)
+            if loop is not None and _is_missing(run, event, loop, subject):
+                optimizer = optimizer_of(event)
+                message = f"`{optimizer}` steps with the gradients of all batches so far: {_why(run, event)}"
+                yield Hit.at(event, message, help=_HELP.format(optimizer=optimizer))
+
+
+def _loop_with_pass(run: Run, step: Event) -> Loop | None:
+    """The innermost loop in whose iteration both a backward pass and the step come."""
+    if step.context.managed not in _MANAGED or takes_closure(step) or step.call is None:
+        return None
+    loops = [shared_loop(step, event) for event in run.of(Act.BACKWARD) if event.context.managed in _MANAGED]
+    inner = [loop for loop in loops if loop is not None]
+    return max(inner, key=step.context.loops.index, default=None)
+
+
+def _is_missing(run: Run, step: Event, loop: Loop, subject: Subject) -> bool:
+    if _runs_once(loop) or _is_made_in(step, loop) or _ZEROES.search(step.module.text):
+        return False
+    zeroes = [event for event in run.of(Act.ZERO_GRAD) if not _never_before(event, step, loop)]
+    if any(loop in event.context.loops for event in zeroes):
+        return False
+    if any(event.context.loops and event.context.loops[-1].over_batches for event in zeroes):
+        return False  # several passes and steps on one batch
+    return not _elsewhere(run, subject) and not any(_hands_over(run, step, module) for module in _modules(run, step))
+
+
+def _runs_once(loop: Loop) -> bool:
+    body = loop.node.body if isinstance(loop.node, ast.For | ast.AsyncFor | ast.While) else [ast.Break()]
+    return isinstance(body[-1], ast.Break | ast.Return)
+
+
+def _is_made_in(step: Event, loop: Loop) -> bool:
+    """Whether each iteration has an optimizer of its own, and so gradients of its own."""
+    node = step.value.node
+    module = step.module if loop.function is None else loop.function.module
+    return step.value.library is not None and node is not None and step.module is module and within(node, loop.node)
+
+
+def _never_before(zero: Event, step: Event, loop: Loop) -> bool:
+    """Whether a condition that does not change while the loop runs lets only one of the two happen."""
+    changing = stored_in(loop)
+    one, other = conditions(zero.context.guards), conditions(step.context.guards)
+    against = [text for text, holds in one.items() if other.get(text, holds) is not holds]
+    return any(not set(re.findall(r"[A-Za-z_][\w.]*", text)) & changing and "(" not in text for text in against)
+
+
+def _elsewhere(run: Run, subject: Subject) -> bool:
+    """Whether the file sets gradients to zero where no run leads, or in a function that others may call between."""
+    seen = [event for other in subject.runs for event in other.of(Act.ZERO_GRAD) if event.module is run.module]
+    lines = {event.node.end_lineno for event in seen}
+    mentioned = {
+        number for number, line in enumerate(run.module.text.splitlines(), 1) if ".zero_grad(" in line.partition("#")[0]
+    }
+    loose = any(
+        not event.context.loops for other in subject.runs if other is not run for event in other.of(Act.ZERO_GRAD)
+    )
+    return loose or bool(mentioned - lines)
+
+
+def _modules(run: Run, step: Event) -> set[Module]:
+    return {run.module, step.module}
+
+
+def _hands_over(run: Run, step: Event, module: Module) -> bool:
+    """Whether the optimizer is given to a function of which nothing is known, which may set the gradients to zero."""
+    known = {id(event.node) for event in run.events}
+    followed = {id(frame.call) for event in run.events for frame in event.context.frames}
+    optimizer = optimizer_of(step)
+    return any(
+        isinstance(node, ast.Call)
+        and id(node) not in known
+        and id(node) not in followed
+        and any(text_of(argument) == optimizer for argument in _arguments(node))
+        and not _MAKES.search(module.qualified(node.func) or text_of(node.func))
+        for node in ast.walk(module.tree)
+    )
+
+
+_MAKES: Final = re.compile(r"sched|prepare|setup|LR|^torch\.|warm|anneal|wrap|save|print|isinstance", re.IGNORECASE)
+"""Functions that take an optimizer and leave its gradients alone."""
+
+
+def _arguments(call: ast.Call) -> Iterator[ast.expr]:
+    for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
+        if isinstance(argument, ast.Name | ast.Attribute):
+            yield argument
+
+
+def _why(run: Run, step: Event) -> str:
+    zeroes = list(run.of(Act.ZERO_GRAD))
+    if any(
+        event.context.loops for event in zeroes if event.context.loops == step.context.loops[: len(event.context.loops)]
+    ):
+        if not any(event.context.loops == step.context.loops for event in zeroes):
+            return "`zero_grad` stands outside the loop over batches"
+        return "`zero_grad` stands in another branch"
+    return "`zero_grad` stands before the loop" if zeroes else "nothing calls `zero_grad`"
+
+
+RULE = Rule(
+    code="OOM210",
+    name="missing-zero-grad",
+    severity=Severity.ERROR,
+    concern=Concern.CORRECTNESS,
+    summary="the optimizer steps in a loop that never sets the gradients to zero",
+    explanation="""\
+Looks for a loop with a backward pass and a step, where no `zero_grad` of an optimizer or a model runs in an
+iteration: nowhere at all, only before the loop, once an epoch, or only in a branch that the step is not in.
+
+It is silent where gradients are set to `None` or zero by hand, where a function that the file does not show gets
+the optimizer, with closures, engines that do it themselves, and where each iteration makes an optimizer of its
+own.""",
+    reason="""\
+`backward` adds to `.grad`. Without `zero_grad` each step uses the sum of the gradients of all batches since the
+start, those of long-changed weights among them: the steps grow, and training drifts or diverges without an error.""",
+    bad="""\
+import torch
+
+
+def train(model, loader, criterion):
+    optimizer = torch.optim.Adam(model.parameters())
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+""",
+    good="""\
+import torch
+
+
+def train(model, loader, criterion):
+    optimizer = torch.optim.Adam(model.parameters())
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    references=(
+        "https://docs.pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients.html",
+        "https://github.com/pytorch/pytorch/issues/47175",
+    ),
+    words=("backward",),
+    check=_check,
+)

@@ -1,0 +1,161 @@
+"""OOM122: an OOM is known by one wording of its message."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.patterns.oom_handlers import always_raises, attempts, enclosing, running
+from oomdoctor.lint.patterns.oom_recognition import Recognition, called_name, mentions_type
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.code.functions import Function, Module
+    from oomdoctor.lint.rule import Subject
+
+_ERROR_NAME: Final = re.compile(r"^(?:e|ex|exc|err|error|exception|problem|failure)\d?$|_(?:err|exc|error|exception)$")
+_FORMATTERS: Final = frozenset({"format_exc", "format_exception", "format_exception_only"})
+_ONE_DEVICE: Final = re.compile(r"cuda|hip|mps|xpu|npu", re.IGNORECASE)
+_HELP: Final = (
+    "catch `torch.OutOfMemoryError`, and where libraries' own failures matter, look for "
+    "`CUBLAS_STATUS_ALLOC_FAILED` and `CUDNN_STATUS_ALLOC_FAILED` as well"
+)
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    module = subject.module
+    recognition = Recognition.of(module)
+    for attempt in attempts(module):
+        for handler in attempt.handlers:
+            if not recognition.is_type(handler.type):
+                yield from _in_handler(module, recognition, handler)
+    for function in module.functions:
+        yield from _in_predicate(function, recognition)
+
+
+def _in_handler(module: Module, recognition: Recognition, handler: ast.ExceptHandler) -> Iterator[Hit]:
+    """Tests of the error that a handler caught; where it raises either way, they only choose the words."""
+    if always_raises(handler.body):
+        return
+    function = enclosing(module, handler)
+    scope = module.tree if function is None else function.node
+    yield from _single(module, recognition.within(handler), handler, {handler.name} if handler.name else set(), scope)
+
+
+def _in_predicate(function: Function, recognition: Recognition) -> Iterator[Hit]:
+    """Tests of an error that a function is given; others in the file may know the other wordings."""
+    arguments = function.node.args
+    named = {
+        argument.arg
+        for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+        if _ERROR_NAME.search(argument.arg) or _is_error(argument.annotation)
+    }
+    if named:
+        yield from _single(
+            function.module, recognition.within(function.node), function.node, named, function.module.tree
+        )
+
+
+def _is_error(annotation: ast.expr | None) -> bool:
+    return isinstance(annotation, ast.Name) and annotation.id.endswith(("Error", "Exception"))
+
+
+def _single(
+    module: Module, recognition: Recognition, holder: ast.AST, errors: set[str], scope: ast.AST
+) -> Iterator[Hit]:
+    """The tests below `holder`, unless `scope` knows the type or a second text."""
+    children = [inner for child in ast.iter_child_nodes(holder) for inner in running(child)]
+    tests = [
+        node for node in children if recognition.is_text_test(node) and _of_an_error(node, recognition, errors, holder)
+    ]
+    if not tests or mentions_type(scope) or len(recognition.tested_texts(scope)) > 1:
+        return
+    if any(isinstance(node, ast.Call) and recognition.asks_a_predicate(node) for node in children):
+        return
+    for test in tests:
+        if not any(test is not other and _holds(other, test) for other in tests):
+            yield _hit(module, recognition, test)
+
+
+def _hit(module: Module, recognition: Recognition, test: ast.AST) -> Hit:
+    text = next(text for text in sorted(recognition.tested_texts(test)))
+    severity = None if _ONE_DEVICE.search(text) else Severity.NOTE
+    shown = next((found for found in recognition.texts_in(test) if found.lower() == text), text)
+    return Hit(test, module, f"memory that ran out is recognised by the one text `{shown}`", _HELP, severity)
+
+
+def _holds(outer: ast.AST, inner: ast.AST) -> bool:
+    return any(node is inner for node in ast.walk(outer))
+
+
+def _of_an_error(test: ast.AST, recognition: Recognition, errors: set[str], holder: ast.AST) -> bool:
+    """Whether a test is about an error's text: `str(e)`, `e.args[0]`, `f"{e}"`, `format_exc()`, or a name for it."""
+    in_handler = isinstance(holder, ast.ExceptHandler)
+    for node in ast.walk(test):
+        meant = recognition.constants.get(node.id) if isinstance(node, ast.Name) else None
+        for part in (node, *(ast.walk(meant) if meant is not None else ())):
+            if isinstance(part, ast.Name) and part.id in errors:
+                return True
+            if in_handler and isinstance(part, ast.Call) and called_name(part) in _FORMATTERS:
+                return True
+    return False
+
+
+RULE = Rule(
+    code="OOM122",
+    name="oom-by-one-message",
+    severity=Severity.WARNING,
+    concern=Concern.CORRECTNESS,
+    summary="memory that ran out is recognised by one wording of the message",
+    explanation="""\
+Looks for handlers, and for functions that are given an error, which tell an out-of-memory error from others by looking
+for one text in its message, such as `"CUDA out of memory" in str(e)`.
+
+It is silent where the error's type is looked at as well, where several texts are, and where the handler raises either
+way, so that the text merely chooses the words. A text that names no device (`"out of memory"`) is a note.""",
+    reason="""\
+The text is PyTorch's caching allocator's, and only for CUDA. The same shortage reads `HIP out of memory` on ROCm,
+`MPS backend out of memory` on a Mac, `CUDA error: out of memory` where the driver fails, `... would exceed allowed
+memory. (out of memory)` with `backend:cudaMallocAsync`, and `CUBLAS_STATUS_ALLOC_FAILED` or
+`CUDNN_STATUS_ALLOC_FAILED` where a library finds no room for its workspace. The handler then lets through the very
+error that it was written for. `torch.OutOfMemoryError` (`torch.cuda.OutOfMemoryError` before PyTorch 2.5) is raised by
+the allocators of all devices, whatever the message says.""",
+    bad="""\
+import torch
+
+
+def fits(model, size):
+    try:
+        model(torch.zeros(size, 16, device="cuda")).sum().backward()
+    except RuntimeError as error:
+        if "CUDA out of memory" not in str(error):
+            raise
+        return False
+    return True
+""",
+    good="""\
+import torch
+
+
+def fits(model, size):
+    try:
+        model(torch.zeros(size, 16, device="cuda")).sum().backward()
+    except torch.OutOfMemoryError:
+        return False
+    except RuntimeError as error:
+        if "CUBLAS_STATUS_ALLOC_FAILED" not in str(error):
+            raise
+        return False
+    return True
+""",
+    references=(
+        "https://docs.pytorch.org/docs/stable/generated/torch.cuda.OutOfMemoryError.html",
+        "https://docs.pytorch.org/docs/stable/notes/faq.html#my-out-of-memory-exception-handler-can-t-allocate-memory",
+    ),
+    words=("ut of memory", "UT OF MEMORY"),
+    check=_check,
+)

@@ -1,0 +1,171 @@
+"""OOM123: one rank skips a batch that ran out of memory, and the others wait for it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow import known
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.patterns.oom_handlers import OomHandler, oom_handlers, running
+from oomdoctor.lint.patterns.oom_recognition import OOM_WORDS, called_name
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.code.functions import Module
+    from oomdoctor.lint.flow.context import Context, Loop
+    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.rule import Subject
+
+_COLLECTIVE: Final = re.compile(
+    r"all_?reduce|all_?gather|barrier|broadcast|^reduce|^gather|rendezvous|any_rank|all_ranks|across|^sync_|agree"
+)
+_ALONE: Final = frozenset({".no_sync", ".join", "torch.distributed.algorithms.join.Join"})
+"""Context managers under which a rank may be alone."""
+_SHARDS: Final = "fully_shard"
+_HELP: Final = (
+    "let all ranks decide together: all-reduce a flag before anything else communicates, or let the error end the run"
+)
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    for handler in oom_handlers(subject.module):
+        if handler.gives_up or any(_communicates(node) for node in handler.statements()):
+            continue
+        if any(_skips_alone(handler, run, subject.module) for run in subject.runs):
+            place = handler.node.type or handler.node
+            message = "a batch that is skipped on one rank leaves the others waiting in the backward pass's all-reduce"
+            yield Hit(place, handler.module, message, _HELP)
+
+
+def _skips_alone(handler: OomHandler, run: Run, module: Module) -> bool:
+    """Whether in this run the handler skips a batch of a model that is spread over processes."""
+    for event in run.of(Act.BACKWARD):
+        loop = _loop_around(handler, event)
+        if loop is None or not _under(handler, event.context) or _alone(event.context):
+            continue
+        if _is_spread(run, handler, module) and not _others_know(handler, run, loop):
+            return True
+    return False
+
+
+def _under(handler: OomHandler, context: Context) -> bool:
+    """Whether an event lies in the body of the handler's `try`."""
+    return any(attempt.node is handler.attempt and attempt.part == "body" for attempt in context.attempts)
+
+
+def _loop_around(handler: OomHandler, event: Event) -> Loop | None:
+    """The innermost loop over batches that goes on after the handler."""
+    for loop in reversed(event.context.loops):
+        if loop.over_batches and _lies_around(loop, handler, event.context):
+            return loop
+    return None
+
+
+def _lies_around(loop: Loop, handler: OomHandler, context: Context) -> bool:
+    if loop.function is handler.function:
+        return any(node is handler.attempt for node in ast.walk(loop.node))
+    functions = [frame.function for frame in context.frames]
+    if loop.function is None or handler.function not in functions:
+        return loop.function is None
+    return loop.function in functions and functions.index(loop.function) < functions.index(handler.function)
+
+
+def _alone(context: Context) -> bool:
+    return any(manager.name in _ALONE for manager in context.withs)
+
+
+def _is_spread(run: Run, handler: OomHandler, module: Module) -> bool:
+    """Whether the model is under DDP or FSDP; where its origin is not known, whether the file makes one so."""
+    models = [event.value for event in run.of(Act.FORWARD) if _under(handler, event.context)]
+    if any(model.wrapped for model in models):
+        return True
+    return all(model.node is None for model in models) and any(
+        isinstance(node, ast.Call) and _spreads(node, module) for node in ast.walk(module.tree)
+    )
+
+
+def _spreads(call: ast.Call, module: Module) -> bool:
+    return called_name(call) == _SHARDS or module.qualified(call.func) in known.WRAPPERS
+
+
+def _others_know(handler: OomHandler, run: Run, loop: Loop) -> bool:
+    """Whether the loop communicates outside of the `try`, or makes a backward pass there in place of the failed one."""
+    for event in run.of(Act.BACKWARD, Act.CALL, within=loop):
+        speaks = event.act is Act.BACKWARD or event.name.startswith("torch.distributed.")
+        if speaks and not _under(handler, event.context):
+            return True
+    tried = {id(node) for statement in handler.attempt.body for node in ast.walk(statement)}
+    return any(_communicates(node) for node in running(loop.node) if id(node) not in tried)
+
+
+def _communicates(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and _COLLECTIVE.search(called_name(node)) is not None
+
+
+RULE = Rule(
+    code="OOM123",
+    name="oom-skipped-on-one-rank",
+    severity=Severity.ERROR,
+    concern=Concern.CORRECTNESS,
+    summary="a batch that ran out of memory is skipped on one rank only",
+    explanation="""\
+Looks for training loops over a model under `DistributedDataParallel` or `FullyShardedDataParallel` in which a handler
+of an out-of-memory error goes on with the next batch.
+
+It is silent where the ranks talk about it (a collective in the loop outside of the `try`), where another backward
+pass takes the place of the one that failed, under `no_sync` and `Join`, and where the handler raises or ends the
+program.""",
+    reason="""\
+The gradients of a wrapped model are reduced over all ranks during `backward()`; FSDP gathers parameters in the forward
+pass too. Only one rank runs out of memory as a rule, since its batch is the longest. It leaves the pass half-way and
+goes on, while the others wait in a collective that it never joins: the run hangs until NCCL's timeout, or, worse, the
+next batch's collective is matched with the last one's and wrong gradients are averaged.""",
+    bad="""\
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train(model, optimizer, loader, rank):
+    model = DistributedDataParallel(model.to(rank), device_ids=[rank])
+    for batch in loader:
+        optimizer.zero_grad()
+        try:
+            model(batch.to(rank)).mean().backward()
+        except torch.OutOfMemoryError:
+            continue
+        optimizer.step()
+""",
+    good="""\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train(model, optimizer, loader, rank):
+    model = DistributedDataParallel(model.to(rank), device_ids=[rank])
+    for batch in loader:
+        optimizer.zero_grad()
+        failed = torch.zeros(1, device=rank)
+        try:
+            loss = model(batch.to(rank)).mean()
+        except torch.OutOfMemoryError:
+            failed += 1
+        dist.all_reduce(failed)
+        if failed.item():
+            continue
+        loss.backward()
+        optimizer.step()
+""",
+    references=(
+        "https://github.com/pytorch/pytorch/issues/44353",
+        "https://docs.pytorch.org/docs/stable/notes/ddp.html",
+        "https://github.com/mosaicml/composer/pull/2117",
+    ),
+    words=OOM_WORDS,
+    check=_check,
+)

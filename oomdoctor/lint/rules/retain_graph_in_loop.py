@@ -1,0 +1,211 @@
+"""OOM104: the graph is kept after the only backward pass that uses it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import base_of, text_of
+from oomdoctor.lint.flow.values import Graph, Kind
+from oomdoctor.lint.patterns.iterations import carried, end_of, start_of, stored_in, within
+from oomdoctor.lint.rule import Edit, Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.flow.context import Loop
+    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.flow.values import Value
+    from oomdoctor.lint.rule import Subject
+
+_USES_THE_GRAPH: Final = re.compile(r"grad|penalt|backward|jacobian|hessian|second_order|sharpness", re.IGNORECASE)
+_KEEPS_STATE: Final = re.compile(r"hidden|memory|recurrent|\bstates?\b|carry|\bbptt\b", re.IGNORECASE)
+_HELP: Final = "leave `retain_graph` out: nothing runs backward through this graph again"
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    for run in subject.runs:
+        for event in run.of(Act.BACKWARD):
+            if _retains(event) and _is_last_use(run, event) and not _takes_over(run, event):
+                message = f"`{_loss_of(event)}` keeps its graph with `retain_graph=True`, and no other pass uses it"
+                yield Hit.at(event, message, help=_HELP, edits=_edits(event))
+
+
+def _retains(event: Event) -> bool:
+    if event.call is None or not event.context.loops or event.keyword("create_graph") is not None:
+        return False
+    given = event.keyword("retain_graph") or (event.call.args[1] if _is_positional(event) else None)
+    return isinstance(given, ast.Constant) and given.value is True
+
+
+def _is_positional(event: Event) -> bool:
+    """Whether it is `loss.backward(None, True)`."""
+    arguments = event.call.args if event.call is not None else []
+    return (
+        event.name == ".backward"
+        and len(arguments) == 2  # noqa: PLR2004 - gradient and retain_graph
+        and isinstance(arguments[0], ast.Constant)
+        and arguments[0].value is None
+    )
+
+
+def _is_last_use(run: Run, event: Event) -> bool:
+    """Whether the graph is made in the same iteration, and nothing after the pass in it goes through it again."""
+    loop = event.context.loops[-1]
+    forwards = [made for made in run.of(Act.FORWARD, within=loop) if event.value.comes_from(made.result)]
+    if not forwards or any(made.context.loops != event.context.loops for made in forwards):
+        return False
+    later = run.events[run.events.index(event) + 1 :]
+    if any(other.act in (Act.BACKWARD, Act.AUTOGRAD) and loop in other.context.loops for other in later):
+        return False
+    return not any(_USES_THE_GRAPH.search(text_of(call.func)) for call in _unknown_calls_after(run, event, loop))
+
+
+def _unknown_calls_after(run: Run, event: Event, loop: Loop) -> Iterator[ast.Call]:
+    """Calls further on in the iteration, in the function that has the loop, that are no events."""
+    known = {id(other.node) for other in run.events}
+    place = next((f.call for f in event.context.frames if f.call is not None and within(f.call, loop.node)), event.node)
+    for node in ast.walk(loop.node):
+        if isinstance(node, ast.Call) and id(node) not in known and start_of(node) > end_of(place):
+            yield node
+
+
+def _takes_over(run: Run, event: Event) -> bool:
+    """Whether the graph may reach back: to the iteration before, or to before the loop."""
+    loop = event.context.loops[-1]
+    forwards = [made for made in run.of(Act.FORWARD, within=loop) if event.value.comes_from(made.result)]
+    if any(_remembers(made.value) for made in forwards) or _KEEPS_STATE.search(_text(event, loop)):
+        return True
+    used = {text for made in forwards for text in _arguments(made)}
+    used |= {base_of(event.call.func.value) or ""} if _is_method(event) else set()  # type: ignore[union-attr]
+    if used & carried(loop):
+        return True
+    return any(_may_have_graph(loop.values.get(text), loop) for text in used - stored_in(loop))
+
+
+def _remembers(model: Value) -> bool:
+    """Whether the model's `forward` sets attributes of the model, such as a hidden state."""
+    forward = None if model.class_ is None else model.class_.methods.get("forward")
+    return forward is not None and any(
+        isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and text_of(node.value) == "self"
+        for node in ast.walk(forward.node)
+    )
+
+
+def _text(event: Event, loop: Loop) -> str:
+    module = event.module if loop.function is None else loop.function.module
+    return "\n".join(module.text.splitlines()[loop.node.lineno - 1 : loop.node.end_lineno])
+
+
+def _arguments(made: Event) -> Iterator[str]:
+    """Names and dotted texts in what a model is called on."""
+    call = made.call
+    for argument in [] if call is None else [*call.args, *(keyword.value for keyword in call.keywords)]:
+        for node in ast.walk(argument):
+            if isinstance(node, ast.Name | ast.Attribute):
+                yield base_of(node) or ""
+
+
+def _is_method(event: Event) -> bool:
+    return event.call is not None and isinstance(event.call.func, ast.Attribute)
+
+
+def _may_have_graph(value: Value | None, loop: Loop) -> bool:
+    """Whether something from before the loop may hang on a graph of its own.
+
+    Of what a function gets, that is only taken for possible where the loop does not go over batches.
+    """
+    if value is None or value.graph is Graph.NO:
+        return False
+    if value.kind is Kind.TENSOR or value.graph is Graph.YES:
+        return True
+    return value.kind is Kind.UNKNOWN and (value.node is not None or not loop.over_batches)
+
+
+def _loss_of(event: Event) -> str:
+    if event.call is None:
+        return "the loss"
+    if event.name == ".backward" and not event.call.args and isinstance(event.call.func, ast.Attribute):
+        return text_of(event.call.func.value)
+    return text_of(event.call)
+
+
+def _edits(event: Event) -> tuple[Edit, ...]:
+    """Takes the argument out where it is the last one."""
+    call = event.call
+    if call is None:
+        return ()
+    if _is_positional(event) and not call.keywords:
+        return (Edit(end_of(call.func), end_of(call), "()"),)
+    if not call.keywords or call.keywords[-1].arg != "retain_graph":
+        return ()
+    before = [*call.args, *(keyword.value for keyword in call.keywords[:-1])]
+    if not before:
+        return (Edit(end_of(call.func), end_of(call), "()"),)
+    return (Edit(end_of(before[-1]), end_of(call.keywords[-1]), ""),)
+
+
+RULE = Rule(
+    code="OOM104",
+    name="retain-graph-in-loop",
+    severity=Severity.WARNING,
+    concern=Concern.MEMORY,
+    summary="`retain_graph=True` where one backward pass is all there is",
+    explanation="""\
+Looks for a backward pass with `retain_graph=True` in a loop, where the forward pass is made in the same iteration
+and nothing after it goes through that graph again.
+
+It is silent where a later `backward` or `torch.autograd.grad` may need the graph (GANs, several losses, gradient
+penalties), where the graph reaches back to before the iteration (a hidden state, features from outside the loop, a
+model whose `forward` stores something), and with `create_graph`.""",
+    reason="""\
+A backward pass frees the saved activations as it goes, layer by layer. With `retain_graph=True` it frees none:
+they stay until the last reference to the loss is gone, which in a loop is during the next forward pass. Two
+iterations' activations are alive at once then. The option is mostly added to silence "Trying to backward through
+the graph a second time", whose cause is a tensor that should have been detached.""",
+    bad="""\
+import torch
+
+
+def train(model, loader, criterion):
+    optimizer = torch.optim.Adam(model.parameters())
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward(retain_graph=True)
+        optimizer.step()
+""",
+    good="""\
+import torch
+
+
+def train(model, loader, criterion):
+    optimizer = torch.optim.Adam(model.parameters())
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+""",
+    fixed="""\
+import torch
+
+
+def train(model, loader, criterion):
+    optimizer = torch.optim.Adam(model.parameters())
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+""",
+    references=(
+        "https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html",
+        "https://docs.pytorch.org/docs/stable/notes/autograd.html",
+    ),
+    words=("retain_graph", "backward(None"),
+    check=_check,
+)

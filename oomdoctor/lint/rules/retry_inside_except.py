@@ -1,0 +1,189 @@
+"""OOM121: work that ran out of memory is done again inside the handler."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import text_of
+from oomdoctor.lint.patterns.oom_handlers import OomHandler, oom_handlers, running
+from oomdoctor.lint.patterns.oom_recognition import OOM_WORDS, called_name
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.rule import Subject
+
+_WORK: Final = frozenset({Act.FORWARD, Act.BACKWARD, Act.AUTOGRAD})
+_NO_WORK: Final = frozenset(
+    {
+        "add", "append", "close", "collect", "cpu", "critical", "cuda", "debug", "dict", "dump", "empty_cache",
+        "error", "exception", "extend", "flush", "format", "get", "info", "item", "join", "len", "list", "load",
+        "log", "max", "min", "open", "pop", "print", "put", "range", "release", "reset", "save", "set",
+        "set_description", "set_postfix", "sleep", "split", "step", "str", "sum", "sync", "synchronize", "to",
+        "tuple", "update", "wait", "warn", "warning", "write", "zero_grad",
+    }
+)  # fmt: skip
+"""What is called in a `try` and its handler alike and does not run a model."""
+_FREES: Final = frozenset({"clear_frames", "with_traceback"})
+_HELP: Final = "set a flag in the handler, and try again after the `except` block, where the error is gone"
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    for handler in oom_handlers(subject.module):
+        again = _work_again(handler, subject)
+        if again is not None and not _frees_before(handler, again):
+            yield _hit(handler, again)
+
+
+def _work_again(handler: OomHandler, subject: Subject) -> ast.Call | None:
+    """The first call in the handler that does the work again, or other work of the kind."""
+    known = _calls_with_work(handler, subject)
+    failed = _failed_call(handler)
+    for node in handler.statements():
+        if isinstance(node, ast.Call) and (node in known or _recurses(node, handler) or _same(node, failed)):
+            return node
+    return None
+
+
+def _calls_with_work(handler: OomHandler, subject: Subject) -> set[ast.AST]:
+    """Calls in the handler in which a model runs, or that lead to a function in which one does."""
+    found: set[ast.AST] = set()
+    for run in subject.runs:
+        for event in run.of(*_WORK):
+            if handler.node in event.context.handlers:
+                found.add(event.node)
+                found.update(frame.call for frame in event.context.frames if frame.call is not None)
+    return found
+
+
+def _recurses(call: ast.Call, handler: OomHandler) -> bool:
+    """Whether it calls the function that the handler stands in."""
+    function = handler.function
+    if function is None or called_name(call) != function.name:
+        return False
+    if isinstance(call.func, ast.Name):
+        return function.class_ is None
+    return function.class_ is not None and text_of(call.func) in {f"self.{function.name}", f"cls.{function.name}"}
+
+
+def _failed_call(handler: OomHandler) -> str | None:
+    """What the `try` calls in its one statement, or for its result; None where that is a library's or does no work."""
+    body = handler.attempt.body
+    while len(body) == 1 and isinstance(body[0], ast.With):
+        body = body[0].body
+    if len(body) > 1 and not isinstance(body[-1], ast.Return | ast.Assign):
+        return None
+    value = getattr(body[-1], "value", None)
+    while isinstance(value, ast.Yield | ast.Await):
+        value = value.value
+    if not isinstance(value, ast.Call) or handler.module.qualified(value.func):
+        return None
+    text = text_of(value.func)
+    return text if text in handler.module.top or called_name(value) not in _NO_WORK else None
+
+
+def _same(call: ast.Call, failed: str | None) -> bool:
+    return failed is not None and text_of(call.func) == failed
+
+
+def _frees_before(handler: OomHandler, again: ast.Call) -> bool:
+    """Whether the error lets go of the frames before: its traceback is cleared or taken off."""
+    for node in handler.statements():
+        if node is again:
+            return False
+        if isinstance(node, ast.Call) and (called_name(node) in _FREES or _leads_to_freeing(node, handler)):
+            return True
+        if isinstance(node, ast.Attribute) and node.attr == "__traceback__" and not isinstance(node.ctx, ast.Load):
+            return True
+    return False
+
+
+def _leads_to_freeing(call: ast.Call, handler: OomHandler) -> bool:
+    function = handler.module.top.get(called_name(call))
+    return function is not None and any(
+        isinstance(node, ast.Call) and called_name(node) in _FREES for node in ast.walk(function.node)
+    )
+
+
+def _hit(handler: OomHandler, again: ast.Call) -> Hit:
+    name = text_of(again.func)
+    if _on_the_cpu(handler, again):
+        message = (
+            f"`{name}` falls back to the CPU inside `except`, where the error keeps the failed attempt's GPU memory"
+        )
+        return Hit(again, handler.module, message, _HELP, Severity.NOTE)
+    message = f"`{name}` runs again inside `except`, where the error keeps the failed attempt's tensors alive"
+    return Hit(again, handler.module, message, _HELP)
+
+
+def _on_the_cpu(handler: OomHandler, again: ast.Call) -> bool:
+    """Whether what runs again was moved to the CPU: the word stands before the call, or in it."""
+    for node in handler.statements():
+        if node is again:
+            return any(_says_cpu(inner) for inner in running(again))
+        if _says_cpu(node):
+            return True
+    return False
+
+
+def _says_cpu(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return node.value == "cpu"
+    return isinstance(node, ast.Call) and called_name(node) == "cpu"
+
+
+RULE = Rule(
+    code="OOM121",
+    name="retry-inside-except",
+    severity=Severity.WARNING,
+    concern=Concern.MEMORY,
+    summary="work that ran out of memory is tried again inside the handler",
+    explanation="""\
+Looks for handlers of an out-of-memory error in which the work is done again: the same call, a recursive call with a
+smaller batch, a forward or backward pass over parts of the batch. The error may be known by its type, by its text, or
+by a function that tells. A fallback to the CPU is a note.
+
+It is silent where the handler clears the frames first (`traceback.clear_frames`) or takes the traceback off the error,
+and where the retry stands after the handler or in the next turn of a loop.""",
+    reason="""\
+While a handler runs, Python keeps the error, the error keeps its traceback, the traceback keeps every frame between the
+`try` and the allocation that failed, and the frames keep their local variables: the activations of the failed attempt.
+`torch.cuda.empty_cache()` cannot give back what is still in use, so the second attempt starts with less memory than the
+first and fails where it would have fitted. With recursion every level adds its own.""",
+    bad="""\
+import torch
+
+
+def embed(model, tokens, size):
+    try:
+        with torch.no_grad():
+            return torch.cat([model(part).cpu() for part in tokens.split(size)])
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return embed(model, tokens, size // 2)
+""",
+    good="""\
+import torch
+
+
+def embed(model, tokens, size):
+    while size:
+        try:
+            with torch.no_grad():
+                return torch.cat([model(part).cpu() for part in tokens.split(size)])
+        except torch.OutOfMemoryError:
+            size //= 2
+        torch.cuda.empty_cache()
+    raise RuntimeError("not even one sample fits")
+""",
+    references=(
+        "https://docs.pytorch.org/docs/stable/notes/faq.html#my-out-of-memory-exception-handler-can-t-allocate-memory",
+        "https://github.com/pytorch/pytorch/issues/18853",
+    ),
+    words=OOM_WORDS,
+    check=_check,
+)

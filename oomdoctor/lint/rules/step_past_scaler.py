@@ -1,0 +1,120 @@
+"""OOM214: the optimizer steps by itself with gradients that a scaler has scaled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.values import Kind
+from oomdoctor.lint.patterns.iterations import exclude
+from oomdoctor.lint.patterns.scaling import is_scaled, optimizer_of, scaler_of, scales_by_hand, takes_closure
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.rule import Subject
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    for run in subject.runs:
+        for place, event in enumerate(run.events):
+            if event.act is Act.STEP and _is_by_itself(event) and not scales_by_hand(run, event):
+                scaled = _scaled_pass(run, place, event)
+                if scaled is not None:
+                    yield _hit(run, place, event, scaled)
+
+
+def _is_by_itself(step: Event) -> bool:
+    return (
+        step.value.kind is Kind.OPTIMIZER
+        and step.context.managed is None
+        and scaler_of(step) is None
+        and not takes_closure(step)
+    )
+
+
+def _scaled_pass(run: Run, place: int, step: Event) -> Event | None:
+    """The pass whose gradients it uses, where all passes that it may use are of scaled losses."""
+    passes = [event for event in run.of(Act.BACKWARD) if _may_meet(event, step)]
+    if not passes or not all(is_scaled(event) for event in passes):
+        return None
+    if any(_may_meet(event, step) for event in run.of(Act.UNSCALE)):
+        return None
+    return next((event for event in reversed(run.events[:place]) if event in passes), None)
+
+
+def _may_meet(event: Event, step: Event) -> bool:
+    """Whether both may happen in one iteration of the loop around the step."""
+    loops = step.context.loops
+    return event.context.loops[: len(loops)] == loops and not exclude(event, step)
+
+
+def _hit(run: Run, place: int, step: Event, scaled: Event) -> Hit:
+    optimizer, scaler = optimizer_of(step), _scaler(scaled)
+    earlier = (event for event in run.events[:place] if event.act is Act.STEP and _may_meet(event, step))
+    if any(scaler_of(event) is not None and optimizer_of(event) == optimizer for event in earlier):
+        message = f"`{optimizer}` steps a second time with the gradients that `{scaler}.step` has used"
+        return Hit.at(step, message, help=f"leave it out: `{scaler}.step({optimizer})` has made the step")
+    message = f"`{optimizer}` steps with gradients that `{scaler}` has scaled up"
+    return Hit.at(step, message, help=f"call `{scaler}.step({optimizer})`, then `{scaler}.update()`")
+
+
+def _scaler(scaled: Event) -> str:
+    from oomdoctor.lint.flow.state import text_of  # noqa: PLC0415
+
+    return text_of(scaled.value.node.func.value)  # type: ignore[union-attr]
+
+
+RULE = Rule(
+    code="OOM214",
+    name="step-past-scaler",
+    severity=Severity.ERROR,
+    concern=Concern.CORRECTNESS,
+    summary="the optimizer steps itself although the loss was scaled",
+    explanation="""\
+Looks for `optimizer.step()` after `scaler.scale(loss).backward()`, where every pass in that iteration is of a
+scaled loss and nothing unscales the gradients.
+
+It is silent where the two stand in different branches, where the scale is read by hand, and with a scaler that is
+switched off in so many words.""",
+    reason="""\
+The gradients are 65536 times too large at first. SGD makes steps as much too large; Adam hides the factor but for
+its epsilon and the weight decay it is weighed against. Steps whose gradients overflowed are not skipped, so one
+infinity ruins the weights, and the scale never adapts.""",
+    bad="""\
+import torch
+
+
+def train(model, loader, optimizer, criterion):
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = criterion(model(x), y)
+        scaler.scale(loss).backward()
+        optimizer.step()
+""",
+    good="""\
+import torch
+
+
+def train(model, loader, optimizer, criterion):
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = criterion(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+""",
+    references=(
+        "https://docs.pytorch.org/docs/stable/notes/amp_examples.html#typical-mixed-precision-training",
+        "https://github.com/IAHispano/Applio/pull/860",
+    ),
+    words=(".scale(",),
+    check=_check,
+)

@@ -1,0 +1,199 @@
+"""OOM207: a mean over each micro-batch's own tokens is accumulated."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import text_of
+from oomdoctor.lint.patterns.accumulation import accumulations
+from oomdoctor.lint.patterns.iterations import stored_in, within
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.code.functions import Module
+    from oomdoctor.lint.flow.context import Loop
+    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.rule import Subject
+
+_TOKENS: Final = re.compile(
+    r"(?:mask|valid|keep|pad|-100|ignore)\w*(?:\[.*\])?[\s)]*(?:\.\w+\([^()]*\))*\.sum\(|\bn_?tok|num_?tok|tok\w*_count|num_(?:valid|target|loss_tok)"
+    r"|count_nonzero|-100\)\.(?:sum|count)",
+    re.IGNORECASE,
+)
+"""A number of tokens, as what a loss is divided by."""
+_PADDING: Final = re.compile(r"pad|-100|ignore_i|^0$|label_ignore", re.IGNORECASE)
+"""An `ignore_index` that stands for padding; 255 is an image's border, -1 is what packed blocks never have."""
+_TEXT: Final = re.compile(r"input_ids|\bids\b|token|vocab|\btext|sentence|sequence|caption|transcript", re.IGNORECASE)
+_ENTROPIES: Final = frozenset({"torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss"})
+_ENTROPY_CLASSES: Final = frozenset({"torch.nn.CrossEntropyLoss", "torch.nn.NLLLoss"})
+_WRITERS: Final = re.compile(r"^transformers\..*(?:Seq2Seq|ForConditionalGeneration|Vision2Seq)")
+_CAUSAL: Final = re.compile(r"^transformers\..*(?:CausalLM|LMHeadModel)")
+_PADDED: Final = re.compile(
+    r"-100|ignore_index|DataCollatorForSeq2Seq|DataCollatorForCompletionOnly|pad_sequence|label_pad|tokenizer\.pad\("
+    r"|padding\s*=\s*(?:True|[\"']longest)"
+)
+_COUNTS_WINDOWS: Final = re.compile(r"num_items_in_batch|average_tokens_across_devices")
+_HELP: Final = "sum the loss over tokens, and divide by the number of tokens in the whole window"
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    for run in subject.runs:
+        for event, loop in _accumulated(run):
+            mean = None if _COUNTS_WINDOWS.search(event.module.text) else _token_mean(run, event, loop)
+            if mean is not None and not _is_weighted(loop):
+                message = f"{mean} is a mean over this micro-batch's tokens: windows weigh tokens of short batches more"
+                yield Hit.at(event, message, help=_HELP)
+
+
+def _accumulated(run: Run) -> Iterator[tuple[Event, Loop]]:
+    """Backward passes whose gradients add up, with the loop over micro-batches."""
+    for found in accumulations(run):
+        for event in found.backwards:
+            yield event, found.loop
+    for event in run.of(Act.BACKWARD):
+        if event.context.managed == "accelerate" and event.loop is not None and _accumulates(event.module):
+            yield event, event.loop
+
+
+def _accumulates(module: Module) -> bool:
+    return re.search(r"gradient_accumulation_steps(?!\s*=\s*1\b)", module.text) is not None
+
+
+def _token_mean(run: Run, event: Event, loop: Loop) -> str | None:
+    """What makes the loss a mean over tokens, for the message; None where that is not sure."""
+    for text in event.value.divided_by:
+        if _TOKENS.search(text) and _is_of_batch(text, loop):
+            return f"a loss divided by `{text}`"
+    for call, module in _entropies(run, event, loop):
+        if _ignores_padding(call, loop, module):
+            return f"`{text_of(call.func)}` with `ignore_index`"
+    return _of_language_model(run, event, loop)
+
+
+def _is_of_batch(text: str, loop: Loop) -> bool:
+    """Whether what a loss is divided by is counted anew in each iteration, or in a helper that it calls."""
+    if _added_up(text, loop):
+        return False
+    names = set(re.findall(r"[A-Za-z_]\w*", text)) - {"sum", "float", "max", "clamp", "item", "ne"}
+    return bool(names & stored_in(loop)) or not names & set(loop.values)
+
+
+def _added_up(text: str, loop: Loop) -> bool:
+    return any(isinstance(node, ast.AugAssign) and text_of(node.target) == text for node in ast.walk(loop.node))
+
+
+def _entropies(run: Run, event: Event, loop: Loop) -> Iterator[tuple[ast.Call, Module]]:
+    """Calls that make the loss, with the arguments that settle how: of a function, or of a loss function's class."""
+    for made in run.of(Act.CALL, within=loop):
+        if made.name in _ENTROPIES and made.call is not None and event.value.comes_from(made.result):
+            yield made.call, made.module
+    criteria = dict(_criteria(event.module))
+    for node in ast.walk(loop.node):
+        if isinstance(node, ast.Call) and text_of(node.func) in criteria and within(node, loop.node):
+            yield criteria[text_of(node.func)], event.module
+
+
+def _criteria(module: Module) -> Iterator[tuple[str, ast.Call]]:
+    """Loss functions that the file makes, by the name or dotted text that they are given."""
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Assign(targets=[target, *_], value=ast.Call() as made):
+                if module.qualified(made.func) in _ENTROPY_CLASSES:
+                    yield text_of(target), made
+
+
+def _ignores_padding(call: ast.Call, loop: Loop, module: Module) -> bool:
+    keywords = {keyword.arg: text_of(keyword.value) for keyword in call.keywords}
+    ignored = keywords.get("ignore_index")
+    if ignored is None or keywords.get("reduction", "'mean'") != "'mean'" or not _PADDING.search(ignored):
+        return False
+    lines = module.text.splitlines()[loop.node.lineno - 1 : loop.node.end_lineno]
+    return ignored != "0" or _TEXT.search("\n".join(lines)) is not None
+
+
+def _of_language_model(run: Run, event: Event, loop: Loop) -> str | None:
+    """The `.loss` of a model of `transformers` whose targets differ in length."""
+    for made in run.of(Act.FORWARD, within=loop):
+        library = made.value.library or ""
+        if not event.value.comes_from(made.result) or not _reads_loss(loop):
+            continue
+        if _WRITERS.search(library) or (_CAUSAL.search(library) and _PADDED.search(event.module.text)):
+            return f"the model's own loss of `{text_of(made.call.func)}`" if made.call is not None else None
+    return None
+
+
+def _reads_loss(loop: Loop) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr == "loss" for node in ast.walk(loop.node))
+
+
+def _is_weighted(loop: Loop) -> bool:
+    """Whether the loss is multiplied by a number of tokens again."""
+    return any(
+        isinstance(node, ast.BinOp | ast.AugAssign)
+        and isinstance(node.op, ast.Mult)
+        and any(re.search(r"\.sum\(|tok|count|num_", text_of(side)) for side in _sides(node))
+        for node in ast.walk(loop.node)
+    )
+
+
+def _sides(node: ast.BinOp | ast.AugAssign) -> tuple[ast.expr, ...]:
+    return (node.left, node.right) if isinstance(node, ast.BinOp) else (node.value,)
+
+
+RULE = Rule(
+    code="OOM207",
+    name="token-mean-accumulated",
+    severity=Severity.WARNING,
+    concern=Concern.CORRECTNESS,
+    summary="a mean over each micro-batch's own tokens is accumulated",
+    explanation="""\
+Looks for accumulation of a loss that is a mean over tokens whose number differs from one micro-batch to the next:
+cross-entropy with an `ignore_index` for padding, a sum divided by a mask's sum, the `.loss` of a
+sequence-to-sequence model of `transformers`, or of a causal one where the file pads its batches.
+
+It is silent for packed blocks, for class labels and pixels, where `num_items_in_batch` is given, and where the
+loss is weighted by its tokens.""",
+    reason="""\
+The large batch's loss is the sum over all its tokens divided by their number. A mean of means gives each
+micro-batch the same weight instead, so tokens in short ones count for more, and the result depends on how the
+batch was cut: accumulation no longer equals the batch that it stands for. Most trainers had this until late 2024.""",
+    bad="""\
+import torch
+
+
+def train(model, loader, optimizer, accumulation_steps, pad_id):
+    criterion = torch.nn.CrossEntropyLoss(ignore_index=pad_id)
+    for i, (tokens, targets) in enumerate(loader):
+        loss = criterion(model(tokens).flatten(0, 1), targets.flatten())
+        (loss / accumulation_steps).backward()
+        if (i + 1) % accumulation_steps == 0 or i + 1 == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    good="""\
+import torch
+
+
+def train(model, windows, optimizer, pad_id):
+    criterion = torch.nn.CrossEntropyLoss(ignore_index=pad_id, reduction="sum")
+    for window in windows:
+        count = sum((targets != pad_id).sum() for _, targets in window)
+        for tokens, targets in window:
+            loss = criterion(model(tokens).flatten(0, 1), targets.flatten())
+            (loss / count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    references=(
+        "https://huggingface.co/blog/gradient_accumulation",
+        "https://github.com/huggingface/transformers/pull/34191",
+    ),
+    words=("backward",),
+    check=_check,
+)

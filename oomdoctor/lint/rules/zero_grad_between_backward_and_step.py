@@ -1,0 +1,123 @@
+"""OOM211: gradients are set to zero after the backward pass that made them, and before the step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import text_of
+from oomdoctor.lint.flow.values import Kind
+from oomdoctor.lint.patterns.iterations import conditions, exclude
+from oomdoctor.lint.patterns.scaling import optimizer_of, takes_closure
+from oomdoctor.lint.patterns.surroundings import calls_between, same_place, sets_gradients_between
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.results import Concern, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.rule import Subject
+
+_PASSES: Final = (Act.BACKWARD, Act.AUTOGRAD)
+_MANAGED: Final = (None, "accelerate")
+
+
+def _check(subject: Subject) -> Iterator[Hit]:
+    for run in subject.runs:
+        for place, event in enumerate(run.events):
+            if event.act is Act.ZERO_GRAD and event.context.managed in _MANAGED and not event.context.handlers:
+                step = _step_after(run, place, event)
+                if step is not None and _has_pass_before(run, place, event, step):
+                    message = f"`{_owner(event)}.zero_grad()` throws away the gradients that the next step is to use"
+                    yield Hit.at(event, message, help=f"move it behind the step of `{optimizer_of(step)}`")
+
+
+def _step_after(run: Run, place: int, zero: Event) -> Event | None:
+    """The step that finds no gradients: the same optimizer's, with nothing between that could make new ones."""
+    for event in run.events[place + 1 :]:
+        if event.act in _PASSES:
+            return None
+        if event.act is Act.STEP and _is_of(event, zero, run):
+            return event if _directly(zero, event, run) else None
+    return None
+
+
+def _directly(zero: Event, step: Event, run: Run) -> bool:
+    if not same_place(zero, step) or zero.context.loops != step.context.loops or takes_closure(step):
+        return False
+    if not conditions(zero.context.guards).items() <= conditions(step.context.guards).items():
+        return False
+    return not sets_gradients_between(zero, step) and not any(calls_between(zero, step, run))
+
+
+def _is_of(step: Event, zero: Event, run: Run) -> bool:
+    """Whether it is the step of the optimizer whose gradients were set to zero; of a model's, where there is one."""
+    if zero.value.kind is Kind.MODEL:
+        models = {event.value.identity for event in run.of(Act.FORWARD)}
+        return len(models) == 1 and len({optimizer_of(event) for event in run.of(Act.STEP)}) == 1
+    return _owner(zero) == optimizer_of(step)
+
+
+def _has_pass_before(run: Run, place: int, zero: Event, step: Event) -> bool:
+    """Whether the last thing that happened to the gradients was a backward pass, in the same iteration."""
+    for event in reversed(run.events[:place]):
+        if event.act in (Act.STEP, Act.ZERO_GRAD) and _may_be_same(event, step) and not exclude(event, zero):
+            return False
+        if event.act is Act.BACKWARD and not exclude(event, zero):
+            return event.context.loops[: len(zero.context.loops)] == zero.context.loops
+    return False
+
+
+def _may_be_same(event: Event, step: Event) -> bool:
+    owner = optimizer_of(event) if event.act is Act.STEP else _owner(event)
+    return event.value.kind is Kind.MODEL or owner == optimizer_of(step)
+
+
+def _owner(zero: Event) -> str:
+    return "" if zero.call is None else text_of(zero.call.func).rpartition(".")[0]
+
+
+RULE = Rule(
+    code="OOM211",
+    name="zero-grad-between-backward-and-step",
+    severity=Severity.ERROR,
+    concern=Concern.CORRECTNESS,
+    summary="gradients are set to zero before the step that should use them",
+    explanation="""\
+Looks for `zero_grad()` after a backward pass and before the step of the same optimizer, in one iteration and under
+the same conditions, with nothing between the two that could make new gradients.
+
+It is silent for other optimizers' gradients (GANs), where gradients are written by hand, and where another
+backward pass follows.""",
+    reason="""\
+The step finds gradients that are `None` or zero. With `None` it skips every parameter, with zero only weight decay
+and momentum move them: the model does not learn, and nothing says so.""",
+    bad="""\
+import torch
+
+
+def train(model, loader, criterion):
+    optimizer = torch.optim.Adam(model.parameters())
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.zero_grad()
+        optimizer.step()
+""",
+    good="""\
+import torch
+
+
+def train(model, loader, criterion):
+    optimizer = torch.optim.Adam(model.parameters())
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    references=("https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html",),
+    words=("zero_grad",),
+    check=_check,
+)

@@ -1,0 +1,219 @@
+"""From the bytes of a file to a text that parses: encodings, limits, and whether it has to do with torch at all."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.positions import Lines, replaced, spans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from oomdoctor.lint.rule import Edit
+
+MOST_BYTES: Final = 4 << 20
+"""The largest script that is read. The largest in PyTorch itself has 1.3 MB; a text costs up to 12 times its bytes."""
+
+MOST_TOKENS: Final = 100_000
+"""As many names, numbers and signs as a script may have. Parsing costs up to 1000 bytes of memory for each (`a;a;a;`),
+and 300 to 500 in code that people write, where 100,000 are 10,000 lines and more."""
+
+MOST_FIELDS: Final = MOST_TOKENS // 4
+"""As many `{`. Python 3.11 takes time with the square of the fields of one f-string: a second for so many."""
+
+FOUNDATIONS: Final = frozenset({
+    "accelerate", "apex", "avalanche", "bitsandbytes", "catalyst", "colossalai", "composer", "datasets", "deepspeed",
+    "detectron2", "dgl", "diffusers", "e3nn", "einops", "fairscale", "fairseq", "fastai", "flair", "functorch",
+    "gpytorch", "ignite", "keras_core", "kornia", "lightning", "lightning_fabric", "megatron", "mmcv", "mmdet",
+    "mmengine", "mmseg", "monai", "open_clip", "peft", "pytorch3d", "pytorch_lightning", "pytorch_metric_learning",
+    "pytorch_transformers", "segmentation_models_pytorch", "sentence_transformers", "skorch", "speechbrain",
+    "stable_baselines3", "tianshou", "timm", "torch", "torch_geometric", "torch_xla", "torchaudio", "torchdata",
+    "torchmetrics", "torchrl", "torchtext", "torchtitan", "torchtune", "torchvision", "transformers", "trl",
+    "ultralytics", "unsloth", "xformers", "yolov5",
+})  # fmt: skip
+"""Torch, and what stands on it: a file that imports one of these may hold a training loop."""
+
+_IMPORTS: Final = re.compile(
+    r"(?:^|[\r:;])[ \t\f]*(?:import|from)\b[^\n\r#;:(]*?\b(?:" + "|".join(sorted(FOUNDATIONS)) + r")\b", re.MULTILINE
+)
+_SIGN: Final = ".zero_grad("
+"""A loop whose model comes from a module of its own needs no import of torch."""
+
+_TOKEN: Final = re.compile(r"\w+|[^\w\s]|\n")
+_COOKIE: Final = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
+_BLANK: Final = re.compile(rb"^[ \t\f]*(?:#.*)?$")
+_WIDE: Final = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+_NO_SOURCE: Final = frozenset({
+    "idna", "punycode", "raw_unicode_escape", "undefined", "unicode_escape",
+    "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be", "utf-32-le", "utf-7",
+})  # fmt: skip
+"""Codecs by which no script is written: not ASCII in their first line, or slow beyond measure."""
+
+
+class UnreadableError(Exception):
+    """A file cannot be linted.
+
+    Args:
+        problem: Why, lower case.
+        line: Where, from 1, if it is about a place.
+        column: From 1.
+    """
+
+    def __init__(self, problem: str, line: int | None = None, column: int | None = None) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.line = line
+        self.column = column
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Python file's text.
+
+    Attributes:
+        text: Without the byte order mark; line ends as they are.
+        encoding: How it is written.
+        mark: The byte order mark that it begins with, or nothing.
+    """
+
+    text: str
+    encoding: str = "utf-8"
+    mark: bytes = b""
+
+    def place(self, line: int) -> tuple[int | None, int]:
+        """Cell and line as people name them: there are no cells."""
+        return None, line
+
+    def shown(self) -> str:
+        """The text as people see it, with the lines and characters of `text`."""
+        return self.text
+
+    def edited(self, edits: Iterable[Edit]) -> bytes:
+        """The file with these edits made, all else byte for byte as it was.
+
+        Raises:
+            ValueError: Two edits overlap, or the encoding lacks a character.
+        """
+        return self.mark + replaced(self.text, spans(Lines(self.text), edits)).encode(self.encoding)
+
+
+def read(path: Path, most: int) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        UnreadableError: It cannot be read, is no regular file or has more than `most` bytes.
+    """
+    try:
+        # Opening a pipe without O_NONBLOCK would wait until somebody writes to it.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise UnreadableError("not a regular file")
+            data = stream.read(most + 1)
+    except (OSError, ValueError) as error:
+        raise UnreadableError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    return within(data, most)
+
+
+def within(data: bytes, most: int) -> bytes:
+    """The same bytes.
+
+    Raises:
+        UnreadableError: They are more than `most`.
+    """
+    if len(data) > most:
+        raise UnreadableError(f"too large: more than {most >> 20} MiB")
+    return data
+
+
+def decode(data: bytes) -> Script:
+    """The text of a script, by its byte order mark and its coding line, else UTF-8.
+
+    Raises:
+        UnreadableError: It is none in that encoding.
+    """
+    for mark, name in _WIDE.items():
+        if data.startswith(mark):
+            raise UnreadableError(f"written in {name}, which Python does not read", 1, 1)
+    mark = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
+    body = data[len(mark) :]
+    encoding = _encoding(body, marked=bool(mark))
+    text = _decoded(body, encoding)
+    if (null := text.find("\0")) >= 0:
+        raise UnreadableError("holds a NUL byte", *_position(text[:null]))
+    return Script(text, encoding, mark)
+
+
+def stands_on_torch(text: str) -> bool:
+    """Whether a script imports torch or what stands on it, or clears gradients."""
+    return _SIGN in text or _IMPORTS.search(text) is not None
+
+
+def check_size(text: str) -> None:
+    """See that parsing and judging a text stays within the memory that lint may take.
+
+    Raises:
+        UnreadableError: It has too many tokens.
+    """
+    if len(text) <= MOST_FIELDS:
+        return
+    if text.count("{") > MOST_FIELDS or sum(1 for _ in _TOKEN.finditer(text)) > MOST_TOKENS:
+        raise UnreadableError(f"too large: more than {MOST_TOKENS:,} tokens")
+
+
+def _encoding(body: bytes, *, marked: bool) -> str:
+    cookie = _cookie(body)
+    if cookie is None:
+        return "utf-8"
+    try:
+        codec = codecs.lookup(cookie)
+    except (LookupError, ValueError):
+        raise UnreadableError(f"unknown encoding `{cookie}`", 1, 1) from None
+    # `_is_text_encoding` is how `bytes.decode` itself tells text from what only transforms bytes, such as zlib.
+    if codec.name in _NO_SOURCE or not codec._is_text_encoding:  # noqa: SLF001 - see above
+        raise UnreadableError(f"`{cookie}` is no encoding for a script", 1, 1)
+    if marked and codec.name != "utf-8":
+        raise UnreadableError(f"begins with the mark of UTF-8 and says that it is `{cookie}`", 1, 1)
+    return codec.name
+
+
+def _cookie(body: bytes) -> str | None:
+    """What the coding line says; it is the first line, or the second after a blank one or a comment."""
+    for line in re.split(rb"\r\n|\n|\r", body[:_HEAD], maxsplit=2)[:2]:
+        if found := _COOKIE.match(line):
+            return found[1].decode("ascii")
+        if not _BLANK.match(line):
+            break
+    return None
+
+
+_HEAD: Final = 1024
+
+
+def _decoded(body: bytes, encoding: str) -> str:
+    try:
+        text = body.decode(encoding)
+    except UnicodeDecodeError as error:
+        before = body[: error.start].decode(encoding, "replace")
+        byte = body[error.start : error.start + 1].hex()
+        raise UnreadableError(f"byte 0x{byte} is not {encoding}: {error.reason}", *_position(before)) from None
+    except (UnicodeError, LookupError, OverflowError) as error:
+        raise UnreadableError(f"not {encoding}: {error}", 1, 1) from None
+    return text
+
+
+def _position(before: str) -> tuple[int, int]:
+    """Line and column, both from 1, of what comes after a text."""
+    lines = Lines(before)
+    number = lines.number(len(before))
+    return number, len(before) - lines.start(number) + 1

@@ -1,0 +1,66 @@
+"""Edits of an accumulation's boundary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oomdoctor.lint.code.parsing import parse
+from oomdoctor.lint.flow.runs import runs_of
+from oomdoctor.lint.patterns.accumulation import accumulations
+from oomdoctor.lint.patterns.shifting import shifted
+
+SCRIPT = """\
+import torch
+
+
+def train(model, loader, optimizer, loss_fn, k, größe=1):
+    for i, (x, y) in enumerate(loader{start}):
+        loss = loss_fn(model(x), y) / k
+        loss.backward()
+        {test}:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def edited(test: str, start: str = "") -> str:
+    """The line of the test after the edit; as it was where there is none."""
+    text = SCRIPT.format(test=test, start=start)
+    (found,) = [found for run in runs_of(parse(text, Path("train.py"))) for found in accumulations(run)]
+    lines = [line.encode() for line in text.split("\n")]
+    for edit in shifted(found):
+        assert edit.start[0] == edit.end[0] == 8
+        line = lines[7]
+        lines[7] = line[: edit.start[1]] + edit.text.encode() + line[edit.end[1] :]
+    return lines[7].decode().strip().removesuffix(":")
+
+
+@pytest.mark.parametrize(
+    ("test", "start", "expected"),
+    [
+        ("if i % k == 0", "", "if (i + 1) % k == 0"),
+        ("if i%k==0", "", "if (i + 1)%k==0"),
+        ("if (i) % k == 0", "", "if (i + 1) % k == 0"),
+        ("if not i % (k)", "", "if not (i + 1) % (k)"),
+        ("if (i + 1)  %  k == 0", ", 1", "if i  %  k == 0"),
+        ("if (1 + i) % k == 0", ", 1", "if i % k == 0"),
+        ("if i % k == k - 1", ", 1", "if (i - 1) % k == k - 1"),
+        ("if größe == 1 and i % k == 0", "", "if größe == 1 and (i + 1) % k == 0"),
+    ],
+)
+def test_what_is_divided_is_rewritten_and_nothing_else(test: str, start: str, expected: str) -> None:
+    """The counted side is replaced by what counts from one, its parentheses with it; all else stays as it was."""
+    assert edited(test, start) == expected
+
+
+@pytest.mark.parametrize("test", ["if i > 0 and i % k == 0", "if i % k == 0 and i % 7 != 3"])
+def test_conditions_that_say_more_of_the_counter_are_left_alone(test: str) -> None:
+    """Where a second part of the condition speaks of the counter, no edit is safe."""
+    assert edited(test) == test
+
+
+def test_a_remainder_over_several_lines_is_left_alone() -> None:
+    """An edit never joins lines."""
+    assert edited("if (i\n            % k) == 0") == "if (i"
