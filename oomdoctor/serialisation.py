@@ -29,7 +29,7 @@ from typing import (
 )
 
 from oomdoctor.errors import UsageError
-from oomdoctor.results import SCHEMA_VERSION, DiagnosisDocument, Document, ProbeDocument
+from oomdoctor.results import SCHEMA_VERSION, DiagnosisDocument, Document, LintDocument, ProbeDocument
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -37,10 +37,12 @@ if TYPE_CHECKING:
 MAXIMUM_DOCUMENT_BYTES = 64 * 1024**2
 """Larger inputs are refused unread; a document is a few hundred kilobytes at most."""
 
-_DOCUMENTS: Mapping[str, type[Document]] = MappingProxyType({"probe": ProbeDocument, "diagnose": DiagnosisDocument})
+_DOCUMENTS: Mapping[str, type[Document]] = MappingProxyType(
+    {"probe": ProbeDocument, "diagnose": DiagnosisDocument, "lint": LintDocument}
+)
 _MAXIMUM_INTEGER = 2**63 - 1
 _SHOWN_CHARACTERS = 60
-_HINT = "Give a file that `oomdoctor probe ... --json` or `oomdoctor diagnose ... --json` wrote"
+_HINT = "Give a file that `oomdoctor probe`, `diagnose` or `lint` wrote with `--json`"
 _JSON_NAMES = {dict: "an object", list: "a list", str: "a string", int: "an integer", float: "a number"}
 
 T = TypeVar("T")

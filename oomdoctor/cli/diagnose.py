@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from oomdoctor import __version__
-from oomdoctor.cli.options import Help, HtmlFlag, JsonFlag, MarkdownFlag, Output
+from oomdoctor.cli.options import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output
 from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def diagnose(  # noqa: PLR0913 - one parameter an option
     files: Files,
     *,
     fail_on_oom: FailOnOom = False,
+    form: Format = None,
     json: JsonFlag = False,
     markdown: MarkdownFlag = False,
     html: HtmlFlag = False,
@@ -40,14 +41,14 @@ def diagnose(  # noqa: PLR0913 - one parameter an option
     from oomdoctor.diagnosis.inputs import sources
     from oomdoctor.output import check_writable
 
-    form = format_name(json=json, markdown=markdown, html=html, output=output)
+    chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)
     if output is not None:
         check_writable(output)
     named = sources(files)
     if output is not None and output.exists() and any(source.is_file(output) for source in named):
         raise UsageError(f"`{output}` is what is to be read", hint="name another file to write")
     document = document_of(run_diagnosis(named), fail_on_oom=fail_on_oom)
-    render(document, form, output)
+    render(document, chosen, output)
     raise typer.Exit(document.exit_code)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
@@ -22,11 +22,21 @@ Help: TypeAlias = Annotated[
 Typer's own has None, and to make a bool of that recent versions load pydantic, which takes longer than all the rest.
 """
 
-JsonFlag: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-MarkdownFlag: TypeAlias = Annotated[
-    bool, typer.Option("--markdown", help="Print Markdown, for a comment or a summary.")
+FormatName: TypeAlias = Literal["text", "json", "markdown", "html", "github", "junit", "sarif"]
+"""Every format that a command may have a report in."""
+
+Format: TypeAlias = Annotated[
+    FormatName | None,
+    typer.Option(
+        "--format",
+        help="Form of the report: text for people, json for programs, markdown for a comment, html for a page, github "
+        "for annotations of a job, junit for a CI server, sarif for code scanning.",
+        show_default=False,
+    ),
 ]
-HtmlFlag: TypeAlias = Annotated[bool, typer.Option("--html", help="Print one self-contained HTML page.")]
+JsonFlag: TypeAlias = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+MarkdownFlag: TypeAlias = Annotated[bool, typer.Option("--markdown", help="The same as --format markdown.")]
+HtmlFlag: TypeAlias = Annotated[bool, typer.Option("--html", help="The same as --format html.")]
 
 
 def _unless_dash(value: Path | None) -> Path | None:
@@ -41,7 +51,8 @@ Output: TypeAlias = Annotated[
         "-o",
         callback=_unless_dash,
         metavar="FILE",
-        help="Write the report to a file; .json, .md, .html or .txt chooses its format.",
+        help="Write the report to a file; its ending chooses the format: .json, .md, .html, .sarif, .xml for JUnit or "
+        ".txt.",
         show_default=False,
     ),
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import typer
 
 from oomdoctor import __version__
-from oomdoctor.cli.options import HtmlFlag, JsonFlag, MarkdownFlag, Output
+from oomdoctor.cli.options import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     engine: EngineName = "auto",
     trial_timeout: TrialTimeout = 300.0,
     dry_run: DryRunFlag = False,
+    form: Format = None,
     json: JsonFlag = False,
     markdown: MarkdownFlag = False,
     html: HtmlFlag = False,
@@ -87,10 +88,11 @@ def probe(  # noqa: PLR0913 - one parameter an option
     from oomdoctor.units import parse_fraction, parse_size
 
     # What a dry run explains is text, whatever the file is called.
-    form = format_name(json=json, markdown=markdown, html=html, output=None if dry_run else output)
-    if dry_run and form != "text":
-        raise UsageError("`--dry-run` explains in plain text", hint=f"drop `--{form}`")
-    check_format("probe", form)
+    chosen = format_name(form, json=json, markdown=markdown, html=html, output=None if dry_run else output)
+    if dry_run and chosen != "text":
+        flag = f"--{chosen}" if form is None else f"--format {form}"
+        raise UsageError("`--dry-run` explains in plain text", hint=f"drop `{flag}`")
+    check_format("probe", chosen)
     if output is not None:
         check_writable(output)
     progress = make_progress(quiet=quiet)
@@ -115,7 +117,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     finally:
         progress.close()
     document = _document(found)
-    render(document, form, output)
+    render(document, chosen, output)
     raise typer.Exit(document.exit_code)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oomdoctor.cli.options import HtmlFlag, JsonFlag, MarkdownFlag, Output
+from oomdoctor.cli.options import Format, FormatName, HtmlFlag, JsonFlag, MarkdownFlag, Output
 from oomdoctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,21 +24,24 @@ FORMAT_BY_ENDING: Mapping[str, str] = MappingProxyType(
         ".markdown": "markdown",
         ".html": "html",
         ".htm": "html",
+        ".sarif": "sarif",
+        ".xml": "junit",
         ".txt": "text",
     }
 )
 """Format that a file's ending asks for where no flag does; any other ending gets text."""
 
 
-def report(
+def report(  # noqa: PLR0913 - one parameter an option
     file: Annotated[
         str,
         typer.Argument(
             metavar="FILE",
-            help="What `oomdoctor probe` or `oomdoctor diagnose` wrote with `--json`; `-` for standard input.",
+            help="What `oomdoctor probe`, `diagnose` or `lint` wrote with `--json`; `-` for standard input.",
         ),
     ],
     *,
+    form: Format = None,
     json: JsonFlag = False,
     markdown: MarkdownFlag = False,
     html: HtmlFlag = False,
@@ -47,26 +50,48 @@ def report(
     """Render a saved result again, in any format."""
     from oomdoctor.serialisation import read_document
 
-    name = format_name(json=json, markdown=markdown, html=html, output=output)
+    name = format_name(form, json=json, markdown=markdown, html=html, output=output)
     document = read_document(file)
     check_format(document.command, name)
     render(document, name, output)
 
 
-def format_name(*, json: bool, markdown: bool, html: bool = False, output: Path | None = None) -> str:
-    """The format that the flags ask for, or else the ending of the output file: `text` where neither does.
+def format_name(
+    form: FormatName | None = None,
+    *,
+    json: bool = False,
+    markdown: bool = False,
+    html: bool = False,
+    output: Path | None = None,
+) -> str:
+    """The format that the options ask for, or else the ending of the output file: `text` where neither does.
+
+    Args:
+        form: What `--format` was given.
+        json: Whether `--json` was given.
+        markdown: Whether `--markdown` was given.
+        html: Whether `--html` was given.
+        output: What `--output` was given.
 
     Raises:
-        UsageError: The flags ask for two.
+        UsageError: The options ask for two.
     """
-    asked = [name for name, is_asked in (("json", json), ("markdown", markdown), ("html", html)) if is_asked]
+    flags = {"json": json, "markdown": markdown, "html": html}
+    asked = {name: f"--{name}" for name, is_asked in flags.items() if is_asked and name != form}
+    if form is not None:
+        asked = {form: f"--format {form}", **asked}
     if len(asked) > 1:
-        raise UsageError(
-            f"`--{asked[0]}` and `--{asked[1]}` exclude each other", hint="Give one of them, or run it twice"
-        )
-    if asked:
-        return asked[0]
-    return "text" if output is None else FORMAT_BY_ENDING.get(output.suffix.lower(), "text")
+        first, second = list(asked.values())[:2]
+        raise UsageError(f"`{first}` and `{second}` exclude each other", hint="Give one of them, or run it twice")
+    return next(iter(asked), _by_ending(output))
+
+
+def _by_ending(output: Path | None) -> str:
+    if output is None:
+        return "text"
+    # GitHub takes `results.sarif.json` as well as `results.sarif`.
+    doubled = "".join(output.suffixes[-2:]).lower()
+    return "sarif" if doubled == ".sarif.json" else FORMAT_BY_ENDING.get(output.suffix.lower(), "text")
 
 
 def check_format(command: str, name: str) -> None:
@@ -76,22 +101,27 @@ def check_format(command: str, name: str) -> None:
         UsageError: It has none.
     """
     from oomdoctor.reports import FORMATS
+    from oomdoctor.reports.wording import listed
 
     if (command, name) not in FORMATS:
-        known = [f"`--{other}`" for of, other in FORMATS if of == command and other != "text"]
+        known = sorted(f"`{other}`" for of, other in FORMATS if of == command)
         raise UsageError(
-            f"`oomdoctor {command}` has no {name.upper()} report yet", hint=f"Use one of {', '.join(known)}"
+            f"`oomdoctor {command}` has no {name.upper()} report yet", hint=f"`--format` takes {listed(known)} here"
         )
 
 
 def render(document: Document, name: str, output: Path | None) -> None:
     """Write a document in the format of this name to `output`, or to standard output where that is None.
 
+    Annotations of a GitHub job are joined by the document as Markdown in the summary of the job's step.
+
     Raises:
         UsageError: `output` cannot be written.
     """
     from oomdoctor.output import Terminal, deliver
-    from oomdoctor.reports import FORMATS
+    from oomdoctor.reports import FORMATS, step_summary
 
     terminal = Terminal.of(sys.stdout) if output is None else Terminal()
     deliver(FORMATS[document.command, name](document, terminal), output)
+    if name == "github":
+        step_summary.append(FORMATS[document.command, "markdown"](document, terminal))

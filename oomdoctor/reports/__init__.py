@@ -29,15 +29,17 @@ def _lazy(module: str) -> Renderer:
     return render
 
 
-FORMATS: Mapping[tuple[str, str], Renderer] = MappingProxyType(
+# Directory by command, and the formats that have a file of their own there.
+_ROOMS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
-        ("probe", "text"): _lazy("probe.text"),
-        ("probe", "json"): _lazy("json_document"),
-        ("probe", "markdown"): _lazy("probe.markdown"),
-        ("diagnose", "text"): _lazy("diagnosis.text"),
-        ("diagnose", "json"): _lazy("json_document"),
-        ("diagnose", "markdown"): _lazy("diagnosis.markdown"),
-        ("diagnose", "html"): _lazy("diagnosis.html"),
+        "probe": ("probe", ("text", "markdown", "github", "junit", "sarif")),
+        "diagnose": ("diagnosis", ("text", "markdown", "html", "github", "junit", "sarif")),
+        "lint": ("lint", ("text", "markdown", "html", "github", "junit", "sarif")),
     }
+)
+
+FORMATS: Mapping[tuple[str, str], Renderer] = MappingProxyType(
+    {(command, name): _lazy(f"{room}.{name}") for command, (room, names) in _ROOMS.items() for name in names}
+    | {(command, "json"): _lazy("json_document") for command in _ROOMS}
 )
 """Renderer by the command that wrote the document and the name of the format."""

@@ -59,7 +59,7 @@ def _environment() -> Environment:
         share=share,
         size=format_size,
         with_code=_with_code,
-        uncut=Markup.escape,  # for geometry, which is ours and longer than any text
+        uncut=Markup.escape,  # for geometry and code, which have no character that cannot be seen and keep their spaces
     )
     return environment
 

@@ -18,7 +18,8 @@ from oomdoctor.results.diagnosis import (
     ProcessMemory,
     Remedy,
 )
-from oomdoctor.results.document import SCHEMA_VERSION, DiagnosisDocument, Document, ProbeDocument
+from oomdoctor.results.document import SCHEMA_VERSION, DiagnosisDocument, Document, LintDocument, ProbeDocument
+from oomdoctor.results.lint import Concern, Finding, LintResult, Severity, Unreadable
 from oomdoctor.results.probe import (
     Accumulation,
     Device,
@@ -53,6 +54,7 @@ __all__ = [
     "Cause",
     "CauseId",
     "Composition",
+    "Concern",
     "Confidence",
     "Device",
     "DiagnosisDocument",
@@ -60,8 +62,11 @@ __all__ = [
     "DifferingLine",
     "Document",
     "Facts",
+    "Finding",
     "Fragmentation",
     "GrowingLine",
+    "LintDocument",
+    "LintResult",
     "LiveAllocation",
     "MemoryDevice",
     "MemoryLine",
@@ -77,6 +82,7 @@ __all__ = [
     "ProcessMemory",
     "Reason",
     "Remedy",
+    "Severity",
     "SnapshotComparison",
     "SnapshotSummary",
     "SourceLine",
@@ -84,4 +90,5 @@ __all__ = [
     "TrainingPhase",
     "Trial",
     "UniformPlan",
+    "Unreadable",
 ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from oomdoctor.results.diagnosis import DiagnosisResult
+from oomdoctor.results.lint import LintResult
 from oomdoctor.results.probe import ProbeResult
 
 SCHEMA_VERSION = 1
@@ -52,4 +53,24 @@ class DiagnosisDocument:
     schema_version: int = SCHEMA_VERSION
 
 
-Document: TypeAlias = ProbeDocument | DiagnosisDocument
+@dataclass(frozen=True, slots=True)
+class LintDocument:
+    """What `oomdoctor lint` writes.
+
+    Attributes:
+        command: `lint`.
+        status: `findings` (mistakes were found), `unreadable` (none was, and files could not be linted) or `clean`.
+        exit_code: What the command exited with.
+        versions: Version by name: `oomdoctor`, `python`.
+        result: What the command found.
+    """
+
+    command: Literal["lint"]
+    status: Literal["clean", "findings", "unreadable"]
+    exit_code: int
+    versions: dict[str, str]
+    result: LintResult
+    schema_version: int = SCHEMA_VERSION
+
+
+Document: TypeAlias = ProbeDocument | DiagnosisDocument | LintDocument

@@ -229,6 +229,23 @@ def test_a_saved_diagnosis_is_rendered_again(oomdoctor: Run, tmp_path: Path) -> 
     assert oomdoctor("report", "why.json", "--html").stdout == oomdoctor("diagnose", "train.log", "--html").stdout
 
 
+def test_formats_that_other_programs_read(oomdoctor: Run, tmp_path: Path) -> None:
+    """Annotations, JUnit and SARIF name the user's own line; the step's summary gets the Markdown."""
+    (tmp_path / "train.log").write_text(LOG)
+    summary = tmp_path / "summary.md"
+    annotated = oomdoctor("diagnose", "train.log", "--format", "github", GITHUB_STEP_SUMMARY=str(summary)).stdout
+    assert annotated.startswith("::error file=/home/user/train.py,line=31,title=oomdoctor%3A out of memory::GPU 1 ran ")
+    assert summary.read_text() == oomdoctor("diagnose", "train.log", "--format", "markdown").stdout
+    scanned = json.loads(oomdoctor("diagnose", "train.log", "--format", "sarif").stdout)
+    place = scanned["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"] == {"uri": "file:///home/user/train.py"}
+    assert place["region"]["startLine"] == 31
+    assert oomdoctor("diagnose", "train.log", "-o", "why.xml").returncode == 0
+    assert 'name="/home/user/train.py:31"><failure' in "".join(
+        line.strip() for line in (tmp_path / "why.xml").read_text().splitlines()
+    )
+
+
 def test_hostile_text_is_shown_and_not_run(oomdoctor: Run, tmp_path: Path) -> None:
     """Markup and terminal escapes of a log reach no reader as such."""
     hostile = LOG.replace("loss.backward()", "<script>alert(1)</script>\x1b]0;x\x07\x1b[31m loss.backward()")

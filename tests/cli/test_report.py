@@ -7,16 +7,20 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer
 from diagnosis_documents import out_of_memory
+from lint_documents import mistakes
 from running import Run
 
+from oomdoctor.cli.options import FormatName
 from oomdoctor.cli.report import report
 from oomdoctor.errors import UsageError
 from oomdoctor.output import Terminal
 from oomdoctor.reports import FORMATS
+from oomdoctor.results import Document
 from oomdoctor.serialisation import read_document, to_json
 
 INVOCATIONS = {
@@ -84,6 +88,8 @@ def test_directory_as_output_is_refused(tmp_path: Path, capfd: pytest.CaptureFix
 
 def test_two_formats_are_refused() -> None:
     """Two formats at once are a contradiction, which is said before anything is read."""
+    with pytest.raises(UsageError, match="`--format sarif` and `--json` exclude each other"):
+        run("missing.json", "--json", "--format", "sarif")
     for flags in (("--json", "--markdown"), ("--markdown", "--html"), ("--json", "--html")):
         with pytest.raises(UsageError, match=f"`{flags[0]}` and `{flags[1]}` exclude each other"):
             run("missing.json", *flags)
@@ -118,6 +124,9 @@ def test_diagnosis_in_every_format(diagnosis: str, capfd: pytest.CaptureFixture[
         ("x.MD", "### GPU 0"),
         ("x.html", "<!doctype html>"),
         ("x.htm", "<!doctype html>"),
+        ("x.sarif", '{\n  "$schema": "https://json.schemastore.org/sarif-2.1.0.json"'),
+        ("x.sarif.json", '{\n  "$schema"'),
+        ("x.xml", "<?xml"),
         ("x.txt", "\u250f"),
         ("x.log", "\u250f"),
         ("x", "\u250f"),
@@ -129,24 +138,81 @@ def test_ending_chooses_the_format(diagnosis: str, tmp_path: Path, name: str, st
     assert (tmp_path / name).read_text(encoding="utf-8").startswith(start)
 
 
+@pytest.fixture
+def findings(tmp_path: Path) -> str:
+    """What lint found, saved."""
+    path = tmp_path / "lint.json"
+    path.write_text(to_json(mistakes()), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("form", "start"),
+    [
+        ("text", "notebooks/fine tune.ipynb:cell 7:3:5: OOM202 "),
+        ("json", '{\n  "schema_version": 1,\n  "command": "lint"'),
+        ("markdown", "### 3 findings (1 error, 1 warning, 1 note) in 12 files"),
+        ("html", "<!doctype html>"),
+        ("github", "::error file="),
+        ("junit", "<?xml version="),
+        ("sarif", '{\n  "$schema"'),
+    ],
+)
+def test_findings_in_every_format(findings: str, form: str, start: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """What lint found and was saved is rendered in every format that lint has."""
+    run(findings, "--format", form)
+    out, err = capfd.readouterr()
+    assert out.startswith(start)
+    assert err == ""
+
+
+def test_annotations_come_with_a_summary(
+    findings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With `--format github` the Markdown goes to the file that the runner names, with `-o` as well."""
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    run(findings, "--markdown")
+    assert not (tmp_path / "summary.md").exists()
+    markdown = capfd.readouterr().out
+    run(findings, "--format", "github")
+    assert capfd.readouterr().out.startswith("::error file=")
+    assert (tmp_path / "summary.md").read_text(encoding="utf-8") == markdown
+    run(findings, "--format", "github", "-o", str(tmp_path / "commands.txt"))
+    assert (tmp_path / "summary.md").read_text(encoding="utf-8") == markdown * 2
+    assert (tmp_path / "commands.txt").read_text(encoding="utf-8").startswith("::error file=")
+
+
+def test_format_may_be_asked_for_twice(findings: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """`--json --format json` is no contradiction."""
+    run(findings, "--json", "--format", "json")
+    assert capfd.readouterr().out.startswith("{")
+
+
+def test_format_that_is_none(oomdoctor: Run) -> None:
+    """A format that nobody has is refused with those that there are."""
+    ended = oomdoctor("report", "x.json", "--format", "pdf")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "'text', 'json', 'markdown', 'html', 'github', 'junit', 'sarif'" in ended.stderr
+
+
 def test_flag_beats_the_ending(diagnosis: str, tmp_path: Path) -> None:
     """A flag says what is wanted, whatever the file is called."""
     run(diagnosis, "--markdown", "-o", str(tmp_path / "x.html"))
     assert (tmp_path / "x.html").read_text(encoding="utf-8").startswith("###")
 
 
-@pytest.mark.parametrize("arguments", [("--html",), ("-o", "x.html")])
+@pytest.mark.parametrize("arguments", [("--html",), ("--format", "html"), ("-o", "x.html")])
 def test_format_that_a_command_does_not_have(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """A probe has no page yet, which is said with the formats that it has, and no file is written."""
     with pytest.raises(UsageError, match="`oomdoctor probe` has no HTML report yet") as caught:
         run(str(SAVED), *(str(tmp_path / part) if part == "x.html" else part for part in arguments))
-    assert caught.value.hint == "Use one of `--json`, `--markdown`"
+    assert caught.value.hint == "`--format` takes `github`, `json`, `junit`, `markdown`, `sarif` and `text` here"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_probe_refuses_a_page_before_it_runs(oomdoctor: Run) -> None:
     """`oomdoctor probe --html` is refused at once, by flag and by ending; a dry run explains in text as ever."""
-    for arguments in (("--html",), ("-o", "x.html")):
+    for arguments in (("--html",), ("--format", "html"), ("-o", "x.html")):
         ended = oomdoctor("probe", "missing.py", "--target-batch", "2", *arguments)
         assert (ended.returncode, ended.stdout) == (2, "")
         assert "`oomdoctor probe` has no HTML report yet" in ended.stderr
@@ -158,16 +224,21 @@ def test_probe_refuses_a_page_before_it_runs(oomdoctor: Run) -> None:
 def test_unknown_command_in_a_document(tmp_path: Path) -> None:
     """A document of a command that this version does not have is refused with those that it has."""
     path = tmp_path / "x.json"
-    path.write_text(SAVED.read_text().replace('"command": "probe"', '"command": "lint"'))
-    with pytest.raises(UsageError, match="not one of `probe`, `diagnose`"):
+    path.write_text(SAVED.read_text().replace('"command": "probe"', '"command": "check"'))
+    with pytest.raises(UsageError, match="not one of `probe`, `diagnose`, `lint`"):
         run(str(path))
 
 
 def test_every_format_has_a_renderer() -> None:
     """Each entry of the registry renders its command's document, JSON and text among them for every command."""
-    samples = {"probe": read_document(str(SAVED)), "diagnose": out_of_memory()}
-    for command in samples:
-        assert {(command, "text"), (command, "json"), (command, "markdown")} <= set(FORMATS)
+    samples: dict[str, Document] = {
+        "probe": read_document(str(SAVED)),
+        "diagnose": out_of_memory(),
+        "lint": mistakes(),
+    }
+    everywhere = ("text", "json", "markdown", "github", "junit", "sarif")
+    assert {(command, name) for command in samples for name in everywhere} <= set(FORMATS)
+    assert {name for _, name in FORMATS} == set(get_args(FormatName))
     for (command, _), renderer in FORMATS.items():
         assert renderer(samples[command], Terminal()).endswith("\n")
 

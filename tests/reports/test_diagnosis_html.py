@@ -7,7 +7,6 @@ import hashlib
 import re
 from dataclasses import replace
 from functools import cache
-from html.parser import HTMLParser
 
 import pytest
 from diagnosis_documents import (
@@ -23,6 +22,7 @@ from diagnosis_documents import (
     snapshot,
 )
 from hostile_documents import HOSTILE, filled_with
+from html_page import HtmlPage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,52 +32,12 @@ from oomdoctor.reports.diagnosis.timeline_chart import SCALE, chart
 from oomdoctor.reports.wording import clean
 from oomdoctor.results import Category, DiagnosisDocument, Facts, TimelinePoint
 
-VOID = {"meta"}
 
-
-class Page(HTMLParser):
-    """The tags of a page with their attributes, its style, and its words."""
+class Page(HtmlPage):
+    """The page of a diagnosis."""
 
     def __init__(self, document: DiagnosisDocument) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, tuple[tuple[str, str | None], ...]]] = []
-        self.open: list[str] = []
-        self.style = ""
-        self.pieces: list[str] = []
-        self.feed(render(document, Terminal()))
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note a tag that opens."""
-        self.tags.append((tag, tuple(attrs)))
-        if tag not in VOID | {"br"}:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note a tag that is closed at once."""
-        self.tags.append((tag, tuple(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        """See that tags are closed in order."""
-        assert self.open.pop() == tag
-        self.pieces.append(" ")
-
-    def handle_comment(self, data: str) -> None:
-        """A page has none."""
-        raise AssertionError(data)
-
-    def handle_data(self, data: str) -> None:
-        """Keep words and style apart."""
-        if self.open and self.open[-1] == "style":
-            self.style += data
-        else:
-            self.pieces.append(data)
-
-    @property
-    def text(self) -> str:
-        """The page's words, white space runs made one."""
-        return " ".join("".join(self.pieces).split())
+        super().__init__(render(document, Terminal()))
 
 
 def test_everything_is_there() -> None:

@@ -8,20 +8,23 @@ from pathlib import Path
 import pytest
 from chromium import BROWSER, Browser, browser
 from diagnosis_documents import comparison, not_memory, nothing_found, out_of_memory, snapshot
-from hostile_documents import HOSTILE, filled_with
+from every_format import rendered, wicked
+from hostile_documents import HOSTILE
+from lint_documents import clean, many, mistakes
 
-from oomdoctor.output import Terminal
-from oomdoctor.reports.diagnosis.html import render
-from oomdoctor.results import DiagnosisDocument
+from oomdoctor.results import Document
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
 
 WIDTHS = [400, 1280]
-DOCUMENTS = {
+DOCUMENTS: dict[str, Document] = {
     "oom": out_of_memory(comparison=comparison()),
     "no history": out_of_memory(snapshots=(snapshot(has_history=False, timeline=()),)),
     "not memory": not_memory(),
     "nothing": nothing_found(),
+    "findings": mistakes(),
+    "clean": clean(),
+    "many findings": many(10_000),
 }
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 CONTRAST = """
@@ -57,9 +60,9 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield opened
 
 
-def opened(window: Browser, document: DiagnosisDocument, path: Path, width: int, *, dark: bool = False) -> None:
+def opened(window: Browser, document: Document, path: Path, width: int, *, dark: bool = False) -> None:
     """Show a document's page, having forgotten what came before."""
-    path.write_text(render(document, Terminal()), encoding="utf-8")
+    path.write_text(rendered(document, "html"), encoding="utf-8")
     window.requests.clear()
     window.complaints.clear()
     window.show(path, width, dark=dark)
@@ -78,11 +81,12 @@ def test_page_fits_and_stays_alone(window: Browser, tmp_path: Path, name: str, w
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("command", ["diagnose", "lint"])
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:20])
-def test_hostile_text_is_harmless(window: Browser, tmp_path: Path, text: str, width: int) -> None:
+def test_hostile_text_is_harmless(window: Browser, tmp_path: Path, text: str, command: str, width: int) -> None:
     """Hostile text runs nothing, loads nothing, hides nothing and widens nothing."""
     page = tmp_path / "report.html"
-    opened(window, filled_with(text), page, width)
+    opened(window, wicked(command, text), page, width)
     assert window.value("document.title").endswith("oomdoctor")
     assert window.value("document.scripts.length + document.images.length + document.links.length") == 0
     assert window.value(OVERFLOW) <= 0
@@ -90,10 +94,11 @@ def test_hostile_text_is_harmless(window: Browser, tmp_path: Path, text: str, wi
     assert window.requests == [page.as_uri()]
 
 
+@pytest.mark.parametrize("name", ["oom", "findings"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_words_can_be_read_in_both_schemes(window: Browser, tmp_path: Path, dark: bool) -> None:
+def test_words_can_be_read_in_both_schemes(window: Browser, tmp_path: Path, name: str, dark: bool) -> None:
     """Every word has the contrast that WCAG asks of small text, and the scheme is the reader's."""
-    opened(window, DOCUMENTS["oom"], tmp_path / "report.html", 1280, dark=dark)
+    opened(window, DOCUMENTS[name], tmp_path / "report.html", 1280, dark=dark)
     assert window.value(CONTRAST) >= 4.5
     background = window.value("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(16, 21, 28)" if dark else "rgb(246, 247, 249)")
@@ -117,7 +122,7 @@ def test_chart_is_drawn_and_its_labels_are_in_it(window: Browser, tmp_path: Path
 def test_prints_in_black_on_white(window: Browser, tmp_path: Path) -> None:
     """A page that is printed from a dark screen is light, and makes a PDF of a few pages."""
     page = tmp_path / "report.html"
-    page.write_text(render(DOCUMENTS["oom"], Terminal()), encoding="utf-8")
+    page.write_text(rendered(DOCUMENTS["oom"], "html"), encoding="utf-8")
     window.show(page, 1280, dark=True, media="print")
     assert window.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert window.value("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"

@@ -17,6 +17,7 @@ from diagnosis_documents import any_diagnosis, comparison, out_of_memory
 from documents import any_probe_document, gpt2, nothing_fits
 from hypothesis import given
 from hypothesis import strategies as st
+from lint_documents import any_lint, mistakes
 
 from oomdoctor import results
 from oomdoctor.errors import UsageError
@@ -30,8 +31,12 @@ SCHEMAS: dict[str, Any] = {
 }
 SAVED = Path(__file__).parent / "data" / "probe-gpt2.json"
 CLASSES: list[Any] = [value for value in vars(results).values() if is_dataclass(value)]
-SAMPLES = {"probe": gpt2(), "diagnose": out_of_memory(comparison=comparison())}
-any_document = any_probe_document | any_diagnosis
+SAMPLES: dict[str, Document] = {
+    "probe": gpt2(),
+    "diagnose": out_of_memory(comparison=comparison()),
+    "lint": mistakes(),
+}
+any_document = any_probe_document | any_diagnosis | any_lint
 
 
 def needed(kind: Any, found: tuple[Any, ...] = ()) -> tuple[Any, ...]:
@@ -237,7 +242,7 @@ def test_missing_field_anywhere_is_named(command: str, path: tuple[str | int, ..
         (("result", "headroom"), -0.5, "is `-0.5`, not a number of at least 0"),
         (("result", "headroom"), False, "is `false`, not a number"),
         (("result", "target"), None, "is `null`, not a string"),
-        (("command",), "lint", 'is `"lint"`, not one of `probe`, `diagnose`'),
+        (("command",), "check", 'is `"check"`, not one of `probe`, `diagnose`, `lint`'),
         (("schema_version",), 2, "has `schema_version` 2, and this oomdoctor reads 1"),
         (("schema_version",), True, "has `schema_version` true, and"),
         (("schema_version",), "1", 'has `schema_version` "1", and'),

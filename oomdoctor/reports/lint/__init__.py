@@ -1,0 +1,1 @@
+"""What `oomdoctor lint` found, a file a format."""

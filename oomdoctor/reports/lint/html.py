@@ -1,0 +1,46 @@
+"""What lint found as one HTML page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from oomdoctor.reports.lint import wording
+from oomdoctor.reports.lint.excerpt import excerpt
+from oomdoctor.reports.page import render_page
+from oomdoctor.reports.visible import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oomdoctor.output import Terminal
+    from oomdoctor.results import Finding, LintDocument
+
+MOST_FINDINGS: Final = 1000
+"""Findings that a page shows; a browser shows more only slowly."""
+
+_STATUS_WORDS: Final = {"clean": "clean", "findings": "findings", "unreadable": "not all could be read"}
+_EXCERPT_COLUMNS: Final = 160
+
+
+def render(document: LintDocument, terminal: Terminal) -> str:
+    """Render what lint found as one self-contained HTML page."""
+    del terminal
+    result = document.result
+    values: dict[str, Any] = {
+        "document": document,
+        "result": result,
+        "status": _STATUS_WORDS[document.status],
+        "headline": wording.headline(result),
+        "remarks": list(wording.remarks(result)),
+        "files": [_file(path, found) for path, found in wording.by_file(result.findings[:MOST_FINDINGS])],
+        "more": max(len(result.findings) - MOST_FINDINGS, 0),
+        "unreadable": result.unreadable[:MOST_FINDINGS],
+        "wording": wording,
+        "visible": visible,
+    }
+    return render_page("lint.html", values)
+
+
+def _file(path: str, findings: Sequence[Finding]) -> dict[str, Any]:
+    shown = [{"found": finding, "excerpt": excerpt(finding, _EXCERPT_COLUMNS)} for finding in findings]
+    return {"path": visible(path), "counts": wording.severities(findings), "findings": shown}

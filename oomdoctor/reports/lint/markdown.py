@@ -1,0 +1,90 @@
+"""What lint found as GitHub-flavoured Markdown, for comments on pull requests and job summaries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.reports.lint import wording
+from oomdoctor.reports.markdown import code, prose, table
+from oomdoctor.reports.visible import visible
+from oomdoctor.reports.wording import sentence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from oomdoctor.output import Terminal
+    from oomdoctor.results import Finding, LintDocument, LintResult, Unreadable
+
+_MOST_UNREADABLE: Final = 10
+
+MOST_FINDINGS: Final = 200
+"""Findings that are listed: a comment on GitHub holds 65,536 characters, and nobody reads on."""
+
+_LONGEST_CELL: Final = 300
+_MOST_CHARACTERS: Final = 50_000
+_HEADING_CHARACTERS: Final = 2 * _LONGEST_CELL
+
+
+def render(document: LintDocument, terminal: Terminal) -> str:
+    """Render what lint found as GitHub-flavoured Markdown, with a newline at its end."""
+    del terminal
+    return "\n\n".join(_blocks(document)) + "\n"
+
+
+def _blocks(document: LintDocument) -> Iterator[str]:
+    result = document.result
+    headline = wording.headline(result)
+    yield f"### {headline[:1].upper()}{headline[1:]}"
+    if remarks := " ".join(f"{remark}." for remark in wording.remarks(result)):
+        yield remarks
+    yield from _files(result)
+    if result.unreadable:
+        yield "#### Not linted"
+        yield table(("file", "where", "why"), map(_unreadable, result.unreadable[:_MOST_UNREADABLE]))
+    versions = (code(visible(f"{name} {version}")) for name, version in document.versions.items())
+    yield ", ".join(filter(None, (sentence(wording.read(result)).rstrip("."), *versions)))
+
+
+def _files(result: LintResult) -> Iterator[str]:
+    shown, room = 0, _MOST_CHARACTERS
+    for path, findings in wording.by_file(result.findings[:MOST_FINDINGS]):
+        rows = list(_fitting(map(_row, findings), room))
+        if not rows:
+            break
+        yield f"#### {_cell(path)}"
+        yield table(("line", "rule", "what", "instead"), rows)
+        shown += len(rows)
+        room -= sum(map(_size, rows)) + _HEADING_CHARACTERS
+    if more := len(result.findings) - shown:
+        yield f"... and {more} more."
+
+
+def _row(found: Finding) -> tuple[str, ...]:
+    rule = " ".join(filter(None, (found.severity.value, code(visible(found.code, _LONGEST_CELL)))))
+    return wording.in_file(found), rule, _words(found.message), _words(found.help)
+
+
+def _fitting(rows: Iterable[tuple[str, ...]], room: int) -> Iterator[tuple[str, ...]]:
+    """The first rows that so many characters have room for."""
+    for row in rows:
+        room -= _size(row)
+        if room < 0:
+            return
+        yield row
+
+
+def _size(row: tuple[str, ...]) -> int:
+    """Characters of a row at most: bars between its cells, and a backslash before each bar within."""
+    return sum(len(cell) + cell.count("|") + len(" | ") for cell in row)
+
+
+def _unreadable(found: Unreadable) -> tuple[str, str, str]:
+    return _cell(found.path), wording.in_file(found), _words(found.problem)
+
+
+def _cell(text: str) -> str:
+    return code(visible(text, _LONGEST_CELL))
+
+
+def _words(text: str) -> str:
+    return prose(sentence(visible(text, _LONGEST_CELL)))

@@ -1,0 +1,38 @@
+"""What a probe answers, for the formats that list places: annotations, code scanning, test reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oomdoctor.reports.probe import plan, wording
+from oomdoctor.reports.wording import first_line, sentence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.results import ProbeResult
+
+
+def lines(result: ProbeResult) -> tuple[str, ...]:
+    """The answer in sentences of a line each: the headline, what belongs to it, the plan, or the error."""
+    return tuple(_lines(result))
+
+
+def _lines(result: ProbeResult) -> Iterator[str]:
+    yield sentence(wording.headline(result))
+    if (shortfall := wording.shortfall(result)) is not None:
+        yield sentence(shortfall)
+    yield from (f"{name}: {text}" for name, text in wording.answer_rows(result))
+    if result.accumulation is not None:
+        _, typed, effect = plan.rows(result.accumulation)[0]
+        yield f"{plan.title(result.accumulation)}: {typed}, {effect}"
+    yield f"{result.device.name}, {wording.capacity(result)}, {wording.HOW_KNOWN[result.device.kind]}"
+    trial = wording.failing_trial(result)
+    if not result.micro_batch.maximum and trial is not None and (error := first_line(trial.error or "")):
+        yield error
+
+
+def path(result: ProbeResult) -> str | None:
+    """The file that was probed; None where a module or an example was."""
+    file, ending, rest = result.target.partition(".py")
+    return f"{file}{ending}" if ending and rest[:1] in ("", ":") else None

@@ -1,0 +1,26 @@
+"""What a probe found as annotations of GitHub Actions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oomdoctor.reports.github import Annotation, Level, commands
+from oomdoctor.reports.probe import answer, wording
+from oomdoctor.reports.wording import sentence
+
+if TYPE_CHECKING:
+    from oomdoctor.output import Terminal
+    from oomdoctor.results import ProbeDocument
+
+_TITLE = "oomdoctor probe"
+
+
+def render(document: ProbeDocument, terminal: Terminal) -> str:
+    """Render an error where nothing fits, else a notice with the answer; what to know before relying on it warns."""
+    del terminal
+    result = document.result
+    level: Level = "error" if document.status == "nothing_fits" else "notice"
+    path = answer.path(result)
+    about = Annotation(level, f"{_TITLE} {result.target}", answer.lines(result), path)
+    doubts = [Annotation("warning", _TITLE, (sentence(text),), path) for text in wording.warnings(result)]
+    return "\n".join([*commands([about, *doubts]), sentence(wording.headline(result))]) + "\n"

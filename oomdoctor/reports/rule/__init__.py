@@ -1,0 +1,1 @@
+"""What a rule is, in every format of `oomdoctor rule`."""
