@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 from running import Run, run_command
 
-_LOUD = ("FORCE_COLOR", "NO_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF")
+_LOUD = (
+    "FORCE_COLOR",
+    "NO_COLOR",
+    "GITHUB_ACTIONS",
+    "GITHUB_STEP_SUMMARY",
+    "GITHUB_WORKSPACE",
+    "PY_COLORS",
+    "CUDA_VISIBLE_DEVICES",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -41,7 +41,7 @@ def readers_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_readme_has_commands() -> None:
     """The blocks are found; without this the tests below could pass on nothing."""
     assert len(COMMANDS) >= 8
-    assert set(FILES) == {"model.py", "train.py", "train.log"}
+    assert set(FILES) == {"model.py", "train.py", "train.log", "tutorial.py"}
     assert all(command.startswith("oomdoctor ") for command in COMMANDS)
 
 
@@ -64,6 +64,22 @@ def test_the_diagnosis_is_what_is_printed(readers_directory: Path) -> None:
     assert shown is not None
     ended = run_command(["diagnose", "train.log"], cwd=readers_directory)
     assert _squeezed(shown[1]) in _squeezed(ended.stdout)
+
+
+def test_the_findings_are_what_is_printed(readers_directory: Path) -> None:
+    """The README's findings are the output of the command beside them."""
+    shown = re.search(r"```text\n(tutorial\.py:.*?)```", README, re.DOTALL)
+    assert shown is not None
+    ended = run_command(["lint", "tutorial.py"], cwd=readers_directory)
+    assert ended.stdout == shown[1]
+
+
+def test_the_readmes_settings_are_accepted(tmp_path: Path) -> None:
+    """The README's table of settings is one that `lint` reads."""
+    (settings,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "pyproject.toml").write_text(settings)
+    ended = run_command(["lint", ".", "--verbose"], cwd=tmp_path)
+    assert (ended.returncode, 'fail-on = "error"' in ended.stderr) == (0, True)
 
 
 @pytest.mark.null_gpu

@@ -12,9 +12,11 @@ import typer
 from oomdoctor import __version__
 from oomdoctor.cli.diagnose import diagnose
 from oomdoctor.cli.gpus import gpus
+from oomdoctor.cli.lint import lint
 from oomdoctor.cli.options import Help
 from oomdoctor.cli.probe import probe
 from oomdoctor.cli.report import report
+from oomdoctor.cli.rule import rule
 from oomdoctor.cli.run import RUN_SETTINGS, CommandExit, run
 from oomdoctor.cli.streams import open_standard_streams, printable
 from oomdoctor.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, OomdoctorError
@@ -33,6 +35,8 @@ app = typer.Typer(
 app.command()(probe)
 app.command(add_help_option=False)(diagnose)
 app.command(context_settings=RUN_SETTINGS)(run)
+app.command(add_help_option=False)(lint)
+app.command(add_help_option=False)(rule)
 app.command(add_help_option=False)(gpus)
 app.command()(report)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oomdoctor.lint.flow.entries import leads_elsewhere
+from oomdoctor.lint.flow.entries import leads_elsewhere, tells
 from oomdoctor.lint.flow.runs import runs_of
 from oomdoctor.lint.rule import Subject
 
@@ -29,7 +29,7 @@ def check(module: Module, rules: Sequence[Rule]) -> list[tuple[Rule, Hit]]:
     # A part of the mistake may stand in a file that this one calls.
     everything = leads_elsewhere(module)
     wanted = [rule for rule in rules if everything or any(word in module.text for word in rule.words)]
-    if not wanted:
+    if not wanted or not tells(module):
         return []
     subject = Subject(module, runs_of(module))
     found: dict[tuple[object, ...], tuple[Rule, Hit]] = {}

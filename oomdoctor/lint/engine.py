@@ -161,9 +161,16 @@ class _Pass:
         if isinstance(document, Notebook):
             self.found.unreadable += [_unreadable(file, error) for error in document.broken]
         module = parse(document.text, place, self._project(place))
-        views: dict[Module, View | None] = {}
         self.counts["files"] += 1
         self.counts["lines"] += document.text.count("\n")
+        try:
+            self._collect(file, module, document)
+        finally:
+            module.close()  # its parts refer to each other, and nothing else would free them
+        self.collector.done(len(document.text))
+
+    def _collect(self, file: File, module: Module, document: Document) -> None:
+        views: dict[Module, View | None] = {}
         for rule, hit in _checked(module, self.rules):
             if hit.module not in views:
                 own = hit.module is module
@@ -171,7 +178,6 @@ class _Pass:
             view = views[hit.module]
             if view is not None:
                 self.collected.add(view, rule, hit)
-        self.collector.done(len(document.text))
 
     def _other(self, module: Module) -> View | None:
         """Another file of the project that a run led into; None where it is not among those that are linted."""
@@ -188,7 +194,7 @@ class _Pass:
     def _project(self, place: Path) -> Project:
         if place.parent not in self.projects:
             root = repository_of(place.parent) or place.parent
-            self.projects[place.parent] = self.projects.setdefault(root, Project(root))
+            self.projects[place.parent] = self.projects.setdefault(root, Project(root, self.inputs.overlay))
         return self.projects[place.parent]
 
     def _result(self) -> LintResult:

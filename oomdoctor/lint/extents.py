@@ -46,11 +46,13 @@ def _has_statements(node: ast.AST) -> bool:
     return isinstance(body, list) and isinstance(node, ast.stmt | ast.ExceptHandler)
 
 
-def _end(node: ast.AST) -> tuple[int, int] | None:
-    """Where the last expression in a statement's head ends; the end of its first word where it has none."""
+def _end(node: ast.AST) -> tuple[int, int]:
+    """Where the last expression in a statement's head ends; its first word and its name where it has none."""
     ends = [(child.end_lineno or child.lineno, child.end_col_offset or 0) for child in _head(node)]
-    word = (getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + len(_WORDS.get(type(node), "")))
-    return max(ends, default=word)
+    name = getattr(node, "name", None)
+    words = _WORDS.get(type(node), "") + (f" {name}" if name else "")
+    word = (getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + len(words.encode()))
+    return max([word, *ends])
 
 
 def _head(node: ast.AST) -> Iterator[ast.expr | ast.arg]:

@@ -87,7 +87,7 @@ def _replacement(line: str) -> str | None:
         return None
     indent = line[: len(line) - len(line.lstrip())]
     run = _RUN.match(line, len(indent))
-    if run and parses(line[run.end() :]):
+    if run and parses(f"0;{line[run.end() :]}"):
         return f"{indent}0{' ' * (run.end() - len(indent) - 2)};{line[run.end() :]}"
     return f"{indent}0"
 

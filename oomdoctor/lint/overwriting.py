@@ -18,24 +18,28 @@ class ChangedError(Exception):
 
 
 def overwrite(path: Path, old: bytes, new: bytes) -> None:
-    """Put `new` where `old` was; links stay links, and the mode stays as it is.
+    """Put `new` where `old` was; the mode stays as it is.
+
+    Args:
+        path: The file, without symbolic links, which would otherwise be replaced by it.
+        old: What it is thought to hold.
+        new: What it is to hold.
 
     Raises:
         ChangedError: Somebody else has written to the file since it was read.
         OSError: It cannot be written.
     """
-    target = path.resolve(strict=True)
-    if target.read_bytes() != old:
+    if path.read_bytes() != old:
         raise ChangedError
     # Where the file itself may not be written, renaming another over it would be a way around that.
-    with target.open("r+b"):
+    with path.open("r+b"):
         pass
     # Beside the target, so that the rename stays within one file system.
-    temporary = target.with_name(f".{target.name[:_LONGEST_STEM]}.{os.urandom(8).hex()}.tmp")
+    temporary = path.with_name(f".{path.name[:_LONGEST_STEM]}.{os.urandom(8).hex()}.tmp")
     try:
         temporary.write_bytes(new)
-        temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-        temporary.replace(target)
+        temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+        temporary.replace(path)
     except BaseException:
         # Ctrl-C included: nothing is left behind.
         with suppress(OSError):

@@ -15,15 +15,15 @@ FRAMES: Final = 3000
 """Calls inside each other. A sum of 300 terms is a tree 300 deep, and each level takes a few calls; the default of 1000
 is too few for it, while 3000 stay within the stack that C code has."""
 
-_COLLECTED_AFTER: Final = 400_000
-"""Characters of source whose trees may wait to be freed: some 30 MB of memory for code that people write."""
+_COLLECTED_AFTER: Final = 5_000_000
+"""Characters of source after which to look for what is in cycles all the same; files take theirs apart when done."""
 
 DEEP: Final = 60
 """Levels of a tree from which on running out of frames is the code's fault, not that of a rule."""
 
 
 class Collector:
-    """Frees what trees leave behind, now and then: it is in cycles, and Python's own collector is off."""
+    """Frees what is left behind in cycles, seldom: looking through all objects takes longer than parsing most files."""
 
     def __init__(self) -> None:
         self._characters = 0

@@ -22,7 +22,7 @@ from oomdoctor.lint.rule import Edit, Hit, Rule, Subject
 from oomdoctor.lint.settings import Settings
 from oomdoctor.results import Concern, Severity
 
-HEAD = "import torch\n"
+HEAD = "import torch; loss.backward()\n"
 
 
 def rule(code: str, check: Callable[[Subject], Iterator[Hit]]) -> Rule:
@@ -66,33 +66,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    "text",
     [
-        (b"import torch\nbad = 1\n", b"import torch\ngood = 1\n"),
-        (b"import torch\r\nx = 1\r\nbad = 1\r\n", b"import torch\r\nx = 1\r\ngood = 1\r\n"),
-        (b"import torch\rbad = 1\r", b"import torch\rgood = 1\r"),
-        (b"import torch\r\nx\nbad = 1\r", b"import torch\r\nx\ngood = 1\r"),
-        (b"import torch\nbad", b"import torch\ngood"),
-        (b"import torch\n\x0cbad = 1\n", b"import torch\n\x0cgood = 1\n"),
-        (codecs.BOM_UTF8 + b"import torch; bad\n", codecs.BOM_UTF8 + b"import torch; good\n"),
-        (
-            HEAD.encode() + "'\u20ac\U0001f525', bad, '\u20ac'\n".encode(),
-            HEAD.encode() + "'\u20ac\U0001f525', good, '\u20ac'\n".encode(),
-        ),
-        (b"# coding: latin-1\nimport torch\n'\xe9', bad\n", b"# coding: latin-1\nimport torch\n'\xe9', good\n"),
-        (
-            b"import torch\n\tif bad:\n".replace(b"\t", b"") + b"\tbad; bad  # bad\n",
-            b"import torch\nif good:\n\tgood; good  # bad\n",
-        ),
+        b"import torch; loss.backward()\n@ = 1\n",
+        b"import torch; loss.backward()\r\nx = 1\r\n@ = 1\r\n",
+        b"import torch; loss.backward()\r@ = 1\r",
+        b"import torch; loss.backward()\r\nx\n@ = 1\r",
+        b"import torch; loss.backward()\n@",
+        b"import torch; loss.backward()\n\x0c@ = 1\n",
+        codecs.BOM_UTF8 + b"import torch; loss.backward(); @\n",
+        HEAD.encode() + "'\u20ac\U0001f525', @, '\u20ac'\n".encode(),
+        b"# coding: latin-1\nimport torch; loss.backward()\n'\xe9', @\n",
+        b"import torch; loss.backward()\nif @:\n\t@; @  # bad\n",
     ],
 )
-def test_all_else_stays(folder: Path, before: bytes, after: bytes) -> None:
+def test_all_else_stays(folder: Path, text: bytes) -> None:
     """Line ends, byte order marks, encodings, tabs and comments are as they were."""
-    (folder / "x.py").write_bytes(before)
+    (folder / "x.py").write_bytes(text.replace(b"@", b"bad"))
     fixing = fixed(folder, BAD)
-    assert (folder / "x.py").read_bytes() == after
+    assert (folder / "x.py").read_bytes() == text.replace(b"@", b"good")
     assert fixing.linted.result.findings == ()
-    assert fixing.fixed == before.count(b"bad") - after.count(b"bad")
+    assert fixing.fixed == text.count(b"@")
 
 
 def test_new_lines_end_as_the_others(folder: Path) -> None:
@@ -103,9 +97,9 @@ def test_new_lines_end_as_the_others(folder: Path) -> None:
         if "added" not in subject.module.text:
             yield Hit(first, subject.module, "x", "y", edits=(Edit((2, 0), (2, 0), "added = 1\nmore = 2\n"),))
 
-    (folder / "x.py").write_bytes(b"import torch\r\nx = 1\r\n")
+    (folder / "x.py").write_bytes(b"import torch; loss.backward()\r\nx = 1\r\n")
     fixed(folder, rule("OOM902", check))
-    assert (folder / "x.py").read_bytes() == b"import torch\r\nadded = 1\r\nmore = 2\r\nx = 1\r\n"
+    assert (folder / "x.py").read_bytes() == b"import torch; loss.backward()\r\nadded = 1\r\nmore = 2\r\nx = 1\r\n"
 
 
 def test_fixes_go_on_until_nothing_changes(folder: Path) -> None:
@@ -151,7 +145,7 @@ def test_a_fix_that_breaks_the_code_is_not_made(folder: Path) -> None:
 
 def test_a_character_that_the_encoding_lacks(folder: Path) -> None:
     """A fix that the file's encoding cannot write is not made."""
-    (folder / "x.py").write_bytes(b"# coding: latin-1\nimport torch\nbad = '\xe9'\n")
+    (folder / "x.py").write_bytes(b"# coding: latin-1\nimport torch; loss.backward()\nbad = '\xe9'\n")
     before = (folder / "x.py").read_bytes()
     fixing = fixed(folder, rule("OOM902", renames("bad", "\u03bb")))
     assert (folder / "x.py").read_bytes() == before
@@ -202,7 +196,11 @@ def test_notebooks_are_fixed_cell_by_cell(folder: Path) -> None:
     notebook = {
         "nbformat": 4,
         "cells": [
-            {"cell_type": "code", "outputs": [{"text": "bad"}], "source": ["import torch\n", "%time x\n", "bad = 1"]},
+            {
+                "cell_type": "code",
+                "outputs": [{"text": "bad"}],
+                "source": ["import torch; loss.backward()\n", "%time x\n", "bad = 1"],
+            },
             {"cell_type": "markdown", "source": "bad"},
             {"cell_type": "code", "outputs": [], "source": ["broken (\n"]},
             {"cell_type": "code", "outputs": [], "source": ["print(bad)"]},
@@ -218,7 +216,11 @@ def test_notebooks_are_fixed_cell_by_cell(folder: Path) -> None:
 
 def test_a_fix_that_breaks_a_cell_is_not_made(folder: Path) -> None:
     """A cell that a fix would break keeps what it has."""
-    notebook = {"nbformat": 4, "cells": [{"cell_type": "code", "source": "import torch\nbad = 1"}], "metadata": {}}
+    notebook = {
+        "nbformat": 4,
+        "cells": [{"cell_type": "code", "source": "import torch; loss.backward()\nbad = 1"}],
+        "metadata": {},
+    }
     (folder / "x.ipynb").write_text(json.dumps(notebook))
     assert fixed(folder, rule("OOM902", renames("bad", "not good"))).fixed == 0
     assert json.loads((folder / "x.ipynb").read_text()) == notebook

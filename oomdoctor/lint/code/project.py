@@ -56,6 +56,7 @@ class Project:
         self._outlines: dict[Path, Outline] = {}
         self._modules: OrderedDict[Path, Module] = OrderedDict()
         self._found: dict[tuple[str, Path], Path | None] = {}
+        self._places: dict[tuple[str, Path], tuple[Path, str] | None] = {}
         self._files: list[Path] | None = None
         self.recorded: dict[Path, dict[tuple[str, int, int], set[str]]] = {}
 
@@ -66,7 +67,7 @@ class Project:
             qualified: Such as `engine.train_one_epoch` or `.engine.train_one_epoch`.
             importer: The file in which the name stands.
         """
-        place = self._place(qualified, importer.path.parent, 0)
+        place = self._known_place(qualified, importer.path.parent)
         if place is None:
             return None
         path, name = place
@@ -76,7 +77,7 @@ class Project:
     def defines_work(self, qualified: str, importer: Module) -> bool:
         """Whether the name means a function of the repository that may hold a part of a training loop."""
         name = qualified.rpartition(".")[2]
-        return may_hold_work(name) and self._place(qualified, importer.path.parent, 0) is not None
+        return may_hold_work(name) and self._known_place(qualified, importer.path.parent) is not None
 
     def work_in(self, dotted: str, importer: Module) -> frozenset[str]:
         """Functions of a module of the repository that may hold a part of a training loop; none where it has no such.
@@ -118,6 +119,12 @@ class Project:
         if self._files is None:
             self._files = list(islice(_scripts(self.root), _MOST_FILES))
         return self._files
+
+    def _known_place(self, qualified: str, folder: Path) -> tuple[Path, str] | None:
+        key = (qualified, folder)
+        if key not in self._places:
+            self._places[key] = self._place(qualified, folder, 0)
+        return self._places[key]
 
     def _place(self, qualified: str, folder: Path, links: int) -> tuple[Path, str] | None:
         """The file in which a name is defined, and its name there."""

@@ -12,11 +12,17 @@ if TYPE_CHECKING:
     from oomdoctor.lint.code.functions import Function, Module
 
 _TELLING: Final = re.compile(
-    r"backward|zero_grad|\.step\(|\.eval\(|torch\.load|empty_cache|\bload\(|no_grad|inference_mode"
-    r"|def\s+_*(?:run_|do_)?(?:eval|evaluat|valid|test|infer|predict)\w*\("
-    r"|OutOfMemory|out of memory|\bcycle\b|retain_graph|clip_grad|\.train\("
+    r"backward|zero_grad|\.step\(|\.eval\(|\.load\(|empty_cache|OutOfMemory|out of memory|\bcycle\b"
+    r"|retain_graph|clip_grad|\.train\(|\.state_dict\(|\.append\([^\n]*(?:loss|logit|output|pred|prob|feat|embed|score)"
 )
 """What a function has in its text where a rule may have something to say."""
+_EVALUATES: Final = re.compile(
+    r"def\s+_*(?:run_|do_)?(?:eval|evaluat|valid|test|infer|predict)\w*\([^)]*(?:[Ll]oader|batches|data)"
+)
+"""A function that evaluates by its name, though nothing in it switches anything."""
+_LOAD: Final = re.compile(r"from torch(?:\.serialization)? import [^\n]*\bload\b")
+
+_LOADED: Final = re.compile(r"\bload\(")
 
 _CALLED: Final = re.compile(r"(?<!def )\b([A-Za-z_]\w*)\s*\(")
 
@@ -56,8 +62,26 @@ def _called_by(module: Module) -> dict[Function, frozenset[str]]:
     }
 
 
+def tells(module: Module) -> bool:
+    """Whether anything in a file's text, or in what it calls in other files, may be of interest to a rule."""
+    text = module.text
+    return (
+        _TELLING.search(text) is not None
+        or _EVALUATES.search(text) is not None
+        or _LOAD.search(text) is not None
+        or leads_elsewhere(module)
+    )
+
+
+def _telling_lines(text: str) -> list[int]:
+    patterns = [_TELLING, _EVALUATES]
+    if _LOAD.search(text):
+        patterns.append(_LOADED)
+    return sorted(line for pattern in patterns for line, _ in _with_lines(text, pattern))
+
+
 def _telling(module: Module, called: dict[Function, frozenset[str]]) -> list[Function]:
-    lines = [line for line, _ in _with_lines(module.text, _TELLING)]
+    lines = _telling_lines(module.text)
     found = {function for function in module.functions if _has_line(function, lines)}
     names = {function.name for function in found} | _work_elsewhere(module)
     while True:

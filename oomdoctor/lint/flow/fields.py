@@ -27,10 +27,10 @@ def fields_of(state: State, class_: Class, depth: int = 0) -> Names:
         class_: The class.
         depth: How many classes led here.
     """
-    known_fields = state.fields.get(class_)
+    known_fields = state.shared.fields.get(class_)
     if known_fields is not None:
         return known_fields
-    state.fields[class_] = found = {}
+    state.shared.fields[class_] = found = {}
     if depth <= _MOST_BASES:
         for base in bases_of(class_):
             found.update(fields_of(state, base, depth + 1))
@@ -45,10 +45,8 @@ def _add_fields(state: State, method: Function, found: Names) -> None:
         module=method.module,
         follow=_not_followed,
         call=state.call,
-        names=dict(state.globals.get(method.module, {})),
-        used=state.used,
-        globals=state.globals,
-        fields=state.fields,
+        names=dict(state.shared.globals.get(method.module, {})),
+        shared=state.shared,
     )
     for argument in method.node.args.args:
         quiet.names[argument.arg] = Value(kind=guess(argument.arg, state.uses(argument.arg)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow import known
@@ -21,13 +22,34 @@ if TYPE_CHECKING:
     from oomdoctor.lint.code.functions import Function
 
 _SELF: Final = "self."
+_MOST_FOLLOWED: Final = 8
+"""Times that one function is run for one file: more say nothing new."""
 
 
 def follow(state: State, function: Function, call: ast.Call | None, given: Given) -> Value:
     """Run a function's body as part of the run, and give what it returns."""
     if not _may_follow(state, function):
         return Value(node=call, made_from=sources((*given.positional, *given.keywords.values())))
-    state.entered.add(function)
+    key = _key(function, given)
+    silent = state.shared.silent.get(key)
+    if silent is not None:
+        return replace(silent, node=call, identity=Value().identity, made_from=sources(given.positional))
+    happened = len(state.events)
+    returned = _run(state, function, call, given)
+    if len(state.events) == happened and not returned.parts:
+        state.shared.silent[key] = returned
+    return returned
+
+
+def _key(function: Function, given: Given) -> tuple[object, ...]:
+    """What a silent function's result depends on, as far as anybody looks."""
+    values = (*given.positional, *given.keywords.values())
+    return (function, tuple([(value.kind, value.graph) for value in values]))
+
+
+def _run(state: State, function: Function, call: ast.Call | None, given: Given) -> Value:
+    state.shared.entered.add(function)
+    state.shared.followed[function] += 1
     names, born = _bound(state, function, call, given)
     before = (state.module, state.names, state.context, state.born, state.returned)
     state.module, state.names, state.born, state.returned = function.module, names, born, []
@@ -45,7 +67,7 @@ def follow(state: State, function: Function, call: ast.Call | None, given: Given
 
 def _may_follow(state: State, function: Function) -> bool:
     frames = state.context.frames
-    if len(frames) >= MOST_FRAMES or state.budget <= 0:
+    if len(frames) >= MOST_FRAMES or state.budget <= 0 or state.shared.followed[function] >= _MOST_FOLLOWED:
         return False
     return all(frame.function is not function for frame in frames)
 
@@ -62,7 +84,7 @@ def _joined(returned: list[Value], call: ast.Call | None) -> Value:
 def _bound(state: State, function: Function, call: ast.Call | None, given: Given) -> tuple[Names, Births]:
     """What names mean at the start of the body, and since when."""
     is_inner = function.parent is not None and any(frame.function is function.parent for frame in state.context.frames)
-    names: Names = dict(state.names) if is_inner else dict(state.globals.get(function.module, {}))
+    names: Names = dict(state.names) if is_inner else dict(state.shared.globals.get(function.module, {}))
     born = dict(state.born) if is_inner else {}
     parameters = [argument.arg for argument in (*function.node.args.posonlyargs, *function.node.args.args)]
     if given.receiver is not None and parameters:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.calls import call
 from oomdoctor.lint.flow.classes import kind_of_class
@@ -12,31 +12,39 @@ from oomdoctor.lint.flow.entries import entries
 from oomdoctor.lint.flow.events import Act, Event, Run
 from oomdoctor.lint.flow.following import follow, gradients_at_entry
 from oomdoctor.lint.flow.guessing import usage
-from oomdoctor.lint.flow.state import Given, Names, State
+from oomdoctor.lint.flow.state import MOST_STATEMENTS, Given, Shared, State
 from oomdoctor.lint.flow.statements import execute
 from oomdoctor.lint.flow.values import Graph, Value
 
 if TYPE_CHECKING:
-    from oomdoctor.lint.code.functions import Class, Function, Module
+    from oomdoctor.lint.code.functions import Function, Module
+
+_FEWEST_STATEMENTS: Final = 4000
+_STATEMENTS_A_LINE: Final = 4
+"""That the runs of a file may look at, for each of its lines: a bound on time where everything calls everything."""
 
 
 def runs_of(module: Module) -> tuple[Run, ...]:
     """Run a file's top level, then each function with something telling in it that no run has entered yet."""
-    shared: dict[Module, Names] = {}
-    fields: dict[Class, Names] = {}
-    used = usage(module.text)
-    entered: set[Function] = set()
-    top = State(module, follow, call, used=used, globals=shared, fields=fields, entered=entered)
-    shared[module] = {}
+    shared = Shared(used=usage(module.text), budget=_budget(module))
+    top = _state(module, shared)
     execute(top, module.tree.body)
-    shared[module] = {name: value for name, value in top.names.items() if "." not in name}
+    shared.globals[module] = {name: value for name, value in top.names.items() if "." not in name}
     runs = [_run(top, None)]
     for function in entries(module):
-        if function not in entered:
-            state = State(module, follow, call, used=used, globals=shared, fields=fields, entered=entered)
+        if function not in shared.entered and shared.budget > 0:
+            state = _state(module, shared)
             _enter(state, function)
             runs.append(_run(state, function))
     return tuple(runs)
+
+
+def _budget(module: Module) -> int:
+    return _FEWEST_STATEMENTS + _STATEMENTS_A_LINE * module.text.count("\n")
+
+
+def _state(module: Module, shared: Shared) -> State:
+    return State(module, follow, call, shared=shared, budget=min(MOST_STATEMENTS, shared.budget))
 
 
 def _enter(state: State, function: Function) -> None:
@@ -48,6 +56,7 @@ def _enter(state: State, function: Function) -> None:
 
 
 def _run(state: State, function: Function | None) -> Run:
+    state.shared.budget -= min(MOST_STATEMENTS, state.shared.budget) - max(0, state.budget)
     backward = [event.value for event in state.events if event.act is Act.BACKWARD]
     losses = {value.identity for value in backward}
     sources = frozenset().union(*(value.made_from for value in backward)) if backward else frozenset()

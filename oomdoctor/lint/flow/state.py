@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
@@ -56,6 +57,29 @@ class Given:
 
 
 @dataclass(slots=True)
+class Shared:
+    """What the runs of one file share.
+
+    Attributes:
+        used: Which telling methods the file calls on which texts.
+        globals: What the names at the top level of a file mean.
+        fields: What is known of a class's attributes, as `self.x`.
+        entered: Functions that were followed at least once.
+        followed: How often each was.
+        silent: What functions returned in whose body nothing happened, by the kinds of what they were given.
+        budget: Statements that the runs to come may look at.
+    """
+
+    used: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    globals: dict[Module, Names] = field(default_factory=dict)
+    fields: dict[Class, Names] = field(default_factory=dict)
+    entered: set[Function] = field(default_factory=set)
+    followed: Counter[Function] = field(default_factory=Counter)
+    silent: dict[tuple[object, ...], Value] = field(default_factory=dict)
+    budget: int = MOST_STATEMENTS
+
+
+@dataclass(slots=True)
 class State:
     """One run under way.
 
@@ -69,11 +93,8 @@ class State:
         loops: Loops that were entered.
         born: For names and dotted texts, the loops around where they were last set outright.
         returned: Values that the function under way has returned so far.
-        entered: Functions that were followed at least once.
+        shared: What all runs of the file share.
         budget: Statements that may still be looked at.
-        used: Which telling methods the file calls on which texts.
-        globals: What the names at the top level of a file mean.
-        fields: What is known of a class's attributes, as `self.x`.
     """
 
     module: Module
@@ -85,11 +106,8 @@ class State:
     loops: list[Loop] = field(default_factory=list)
     born: Births = field(default_factory=dict)
     returned: list[Value] = field(default_factory=list)
-    entered: set[Function] = field(default_factory=set)
+    shared: Shared = field(default_factory=Shared)
     budget: int = MOST_STATEMENTS
-    used: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    globals: dict[Module, Names] = field(default_factory=dict)
-    fields: dict[Class, Names] = field(default_factory=dict)
 
     def note(  # noqa: PLR0913 - one parameter a field
         self,
@@ -145,7 +163,7 @@ class State:
 
     def uses(self, text: str) -> frozenset[str]:
         """Names of the methods that the file calls on something of this text, anywhere."""
-        return self.used.get(text, frozenset())
+        return self.shared.used.get(text, frozenset())
 
 
 _RECORDS: Final = {Gradients.ON: Graph.YES, Gradients.OFF: Graph.NO, Gradients.UNKNOWN: Graph.UNKNOWN}

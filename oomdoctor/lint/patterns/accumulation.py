@@ -11,7 +11,7 @@ from oomdoctor.lint.flow.events import Act, Event, Run
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.boundary import Boundary, boundary_of
 from oomdoctor.lint.patterns.counting import Count, Place, count_of, loop_counter, set_back
-from oomdoctor.lint.patterns.expanding import expanded, lifted
+from oomdoctor.lint.patterns.expanding import expanded, is_small, lifted
 from oomdoctor.lint.patterns.writes import definitions, writes
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ class Accumulation:
 
     def _other_guards(self, event: Event) -> Iterator[Guard]:
         """The conditions of an event, but for the boundary, which a backward pass without `no_sync` may stand under."""
-        own = None if self.guard is None else ast.unparse(self.guard.test)
-        return (guard for guard in event.context.guards_in(self.loop) if ast.unparse(guard.test) != own)
+        own = None if self.guard is None else text_of(self.guard.test)
+        return (guard for guard in event.context.guards_in(self.loop) if text_of(guard.test) != own)
 
     def comes_after_backward(self, event: Event) -> bool:
         """Whether an event comes later in an iteration than some backward pass."""
@@ -126,14 +126,14 @@ def body_of(loop: Loop) -> list[ast.stmt]:
 
 def _is_alike(guard: Guard, other: Guard) -> bool:
     """Whether two conditions read the same and come out the same way: one may stand in each branch of another `if`."""
-    return guard.holds is other.holds and (
-        guard.test is other.test or ast.unparse(guard.test) == ast.unparse(other.test)
-    )
+    return guard.holds is other.holds and (guard.test is other.test or text_of(guard.test) == text_of(other.test))
 
 
 def _guarded(run: Run, loop: Loop, step: Event) -> Accumulation | None:
     """A step that is made in some iterations only."""
     for guard in step.context.guards_in(loop):
+        if not is_small(guard.test):
+            continue
         read = _read(run, guard, loop, step.context)
         if read is None:
             continue
@@ -215,7 +215,7 @@ def _micro_steps(loop: Loop) -> str | None:
     iterable = loop.node.iter if isinstance(loop.node, ast.For) else None
     match iterable:
         case ast.Call(func=ast.Name(id="range" | "trange"), args=[bound]):
-            text = ast.unparse(bound)
+            text = text_of(bound)
             return text if text != "1" and _MICRO_STEPS.search(f"{text} {loop.counter or ''}") else None
     return None
 
@@ -227,7 +227,7 @@ _VARYING: Final = re.compile(r"step|iter|batch|count|sync|update|boundary|last|e
 def _is_setting(guard: Guard, varying: set[str], loop: Loop) -> bool:
     """Whether a condition is the same in each iteration, as `if args.clip > 0` is."""
     parts = list(ast.walk(guard.test))
-    names = {ast.unparse(node) for node in parts if isinstance(node, ast.Name | ast.Attribute)}
+    names = {text_of(node) for node in parts if isinstance(node, ast.Name | ast.Attribute)}
     if any(
         isinstance(node, ast.Call) or (isinstance(node, ast.Attribute) and _VARYING.search(node.attr)) for node in parts
     ):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.linear import Linear, linear, nothing_known
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class _Reader:
             if bound is not None:
                 least = bound + boundary.phase
                 boundary = replace(boundary, least=least if boundary.least is None else max(least, boundary.least))
-            elif "len(" in ast.unparse(other):
+            elif "len(" in text_of(other):
                 boundary = replace(boundary, includes_last=True)  # the last batch is thought of, whatever is done there
         return boundary
 

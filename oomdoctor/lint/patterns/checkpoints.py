@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 _NUMBERS: Final = frozenset(
     {
-        "epoch", "step", "iteration", "iter", "iter_num", "global_step", "best", "best_acc", "best_acc1", "best_loss",
-        "best_val_loss", "best_score", "best_metric", "args", "config", "cfg", "hparams", "version", "arch", "epochs",
+        "epoch", "step", "iteration", "iter", "iter_num", "global_step", "epochs", "epochs_run", "args",
+        "config", "cfg", "hparams", "version", "arch", "iter_no", "start_epoch",
     }
 )  # fmt: skip
-"""Keys of a checkpoint under which no tensors lie that anybody computes with."""
+"""Keys of a checkpoint under which no tensors lie; a best score may be one."""
 
 
 def location(event: Event) -> ast.expr | None:
@@ -81,7 +81,7 @@ def _is_harmless(node: ast.expr, parents: dict[ast.AST, ast.AST]) -> bool:
     if isinstance(above, ast.Compare):
         return True
     key = _key(node, above)
-    if key is not None and key in _NUMBERS:
+    if isinstance(key, str) and key.lower() in _NUMBERS:
         return True
     return _is_given_to_load(node, parents)
 

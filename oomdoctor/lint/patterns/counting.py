@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.writes import Write, unconditional, writes
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _counts(value: ast.expr, batches: str) -> bool:
     match value:
         case ast.Call(func=ast.Name(id="enumerate"), args=[_], keywords=[]):
             return True
-        case ast.Call(args=[inner, *_]) if ast.unparse(value.func).rpartition(".")[2] in _PROGRESS:
+        case ast.Call(args=[inner, *_]) if text_of(value.func).rpartition(".")[2] in _PROGRESS:
             return _counts(inner, batches)
     return isinstance(value, ast.Name) and value.id == batches
 

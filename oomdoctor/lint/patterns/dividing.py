@@ -64,7 +64,7 @@ def _is_reckoned_with(found: Accumulation) -> bool:
             case (
                 ast.AugAssign(op=ast.Div(), target=left, value=right) | ast.BinOp(left=left, op=ast.Div(), right=right)
             ):
-                if text_of(right) == found.period and ".item()" not in ast.unparse(left):
+                if text_of(right) == found.period and ".item()" not in text_of(left):
                     return True
             case ast.BinOp(left=left, op=ast.Mult(), right=right):
                 if found.period in (text_of(left), text_of(right)):

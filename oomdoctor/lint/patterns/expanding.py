@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import copy
+from itertools import islice
 from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.state import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -13,8 +16,13 @@ if TYPE_CHECKING:
     from oomdoctor.lint.flow.context import Frame
 
 _DEEPEST: Final = 6
-_MOST_NODES: Final = 400
+_MOST_NODES: Final = 120
 """No condition that people write has as many parts; what grows beyond is left as it is."""
+
+
+def is_small(node: ast.expr) -> bool:
+    """Whether an expression is of a size that people write, so that it is safe to go down into it."""
+    return next(islice(ast.walk(node), _MOST_NODES, None), None) is None
 
 
 def expanded(test: ast.expr, meanings: Mapping[str, ast.expr], class_: Class | None) -> ast.expr:
@@ -36,7 +44,7 @@ def lifted(test: ast.expr, frames: Sequence[Frame]) -> ast.expr:
         frames: The calls that lead to it, outermost first.
     """
     for frame in reversed(frames):
-        if frame.call is not None:
+        if frame.call is not None and is_small(frame.call) and is_small(test):
             given = arguments(frame.function, frame.call)
             test = _Replacer(given).visit(copy.deepcopy(test))
     return test
@@ -75,7 +83,7 @@ class _Expander(ast.NodeTransformer):
         return self._replaced(node, self.meanings.get(node.id))
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        meaning = self.meanings.get(ast.unparse(node))
+        meaning = self.meanings.get(text_of(node))
         if meaning is None:
             return node
         return self._replaced(node, meaning)
@@ -87,10 +95,12 @@ class _Expander(ast.NodeTransformer):
         return self.generic_visit(node)  # type: ignore[return-value]
 
     def _replaced(self, node: ast.expr, meaning: ast.expr | None) -> ast.expr:
-        if meaning is None or self.depth >= _DEEPEST or self.nodes > _MOST_NODES:
+        if meaning is None or self.depth >= _DEEPEST or not is_small(meaning):
+            return node
+        self.nodes += sum(1 for _ in ast.walk(meaning))
+        if self.nodes > _MOST_NODES:
             return node
         self.depth += 1
-        self.nodes += sum(1 for _ in ast.walk(meaning))
         replaced: ast.expr = self.visit(copy.deepcopy(meaning))
         self.depth -= 1
         return replaced
@@ -106,5 +116,7 @@ class _Expander(ast.NodeTransformer):
                 return None
         body = [] if method is None else [line for line in method.node.body if not isinstance(line, ast.Expr)]
         if method is None or len(body) != 1 or not isinstance(body[0], ast.Return) or body[0].value is None:
+            return None
+        if not is_small(body[0].value) or not is_small(call):
             return None
         return _Replacer(arguments(method, call)).visit(copy.deepcopy(body[0].value))  # type: ignore[no-any-return]

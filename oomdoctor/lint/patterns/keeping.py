@@ -72,7 +72,7 @@ def kept_over_batches(run: Run) -> Iterator[Kept]:
     for event in run.of(Act.KEEP):
         if event.how in _GROW:
             loop = _outlived(event, loops)
-            if loop is not None and (event.how is not Keeping.ITEM or _is_counted(event, loop)):
+            if loop is not None and (event.how is not Keeping.ITEM or _is_counted(event, loop) or _adds(event)):
                 yield Kept(run, event, loop)
 
 
@@ -105,6 +105,14 @@ def _is_counted(event: Event, loop: Loop) -> bool:
         return False
     names = {node.id for node in ast.walk(target.slice) if isinstance(node, ast.Name)}
     return loop.counter in names and event.target_value.kind is Kind.CONTAINER
+
+
+def _adds(event: Event) -> bool:
+    """Whether it is `totals[key] = totals[key] + value`."""
+    value = event.node.value if isinstance(event.node, ast.Assign) else None
+    if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Add):
+        return False
+    return event.target in {ast.unparse(value.left), ast.unparse(value.right)}
 
 
 def _is_of(forgotten: str, target: str) -> bool:

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import subject
 from oomdoctor.lint.patterns.writes import definitions, spelled_out, writes
 from oomdoctor.results import Severity
@@ -69,7 +70,7 @@ def gone_over(loop: Loop) -> ast.expr:
 
 
 def _keeps_length(function: ast.expr) -> bool:
-    name = ast.unparse(function).rpartition(".")[2]
+    name = text_of(function).rpartition(".")[2]
     return name in (
         "enumerate",
         "tqdm",
@@ -88,7 +89,7 @@ def _is_over_epoch(loop: Loop) -> bool:
     """Whether a loop ends with the data: it goes over a loader, or over indices up to a length."""
     if not isinstance(loop.node, ast.For | ast.AsyncFor):
         return False
-    text = ast.unparse(loop.node.iter)
+    text = text_of(loop.node.iter)
     if _ENDLESS.search(text) or "range(" in text:
         return "len(" in text and not _ENDLESS.search(text)
     return loop.over_batches
@@ -119,7 +120,7 @@ def _stops_by_counter(found: Accumulation) -> bool:
     tree = found.run.module.tree if found.loop.function is None else found.loop.function.node
     tests = [node.test for node in ast.walk(found.loop.node) if isinstance(node, ast.If) and _leaves(node)]
     for test in tests:
-        names = {ast.unparse(node) for node in ast.walk(test) if isinstance(node, ast.Name | ast.Attribute)}
+        names = {text_of(node) for node in ast.walk(test) if isinstance(node, ast.Name | ast.Attribute)}
         text = spelled_out(test, definitions(writes([tree])))
         if counter in names and (not _around(found) or ("len(" in text and found.period in text)):
             return True

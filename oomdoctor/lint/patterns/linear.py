@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.flow.state import text_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -54,7 +56,7 @@ def linear(node: ast.expr, meaning: Callable[[ast.expr], ast.expr | None] = noth
         depth: How far down it lies; what is deeper than any code that people write is a term by itself.
     """
     if depth > _DEEPEST:
-        return Linear({ast.unparse(node): 1})
+        return Linear({text_of(node): 1})
     match node:
         case ast.Constant(value=int(number)):
             return Linear(constant=int(number))
@@ -63,7 +65,7 @@ def linear(node: ast.expr, meaning: Callable[[ast.expr], ast.expr | None] = noth
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
             return linear(left, meaning, depth + 1).plus(linear(right, meaning, depth + 1), _SIGNS[type(op)])
     stands_for = _inside(node) or meaning(node)
-    return Linear({ast.unparse(node): 1}) if stands_for is None else linear(stands_for, meaning, depth + 1)
+    return Linear({text_of(node): 1}) if stands_for is None else linear(stands_for, meaning, depth + 1)
 
 
 def _inside(node: ast.expr) -> ast.expr | None:

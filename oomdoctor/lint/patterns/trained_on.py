@@ -76,7 +76,7 @@ def _reads(function: ast.AST, name: str) -> bool:
 
 
 def is_given_back(kept: Kept) -> bool:
-    """Whether the run's first function returns something made of the total or container, to a caller nobody here sees."""
+    """Whether the run's first function returns something made of the whole, to a caller that nobody here sees."""
     frames, function = kept.event.context.frames, kept.loop.function
     if function is None or frames[0].function is not function:
         return False

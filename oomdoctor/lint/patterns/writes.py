@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.flow.state import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +40,13 @@ class Write:
 
 def writes(nodes: Sequence[ast.AST]) -> list[Write]:
     """All of them in these nodes, at whatever depth."""
-    return [write for node in nodes for inner in ast.walk(node) for write in _written(inner)]
+    return [write for node in nodes for write in _written_in(node)]
+
+
+@lru_cache(maxsize=512)
+def _written_in(node: ast.AST) -> tuple[Write, ...]:
+    """What one node writes; every rule about accumulation asks again."""
+    return tuple(write for inner in ast.walk(node) for write in _written(inner))
 
 
 def definitions(found: Sequence[Write]) -> dict[str, ast.expr]:
@@ -56,7 +65,7 @@ def spelled_out(node: ast.expr, meanings: Mapping[str, ast.expr], depth: int = _
         meanings: What names stand for.
         depth: How far to go.
     """
-    texts = [ast.unparse(node)]
+    texts = [text_of(node)]
     for part in ast.walk(node):
         meaning = meanings.get(part.id) if isinstance(part, ast.Name) else None
         if meaning is not None and meaning is not node and depth > 0:
@@ -82,7 +91,7 @@ def _written(node: ast.AST) -> Iterator[Write]:
         case ast.NamedExpr(target=target, value=value):
             yield Write(node, target.id, value)
         case ast.AugAssign(target=ast.Name() | ast.Attribute() as target, op=op, value=value):
-            yield Write(node, ast.unparse(target), added=_number(value) if isinstance(op, ast.Add) else None)
+            yield Write(node, text_of(target), added=_number(value) if isinstance(op, ast.Add) else None)
         case ast.For(target=target) | ast.AsyncFor(target=target) | ast.comprehension(target=target):
             yield from (Write(node, name) for name in _names(target))
         case ast.withitem(optional_vars=ast.expr() as target):
@@ -93,7 +102,7 @@ def _written(node: ast.AST) -> Iterator[Write]:
 
 def _to_target(node: ast.AST, target: ast.expr, value: ast.expr) -> Iterator[Write]:
     if isinstance(target, ast.Name | ast.Attribute):
-        text = ast.unparse(target)
+        text = text_of(target)
         yield Write(node, text, value, _added(text, value))
         return
     for index, name in enumerate(_names(target)):
@@ -116,7 +125,7 @@ def _added(text: str, value: ast.expr) -> int | None:
     match value:
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             for side, other in ((left, right), (right, left)):
-                if ast.unparse(side) == text:
+                if isinstance(side, ast.Name | ast.Attribute) and text_of(side) == text:
                     return _number(other)
     return None
 
@@ -131,4 +140,4 @@ def _names(target: ast.expr) -> list[str]:
         return [name for inner in target.elts for name in _names(inner)]
     if isinstance(target, ast.Starred):
         return _names(target.value)
-    return [ast.unparse(target)] if isinstance(target, ast.Name | ast.Attribute) else []
+    return [text_of(target)] if isinstance(target, ast.Name | ast.Attribute) else []

@@ -31,16 +31,13 @@ _KNOWS: Final = re.compile(
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
+    if _SPREADS.search(subject.module.text) is None or _SHARDS.search(subject.module.text) is not None:
+        return
     for run in subject.runs:
-        if _spreads(run):
-            yield from _forward_outside(run)
-            for found in accumulations(run):
-                yield from _each_time(run, found)
-                yield from _at_other_times(run, found)
-
-
-def _spreads(run: Run) -> bool:
-    return _SPREADS.search(run.module.text) is not None and _SHARDS.search(run.module.text) is None
+        yield from _forward_outside(run)
+        for found in accumulations(run):
+            yield from _each_time(run, found)
+            yield from _at_other_times(run, found)
 
 
 def _forwards(run: Run, event: Event) -> list[Event]:

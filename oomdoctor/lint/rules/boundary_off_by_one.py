@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
 from oomdoctor.lint.patterns.shifting import shifted
 from oomdoctor.lint.rule import Hit, Rule
@@ -33,7 +33,7 @@ def _hit(found: Accumulation, guard: Guard, boundary: Boundary, owner: Module) -
     return Hit(
         guard.test,
         owner,
-        f"`{ast.unparse(guard.test)}` makes the first step after {first} instead of `{found.period}`: "
+        f"`{text_of(guard.test)}` makes the first step after {first} instead of `{found.period}`: "
         f"`{boundary.counter}` is one {'too few' if found.lead == -1 else 'too many'} there",
         _help(found, boundary),
         edits=shifted(found),

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
-    if not may_use_gpu(subject.module):
+    found = [(run, event) for run in subject.runs for event in run.of(Act.LOAD)]
+    if not found or not may_use_gpu(subject.module):
         return
-    for run in subject.runs:
-        for event in run.of(Act.LOAD):
-            loaded = loads_of(run, event)
-            holder = holder_of(run, event) if loaded and _may_be_on_gpu(event) else None
-            if holder is not None and not any(shares_memory(other) for other in loaded):
-                yield from _judged(subject.runs, run, loaded[-1], holder)
+    for run, event in found:
+        loaded = loads_of(run, event)
+        holder = holder_of(run, event) if loaded and _may_be_on_gpu(event) else None
+        if holder is not None and not any(shares_memory(other) for other in loaded):
+            yield from _judged(subject.runs, run, loaded[-1], holder)
 
 
 def _judged(runs: Sequence[Run], run: Run, loaded: Event, holder: Holder) -> Iterator[Hit]:

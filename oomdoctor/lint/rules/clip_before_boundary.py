@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
@@ -30,17 +30,12 @@ def _check(subject: Subject) -> Iterator[Hit]:
 
 
 def _is_early(event: Event, found: Accumulation) -> bool:
-    return (
-        found.steps_alone
-        and not _only_measures(event)
-        and found.is_in_each_micro_step(event)
-        and found.comes_after_backward(event)
-    )
+    return found.steps_alone and not _only_measures(event) and found.is_in_each_micro_step(event)
 
 
 def _only_measures(event: Event) -> bool:
     """Whether the bound is infinite: the call is made for the norm that it gives."""
-    return event.call is not None and _BOUNDLESS.search(ast.unparse(event.call)) is not None
+    return event.call is not None and _BOUNDLESS.search(text_of(event.call)) is not None
 
 
 def _hit(event: Event, found: Accumulation) -> Hit:

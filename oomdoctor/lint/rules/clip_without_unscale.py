@@ -64,7 +64,10 @@ def _edits(run: Run, clip: Event, step: Event, call: str) -> tuple[Edit, ...]:
     """Puts the call before the statement, where it then runs once before each step of the one optimizer."""
     statement = statement_of(clip)
     steps = [event for event in run.of(Act.STEP) if scaler_of(event) is not None]
-    if statement is None or len(steps) != 1 or any(run.of(Act.UNSCALE)) or not same_place(clip, step):
+    passes = list(run.of(Act.BACKWARD))
+    if statement is None or len(steps) != 1 or any(run.of(Act.UNSCALE)):
+        return ()
+    if not all(same_place(clip, event) for event in (step, *passes)):  # others may call a helper with unscaled ones
         return ()
     needed = conditions(step.context.guards).items()
     if not needed <= conditions(clip.context.guards).items() or clip.context.loops != step.context.loops:

@@ -27,9 +27,9 @@ _HELP: Final = "put `with torch.no_grad():` around the loop, or `@torch.no_grad(
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
-    for run in subject.runs:
-        if not has_other_tensors(run.module):
-            yield from _in_run(run)
+    hits = [hit for run in subject.runs for hit in _in_run(run)]
+    if hits and not has_other_tensors(subject.module):
+        yield from hits
 
 
 def _in_run(run: Run) -> Iterator[Hit]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
 from oomdoctor.lint.patterns.leftovers import fate, gone_over, is_dealt_with
 from oomdoctor.lint.rule import Hit, Rule
@@ -28,7 +28,7 @@ def _judged(found: Accumulation) -> Iterator[Hit]:
     what_happens = fate(found)
     if what_happens is None or found.guard is None or found.owner is None:
         return
-    batches = ast.unparse(gone_over(found.loop))
+    batches = text_of(gone_over(found.loop))
     yield Hit(
         found.guard.test,
         found.owner,

@@ -24,12 +24,12 @@ _NUMBERS: Final = frozenset({Kind.SCHEDULER, Kind.SCALER})  # no tensors of any 
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
-    if not may_use_gpu(subject.module) or has_own_checkpoints(subject.module):
+    found = [(run, event) for run in subject.runs for event in run.of(Act.LOAD)]
+    if not found or not may_use_gpu(subject.module) or has_own_checkpoints(subject.module):
         return
-    for run in subject.runs:
-        for event in run.of(Act.LOAD):
-            if location(event) is None and event.value.library != "io.BytesIO" and _is_checkpoint(run, event):
-                yield _hit(run, event)
+    for run, event in found:
+        if location(event) is None and event.value.library != "io.BytesIO" and _is_checkpoint(run, event):
+            yield _hit(run, event)
 
 
 def _is_checkpoint(run: Run, event: Event) -> bool:

@@ -95,7 +95,7 @@ def _edits(kept: Kept) -> tuple[Edit, ...]:
     if kept.event.value.kind is not Kind.TENSOR:
         return ()
     node = kept_expression(kept.event)
-    if kept.event.how is Keeping.SUM and isinstance(kept.event.node, ast.Assign):
+    if kept.event.how in (Keeping.SUM, Keeping.ITEM) and isinstance(kept.event.node, ast.Assign):
         node = _plain_addend(kept.event.node, kept.event.target) or node
     return () if node is None else called_on(node, "detach()")
 

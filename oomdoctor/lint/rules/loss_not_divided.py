@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
 from oomdoctor.lint.patterns.dividing import may_be_divided
 from oomdoctor.lint.rule import Hit, Rule
@@ -49,7 +50,7 @@ def _name(event: Event) -> str:
         node = call.args[0]
     while isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Attribute):
         node = node.args[0]  # `scaler.scale(loss)`
-    return f"`{ast.unparse(node)}`" if isinstance(node, ast.Name | ast.Attribute) else "the loss"
+    return f"`{text_of(node)}`" if isinstance(node, ast.Name | ast.Attribute) else "the loss"
 
 
 def _is_scale_free(found: Accumulation) -> bool:

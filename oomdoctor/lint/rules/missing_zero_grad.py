@@ -32,8 +32,6 @@ _HELP: Final = "call `{optimizer}.zero_grad()` after each step"
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
-    if _ZEROES.search(subject.module.text):
-        return
     for run in subject.runs:
         for event in run.of(Act.STEP):
             loop = _loop_with_pass(run, event)
@@ -53,14 +51,16 @@ def _loop_with_pass(run: Run, step: Event) -> Loop | None:
 
 
 def _is_missing(run: Run, step: Event, loop: Loop, subject: Subject) -> bool:
-    if _runs_once(loop) or _is_made_in(step, loop) or _ZEROES.search(step.module.text):
+    if _runs_once(loop) or _is_made_in(step, loop):
         return False
     zeroes = [event for event in run.of(Act.ZERO_GRAD) if not _never_before(event, step, loop)]
     if any(loop in event.context.loops for event in zeroes):
         return False
     if any(event.context.loops and event.context.loops[-1].over_batches for event in zeroes):
         return False  # several passes and steps on one batch
-    return not _elsewhere(run, subject) and not any(_hands_over(run, step, module) for module in _modules(run, step))
+    if any(_ZEROES.search(module.text) for module in _modules(run, step)) or _elsewhere(run, subject):
+        return False
+    return not any(_hands_over(run, step, module) for module in _modules(run, step))
 
 
 def _runs_once(loop: Loop) -> bool:
@@ -72,7 +72,7 @@ def _is_made_in(step: Event, loop: Loop) -> bool:
     """Whether each iteration has an optimizer of its own, and so gradients of its own."""
     node = step.value.node
     module = step.module if loop.function is None else loop.function.module
-    return step.value.library is not None and node is not None and step.module is module and within(node, loop.node)
+    return isinstance(node, ast.Call) and step.module is module and within(node, loop.node)
 
 
 def _never_before(zero: Event, step: Event, loop: Loop) -> bool:

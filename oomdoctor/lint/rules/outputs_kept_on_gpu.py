@@ -24,12 +24,14 @@ _LIST: Final = frozenset({Keeping.APPEND, Keeping.ITEM, Keeping.YIELD})
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
-    for run in subject.runs:
-        if may_use_gpu(run.module) and not has_other_tensors(run.module):
-            for kept in kept_over_batches(run):
-                output = _output(kept)
-                if output is not None and _grows(kept) and not _is_small(kept, output):
-                    yield _hit(kept)
+    hits = [_hit(kept) for run in subject.runs for kept in kept_over_batches(run) if _is_large_output(kept)]
+    if hits and may_use_gpu(subject.module) and not has_other_tensors(subject.module):
+        yield from hits
+
+
+def _is_large_output(kept: Kept) -> bool:
+    output = _output(kept)
+    return output is not None and _grows(kept) and not _is_small(kept, output)
 
 
 def _output(kept: Kept) -> Value | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import base_of, text_of
-from oomdoctor.lint.flow.values import Graph, Kind
+from oomdoctor.lint.flow.values import UNKNOWN, Graph, Kind
 from oomdoctor.lint.patterns.iterations import carried, end_of, start_of, stored_in, within
 from oomdoctor.lint.rule import Edit, Hit, Rule
 from oomdoctor.results import Concern, Severity
@@ -23,19 +23,49 @@ if TYPE_CHECKING:
 
 _USES_THE_GRAPH: Final = re.compile(r"grad|penalt|backward|jacobian|hessian|second_order|sharpness", re.IGNORECASE)
 _KEEPS_STATE: Final = re.compile(r"hidden|memory|recurrent|\bstates?\b|carry|\bbptt\b", re.IGNORECASE)
+_MOVES: Final = frozenset({"to", "cuda"})
 _HELP: Final = "leave `retain_graph` out: nothing runs backward through this graph again"
+_HELP_UNSEEN: Final = "leave `retain_graph` out; if that fails, detach what the model keeps from the iteration before"
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
-    for run in subject.runs:
-        for event in run.of(Act.BACKWARD):
-            if _retains(event) and _is_last_use(run, event) and not _takes_over(run, event):
-                message = f"`{_loss_of(event)}` keeps its graph with `retain_graph=True`, and no other pass uses it"
-                yield Hit.at(event, message, help=_HELP, edits=_edits(event))
+    retaining = [(run, event) for run in subject.runs for event in run.of(Act.BACKWARD) if _retains(event)]
+    needed = {id(event.node) for run, event in retaining if not _is_needless(run, event)}
+    for run, event in retaining:
+        if id(event.node) not in needed:  # a helper may be called where a later pass follows, too
+            yield _hit(run, event)
+
+
+def _hit(run: Run, event: Event) -> Hit:
+    """What is said: no more than a note where the model may remember something that the file does not show."""
+    message = f"`{_loss_of(event)}` keeps its graph with `retain_graph=True`, and no other pass here uses it"
+    if not all(_is_seen(made.value) for made in _forwards(run, event)):
+        return Hit.at(event, message, help=_HELP_UNSEEN, severity=Severity.NOTE)
+    return Hit.at(event, message, help=_HELP, edits=_edits(event) if _is_of_loop(event) else ())
+
+
+def _is_seen(model: Value) -> bool:
+    return model.class_ is not None or (model.library or "").startswith(("torch", "transformers."))
+
+
+def _forwards(run: Run, event: Event) -> list[Event]:
+    """The forward passes in the innermost loop that led to this pass."""
+    loop = event.context.loops[-1]
+    return [made for made in run.of(Act.FORWARD, within=loop) if event.value.comes_from(made.result)]
+
+
+def _is_needless(run: Run, event: Event) -> bool:
+    return bool(event.context.loops) and _is_last_use(run, event) and not _takes_over(run, event)
+
+
+def _is_of_loop(event: Event) -> bool:
+    """Whether it stands in the function that has the loop, or in one of that function's own: nobody else calls it."""
+    function, owner = event.function, event.context.loops[-1].function
+    return function is owner or (function is not None and owner is not None and function.parent is owner)
 
 
 def _retains(event: Event) -> bool:
-    if event.call is None or not event.context.loops or event.keyword("create_graph") is not None:
+    if event.call is None or event.keyword("create_graph") is not None:
         return False
     given = event.keyword("retain_graph") or (event.call.args[1] if _is_positional(event) else None)
     return isinstance(given, ast.Constant) and given.value is True
@@ -55,7 +85,7 @@ def _is_positional(event: Event) -> bool:
 def _is_last_use(run: Run, event: Event) -> bool:
     """Whether the graph is made in the same iteration, and nothing after the pass in it goes through it again."""
     loop = event.context.loops[-1]
-    forwards = [made for made in run.of(Act.FORWARD, within=loop) if event.value.comes_from(made.result)]
+    forwards = _forwards(run, event)
     if not forwards or any(made.context.loops != event.context.loops for made in forwards):
         return False
     later = run.events[run.events.index(event) + 1 :]
@@ -67,21 +97,26 @@ def _is_last_use(run: Run, event: Event) -> bool:
 def _unknown_calls_after(run: Run, event: Event, loop: Loop) -> Iterator[ast.Call]:
     """Calls further on in the iteration, in the function that has the loop, that are no events."""
     known = {id(other.node) for other in run.events}
-    place = next((f.call for f in event.context.frames if f.call is not None and within(f.call, loop.node)), event.node)
+    place = _place(event, loop)
     for node in ast.walk(loop.node):
         if isinstance(node, ast.Call) and id(node) not in known and start_of(node) > end_of(place):
             yield node
 
 
+def _place(event: Event, loop: Loop) -> ast.AST:
+    """What in the loop's own text makes the pass: the pass itself, or the call that leads to it."""
+    calls = (frame.call for frame in event.context.frames)
+    return next((call for call in calls if call is not None and within(call, loop.node)), event.node)
+
+
 def _takes_over(run: Run, event: Event) -> bool:
     """Whether the graph may reach back: to the iteration before, or to before the loop."""
     loop = event.context.loops[-1]
-    forwards = [made for made in run.of(Act.FORWARD, within=loop) if event.value.comes_from(made.result)]
+    forwards = _forwards(run, event)
     if any(_remembers(made.value) for made in forwards) or _KEEPS_STATE.search(_text(event, loop)):
         return True
-    used = {text for made in forwards for text in _arguments(made)}
-    used |= {base_of(event.call.func.value) or ""} if _is_method(event) else set()  # type: ignore[union-attr]
-    if used & carried(loop):
+    used = set(_operands(event, loop))
+    if any(loop.values.get(text, UNKNOWN).kind is not Kind.NUMBER for text in used & carried(loop)):
         return True
     return any(_may_have_graph(loop.values.get(text), loop) for text in used - stored_in(loop))
 
@@ -100,17 +135,28 @@ def _text(event: Event, loop: Loop) -> str:
     return "\n".join(module.text.splitlines()[loop.node.lineno - 1 : loop.node.end_lineno])
 
 
-def _arguments(made: Event) -> Iterator[str]:
-    """Names and dotted texts in what a model is called on."""
-    call = made.call
-    for argument in [] if call is None else [*call.args, *(keyword.value for keyword in call.keywords)]:
-        for node in ast.walk(argument):
-            if isinstance(node, ast.Name | ast.Attribute):
-                yield base_of(node) or ""
+def _operands(event: Event, loop: Loop) -> Iterator[str]:
+    """Names and dotted texts that the loss may be computed from: operands and arguments up to the backward pass."""
+    place = _place(event, loop)
+    for statement in ast.walk(loop.node):
+        if isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr):
+            is_before = not isinstance(statement, ast.Expr) and start_of(statement) < start_of(place)
+            yield from _operands_of(statement.value) if is_before or within(place, statement) else ()
 
 
-def _is_method(event: Event) -> bool:
-    return event.call is not None and isinstance(event.call.func, ast.Attribute)
+def _operands_of(expression: ast.expr) -> Iterator[str]:
+    for node in ast.walk(expression):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.BinOp):
+            parts = [node.left, node.right]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr not in _MOVES:
+            parts = [*node.args, *(keyword.value for keyword in node.keywords), node.func.value]
+        elif isinstance(node, ast.Call):
+            parts = [*node.args, *(keyword.value for keyword in node.keywords)]
+        for part in parts:
+            inner = part.value if isinstance(part, ast.Starred) else part
+            if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript):
+                yield base_of(inner) or ""
 
 
 def _may_have_graph(value: Value | None, loop: Loop) -> bool:
@@ -170,7 +216,8 @@ the graph a second time", whose cause is a tensor that should have been detached
 import torch
 
 
-def train(model, loader, criterion):
+def train(loader, criterion):
+    model = torch.nn.Sequential(torch.nn.Linear(784, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
     optimizer = torch.optim.Adam(model.parameters())
     for x, y in loader:
         optimizer.zero_grad()
@@ -182,7 +229,8 @@ def train(model, loader, criterion):
 import torch
 
 
-def train(model, loader, criterion):
+def train(loader, criterion):
+    model = torch.nn.Sequential(torch.nn.Linear(784, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
     optimizer = torch.optim.Adam(model.parameters())
     for x, y in loader:
         optimizer.zero_grad()
@@ -194,7 +242,8 @@ def train(model, loader, criterion):
 import torch
 
 
-def train(model, loader, criterion):
+def train(loader, criterion):
+    model = torch.nn.Sequential(torch.nn.Linear(784, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
     optimizer = torch.optim.Adam(model.parameters())
     for x, y in loader:
         optimizer.zero_grad()

@@ -33,30 +33,32 @@ _HELP: Final = "set a flag in the handler, and try again after the `except` bloc
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
+    working = None
     for handler in oom_handlers(subject.module):
-        again = _work_again(handler, subject)
+        working = _calls_with_work(subject) if working is None else working
+        again = _work_again(handler, working.get(handler.node, set()))
         if again is not None and not _frees_before(handler, again):
             yield _hit(handler, again)
 
 
-def _work_again(handler: OomHandler, subject: Subject) -> ast.Call | None:
+def _work_again(handler: OomHandler, working: set[ast.AST]) -> ast.Call | None:
     """The first call in the handler that does the work again, or other work of the kind."""
-    known = _calls_with_work(handler, subject)
     failed = _failed_call(handler)
     for node in handler.statements():
-        if isinstance(node, ast.Call) and (node in known or _recurses(node, handler) or _same(node, failed)):
+        if isinstance(node, ast.Call) and (node in working or _recurses(node, handler) or _same(node, failed)):
             return node
     return None
 
 
-def _calls_with_work(handler: OomHandler, subject: Subject) -> set[ast.AST]:
-    """Calls in the handler in which a model runs, or that lead to a function in which one does."""
-    found: set[ast.AST] = set()
+def _calls_with_work(subject: Subject) -> dict[ast.ExceptHandler, set[ast.AST]]:
+    """For each handler, the calls in which a model runs there, or that lead to a function in which one does."""
+    found: dict[ast.ExceptHandler, set[ast.AST]] = {}
     for run in subject.runs:
         for event in run.of(*_WORK):
-            if handler.node in event.context.handlers:
-                found.add(event.node)
-                found.update(frame.call for frame in event.context.frames if frame.call is not None)
+            for handler in event.context.handlers:
+                calls = found.setdefault(handler, set())
+                calls.add(event.node)
+                calls.update(frame.call for frame in event.context.frames if frame.call is not None)
     return found
 
 

@@ -39,7 +39,7 @@ def test_context_managers(manager: str, gradients: Gradients) -> None:
         "    context = torch.no_grad()\n"
         f"    with {manager}:\n"
         "        model(x)\n"
-        "    model.eval"
+        "    model.eval()"
     )
     assert event(f"{text}\n    'no_grad'", Act.FORWARD).context.gradients is gradients
 

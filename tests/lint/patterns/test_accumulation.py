@@ -160,7 +160,8 @@ def test_a_counter_that_is_set_back_is_read_as_it_runs(place: str, test: str, la
     set_in, set_before = ("        n = 0\n", "") if place == "epoch" else ("", "    n = 0\n")
     add = "            n += 1\n"
     source = (
-        f"{HEAD}{set_before}    for epoch in range({EPOCHS}):\n{set_in}        for x, y in loader:\n{BACKWARD}{'' if late else add}            if {test}:\n"
+        f"{HEAD}{set_before}    for epoch in range({EPOCHS}):\n{set_in}        for x, y in loader:\n{BACKWARD}"
+        f"{'' if late else add}            if {test}:\n"
         f"                optimizer.step()\n                n = 0\n{add if late else ''}"
     )
     (found,) = found_in(source)

@@ -64,3 +64,21 @@ def test_conditions_that_say_more_of_the_counter_are_left_alone(test: str) -> No
 def test_a_remainder_over_several_lines_is_left_alone() -> None:
     """An edit never joins lines."""
     assert edited("if (i\n            % k) == 0") == "if (i"
+
+
+def test_a_counter_by_hand_is_left_alone() -> None:
+    """Whether the test or the count should move is for the user to say."""
+    text = SCRIPT.format(test="if n % k == 0", start="").replace("    for i", "    n = 0\n    for i")
+    text += "        n += 1\n"
+    (found,) = [found for run in runs_of(parse(text, Path("train.py"))) for found in accumulations(run)]
+    assert found.lead == -1
+    assert shifted(found) == ()
+
+
+def test_lines_that_python_counts_otherwise_are_never_edited_by_mistake() -> None:
+    """A lone carriage return ends a line for Python; the line that has that number by line feeds is not touched."""
+    text = "# one\r# two\n" + SCRIPT.format(test="if i % k == 0", start="").replace("optimizer.step()", "z = k % k", 1)
+    text += "            optimizer.step()\n"
+    (found,) = [found for run in runs_of(parse(text, Path("train.py"))) for found in accumulations(run)]
+    assert found.lead == -1
+    assert shifted(found) == ()

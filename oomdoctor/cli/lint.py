@@ -1,0 +1,166 @@
+"""`oomdoctor lint`: parse, lint, fix, render, exit code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from oomdoctor import __version__
+from oomdoctor.cli.lint_options import (
+    ConfigFile,
+    DiffFlag,
+    Exclude,
+    ExitZero,
+    ExtendSelect,
+    FailOn,
+    FixFlag,
+    Ignore,
+    IsolatedFlag,
+    Paths,
+    PerFileIgnores,
+    Select,
+    StatisticsFlag,
+    StdinFilename,
+    VerboseFlag,
+    Words,
+)
+from oomdoctor.cli.options import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output
+from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from oomdoctor.results import LintDocument, LintResult
+
+
+def lint(  # noqa: PLR0913 - one parameter an option
+    paths: Paths = None,
+    *,
+    select: Select = None,
+    ignore: Ignore = None,
+    extend_select: ExtendSelect = None,
+    per_file_ignores: PerFileIgnores = None,
+    exclude: Exclude = None,
+    fail_on: FailOn = None,
+    exit_zero: ExitZero = False,
+    fix: FixFlag = False,
+    diff: DiffFlag = False,
+    statistics: StatisticsFlag = False,
+    stdin_filename: StdinFilename = None,
+    config: ConfigFile = None,
+    isolated: IsolatedFlag = False,
+    verbose: VerboseFlag = False,
+    form: Format = None,
+    json: JsonFlag = False,
+    markdown: MarkdownFlag = False,
+    html: HtmlFlag = False,
+    output: Output = None,
+    _help: Help = False,
+) -> None:
+    """Find in training scripts what will run out of memory, or silently train wrongly; nothing of them is run."""
+    import os
+
+    from oomdoctor.cli import linting
+    from oomdoctor.cli.report import check_format, format_name, render
+    from oomdoctor.configuration.lint import configure_lint
+    from oomdoctor.configuration.schema import LintTable
+
+    chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)
+    check_format("lint", chosen)
+    _check_plain(chosen, diff=diff, statistics=statistics)
+    _check_output(output)
+    given = LintTable(
+        select=_words(select),
+        ignore=_words(ignore),
+        extend_select=_words(extend_select),
+        per_file_ignores=_ignores(per_file_ignores),
+        exclude=_words(exclude),
+        fail_on=fail_on,
+    )
+    configuration = configure_lint(given, os.environ, config=config, isolated=isolated)
+    question = linting.ask(paths or ["."], configuration, stdin_filename, verbose=verbose)
+    if diff:
+        would_change = linting.show_difference(question, output)
+        raise typer.Exit(EXIT_GATE if would_change and not exit_zero else EXIT_OK)
+    is_report = chosen == "text" and output is None and not statistics
+    result = linting.fixed(question, told=is_report) if fix else linting.found(question)
+    document = document_of(result, configuration.settled.values.fail_on, exit_zero=exit_zero)
+    is_taken = fix and question.stdin is not None
+    if statistics:
+        linting.show_statistics(result, output, aside=is_taken)
+    elif is_taken and output is None:
+        linting.show_report(document, chosen)
+    else:
+        render(document, chosen, output)
+    raise typer.Exit(document.exit_code)
+
+
+def document_of(result: LintResult, fail_on: str | None, *, exit_zero: bool = False) -> LintDocument:
+    """The document of a result with its status and exit code.
+
+    Args:
+        result: What was found.
+        fail_on: The mildest severity that makes the exit code 1; a file that could not be read always does.
+        exit_zero: Whether nothing does.
+    """
+    import platform
+
+    from oomdoctor.results import LintDocument, Severity
+
+    order = list(Severity)
+    least = order.index(Severity(fail_on or Severity.WARNING))
+    fails = bool(result.unreadable) or any(order.index(finding.severity) >= least for finding in result.findings)
+    return LintDocument(
+        command="lint",
+        status="findings" if result.findings else "unreadable" if result.unreadable else "clean",
+        exit_code=EXIT_GATE if fails and not exit_zero else EXIT_OK,
+        versions={"oomdoctor": __version__, "python": platform.python_version()},
+        result=result,
+    )
+
+
+def _words(given: Words) -> tuple[str, ...] | None:
+    """Values of an option that may be repeated, each with commas in it."""
+    from oomdoctor.configuration.environment import items
+
+    return None if given is None else tuple(word for text in given for word in items(text))
+
+
+def _ignores(given: Words) -> dict[str, tuple[str, ...]] | None:
+    from oomdoctor.configuration.environment import pairs
+
+    if given is None:
+        return None
+    return {glob: tuple(codes) for glob, codes in pairs(",".join(given), "--per-file-ignores").items()}
+
+
+def _check_plain(form: str, *, diff: bool, statistics: bool) -> None:
+    """See that what is plain text is asked for as such.
+
+    Raises:
+        UsageError: It is asked for in another format, or with what excludes it.
+    """
+    asked = [flag for flag, is_asked in (("--diff", diff), ("--statistics", statistics)) if is_asked]
+    if len(asked) > 1:
+        raise UsageError("`--diff` and `--statistics` exclude each other", hint="give one of them")
+    if asked and form != "text":
+        raise UsageError(f"`{asked[0]}` prints plain text", hint=f"drop what asks for {form}")
+
+
+def _check_output(output: Path | None) -> None:
+    """See that the report can be written, and not over somebody's script.
+
+    Raises:
+        UsageError: It cannot, or the name is that of a script.
+    """
+    from oomdoctor.lint.discovery import ENDINGS
+    from oomdoctor.output import check_writable
+
+    if output is None:
+        return
+    if output.suffix in ENDINGS:
+        raise UsageError(
+            f"`{output}` is the name of a script, and a report is to be written there", hint="name another"
+        )
+    check_writable(output)

@@ -1,0 +1,115 @@
+"""`oomdoctor rule`: parse, look up, render."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+import typer
+
+from oomdoctor import __version__
+from oomdoctor.cli.options import Help, JsonFlag, MarkdownFlag
+from oomdoctor.errors import EXIT_OK, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oomdoctor.lint.rule import Rule
+
+RuleName: TypeAlias = Annotated[
+    str | None, typer.Argument(metavar="RULE", help="A code such as OOM102, or a name.", show_default=False)
+]
+AllFlag: TypeAlias = Annotated[bool, typer.Option("--all", help="List all rules.")]
+Format: TypeAlias = Annotated[
+    Literal["text", "json", "markdown"] | None,
+    typer.Option("--format", help="Form of the answer: text unless another is asked for.", show_default=False),
+]
+
+
+def rule(
+    name: RuleName = None,
+    *,
+    all_rules: AllFlag = False,
+    form: Format = None,
+    json: JsonFlag = False,
+    markdown: MarkdownFlag = False,
+    _help: Help = False,
+) -> None:
+    """Explain a rule of `oomdoctor lint`, or list them all."""
+    from oomdoctor.cli.report import format_name
+    from oomdoctor.lint.rules import ALL
+    from oomdoctor.output import deliver
+
+    chosen = format_name(form, json=json, markdown=markdown)
+    if (name is None) != all_rules:
+        raise UsageError("name one rule, or give `--all`", hint="for example `oomdoctor rule OOM102`")
+    deliver(_list(ALL, chosen) if name is None else _page(_named(name, ALL), chosen))
+
+
+def _named(name: str, rules: Sequence[Rule]) -> Rule:
+    """The rule with this code or name, however it is written."""
+    from difflib import get_close_matches
+
+    by_word = {word.lower(): rule for rule in rules for word in (rule.code, rule.name)}
+    wanted = name.strip().lower().replace("_", "-")
+    if wanted in by_word:
+        return by_word[wanted]
+    near = get_close_matches(wanted, by_word, 5)
+    # Codes are all alike; one that begins as the word does is nearer than one with the same digits in another order.
+    near.sort(key=lambda word: not word.startswith(wanted[:5]))
+    found = by_word[near[0]] if near else None
+    hint = "`oomdoctor rule --all` lists them" if found is None else f"did you mean `{found.code}`, `{found.name}`?"
+    raise UsageError(f"there is no rule `{name}`", hint=hint)
+
+
+def _page(rule: Rule, form: str) -> str:
+    from oomdoctor.output import Terminal
+    from oomdoctor.reports.rule import markdown, text
+
+    if form == "json":
+        return _document([rule])
+    return markdown.render_rule(rule) if form == "markdown" else text.render_rule(rule, Terminal.of(sys.stdout))
+
+
+def _list(rules: Sequence[Rule], form: str) -> str:
+    from oomdoctor.output import Terminal
+    from oomdoctor.reports.rule import markdown, text
+
+    if form == "json":
+        return _document(rules)
+    return markdown.render_rules(rules) if form == "markdown" else text.render_rules(rules, Terminal.of(sys.stdout))
+
+
+def _document(rules: Sequence[Rule]) -> str:
+    import json
+    import platform
+
+    from oomdoctor.results import SCHEMA_VERSION
+
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "command": "rule",
+        "status": "found",
+        "exit_code": EXIT_OK,
+        "versions": {"oomdoctor": __version__, "python": platform.python_version()},
+        "result": {"rules": [_object(rule) for rule in rules]},
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _object(rule: Rule) -> dict[str, object]:
+    return {
+        "code": rule.code,
+        "name": rule.name,
+        "severity": rule.severity.value,
+        "concern": rule.concern.value,
+        "default": rule.default,
+        "fixable": rule.fixed is not None,
+        "summary": rule.summary,
+        "explanation": rule.explanation,
+        "reason": rule.reason,
+        "bad": rule.bad,
+        "good": rule.good,
+        "fixed": rule.fixed,
+        "references": list(rule.references),
+    }

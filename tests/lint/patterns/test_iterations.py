@@ -1,0 +1,178 @@
+"""What goes together in one iteration, and what it takes over from the one before."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from oomdoctor.lint.code.parsing import parse
+from oomdoctor.lint.flow.context import Guard, Loop
+from oomdoctor.lint.flow.events import Act, Event, Run
+from oomdoctor.lint.flow.runs import runs_of
+from oomdoctor.lint.patterns.iterations import (
+    carried,
+    conditions,
+    exclude,
+    implies,
+    place_beside,
+    shared_loop,
+    stored_in,
+)
+
+
+def run_of(text: str) -> Run:
+    """The run with the most events in a script."""
+    return max(runs_of(parse(dedent(text), Path("script.py"))), key=lambda run: len(run.events))
+
+
+def loop_of(text: str) -> Loop:
+    """The loop that a text consists of."""
+    node = ast.parse(dedent(text)).body[0]
+    assert isinstance(node, ast.For | ast.While)
+    return Loop(node)
+
+
+def one(run: Run, act: Act) -> Event:
+    """The only event of a kind."""
+    (event,) = run.of(act)
+    return event
+
+
+@pytest.mark.parametrize(
+    ("test", "holds", "expected"),
+    [
+        ("flag", True, {"flag": True}),
+        ("not flag", True, {"flag": False}),
+        ("not flag", False, {"flag": True}),
+        ("a and not b", True, {"a": True, "b": False}),
+        ("a and b", False, {"a and b": False}),
+        ("a or b", False, {"a": False, "b": False}),
+        ("a or b", True, {"a or b": True}),
+        ("scaler is not None", True, {"scaler is None": False}),
+        ("scaler is None", True, {"scaler is None": True}),
+        ("i % k != 0", False, {"i % k == 0": True}),
+    ],
+)
+def test_conditions_are_taken_apart(test: str, *, holds: bool, expected: dict[str, bool]) -> None:
+    """What surely holds of each part of a condition is told, whichever way it came out."""
+    assert conditions((Guard(ast.parse(test, mode="eval").body, holds=holds),)) == expected
+
+
+BRANCHES = """
+    import torch
+
+    def train(model, loader, optimizer, half, scaler):
+        for x in loader:
+            loss = model(x).mean()
+            if half:
+                loss.backward()
+            if {condition}:
+                optimizer.step()
+    """
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("not half", True),
+        ("half", False),
+        ("scaler", False),
+        ("scaler and not half", True),
+        ("not half or scaler", False),
+    ],
+)
+def test_opposite_branches_exclude_each_other(condition: str, *, expected: bool) -> None:
+    """Two events never meet where one needs a condition that the other needs not to hold, in whatever words."""
+    run = run_of(BRANCHES.format(condition=condition))
+    assert exclude(one(run, Act.BACKWARD), one(run, Act.STEP)) is expected
+    assert exclude(one(run, Act.STEP), one(run, Act.BACKWARD)) is expected
+
+
+@pytest.mark.parametrize(("condition", "expected"), [("half", True), ("True", False), ("half and scaler", True)])
+def test_what_needs_more_implies_what_needs_less(condition: str, *, expected: bool) -> None:
+    """A step implies the backward pass where all that the pass needs is among what the step needs."""
+    run = run_of(BRANCHES.format(condition=condition))
+    step, backward = one(run, Act.STEP), one(run, Act.BACKWARD)
+    assert implies(step, backward, step.context.loops[-1]) is expected
+
+
+def test_the_innermost_loop_around_both_is_shared() -> None:
+    """Of an event in an inner loop and one after it, the outer loop is around both; of one before it all, none."""
+    run = run_of(
+        """
+        import torch
+
+        def train(model, batches, optimizer):
+            optimizer.zero_grad()
+            for _ in range(10):
+                for x in batches:
+                    model(x).mean().backward()
+                optimizer.step()
+        """
+    )
+    backward, step, zero = one(run, Act.BACKWARD), one(run, Act.STEP), one(run, Act.ZERO_GRAD)
+    assert shared_loop(backward, step) is step.context.loops[0]
+    assert shared_loop(backward, backward) is backward.context.loops[-1]
+    assert shared_loop(backward, zero) is None
+
+
+def test_a_helper_is_pointed_at_where_it_is_called() -> None:
+    """What only a helper does is placed at the helper's call; what stands beside the other event, at itself."""
+    run = run_of(
+        """
+        import torch
+
+        def tidy():
+            torch.cuda.empty_cache()
+
+        def step(model, x, optimizer):
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+            tidy()
+
+        def train(model, loader, optimizer):
+            for x in loader:
+                step(model, x, optimizer)
+        """
+    )
+    backward = one(run, Act.BACKWARD)
+    node, _ = place_beside(one(run, Act.EMPTY_CACHE), backward, run)
+    assert (node.lineno, ast.unparse(node)) == (11, "tidy()")
+    step = one(run, Act.STEP)
+    assert place_beside(step, backward, run) == (step.node, step.module)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("out = model(x); loss = out.mean()", set()),
+        ("out, hidden = model(x, hidden)", {"hidden"}),
+        ("total += 1", {"total"}),
+        ("self.state = cell(x, self.state)", {"self.state"}),
+        ("totals[key] = totals[key] + 1", {"totals"}),
+        ("print(x); x = 1", set()),
+        ("hidden = None\n    out, hidden = model(x, hidden)", set()),
+        ("with autocast():\n        out = model(x)\n        loss = out.mean()", set()),
+        ("if ready:\n        out = last\n    last = model(x)", {"last"}),
+        ("try:\n        out = model(x)\n    except ValueError:\n        out = None\n    use(out)", set()),
+        ("for part in out:\n        use(part)\n    out = model(x)", {"out"}),
+    ],
+)
+def test_what_is_read_before_it_is_set_is_carried(body: str, expected: set[str]) -> None:
+    """A name is carried from one iteration to the next if the body reads it before it sets it, and does set it."""
+    assert carried(loop_of(f"for x in loader:\n    {body}\n")) == expected
+
+
+def test_a_while_carries_what_its_condition_reads() -> None:
+    """The condition of a `while` is read first in each iteration."""
+    assert carried(loop_of("while loss > 1:\n    loss = step()\n")) == {"loss"}
+
+
+def test_all_that_a_loop_sets_is_listed() -> None:
+    """Its own variables, names, attributes and the holders of elements count as set."""
+    loop = loop_of("for i, x in enumerate(xs):\n    self.a = x\n    b[0] = 1\n    with open(x) as c:\n        d += c\n")
+    assert stored_in(loop) == {"i", "x", "self.a", "b", "c", "d"}

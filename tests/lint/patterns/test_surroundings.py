@@ -1,0 +1,88 @@
+"""What stands around an event in the text of its function."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from oomdoctor.lint.code.parsing import parse
+from oomdoctor.lint.flow.events import Act, Event, Run
+from oomdoctor.lint.flow.runs import runs_of
+from oomdoctor.lint.patterns.surroundings import (
+    calls_between,
+    is_used,
+    same_place,
+    sets_gradients_between,
+    statement_of,
+)
+
+
+def run_of(lines: str) -> Run:
+    """A loop that zeroes gradients, does something, and steps."""
+    body = "\n            ".join(lines.split("; "))
+    text = f"""
+    import torch
+
+    def train(model, loader, optimizer):
+        for x in loader:
+            model(x).mean().backward()
+            optimizer.zero_grad()
+            {body}
+            optimizer.step()
+
+    def helper(optimizer):
+        optimizer.step()
+    """
+    return max(runs_of(parse(dedent(text), Path("script.py"))), key=lambda run: len(run.events))
+
+
+def ends(run: Run) -> tuple[Event, Event]:
+    """Where gradients are zeroed, and the step."""
+    return next(run.of(Act.ZERO_GRAD)), list(run.of(Act.STEP))[-1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("pass", []),
+        ("print(x)", []),
+        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", []),
+        ("compute(model, x)", ["compute(model, x)"]),
+        ("self.agent.learn(x)", ["self.agent.learn(x)"]),
+    ],
+)
+def test_calls_that_may_do_anything_are_listed(lines: str, expected: list[str]) -> None:
+    """Between two events, calls that are neither events nor known to be harmless are listed."""
+    run = run_of(lines)
+    zero, step = ends(run)
+    assert [ast.unparse(call) for call in calls_between(zero, step, run)] == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [("pass", False), ("x.grad = x", True), ("x.grad.add_(1)", True), ("x.gradient = x", False)],
+)
+def test_gradients_that_are_written_by_hand_are_noticed(lines: str, *, expected: bool) -> None:
+    """A `.grad` between two events counts, and no other attribute."""
+    assert sets_gradients_between(*ends(run_of(lines))) is expected
+
+
+def test_a_call_is_its_statement_or_a_part_of_it() -> None:
+    """A call whose result is assigned is used, and one that is a statement by itself is not."""
+    alone = next(run_of("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)").of(Act.CLIP))
+    assigned = next(run_of("norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)").of(Act.CLIP))
+    assert not is_used(alone)
+    assert is_used(assigned)
+    assert isinstance(statement_of(assigned), ast.Assign)
+
+
+def test_a_helper_is_another_place() -> None:
+    """Two events of one function run share a place; an event of a function that is called does not."""
+    run = run_of("helper(optimizer)")
+    zero, last = ends(run)
+    first = next(run.of(Act.STEP))
+    assert same_place(zero, last)
+    assert not same_place(zero, first)
