@@ -99,7 +99,7 @@ class Collected:
         key = (finding.path, finding.cell or 0, finding.line, finding.column, finding.code)
         if view.silences(rule, hit):
             self.silenced.add(key)
-        elif key not in self.findings:
+        elif key not in self.findings or _is_worse(finding, self.findings[key][0]):
             self.findings[key] = (finding, hit.edits)
 
     def ordered(self) -> tuple[Finding, ...]:

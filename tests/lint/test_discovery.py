@@ -100,6 +100,8 @@ def test_an_ignored_folder_that_is_named_is_gone_through(here: Path) -> None:
     (here / ".gitignore").write_text("out/\n")
     assert found() == ["c.py"]
     assert found("out") == ["out/a.py", "out/deep/b.py"]
+    (here / ".gitignore").write_text("out/**\n")
+    assert found() == ["c.py"]
     assert found("out/deep") == ["out/deep/b.py"]
 
 

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _DEFINED: Final = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
-_IMPORTED: Final = re.compile(r"^[ \t]*from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n(]*)", re.MULTILINE)
+_IMPORTED: Final = re.compile(
+    r"^[ \t]*from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]{0,4000}\)|[^\n(]{0,1000})", re.MULTILINE
+)
 _NAME: Final = re.compile(r"(\w+)(?:\s+as\s+(\w+))?\s*(?:,|#[^\n]*|\)|$)")
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from oomdoctor.lint.code.functions import Class, Function, Module
 
-_MOST_CHARACTERS: Final = 300_000
-"""Of the files whose trees are kept: a bound on memory, since parsed code takes 15 times its text and may take more."""
-_LARGEST_BYTES: Final = 256 * 1024
+_MOST_CHARACTERS: Final = 100_000
+"""Of the files whose trees are kept: a bound on memory, since parsed code takes 15 times its text, and 900 at worst."""
+_LARGEST_BYTES: Final = 100_000
 """Of a file that a call is followed into; larger ones hold data."""
 _MOST_LINKS: Final = 4
 """Files that pass a name on to one another."""
@@ -145,7 +145,7 @@ class Project:
         key = (dotted, folder)
         if key not in self._found:
             candidates = self._candidates(dotted, folder)
-            self._found[key] = next((_resolved(path) for path in candidates if path.is_file()), None)
+            self._found[key] = next((_resolved(path) for path in candidates if _is_file(path)), None)
         return self._found[key]
 
     def _candidates(self, dotted: str, folder: Path) -> list[Path]:
@@ -207,6 +207,13 @@ def _split(qualified: str) -> tuple[str, str]:
     if not source.strip(".") and qualified.startswith("."):
         source = qualified[: len(qualified) - len(name)]
     return source, name
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long for the file system, or has a NUL
+        return False
 
 
 def _resolved(path: Path) -> Path:

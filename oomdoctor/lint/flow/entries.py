@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 _TELLING: Final = re.compile(
     r"backward|zero_grad|\.step\(|\.eval\(|\.load\(|empty_cache|OutOfMemory|out of memory|\bcycle\b"
-    r"|retain_graph|clip_grad|\.train\(|\.state_dict\(|\.append\([^\n]*(?:loss|logit|output|pred|prob|feat|embed|score)"
+    r"|retain_graph|clip_grad|\.train\(|\.state_dict\(|\.append\([^\n]{0,99}?(?:loss|logit|output|pred|prob|feat|embed|score)"
 )
 """What a function has in its text where a rule may have something to say."""
 _EVALUATES: Final = re.compile(
-    r"def\s+_*(?:run_|do_)?(?:eval|evaluat|valid|test|infer|predict)\w*\([^)]*(?:[Ll]oader|batches|data)"
+    r"def\s+_*(?:run_|do_)?(?:eval|evaluat|valid|test|infer|predict)\w*\([^)]{0,200}?(?:[Ll]oader|batches|data)"
 )
 """A function that evaluates by its name, though nothing in it switches anything."""
-_LOAD: Final = re.compile(r"from torch(?:\.serialization)? import [^\n]*\bload\b")
+_LOAD: Final = re.compile(r"from torch(?:\.serialization)? import [^\n]{0,200}\bload\b")
 
 _LOADED: Final = re.compile(r"\bload\(")
 

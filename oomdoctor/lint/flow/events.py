@@ -10,7 +10,7 @@ from oomdoctor.lint.flow.values import UNKNOWN, Value
 
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from oomdoctor.lint.code.functions import Function, Module
     from oomdoctor.lint.flow.context import Context, Loop
@@ -104,7 +104,7 @@ class Event:
         return next((keyword.value for keyword in self.call.keywords if keyword.arg == name), None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Run:
     """What happens from one point of entry on: a module's top level, or a function that nobody here calls.
 
@@ -113,12 +113,14 @@ class Run:
         function: The function with which it begins; None for the module's top level.
         events: In the order of the program. Both branches of an `if` follow each other; guards tell them apart.
         loops: Every loop that was entered, in the same order.
+        training: The loops whose iteration takes one micro-batch, in the order of their backward passes.
     """
 
     module: Module
     function: Function | None
     events: tuple[Event, ...]
     loops: tuple[Loop, ...]
+    training: tuple[Loop, ...] = ()
 
     def of(self, *acts: Act, within: Loop | None = None) -> Iterator[Event]:
         """Events of these kinds, in order.
@@ -132,15 +134,15 @@ class Run:
                 yield event
 
     def training_loops(self) -> Iterator[Loop]:
-        """The loops whose iteration takes one micro-batch: the innermost loop around a backward that takes batches.
+        """The loops whose iteration takes one micro-batch."""
+        return iter(self.training)
 
-        Where no loop around a backward can be told to take batches, it is the innermost one.
-        """
-        seen: list[Loop] = []
-        for event in self.events:
-            if event.act.value == "backward" and event.context.loops:
-                loops = event.context.loops
-                loop = next((loop for loop in reversed(loops) if loop.over_batches), loops[-1])
-                if not any(loop is other for other in seen):
-                    seen.append(loop)
-                    yield loop
+
+def training_loops(events: Iterable[Event]) -> tuple[Loop, ...]:
+    """The innermost loop that takes batches around each backward pass; else the innermost one around it."""
+    found: dict[Loop, None] = {}
+    for event in events:
+        loops = event.context.loops
+        if event.act is Act.BACKWARD and loops:
+            found[next((loop for loop in reversed(loops) if loop.over_batches), loops[-1])] = None
+    return tuple(found)

@@ -153,6 +153,8 @@ def _is_over_batches(state: State, node: ast.expr, value: Value, body: list[ast.
 
 def _counts_batches(state: State, node: ast.Call) -> bool:
     """Whether it is `range(len(loader))` or `range(0, len(data), batch_size)`."""
+    if not node.args:
+        return False
     inner = node.args[-1]
     if isinstance(inner, ast.Call) and _last_name(inner.func) == "len" and inner.args:
         return _value_of(state, inner.args[0], None).kind is Kind.LOADER

@@ -9,7 +9,7 @@ from oomdoctor.lint.flow.calls import call
 from oomdoctor.lint.flow.classes import kind_of_class
 from oomdoctor.lint.flow.context import Context, Gradients
 from oomdoctor.lint.flow.entries import entries
-from oomdoctor.lint.flow.events import Act, Event, Run
+from oomdoctor.lint.flow.events import Act, Event, Run, training_loops
 from oomdoctor.lint.flow.following import follow, gradients_at_entry
 from oomdoctor.lint.flow.guessing import usage
 from oomdoctor.lint.flow.state import MOST_STATEMENTS, Given, Shared, State
@@ -61,7 +61,7 @@ def _run(state: State, function: Function | None) -> Run:
     losses = {value.identity for value in backward}
     sources = frozenset().union(*(value.made_from for value in backward)) if backward else frozenset()
     events = tuple(_with_graph(event, losses, sources) for event in state.events)
-    return Run(state.module, function, events, tuple(state.loops))
+    return Run(state.module, function, events, tuple(state.loops), training_loops(events))
 
 
 def _with_graph(event: Event, losses: set[int], sources: frozenset[int]) -> Event:

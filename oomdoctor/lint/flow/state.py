@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MOST_STATEMENTS: Final = 6000
 """That one run looks at, followed calls among them: a bound on time for code that calls itself in circles."""
+MOST_EVENTS: Final = 2000
+"""Of one run, for the same reason: rules compare events with each other."""
 MOST_FRAMES: Final = 6
 """Calls in one another that are followed."""
 
@@ -123,6 +125,8 @@ class State:
         """Note that something happens here."""
         context = self.context if managed is None else self.context.but(managed=managed)
         self.events.append(Event(act, node, self.module, context, value, result, call, name))
+        if len(self.events) >= MOST_EVENTS:
+            self.budget = 0
 
     def note_kept(self, node: ast.expr | ast.stmt, value: Value, target: ast.expr | None, how: Keeping) -> None:
         """Note that a value is stored in something, and which loops that something outlives."""

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from oomdoctor.lint.flow.state import Names, State
 
 
+_NAMES_A_STATEMENT: Final = 40
+
+
 def execute(state: State, body: list[ast.stmt]) -> str | None:
     """Run statements.
 
@@ -118,8 +121,14 @@ def _if(state: State, node: ast.If) -> str | None:
         guard = Guard(node.test, not left, names, left or other_left, len(before.loops))
         state.context = before.but(guards=(*before.guards, guard))
         return None
-    state.names = join_names(after, other_after)
+    state.names = _met(state, after, other_after)
     return None
+
+
+def _met(state: State, first: Names, second: Names) -> Names:
+    """What names mean after two ways meet; it takes as long as there are names, so it costs as much."""
+    state.budget -= len(first) // _NAMES_A_STATEMENT
+    return join_names(first, second)
 
 
 def _branch(state: State, body: list[ast.stmt], guard: Guard) -> tuple[str | None, Names]:
@@ -142,7 +151,7 @@ def _match(state: State, node: ast.Match) -> str | None:
         guard = Guard(node.subject, holds=True, values=names, depth=len(before.loops))
         state.context = before.but(guards=(*before.guards, guard))
         left = execute(state, case.body)
-        after = after if left else join_names(after, state.names)
+        after = after if left else _met(state, after, state.names)
     state.names, state.context = after, before
     return None
 
@@ -155,7 +164,7 @@ def _for(state: State, node: ast.For | ast.AsyncFor) -> None:
     before, names = state.context, dict(state.names)
     entered(state, node, iterated)
     execute(state, node.body)
-    state.context, state.names = before, join_names(names, state.names)
+    state.context, state.names = before, _met(state, names, state.names)
     execute(state, node.orelse)
 
 
@@ -164,7 +173,7 @@ def _while(state: State, node: ast.While) -> None:
     entered_while(state, node)
     evaluate(state, node.test)
     execute(state, node.body)
-    state.context, state.names = before, join_names(names, state.names)
+    state.context, state.names = before, _met(state, names, state.names)
     execute(state, node.orelse)
 
 
@@ -225,7 +234,7 @@ def _try(state: State, node: ast.Try | ast.TryStar) -> str | None:
     after = state.names
     ends = []
     for handler in node.handlers:
-        state.names = join_names(start, after)
+        state.names = _met(state, start, after)
         if handler.name is not None:
             state.names[handler.name] = Value(graph=Graph.NO)
         ends.append((_part(state, node, handler.body, handler, "handler"), state.names))
@@ -233,7 +242,7 @@ def _try(state: State, node: ast.Try | ast.TryStar) -> str | None:
     left = left or _part(state, node, node.orelse, None, "else")
     for end, names in ends:
         if end is None:
-            state.names = join_names(state.names, names)
+            state.names = _met(state, state.names, names)
     left = left if all(end is not None for end, _ in ends) else None
     return _part(state, node, node.finalbody, None, "finally") or left
 

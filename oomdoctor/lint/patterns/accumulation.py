@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import deque
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act, Event, Run
@@ -12,6 +14,8 @@ from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.boundary import Boundary, boundary_of
 from oomdoctor.lint.patterns.counting import Count, Place, count_of, loop_counter, set_back
 from oomdoctor.lint.patterns.expanding import expanded, is_small, lifted
+from oomdoctor.lint.patterns.manual_optimization import as_loop
+from oomdoctor.lint.patterns.settings import Settings, is_tested_in
 from oomdoctor.lint.patterns.writes import definitions, writes
 
 if TYPE_CHECKING:
@@ -26,7 +30,7 @@ _OPTIMIZER: Final = re.compile(r"opt|sgd|adam", re.IGNORECASE)
 """In the text of what `scaler.step` and `xm.optimizer_step` are given, as opposed to a closure."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Accumulation:
     """One loop in which gradients add up.
 
@@ -52,7 +56,7 @@ class Accumulation:
     count: Count | None = None
     owner: Module | None = None
 
-    @property
+    @cached_property
     def lead(self) -> int | None:
         """How many micro-batches too late the first step comes, windows being whole; negative where too early.
 
@@ -64,7 +68,7 @@ class Accumulation:
         period = int(self.period) if self.period.isdigit() else 0
         return min(lead % period, lead % period - period, key=abs) if period else lead
 
-    @property
+    @cached_property
     def steps_alone(self) -> bool:
         """Whether no other optimizer makes steps beside it."""
         return len({subject(event) for event in self.run.of(Act.STEP, within=self.step.loop)}) == 1
@@ -77,26 +81,49 @@ class Accumulation:
         """Whether an event happens in every iteration in which a backward pass does, as far as can be seen."""
         if self.loop not in event.context.loops or event.context.managed is not None:
             return False
-        shared = {(id(guard.test), guard.holds) for one in self.backwards for guard in self._other_guards(one)}
-        varying = {write.text for write in writes([self.loop.node])}
         return all(
-            (id(guard.test), guard.holds) in shared or _is_setting(guard, varying, self.loop)
+            (guard.test, guard.holds) in self._shared or self._settings.holds_throughout(guard.test)
             for guard in event.context.guards_in(self.loop)
         )
 
-    def _other_guards(self, event: Event) -> Iterator[Guard]:
-        """The conditions of an event, but for the boundary, which a backward pass without `no_sync` may stand under."""
+    @cached_property
+    def _shared(self) -> frozenset[tuple[ast.expr, bool]]:
+        """The conditions of the backward passes, but for the boundary, which one without `no_sync` may stand under."""
         own = None if self.guard is None else text_of(self.guard.test)
-        return (guard for guard in event.context.guards_in(self.loop) if text_of(guard.test) != own)
+        guards = [guard for event in self.backwards for guard in event.context.guards_in(self.loop)]
+        return frozenset((guard.test, guard.holds) for guard in guards if own is None or text_of(guard.test) != own)
+
+    @cached_property
+    def _settings(self) -> Settings:
+        return Settings(self.loop)
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        """Where each event stands in the run."""
+        return {id(event): place for place, event in enumerate(self.run.events)}
 
     def comes_after_backward(self, event: Event) -> bool:
         """Whether an event comes later in an iteration than some backward pass."""
-        order = [id(one) for one in self.run.events]
-        return min(order.index(id(backward)) for backward in self.backwards) < order.index(id(event))
+        return min(self._places[id(backward)] for backward in self.backwards) < self._places[id(event)]
 
 
-def accumulations(run: Run) -> Iterator[Accumulation]:
+def accumulations(run: Run) -> tuple[Accumulation, ...]:
     """Find all of them in a run; those that a framework manages are not among them."""
+    if next(run.of(Act.STEP), None) is None or next(run.of(Act.BACKWARD), None) is None:
+        return ()
+    for known, found in _LATEST:
+        if known is run:
+            return found
+    found = tuple(_found(as_loop(run) or run))
+    _LATEST.append((run, found))
+    return found
+
+
+_LATEST: Final[deque[tuple[Run, tuple[Accumulation, ...]]]] = deque(maxlen=8)
+"""What was found last: several rules ask for the same runs, one rule after the other."""
+
+
+def _found(run: Run) -> Iterator[Accumulation]:
     for loop in run.training_loops():
         steps = [event for event in run.of(Act.STEP, within=loop) if event.context.managed is None]
         for step in steps:
@@ -185,14 +212,9 @@ def _frames_between(loop: Loop, guard: Guard, context: Context) -> tuple[Frame, 
     functions = [frame.function for frame in context.frames]
     start = 0 if loop.function is None else functions.index(loop.function) + 1
     for end in range(len(functions), start, -1):
-        if _tests(functions[end - 1].node, guard.test):
+        if is_tested_in(functions[end - 1].node, guard.test):
             return context.frames[start:end]
     return ()
-
-
-def _tests(node: ast.AST, test: ast.expr) -> bool:
-    """Whether a condition is tested in a piece of code."""
-    return any(isinstance(inner, ast.If | ast.IfExp | ast.While) and inner.test is test for inner in ast.walk(node))
 
 
 def _inner(run: Run, loop: Loop) -> Accumulation | None:
@@ -205,7 +227,13 @@ def _inner(run: Run, loop: Loop) -> Accumulation | None:
     around = outer[: outer.index(loop)]
     last = next(index for index, event in enumerate(run.events) if event is backwards[-1])
     for step in run.events[last:]:
-        if step.act is Act.STEP and step.context.managed is None and step.context.loops == around:
+        loops = step.context.loops
+        if (
+            step.act is Act.STEP
+            and step.context.managed is None
+            and loop not in loops
+            and loops[: len(around)] == around
+        ):
             return Accumulation(run, loop, step, period, tuple(backwards))
     return None
 
@@ -218,19 +246,3 @@ def _micro_steps(loop: Loop) -> str | None:
             text = text_of(bound)
             return text if text != "1" and _MICRO_STEPS.search(f"{text} {loop.counter or ''}") else None
     return None
-
-
-_VARYING: Final = re.compile(r"step|iter|batch|count|sync|update|boundary|last|epoch", re.IGNORECASE)
-"""In the name of an attribute: it may change from one iteration to the next without an assignment in sight."""
-
-
-def _is_setting(guard: Guard, varying: set[str], loop: Loop) -> bool:
-    """Whether a condition is the same in each iteration, as `if args.clip > 0` is."""
-    parts = list(ast.walk(guard.test))
-    names = {text_of(node) for node in parts if isinstance(node, ast.Name | ast.Attribute)}
-    if any(
-        isinstance(node, ast.Call) or (isinstance(node, ast.Attribute) and _VARYING.search(node.attr)) for node in parts
-    ):
-        return False
-    inside = _tests(loop.node, guard.test)
-    return not names & varying and (inside or all(name.startswith("self") for name in names))

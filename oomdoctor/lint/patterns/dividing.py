@@ -67,9 +67,14 @@ def _is_reckoned_with(found: Accumulation) -> bool:
                 if text_of(right) == found.period and ".item()" not in text_of(left):
                     return True
             case ast.BinOp(left=left, op=ast.Mult(), right=right):
-                if found.period in (text_of(left), text_of(right)):
+                if _is_shown(left, right, found.period) or _is_shown(right, left, found.period):
                     return True
     return False
+
+
+def _is_shown(loss: ast.expr, times: ast.expr, period: str) -> bool:
+    """Whether a loss is multiplied by the accumulation steps, for the log: it had been divided by them."""
+    return text_of(times) == period and ("loss" in text_of(loss).lower() or ".item()" in text_of(loss))
 
 
 def _gives_only_flags(call: ast.Call) -> bool:

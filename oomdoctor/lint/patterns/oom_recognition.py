@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from oomdoctor.lint.code.functions import Module
+    from oomdoctor.lint.code.functions import Function, Module
 
 OOM_WORDS: Final = ("OutOfMemory", "ut of memory", "UT OF MEMORY", "UT_OF_MEMORY", "_oom", "oom_error", "out_of_memory")
 """A file without any of these recognises no OOM."""
@@ -39,10 +39,12 @@ class Recognition:
     Attributes:
         module: The file.
         constants: What names at the top of the file, and local ones, stand for.
+        predicates: Whether the file's function of this name tells OOM from the rest, as far as it was asked.
     """
 
     module: Module
     constants: dict[str, ast.expr] = field(default_factory=dict)
+    predicates: dict[str, bool] = field(default_factory=dict)
 
     @classmethod
     def of(cls, module: Module) -> Recognition:
@@ -52,7 +54,7 @@ class Recognition:
     def within(self, holder: ast.AST) -> Recognition:
         """The same with the names that are set below `holder`, at whatever depth."""
         found = dict(_assigned(ast.walk(holder)))
-        return Recognition(self.module, {**self.constants, **found}) if found else self
+        return Recognition(self.module, {**self.constants, **found}, self.predicates) if found else self
 
     def is_type(self, node: ast.expr | None) -> bool:
         """Whether an expression is, or has among others, the type of error that PyTorch raises for OOM."""
@@ -143,12 +145,17 @@ class Recognition:
 
     def _is_predicate(self, name: str) -> bool:
         """Whether a function of the file tells OOM from the rest: what it returns looks at the type or the text."""
-        for function in self.module.functions:
-            if function.name == name and len(function.node.body) <= _SHORT:
-                inner = self.within(function.node)
-                values = [node.value for node in ast.walk(function.node) if isinstance(node, ast.Return)]
-                return any(value is not None and (inner.has_texts(value) or mentions_type(value)) for value in values)
-        return False
+        if not self.predicates:
+            self.predicates.update({function.name: False for function in self.module.functions})
+            self.predicates.update({function.name: True for function in self.module.functions if self._tells(function)})
+        return self.predicates.get(name, False)
+
+    def _tells(self, function: Function) -> bool:
+        if len(function.node.body) > _SHORT:
+            return False
+        inner = self.within(function.node)
+        values = [node.value for node in ast.walk(function.node) if isinstance(node, ast.Return)]
+        return any(value is not None and (inner.has_texts(value) or mentions_type(value)) for value in values)
 
 
 def mentions_type(holder: ast.AST) -> bool:

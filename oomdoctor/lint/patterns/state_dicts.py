@@ -25,16 +25,21 @@ class Alias:
     """`best = model.state_dict()`.
 
     Attributes:
-        name: Source text of what it is assigned to.
+        target: What it is assigned to.
         model: Source text of the model.
-        statement: The assignment.
+        value: What is assigned.
         scope: The function or the module that it stands in.
     """
 
-    name: str
+    target: ast.expr
     model: str
-    statement: ast.Assign
+    value: ast.expr
     scope: ast.AST
+
+    @property
+    def name(self) -> str:
+        """Source text of what it is assigned to."""
+        return ast.unparse(self.target)
 
     def loads(self, module: Module, parents: Parents) -> Iterator[ast.Call]:
         """Each `model.load_state_dict(best)` of the file."""
@@ -44,7 +49,7 @@ class Alias:
 
     def _reaches(self, load: ast.AST, parents: Parents) -> bool:
         """Whether the name means the same there: an attribute anywhere, a local in its function and around it."""
-        if isinstance(self.statement.targets[0], ast.Attribute):
+        if self.is_attribute():
             return True
         scope = scope_of(load, parents)
         outer = [self.scope, *(node for node in above(self.scope, parents) if _is_shared(self.name, self.scope))]
@@ -52,16 +57,26 @@ class Alias:
 
     def is_attribute(self) -> bool:
         """Whether it is kept in an object."""
-        return isinstance(self.statement.targets[0], ast.Attribute)
+        return isinstance(self.target, ast.Attribute)
 
 
 def aliases(module: Module, parents: Parents) -> Iterator[Alias]:
     """Each assignment in a file that gives a name to a state dict whose tensors are the model's own."""
     for node in ast.walk(module.tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            model = aliased_model(node.value)
+        for target, value in _pairs(node):
+            model = aliased_model(value)
             if model is not None:
-                yield Alias(ast.unparse(node.targets[0]), model, node, scope_of(node, parents))
+                yield Alias(target, model, value, scope_of(node, parents))
+
+
+def _pairs(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+    """What an assignment assigns, and to what; `best, state = score, model.state_dict()` does it twice."""
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return []
+    target, value = node.targets[0], node.value
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        return list(zip(target.elts, value.elts, strict=True))
+    return [(target, value)]
 
 
 def aliased_model(node: ast.expr) -> str | None:
@@ -150,9 +165,14 @@ def is_copied_later(alias: Alias) -> bool:
     """Whether the name is later set to a copy of what it holds: `best = copy.deepcopy(best)`."""
     return any(
         isinstance(node, ast.Assign)
-        and node is not alias.statement
         and alias.name in map(ast.unparse, targets_of(node))
         and aliased_model(node.value) is None
-        and alias.name in ast.unparse(node.value)
+        and _reads(node.value, alias)
         for node in own_nodes(alias.scope)
     )
+
+
+def _reads(value: ast.expr, alias: Alias) -> bool:
+    nodes = list(ast.walk(value))
+    named = (node for node in nodes if isinstance(node, ast.Name | ast.Attribute))
+    return alias.value not in nodes and any(ast.unparse(node) == alias.name for node in named)

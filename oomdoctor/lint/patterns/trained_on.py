@@ -11,13 +11,11 @@ from oomdoctor.lint.patterns.syntax import own_nodes, targets_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.lint.code.functions import Module
     from oomdoctor.lint.flow.events import Event
     from oomdoctor.lint.flow.values import Value
     from oomdoctor.lint.patterns.keeping import Kept
 
 _GRAPHLESS: Final = frozenset({"item", "detach", "len", "float", "numpy", "tolist", "argmax", "print"})
-_TAKERS: Final = frozenset({"append", "extend", "add", "put", "insert", "clear", "update", "appendleft"})
 
 
 def is_trained_on(kept: Kept) -> bool:
@@ -26,11 +24,7 @@ def is_trained_on(kept: Kept) -> bool:
     passes = [other.value for other in kept.run.of(Act.BACKWARD, Act.AUTOGRAD)]
     if any(value.comes_from(whole) for value in passes for whole in _wholes(event)):
         return True
-    if own_backward(kept):
-        return False
-    if any(value.comes_from(event.value) for value in passes):
-        return True
-    return event.target_value.identity <= 0 and _is_read_for_training(kept)
+    return not own_backward(kept) and any(value.comes_from(event.value) for value in passes)
 
 
 def _wholes(event: Event) -> Iterator[Value]:
@@ -47,31 +41,6 @@ def own_backward(kept: Kept) -> bool:
     within = kept.run.of(Act.BACKWARD, Act.AUTOGRAD, within=kept.loop)
     return any(
         value.comes_from(other.value) or other.value.comes_from(value) for other in within if other.value.identity
-    )
-
-
-def _is_read_for_training(kept: Kept) -> bool:
-    """Whether something of the target's last name is read, other than to add to it, where a backward pass is made."""
-    name = kept.event.target.partition("[")[0].rpartition(".")[2]
-    return bool(name) and any(_reads(function, name) for function in _with_backward(kept.event.module))
-
-
-def _with_backward(module: Module) -> Iterator[ast.AST]:
-    for function in module.functions:
-        if any(
-            isinstance(node, ast.Attribute) and node.attr in ("backward", "grad") for node in ast.walk(function.node)
-        ):
-            yield function.node
-
-
-def _reads(function: ast.AST, name: str) -> bool:
-    taken = {id(node.value) for node in ast.walk(function) if isinstance(node, ast.Attribute) and node.attr in _TAKERS}
-    return any(
-        getattr(node, "attr", getattr(node, "id", None)) == name
-        and isinstance(node, ast.Attribute | ast.Name)
-        and isinstance(node.ctx, ast.Load)
-        and id(node) not in taken
-        for node in ast.walk(function)
     )
 
 

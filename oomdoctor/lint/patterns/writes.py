@@ -43,7 +43,7 @@ def writes(nodes: Sequence[ast.AST]) -> list[Write]:
     return [write for node in nodes for write in _written_in(node)]
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)
 def _written_in(node: ast.AST) -> tuple[Write, ...]:
     """What one node writes; every rule about accumulation asks again."""
     return tuple(write for inner in ast.walk(node) for write in _written(inner))
@@ -90,7 +90,7 @@ def _written(node: ast.AST) -> Iterator[Write]:
             yield from _to_target(node, target, value)
         case ast.NamedExpr(target=target, value=value):
             yield Write(node, target.id, value)
-        case ast.AugAssign(target=ast.Name() | ast.Attribute() as target, op=op, value=value):
+        case ast.AugAssign(target=ast.Name() | ast.Attribute() | ast.Subscript() as target, op=op, value=value):
             yield Write(node, text_of(target), added=_number(value) if isinstance(op, ast.Add) else None)
         case ast.For(target=target) | ast.AsyncFor(target=target) | ast.comprehension(target=target):
             yield from (Write(node, name) for name in _names(target))
@@ -101,7 +101,7 @@ def _written(node: ast.AST) -> Iterator[Write]:
 
 
 def _to_target(node: ast.AST, target: ast.expr, value: ast.expr) -> Iterator[Write]:
-    if isinstance(target, ast.Name | ast.Attribute):
+    if isinstance(target, ast.Name | ast.Attribute | ast.Subscript):
         text = text_of(target)
         yield Write(node, text, value, _added(text, value))
         return
@@ -125,7 +125,7 @@ def _added(text: str, value: ast.expr) -> int | None:
     match value:
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             for side, other in ((left, right), (right, left)):
-                if isinstance(side, ast.Name | ast.Attribute) and text_of(side) == text:
+                if isinstance(side, ast.Name | ast.Attribute | ast.Subscript) and text_of(side) == text:
                     return _number(other)
     return None
 
@@ -140,4 +140,4 @@ def _names(target: ast.expr) -> list[str]:
         return [name for inner in target.elts for name in _names(inner)]
     if isinstance(target, ast.Starred):
         return _names(target.value)
-    return [text_of(target)] if isinstance(target, ast.Name | ast.Attribute) else []
+    return [text_of(target)] if isinstance(target, ast.Name | ast.Attribute | ast.Subscript) else []

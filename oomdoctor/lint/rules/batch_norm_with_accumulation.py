@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.flow.context import Gradients
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from oomdoctor.lint.code.functions import Class, Module
     from oomdoctor.lint.flow.events import Event, Run
     from oomdoctor.lint.flow.values import Value
+    from oomdoctor.lint.patterns.accumulation import Accumulation
     from oomdoctor.lint.rule import Subject
 
 _NORM: Final = re.compile(r"(?:^|\.)(?:Lazy)?BatchNorm[123]d$")
@@ -39,8 +41,12 @@ def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for found in accumulations(run):
             for event in run.of(Act.FORWARD, within=found.loop):
-                if any(backward.value.comes_from(event.result) for backward in found.backwards):
+                if event.context.gradients is not Gradients.OFF and _is_trained(event, found):
                     yield from _judge(run, event)
+
+
+def _is_trained(event: Event, found: Accumulation) -> bool:
+    return any(backward.value.comes_from(event.result) for backward in found.backwards)
 
 
 def _judge(run: Run, event: Event) -> Iterator[Hit]:

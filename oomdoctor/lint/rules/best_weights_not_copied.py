@@ -30,7 +30,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
         loads = alias.loads(module, parents)
         if not is_copied_later(alias) and any(_restores_nothing(subject, alias, load, parents) for load in loads):
             yield Hit(
-                alias.statement,
+                alias.target,
                 module,
                 f"`{alias.name}` holds the tensors of `{alias.model}` itself, which training changes: "
                 "loading it later restores nothing",
@@ -42,14 +42,14 @@ def _restores_nothing(subject: Subject, alias: Alias, load: ast.Call, parents: P
     """Whether the same model trains between the assignment and the loading."""
     if scope_of(load, parents) is not alias.scope:
         return _trains(subject, subject.module.tree, None) and not _is_replaced(alias, parents)
-    first, last = lines_between(alias.statement, load, parents)
+    first, last = lines_between(alias.target, load, parents)
     return _trains(subject, alias.scope, (first, last)) and not is_set_again(alias.model, alias.scope, first)
 
 
 def _is_replaced(alias: Alias, parents: Parents) -> bool:
     """Whether the model's name may mean another model by then."""
     around = [alias.scope] if alias.is_attribute() else [alias.scope, scope_of(alias.scope, parents)]
-    return any(is_set_again(alias.model, scope, alias.statement.lineno) for scope in around)
+    return any(is_set_again(alias.model, scope, alias.target.lineno) for scope in around)
 
 
 def _trains(subject: Subject, scope: ast.AST, lines: tuple[int, int] | None) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.iterations import exclude, implies, shared_loop
+from oomdoctor.lint.patterns.iterations import exclude, implies, shared_loop, start_of
 from oomdoctor.lint.patterns.scaling import optimizer_of, takes_closure
 from oomdoctor.lint.patterns.surroundings import calls_between, is_used, same_place
 from oomdoctor.lint.rule import Hit, Rule
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from oomdoctor.lint.flow.events import Event, Run
     from oomdoctor.lint.rule import Subject
 
+_STEPS: Final = re.compile(r"step|apply|optim", re.IGNORECASE)
 _ON_GRADIENTS: Final = (Act.BACKWARD, Act.AUTOGRAD, Act.STEP, Act.ZERO_GRAD)
 
 
@@ -54,7 +57,7 @@ def _judge(run: Run, clip: Event, loop: Loop) -> Iterator[Hit]:
     last = before[-1] if before else after[-1]
     following = after[0] if after else before[0]
     name = text_of(clip.call.func) if clip.call is not None else "clip_grad_norm_"
-    if last.act is Act.STEP and following.act is Act.ZERO_GRAD and _surely(clip, last, following, loop):
+    if last.act is Act.STEP and following.act is Act.ZERO_GRAD and _is_late(run, clip, (last, following), loop):
         message = f"`{name}` comes after `{optimizer_of(last)}` has stepped: the gradients are thrown away next"
         yield Hit.at(clip, message, help="clip between the backward pass and the step")
     elif before and _finds_nothing(clip, last, following, run) and implies(clip, last, loop):
@@ -69,9 +72,18 @@ def _finds_nothing(clip: Event, last: Event, following: Event, run: Run) -> bool
     return same_place(last, clip) and not any(calls_between(last, clip, run))
 
 
-def _surely(clip: Event, before: Event, zero: Event, loop: Loop) -> bool:
-    """Whether the step or `zero_grad` before it, and `zero_grad`, happen in each iteration in which it is clipped."""
-    return implies(clip, before, loop) and implies(clip, zero, loop)
+def _is_late(run: Run, clip: Event, around: tuple[Event, Event], loop: Loop) -> bool:
+    """Whether the step before it and `zero_grad` after it happen whenever it does, and no step is hidden between."""
+    known = {id(event.node) for event in run.events if event.act is not Act.CALL}
+    known |= {id(frame.call) for event in run.events for frame in event.context.frames}
+    hidden = (
+        node
+        for node in ast.walk(loop.node)
+        if isinstance(node, ast.Call) and id(node) not in known and start_of(node) > start_of(clip.node)
+    )
+    return all(implies(clip, event, loop) for event in around) and not any(
+        _STEPS.search(text_of(node.func)) for node in hidden
+    )
 
 
 RULE = Rule(

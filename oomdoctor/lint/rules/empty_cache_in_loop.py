@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.lint.flow.context import Gradients
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.iterations import conditions, implies, place_beside
+from oomdoctor.lint.patterns.iterations import conditions, place_beside
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -28,7 +28,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
         for loop in run.training_loops():
             marks = [mark for mark in run.of(Act.BACKWARD, Act.STEP, within=loop) if mark.context.loops[-1] is loop]
             for event in run.of(Act.EMPTY_CACHE, within=loop):
-                if marks and event.context.loops[-1] is loop and not _is_rare(event, marks, loop):
+                if marks and not _is_rare(event, marks, loop):
                     yield _hit(event, marks[0], run)
 
 
@@ -36,8 +36,6 @@ def _is_rare(event: Event, marks: list[Event], loop: Loop) -> bool:
     """Whether it waits for more than the optimizer's step does: every so many steps, a flag, an error."""
     if event.context.handlers or event.context.gradients is not Gradients.ON:
         return True
-    if any(implies(mark, event, loop) for mark in marks):
-        return False
     expected = {text for mark in marks for text in conditions(mark.context.guards_in(loop))}
     own = conditions(event.context.guards_in(loop))
     return any(text not in expected and not _ON_THE_GPU.search(text) for text in own)

@@ -37,18 +37,12 @@ def _in_run(run: Run) -> Iterator[Hit]:
     reported: list[Loop] = []
     for event in run.of(Act.FORWARD):
         loop = innermost(event.context, loops)
-        if loop is None or any(loop is other for other in reported) or not _records(event):
+        if loop is None or any(loop is other for other in reported) or event.result.graph is not Graph.YES:
             continue
         if is_evaluation(run, event, loop) and not _is_wanted(run, event, loop):
             reported.append(loop)
             if gradients_by_callers(event) in (None, Gradients.ON):
                 yield _hit(run, event, loop)
-
-
-def _records(event: Event) -> bool:
-    """Whether the pass certainly builds a graph that the code itself is in charge of."""
-    context = event.context
-    return context.gradients is Gradients.ON and context.managed is None and event.result.graph is Graph.YES
 
 
 def _is_wanted(run: Run, event: Event, loop: Loop) -> bool:

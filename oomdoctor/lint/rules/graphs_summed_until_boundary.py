@@ -69,7 +69,7 @@ def _is_at_boundary(event: Event, loop: Loop) -> bool:
     for guard in event.context.guards_in(loop):
         counters = set_back(Place(guard.test, loop, (), loop.node))
         boundary = boundary_of(guard.test, holds=guard.holds, set_back=counters)
-        if boundary is not None and not boundary.by_framework and boundary.period != "1":
+        if boundary is not None:
             return True
     return False
 

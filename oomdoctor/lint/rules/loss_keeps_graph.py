@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from oomdoctor.lint.patterns.keeping import Kept
     from oomdoctor.lint.rule import Edit, Subject
 
+_RUN_BY: Final = frozenset({"lightning", "transformers", "ignite"})  # what a step gives, these take apart
+
 
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for kept in kept_over_batches(run):
-            if kept.event.value.graph is Graph.YES and kept.event.context.managed is None:
+            if kept.event.value.graph is Graph.YES and kept.event.context.managed not in _RUN_BY:
                 yield from _judged(kept)
 
 
@@ -62,8 +64,7 @@ def _is_lost(kept: Kept) -> bool:
     """Whether nobody can be going to make a backward pass of what never got one here."""
     if any(is_evaluation(kept.run, event, kept.loop) for event in kept.forwards()):
         return True
-    is_local = "." not in kept.event.target and not kept.takes_slices()
-    return is_local and not is_given_back(kept)
+    return "." not in kept.event.target and not is_given_back(kept)
 
 
 def _severity(*, went_back: bool, is_forgotten: bool) -> Severity:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.patterns.oom_handlers import always_raises, attempts, enclosing, running
@@ -26,27 +27,48 @@ _HELP: Final = (
 )
 
 
+@dataclass(slots=True)
+class _File:
+    """One file, and which parts of it are known to tell OOM in more than one way.
+
+    Attributes:
+        module: The file.
+        recognition: How it recognises OOM.
+        thorough: Answers so far, by the part's identity.
+    """
+
+    module: Module
+    recognition: Recognition
+    thorough: dict[int, bool] = field(default_factory=dict)
+
+    def knows_more(self, scope: ast.AST) -> bool:
+        """Whether a part of the file looks at the error's type too, or for a second text."""
+        if id(scope) not in self.thorough:
+            inner = self.recognition.within(scope)
+            self.thorough[id(scope)] = mentions_type(scope) or len(inner.tested_texts(scope)) > 1
+        return self.thorough[id(scope)]
+
+
 def _check(subject: Subject) -> Iterator[Hit]:
-    module = subject.module
-    recognition = Recognition.of(module)
-    for attempt in attempts(module):
+    file = _File(subject.module, Recognition.of(subject.module))
+    for attempt in attempts(file.module):
         for handler in attempt.handlers:
-            if not recognition.is_type(handler.type):
-                yield from _in_handler(module, recognition, handler)
-    for function in module.functions:
-        yield from _in_predicate(function, recognition)
+            if not file.recognition.is_type(handler.type) and file.recognition.has_texts(handler):
+                yield from _in_handler(file, handler)
+    for function in file.module.functions:
+        yield from _in_predicate(file, function)
 
 
-def _in_handler(module: Module, recognition: Recognition, handler: ast.ExceptHandler) -> Iterator[Hit]:
+def _in_handler(file: _File, handler: ast.ExceptHandler) -> Iterator[Hit]:
     """Tests of the error that a handler caught; where it raises either way, they only choose the words."""
     if always_raises(handler.body):
         return
-    function = enclosing(module, handler)
-    scope = module.tree if function is None else function.node
-    yield from _single(module, recognition.within(handler), handler, {handler.name} if handler.name else set(), scope)
+    function = enclosing(file.module, handler)
+    scope = file.module.tree if function is None else function.node
+    yield from _single(file, handler, {handler.name} if handler.name else set(), scope)
 
 
-def _in_predicate(function: Function, recognition: Recognition) -> Iterator[Hit]:
+def _in_predicate(file: _File, function: Function) -> Iterator[Hit]:
     """Tests of an error that a function is given; others in the file may know the other wordings."""
     arguments = function.node.args
     named = {
@@ -55,30 +77,28 @@ def _in_predicate(function: Function, recognition: Recognition) -> Iterator[Hit]
         if _ERROR_NAME.search(argument.arg) or _is_error(argument.annotation)
     }
     if named:
-        yield from _single(
-            function.module, recognition.within(function.node), function.node, named, function.module.tree
-        )
+        yield from _single(file, function.node, named, file.module.tree)
 
 
 def _is_error(annotation: ast.expr | None) -> bool:
     return isinstance(annotation, ast.Name) and annotation.id.endswith(("Error", "Exception"))
 
 
-def _single(
-    module: Module, recognition: Recognition, holder: ast.AST, errors: set[str], scope: ast.AST
-) -> Iterator[Hit]:
+def _single(file: _File, holder: ast.AST, errors: set[str], scope: ast.AST) -> Iterator[Hit]:
     """The tests below `holder`, unless `scope` knows the type or a second text."""
+    recognition = file.recognition.within(holder)
     children = [inner for child in ast.iter_child_nodes(holder) for inner in running(child)]
     tests = [
         node for node in children if recognition.is_text_test(node) and _of_an_error(node, recognition, errors, holder)
     ]
-    if not tests or mentions_type(scope) or len(recognition.tested_texts(scope)) > 1:
+    if not tests or file.knows_more(scope):
         return
     if any(isinstance(node, ast.Call) and recognition.asks_a_predicate(node) for node in children):
         return
+    inside = {id(inner) for test in tests for inner in ast.walk(test) if inner is not test}
     for test in tests:
-        if not any(test is not other and _holds(other, test) for other in tests):
-            yield _hit(module, recognition, test)
+        if id(test) not in inside:
+            yield _hit(file.module, recognition, test)
 
 
 def _hit(module: Module, recognition: Recognition, test: ast.AST) -> Hit:
@@ -86,10 +106,6 @@ def _hit(module: Module, recognition: Recognition, test: ast.AST) -> Hit:
     severity = None if _ONE_DEVICE.search(text) else Severity.NOTE
     shown = next((found for found in recognition.texts_in(test) if found.lower() == text), text)
     return Hit(test, module, f"memory that ran out is recognised by the one text `{shown}`", _HELP, severity)
-
-
-def _holds(outer: ast.AST, inner: ast.AST) -> bool:
-    return any(node is inner for node in ast.walk(outer))
 
 
 def _of_an_error(test: ast.AST, recognition: Recognition, errors: set[str], holder: ast.AST) -> bool:

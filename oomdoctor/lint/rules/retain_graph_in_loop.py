@@ -118,7 +118,15 @@ def _takes_over(run: Run, event: Event) -> bool:
     used = set(_operands(event, loop))
     if any(loop.values.get(text, UNKNOWN).kind is not Kind.NUMBER for text in used & carried(loop)):
         return True
-    return any(_may_have_graph(loop.values.get(text), loop) for text in used - stored_in(loop))
+    return any(_reaches_back(text, loop) for text in used - stored_in(loop))
+
+
+def _reaches_back(text: str, loop: Loop) -> bool:
+    """Whether something from before the loop may hang on a graph, or is a part such as `.T` of what does."""
+    whole = loop.values.get(text.rpartition(".")[0])
+    if text not in loop.values and whole is not None:
+        return whole.kind is Kind.TENSOR and whole.graph is Graph.YES
+    return _may_have_graph(loop.values.get(text), loop)
 
 
 def _remembers(model: Value) -> bool:
@@ -146,17 +154,14 @@ def _operands(event: Event, loop: Loop) -> Iterator[str]:
 
 def _operands_of(expression: ast.expr) -> Iterator[str]:
     for node in ast.walk(expression):
-        parts: list[ast.expr] = []
-        if isinstance(node, ast.BinOp):
-            parts = [node.left, node.right]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr not in _MOVES:
-            parts = [*node.args, *(keyword.value for keyword in node.keywords), node.func.value]
-        elif isinstance(node, ast.Call):
-            parts = [*node.args, *(keyword.value for keyword in node.keywords)]
+        parts: list[ast.expr] = [node.left, node.right] if isinstance(node, ast.BinOp) else []
+        if isinstance(node, ast.Call):
+            function = node.func
+            parts = [function.value] if isinstance(function, ast.Attribute) else []
+            if not (isinstance(function, ast.Attribute) and function.attr in _MOVES):
+                parts += [*node.args, *(keyword.value for keyword in node.keywords)]
         for part in parts:
-            inner = part.value if isinstance(part, ast.Starred) else part
-            if isinstance(inner, ast.Name | ast.Attribute | ast.Subscript):
-                yield base_of(inner) or ""
+            yield base_of(part.value if isinstance(part, ast.Starred) else part) or ""
 
 
 def _may_have_graph(value: Value | None, loop: Loop) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
-from oomdoctor.lint.patterns.iterations import stored_in, within
+from oomdoctor.lint.patterns.iterations import stored_in
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -78,14 +78,8 @@ def _token_mean(run: Run, event: Event, loop: Loop) -> str | None:
 
 def _is_of_batch(text: str, loop: Loop) -> bool:
     """Whether what a loss is divided by is counted anew in each iteration, or in a helper that it calls."""
-    if _added_up(text, loop):
-        return False
     names = set(re.findall(r"[A-Za-z_]\w*", text)) - {"sum", "float", "max", "clamp", "item", "ne"}
     return bool(names & stored_in(loop)) or not names & set(loop.values)
-
-
-def _added_up(text: str, loop: Loop) -> bool:
-    return any(isinstance(node, ast.AugAssign) and text_of(node.target) == text for node in ast.walk(loop.node))
 
 
 def _entropies(run: Run, event: Event, loop: Loop) -> Iterator[tuple[ast.Call, Module]]:
@@ -95,7 +89,7 @@ def _entropies(run: Run, event: Event, loop: Loop) -> Iterator[tuple[ast.Call, M
             yield made.call, made.module
     criteria = dict(_criteria(event.module))
     for node in ast.walk(loop.node):
-        if isinstance(node, ast.Call) and text_of(node.func) in criteria and within(node, loop.node):
+        if isinstance(node, ast.Call) and text_of(node.func) in criteria:
             yield criteria[text_of(node.func)], event.module
 
 

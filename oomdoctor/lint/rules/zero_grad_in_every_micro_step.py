@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 def _check(looked_at: Subject) -> Iterator[Hit]:
     for run in looked_at.runs:
         for found in accumulations(run):
-            if not handles_gradients(run.module):
-                yield from _judged(found)
+            hits = list(_judged(found))
+            if hits and not handles_gradients(run.module):
+                yield from hits
 
 
 def _judged(found: Accumulation) -> Iterator[Hit]:
