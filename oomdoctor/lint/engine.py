@@ -129,7 +129,8 @@ class _Pass:
     collected: Collected = field(default_factory=Collected)
     counts: Counter[str] = field(default_factory=Counter)
     digests: dict[str, bytes] = field(default_factory=dict)
-    projects: dict[Path, Project] = field(default_factory=dict)
+    roots: dict[Path, Path] = field(default_factory=dict)
+    project: Project | None = None
     by_path: dict[Path, File] = field(default_factory=dict)
 
     def run(self) -> Linted:
@@ -160,13 +161,15 @@ class _Pass:
     def _check(self, file: File, place: Path, document: Document) -> None:
         if isinstance(document, Notebook):
             self.found.unreadable += [_unreadable(file, error) for error in document.broken]
-        module = parse(document.text, place, self._project(place))
+        project = self._project(place)
+        module = parse(document.text, place, project)
         self.counts["files"] += 1
         self.counts["lines"] += document.text.count("\n")
         try:
             self._collect(file, module, document)
         finally:
             module.close()  # its parts refer to each other, and nothing else would free them
+            project.tidy()
         self.collector.done(len(document.text))
 
     def _collect(self, file: File, module: Module, document: Document) -> None:
@@ -192,10 +195,13 @@ class _Pass:
         return View.of(file, module, document, frozenset().union(*ignored))
 
     def _project(self, place: Path) -> Project:
-        if place.parent not in self.projects:
-            root = repository_of(place.parent) or place.parent
-            self.projects[place.parent] = self.projects.setdefault(root, Project(root, self.inputs.overlay))
-        return self.projects[place.parent]
+        """The repository around a file, or the package; files come in order, so one at a time is enough."""
+        if place.parent not in self.roots:
+            self.roots[place.parent] = repository_of(place.parent) or _import_root(place.parent)
+        root = self.roots[place.parent]
+        if self.project is None or self.project.root != root:
+            self.project = Project(root, self.inputs.overlay)
+        return self.project
 
     def _result(self) -> LintResult:
         return LintResult(
@@ -218,6 +224,13 @@ class _Pass:
         for file in self.found.files:
             if file.shown in by_path:
                 yield Fixable(file, self.digests[file.shown], tuple(by_path.pop(file.shown)))
+
+
+def _import_root(folder: Path) -> Path:
+    """The folder from which a package is imported: the first one up that is no package itself."""
+    while (folder / "__init__.py").is_file() and folder.parent != folder:
+        folder = folder.parent
+    return folder
 
 
 def _checked(module: Module, rules: Sequence[Rule]) -> list[tuple[Rule, Hit]]:

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.code.outline import Outline, outline
 from oomdoctor.lint.code.parsing import parse
-from oomdoctor.lint.source import UnreadableError, check_size, decode, read, within
+from oomdoctor.lint.source import UnreadableError, check_size, decode, read, tokens, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from oomdoctor.lint.code.functions import Class, Function, Module
 
-_MOST_CHARACTERS: Final = 100_000
-"""Of the files whose trees are kept: a bound on memory, since parsed code takes 15 times its text, and 900 at worst."""
-_LARGEST_BYTES: Final = 100_000
+_MOST_TOKENS: Final = 100_000
+"""Of the files whose trees are there at once: a bound on memory, 50 MB for what people write and 100 MB at worst."""
+_KEPT_TOKENS: Final = 70_000
+"""Of those that the next file's runs may find there."""
+_LARGEST_BYTES: Final = 256 * 1024
 """Of a file that a call is followed into; larger ones hold data."""
 _MOST_LINKS: Final = 4
 """Files that pass a name on to one another."""
@@ -55,6 +57,9 @@ class Project:
         self._overlay = overlay or {}
         self._outlines: dict[Path, Outline] = {}
         self._modules: OrderedDict[Path, Module] = OrderedDict()
+        self._sizes: dict[Path, int] = {}
+        self._in_use = 0
+        self._refused: set[Path] = set()
         self._found: dict[tuple[str, Path], Path | None] = {}
         self._places: dict[tuple[str, Path], tuple[Path, str] | None] = {}
         self._files: list[Path] | None = None
@@ -169,8 +174,11 @@ class Project:
         if path in self._modules:
             self._modules.move_to_end(path)
             return self._modules[path]
+        if path in self._refused:
+            return None
         text = self._text(path)
-        if text is None:
+        if text is None or not self._fits(path, text):
+            self._refused.add(path)
             return None
         try:
             module = parse(text, path, self)
@@ -178,9 +186,21 @@ class Project:
             self._outlines[path] = _EMPTY
             return None
         self._modules[path] = module
-        while len(self._modules) > 1 and sum(len(each.text) for each in self._modules.values()) > _MOST_CHARACTERS:
-            self._modules.popitem(last=False)
+        self._in_use += self._sizes[path]
         return module
+
+    def _fits(self, path: Path, text: str) -> bool:
+        if path not in self._sizes:
+            self._sizes[path] = tokens(text)
+        return self._in_use + self._sizes[path] <= _MOST_TOKENS
+
+    def tidy(self) -> None:
+        """Make room for the next file's runs: those of the last one hold no part of other files any more."""
+        while self._in_use > _KEPT_TOKENS:
+            path, module = self._modules.popitem(last=False)
+            self._in_use -= self._sizes[path]
+            module.close()
+        self._refused.clear()
 
     def _text(self, path: Path) -> str | None:
         data = self._overlay.get(path)

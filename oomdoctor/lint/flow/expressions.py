@@ -199,16 +199,28 @@ def _subscript(state: State, node: ast.Subscript) -> Value:
         return part_of(node, owner, index if isinstance(index, str) else None)
     if owner.kind in (Kind.OPTIMIZER, Kind.MODEL, Kind.SCHEDULER):
         return owner
+    if owner.kind is Kind.CONTAINER and owner.made_from:
+        return _element_of(node, owner)
     return _guessed(state, node, text) if text is not None else UNKNOWN
 
 
+def _element_of(node: ast.expr, owner: Value) -> Value:
+    """One of what a list holds: it comes from what was put there."""
+    return Value(graph=owner.graph, device=owner.device, node=node, made_from=sources((owner,)), is_loss=owner.is_loss)
+
+
+_MANY: Final = 8  # constants in a list: data
+
+
 def _display(state: State, node: ast.List | ast.Tuple | ast.Set) -> Value:
+    if len(node.elts) > _MANY and all(isinstance(element, ast.Constant) for element in node.elts):
+        return Value(kind=Kind.CONTAINER, graph=Graph.NO, node=node)
     return container(node, tuple([evaluate(state, element) for element in node.elts]))
 
 
 def _dictionary(state: State, node: ast.Dict) -> Value:
     for key in node.keys:
-        if key is not None:
+        if key is not None and not isinstance(key, ast.Constant):
             evaluate(state, key)
     return container(node, tuple([evaluate(state, value) for value in node.values]))
 

@@ -50,9 +50,21 @@ def _add_fields(state: State, method: Function, found: Names) -> None:
     )
     for argument in method.node.args.args:
         quiet.names[argument.arg] = Value(kind=guess(argument.arg, state.uses(argument.arg)))
+    is_constructor = method.name == "__init__"
     for assignment in _assignments(method.node.body):
         for target in assignment.targets:
-            _add_target(quiet, target, evaluate(quiet, assignment.value), found)
+            if _is_wanted(target, found, is_constructor=is_constructor):
+                _add_target(quiet, target, evaluate(quiet, assignment.value), found)
+
+
+def _is_wanted(target: ast.expr, found: Names, *, is_constructor: bool) -> bool:
+    """Whether an assignment can say something new; of local names only a constructor's lead to attributes often."""
+    if isinstance(target, ast.Tuple):
+        return any(_is_wanted(inner, found, is_constructor=is_constructor) for inner in target.elts)
+    if isinstance(target, ast.Attribute):
+        before = found.get(text_of(target))
+        return before is None or before.kind in (Kind.UNKNOWN, Kind.NONE)
+    return is_constructor and isinstance(target, ast.Name)
 
 
 def _not_followed(state: State, function: Function, call: ast.Call | None, given: object) -> Value:

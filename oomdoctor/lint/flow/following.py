@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.annotations import of_annotation
 from oomdoctor.lint.flow.context import Frame, Gradients
+from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.fields import fields_of
 from oomdoctor.lint.flow.gradients import of_function
 from oomdoctor.lint.flow.guessing import guess
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from oomdoctor.lint.code.functions import Function
 
 _SELF: Final = "self."
-_MOST_FOLLOWED: Final = 8
+_UNIMPORTANT: Final = frozenset({Act.CALL, Act.TO_HOST, Act.FORGET})
+"""What is noted once for a function in which nothing else happens, not each time it is called."""
+_MOST_FOLLOWED: Final = 5
 """Times that one function is run for one file: more say nothing new."""
 
 
@@ -36,7 +39,7 @@ def follow(state: State, function: Function, call: ast.Call | None, given: Given
         return replace(silent, node=call, identity=Value().identity, made_from=sources(given.positional))
     happened = len(state.events)
     returned = _run(state, function, call, given)
-    if len(state.events) == happened and not returned.parts:
+    if not returned.parts and all(event.act in _UNIMPORTANT for event in state.events[happened:]):
         state.shared.silent[key] = returned
     return returned
 

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ast
+import re
+from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.values import Kind
 
 if TYPE_CHECKING:
-    import ast
-
     from oomdoctor.lint.code.functions import Module
     from oomdoctor.lint.flow.context import Context, Loop
     from oomdoctor.lint.flow.events import Event, Run
 
+_DATA: Final = re.compile(r"loader|batches$|dataset|data_iter", re.IGNORECASE)
+
 
 def batch_loops(run: Run) -> tuple[Loop, ...]:
     """The loops whose iteration takes a batch: over a loader, or around a backward pass."""
-    found = [loop for loop in run.loops if loop.over_batches]
+    found = [loop for loop in run.loops if loop.over_batches or _goes_over_data(loop)]
     return (*found, *(loop for loop in run.training_loops() if not any(loop is other for other in found)))
+
+
+def _goes_over_data(loop: Loop) -> bool:
+    """Whether what a `for` goes over is named as data: `self.loader.validation()`, `batches[:10]`."""
+    node = loop.node
+    return isinstance(node, ast.For) and any(
+        _DATA.search(getattr(inner, "id", getattr(inner, "attr", ""))) is not None
+        for inner in ast.walk(node.iter)
+        if isinstance(inner, ast.Name | ast.Attribute)
+    )
 
 
 def innermost(context: Context, loops: tuple[Loop, ...]) -> Loop | None:

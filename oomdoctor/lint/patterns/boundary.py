@@ -121,7 +121,8 @@ class _Reader:
             return None
         others = [part for part, boundary in read if boundary is None]
         if isinstance(test.op, ast.Or) is holds:
-            return replace(found[0], includes_last=True)
+            more = any(not _is_about_period(other, found[0].period) for other in others)
+            return replace(found[0], includes_last=found[0].includes_last or more)
         return self._narrowed(found[0], others, holds=holds)
 
     def _narrowed(self, boundary: Boundary, others: list[ast.expr], *, holds: bool) -> Boundary:
@@ -241,6 +242,14 @@ def _bare(test: ast.expr, *, holds: bool) -> tuple[ast.expr, bool]:
                 test = inner
             case _:
                 return test, holds
+
+
+def _is_about_period(test: ast.expr, period: str) -> bool:
+    """Whether a condition only compares the period with a number, as `k == 1 or i % k == 0` does."""
+    match test:
+        case ast.Compare(left=left, ops=[_], comparators=[ast.Constant()]):
+            return text_of(left) == period
+    return False
 
 
 def _is_framework_flag(node: ast.expr) -> bool:

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act, Keeping
+from oomdoctor.lint.flow.state import text_of
 
 if TYPE_CHECKING:
     from oomdoctor.lint.flow.events import Event, Run
@@ -49,7 +50,7 @@ def loads_of(run: Run, event: Event) -> tuple[Event, ...]:
 
 def _argument(loaded: Event) -> str:
     given = loaded.call.args if loaded.call is not None else []
-    return ast.unparse(given[0]) if given else ""
+    return text_of(given[0]) if given else ""
 
 
 def is_only_loaded(run: Run, event: Event) -> bool:

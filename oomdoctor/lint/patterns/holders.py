@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.syntax import above, own_nodes, parents_in, targets_of
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def holder_of(run: Run, event: Event) -> Holder | None:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             target = statement.targets[0]
             is_name = isinstance(target, ast.Name | ast.Attribute)
-            return Holder(ast.unparse(target), node, statement, function, module, depth) if is_name else None
+            return Holder(text_of(target), node, statement, function, module, depth) if is_name else None
         if not isinstance(statement, ast.Return) or not depth:
             return None
         node = frames[depth - 1].call
@@ -93,7 +94,7 @@ def _root(node: ast.expr) -> str | None:
     """`checkpoint` for `checkpoint["model"]` and for `checkpoint.get("model")`."""
     while isinstance(node, ast.Subscript) or _is_get(node):
         node = node.value if isinstance(node, ast.Subscript) else node.func.value  # type: ignore[attr-defined]
-    return ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else None
+    return text_of(node) if isinstance(node, ast.Name | ast.Attribute) else None
 
 
 def _is_get(node: ast.expr) -> bool:
@@ -117,7 +118,7 @@ def _is_released(name: str, since: int, until: int, scope: ast.AST) -> bool:
 def _let_go_of(node: ast.AST) -> list[str]:
     """Names that a statement deletes or gives a new meaning."""
     if isinstance(node, ast.Delete):
-        return [ast.unparse(target) for target in node.targets]
-    if isinstance(node, ast.Assign) and _root(node.value) in {ast.unparse(target) for target in node.targets}:
+        return [text_of(target) for target in node.targets]
+    if isinstance(node, ast.Assign) and _root(node.value) in {text_of(target) for target in node.targets}:
         return []  # `state = state["model"]` keeps the part
-    return [ast.unparse(target) for target in targets_of(node)]
+    return [text_of(target) for target in targets_of(node)]

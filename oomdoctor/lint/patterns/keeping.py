@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act, Keeping
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.flow.values import Kind
 from oomdoctor.lint.patterns.batch_loops import batch_loops, depth_of, seen_at
 
@@ -30,7 +31,7 @@ class Kept:
     Attributes:
         run: Where it happens.
         event: The keeping.
-        loop: The innermost loop over batches whose iterations each add to what is kept.
+        loop: The outermost loop over batches whose iterations each add to what is kept.
     """
 
     run: Run
@@ -83,7 +84,7 @@ def _outlived(event: Event, loops: tuple[Loop, ...]) -> Loop | None:
     if event.outlives is None:
         return None
     first = next(index for index, loop in enumerate(around) if loop is event.outlives)
-    return next((loop for loop in reversed(around[first:]) if _in(loop, loops)), None)
+    return next((loop for loop in around[first:] if _in(loop, loops)), None)
 
 
 def _is_list(loop: Loop, event: Event) -> bool:
@@ -112,7 +113,7 @@ def _adds(event: Event) -> bool:
     value = event.node.value if isinstance(event.node, ast.Assign) else None
     if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Add):
         return False
-    return event.target in {ast.unparse(value.left), ast.unparse(value.right)}
+    return event.target in {text_of(value.left), text_of(value.right)}
 
 
 def _is_of(forgotten: str, target: str) -> bool:

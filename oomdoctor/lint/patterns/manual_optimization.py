@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.context import Loop
-from oomdoctor.lint.flow.events import Event, Run
+from oomdoctor.lint.flow.events import Event, Run, training_loops
 
 if TYPE_CHECKING:
     from oomdoctor.lint.code.functions import Function
@@ -24,7 +24,8 @@ def as_loop(run: Run) -> Run | None:
     if "automatic_optimization" not in run.module.text or len(parameters) <= _INDEX:
         return None
     loop = _around(function, parameters[_INDEX].arg)
-    return Run(run.module, function, tuple(_within(loop, event) for event in run.events), (loop, *run.loops))
+    events = tuple(_within(loop, event) for event in run.events)
+    return Run(run.module, function, events, (loop, *run.loops), training_loops(events))
 
 
 def _around(function: Function, counter: str) -> Loop:

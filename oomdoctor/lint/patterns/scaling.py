@@ -10,11 +10,12 @@ from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.state import text_of
 
 if TYPE_CHECKING:
+    from oomdoctor.lint.code.functions import Module
     from oomdoctor.lint.flow.events import Event, Run
 
-_BY_HAND: Final = re.compile(
-    r"get_scale\(|\._scale\b|\binv\w*scale|\bloss_scale\b|GradScaler\([^)]*enabled\s*=\s*False"
-)
+_BY_HAND: Final = re.compile(r"\._scale\b|\binv\w*scale|\bloss_scale\b|GradScaler\([^)]*enabled\s*=\s*False")
+
+_MULTIPLIES: Final = frozenset({"mul", "mul_", "div", "div_", "true_divide", "true_divide_"})
 
 
 def is_scaled(backward: Event) -> bool:
@@ -54,5 +55,37 @@ def takes_closure(step: Event) -> bool:
 
 
 def scales_by_hand(run: Run, event: Event) -> bool:
-    """Whether the code reads the scale itself, or has a scaler that does nothing."""
-    return any(_BY_HAND.search(module.text) for module in {run.module, event.module})
+    """Whether the code multiplies or divides by the scale itself, or has a scaler that does nothing.
+
+    Asking whether the scale has changed, to tell that a step was skipped, is neither.
+    """
+    modules = {run.module, event.module}
+    return any(_BY_HAND.search(module.text) or _computes_with_scale(module) for module in modules)
+
+
+def _computes_with_scale(module: Module) -> bool:
+    if "get_scale" not in module.text:
+        return False
+    nodes = list(ast.walk(module.tree))
+    names = {
+        text_of(target)
+        for node in nodes
+        if isinstance(node, ast.Assign) and _gives_scale(node.value)
+        for target in node.targets
+    }
+    return any(_gives_scale(part) or text_of(part) in names for node in nodes for part in _factors(node))
+
+
+def _gives_scale(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get_scale"
+
+
+def _factors(node: ast.AST) -> tuple[ast.expr, ...]:
+    """What is multiplied or divided by."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div):
+        return (node.left, node.right)
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mult | ast.Div):
+        return (node.value,)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MULTIPLIES:
+        return tuple(node.args)
+    return ()

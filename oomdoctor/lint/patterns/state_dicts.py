@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.syntax import above, own_nodes, targets_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Alias:
     @property
     def name(self) -> str:
         """Source text of what it is assigned to."""
-        return ast.unparse(self.target)
+        return text_of(self.target)
 
     def loads(self, module: Module, parents: Parents) -> Iterator[ast.Call]:
         """Each `model.load_state_dict(best)` of the file."""
@@ -106,7 +107,7 @@ def _of_comprehension(node: ast.DictComp) -> str | None:
 
 
 def _text(node: ast.expr) -> str | None:
-    return ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else None
+    return text_of(node) if isinstance(node, ast.Name | ast.Attribute) else None
 
 
 def _loads(node: ast.AST, name: str, model: str) -> bool:
@@ -115,7 +116,7 @@ def _loads(node: ast.AST, name: str, model: str) -> bool:
     )
     if not is_load or not node.args:  # type: ignore[attr-defined]
         return False
-    receiver, given = ast.unparse(node.func.value), ast.unparse(node.args[0])  # type: ignore[attr-defined]
+    receiver, given = text_of(node.func.value), text_of(node.args[0])  # type: ignore[attr-defined]
     if receiver.rpartition(".")[2] != model.rpartition(".")[2]:
         return False
     return given == name or ("." in name and "[" not in name and given.rpartition(".")[2] == name.rpartition(".")[2])
@@ -156,16 +157,14 @@ def lines_between(first: ast.AST, second: ast.AST, parents: Parents) -> tuple[in
 def is_set_again(name: str, scope: ast.AST, since: int) -> bool:
     """Whether a function gives a name another meaning from a line on."""
     stored = (node for node in own_nodes(scope) if isinstance(node, ast.Name | ast.Attribute))
-    return any(
-        isinstance(node.ctx, ast.Store) and node.lineno >= since and ast.unparse(node) == name for node in stored
-    )
+    return any(isinstance(node.ctx, ast.Store) and node.lineno >= since and text_of(node) == name for node in stored)
 
 
 def is_copied_later(alias: Alias) -> bool:
     """Whether the name is later set to a copy of what it holds: `best = copy.deepcopy(best)`."""
     return any(
         isinstance(node, ast.Assign)
-        and alias.name in map(ast.unparse, targets_of(node))
+        and alias.name in map(text_of, targets_of(node))
         and aliased_model(node.value) is None
         and _reads(node.value, alias)
         for node in own_nodes(alias.scope)
@@ -175,4 +174,4 @@ def is_copied_later(alias: Alias) -> bool:
 def _reads(value: ast.expr, alias: Alias) -> bool:
     nodes = list(ast.walk(value))
     named = (node for node in nodes if isinstance(node, ast.Name | ast.Attribute))
-    return alias.value not in nodes and any(ast.unparse(node) == alias.name for node in named)
+    return alias.value not in nodes and any(text_of(node) == alias.name for node in named)

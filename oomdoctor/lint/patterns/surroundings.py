@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import end_of, start_of, within
 
@@ -24,6 +25,8 @@ _HARMLESS: Final = frozenset(
     }
 )  # fmt: skip
 """Last parts of names of calls that make no backward pass and touch no gradient but as the events say."""
+
+_LIBRARIES: Final = ("torch.", "numpy.", "math.", "logging.", "time.", "tqdm.", "wandb.", "os.", "random.")
 
 
 def body_of(event: Event) -> ast.AST:
@@ -48,6 +51,21 @@ def is_used(event: Event) -> bool:
     return not (isinstance(statement, ast.Expr) and statement.value is event.node)
 
 
+def explained(*runs: Run) -> set[int]:
+    """Calls of which it is known what they do to gradients: by `id` of their nodes.
+
+    Those are events, calls that were followed, and calls of libraries that leave gradients alone; of a function that
+    is imported from elsewhere nothing is known.
+    """
+    known: set[int] = set()
+    for run in runs:
+        for event in run.events:
+            if event.act is not Act.CALL or event.name.startswith(_LIBRARIES):
+                known.add(id(event.node))
+            known.update(id(frame.call) for frame in event.context.frames)
+    return known
+
+
 def same_place(first: Event, second: Event) -> bool:
     """Whether both lie in one run through one function."""
     one, other = first.context.frames, second.context.frames
@@ -60,7 +78,7 @@ def same_place(first: Event, second: Event) -> bool:
 
 def calls_between(first: Event, second: Event, run: Run) -> Iterator[ast.Call]:
     """Calls after the first and before the second, of one function, that are no events and may do anything."""
-    known = {id(event.node) for event in run.events}
+    known = explained(run)
     begin, end = end_of(first.node), start_of(second.node)
     for node in ast.walk(body_of(first)):
         if not isinstance(node, ast.Call) or id(node) in known or _last(node.func) in _HARMLESS:

@@ -36,12 +36,12 @@ def _wholes(event: Event) -> Iterator[Value]:
 
 
 def own_backward(kept: Kept) -> bool:
-    """Whether the value, or the loss that it is part of, gets a backward pass in the same iteration."""
-    value = kept.event.value
-    within = kept.run.of(Act.BACKWARD, Act.AUTOGRAD, within=kept.loop)
-    return any(
-        value.comes_from(other.value) or other.value.comes_from(value) for other in within if other.value.identity
-    )
+    """Whether the value, or a loss that goes through the same forward passes, gets a backward pass in the iteration."""
+    value, forwards = kept.event.value, kept.forwards()
+    within = [event.value for event in kept.run.of(Act.BACKWARD, Act.AUTOGRAD, within=kept.loop)]
+    if any(value.comes_from(other) or other.comes_from(value) for other in within if other.identity > 0):
+        return True
+    return bool(forwards) and all(any(other.comes_from(made.result) for other in within) for made in forwards)
 
 
 def is_given_back(kept: Kept) -> bool:
@@ -63,12 +63,16 @@ def _statements(function: ast.AST) -> list[ast.stmt]:
 
 def _mentions(node: ast.expr, names: set[str]) -> bool:
     """Whether a graph may come from one of these names into an expression: `x.item()` and `len(x)` bring none."""
-    if isinstance(node, ast.Call):
-        last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if last in _GRAPHLESS:
-            return False
-    return (isinstance(node, ast.Name) and node.id in names) or _in_children(node, names)
+    waiting: list[ast.AST] = [node]
+    while waiting:
+        inner = waiting.pop()
+        if isinstance(inner, ast.Name) and inner.id in names:
+            return True
+        if not isinstance(inner, ast.Call) or _last(inner) not in _GRAPHLESS:
+            waiting += ast.iter_child_nodes(inner)
+    return False
 
 
-def _in_children(node: ast.AST, names: set[str]) -> bool:
-    return any(_mentions(child, names) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
+def _last(call: ast.Call) -> str:
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from oomdoctor.lint.patterns.boundary import Boundary
     from oomdoctor.lint.rule import Subject
 
-_SPREADS: Final = re.compile(r"DistributedDataParallel|\bDDP\b")
 _SHARDS: Final = re.compile(r"FullyShardedDataParallel|fully_shard|\bFSDP\b|deepspeed")
 _KNOWS: Final = re.compile(
     r"no_sync|require_backward_grad_sync|set_requires_gradient_sync|no_backward_sync|set_is_last_backward|comm_hook"
@@ -31,9 +30,10 @@ _KNOWS: Final = re.compile(
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
-    if _SPREADS.search(subject.module.text) is None or _SHARDS.search(subject.module.text) is not None:
+    runs = [run for run in subject.runs if any(run.of(Act.BACKWARD))]
+    if not runs or _SHARDS.search(subject.module.text) is not None:
         return
-    for run in subject.runs:
+    for run in runs:
         yield from _forward_outside(run)
         for found in accumulations(run):
             yield from _each_time(run, found)

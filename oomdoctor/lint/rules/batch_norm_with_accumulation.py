@@ -10,6 +10,7 @@ from oomdoctor.lint.flow.context import Gradients
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
+from oomdoctor.lint.patterns.origins import origins
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -52,7 +53,8 @@ def _is_trained(event: Event, found: Accumulation) -> bool:
 def _judge(run: Run, event: Event) -> Iterator[Hit]:
     if any(_SEEN_TO.search(module.text) for module in {run.module, event.module}) or _is_frozen(run, event):
         return
-    norm = _norm_of(event.value, event.module)
+    norms = (_norm_of(model, event.module) for model in origins(run, event.value))
+    norm = next((norm for norm in norms if norm is not None), None)
     if norm is not None and event.call is not None:
         message = f"`{text_of(event.call.func)}` has {norm}, which takes its statistics from single micro-batches"
         yield Hit.at(event, message, help=_HELP)

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.batch_loops import seen_at
 from oomdoctor.lint.patterns.checkpoints import loads_of, location, shares_memory
 from oomdoctor.lint.patterns.deleting import deleted_after_use
@@ -79,7 +80,7 @@ def _lives_in_object(runs: Sequence[Run], holder: Holder) -> bool:
 
 def _lets_go(node: ast.AST, name: str) -> bool:
     targets = node.targets if isinstance(node, ast.Delete) else targets_of(node)
-    return any(ast.unparse(target) == name for target in targets)
+    return any(text_of(target) == name for target in targets)
 
 
 def _may_be_on_gpu(event: Event) -> bool:
@@ -88,7 +89,7 @@ def _may_be_on_gpu(event: Event) -> bool:
         given = _meaning(given, event.function, event) or given
     if given is None:
         return True
-    text = ast.unparse(given)
+    text = text_of(given)
     return given is not event.call and not isinstance(given, ast.Lambda) and ("cpu" not in text or "cuda" in text)
 
 

@@ -10,7 +10,7 @@ from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import exclude, implies, shared_loop, start_of
 from oomdoctor.lint.patterns.scaling import optimizer_of, takes_closure
-from oomdoctor.lint.patterns.surroundings import calls_between, is_used, same_place
+from oomdoctor.lint.patterns.surroundings import calls_between, explained, is_used, same_place
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -74,8 +74,7 @@ def _finds_nothing(clip: Event, last: Event, following: Event, run: Run) -> bool
 
 def _is_late(run: Run, clip: Event, around: tuple[Event, Event], loop: Loop) -> bool:
     """Whether the step before it and `zero_grad` after it happen whenever it does, and no step is hidden between."""
-    known = {id(event.node) for event in run.events if event.act is not Act.CALL}
-    known |= {id(frame.call) for event in run.events for frame in event.context.frames}
+    known = explained(run)
     hidden = (
         node
         for node in ast.walk(loop.node)

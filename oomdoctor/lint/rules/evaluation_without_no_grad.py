@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.callers import gradients_by_callers
 from oomdoctor.lint.flow.context import Gradients
 from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.flow.values import Graph
 from oomdoctor.lint.patterns.batch_loops import asks_for_gradients, batch_loops, depth_of, innermost, is_frozen, seen_at
 from oomdoctor.lint.patterns.evaluating import is_evaluation, is_named_so
-from oomdoctor.lint.patterns.libraries_used import has_other_tensors
+from oomdoctor.lint.patterns.libraries_used import is_of_other_tensors
 from oomdoctor.lint.patterns.no_grad_decorator import decorated
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
@@ -28,8 +28,7 @@ _HELP: Final = "put `with torch.no_grad():` around the loop, or `@torch.no_grad(
 
 def _check(subject: Subject) -> Iterator[Hit]:
     hits = [hit for run in subject.runs for hit in _in_run(run)]
-    if hits and not has_other_tensors(subject.module):
-        yield from hits
+    yield from (hit for hit in hits if not is_of_other_tensors(hit.node, hit.module))
 
 
 def _in_run(run: Run) -> Iterator[Hit]:
@@ -54,7 +53,7 @@ def _is_wanted(run: Run, event: Event, loop: Loop) -> bool:
 
 def _hit(run: Run, event: Event, loop: Loop) -> Hit:
     node, module = seen_at(run, event, depth_of(event.context, loop))
-    model = ast.unparse(event.call.func) if event.call is not None else "the model"
+    model = text_of(event.call.func) if event.call is not None else "the model"
     message = f"`{model}` is evaluated on each batch while autograd records, so that each pass holds its activations"
     return Hit(node, module, message, _HELP, edits=_edits(run, loop))
 

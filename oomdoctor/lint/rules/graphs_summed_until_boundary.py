@@ -1,4 +1,4 @@
-"""OOM108: losses of several micro-batches are summed before one backward pass, so that all their graphs are alive."""
+"""OOM107: losses of several micro-batches are summed before one backward pass, so that all their graphs are alive."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _backs_each(run: Run, kept: Event, event: Event) -> bool:
 
 
 RULE = Rule(
-    code="OOM108",
+    code="OOM107",
     name="graphs-summed-until-boundary",
     severity=Severity.WARNING,
     concern=Concern.MEMORY,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.flow.values import Kind
 from oomdoctor.lint.patterns.checkpoints import is_only_loaded, loads_of, location
 from oomdoctor.lint.patterns.libraries_used import has_own_checkpoints, may_use_gpu, runs_in_several_processes
@@ -60,7 +60,7 @@ def _severity(run: Run, event: Event, *, is_spread: bool) -> Severity:
 
 
 def _message(run: Run, event: Event, *, is_spread: bool) -> str:
-    call = f"`{ast.unparse(event.call.func)}`" if event.call is not None else "`torch.load`"
+    call = f"`{text_of(event.call.func)}`" if event.call is not None else "`torch.load`"
     if is_spread:
         return f"{call} without `map_location`: every process loads onto the GPU that the checkpoint was saved from"
     if _is_full_state(run, event):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.lint.flow.callers import gradients_by_callers
 from oomdoctor.lint.flow.context import Gradients
 from oomdoctor.lint.flow.events import Keeping
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.flow.values import Graph, Kind
 from oomdoctor.lint.patterns.batch_loops import is_frozen
 from oomdoctor.lint.patterns.evaluating import is_evaluation
@@ -82,7 +83,7 @@ def _message(kept: Kept, *, went_back: bool) -> str:
 def _name(kept: Kept) -> str:
     node = kept_expression(kept.event)
     if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
-        return f"`{ast.unparse(node)}`"
+        return f"`{text_of(node)}`"
     return "a loss" if kept.event.value.is_loss else "an output of the model"
 
 
@@ -104,7 +105,7 @@ def _edits(kept: Kept) -> tuple[Edit, ...]:
 def _plain_addend(statement: ast.Assign, target: str) -> ast.expr | None:
     """What is added in `total = total + loss`."""
     value = statement.value
-    if isinstance(value, ast.BinOp) and ast.unparse(value.left) == target:
+    if isinstance(value, ast.BinOp) and text_of(value.left) == target:
         return value.right
     return None
 

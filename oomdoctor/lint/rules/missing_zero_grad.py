@@ -10,6 +10,7 @@ from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import conditions, shared_loop, stored_in, within
 from oomdoctor.lint.patterns.scaling import optimizer_of, takes_closure
+from oomdoctor.lint.patterns.surroundings import explained
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -60,7 +61,7 @@ def _is_missing(run: Run, step: Event, loop: Loop, subject: Subject) -> bool:
         return False  # several passes and steps on one batch
     if any(_ZEROES.search(module.text) for module in _modules(run, step)) or _elsewhere(run, subject):
         return False
-    return not any(_hands_over(run, step, module) for module in _modules(run, step))
+    return not any(_hands_over(subject, step, module) for module in _modules(run, step))
 
 
 def _runs_once(loop: Loop) -> bool:
@@ -90,25 +91,21 @@ def _elsewhere(run: Run, subject: Subject) -> bool:
     mentioned = {
         number for number, line in enumerate(run.module.text.splitlines(), 1) if ".zero_grad(" in line.partition("#")[0]
     }
-    loose = any(
-        not event.context.loops for other in subject.runs if other is not run for event in other.of(Act.ZERO_GRAD)
-    )
-    return loose or bool(mentioned - lines)
+    alone = (other for other in subject.runs if other is not run and not any(other.of(Act.BACKWARD)))
+    return any(any(other.of(Act.ZERO_GRAD)) for other in alone) or bool(mentioned - lines)
 
 
 def _modules(run: Run, step: Event) -> set[Module]:
     return {run.module, step.module}
 
 
-def _hands_over(run: Run, step: Event, module: Module) -> bool:
+def _hands_over(subject: Subject, step: Event, module: Module) -> bool:
     """Whether the optimizer is given to a function of which nothing is known, which may set the gradients to zero."""
-    known = {id(event.node) for event in run.events}
-    followed = {id(frame.call) for event in run.events for frame in event.context.frames}
+    known = explained(*subject.runs)
     optimizer = optimizer_of(step)
     return any(
         isinstance(node, ast.Call)
         and id(node) not in known
-        and id(node) not in followed
         and any(text_of(argument) == optimizer for argument in _arguments(node))
         and not _MAKES.search(module.qualified(node.func) or text_of(node.func))
         for node in ast.walk(module.tree)

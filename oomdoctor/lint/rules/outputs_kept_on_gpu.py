@@ -6,9 +6,10 @@ import ast
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act, Keeping
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.flow.values import Device, Graph, Kind
 from oomdoctor.lint.patterns.keeping import kept_expression, kept_over_batches
-from oomdoctor.lint.patterns.libraries_used import has_other_tensors, may_use_gpu
+from oomdoctor.lint.patterns.libraries_used import is_of_other_tensors, may_use_gpu
 from oomdoctor.lint.patterns.sizes import may_be_small
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
@@ -25,8 +26,8 @@ _LIST: Final = frozenset({Keeping.APPEND, Keeping.ITEM, Keeping.YIELD})
 
 def _check(subject: Subject) -> Iterator[Hit]:
     hits = [_hit(kept) for run in subject.runs for kept in kept_over_batches(run) if _is_large_output(kept)]
-    if hits and may_use_gpu(subject.module) and not has_other_tensors(subject.module):
-        yield from hits
+    if hits and may_use_gpu(subject.module):
+        yield from (hit for hit in hits if not is_of_other_tensors(hit.node, hit.module))
 
 
 def _is_large_output(kept: Kept) -> bool:
@@ -66,7 +67,7 @@ def _hit(kept: Kept) -> Hit:
     where = f" in `{kept.event.target}`" if kept.event.target else ""
     expression = kept_expression(kept.event)
     named = isinstance(expression, ast.Name | ast.Attribute)
-    what = f"`{ast.unparse(expression)}`" if named and expression is not None else "the model's output"
+    what = f"`{text_of(expression)}`" if named and expression is not None else "the model's output"
     return Hit(
         node,
         module,

@@ -10,6 +10,7 @@ from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import base_of, text_of
 from oomdoctor.lint.flow.values import UNKNOWN, Graph, Kind
 from oomdoctor.lint.patterns.iterations import carried, end_of, start_of, stored_in, within
+from oomdoctor.lint.patterns.surroundings import explained
 from oomdoctor.lint.rule import Edit, Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -96,7 +97,7 @@ def _is_last_use(run: Run, event: Event) -> bool:
 
 def _unknown_calls_after(run: Run, event: Event, loop: Loop) -> Iterator[ast.Call]:
     """Calls further on in the iteration, in the function that has the loop, that are no events."""
-    known = {id(other.node) for other in run.events}
+    known = explained(run)
     place = _place(event, loop)
     for node in ast.walk(loop.node):
         if isinstance(node, ast.Call) and id(node) not in known and start_of(node) > end_of(place):

@@ -10,6 +10,7 @@ from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
 from oomdoctor.lint.patterns.iterations import stored_in
+from oomdoctor.lint.patterns.origins import origins
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -114,16 +115,25 @@ def _ignores_padding(call: ast.Call, loop: Loop, module: Module) -> bool:
 def _of_language_model(run: Run, event: Event, loop: Loop) -> str | None:
     """The `.loss` of a model of `transformers` whose targets differ in length."""
     for made in run.of(Act.FORWARD, within=loop):
-        library = made.value.library or ""
-        if not event.value.comes_from(made.result) or not _reads_loss(loop):
+        if not event.value.comes_from(made.result) or not _reads_loss(loop) or made.call is None:
             continue
-        if _WRITERS.search(library) or (_CAUSAL.search(library) and _PADDED.search(event.module.text)):
-            return f"the model's own loss of `{text_of(made.call.func)}`" if made.call is not None else None
+        libraries = [model.library or "" for model in origins(run, made.value)]
+        if any(map(_WRITERS.search, libraries)):
+            return f"the model's own loss of `{text_of(made.call.func)}`"
+        if any(map(_CAUSAL.search, libraries)) and _PADDED.search(event.module.text):
+            return f"the model's own loss of `{text_of(made.call.func)}`"
     return None
 
 
 def _reads_loss(loop: Loop) -> bool:
-    return any(isinstance(node, ast.Attribute) and node.attr == "loss" for node in ast.walk(loop.node))
+    """Whether the loop takes `.loss`, `["loss"]` or `[0]` of something."""
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr == "loss")
+        or (
+            isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value in ("loss", 0)
+        )
+        for node in ast.walk(loop.node)
+    )
 
 
 def _is_weighted(loop: Loop) -> bool:

@@ -73,6 +73,8 @@ def test_a_boundary_holds_just_where_its_condition_does(  # noqa: PLR0913, PLR09
         ("engine.is_gradient_accumulation_boundary()", Boundary("", "")),
         ("divmod(i + 1, k)[1] == 0", Boundary("i", "k", 1)),
         ("flag and i % k == 0", Boundary("i", "k")),
+        ("k == 1 or i % k == 0", Boundary("i", "k")),
+        ("j == 1 or i % k == 0", Boundary("i", "k", includes_last=True)),
         ("i > 100 and i % k == 0", Boundary("i", "k", least=101)),
         ("i % k == 0 and i + 1 < len(loader)", Boundary("i", "k", includes_last=True)),
     ],

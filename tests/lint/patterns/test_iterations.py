@@ -20,6 +20,7 @@ from oomdoctor.lint.patterns.iterations import (
     place_beside,
     shared_loop,
     stored_in,
+    within,
 )
 
 
@@ -146,6 +147,60 @@ def test_a_helper_is_pointed_at_where_it_is_called() -> None:
     assert place_beside(step, backward, run) == (step.node, step.module)
 
 
+def test_loops_one_after_the_other_share_none() -> None:
+    """Two loops at one depth are not around each other's events."""
+    run = run_of(
+        """
+        import torch
+
+        def train(model, loader, optimizer):
+            for x in loader:
+                model(x).mean().backward()
+            for _ in range(3):
+                optimizer.step()
+        """
+    )
+    assert shared_loop(one(run, Act.BACKWARD), one(run, Act.STEP)) is None
+
+
+def test_two_helpers_of_one_caller_are_told_apart() -> None:
+    """An event in one helper is placed at that helper's call where the other event lies in another helper."""
+    run = run_of(
+        """
+        import torch
+
+        def learn(model, x):
+            model(x).mean().backward()
+
+        def tidy():
+            torch.cuda.empty_cache()
+
+        def train(model, loader):
+            for x in loader:
+                learn(model, x)
+                tidy()
+        """
+    )
+    node, _ = place_beside(one(run, Act.EMPTY_CACHE), one(run, Act.BACKWARD), run)
+    assert ast.unparse(node) == "tidy()"
+
+
+@pytest.mark.parametrize(("inner", "expected"), [(0, False), (1, True), (2, True), (3, False)])
+def test_a_node_lies_within_another_by_its_text(inner: int, *, expected: bool) -> None:
+    """A node lies within what begins no later and ends no sooner, itself among that."""
+    nodes = ast.parse("a\nif b:\n    c\nd\n").body
+    outer = nodes[1]
+    assert isinstance(outer, ast.If)
+    assert within([nodes[0], outer, outer.body[0], nodes[2]][inner], outer) is expected
+
+
+def test_a_comprehension_carries_nothing() -> None:
+    """What a comprehension computes is new for each element."""
+    node = ast.parse("[total + x for x in xs]", mode="eval").body
+    assert isinstance(node, ast.ListComp)
+    assert carried(Loop(node)) == frozenset()
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -160,6 +215,7 @@ def test_a_helper_is_pointed_at_where_it_is_called() -> None:
         ("if ready:\n        out = last\n    last = model(x)", {"last"}),
         ("try:\n        out = model(x)\n    except ValueError:\n        out = None\n    use(out)", set()),
         ("for part in out:\n        use(part)\n    out = model(x)", {"out"}),
+        ("if total > 1:\n        total = 0", {"total"}),
     ],
 )
 def test_what_is_read_before_it_is_set_is_carried(body: str, expected: set[str]) -> None:

@@ -70,10 +70,14 @@ def test_who_makes_the_step_is_told(line: str, scaler: str | None, optimizer: st
         ("loss.backward()", ", init_scale=1024", False),
         ("loss.backward()", ", enabled=True", False),
         ("loss.backward()", ", enabled=False", True),
-        ("scale = scaler.get_scale(); loss.backward()", "", True),
+        ("before = scaler.get_scale(); loss.backward(); skipped = scaler.get_scale() < before", "", False),
+        ("print(scaler.get_scale()); loss.backward()", "", False),
+        ("scale = scaler.get_scale(); (loss * scale).backward()", "", True),
+        ("loss.backward(); model.weight.grad.div_(scaler.get_scale())", "", True),
+        ("loss.backward(); model.weight.grad /= scaler.get_scale()", "", True),
     ],
 )
 def test_code_that_sees_to_the_scale_itself_is_told(lines: str, options: str, *, expected: bool) -> None:
-    """Reading the scale, or a scaler that is switched off, is noticed; a scale to begin with is not that."""
+    """Computing with the scale, or a scaler that is switched off, is noticed; asking for the scale alone is not."""
     run = run_of(lines, options)
     assert scales_by_hand(run, last(run, Act.BACKWARD)) is expected

@@ -126,5 +126,5 @@ def test_which_layer_sees_micro_batches_is_named() -> None:
 
 def test_what_holds_the_graphs_is_named() -> None:
     """The message names the sum or the list."""
-    assert "`summed`" in hit_of("OOM108", "bad_in_place").message
-    assert "`losses`" in hit_of("OOM108", "bad_mean_of_list").message
+    assert "`summed`" in hit_of("OOM107", "bad_in_place").message
+    assert "`losses`" in hit_of("OOM107", "bad_mean_of_list").message
