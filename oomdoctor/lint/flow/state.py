@@ -12,7 +12,7 @@ from oomdoctor.lint.flow.events import Act, Event, Keeping
 from oomdoctor.lint.flow.values import UNKNOWN, Graph, Kind, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from oomdoctor.lint.code.functions import Class, Function, Module
 
@@ -41,6 +41,10 @@ class Call(Protocol):
     def __call__(self, state: State, node: ast.Call) -> Value:
         """Note what the call does, and give what it returns."""
         ...
+
+
+Method: TypeAlias = "Callable[[State, ast.Call, Value, Given], Value | None]"
+"""What a method of some name does, called on a value: gives what it returns, or None where it is not what it seems."""
 
 
 @dataclass(frozen=True, slots=True)

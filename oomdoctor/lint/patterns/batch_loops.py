@@ -71,6 +71,9 @@ def asks_for_gradients(run: Run, loop: Loop) -> bool:
 
 
 def is_frozen(run: Run, forward: Event) -> bool:
-    """Whether something was frozen that may be all of the model that a pass goes through."""
+    """Whether something was frozen that may be all of the model that a pass goes through: nothing of it ever trains."""
     frozen = [event.value for event in run.of(Act.FREEZE)]
-    return any(value.kind is not Kind.MODEL or value.identity == forward.value.identity for value in frozen)
+    if not any(value.kind is not Kind.MODEL or value.identity == forward.value.identity for value in frozen):
+        return False
+    passes = [event.result for event in run.of(Act.FORWARD) if event.value.identity == forward.value.identity]
+    return not any(event.value.comes_from(made) for event in run.of(Act.BACKWARD) for made in passes)

@@ -12,6 +12,7 @@ from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.flow.values import Graph, Kind
 from oomdoctor.lint.patterns.batch_loops import is_frozen
 from oomdoctor.lint.patterns.evaluating import is_evaluation
+from oomdoctor.lint.patterns.framework_steps import FRAMEWORKS, kept_by_steps
 from oomdoctor.lint.patterns.keeping import kept_expression, kept_over_batches
 from oomdoctor.lint.patterns.trained_on import is_given_back, is_trained_on, own_backward
 from oomdoctor.lint.patterns.wrapping import called_on
@@ -21,17 +22,19 @@ from oomdoctor.results import Concern, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from oomdoctor.lint.flow.events import Event
     from oomdoctor.lint.patterns.keeping import Kept
     from oomdoctor.lint.rule import Edit, Subject
-
-_RUN_BY: Final = frozenset({"lightning", "transformers", "ignite"})  # what a step gives, these take apart
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for kept in kept_over_batches(run):
-            if kept.event.value.graph is Graph.YES and kept.event.context.managed not in _RUN_BY:
+            if kept.event.value.graph is Graph.YES and kept.event.context.managed not in FRAMEWORKS:
                 yield from _judged(kept)
+        for event in kept_by_steps(run):
+            if event.value.graph is Graph.YES:
+                yield Hit.at(event, _message(event, went_back=True), help=_help(event), edits=_edits(event))
 
 
 def _judged(kept: Kept) -> Iterator[Hit]:
@@ -48,10 +51,10 @@ def _judged(kept: Kept) -> Iterator[Hit]:
     yield Hit(
         node,
         module,
-        _message(kept, went_back=went_back),
-        _help(kept),
+        _message(kept.event, went_back=went_back),
+        _help(kept.event),
         severity=_severity(went_back=went_back, is_forgotten=bool(forgotten)),
-        edits=_edits(kept) if node is kept.event.node else (),
+        edits=_edits(kept.event) if node is kept.event.node else (),
     )
 
 
@@ -72,33 +75,33 @@ def _severity(*, went_back: bool, is_forgotten: bool) -> Severity:
     return Severity.WARNING if went_back or is_forgotten else Severity.ERROR
 
 
-def _message(kept: Kept, *, went_back: bool) -> str:
-    what = _name(kept)
-    where = f" in `{kept.event.target}`" if kept.event.target else ""
+def _message(event: Event, *, went_back: bool) -> str:
+    what = _name(event)
+    where = f" in `{event.target}`" if event.target else ""
     if went_back:
         return f"{what} is kept{where} with its graph, whose nodes of every batch then stay in memory"
     return f"{what} is kept{where} with its graph, so that all activations of every batch stay in memory"
 
 
-def _name(kept: Kept) -> str:
-    node = kept_expression(kept.event)
+def _name(event: Event) -> str:
+    node = kept_expression(event)
     if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
         return f"`{text_of(node)}`"
-    return "a loss" if kept.event.value.is_loss else "an output of the model"
+    return "a loss" if event.value.is_loss else "an output of the model"
 
 
-def _help(kept: Kept) -> str:
-    if kept.event.value.is_loss:
+def _help(event: Event) -> str:
+    if event.value.is_loss:
         return "keep `.detach()` of it, or `.item()` where the processor may wait for the GPU"
     return "keep `.detach()` of it, and `.detach().cpu()` where it is large"
 
 
-def _edits(kept: Kept) -> tuple[Edit, ...]:
-    if kept.event.value.kind is not Kind.TENSOR:
+def _edits(event: Event) -> tuple[Edit, ...]:
+    if event.value.kind is not Kind.TENSOR:
         return ()
-    node = kept_expression(kept.event)
-    if kept.event.how in (Keeping.SUM, Keeping.ITEM) and isinstance(kept.event.node, ast.Assign):
-        node = _plain_addend(kept.event.node, kept.event.target) or node
+    node = kept_expression(event)
+    if event.how in (Keeping.SUM, Keeping.ITEM) and isinstance(event.node, ast.Assign):
+        node = _plain_addend(event.node, event.target) or node
     return () if node is None else called_on(node, "detach()")
 
 
@@ -140,7 +143,8 @@ RULE: Final = Rule(
     summary="a loss or an output of each batch is kept together with its graph",
     explanation="""\
 A tensor that hangs on autograd's graph is added to a total, a running average, a list, a mapping or a meter that
-outlives the iteration of a loop over batches: `total += loss`, `losses.append(loss)`, `meter.update(loss)`.
+outlives the iteration of a loop over batches: `total += loss`, `losses.append(loss)`, `meter.update(loss)`; or to an
+attribute that nothing empties, in a step that Lightning or the Trainer of transformers calls on each batch.
 
 It is an error where that tensor never gets a backward pass, since then all its activations stay; a warning where it
 does, since the pass frees the activations and leaves the graph's nodes.

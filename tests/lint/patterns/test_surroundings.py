@@ -13,6 +13,7 @@ from oomdoctor.lint.flow.events import Act, Event, Run
 from oomdoctor.lint.flow.runs import runs_of
 from oomdoctor.lint.patterns.surroundings import (
     calls_between,
+    explained,
     is_used,
     same_place,
     sets_gradients_between,
@@ -86,3 +87,63 @@ def test_a_helper_is_another_place() -> None:
     first = next(run.of(Act.STEP))
     assert same_place(zero, last)
     assert not same_place(zero, first)
+
+
+SCRIPT = """
+import torch
+
+from steps import finish
+
+def zero(optimizer):
+    optimizer.zero_grad()
+
+def step(optimizer):
+    optimizer.step()
+
+def train(model, loader, optimizer):
+    for x in loader:
+        first(x)
+        zero(optimizer)
+        second(x)
+        step(optimizer)
+        finish(optimizer)
+        torch.cuda.synchronize()
+"""
+
+
+def in_helpers() -> Run:
+    """A run in which gradients are zeroed in one helper, and the step is made in another."""
+    return max(runs_of(parse(SCRIPT, Path("script.py"))), key=lambda run: len(run.events))
+
+
+def test_two_helpers_are_two_places() -> None:
+    """Events of two functions do not share a place, however deep both lie."""
+    run = in_helpers()
+    assert not same_place(*ends(run))
+    assert same_place(next(run.of(Act.STEP)), next(run.of(Act.STEP)))
+
+
+def test_only_calls_between_the_two_are_listed() -> None:
+    """What is called before the first event and after the second is not between them."""
+    text = """
+    import torch
+
+    def train(model, loader, optimizer):
+        for x in loader:
+            before(x)
+            optimizer.zero_grad()
+            between(x)
+            optimizer.step()
+            after(x)
+    """
+    run = max(runs_of(parse(dedent(text), Path("script.py"))), key=lambda run: len(run.events))
+    assert [ast.unparse(call) for call in calls_between(*ends(run), run)] == ["between(x)"]
+
+
+def test_what_is_imported_from_elsewhere_is_not_explained() -> None:
+    """Events, followed calls and torch's own functions are explained; others' functions are not."""
+    run = in_helpers()
+    known = explained(run)
+    calls = [node for node in ast.walk(run.module.tree) if isinstance(node, ast.Call)]
+    unexplained = {ast.unparse(node) for node in calls if id(node) not in known}
+    assert unexplained == {"first(x)", "second(x)", "finish(optimizer)"}
