@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import keyword
 import random
 import re
 from pathlib import Path
@@ -17,9 +18,7 @@ MOST_BYTES: Final = 200_000
 """Of a mutated script; those that are large on purpose are `GIANTS`."""
 
 _TOKEN: Final = re.compile(r"[A-Za-z_]\w*|\d[\w.]*|\"[^\"\n]*\"|'[^'\n]*'|[^\w\s]|[ \t]+|\n")
-_NAME: Final = re.compile(
-    r"\b(?!(?:def|class|for|in|if|else|elif|while|with|as|try|except|return|import|from)\b)[A-Za-z_]\w*"
-)
+_NAME: Final = re.compile(rf"\b(?!(?:{'|'.join(keyword.kwlist)})\b)[A-Za-z_]\w*")
 _WORDS: Final = (
     "loss", "backward", "step", "zero_grad", "optimizer", "model", "self", "eval", "train", "no_grad", "torch",
     "load", "cycle", "retain_graph", "scaler", "unscale_", "accumulate", "enumerate", "range", "append", "detach",
@@ -111,8 +110,9 @@ def mutated(number: int, more: tuple[str, ...] = ()) -> tuple[str, bytes]:
     """
     rng = random.Random(number)
     text = rng.choice(more if more and rng.random() < 0.5 else seeds())
+    mutations = MEANINGLESS if rng.random() < 0.6 else MUTATIONS
     for _ in range(rng.randint(1, 6)):
-        text = rng.choice(MUTATIONS)(text, rng)[:MOST_BYTES]
+        text = rng.choice(mutations)(text, rng)[:MOST_BYTES]
     if rng.random() < 0.1:
         return "script.ipynb", _notebook(text, rng)
     return "script.py", _encoded(text, rng)
@@ -203,7 +203,11 @@ def _change_text(text: str, rng: random.Random) -> str:
     return "".join(changed)
 
 
+MEANINGLESS: Final[tuple[Callable[[str, random.Random], str], ...]] = (_rename, _shuffle_names, _splice, _call_around)
+"""After these a script mostly parses still, and does what nobody means: that is where the abstract run has to cope."""
+
 MUTATIONS: Final[tuple[Callable[[str, random.Random], str], ...]] = (
+    *MEANINGLESS,
     _cut,
     _delete,
     _insert,
@@ -212,14 +216,6 @@ MUTATIONS: Final[tuple[Callable[[str, random.Random], str], ...]] = (
     _move_lines,
     _indent,
     _swap_tokens,
-    _rename,
-    _rename,
-    _rename,
-    _shuffle_names,
-    _shuffle_names,
-    _splice,
-    _call_around,
-    _call_around,
     _change_text,
 )
 

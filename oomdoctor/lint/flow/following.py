@@ -167,6 +167,14 @@ def managed_by(function: Function) -> str | None:
     return None
 
 
+def called_by_framework(function: Function) -> bool:
+    """Whether Lightning or Transformers calls this method itself."""
+    if function.class_ is None or function.name not in known.CALLED_BY_FRAMEWORKS:
+        return False
+    endings = [base.rpartition(".")[2] for base in function.class_.bases]
+    return any(end in known.LIGHTNING_MODULES or known.TRAINER_BASES.search(end) for end in endings)
+
+
 def gradients_at_entry(function: Function) -> Gradients:
     """Whether autograd records where a framework calls this function."""
     class_ = function.class_

@@ -218,6 +218,8 @@ SAME_METHODS: Final = frozenset(
 """Methods that give back the value that they are called on, or one that stands for it."""
 
 FORWARD_METHODS: Final = frozenset({"forward", "__call__", "module"})
+IS_FORWARD_METHOD: Final = re.compile(r"^(?:forward_\w+|encode_\w+|get_\w+_features|extract_features)$")
+"""Methods of models in the libraries that have them: parts of a forward pass. `encode` alone may switch autograd off."""
 GRADIENTLESS_FORWARDS: Final = frozenset({"generate", "predict", "sample"})
 """Methods of models that run without autograd by themselves, in the libraries that have them."""
 
@@ -291,4 +293,8 @@ LIGHTNING_EVALUATION: Final = re.compile(
     r"^(?:validation|test|predict)_step$|^on_(?:validation|test|predict|fit)_|_epoch_end$|^predict_|^on_.*_end$"
 )
 TRAINER_BASES: Final = re.compile(r"Trainer$")
+CALLED_BY_FRAMEWORKS: Final = frozenset(
+    {"training_step", "validation_step", "test_step", "predict_step", "compute_loss", "prediction_step"}
+)
+"""Methods of Lightning's modules and Transformers' trainers that begin a run whoever else calls them."""
 TRAINER_EVALUATION: Final = frozenset({"prediction_step", "evaluation_loop", "prediction_loop", "evaluate", "predict"})

@@ -60,7 +60,7 @@ def loss(state: State, node: ast.Call, given: Given) -> Value:
 
 def _of_model(state: State, node: ast.Call, owner: Value, given: Given) -> Value:
     name = node.func.attr  # type: ignore[attr-defined]
-    if name in known.FORWARD_METHODS:
+    if name in known.FORWARD_METHODS or known.IS_FORWARD_METHOD.match(name):
         return forward(state, node, owner, given)
     if name in known.GRADIENTLESS_FORWARDS:
         return Value(kind=Kind.TENSOR, graph=Graph.NO, device=Device.GPU, node=node)

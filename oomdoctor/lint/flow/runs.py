@@ -10,7 +10,7 @@ from oomdoctor.lint.flow.classes import kind_of_class
 from oomdoctor.lint.flow.context import Context, Gradients
 from oomdoctor.lint.flow.entries import entries
 from oomdoctor.lint.flow.events import Act, Event, Run, training_loops
-from oomdoctor.lint.flow.following import follow, gradients_at_entry
+from oomdoctor.lint.flow.following import called_by_framework, follow, gradients_at_entry
 from oomdoctor.lint.flow.guessing import usage
 from oomdoctor.lint.flow.state import MOST_STATEMENTS, Given, Shared, State
 from oomdoctor.lint.flow.statements import execute
@@ -32,7 +32,7 @@ def runs_of(module: Module) -> tuple[Run, ...]:
     shared.globals[module] = {name: value for name, value in top.names.items() if "." not in name}
     runs = [_run(top, None)]
     for function in entries(module):
-        if function not in shared.entered and shared.budget > 0:
+        if (function not in shared.entered or called_by_framework(function)) and shared.budget > 0:
             state = _state(module, shared)
             _enter(state, function)
             runs.append(_run(state, function))

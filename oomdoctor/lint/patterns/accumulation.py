@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _MICRO_STEPS: Final = re.compile(r"accum|micro|(?<![a-z])gas(?![a-z])", re.IGNORECASE)
 """In the text of what an inner loop counts up to, or of its counter: it goes over micro-steps."""
+_MOST_STEPS: Final = 8
+"""Steps in one loop that are looked at, each beside each other one: no loop that people write has more."""
 _OPTIMIZER: Final = re.compile(r"opt|sgd|adam", re.IGNORECASE)
 """In the text of what `scaler.step` and `xm.optimizer_step` are given, as opposed to a closure."""
 
@@ -104,7 +106,11 @@ class Accumulation:
 
     def comes_after_backward(self, event: Event) -> bool:
         """Whether an event comes later in an iteration than some backward pass."""
-        return min(self._places[id(backward)] for backward in self.backwards) < self._places[id(event)]
+        return self._first_backward < self._places[id(event)]
+
+    @cached_property
+    def _first_backward(self) -> int:
+        return min(self._places[id(backward)] for backward in self.backwards)
 
 
 def accumulations(run: Run) -> tuple[Accumulation, ...]:
@@ -126,7 +132,7 @@ _LATEST: Final[deque[tuple[Run, tuple[Accumulation, ...]]]] = deque(maxlen=8)
 def _found(run: Run) -> Iterator[Accumulation]:
     for loop in run.training_loops():
         steps = [event for event in run.of(Act.STEP, within=loop) if event.context.managed is None]
-        for step in steps:
+        for step in steps[:_MOST_STEPS]:
             found = _guarded(run, loop, step)
             if found is not None:
                 yield found

@@ -26,6 +26,15 @@ _FACTOR: Final = re.compile(r"scal|factor|inv|norm|frac|share|weight|coef|num|co
 _TOLD: Final = re.compile(r"Accelerator\([^)]*gradient_accumulation")
 
 
+def may_divide(found: Accumulation) -> bool:
+    """Whether the code around a loop divides losses or gradients somewhere, or means them to be sums."""
+    text = found.run.module.text
+    if _is_reckoned_with(found) or handles_gradients(found.run.module):
+        return True
+    made = found.step.value.node
+    return _SUMS.search(text) is not None or _SCALES.search(text) is not None or _mentions(made, found.period)
+
+
 def may_be_divided(event: Event, found: Accumulation) -> bool:
     """Whether the loss of a backward pass may be divided by the accumulation steps, here or where nobody can see.
 
@@ -33,15 +42,9 @@ def may_be_divided(event: Event, found: Accumulation) -> bool:
         event: The backward pass.
         found: The accumulation that it belongs to.
     """
-    module = event.module
-    if event.value.divided_by or handles_gradients(module):
+    if event.value.divided_by or _is_left_to_another(event, event.module):
         return True
-    if _SUMS.search(module.text) or _SCALES.search(module.text):
-        return True
-    if _is_left_to_another(event, module) or _is_reckoned_with(found):
-        return True
-    made_by = [node for node in (event.value.node, found.step.value.node) if node is not None]
-    return any(_mentions(node, found.period) for node in made_by) or _is_scaled(event) or _is_made_elsewhere(event)
+    return _mentions(event.value.node, found.period) or _is_scaled(event) or _is_made_elsewhere(event)
 
 
 def _is_left_to_another(event: Event, module: Module) -> bool:
@@ -82,8 +85,10 @@ def _gives_only_flags(call: ast.Call) -> bool:
     return not call.args and all(keyword.arg in ("retain_graph", "create_graph") for keyword in call.keywords)
 
 
-def _mentions(node: ast.expr, period: str) -> bool:
+def _mentions(node: ast.expr | None, period: str) -> bool:
     """Whether an expression has the accumulation steps in it, or gives to a call what holds them, such as `args`."""
+    if node is None:
+        return False
     if period.isdigit():
         return any(isinstance(part, ast.Constant) and str(part.value) == period for part in ast.walk(node))
     owner, _, name = period.rpartition(".")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act, Keeping
 from oomdoctor.lint.flow.state import text_of
+from oomdoctor.lint.flow.values import Graph, Kind
 from oomdoctor.lint.patterns.syntax import targets_of
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.lint.code.functions import Class
     from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.flow.values import Value
 
 FRAMEWORKS: Final = frozenset({"lightning", "transformers", "ignite"})
 """Those that make the backward pass of what a step gives them."""
@@ -21,15 +23,21 @@ _STEPS: Final = frozenset({"training_step", "compute_loss"})
 
 
 def kept_by_steps(run: Run) -> Iterator[Event]:
-    """Each value that a training step adds to an attribute of its object, and that the class never lets go of."""
+    """Each value with its graph that a training step adds to an attribute, and that the class never lets go of."""
     function = run.function
     if function is None or function.name not in _STEPS or function.class_ is None:
         return
     for event in run.of(Act.KEEP):
         is_own = event.target.startswith("self.") and len(event.context.frames) == 1 and not event.context.loops
-        if is_own and event.context.managed in FRAMEWORKS and event.how in (Keeping.SUM, Keeping.APPEND):
-            if not _is_emptied(event.target, function.class_):
-                yield event
+        is_added = event.context.managed in FRAMEWORKS and event.how in (Keeping.SUM, Keeping.APPEND)
+        if is_own and is_added and _has_graph(event.value) and not _is_emptied(event.target, function.class_):
+            yield event
+
+
+def _has_graph(value: Value) -> bool:
+    """Whether it hangs on the step's graph: a loss does, unless somebody has taken it off."""
+    is_loss = value.is_loss and value.kind is Kind.TENSOR and value.graph is Graph.UNKNOWN
+    return is_loss or value.graph is Graph.YES
 
 
 def _is_emptied(target: str, class_: Class) -> bool:

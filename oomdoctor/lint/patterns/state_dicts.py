@@ -42,9 +42,9 @@ class Alias:
         """Source text of what it is assigned to."""
         return text_of(self.target)
 
-    def loads(self, module: Module, parents: Parents) -> Iterator[ast.Call]:
+    def loads(self, parents: Parents) -> Iterator[ast.Call]:
         """Each `model.load_state_dict(best)` of the file."""
-        for node in ast.walk(module.tree):
+        for node in parents:
             if _loads(node, self.name, self.model) and self._reaches(node, parents):
                 yield node  # type: ignore[misc]
 
@@ -61,9 +61,14 @@ class Alias:
         return isinstance(self.target, ast.Attribute)
 
 
-def aliases(module: Module, parents: Parents) -> Iterator[Alias]:
+def has_aliases(module: Module) -> bool:
+    """Whether a file has any; asked first, since it needs no table of the whole tree."""
+    return any(aliased_model(value) is not None for node in ast.walk(module.tree) for _, value in _pairs(node))
+
+
+def aliases(parents: Parents) -> Iterator[Alias]:
     """Each assignment in a file that gives a name to a state dict whose tensors are the model's own."""
-    for node in ast.walk(module.tree):
+    for node in parents:
         for target, value in _pairs(node):
             model = aliased_model(value)
             if model is not None:
@@ -166,12 +171,8 @@ def is_copied_later(alias: Alias) -> bool:
         isinstance(node, ast.Assign)
         and alias.name in map(text_of, targets_of(node))
         and aliased_model(node.value) is None
-        and _reads(node.value, alias)
+        and any(
+            text_of(part) == alias.name for part in ast.walk(node.value) if isinstance(part, ast.Name | ast.Attribute)
+        )
         for node in own_nodes(alias.scope)
     )
-
-
-def _reads(value: ast.expr, alias: Alias) -> bool:
-    nodes = list(ast.walk(value))
-    named = (node for node in nodes if isinstance(node, ast.Name | ast.Attribute))
-    return alias.value not in nodes and any(text_of(node) == alias.name for node in named)

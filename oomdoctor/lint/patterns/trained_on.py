@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act, Keeping
+from oomdoctor.lint.flow.state import base_of
 from oomdoctor.lint.patterns.syntax import own_nodes, targets_of
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def is_given_back(kept: Kept) -> bool:
     names = {kept.event.target.partition("[")[0]}
     for node in sorted(_statements(function.node), key=lambda node: node.lineno):
         if isinstance(node, ast.Assign) and _mentions(node.value, names):
-            names.update(target.id for target in targets_of(node) if isinstance(target, ast.Name))
+            names.update(base for base in map(base_of, targets_of(node)) if base is not None and "." not in base)
     returned = (node.value for node in _statements(function.node) if isinstance(node, ast.Return))
     return any(value is not None and _mentions(value, names) for value in returned)
 

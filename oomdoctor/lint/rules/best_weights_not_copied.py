@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.patterns.batch_loops import seen_at
 from oomdoctor.lint.patterns.libraries_used import has_other_tensors
-from oomdoctor.lint.patterns.state_dicts import aliases, is_copied_later, is_set_again, lines_between, scope_of
+from oomdoctor.lint.patterns.state_dicts import (
+    aliases,
+    has_aliases,
+    is_copied_later,
+    is_set_again,
+    lines_between,
+    scope_of,
+)
 from oomdoctor.lint.patterns.syntax import parents_in
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
@@ -20,14 +28,19 @@ if TYPE_CHECKING:
     from oomdoctor.lint.patterns.syntax import Parents
     from oomdoctor.lint.rule import Subject
 
+_ASSIGNED: Final = re.compile(r"=[^=]*\.state_dict\(\)")
+
 
 def _check(subject: Subject) -> Iterator[Hit]:
     module = subject.module
-    if "load_state_dict(" not in module.text or has_other_tensors(module):
+    text = module.text
+    if "load_state_dict(" not in text or _ASSIGNED.search(text) is None or has_other_tensors(module):
+        return
+    if not has_aliases(module):
         return
     parents = parents_in(module.tree)
-    for alias in aliases(module, parents):
-        loads = alias.loads(module, parents)
+    for alias in aliases(parents):
+        loads = alias.loads(parents)
         if not is_copied_later(alias) and any(_restores_nothing(subject, alias, load, parents) for load in loads):
             yield Hit(
                 alias.target,

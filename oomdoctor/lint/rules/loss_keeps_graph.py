@@ -33,8 +33,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
             if kept.event.value.graph is Graph.YES and kept.event.context.managed not in FRAMEWORKS:
                 yield from _judged(kept)
         for event in kept_by_steps(run):
-            if event.value.graph is Graph.YES:
-                yield Hit.at(event, _message(event, went_back=True), help=_help(event), edits=_edits(event))
+            yield Hit.at(event, _message(event, went_back=True), help=_help(event), edits=_edits(event))
 
 
 def _judged(kept: Kept) -> Iterator[Hit]:

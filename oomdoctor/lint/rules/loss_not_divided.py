@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
-from oomdoctor.lint.patterns.dividing import may_be_divided
+from oomdoctor.lint.patterns.dividing import may_be_divided, may_divide
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 _SCALE_FREE: Final = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "AdamW8bit", "Adam8bit", "FusedAdam")
 
+_MOST: Final = 16
+"""Backward passes of one loop that are looked at: enough for any loop that people write."""
+
 
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for found in accumulations(run):
-            for event in found.backwards:
-                if not may_be_divided(event, found):
-                    yield _hit(event, found)
+            undivided = [event for event in found.backwards[:_MOST] if not may_be_divided(event, found)]
+            if undivided and not may_divide(found):
+                yield from (_hit(event, found) for event in undivided)
 
 
 def _hit(event: Event, found: Accumulation) -> Hit:

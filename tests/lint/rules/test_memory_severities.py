@@ -1,0 +1,51 @@
+"""How bad the findings of the rules about memory are, and where they point."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oomdoctor.lint.checking import check
+from oomdoctor.lint.code.parsing import parse
+from oomdoctor.lint.rules import ALL
+from oomdoctor.results import Severity
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+
+def severities(name: str) -> list[tuple[str, Severity]]:
+    """Code and severity of each finding of a fixture, in order."""
+    path = FIXTURES / name
+    hits = check(parse(path.read_text(encoding="utf-8"), path), [rule for rule in ALL if rule.default])
+    return [(rule.code, hit.severity or rule.severity) for rule, hit in hits]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("OOM102/bad_total.py", [("OOM102", Severity.WARNING)]),
+        ("OOM102/bad_other_fraction.py", [("OOM102", Severity.WARNING)]),
+        ("OOM102/bad_outputs_for_metrics.py", [("OOM102", Severity.WARNING)]),
+        ("OOM102/bad_several_tasks.py", [("OOM102", Severity.WARNING)]),
+        ("OOM102/bad_never_used.py", [("OOM102", Severity.ERROR)]),
+        ("OOM102/bad_validation.py", [("OOM101", Severity.ERROR), ("OOM102", Severity.ERROR)]),
+    ],
+)
+def test_a_graph_that_has_had_its_backward_pass_is_milder(name: str, expected: list[tuple[str, Severity]]) -> None:
+    """A loss that is kept is an error where all of its activations stay, and a warning where its nodes alone do."""
+    assert severities(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("OOM111/bad_weights.py", Severity.NOTE),
+        ("OOM111/bad_resume.py", Severity.WARNING),
+        ("OOM111/bad_distributed.py", Severity.ERROR),
+        ("OOM111/bad_spawned.py", Severity.ERROR),
+    ],
+)
+def test_loading_is_worse_with_an_optimizer_and_worst_in_many_processes(name: str, expected: Severity) -> None:
+    """Weights alone are a note, a training state a warning, and a load by every process an error."""
+    assert severities(name) == [("OOM111", expected)]
