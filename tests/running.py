@@ -16,6 +16,9 @@ INVOCATIONS = {
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
+PEAK = "int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+"""Python for the most memory that a process has held, in KiB; `ru_maxrss` counts what its parent held before `exec`."""
+
 
 def run_command(
     arguments: Sequence[str],

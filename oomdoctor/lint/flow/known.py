@@ -219,7 +219,7 @@ SAME_METHODS: Final = frozenset(
 
 FORWARD_METHODS: Final = frozenset({"forward", "__call__", "module"})
 IS_FORWARD_METHOD: Final = re.compile(r"^(?:forward_\w+|encode_\w+|get_\w+_features|extract_features)$")
-"""Methods of models in the libraries that have them: parts of a forward pass. `encode` alone may switch autograd off."""
+"""Methods of models that are parts of a forward pass; one that is called `encode` may switch autograd off itself."""
 GRADIENTLESS_FORWARDS: Final = frozenset({"generate", "predict", "sample"})
 """Methods of models that run without autograd by themselves, in the libraries that have them."""
 

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.patterns.oom_recognition import Recognition, called_name
+from oomdoctor.lint.patterns.oom_recognition import OOM_WORDS, Recognition, called_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,6 +52,8 @@ class OomHandler:
 
 def oom_handlers(module: Module) -> Iterator[OomHandler]:
     """The handlers of a file that run when memory ran out, in the order of the file."""
+    if not any(word in module.text for word in OOM_WORDS):
+        return
     recognition = Recognition.of(module)
     for attempt in attempts(module):
         for node in attempt.handlers:

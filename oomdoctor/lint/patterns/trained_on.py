@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from oomdoctor.lint.flow.values import Value
     from oomdoctor.lint.patterns.keeping import Kept
 
-_GRAPHLESS: Final = frozenset({"item", "detach", "len", "float", "numpy", "tolist", "argmax", "print"})
+_GRAPHLESS: Final = frozenset({".item", ".detach", "len", "float", ".numpy", ".tolist", ".argmax", "print"})
+"""Functions and methods that bring no graph along; `x.float()` does, while `float(x)` does not."""
 
 
 def is_trained_on(kept: Kept) -> bool:
@@ -76,4 +77,4 @@ def _mentions(node: ast.expr, names: set[str]) -> bool:
 
 def _last(call: ast.Call) -> str:
     function = call.func
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return f".{function.attr}" if isinstance(function, ast.Attribute) else getattr(function, "id", "")

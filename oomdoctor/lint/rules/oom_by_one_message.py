@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _ERROR_NAME: Final = re.compile(r"^(?:e|ex|exc|err|error|exception|problem|failure)\d?$|_(?:err|exc|error|exception)$")
 _FORMATTERS: Final = frozenset({"format_exc", "format_exception", "format_exception_only"})
 _ONE_DEVICE: Final = re.compile(r"cuda|hip|mps|xpu|npu", re.IGNORECASE)
+_WORDS: Final = ("ut of memory", "UT OF MEMORY")
 _HELP: Final = (
     "catch `torch.OutOfMemoryError`, and where libraries' own failures matter, look for "
     "`CUBLAS_STATUS_ALLOC_FAILED` and `CUDNN_STATUS_ALLOC_FAILED` as well"
@@ -50,6 +51,8 @@ class _File:
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
+    if not any(word in subject.module.text for word in _WORDS):
+        return
     file = _File(subject.module, Recognition.of(subject.module))
     for attempt in attempts(file.module):
         for handler in attempt.handlers:
@@ -172,6 +175,6 @@ def fits(model, size):
         "https://docs.pytorch.org/docs/stable/generated/torch.cuda.OutOfMemoryError.html",
         "https://docs.pytorch.org/docs/stable/notes/faq.html#my-out-of-memory-exception-handler-can-t-allocate-memory",
     ),
-    words=("ut of memory", "UT OF MEMORY"),
+    words=_WORDS,
     check=_check,
 )
