@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.context import Loop
 from oomdoctor.lint.flow.guessing import guess
@@ -184,7 +185,7 @@ def _is_draw(value: ast.expr) -> bool:
 def _bind_target(state: State, target: ast.expr, iterated: Value) -> None:
     """Bind a loop's variables: elements of a batch, or of a list that is written out."""
     kind, graph = _element(iterated)
-    for name in ast.walk(target):
+    for name in walk(target):
         if isinstance(name, ast.Name):
             known_as = guess(name.id, state.uses(name.id)) if kind is Kind.UNKNOWN else kind
             state.bind(name.id, Value(kind=known_as, graph=graph, made_from=sources((iterated,))))

@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.values import Kind
 
@@ -28,7 +29,7 @@ def _goes_over_data(loop: Loop) -> bool:
     node = loop.node
     return isinstance(node, ast.For) and any(
         _DATA.search(getattr(inner, "id", getattr(inner, "attr", ""))) is not None
-        for inner in ast.walk(node.iter)
+        for inner in walk(node.iter)
         if isinstance(inner, ast.Name | ast.Attribute)
     )
 

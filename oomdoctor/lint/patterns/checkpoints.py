@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act, Keeping
 from oomdoctor.lint.flow.state import text_of
 
@@ -59,14 +60,14 @@ def is_only_loaded(run: Run, event: Event) -> bool:
     if not loaded or any(shares_memory(other) for other in loaded) or event.call is None:
         return False
     scope = event.module.tree if event.function is None else event.function.node
-    parents = {child: parent for parent in ast.walk(scope) for child in ast.iter_child_nodes(parent)}
+    parents = {child: parent for parent in walk(scope) for child in ast.iter_child_nodes(parent)}
     above = parents.get(event.call)
     if not isinstance(above, ast.Assign):
         return _is_given_to_load(event.call, parents)
     names = [target.id for target in above.targets if isinstance(target, ast.Name)]
     return len(names) == len(above.targets) == 1 and all(
         _is_harmless(node, parents)
-        for node in ast.walk(scope)
+        for node in walk(scope)
         if isinstance(node, ast.Name) and node.id == names[0] and isinstance(node.ctx, ast.Load)
     )
 

@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.writes import Write, unconditional, writes
 
@@ -134,7 +135,7 @@ def _begins(name: str, place: Place) -> list[Write]:
     function = place.loop.function
     if "." in name and function is not None and function.class_ is not None:
         tree = function.class_.node
-    inside = {id(node) for body in place.bodies for node in ast.walk(body)}
+    inside = {id(node) for body in place.bodies for node in walk(body)}
     return [write for write in writes([tree]) if write.text == name and id(write.node) not in inside]
 
 
@@ -158,7 +159,7 @@ def _around(loop: ast.AST, tree: ast.AST) -> ast.AST | None:
     """The loop right around another one, in the same function."""
     around = [
         node
-        for node in ast.walk(tree)
+        for node in walk(tree)
         if isinstance(node, ast.For | ast.While) and node is not loop and _lies_in(loop, node)
     ]
     return max(around, key=_line, default=None)

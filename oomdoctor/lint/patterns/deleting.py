@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.patterns.syntax import above, block_of, parents_in
 from oomdoctor.lint.rule import Edit
 
@@ -23,7 +24,7 @@ def deleted_after_use(holder: Holder, names: list[str], line: int | None) -> tup
     tree = holder.module.tree
     parents = parents_in(tree)
     block = block_of(holder.statement, parents)
-    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in names]
+    uses = [node for node in walk(tree) if isinstance(node, ast.Name) and node.id in names]
     if line is None or not block or len(uses) == 0 or any("." in name for name in names):
         return ()
     places = [_place(use, block, parents) for use in uses]

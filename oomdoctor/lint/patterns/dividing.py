@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.own_gradients import handles_gradients
 
@@ -62,7 +63,7 @@ def _is_left_to_another(event: Event, module: Module) -> bool:
 
 def _is_reckoned_with(found: Accumulation) -> bool:
     """Whether the loop divides by the accumulation steps, other than a number for the log, or multiplies by them."""
-    for node in ast.walk(found.loop.node):
+    for node in walk(found.loop.node):
         match node:
             case (
                 ast.AugAssign(op=ast.Div(), target=left, value=right) | ast.BinOp(left=left, op=ast.Div(), right=right)
@@ -90,9 +91,9 @@ def _mentions(node: ast.expr | None, period: str) -> bool:
     if node is None:
         return False
     if period.isdigit():
-        return any(isinstance(part, ast.Constant) and str(part.value) == period for part in ast.walk(node))
+        return any(isinstance(part, ast.Constant) and str(part.value) == period for part in walk(node))
     owner, _, name = period.rpartition(".")
-    for part in ast.walk(node):
+    for part in walk(node):
         if (isinstance(part, ast.Name) and part.id == name) or (isinstance(part, ast.Attribute) and part.attr == name):
             return True
         if owner and isinstance(part, ast.Call) and any(text_of(given) == owner for given in part.args):
@@ -105,7 +106,7 @@ def _is_scaled(event: Event) -> bool:
     node = event.value.node
     if node is None:
         return False
-    for part in ast.walk(node):
+    for part in walk(node):
         if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult):
             sides = [text_of(side) for side in (part.left, part.right) if isinstance(side, ast.Name | ast.Attribute)]
             if any(_FACTOR.search(side) for side in sides):

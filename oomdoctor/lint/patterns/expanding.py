@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import copy
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.state import text_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _MOST_NODES: Final = 120
 
 def is_small(node: ast.expr) -> bool:
     """Whether an expression is of a size that people write, so that it is safe to go down into it."""
-    return next(islice(ast.walk(node), _MOST_NODES, None), None) is None
+    return len(walk(node)) <= _MOST_NODES
 
 
 def expanded(test: ast.expr, meanings: Mapping[str, ast.expr], class_: Class | None) -> ast.expr:
@@ -97,7 +97,7 @@ class _Expander(ast.NodeTransformer):
     def _replaced(self, node: ast.expr, meaning: ast.expr | None) -> ast.expr:
         if meaning is None or self.depth >= _DEEPEST or not is_small(meaning):
             return node
-        self.nodes += sum(1 for _ in ast.walk(meaning))
+        self.nodes += len(walk(meaning))
         if self.nodes > _MOST_NODES:
             return node
         self.depth += 1

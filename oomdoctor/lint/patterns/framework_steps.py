@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act, Keeping
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.flow.values import Graph, Kind
@@ -43,7 +44,7 @@ def _has_graph(value: Value) -> bool:
 def _is_emptied(target: str, class_: Class) -> bool:
     """Whether any method but the constructor begins it anew, clears it or deletes it."""
     methods = (method.node for name, method in class_.methods.items() if name != "__init__")
-    return any(target in _emptied(node) for method in methods for node in ast.walk(method))
+    return any(target in _emptied(node) for method in methods for node in walk(method))
 
 
 def _emptied(node: ast.AST) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.state import base_of, text_of
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def end_of(node: ast.AST) -> tuple[int, int]:
 
 def stored_in(loop: Loop) -> frozenset[str]:
     """Names and dotted texts that the loop sets, its own variables among them."""
-    return frozenset(text for node in ast.walk(loop.node) if (text := _stored(node)) is not None)
+    return frozenset(text for node in walk(loop.node) if (text := _stored(node)) is not None)
 
 
 def _stored(node: ast.AST) -> str | None:
@@ -140,7 +141,7 @@ def _uses(node: ast.AST) -> tuple[set[str], set[str]]:
     """What a node sets, and what it reads."""
     stores: set[str] = set()
     reads: set[str] = set()
-    for inner in ast.walk(node):
+    for inner in walk(node):
         text = _stored(inner)
         if text is not None:
             stores.add(text)

@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act, Keeping
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.flow.values import Kind
@@ -104,7 +105,7 @@ def _is_counted(event: Event, loop: Loop) -> bool:
     target = event.node.targets[0] if isinstance(event.node, ast.Assign) else None
     if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Name | ast.BinOp | ast.Tuple):
         return False
-    names = {node.id for node in ast.walk(target.slice) if isinstance(node, ast.Name)}
+    names = {node.id for node in walk(target.slice) if isinstance(node, ast.Name)}
     return loop.counter in names and event.target_value.kind is Kind.CONTAINER
 
 

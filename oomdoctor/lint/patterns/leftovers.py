@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import subject
@@ -118,9 +119,9 @@ def _stops_by_counter(found: Accumulation) -> bool:
     """Whether the loop is left early by its counter: at the end of training, or where the last whole window ends."""
     counter = "" if found.boundary is None else found.boundary.counter
     tree = found.run.module.tree if found.loop.function is None else found.loop.function.node
-    tests = [node.test for node in ast.walk(found.loop.node) if isinstance(node, ast.If) and _leaves(node)]
+    tests = [node.test for node in walk(found.loop.node) if isinstance(node, ast.If) and _leaves(node)]
     for test in tests:
-        names = {text_of(node) for node in ast.walk(test) if isinstance(node, ast.Name | ast.Attribute)}
+        names = {text_of(node) for node in walk(test) if isinstance(node, ast.Name | ast.Attribute)}
         text = spelled_out(test, definitions(writes([tree])))
         if counter in names and (not _around(found) or ("len(" in text and found.period in text)):
             return True

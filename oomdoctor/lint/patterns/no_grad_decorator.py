@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.rule import Edit
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def _has_torch(function: Function) -> bool:
 
 
 def _switches(node: ast.AST) -> bool:
-    return any(isinstance(inner, ast.Attribute) and inner.attr in _SWITCHES for inner in ast.walk(node))
+    return any(isinstance(inner, ast.Attribute) and inner.attr in _SWITCHES for inner in walk(node))
 
 
 def _indent(function: Function) -> str:

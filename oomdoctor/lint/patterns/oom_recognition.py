@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -53,7 +55,7 @@ class Recognition:
 
     def within(self, holder: ast.AST) -> Recognition:
         """The same with the names that are set below `holder`, at whatever depth."""
-        found = dict(_assigned(ast.walk(holder)))
+        found = dict(_assigned(walk(holder)))
         return Recognition(self.module, {**self.constants, **found}, self.predicates) if found else self
 
     def is_type(self, node: ast.expr | None) -> bool:
@@ -67,7 +69,7 @@ class Recognition:
 
     def texts_in(self, node: ast.AST) -> Iterator[str]:
         """The texts below a node, and below what names in it stand for."""
-        for inner in ast.walk(node):
+        for inner in walk(node):
             if isinstance(inner, ast.Name) and inner.id in self.constants:
                 yield from _strings(self.constants[inner.id])
             elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
@@ -108,7 +110,7 @@ class Recognition:
     def tested_texts(self, holder: ast.AST) -> set[str]:
         """The different texts about memory, libraries' own words among them, that conditions below look for."""
         found: set[str] = set()
-        for node in ast.walk(holder):
+        for node in walk(holder):
             if isinstance(node, ast.Compare) or (isinstance(node, ast.Call) and called_name(node) in _TEXT_TESTS):
                 found.update(text.lower() for text in self.texts_in(node))
         return {text for text in found if _TEXT.search(text) or _OTHER_TEXT.search(text)}
@@ -154,13 +156,13 @@ class Recognition:
         if len(function.node.body) > _SHORT:
             return False
         inner = self.within(function.node)
-        values = [node.value for node in ast.walk(function.node) if isinstance(node, ast.Return)]
+        values = [node.value for node in walk(function.node) if isinstance(node, ast.Return)]
         return any(value is not None and (inner.has_texts(value) or mentions_type(value)) for value in values)
 
 
 def mentions_type(holder: ast.AST) -> bool:
     """Whether PyTorch's type of error for OOM is named below a node."""
-    for node in ast.walk(holder):
+    for node in walk(holder):
         match node:
             case ast.Attribute(attr=name) | ast.Name(id=name) | ast.Constant(value=str(name)) | ast.alias(name=name):
                 if _TYPE.search(name):
@@ -176,7 +178,7 @@ def called_name(call: ast.Call) -> str:
 
 
 def _strings(node: ast.AST) -> Iterator[str]:
-    for inner in ast.walk(node):
+    for inner in walk(node):
         if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
             yield inner.value
 

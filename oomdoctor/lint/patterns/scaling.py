@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.state import text_of
 
@@ -66,7 +67,7 @@ def scales_by_hand(run: Run, event: Event) -> bool:
 def _computes_with_scale(module: Module) -> bool:
     if "get_scale" not in module.text:
         return False
-    nodes = list(ast.walk(module.tree))
+    nodes = list(walk(module.tree))
     names = {
         text_of(target)
         for node in nodes

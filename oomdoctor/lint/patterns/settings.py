@@ -7,6 +7,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.writes import writes
 
@@ -26,7 +27,7 @@ class Settings:
 
     def holds_throughout(self, test: ast.expr) -> bool:
         """Whether a condition is the same in each iteration, as `if args.clip > 0` is."""
-        parts = list(ast.walk(test))
+        parts = list(walk(test))
         if any(isinstance(node, ast.Call) or _may_vary(node) for node in parts):
             return False
         names = {text_of(node) for node in parts if isinstance(node, ast.Name | ast.Attribute)}
@@ -41,7 +42,7 @@ def is_tested_in(node: ast.AST, test: ast.expr) -> bool:
 
 @lru_cache(maxsize=32)
 def _tests(node: ast.AST) -> frozenset[ast.expr]:
-    return frozenset(inner.test for inner in ast.walk(node) if isinstance(inner, ast.If | ast.IfExp | ast.While))
+    return frozenset(inner.test for inner in walk(node) if isinstance(inner, ast.If | ast.IfExp | ast.While))
 
 
 def _may_vary(node: ast.AST) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.patterns.linear import linear
 from oomdoctor.lint.rule import Edit
 
@@ -22,7 +23,7 @@ def shifted(found: Accumulation) -> tuple[Edit, ...]:
     count, boundary, guard, lead = found.count, found.boundary, found.guard, found.lead
     if count is None or boundary is None or guard is None or lead is None or found.owner is None:
         return ()
-    remainders = [node for node in ast.walk(guard.test) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)]
+    remainders = [node for node in walk(guard.test) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)]
     if count.by_hand or boundary.least is not None or len(remainders) != 1:
         return ()
     number = linear(remainders[0].left)

@@ -6,6 +6,8 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -81,7 +83,7 @@ def _last_set(name: ast.Name, module: Module, function: Function | None) -> ast.
     """What a name was set to last above where it stands; None where it was not, or to itself."""
     scope = module.tree if function is None else function.node
     found = None
-    for node in ast.walk(scope):
+    for node in walk(scope):
         if isinstance(node, ast.Assign) and node.lineno < name.lineno and _sets(node, name.id):
             found = node.value if found is None or node.lineno > found.lineno else found
     return found

@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.syntax import above, own_nodes, targets_of
 
@@ -63,7 +64,7 @@ class Alias:
 
 def has_aliases(module: Module) -> bool:
     """Whether a file has any; asked first, since it needs no table of the whole tree."""
-    return any(aliased_model(value) is not None for node in ast.walk(module.tree) for _, value in _pairs(node))
+    return any(aliased_model(value) is not None for node in walk(module.tree) for _, value in _pairs(node))
 
 
 def aliases(parents: Parents) -> Iterator[Alias]:
@@ -171,8 +172,6 @@ def is_copied_later(alias: Alias) -> bool:
         isinstance(node, ast.Assign)
         and alias.name in map(text_of, targets_of(node))
         and aliased_model(node.value) is None
-        and any(
-            text_of(part) == alias.name for part in ast.walk(node.value) if isinstance(part, ast.Name | ast.Attribute)
-        )
+        and any(text_of(part) == alias.name for part in walk(node.value) if isinstance(part, ast.Name | ast.Attribute))
         for node in own_nodes(alias.scope)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import end_of, start_of, within
@@ -37,7 +38,7 @@ def body_of(event: Event) -> ast.AST:
 
 def statement_of(event: Event) -> ast.stmt | None:
     """The simple statement that an event stands in; None where it stands in the head of a loop or an `if`."""
-    for node in ast.walk(body_of(event)):
+    for node in walk(body_of(event)):
         if isinstance(node, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return) and within(
             event.node, node
         ):
@@ -80,7 +81,7 @@ def calls_between(first: Event, second: Event, run: Run) -> Iterator[ast.Call]:
     """Calls after the first and before the second, of one function, that are no events and may do anything."""
     known = explained(run)
     begin, end = end_of(first.node), start_of(second.node)
-    for node in ast.walk(body_of(first)):
+    for node in walk(body_of(first)):
         if not isinstance(node, ast.Call) or id(node) in known or _last(node.func) in _HARMLESS:
             continue
         if begin <= start_of(node) and end_of(node) <= end:
@@ -92,7 +93,7 @@ def sets_gradients_between(first: Event, second: Event) -> bool:
     begin, end = end_of(first.node), start_of(second.node)
     return any(
         isinstance(node, ast.Attribute) and node.attr == "grad" and begin <= start_of(node) <= end
-        for node in ast.walk(body_of(first))
+        for node in walk(body_of(first))
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from oomdoctor.lint.code.walking import walk
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -13,7 +15,7 @@ Parents = dict[ast.AST, ast.AST]
 
 def parents_in(scope: ast.AST) -> Parents:
     """Each node below `scope` with the node that it is a part of."""
-    return {child: parent for parent in ast.walk(scope) for child in ast.iter_child_nodes(parent)}
+    return {child: parent for parent in walk(scope) for child in ast.iter_child_nodes(parent)}
 
 
 def above(node: ast.AST, parents: Parents) -> Iterator[ast.AST]:

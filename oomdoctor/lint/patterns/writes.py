@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.state import text_of
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def writes(nodes: Sequence[ast.AST]) -> list[Write]:
 @lru_cache(maxsize=128)
 def _written_in(node: ast.AST) -> tuple[Write, ...]:
     """What one node writes; every rule about accumulation asks again."""
-    return tuple(write for inner in ast.walk(node) for write in _written(inner))
+    return tuple(write for inner in walk(node) for write in _written(inner))
 
 
 def definitions(found: Sequence[Write]) -> dict[str, ast.expr]:
@@ -66,7 +67,7 @@ def spelled_out(node: ast.expr, meanings: Mapping[str, ast.expr], depth: int = _
         depth: How far to go.
     """
     texts = [text_of(node)]
-    for part in ast.walk(node):
+    for part in walk(node):
         meaning = meanings.get(part.id) if isinstance(part, ast.Name) else None
         if meaning is not None and meaning is not node and depth > 0:
             texts.append(spelled_out(meaning, meanings, depth - 1))

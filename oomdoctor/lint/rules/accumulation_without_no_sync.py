@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
@@ -90,7 +91,7 @@ def _is_plain(event: Event) -> bool:
     manager = _no_sync(event)
     return manager is not None and any(
         item.context_expr is manager.node
-        for node in ast.walk(event.module.tree)
+        for node in walk(event.module.tree)
         if isinstance(node, ast.With | ast.AsyncWith)
         for item in node.items
     )

@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.context import Gradients
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
@@ -103,14 +104,14 @@ def _of_class(class_: Class, seen: set[str]) -> str | None:
     if own is not None:
         return own
     names = {
-        node.func.id for node in ast.walk(class_.node) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        node.func.id for node in walk(class_.node) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     inner = [class_.module.classes[name] for name in sorted(names & set(class_.module.classes))]
     return next((norm for other in inner if (norm := _of_class(other, seen)) is not None), None)
 
 
 def _made_in(tree: ast.AST, module: Module) -> str | None:
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Call):
             name = module.qualified(node.func) or ""
             if name.startswith("torch.nn.") and _NORM.search(name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.batch_loops import seen_at
@@ -74,7 +75,7 @@ def _lives_in_object(runs: Sequence[Run], holder: Holder) -> bool:
         for frame in event.context.frames
     )
     return trains and not any(
-        _lets_go(node, holder.name) and node is not holder.statement for node in ast.walk(class_.node)
+        _lets_go(node, holder.name) and node is not holder.statement for node in walk(class_.node)
     )
 
 

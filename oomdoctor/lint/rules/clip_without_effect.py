@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import exclude, implies, shared_loop, start_of
@@ -77,7 +78,7 @@ def _is_late(run: Run, clip: Event, around: tuple[Event, Event], loop: Loop) -> 
     known = explained(run)
     hidden = (
         node
-        for node in ast.walk(loop.node)
+        for node in walk(loop.node)
         if isinstance(node, ast.Call) and id(node) not in known and start_of(node) > start_of(clip.node)
     )
     return all(implies(clip, event, loop) for event in around) and not any(

@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import base_of, text_of
 from oomdoctor.lint.flow.values import Graph
@@ -51,7 +52,7 @@ def _names(event: Event) -> set[str]:
     of_what: list[ast.expr] = list(event.call.args)
     if isinstance(event.call.func, ast.Attribute):
         of_what.append(event.call.func.value)
-    nodes = (node for part in of_what for node in ast.walk(part))
+    nodes = (node for part in of_what for node in walk(part))
     return {base_of(node) or "" for node in nodes if isinstance(node, ast.Name | ast.Attribute)}
 
 
@@ -97,7 +98,7 @@ def _takes_over(run: Run, kept: Event, event: Event) -> bool:
 def _arguments(made: Event) -> Iterator[str]:
     call = made.call
     for argument in [] if call is None else [*call.args, *(keyword.value for keyword in call.keywords)]:
-        for node in ast.walk(argument):
+        for node in walk(argument):
             if isinstance(node, ast.Name | ast.Attribute):
                 yield base_of(node) or ""
 

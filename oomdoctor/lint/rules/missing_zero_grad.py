@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import conditions, shared_loop, stored_in, within
@@ -108,7 +109,7 @@ def _hands_over(subject: Subject, step: Event, module: Module) -> bool:
         and id(node) not in known
         and any(text_of(argument) == optimizer for argument in _arguments(node))
         and not _MAKES.search(module.qualified(node.func) or text_of(node.func))
-        for node in ast.walk(module.tree)
+        for node in walk(module.tree)
     )
 
 

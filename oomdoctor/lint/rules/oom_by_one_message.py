@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.patterns.oom_handlers import always_raises, attempts, enclosing, running
 from oomdoctor.lint.patterns.oom_recognition import Recognition, called_name, mentions_type
 from oomdoctor.lint.rule import Hit, Rule
@@ -98,7 +99,7 @@ def _single(file: _File, holder: ast.AST, errors: set[str], scope: ast.AST) -> I
         return
     if any(isinstance(node, ast.Call) and recognition.asks_a_predicate(node) for node in children):
         return
-    inside = {id(inner) for test in tests for inner in ast.walk(test) if inner is not test}
+    inside = {id(inner) for test in tests for inner in walk(test) if inner is not test}
     for test in tests:
         if id(test) not in inside:
             yield _hit(file.module, recognition, test)
@@ -114,9 +115,9 @@ def _hit(module: Module, recognition: Recognition, test: ast.AST) -> Hit:
 def _of_an_error(test: ast.AST, recognition: Recognition, errors: set[str], holder: ast.AST) -> bool:
     """Whether a test is about an error's text: `str(e)`, `e.args[0]`, `f"{e}"`, `format_exc()`, or a name for it."""
     in_handler = isinstance(holder, ast.ExceptHandler)
-    for node in ast.walk(test):
+    for node in walk(test):
         meant = recognition.constants.get(node.id) if isinstance(node, ast.Name) else None
-        for part in (node, *(ast.walk(meant) if meant is not None else ())):
+        for part in (node, *(walk(meant) if meant is not None else ())):
             if isinstance(part, ast.Name) and part.id in errors:
                 return True
             if in_handler and isinstance(part, ast.Call) and called_name(part) in _FORMATTERS:

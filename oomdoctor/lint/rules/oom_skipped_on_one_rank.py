@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.patterns.oom_handlers import OomHandler, oom_handlers, running
@@ -68,7 +69,7 @@ def _loop_around(handler: OomHandler, event: Event) -> Loop | None:
 
 def _lies_around(loop: Loop, handler: OomHandler, context: Context) -> bool:
     if loop.function is handler.function:
-        return any(node is handler.attempt for node in ast.walk(loop.node))
+        return any(node is handler.attempt for node in walk(loop.node))
     functions = [frame.function for frame in context.frames]
     if loop.function is None or handler.function not in functions:
         return loop.function is None
@@ -85,7 +86,7 @@ def _is_spread(run: Run, handler: OomHandler, module: Module) -> bool:
     if any(model.wrapped for model in models):
         return True
     return all(model.node is None for model in models) and any(
-        isinstance(node, ast.Call) and _spreads(node, module) for node in ast.walk(module.tree)
+        isinstance(node, ast.Call) and _spreads(node, module) for node in walk(module.tree)
     )
 
 
@@ -99,7 +100,7 @@ def _others_know(handler: OomHandler, run: Run, loop: Loop) -> bool:
         speaks = event.act is Act.BACKWARD or event.name.startswith("torch.distributed.")
         if speaks and not _under(handler, event.context):
             return True
-    tried = {id(node) for statement in handler.attempt.body for node in ast.walk(statement)}
+    tried = {id(node) for statement in handler.attempt.body for node in walk(statement)}
     return any(_communicates(node) for node in running(loop.node) if id(node) not in tried)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act, Keeping
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.flow.values import Device, Graph, Kind
@@ -52,7 +53,7 @@ def _grows(kept: Kept) -> bool:
     """Whether every batch of the loop adds to it, and nothing takes anything away."""
     if kept.event.how not in _LIST or kept.forgotten() or kept.takes_slices():
         return False
-    return not any(isinstance(node, ast.Break) for node in ast.walk(kept.loop.node))
+    return not any(isinstance(node, ast.Break) for node in walk(kept.loop.node))
 
 
 def _is_small(kept: Kept, output: Value) -> bool:

@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import base_of, text_of
 from oomdoctor.lint.flow.values import UNKNOWN, Graph, Kind
@@ -99,7 +100,7 @@ def _unknown_calls_after(run: Run, event: Event, loop: Loop) -> Iterator[ast.Cal
     """Calls further on in the iteration, in the function that has the loop, that are no events."""
     known = explained(run)
     place = _place(event, loop)
-    for node in ast.walk(loop.node):
+    for node in walk(loop.node):
         if isinstance(node, ast.Call) and id(node) not in known and start_of(node) > end_of(place):
             yield node
 
@@ -135,7 +136,7 @@ def _remembers(model: Value) -> bool:
     forward = None if model.class_ is None else model.class_.methods.get("forward")
     return forward is not None and any(
         isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and text_of(node.value) == "self"
-        for node in ast.walk(forward.node)
+        for node in walk(forward.node)
     )
 
 
@@ -147,14 +148,14 @@ def _text(event: Event, loop: Loop) -> str:
 def _operands(event: Event, loop: Loop) -> Iterator[str]:
     """Names and dotted texts that the loss may be computed from: operands and arguments up to the backward pass."""
     place = _place(event, loop)
-    for statement in ast.walk(loop.node):
+    for statement in walk(loop.node):
         if isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr):
             is_before = not isinstance(statement, ast.Expr) and start_of(statement) < start_of(place)
             yield from _operands_of(statement.value) if is_before or within(place, statement) else ()
 
 
 def _operands_of(expression: ast.expr) -> Iterator[str]:
-    for node in ast.walk(expression):
+    for node in walk(expression):
         parts: list[ast.expr] = [node.left, node.right] if isinstance(node, ast.BinOp) else []
         if isinstance(node, ast.Call):
             function = node.func

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.oom_handlers import OomHandler, oom_handlers, running
@@ -79,13 +80,26 @@ def _failed_call(handler: OomHandler) -> str | None:
         body = body[0].body
     if len(body) > 1 and not isinstance(body[-1], ast.Return | ast.Assign):
         return None
-    value = getattr(body[-1], "value", None)
-    while isinstance(value, ast.Yield | ast.Await):
-        value = value.value
-    if not isinstance(value, ast.Call) or handler.module.qualified(value.func):
+    call = _main_call(getattr(body[-1], "value", None))
+    if call is None or handler.module.qualified(call.func):
         return None
-    text = text_of(value.func)
-    return text if text in handler.module.top or called_name(value) not in _NO_WORK else None
+    text = text_of(call.func)
+    return text if text in handler.module.top or called_name(call) not in _NO_WORK else None
+
+
+def _main_call(value: ast.expr | None) -> ast.Call | None:
+    """The call that an expression is about: `model(x)` in `model(x).logits[0].cpu()`."""
+    while value is not None:
+        if isinstance(value, ast.Yield | ast.Await | ast.Attribute | ast.Subscript):
+            value = value.value
+        elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _NO_WORK:
+            inner = value.func.value
+            if not isinstance(inner, ast.Call | ast.Attribute | ast.Subscript):
+                return value
+            value = inner
+        else:
+            return value if isinstance(value, ast.Call) else None
+    return None
 
 
 def _same(call: ast.Call, failed: str | None) -> bool:
@@ -107,7 +121,7 @@ def _frees_before(handler: OomHandler, again: ast.Call) -> bool:
 def _leads_to_freeing(call: ast.Call, handler: OomHandler) -> bool:
     function = handler.module.top.get(called_name(call))
     return function is not None and any(
-        isinstance(node, ast.Call) and called_name(node) in _FREES for node in ast.walk(function.node)
+        isinstance(node, ast.Call) and called_name(node) in _FREES for node in walk(function.node)
     )
 
 

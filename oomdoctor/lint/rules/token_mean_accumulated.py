@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
@@ -89,14 +90,14 @@ def _entropies(run: Run, event: Event, loop: Loop) -> Iterator[tuple[ast.Call, M
         if made.name in _ENTROPIES and made.call is not None and event.value.comes_from(made.result):
             yield made.call, made.module
     criteria = dict(_criteria(event.module))
-    for node in ast.walk(loop.node):
+    for node in walk(loop.node):
         if isinstance(node, ast.Call) and text_of(node.func) in criteria:
             yield criteria[text_of(node.func)], event.module
 
 
 def _criteria(module: Module) -> Iterator[tuple[str, ast.Call]]:
     """Loss functions that the file makes, by the name or dotted text that they are given."""
-    for node in ast.walk(module.tree):
+    for node in walk(module.tree):
         match node:
             case ast.Assign(targets=[target, *_], value=ast.Call() as made):
                 if module.qualified(made.func) in _ENTROPY_CLASSES:
@@ -132,7 +133,7 @@ def _reads_loss(loop: Loop) -> bool:
         or (
             isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value in ("loss", 0)
         )
-        for node in ast.walk(loop.node)
+        for node in walk(loop.node)
     )
 
 
@@ -142,7 +143,7 @@ def _is_weighted(loop: Loop) -> bool:
         isinstance(node, ast.BinOp | ast.AugAssign)
         and isinstance(node.op, ast.Mult)
         and any(re.search(r"\.sum\(|tok|count|num_", text_of(side)) for side in _sides(node))
-        for node in ast.walk(loop.node)
+        for node in walk(loop.node)
     )
 
 
