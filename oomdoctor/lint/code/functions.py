@@ -70,6 +70,7 @@ class Module:
         classes: Classes at the top level by name.
         top: Functions at the top level by name.
         project: The repository that it lies in; None for a text of its own.
+        telling: Kept here by `oomdoctor.lint.flow.entries`: functions in which something telling happens.
     """
 
     path: Path
@@ -80,6 +81,7 @@ class Module:
     classes: dict[str, Class] = field(default_factory=dict)
     top: dict[str, Function] = field(default_factory=dict)
     project: Project | None = None
+    telling: frozenset[Function] | None = None
 
     def qualified(self, node: ast.expr) -> str | None:
         """Qualified name of a dotted expression by its imports, such as `torch.no_grad`; None for the user's own."""
@@ -93,4 +95,4 @@ class Module:
         self.classes.clear()
         self.top.clear()
         self.tree.body.clear()
-        self.project = None
+        self.project = self.telling = None

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from oomdoctor.lint.code.functions import Function, Module
 
 _TELLING: Final = re.compile(
+    r"def (?:training|validation|test|predict|prediction)_step\(|def compute_loss\(|"
     r"backward|zero_grad|\.step\(|\.eval\(|\.load\(|empty_cache|OutOfMemory|out of memory|\bcycle\b"
     r"|retain_graph|clip_grad|\.train\(|\.state_dict\(|\.append\([^\n]{0,99}?(?:loss|logit|output|pred|prob|feat|embed|score)"
 )
@@ -29,10 +30,17 @@ _CALLED: Final = re.compile(r"(?<!def )\b([A-Za-z_]\w*)\s*\(")
 
 def entries(module: Module) -> list[Function]:
     """Functions to begin with, those that nobody in the file calls first: the others are run on their way."""
-    called = _called_by(module)
-    telling = _telling(module, called)
-    named = {name for names in called.values() for name in names}
-    return sorted(telling, key=lambda function: (function.parent is not None, function.name in named))
+    telling = telling_functions(module)
+    named = frozenset(_CALLED.findall(module.text))
+    functions = [function for function in module.functions if function in telling]
+    return sorted(functions, key=lambda function: (function.parent is not None, function.name in named))
+
+
+def telling_functions(module: Module) -> frozenset[Function]:
+    """Functions of a file in which, or in what they call by name, something telling happens."""
+    if module.telling is None:
+        module.telling = _telling(module)
+    return module.telling
 
 
 def leads_elsewhere(module: Module) -> bool:
@@ -80,16 +88,22 @@ def _telling_lines(text: str) -> list[int]:
     return sorted(line for pattern in patterns for line, _ in _with_lines(text, pattern))
 
 
-def _telling(module: Module, called: dict[Function, frozenset[str]]) -> list[Function]:
+def _telling(module: Module) -> frozenset[Function]:
+    called = _called_by(module)
     lines = _telling_lines(module.text)
     found = {function for function in module.functions if _has_line(function, lines)}
     names = {function.name for function in found} | _work_elsewhere(module)
     while True:
         more = {function for function in module.functions if function not in found and called[function] & names}
         if not more:
-            return [function for function in module.functions if function in found]
+            return frozenset(found)
         found |= more
         names |= {function.name for function in more}
+
+
+def length_of(function: Function) -> int:
+    """How many lines a function has."""
+    return _end(function) - function.node.lineno
 
 
 def _end(function: Function) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.annotations import of_annotation
 from oomdoctor.lint.flow.context import Frame, Gradients
+from oomdoctor.lint.flow.entries import length_of, telling_functions
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.fields import fields_of
 from oomdoctor.lint.flow.gradients import of_function
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from oomdoctor.lint.code.functions import Function
 
 _SELF: Final = "self."
+_LONG: Final = 40
+"""Lines of a function with nothing telling in it from which on it is no small helper that computes a loss."""
 _UNIMPORTANT: Final = frozenset({Act.CALL, Act.TO_HOST, Act.FORGET})
 """What is noted once for a function in which nothing else happens, not each time it is called."""
 _MOST_FOLLOWED: Final = 5
@@ -71,6 +74,8 @@ def _run(state: State, function: Function, call: ast.Call | None, given: Given) 
 def _may_follow(state: State, function: Function) -> bool:
     frames = state.context.frames
     if len(frames) >= MOST_FRAMES or state.budget <= 0 or state.shared.followed[function] >= _MOST_FOLLOWED:
+        return False
+    if length_of(function) > _LONG and function not in telling_functions(function.module):
         return False
     return all(frame.function is not function for frame in frames)
 

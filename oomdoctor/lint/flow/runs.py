@@ -19,7 +19,7 @@ from oomdoctor.lint.flow.values import Graph, Value
 if TYPE_CHECKING:
     from oomdoctor.lint.code.functions import Function, Module
 
-_FEWEST_STATEMENTS: Final = 4000
+_FEWEST_STATEMENTS: Final = 1500
 _STATEMENTS_A_LINE: Final = 4
 """That the runs of a file may look at, for each of its lines: a bound on time where everything calls everything."""
 
