@@ -47,9 +47,9 @@ def own_backward(kept: Kept) -> bool:
 
 
 def is_given_back(kept: Kept) -> bool:
-    """Whether the run's first function returns something made of the whole, to a caller that nobody here sees."""
-    frames, function = kept.event.context.frames, kept.loop.function
-    if function is None or frames[0].function is not function:
+    """Whether the function whose loop it is returns something made of the whole, for its callers to train on."""
+    function = kept.loop.function
+    if function is None:
         return False
     names = {kept.event.target.partition("[")[0]}
     for node in sorted(_statements(function.node), key=lambda node: node.lineno):
