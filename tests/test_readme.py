@@ -161,6 +161,19 @@ def test_the_speed_figures_are_those_of_the_results() -> None:
     assert f"the probe of the picture {claims[2]['ratio']:g} times as long" in PROSE
 
 
+def test_the_figures_of_lint_are_those_of_the_results() -> None:
+    """What the README says of lint's precision, speed and robustness is what was measured and committed."""
+    results = ROOT / "tests/bench/results"
+    precision = json.loads((results / "lint_precision.json").read_text(encoding="utf-8"))
+    speed = json.loads((results / "lint_speed.json").read_text(encoding="utf-8"))["whole"]
+    fuzz = json.loads((results / "lint_fuzz.json").read_text(encoding="utf-8"))
+    lines, verdicts = sum(project["lines"] for project in precision["projects"]), precision["verdicts"]
+    assert f"{len(precision['projects']) - 1} installed projects and the examples of Ignite, {lines:,} lines" in PROSE
+    assert f"{verdicts['true']} of {sum(verdicts.values())} are true" in PROSE
+    assert f"{speed['lines_per_second']:,} lines a second" in PROSE
+    assert f"{fuzz['inputs']:,} mutated scripts crashed it {fuzz['crashes']} times" in PROSE
+
+
 def test_the_figures_of_diagnosis_are_those_of_the_results() -> None:
     """What the README says about logs, overhead and hostile inputs is what the committed benches measured."""
     results = ROOT / "tests/bench/results"

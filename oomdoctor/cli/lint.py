@@ -29,6 +29,7 @@ from oomdoctor.cli.options import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from oomdoctor.results import LintDocument, LintResult
@@ -58,7 +59,12 @@ def lint(  # noqa: PLR0913 - one parameter an option
     output: Output = None,
     _help: Help = False,
 ) -> None:
-    """Find in training scripts what will run out of memory, or silently train wrongly; nothing of them is run."""
+    """Find in training scripts what will run out of memory, or silently train wrongly; nothing of them is run.
+
+    Folders such as .git, build, dist and venv are passed over, and what .gitignore names.
+
+    Exit code: 0 clean, 1 findings from --fail-on up or files that could not be read, 2 usage.
+    """
     import os
 
     from oomdoctor.cli import linting
@@ -70,10 +76,11 @@ def lint(  # noqa: PLR0913 - one parameter an option
     check_format("lint", chosen)
     _check_plain(chosen, diff=diff, statistics=statistics)
     _check_output(output)
+    _check_stdin(paths or [], stdin_filename, chosen if fix and not diff and output is None else "text")
     given = LintTable(
-        select=_words(select),
+        select=_rules(select, "--select"),
         ignore=_words(ignore),
-        extend_select=_words(extend_select),
+        extend_select=_rules(extend_select, "--extend-select"),
         per_file_ignores=_ignores(per_file_ignores),
         exclude=_words(exclude),
         fail_on=fail_on,
@@ -127,6 +134,18 @@ def _words(given: Words) -> tuple[str, ...] | None:
     return None if given is None else tuple(word for text in given for word in items(text))
 
 
+def _rules(given: Words, option: str) -> tuple[str, ...] | None:
+    """Values of an option that has to name rules.
+
+    Raises:
+        UsageError: It names none, as where a variable of the shell is not set.
+    """
+    words = _words(given)
+    if words == ():
+        raise UsageError(f"`{option}` names no rule", hint="leave it out for the default rules, or write `ALL`")
+    return words
+
+
 def _ignores(given: Words) -> dict[str, tuple[str, ...]] | None:
     from oomdoctor.configuration.environment import pairs
 
@@ -146,6 +165,27 @@ def _check_plain(form: str, *, diff: bool, statistics: bool) -> None:
         raise UsageError("`--diff` and `--statistics` exclude each other", hint="give one of them")
     if asked and form != "text":
         raise UsageError(f"`{asked[0]}` prints plain text", hint=f"drop what asks for {form}")
+
+
+def _check_stdin(paths: Sequence[str], stdin_filename: str | None, form: str) -> None:
+    """See that what is said of standard input means something, and that what it is made into has its place.
+
+    Args:
+        paths: As they were given.
+        stdin_filename: What to call it.
+        form: Format of a report on standard output beside what `--fix` makes of it.
+
+    Raises:
+        UsageError: It is named and not read, or two things would go to standard output.
+    """
+    from oomdoctor.lint.discovery import STANDARD_INPUT
+
+    if STANDARD_INPUT in paths:
+        if form != "text":
+            hint = "write the report to a file with `-o`, or drop `--fix`"
+            raise UsageError(f"the {form} report and what `--fix` makes of `-` cannot both go to stdout", hint=hint)
+    elif stdin_filename is not None:
+        raise UsageError("`--stdin-filename` is given, and standard input is not read", hint="give `-` as a path")
 
 
 def _check_output(output: Path | None) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import typer
+
+from oomdoctor.cli.choices import metavar, one_of
 
 Paths: TypeAlias = Annotated[
     list[str] | None,
@@ -51,10 +53,15 @@ Exclude: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+Least: TypeAlias = Literal["note", "warning", "error"]
 FailOn: TypeAlias = Annotated[
-    Literal["note", "warning", "error"] | None,
+    Least | None,
     typer.Option(
-        "--fail-on", help="Mildest finding that makes the exit code 1 [default: warning].", show_default=False
+        "--fail-on",
+        parser=one_of(*get_args(Least)),
+        metavar=metavar(*get_args(Least)),
+        help="Mildest finding that makes the exit code 1 [default: warning].",
+        show_default=False,
     ),
 ]
 ExitZero: TypeAlias = Annotated[bool, typer.Option("--exit-zero", help="Exit with 0 whatever is found.")]

@@ -53,10 +53,10 @@ def ask(
     """Put the question together, saying which settings hold where that is wanted.
 
     Raises:
-        UsageError: A word of the configuration names no rule.
+        UsageError: A word of the configuration names no rule, or none is on without that being asked for.
     """
     from oomdoctor.lint.discovery import STANDARD_INPUT
-    from oomdoctor.lint.layering import with_rules
+    from oomdoctor.lint.layering import check_selection, with_rules
     from oomdoctor.lint.notebooks import MOST_NOTEBOOK_BYTES
     from oomdoctor.lint.rules import ALL
     from oomdoctor.lint.settings import Settings
@@ -70,10 +70,12 @@ def ask(
         stdin_filename=stdin_filename,
         root=configuration.root,
     )
+    settings = with_rules(settings, ALL, configuration.layers)
+    check_selection(settings, configuration.layers)
     # Where it is named twice the engine says so, without waiting for it.
     reads_stdin = paths.count(STANDARD_INPUT) == 1
     stdin = sys.stdin.buffer.read(MOST_NOTEBOOK_BYTES + 1) if reads_stdin else None
-    return Question(paths, with_rules(settings, ALL, configuration.layers), stdin, verbose)
+    return Question(paths, settings, stdin, verbose)
 
 
 def found(question: Question) -> LintResult:
@@ -152,6 +154,8 @@ def _difference(change: Change) -> str:
 def _tell(question: Question, result: LintResult) -> None:
     if not (result.files or result.skipped_files or result.unreadable):
         say([f"warning: there is no Python file in {', '.join(f'`{path}`' for path in question.paths)}"])
+    if not result.rules:
+        say(["warning: no rule is on"])
     if question.verbose:
         say(
             [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import typer
+
+from oomdoctor.cli.choices import metavar, one_of
 
 
 def _show_help(context: typer.Context, value: bool) -> None:  # noqa: FBT001 - typer hands a flag over by position
@@ -29,6 +31,8 @@ Format: TypeAlias = Annotated[
     FormatName | None,
     typer.Option(
         "--format",
+        parser=one_of(*get_args(FormatName)),
+        metavar=metavar(*get_args(FormatName)),
         help="Form of the report: text for people, json for programs, markdown for a comment, html for a page, github "
         "for annotations of a job, junit for a CI server, sarif for code scanning.",
         show_default=False,

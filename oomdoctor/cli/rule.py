@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 import typer
 
 from oomdoctor import __version__
+from oomdoctor.cli.choices import metavar, one_of
 from oomdoctor.cli.options import Help, JsonFlag, MarkdownFlag
 from oomdoctor.errors import EXIT_OK, UsageError
 
@@ -20,9 +21,16 @@ RuleName: TypeAlias = Annotated[
     str | None, typer.Argument(metavar="RULE", help="A code such as OOM102, or a name.", show_default=False)
 ]
 AllFlag: TypeAlias = Annotated[bool, typer.Option("--all", help="List all rules.")]
+FormatName: TypeAlias = Literal["text", "json", "markdown"]
 Format: TypeAlias = Annotated[
-    Literal["text", "json", "markdown"] | None,
-    typer.Option("--format", help="Form of the answer: text unless another is asked for.", show_default=False),
+    FormatName | None,
+    typer.Option(
+        "--format",
+        parser=one_of(*get_args(FormatName)),
+        metavar=metavar(*get_args(FormatName)),
+        help="Form of the answer: text unless another is asked for.",
+        show_default=False,
+    ),
 ]
 
 
@@ -57,9 +65,19 @@ def _named(name: str, rules: Sequence[Rule]) -> Rule:
     near = get_close_matches(wanted, by_word, 5)
     # Codes are all alike; one that begins as the word does is nearer than one with the same digits in another order.
     near.sort(key=lambda word: not word.startswith(wanted[:5]))
-    found = by_word[near[0]] if near else None
-    hint = "`oomdoctor rule --all` lists them" if found is None else f"did you mean `{found.code}`, `{found.name}`?"
-    raise UsageError(f"there is no rule `{name}`", hint=hint)
+    raise UsageError(f"there is no rule `{name}`", hint=_hint(wanted, rules, by_word[near[0]] if near else None))
+
+
+def _hint(wanted: str, rules: Sequence[Rule], near: Rule | None) -> str:
+    """What to ask for instead: rules whose code begins so, what codes there are, or the nearest name."""
+    from oomdoctor.lint.selection import beginning_with, is_code, series
+
+    if begun := beginning_with(rules, wanted):
+        codes = ", ".join(f"`{rule.code}`" for rule in begun)
+        return f"did you mean {'one of ' if len(begun) > 1 else ''}{codes}?"
+    if is_code(wanted):
+        return f"codes are {series(rules)}; `oomdoctor rule --all` lists them"
+    return "`oomdoctor rule --all` lists them" if near is None else f"did you mean `{near.code}`, `{near.name}`?"
 
 
 def _page(rule: Rule, form: str) -> str:

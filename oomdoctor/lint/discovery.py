@@ -63,7 +63,7 @@ def discover(arguments: Sequence[str], settings: Settings) -> Discovered:
     """The files that the arguments name, and those in the folders that they name.
 
     Raises:
-        UsageError: One does not exist, or standard input is named twice.
+        UsageError: One does not exist, is a folder that cannot be listed, or standard input is named twice.
     """
     if list(arguments).count(STANDARD_INPUT) > 1:
         raise UsageError("standard input is named twice", hint="give `-` once")
@@ -76,7 +76,7 @@ def discover(arguments: Sequence[str], settings: Settings) -> Discovered:
             found.files.append(File(None, printable(settings.stdin_filename or STANDARD_INPUT)))
             continue
         path = _existing(argument)
-        for file in _walk(path, excluded, found) if path.is_dir() else [path]:
+        for file in _walk(_listable(path), excluded, found) if path.is_dir() else [path]:
             if file not in seen:
                 seen.add(file)
                 found.files.append(File(file, shown(file)))
@@ -105,11 +105,31 @@ def _existing(argument: str) -> Path:
         path = Path(os.path.abspath(argument))  # noqa: PTH100 - keeps symbolic links
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
+        if os.path.islink(argument):  # noqa: PTH114 - a path of `pathlib` has lost the slash at its end
+            target = printable(os.readlink(argument))  # noqa: PTH115 - the same
+            hint = "mend the link, or name the file itself"
+            raise UsageError(
+                f"`{printable(argument)}` is a link to `{target}`, which is not there", hint=hint
+            ) from None
         raise UsageError(f"no such file or folder: `{printable(argument)}`", hint=_nearest(argument)) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"`{printable(argument)}` cannot be read: {reason}") from None
     return path
+
+
+def _listable(folder: Path) -> Path:
+    """The same folder.
+
+    Raises:
+        UsageError: It cannot be listed, so that nothing of what was asked for could be linted.
+    """
+    try:
+        os.scandir(folder).close()
+    except OSError as error:
+        hint = "name a folder that you may read"
+        raise UsageError(f"`{shown(folder)}` cannot be listed: {error.strerror or error}", hint=hint) from None
+    return folder
 
 
 def _nearest(argument: str) -> str | None:

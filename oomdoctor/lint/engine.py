@@ -16,6 +16,7 @@ from oomdoctor.lint.gitignore import repository_of
 from oomdoctor.lint.globs import Globs
 from oomdoctor.lint.inputs import Inputs, digest, resolved
 from oomdoctor.lint.notebooks import BrokenCellError, Notebook
+from oomdoctor.lint.positions import with_line_feeds
 from oomdoctor.lint.quiet import Collector, is_deep, quiet
 from oomdoctor.lint.reporting import Collected, View
 from oomdoctor.lint.selection import matching, selected
@@ -162,9 +163,10 @@ class _Pass:
         if isinstance(document, Notebook):
             self.found.unreadable += [_unreadable(file, error) for error in document.broken]
         project = self._project(place)
-        module = parse(document.text, place, project)
+        text = with_line_feeds(document.text)
+        module = project.take(place, text) or parse(text, place, project)
         self.counts["files"] += 1
-        self.counts["lines"] += document.text.count("\n")
+        self.counts["lines"] += text.count("\n")
         try:
             self._collect(file, module, document)
         finally:

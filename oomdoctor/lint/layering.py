@@ -42,6 +42,23 @@ def with_rules(settings: Settings, rules: Sequence[Rule], layers: Iterable[Layer
     return replace(settings, select=codes or (ALL,), ignore=() if codes else (ALL,), extend_select=())
 
 
+def check_selection(settings: Settings, layers: Iterable[Layer[LintTable]]) -> None:
+    """See that no rule is on only where that is asked for outright, as by `ignore = ["ALL"]`.
+
+    Args:
+        settings: What `with_rules` gave.
+        layers: The sources, the weakest first.
+
+    Raises:
+        UsageError: An empty `select` has switched everything off.
+    """
+    selecting = [layer for layer in layers if layer.values.select is not None]
+    if ALL in settings.ignore and selecting and not selecting[-1].values.select:
+        origin = selecting[-1].origins["select"]
+        hint = "name rules, or leave it out for the default ones"
+        raise UsageError(f"no rule is on: `select` of {origin} is empty", hint=hint)
+
+
 def _layered(before: set[str], rules: Sequence[Rule], said: LintTable) -> set[str]:
     ignore, extend = said.ignore or (), said.extend_select or ()
     if said.select is not None:

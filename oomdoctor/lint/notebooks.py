@@ -211,7 +211,7 @@ def _cells(data: bytes, top: dict[str, Span]) -> Iterator[Span]:
             inner = json_spans.members(data, sheet)
             if "cells" in inner:
                 yield from json_spans.items(data, inner["cells"])
-    elif "nbformat" not in top:
+    else:
         raise JsonError("it has no cells", 0)
 
 

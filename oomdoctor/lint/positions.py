@@ -16,6 +16,14 @@ LINE_END: Final = re.compile(r"\r\n|\n|\r")
 """What ends a line for Python; `str.splitlines` knows more, such as a form feed, and would count lines wrongly."""
 
 
+_LONE_RETURN: Final = re.compile(r"\r(?!\n)")
+
+
+def with_line_feeds(text: str) -> str:
+    """The text with a line feed for each carriage return that ends a line alone; no character moves."""
+    return _LONE_RETURN.sub("\n", text) if "\r" in text else text
+
+
 class Lines:
     """A text by lines.
 

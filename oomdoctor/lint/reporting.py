@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from oomdoctor.lint.documents import Document
     from oomdoctor.lint.rule import Edit, Hit, Rule
 
+LONGEST_SOURCE: Final = 2000
+"""Characters of an endless line that are kept for each finding in it."""
+
 _RANKS: Final = {severity: rank for rank, severity in enumerate(Severity)}
 
 
@@ -67,7 +70,7 @@ class View:
             message=hit.message,
             help=hit.help,
             function=enclosing(self.module, hit.node),
-            source=self.shown.line(start[0]),
+            source=_source(self.shown.line(start[0]), self.lines.column(*start)),
             cell=cell,
             fixable=bool(hit.edits),
         )
@@ -109,3 +112,8 @@ class Collected:
 
 def _is_worse(finding: Finding, other: Finding) -> bool:
     return _RANKS[finding.severity] > _RANKS[other.severity]
+
+
+def _source(line: str, column: int) -> str:
+    """What is kept of a line: its beginning, from which columns count; nothing where the finding lies behind that."""
+    return line[:LONGEST_SOURCE] if column < LONGEST_SOURCE else ""

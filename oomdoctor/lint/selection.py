@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.errors import UsageError
@@ -61,10 +62,23 @@ def _weigh(weights: dict[str, int], rules: Sequence[Rule], words: Iterable[str])
 def _names(word: str, rule: Rule) -> bool:
     """Whether a word names a rule: `ALL`, its name, its code or a beginning of that."""
     word = word.strip()
-    return word == ALL or word.lower() == rule.name or bool(_code(word) and rule.code.startswith(word.upper()))
+    return word == ALL or word.lower() == rule.name or bool(is_code(word) and rule.code.startswith(word.upper()))
 
 
-def _code(word: str) -> bool:
+def beginning_with(rules: Sequence[Rule], word: str) -> tuple[Rule, ...]:
+    """The rules whose code begins with a word, where that is the beginning of a code at all."""
+    return tuple(rule for rule in rules if is_code(word) and rule.code.startswith(word.upper()))
+
+
+def series(rules: Sequence[Rule]) -> str:
+    """What codes there are, in words: from the first to the last of each hundred."""
+    codes = groupby(sorted(rule.code for rule in rules), key=lambda code: code[: len("OOM0")])
+    ends = ((each[0], each[-1]) for each in (list(group) for _, group in codes))
+    return ", ".join(f"`{first}` to `{last}`" if first != last else f"`{first}`" for first, last in ends)
+
+
+def is_code(word: str) -> bool:
+    """Whether a word is a code, or the beginning of one, whether or not there is such a rule."""
     return _PREFIX.fullmatch(word.upper()) is not None
 
 
@@ -73,7 +87,7 @@ def _specificity(word: str) -> int:
     word = word.strip()
     if word == ALL:
         return _SPECIFIC_LEAST
-    return len(word) if _code(word) else len("OOM000")
+    return len(word) if is_code(word) else len("OOM000")
 
 
 def _unknown(word: str, rules: Sequence[Rule]) -> UsageError:
@@ -81,4 +95,6 @@ def _unknown(word: str, rules: Sequence[Rule]) -> UsageError:
     by_lower_case = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.strip().lower(), by_lower_case, n=1, cutoff=0.5)
     hint = f"did you mean `{by_lower_case[near[0]]}`?" if near else "`oomdoctor rule --all` lists the rules"
+    if is_code(word.strip()):  # codes are all alike, so that the nearest one means nothing
+        hint = f"codes are {series(rules)}; `oomdoctor rule --all` lists the rules"
     return UsageError(f"no such rule: `{word}`", hint=hint)

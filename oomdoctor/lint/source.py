@@ -173,7 +173,7 @@ def check_size(text: str) -> None:
 
 def tokens(text: str) -> int:
     """How many names, numbers and signs a text has: what parsing it costs in memory goes by them."""
-    return sum(1 for _ in _TOKEN.finditer(text))
+    return _TOKEN.subn("", text)[1]
 
 
 def _encoding(body: bytes, *, marked: bool) -> str:

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 _LINE: Final = re.compile(r"#\s*noqa(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 _FILE: Final = re.compile(r"#+\s*oomdoctor\s*:\s*noqa(?P<rest>.*)", re.DOTALL)
 _LIST: Final = re.compile(r"\s*:(?P<words>.*)", re.DOTALL)
-_WORD: Final = re.compile(r"[\s,]*(?P<word>(?:[A-Z]+[0-9]+)+|[a-z]+(?:-[a-z0-9]+)+)(?=[\s,#]|$)")
-_CODE: Final = re.compile(r"[A-Z]+[0-9]+")
+_WORD: Final = re.compile(r"[\s,]*(?P<word>(?:(?:[A-Z]+|oom)[0-9]+)+|[a-z]+(?:-[a-z0-9]+)+)(?=[\s,#]|$)")
+_CODE: Final = re.compile(r"(?:[A-Z]+|oom)[0-9]+")
+"""Our own may be in lower case, as on the command line; ruff would not take its own so."""
 _SEPARATE: Final = re.compile(r"\s|$|#")
 
 EVERY: Final = frozenset({"*"})
@@ -144,7 +145,7 @@ def _listed(words: str) -> Iterator[str]:
     at = 0
     while found := _WORD.match(words, at):
         codes = _CODE.findall(found["word"])
-        yield from codes or [found["word"]]
+        yield from [code.upper() for code in codes] or [found["word"]]
         at = found.end()
 
 

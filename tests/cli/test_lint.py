@@ -33,10 +33,10 @@ for epoch in range(3):
         loss = criterion(model(batch), batch)
         loss.backward(retain_graph=True)
         optimizer.step()
-        total += loss
+        total += criterion(model(batch), batch)
     print(total)
 """
-FIXED = TRAIN.replace("retain_graph=True", "").replace("total += loss", "total += loss.detach()")
+FIXED = TRAIN.replace("retain_graph=True", "").replace(", batch)\n    print", ", batch).detach()\n    print")
 RETRY = """\
 import torch
 
@@ -117,7 +117,7 @@ def test_findings_are_shown(folder: Path, invocation: str) -> None:
     """Without a path the working directory is linted; each finding has its place, its line and a help."""
     ended = run_command(["lint"], cwd=folder, invocation=invocation)
     assert (ended.returncode, ended.stderr) == (1, "")
-    for said in ("retry.py:8:16: OOM121", "train.py:14:9: OOM104 [*]", "total += loss\n", "^^^", "help: ", "Found 3"):
+    for said in ("retry.py:8:16: OOM121", "train.py:14:9: OOM104 [*]", "total += ", "^^^", "help: ", "Found 3"):
         assert said in ended.stdout
 
 
@@ -263,8 +263,15 @@ def test_broken_files_do_not_stop_the_others(oomdoctor: Run, folder: Path) -> No
             "tests/**:OOM101",
         ),
         (["--per-file-ignores", "x:OOM9"], "no such rule: `OOM9`, in `per-file-ignores` of the command line", ""),
-        (["--fail-on", "fatal"], "'fatal' is not one of", ""),
-        (["--format", "xml"], "'xml' is not one of", ""),
+        (["--select", ""], "`--select` names no rule", "leave it out"),
+        (["--select", " ,"], "`--select` names no rule", ""),
+        (["--extend-select", ""], "`--extend-select` names no rule", ""),
+        (["--select", "OOM9"], "no such rule: `OOM9`", "codes are `OOM101` to `OOM1"),
+        (["--fail-on", "fatal"], "'--fail-on': 'fatal' is not one of 'note', 'warning', 'error'", ""),
+        (["--format", "xml"], "'--format': 'xml' is not one of 'text', ", ""),
+        (["--stdin-filename", "x.py"], "standard input is not read", "give `-`"),
+        (["--fix", "--json", "-"], "cannot both go to stdout", "`-o`"),
+        (["dangling.py"], "`dangling.py` is a link to `nowhere`, which is not there", "mend the link"),
         (["--json", "--html"], "`--json` and `--html` exclude each other", ""),
         (["--diff", "--json"], "`--diff` prints plain text", "drop what asks for json"),
         (["--statistics", "--format", "sarif"], "`--statistics` prints plain text", ""),
@@ -279,6 +286,7 @@ def test_broken_files_do_not_stop_the_others(oomdoctor: Run, folder: Path) -> No
 )
 def test_bad_input(folder: Path, arguments: list[str], said: str, hint: str) -> None:
     """A wrong question is answered on stderr with what is wrong and what to do, and the exit code is 2."""
+    (folder / "dangling.py").symlink_to("nowhere")
     ended = here(folder, *arguments)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert said in ended.stderr
@@ -340,9 +348,15 @@ def test_choosing_rules(folder: Path, options: list[str], expected: list[str]) -
     assert codes(folder, *options) == expected
 
 
+def test_ignoring_every_rule(folder: Path) -> None:
+    """What is asked for outright is no mistake, but nobody should take it for a clean folder."""
+    ended = here(folder, "--ignore", "ALL")
+    assert (ended.returncode, ended.stderr) == (0, "warning: no rule is on\n")
+
+
 def test_noqa(folder: Path) -> None:
     """A comment silences its line."""
-    (folder / "train.py").write_text(TRAIN.replace("total += loss", "total += loss  # noqa: OOM102"))
+    (folder / "train.py").write_text(TRAIN.replace("\n    print", "  # noqa: OOM102\n    print"))
     assert codes(folder, "train.py") == ["OOM104"]
 
 
@@ -381,16 +395,19 @@ def test_globs_are_relative_to_their_file(folder: Path) -> None:
     assert lint("--per-file-ignores", "tests/**:OOM121") == ["x.py"]
     assert lint("--per-file-ignores", "sub/tests/**:OOM121") == ["tests/x.py", "x.py"]
     assert lint("--exclude", "/x.py", "--per-file-ignores", "a:OOM101") == ["tests/x.py"]
+    assert lint("--per-file-ignores", "./x.py:OOM121") == ["tests/x.py"]
+    assert ("sub/x.py", 8, "OOM121") in found(here(folder, "--per-file-ignores", "./x.py:OOM121", "--json").stdout)
+    assert lint("--exclude", "./tests/./x.py", "--per-file-ignores", "a:OOM101") == ["x.py"]
     assert lint("--exclude", "x.py", "--per-file-ignores", "a:OOM101") == []
 
 
 def test_precedence(folder: Path) -> None:
     """The command line comes before the environment, that before the file, and the file before the defaults."""
-    (folder / "oomdoctor.toml").write_text('[lint]\nselect = ["OOM102"]\nfail-on = "error"\n')
-    assert codes(folder) == ["OOM102"]
-    assert codes(folder, OOMDOCTOR_LINT_SELECT="OOM104") == ["OOM104"]
-    assert codes(folder, "--select", "OOM121", OOMDOCTOR_LINT_SELECT="OOM104") == ["OOM121"]
-    assert codes(folder, "--isolated", OOMDOCTOR_LINT_SELECT="OOM104") == ["OOM104"]
+    (folder / "oomdoctor.toml").write_text('[lint]\nselect = ["OOM104"]\nfail-on = "error"\n')
+    assert codes(folder) == ["OOM104"]
+    assert codes(folder, OOMDOCTOR_LINT_SELECT="OOM102") == ["OOM102"]
+    assert codes(folder, "--select", "OOM121", OOMDOCTOR_LINT_SELECT="OOM102") == ["OOM121"]
+    assert codes(folder, "--isolated", OOMDOCTOR_LINT_SELECT="OOM102") == ["OOM102"]
     assert here(folder).returncode == 0
     assert here(folder, OOMDOCTOR_LINT_FAIL_ON="warning").returncode == 1
     assert here(folder, "--fail-on", "error", OOMDOCTOR_LINT_FAIL_ON="warning").returncode == 0
@@ -427,6 +444,7 @@ def test_a_named_configuration(folder: Path) -> None:
         ("[lint]\nfail-on = 'fatal'\n", "not one of `note`, `warning`, `error`", 'for example `fail-on = "error"`'),
         ("[lint]\nselect = ['OOM9']\n", "no such rule: `OOM9`, in `select` of oomdoctor.toml", ""),
         ("[lint]\nper-file-ignores = {'x' = ['OOM9']}\n", "in `per-file-ignores` of oomdoctor.toml", ""),
+        ("[lint]\nselect = []\n", "no rule is on: `select` of oomdoctor.toml is empty", "leave it out"),
         ("[lint\n", "`oomdoctor.toml` is not TOML, line 1, column 6", "--isolated"),
         ("select = []\n[lint]\nselect = []\n", "has `select` twice", "keep one"),
     ],
@@ -522,6 +540,17 @@ def test_diff_into_a_file(oomdoctor: Run, folder: Path) -> None:
     assert (folder / "x.patch").read_text() == oomdoctor("lint", "--diff").stdout
 
 
+def test_carriage_returns_alone_end_lines(folder: Path) -> None:
+    """A text as old Macs wrote it has the findings that it has with line feeds, and keeps its line ends."""
+    old = TRAIN.replace("\n", "\r")
+    (folder / "train.py").write_bytes(old.encode())
+    ended = here(folder, "train.py", "--json")
+    assert found(ended.stdout) == [("train.py", 14, "OOM104"), ("train.py", 16, "OOM102")]
+    assert _result(ended.stdout)["lines"] == TRAIN.count("\n")
+    assert here(folder, "train.py", "--fix").returncode == 0
+    assert (folder / "train.py").read_bytes() == FIXED.replace("\n", "\r").encode()
+
+
 def test_fixes_of_a_notebook(oomdoctor: Run, tmp_path: Path) -> None:
     """A notebook is fixed in its cells and nowhere else, and its difference is shown by cell."""
     head, _, loop = TRAIN.partition("\n\nfor ")
@@ -529,7 +558,7 @@ def test_fixes_of_a_notebook(oomdoctor: Run, tmp_path: Path) -> None:
     (tmp_path / "x.ipynb").write_text(text)
     ended = oomdoctor("lint", "--diff")
     assert ended.stdout.startswith("--- x.ipynb:cell 2\n+++ x.ipynb:cell 2\n")
-    assert "+        total += loss.detach()\n" in ended.stdout
+    assert "+        total += criterion(model(batch), batch).detach()\n" in ended.stdout
     assert oomdoctor("lint", "--fix").returncode == 0
     assert (tmp_path / "x.ipynb").read_text() == notebook(head, f"for {FIXED.partition('for ')[2]}")
 
@@ -542,6 +571,9 @@ def test_fixes_of_standard_input(tmp_path: Path) -> None:
     ended = _piped(tmp_path, CLEAN, "--fix", "--statistics")
     assert (ended.returncode, ended.stdout) == (0, CLEAN)
     assert "no findings\n" in ended.stderr
+    ended = _piped(tmp_path, TRAIN, "--fix", "--json", "-o", "x.json")
+    assert (ended.returncode, ended.stdout) == (0, FIXED)
+    assert json.loads((tmp_path / "x.json").read_text())["result"]["fixed"] == 2
     assert "+        loss.backward()\n" in _piped(tmp_path, TRAIN, "--diff", "--stdin-filename", "a.py").stdout
 
 

@@ -52,12 +52,14 @@ def test_all_rules_are_listed(oomdoctor: Run) -> None:
     ("arguments", "said"),
     [
         (["OOM9999"], "there is no rule `OOM9999`"),
+        (["OOM9999"], "codes are `OOM101` to `OOM1"),
+        (["oom12"], "did you mean one of `OOM121`, `OOM122`, `OOM123`?"),
         (["OOM12l"], "did you mean `OOM12"),
         (["loss-keep-graph"], "did you mean `OOM102`, `loss-keeps-graph`?"),
         (["xyz"], "`oomdoctor rule --all` lists them"),
         ([], "name one rule, or give `--all`"),
         (["OOM121", "--all"], "name one rule, or give `--all`"),
-        (["OOM121", "--format", "html"], "'html' is not one of"),
+        (["OOM121", "--format", "html"], "'--format': 'html' is not one of 'text', 'json', 'markdown'"),
         (["OOM121", "--json", "--markdown"], "`--json` and `--markdown` exclude each other"),
     ],
 )

@@ -238,7 +238,7 @@ def test_standard_input_may_be_named_once(here: Path) -> None:
 
 
 def test_a_folder_that_may_not_be_listed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are gone through."""
+    """The others are gone through; one that is named itself is refused."""
     with TemporaryDirectory() as folder:  # pytest's own folders are closed to the user that the child becomes
         here = Path(folder)
         monkeypatch.chdir(here)
@@ -253,7 +253,15 @@ def _reports_a_closed_folder() -> bool:
     result = discover(["."], Settings())
     problems = [(one.path, one.problem) for one in result.unreadable]
     fits = [file.shown for file in result.files] == ["open/b.py"]
-    return fits and problems == [("closed", "cannot be listed: Permission denied")]
+    return fits and problems == [("closed", "cannot be listed: Permission denied")] and _refuses_a_closed_folder()
+
+
+def _refuses_a_closed_folder() -> bool:
+    try:
+        discover(["open", "closed"], Settings())
+    except UsageError as error:
+        return error.message == "`closed` cannot be listed: Permission denied" and error.hint is not None
+    return False
 
 
 def _run_as_nobody(check: Callable[[], bool]) -> int:

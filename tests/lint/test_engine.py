@@ -79,6 +79,14 @@ def test_a_finding_says_all_of_its_place(here: Path) -> None:
     )  # fmt: skip
 
 
+def test_of_an_endless_line_only_its_beginning_is_kept(here: Path) -> None:
+    """Columns still count in it, and what lies behind it is shown without its line."""
+    (here / "a.py").write_text(f"{IMPORT}x = 'é'; bad(); y = '{'z' * 5000}'; bad()\n")
+    first, last = run().result.findings
+    assert (len(first.source), first.source[first.column - 1 : first.end_column - 1]) == (2000, "bad()")
+    assert (last.source, last.column > 5000) == ("", True)
+
+
 def test_findings_come_by_path_line_column_and_code(here: Path) -> None:
     """Whatever the order of the arguments."""
     (here / "b.py").write_text(IMPORT + "worse(bad()); bad()\nbad()\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from oomdoctor.configuration.layers import Layer
 from oomdoctor.configuration.schema import LintTable
 from oomdoctor.errors import UsageError
-from oomdoctor.lint.layering import with_rules
+from oomdoctor.lint.layering import check_selection, with_rules
 from oomdoctor.lint.rule import Rule
 from oomdoctor.lint.selection import selected
 from oomdoctor.lint.settings import Settings
@@ -85,6 +87,27 @@ def test_one_source_is_as_selection_has_it(said: LintTable) -> None:
     settings = Settings(select=said.select or (), ignore=said.ignore or (), extend_select=said.extend_select or ())
     if said.select != ():
         assert on(said) == [each.code[3:] for each in selected(RULES, settings)]
+
+
+@pytest.mark.parametrize(
+    ("said", "is_refused"),
+    [
+        ([LintTable(select=())], True),
+        ([LintTable(select=("OOM1",)), LintTable(select=(), ignore=("OOM1",))], True),
+        ([LintTable(select=()), LintTable(ignore=("OOM1",))], True),
+        ([LintTable(select=(), extend_select=("OOM101",))], False),
+        ([LintTable(select=()), LintTable(select=("OOM1",))], False),
+        ([LintTable(select=()), LintTable(select=("OOM1",), ignore=("OOM10",))], False),
+        ([LintTable(ignore=("ALL",))], False),
+        ([LintTable()], False),
+    ],
+)
+def test_an_empty_selection_is_refused(said: list[LintTable], *, is_refused: bool) -> None:
+    """Where it leaves no rule on; that all are ignored is somebody's wish."""
+    layers = [Layer.of(table, f"source {number}") for number, table in enumerate(said)]
+    settings = with_rules(Settings(), RULES, layers)
+    with pytest.raises(UsageError, match="no rule is on: `select` of source") if is_refused else nullcontext():
+        check_selection(settings, layers)
 
 
 @pytest.mark.parametrize(

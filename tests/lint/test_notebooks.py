@@ -172,6 +172,7 @@ def test_notebooks_without_torch_are_passed_over() -> None:
         (b'{"cells":\n [}]}', "not a notebook: `}` is out of place", (2, 3)),
         (b'{"cells": ["a]}', "not a notebook: a string that does not end", (1, 12)),
         (b'{"a": 1}', "not a notebook: it has no cells", (1, 1)),
+        (b'{"nbformat": 4}', "not a notebook: it has no cells", (1, 1)),
         (b"[1, 2]", "not a notebook: it has no cells", (1, 1)),
         (b'{"cells": []} x', "not a notebook: something follows the end of the document", (1, 15)),
         (b"[" * 300, "not a notebook: nested too deeply", (1, 201)),

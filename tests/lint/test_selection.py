@@ -53,10 +53,14 @@ def test_the_more_specific_word_counts(select: list[str], ignore: list[str], ext
     assert [rule.code.removeprefix("OOM") for rule in selected(RULES, settings)] == on.split()
 
 
+CODES = "codes are `OOM101` to `OOM111`, `OOM201`; `oomdoctor rule --all` lists the rules"
+
+
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("OOM999", None),
+        ("OOM999", CODES),
+        ("oom3", CODES),
         ("frist-rule", "did you mean `first-rule`?"),
         ("OOM2O1", "did you mean `OOM201`?"),
         ("", "`oomdoctor rule --all` lists the rules"),

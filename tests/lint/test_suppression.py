@@ -38,7 +38,7 @@ def silences(text: str, line: int = 1, end: int | None = None) -> bool:
         "# noqa: OOM101", "# noqa:OOM101", "# noqa : OOM101", "# noqa: E501, OOM101", "# noqa: E501,OOM101",
         "# noqa: E501 OOM101", "# noqa: E501,,OOM101", "# noqa: OOM101 - it is small", "# noqa: OOM101 because of E5",
         "# noqa: keeps-graph", "# noqa: E501, keeps-graph", "# noqa because it is small", "# noqa: OOM101E501",
-        "# noqa: OOM101# more",
+        "# noqa: OOM101# more", "# noqa: oom101", "# noqa: E501, oom101 - it is small",
     ],
 )  # fmt: skip
 def test_a_comment_silences(comment: str) -> None:
@@ -49,9 +49,10 @@ def test_a_comment_silences(comment: str) -> None:
 @pytest.mark.parametrize(
     "comment",
     [
-        "# noqa: E501", "# noqa: OOM1", "# noqa: oom101", "# noqa:", "# noqa: because", "# noqa: because OOM101",
-        "# noqaOOM101", "# noqa.", "# noqa,OOM101", "# noqa: OOM101.", "# noqa: E501;OOM101", "# xnoqa", "# x noqa",
-        "# noqa: other-name", "# oomdoctor: noqa", "# noqa: E501 # noqa: OOM101", "'# noqa'", "# noqa: OOM1011",
+        "# noqa: E501", "# noqa: OOM1", "# noqa: oom1", "# noqa: Oom101", "# noqa:", "# noqa: because",
+        "# noqa: because OOM101", "# noqaOOM101", "# noqa.", "# noqa,OOM101", "# noqa: OOM101.", "# noqa: E501;OOM101",
+        "# xnoqa", "# x noqa", "# noqa: other-name", "# oomdoctor: noqa", "# noqa: E501 # noqa: OOM101", "'# noqa'",
+        "# noqa: OOM1011",
     ],
 )  # fmt: skip
 def test_a_comment_does_not_silence(comment: str) -> None:

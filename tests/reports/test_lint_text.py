@@ -78,6 +78,8 @@ def test_clean() -> None:
     assert render(clean(), Terminal()) == "No findings in 12 files.\n"
     assert render(clean(files=1), Terminal()) == "No findings in 1 file.\n"
     assert render(clean(files=0), Terminal()) == "No findings: no file of 30 uses torch.\n"
+    unread = clean(files=0, skipped_files=0, unreadable=(UNDECODABLE,))
+    assert render(unread, Terminal()).endswith("\n\nNothing was linted. 1 file could not be linted.\n")
     assert render(clean(files=0, skipped_files=0), Terminal()) == "No findings: there was no file to look at.\n"
 
 

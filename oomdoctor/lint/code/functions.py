@@ -70,6 +70,7 @@ class Module:
         classes: Classes at the top level by name.
         top: Functions at the top level by name.
         project: The repository that it lies in; None for a text of its own.
+        named: Kept there too: names that its functions call.
         telling: Kept here by `oomdoctor.lint.flow.entries`: functions in which something telling happens.
     """
 
@@ -81,6 +82,7 @@ class Module:
     classes: dict[str, Class] = field(default_factory=dict)
     top: dict[str, Function] = field(default_factory=dict)
     project: Project | None = None
+    named: frozenset[str] = frozenset()
     telling: frozenset[Function] | None = None
 
     def qualified(self, node: ast.expr) -> str | None:

@@ -13,6 +13,7 @@ _DEFINED: Final = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MU
 _IMPORTED: Final = re.compile(
     r"^[ \t]*from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]{0,4000}\)|[^\n(]{0,1000})", re.MULTILINE
 )
+_WORK: Final = re.compile(r"backward\(|zero_grad|\.step\(|\.eval\(|\.load\(|\.append\(|no_grad|cycle|OutOfMemory")
 _NAME: Final = re.compile(r"(\w+)(?:\s+as\s+(\w+))?\s*(?:,|#[^\n]*|\)|$)")
 
 
@@ -23,10 +24,12 @@ class Outline:
     Attributes:
         defined: Names of its functions and classes at the top level.
         imported: Names that it imports from elsewhere, with what they stand for there.
+        has_work: Whether parts of a training loop may be in it.
     """
 
     defined: frozenset[str]
     imported: Mapping[str, str]
+    has_work: bool = False
 
 
 def outline(text: str) -> Outline:
@@ -36,4 +39,4 @@ def outline(text: str) -> Outline:
         between = "" if match[1].endswith(".") else "."
         for name in _NAME.finditer(match[2].strip("( \t")):
             imported[name[2] or name[1]] = f"{match[1]}{between}{name[1]}"
-    return Outline(frozenset(_DEFINED.findall(text)), imported)
+    return Outline(frozenset(_DEFINED.findall(text)), imported, _WORK.search(text) is not None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.lint.code.functions import Class, Function, Module
 from oomdoctor.lint.code.names import Names
+from oomdoctor.lint.positions import with_line_feeds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,8 @@ def parse(text: str, path: Path, project: Project | None = None) -> Module:
     Raises:
         SyntaxError: It is no Python, or nested deeper than Python parses.
     """
+    # To the parser they are the same; what looks into the text knows lines by their line feeds.
+    text = with_line_feeds(text)
     tree = _tree(text)
     module = Module(path=path, text=text, tree=tree, names=Names(), project=project)
     imports: list[ast.Import | ast.ImportFrom] = []

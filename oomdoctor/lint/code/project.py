@@ -19,20 +19,25 @@ if TYPE_CHECKING:
 
     from oomdoctor.lint.code.functions import Class, Function, Module
 
-_MOST_TOKENS: Final = 100_000
-"""Of the files whose trees are there at once: a bound on memory, 50 MB for what people write and 100 MB at worst."""
-_KEPT_TOKENS: Final = 70_000
+_MOST_TOKENS: Final = 130_000
+"""Of the files whose trees are there at once: a bound on memory, 60 MB for what people write and 130 MB at worst."""
+_KEPT_TOKENS: Final = 110_000
 """Of those that the next file's runs may find there."""
 _LARGEST_BYTES: Final = 256 * 1024
 """Of a file that a call is followed into; larger ones hold data."""
 _MOST_LINKS: Final = 4
 """Files that pass a name on to one another."""
 _WORK: Final = re.compile(
-    r"train|step|fit|update|optimi|backward|epoch|eval|valid|test|infer|predict|loss|run|batch|load|cycle|main|criterion"
+    r"train|step|fit|update|optimi|backward|epoch|eval|valid|test|infer|predict|loss|run|batch|load|cycle|main|criterion|tune|adapt"
 )
 _MOST_FILES: Final = 2000
 """Of a repository that are looked through for callers."""
 _FOREIGN: Final = frozenset({"site-packages", "node_modules", "venv", "build", "dist", "__pycache__"})
+_HOLDS_DATA: Final = re.compile(
+    r"(?:Mixin|Config|Pipeline|Tokenizer\w*|Processor|Output|Outputs|Scheduler|Transform|Dataset|Error|Enum|Args|Arguments"
+    r"|Exception|Feature\w*|Type|Warning|Embeddings?|Attention|Layer|Block|Norm|Conv\w*|Pool\w*|Cache|Options|Params)$"
+)
+"""Classes that hold no training loop by their name, and are not read for it."""
 _EMPTY: Final = Outline(frozenset(), MappingProxyType({}))
 
 
@@ -82,7 +87,8 @@ class Project:
     def defines_work(self, qualified: str, importer: Module) -> bool:
         """Whether the name means a function of the repository that may hold a part of a training loop."""
         name = qualified.rpartition(".")[2]
-        return may_hold_work(name) and self._known_place(qualified, importer.path.parent) is not None
+        place = self._known_place(qualified, importer.path.parent) if may_hold_work(name) else None
+        return place is not None and self._outline(place[0]).has_work
 
     def work_in(self, dotted: str, importer: Module) -> frozenset[str]:
         """Functions of a module of the repository that may hold a part of a training loop; none where it has no such.
@@ -92,7 +98,7 @@ class Project:
             importer: The file in which it is imported.
         """
         path = self._file(dotted, importer.path.parent)
-        if path is None:
+        if path is None or not self._outline(path).has_work:
             return frozenset()
         return frozenset(name for name in self._outline(path).defined if may_hold_work(name))
 
@@ -134,8 +140,8 @@ class Project:
     def _place(self, qualified: str, folder: Path, links: int) -> tuple[Path, str] | None:
         """The file in which a name is defined, and its name there."""
         source, name = _split(qualified)
-        is_class = name[:1].isupper()
-        if not source or links > _MOST_LINKS or not (is_class or may_hold_work(name)):
+        is_wanted = may_hold_work(name) if name[:1].islower() or name[:1] == "_" else not _HOLDS_DATA.search(name)
+        if not source or links > _MOST_LINKS or not is_wanted:
             return None
         path = self._file(source, folder)
         if path is None:
@@ -193,6 +199,15 @@ class Project:
         if path not in self._sizes:
             self._sizes[path] = tokens(text)
         return self._in_use + self._sizes[path] <= _MOST_TOKENS
+
+    def take(self, path: Path, text: str) -> Module | None:
+        """The module of a file that is to be linted itself, if a call has led there before; it is the taker's then."""
+        module = self._modules.get(_resolved(path))
+        if module is None or module.text != text:
+            return None
+        del self._modules[module.path]
+        self._in_use -= self._sizes[module.path]
+        return module
 
     def tidy(self) -> None:
         """Make room for the next file's runs: those of the last one hold no part of other files any more."""

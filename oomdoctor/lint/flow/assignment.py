@@ -40,7 +40,7 @@ def _to_name(state: State, statement: ast.stmt, target: ast.Name, value: Value) 
     before = state.names.get(target.id)
     if before is not None and _grows(state, statement, target, value):
         return
-    if before is not None and before.kind is not Kind.UNKNOWN and _is_reset(statement):
+    if before is not None and _is_reset(statement):
         _note_forgotten(state, statement, target.id, before)
     state.bind(target.id, recognised(state, target.id, value))
 

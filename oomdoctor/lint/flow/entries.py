@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from oomdoctor.lint.code.functions import Function, Module
 
 _TELLING: Final = re.compile(
-    r"def (?:training|validation|test|predict|prediction)_step\(|def compute_loss\(|"
-    r"backward|zero_grad|\.step\(|\.eval\(|\.load\(|empty_cache|OutOfMemory|out of memory|\bcycle\b"
-    r"|retain_graph|clip_grad|\.train\(|\.state_dict\(|\.append\([^\n]{0,99}?(?:loss|logit|output|pred|prob|feat|embed|score)"
+    r"def (?:training|validation|test|predict|prediction)_step\(|def compute_loss\("
+    r"|(?<!def )(?:\b|_)backward\(|\.backward\b|zero_grad|\.step\(|\.eval\(|\.load\(|empty_cache|retain_graph"
+    r"|OutOfMemory|out of memory|\bcycle\b|clip_grad|\.train\(|\.state_dict\("
 )
 """What a function has in its text where a rule may have something to say."""
+_COLLECTS: Final = re.compile(r"\.append\([^\n]{0,99}?(?:loss|logit|output|pred|prob|feat|embed|score)")
+"""The same, in a file that goes over batches."""
+_BATCHES: Final = re.compile(r"[Ll]oaders?\b|\bbatches\b|_dl\b|\bdataset\b")
 _EVALUATES: Final = re.compile(
     r"def\s+_*(?:run_|do_)?(?:eval|evaluat|valid|test|infer|predict)\w*\([^)]{0,200}?(?:[Ll]oader|batches|data)"
 )
@@ -31,7 +34,7 @@ _CALLED: Final = re.compile(r"(?<!def )\b([A-Za-z_]\w*)\s*\(")
 def entries(module: Module) -> list[Function]:
     """Functions to begin with, those that nobody in the file calls first: the others are run on their way."""
     telling = telling_functions(module)
-    named = frozenset(_CALLED.findall(module.text))
+    named = module.named
     functions = [function for function in module.functions if function in telling]
     return sorted(functions, key=lambda function: (function.parent is not None, function.name in named))
 
@@ -76,6 +79,7 @@ def tells(module: Module) -> bool:
     return (
         _TELLING.search(text) is not None
         or _EVALUATES.search(text) is not None
+        or (_COLLECTS.search(text) is not None and _BATCHES.search(text) is not None)
         or _LOAD.search(text) is not None
         or leads_elsewhere(module)
     )
@@ -83,6 +87,8 @@ def tells(module: Module) -> bool:
 
 def _telling_lines(text: str) -> list[int]:
     patterns = [_TELLING, _EVALUATES]
+    if _BATCHES.search(text):
+        patterns.append(_COLLECTS)
     if _LOAD.search(text):
         patterns.append(_LOADED)
     return sorted(line for pattern in patterns for line, _ in _with_lines(text, pattern))
@@ -90,6 +96,7 @@ def _telling_lines(text: str) -> list[int]:
 
 def _telling(module: Module) -> frozenset[Function]:
     called = _called_by(module)
+    module.named = frozenset(name for names in called.values() for name in names)
     lines = _telling_lines(module.text)
     found = {function for function in module.functions if _has_line(function, lines)}
     names = {function.name for function in found} | _work_elsewhere(module)

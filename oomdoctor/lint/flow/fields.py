@@ -41,6 +41,21 @@ def fields_of(state: State, class_: Class, depth: int = 0) -> Names:
 
 
 def _add_fields(state: State, method: Function, found: Names) -> None:
+    is_constructor = method.name == "__init__"
+    assignments = [
+        (assignment, target)
+        for assignment in _assignments(method.node.body)
+        for target in assignment.targets
+        if _is_wanted(target, found, is_constructor=is_constructor)
+    ]
+    if assignments:
+        quiet = _quiet(state, method)
+        for assignment, target in assignments:
+            _add_target(quiet, target, evaluate(quiet, assignment.value), found)
+
+
+def _quiet(state: State, method: Function) -> State:
+    """A run of the method whose events nobody asks for."""
     quiet = State(
         module=method.module,
         follow=_not_followed,
@@ -50,11 +65,7 @@ def _add_fields(state: State, method: Function, found: Names) -> None:
     )
     for argument in method.node.args.args:
         quiet.names[argument.arg] = Value(kind=guess(argument.arg, state.uses(argument.arg)))
-    is_constructor = method.name == "__init__"
-    for assignment in _assignments(method.node.body):
-        for target in assignment.targets:
-            if _is_wanted(target, found, is_constructor=is_constructor):
-                _add_target(quiet, target, evaluate(quiet, assignment.value), found)
+    return quiet
 
 
 def _is_wanted(target: ast.expr, found: Names, *, is_constructor: bool) -> bool:

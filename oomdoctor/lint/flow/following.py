@@ -86,6 +86,8 @@ def _joined(returned: list[Value], call: ast.Call | None) -> Value:
     value = returned[0]
     for other in returned[1:]:
         value = join(value, other)
+    if value.kind is not Kind.NONE and any(other.kind is Kind.NONE for other in returned):
+        return value.but(kind=Kind.UNKNOWN)  # None at times, which has none of its methods
     return value
 
 

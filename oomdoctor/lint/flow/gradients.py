@@ -87,6 +87,7 @@ def of_function(function: Function, outside: Gradients) -> Gradients:
     """
     for decorator in reversed(function.node.decorator_list):
         found = of_manager(decorator, function.module)
-        if found is not None:
+        is_idle = found is Gradients.OFF and isinstance(function.node, ast.AsyncFunctionDef)
+        if found is not None and not is_idle:  # the body of a coroutine runs after the decorator has ended
             outside = found
     return outside

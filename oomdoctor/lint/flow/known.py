@@ -258,7 +258,8 @@ IS_SCHEDULER_NAME: Final = re.compile(r"(?:sched|annealer|warmup|lr_decay|lr_pol
 IS_SCALER_NAME: Final = re.compile(r"(?:^|[._])\w*scaler$", re.IGNORECASE)
 IS_LOADER_NAME: Final = re.compile(
     r"(?:loader|dataloader|_dl|batches|data_iter|train_iter|val_iter|test_iter|valid_iter|prefetcher|"
-    r"_iterator|batch_iter\w*|_gen|_ds_iter)s?(?:\[.*\]|\(\))?$",
+    r"_iterator|batch_iter\w*|_gen|_ds_iter|(?:^|[._])dl|(?:^|_)(?:train|val|valid|test|eval)_?(?:set|ds|gen|data))"
+    r"s?(?:\[.*\]|\(\))?$",
     re.IGNORECASE,
 )
 IS_CRITERION_NAME: Final = re.compile(

@@ -23,7 +23,8 @@ def _backward(state: State, node: ast.Call, owner: Value, given: Given) -> Value
     if owner.kind in _MANAGERS or (argument is not None and _takes_loss(node, owner, argument)):
         managed = "deepspeed" if owner.kind is Kind.ENGINE else None
         return note_backward(state, node, argument or UNKNOWN, managed=managed, name=".backward")
-    value = owner.but(graph=state.records, is_loss=True, kind=Kind.TENSOR if owner.kind is Kind.UNKNOWN else owner.kind)
+    # It is no sure tensor for that: a helper may give a plain number now and then, and its caller skip those.
+    value = owner.but(graph=state.records, is_loss=True)
     text = base_of(node.func.value)  # type: ignore[attr-defined]
     if text is not None and text in state.names and isinstance(node.func.value, ast.Name):  # type: ignore[attr-defined]
         state.names[text] = value

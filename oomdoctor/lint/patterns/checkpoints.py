@@ -19,6 +19,8 @@ _NUMBERS: Final = frozenset(
     }
 )  # fmt: skip
 """Keys of a checkpoint under which no tensors lie; a best score may be one."""
+_BEFORE_ASSIGN: Final = 2
+"""Arguments of `load_state_dict` that come before `assign`; with `**kwargs` it may be anything."""
 
 
 def location(event: Event) -> ast.expr | None:
@@ -73,7 +75,10 @@ def is_only_loaded(run: Run, event: Event) -> bool:
 
 
 def shares_memory(loaded: Event) -> bool:
-    """Whether the parameters become the loaded tensors themselves, wherever those are."""
+    """Whether the parameters may become the loaded tensors themselves, wherever those are."""
+    call = loaded.call
+    if call is not None and (len(call.args) > _BEFORE_ASSIGN or any(given.arg is None for given in call.keywords)):
+        return True
     assign = loaded.keyword("assign")
     return assign is not None and not (isinstance(assign, ast.Constant) and assign.value is False)
 

@@ -21,6 +21,8 @@ def deleted_after_use(holder: Holder, names: list[str], line: int | None) -> tup
         names: Which names.
         line: Where training begins, in the function that holds them.
     """
+    if holder.function is None or holder.module.path.suffix == ".ipynb":
+        return ()  # a name of the module may be imported, or used in a cell that comes later or again
     tree = holder.module.tree
     parents = parents_in(tree)
     block = block_of(holder.statement, parents)

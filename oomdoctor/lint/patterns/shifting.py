@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.patterns.linear import linear
+from oomdoctor.lint.patterns.sole_use import decides_alone
 from oomdoctor.lint.rule import Edit
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def shifted(found: Accumulation) -> tuple[Edit, ...]:
-    """The edit that puts a boundary right; none unless the loop counts and its own function has the remainder.
+    """The edit that puts a boundary right; none unless the loop counts and its own function has the only remainder.
 
     Args:
         found: An accumulation whose boundary comes too early or too late.
@@ -27,7 +28,7 @@ def shifted(found: Accumulation) -> tuple[Edit, ...]:
     if count.by_hand or boundary.least is not None or len(remainders) != 1:
         return ()
     number = linear(remainders[0].left)
-    if number.name is None or number.name != boundary.counter:
+    if number.name is None or number.name != boundary.counter or not decides_alone(found, number.name):
         return ()
     return _replaced(remainders[0], _counted(number.name, number.constant - lead), found.owner)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _SHALLOW: Final = frozenset({"dict", "OrderedDict", "copy"})
 _SAME_TENSOR: Final = frozenset({"detach", "data"})
+_COPIES: Final = frozenset({"deepcopy", "clone", "cpu"})
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS: Final = (ast.For, ast.AsyncFor, ast.While)
 
@@ -167,11 +168,20 @@ def is_set_again(name: str, scope: ast.AST, since: int) -> bool:
 
 
 def is_copied_later(alias: Alias) -> bool:
-    """Whether the name is later set to a copy of what it holds: `best = copy.deepcopy(best)`."""
+    """Whether the function gives the name a copy further down: `copy.deepcopy(best)`, or one of the newest weights."""
     return any(
         isinstance(node, ast.Assign)
-        and alias.name in map(text_of, targets_of(node))
+        and any(target is not alias.target and text_of(target) == alias.name for target in targets_of(node))
         and aliased_model(node.value) is None
-        and any(text_of(part) == alias.name for part in walk(node.value) if isinstance(part, ast.Name | ast.Attribute))
+        and any(_is_copy(part, node, alias) for part in walk(node.value))
         for node in own_nodes(alias.scope)
     )
+
+
+def _is_copy(part: ast.AST, node: ast.Assign, alias: Alias) -> bool:
+    name = part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")
+    return _is_named(part, alias.name) or (name in _COPIES and node.lineno > alias.target.lineno)
+
+
+def _is_named(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name | ast.Attribute) and text_of(node) == name

@@ -67,6 +67,11 @@ def explained(*runs: Run) -> set[int]:
     return known
 
 
+def is_harmless(call: ast.Call) -> bool:
+    """Whether a call by this name makes no backward pass and touches no gradient but as the events say."""
+    return _last(call.func) in _HARMLESS
+
+
 def same_place(first: Event, second: Event) -> bool:
     """Whether both lie in one run through one function."""
     one, other = first.context.frames, second.context.frames
@@ -82,7 +87,7 @@ def calls_between(first: Event, second: Event, run: Run) -> Iterator[ast.Call]:
     known = explained(run)
     begin, end = end_of(first.node), start_of(second.node)
     for node in walk(body_of(first)):
-        if not isinstance(node, ast.Call) or id(node) in known or _last(node.func) in _HARMLESS:
+        if not isinstance(node, ast.Call) or id(node) in known or is_harmless(node):
             continue
         if begin <= start_of(node) and end_of(node) <= end:
             yield node

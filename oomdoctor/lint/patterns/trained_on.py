@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act, Keeping
 from oomdoctor.lint.flow.state import base_of
 from oomdoctor.lint.patterns.syntax import own_nodes, targets_of
@@ -44,6 +45,27 @@ def own_backward(kept: Kept) -> bool:
     if any(value.comes_from(other) or other.comes_from(value) for other in within if other.identity > 0):
         return True
     return bool(forwards) and all(any(other.comes_from(made.result) for other in within) for made in forwards)
+
+
+def is_read_back(kept: Kept) -> bool:
+    """Whether a list's elements are read in the loop that fills it, so that a later loss may hang on an earlier graph.
+
+    Passing the list to a function whose body nobody here sees counts too: it may make the backward pass.
+    """
+    is_meter = kept.event.target.endswith(("']", '"]'))  # a mapping's entry by name: its others are others
+    if kept.event.how not in (Keeping.APPEND, Keeping.ITEM) or is_meter:
+        return False
+    name, own = kept.event.target.partition("[")[0], {id(node) for node in walk(kept.event.node)}
+    return any(_reads(node, name) for node in own_nodes(kept.loop.node) if id(node) not in own)
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    match node:
+        case ast.Subscript(value=ast.Name(id=base), ctx=ast.Load()) if base == name:
+            return True
+        case ast.Call(func=ast.Name(id=function), args=arguments) if function not in _GRAPHLESS:
+            return any(isinstance(argument, ast.Name) and argument.id == name for argument in arguments)
+    return False
 
 
 def is_given_back(kept: Kept) -> bool:

@@ -112,8 +112,10 @@ RULE: Final = Rule(
 `best = model.state_dict()`, also with `.copy()`, `dict(...)` or a comprehension that takes the tensors as they are; the
 optimizer makes steps; then `model.load_state_dict(best)` on the same model.
 
-It is silent where the tensors are copied (`copy.deepcopy`, `.clone()`, `.cpu()`), where nothing trains in between,
-where another model takes the weights, and where the name means a new model by then.
+It is silent where the tensors are copied (`copy.deepcopy`, `.clone()`), where the same name is given a copy further
+down in the function, where nothing trains in between, where another model takes the weights, and where the name means
+a new model by then. It is silent about `.cpu()` too, which copies from a GPU; of a model on the processor it gives the
+very same tensors, so that only `.clone()` and `copy.deepcopy` are safe everywhere.
 """,
     reason="""\
 `state_dict()` gives a dictionary with the parameters' own memory. Steps of the optimizer write to that memory, so the

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
+from oomdoctor.lint.flow.values import Kind
 from oomdoctor.lint.patterns.batch_loops import seen_at
 from oomdoctor.lint.patterns.checkpoints import loads_of, location, shares_memory
 from oomdoctor.lint.patterns.deleting import deleted_after_use
@@ -33,8 +34,14 @@ def _check(subject: Subject) -> Iterator[Hit]:
     for run, event in found:
         loaded = loads_of(run, event)
         holder = holder_of(run, event) if loaded and _may_be_on_gpu(event) else None
-        if holder is not None and not any(shares_memory(other) for other in loaded):
+        if holder is not None and _is_copied(loaded):
             yield from _judged(subject.runs, run, loaded[-1], holder)
+
+
+def _is_copied(loaded: Sequence[Event]) -> bool:
+    """Whether a model copies what it loads; an optimizer takes over what is on its device, so that nothing is twice."""
+    has_model = any(other.result.kind is not Kind.OPTIMIZER for other in loaded)
+    return has_model and not any(shares_memory(other) for other in loaded)
 
 
 def _judged(runs: Sequence[Run], run: Run, loaded: Event, holder: Holder) -> Iterator[Hit]:
@@ -143,12 +150,14 @@ function that trains, a name at the top of the script, an attribute of the train
 `state_dict = checkpoint["model"]`, which outlives `checkpoint = None`.
 
 It is silent where the checkpoint is on the processor (`map_location="cpu"`), where it is deleted or its name gets
-another meaning before training, where it is loaded in a function that ends, and with `load_state_dict(assign=True)`.
+another meaning before training, where it is loaded in a function that ends, with `load_state_dict(assign=True)`, and
+where only an optimizer loads from it.
 """,
     reason="""\
-`load_state_dict` copies. As long as any name leads to the checkpoint, its tensors stay: one more copy of the weights,
-and for a full training state of the optimizer's moments as well, for the whole run. That is why a batch size that
-fits from scratch runs out of memory when the same run is resumed.
+A model's `load_state_dict` copies. As long as any name leads to the checkpoint, its tensors stay: one more copy of the
+weights for the whole run. Optimizers take over tensors that are already on the right device and of the right type, so
+their moments are not there twice then, but those that had to be converted are. That is why a batch size that fits from
+scratch runs out of memory when the same run is resumed.
 """,
     bad=_BAD,
     good=_FIXED,

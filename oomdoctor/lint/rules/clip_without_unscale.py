@@ -21,11 +21,20 @@ if TYPE_CHECKING:
 
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
-        for place, event in enumerate(run.events):
-            if event.act is Act.CLIP and event.name.startswith("torch.nn.utils.clip_grad_"):
-                step = _step_after(run, place, event)
-                if step is not None and _is_still_scaled(run, place, event) and not scales_by_hand(run, event):
-                    yield _hit(run, event, step)
+        told: list[tuple[Event, Event]] = []
+        for clip, step in _clips(run):
+            if not any(step is other and not exclude(clip, earlier) for earlier, other in told):
+                yield _hit(run, clip, step)  # unscaled before the first clip, they are for those that follow it
+            told.append((clip, step))
+
+
+def _clips(run: Run) -> Iterator[tuple[Event, Event]]:
+    """Clips of gradients that are still scaled, each with the step that uses them."""
+    for place, event in enumerate(run.events):
+        if event.act is Act.CLIP and event.name.startswith("torch.nn.utils.clip_grad_"):
+            step = _step_after(run, place, event)
+            if step is not None and _is_still_scaled(run, place, event) and not scales_by_hand(run, event):
+                yield event, step
 
 
 def _step_after(run: Run, place: int, clip: Event) -> Event | None:
@@ -65,7 +74,8 @@ def _edits(run: Run, clip: Event, step: Event, call: str) -> tuple[Edit, ...]:
     statement = statement_of(clip)
     steps = [event for event in run.of(Act.STEP) if scaler_of(event) is not None]
     passes = list(run.of(Act.BACKWARD))
-    if statement is None or len(steps) != 1 or any(run.of(Act.UNSCALE)):
+    clips = {id(event.node) for event in run.of(Act.CLIP)}  # of one optimizer: it may be unscaled once a step only
+    if statement is None or len(steps) != 1 or len(clips) != 1 or any(run.of(Act.UNSCALE)):
         return ()
     if not all(same_place(clip, event) for event in (step, *passes)):  # others may call a helper with unscaled ones
         return ()

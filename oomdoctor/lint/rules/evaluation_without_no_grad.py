@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.callers import gradients_by_callers
@@ -11,8 +12,10 @@ from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.flow.values import Graph
 from oomdoctor.lint.patterns.batch_loops import asks_for_gradients, batch_loops, depth_of, innermost, is_frozen, seen_at
 from oomdoctor.lint.patterns.evaluating import is_evaluation, is_named_so
+from oomdoctor.lint.patterns.harmless_calls import only_evaluates
 from oomdoctor.lint.patterns.libraries_used import is_of_other_tensors
 from oomdoctor.lint.patterns.no_grad_decorator import decorated
+from oomdoctor.lint.patterns.other_files import trained_elsewhere
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from oomdoctor.lint.rule import Edit, Subject
 
 _HELP: Final = "put `with torch.no_grad():` around the loop, or `@torch.no_grad()` on the function"
+_HELP_ASYNC: Final = "put `with torch.no_grad():` around the loop; on an `async def` the decorator does nothing"
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
@@ -40,7 +44,7 @@ def _in_run(run: Run) -> Iterator[Hit]:
             continue
         if is_evaluation(run, event, loop) and not _is_wanted(run, event, loop):
             reported.append(loop)
-            if gradients_by_callers(event) in (None, Gradients.ON):
+            if gradients_by_callers(event) in (None, Gradients.ON) and not trained_elsewhere(event, loop):
                 yield _hit(run, event, loop)
 
 
@@ -54,12 +58,13 @@ def _is_wanted(run: Run, event: Event, loop: Loop) -> bool:
 def _hit(run: Run, event: Event, loop: Loop) -> Hit:
     node, module = seen_at(run, event, depth_of(event.context, loop))
     model = text_of(event.call.func) if event.call is not None else "the model"
+    is_async = loop.function is not None and isinstance(loop.function.node, ast.AsyncFunctionDef)
     message = f"`{model}` is evaluated on each batch while autograd records, so that each pass holds its activations"
-    return Hit(node, module, message, _HELP, edits=_edits(run, loop))
+    return Hit(node, module, message, _HELP_ASYNC if is_async else _HELP, edits=_edits(run, loop))
 
 
 def _edits(run: Run, loop: Loop) -> tuple[Edit, ...]:
-    """A decorator, where the whole function does nothing but evaluate."""
+    """A decorator, where the whole function, with all that it calls, surely does nothing but evaluate."""
     function = loop.function
     if function is None:
         return ()
@@ -67,7 +72,9 @@ def _edits(run: Run, loop: Loop) -> tuple[Edit, ...]:
     acts = {event.act for event in inside}
     if acts & {Act.BACKWARD, Act.AUTOGRAD, Act.STEP, Act.NEEDS_GRADIENT, Act.ZERO_GRAD}:
         return ()
-    return decorated(function) if Act.EVAL_MODE in acts or is_named_so(function) else ()
+    if (Act.EVAL_MODE in acts or is_named_so(function)) and only_evaluates(function, run.events):
+        return decorated(function)
+    return ()
 
 
 _BAD: Final = """\
@@ -102,8 +109,9 @@ around it switches autograd off: no `torch.no_grad`, no `torch.inference_mode`, 
 decorator, and no caller that does.
 
 It is silent where a gradient is taken (adversarial examples, saliency maps, test-time training, batch norm frozen while
-training), where parameters are frozen, where a context manager or decorator is not known, and where a framework
-(Lightning, the Trainer of transformers, Ignite) runs the evaluation.
+training), also in another file of the repository that the loop calls or that makes a backward pass of what is returned,
+where parameters are frozen, where a context manager or decorator is not known, and where a framework (Lightning, the
+Trainer of transformers, Ignite) runs the evaluation. On an `async def` the decorator does nothing, and does not count.
 """,
     reason="""\
 `model.eval()` only changes what layers such as dropout and batch norm do. Autograd goes on recording: each pass keeps

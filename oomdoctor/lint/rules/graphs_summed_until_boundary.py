@@ -31,7 +31,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for event in run.of(Act.BACKWARD):
             for kept in _parts(run, event):
-                if _is_micro_loop(kept, event) and not _takes_over(run, kept, event):
+                if _is_micro_loop(run, kept, event) and not _takes_over(run, kept, event):
                     message = f"`{kept.target}` holds the graphs of all micro-batches of the window until this pass"
                     yield Hit.at(event, message, help=_HELP)
                     break
@@ -56,13 +56,14 @@ def _names(event: Event) -> set[str]:
     return {base_of(node) or "" for node in nodes if isinstance(node, ast.Name | ast.Attribute)}
 
 
-def _is_micro_loop(kept: Event, event: Event) -> bool:
+def _is_micro_loop(run: Run, kept: Event, event: Event) -> bool:
     """Whether the loop that the losses come from goes over micro-batches, and the pass comes once in a window."""
     loop = kept.outlives
     if loop is None or kept.context.loops[-1] is not loop:
         return False
     if loop in event.context.loops:
-        return loop.over_batches and event.context.loops[-1] is loop and _is_at_boundary(event, loop)
+        is_window = _is_at_boundary(event, loop) or _is_when_full(run, kept, event, loop)
+        return loop.over_batches and event.context.loops[-1] is loop and is_window
     return _counts_micro_steps(loop) and event.context.loops == kept.context.loops[:-1]
 
 
@@ -72,6 +73,25 @@ def _is_at_boundary(event: Event, loop: Loop) -> bool:
         boundary = boundary_of(guard.test, holds=guard.holds, set_back=counters)
         if boundary is not None:
             return True
+    return False
+
+
+def _is_when_full(run: Run, kept: Event, event: Event, loop: Loop) -> bool:
+    """Whether the pass comes once the list of losses has reached a length, and the list is emptied there."""
+    full = [guard.test for guard in event.context.guards_in(loop) if guard.holds and _fills(guard.test, kept.target)]
+    emptied = [other for other in run.of(Act.FORGET, within=loop) if other.target == kept.target]
+    return any(guard.test in full for other in emptied for guard in other.context.guards_in(loop))
+
+
+def _fills(test: ast.expr, target: str) -> bool:
+    """Whether it is `len(losses) == k` or `>=`."""
+    match test:
+        case ast.Compare(
+            left=ast.Call(func=ast.Name(id="len"), args=[of_what]),
+            ops=[ast.Eq() | ast.GtE()],
+            comparators=[ast.Name() | ast.Attribute() | ast.Constant()],
+        ):
+            return text_of(of_what) == target
     return False
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.flow.values import Kind
-from oomdoctor.lint.patterns.checkpoints import is_only_loaded, loads_of, location
+from oomdoctor.lint.patterns.checkpoints import is_only_loaded, loads_of, location, shares_memory
 from oomdoctor.lint.patterns.libraries_used import has_own_checkpoints, may_use_gpu, runs_in_several_processes
 from oomdoctor.lint.patterns.wrapping import with_keyword
 from oomdoctor.lint.rule import Hit, Rule
@@ -43,7 +43,7 @@ def _hit(run: Run, event: Event) -> Hit:
     return Hit.at(
         event,
         _message(run, event, is_spread=is_spread),
-        help=_help(is_spread=is_spread),
+        help=_help(run, event, is_spread=is_spread),
         severity=_severity(run, event, is_spread=is_spread),
         edits=_edits(run, event),
     )
@@ -64,18 +64,21 @@ def _message(run: Run, event: Event, *, is_spread: bool) -> str:
     if is_spread:
         return f"{call} without `map_location`: every process loads onto the GPU that the checkpoint was saved from"
     if _is_full_state(run, event):
-        return f"{call} without `map_location`: model and optimizer are on the GPU twice while they are loaded"
+        return f"{call} without `map_location`: the model's weights are on the GPU twice while they are loaded"
     return f"{call} without `map_location`: the weights go to the GPU that they were saved from"
 
 
-def _help(*, is_spread: bool) -> str:
+def _help(run: Run, event: Event, *, is_spread: bool) -> str:
+    loaded = loads_of(run, event)
+    if not loaded or any(shares_memory(other) for other in loaded):
+        return 'pass `map_location="cpu"`, or the device on which the weights are to be'
     if is_spread:
-        return 'pass `map_location="cpu"`, and let `load_state_dict` copy to each process\'s own GPU'
-    return 'pass `map_location="cpu"`: `load_state_dict` copies to wherever the model is'
+        return 'pass `map_location="cpu"`; `load_state_dict` brings each tensor to its own process\'s GPU'
+    return 'pass `map_location="cpu"`; `load_state_dict` brings each tensor to where the model is'
 
 
 def _edits(run: Run, event: Event) -> tuple[Edit, ...]:
-    """`map_location="cpu"`, where the checkpoint goes nowhere but into `load_state_dict`, which copies."""
+    """`map_location="cpu"`, where the checkpoint only goes into `load_state_dict`, which brings it to the model."""
     if event.call is None or not is_only_loaded(run, event):
         return ()
     return with_keyword(event.call, "map_location", '"cpu"', event.module)
@@ -113,10 +116,12 @@ arguments are passed on with `**`, next to FSDP and DeepSpeed, which save from e
 is said of a GPU.
 """,
     reason="""\
-`torch.load` puts each tensor back on the device that it was saved from. The model is on the GPU already, so its
-weights, and for a full training state the optimizer's moments too, are there twice until the checkpoint is dropped:
-the peak of the whole run may be here. In distributed training all processes on a machine load onto one GPU, which
-then holds a context and a checkpoint of each. On a machine without that GPU, loading fails.
+`torch.load` puts each tensor back on the device that it was saved from. The model is on the GPU already and copies
+the weights into its own, so that they are there twice until the checkpoint is dropped: the peak of the whole run may
+be here. `Optimizer.load_state_dict` takes over tensors that are already on the right device, and copies those that are
+not; an optimizer that has made steps holds its old moments until then. In distributed training all processes on a
+machine load onto one GPU, which then holds a context and a checkpoint of each. On a machine without that GPU, loading
+fails.
 """,
     bad=_BAD,
     good=_FIXED,

@@ -14,7 +14,7 @@ from oomdoctor.lint.patterns.batch_loops import is_frozen
 from oomdoctor.lint.patterns.evaluating import is_evaluation
 from oomdoctor.lint.patterns.framework_steps import FRAMEWORKS, kept_by_steps
 from oomdoctor.lint.patterns.keeping import kept_expression, kept_over_batches
-from oomdoctor.lint.patterns.trained_on import is_given_back, is_trained_on, own_backward
+from oomdoctor.lint.patterns.trained_on import is_given_back, is_read_back, is_trained_on, own_backward
 from oomdoctor.lint.patterns.wrapping import called_on
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
@@ -30,16 +30,24 @@ if TYPE_CHECKING:
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for kept in kept_over_batches(run):
-            if kept.event.value.graph is Graph.YES and kept.event.context.managed not in FRAMEWORKS:
+            if _keeps_graph(kept.event) and kept.event.context.managed not in FRAMEWORKS:
                 yield from _judged(kept)
         for event in kept_by_steps(run):
             yield Hit.at(event, _message(event, went_back=True), help=_help(event), edits=_edits(event))
 
 
+def _keeps_graph(event: Event) -> bool:
+    """Whether it hangs on a graph; what is added up while autograd does not record hangs on none."""
+    is_sum = event.how in (Keeping.SUM, Keeping.ITEM_SUM)
+    return event.value.graph is Graph.YES and not (is_sum and event.context.gradients is Gradients.OFF)
+
+
 def _judged(kept: Kept) -> Iterator[Hit]:
     """Say so, unless the graph is wanted or soon let go of."""
     forgotten = kept.forgotten()
-    if _has_no_graph(kept) or is_trained_on(kept) or any(not event.context.guards_in(kept.loop) for event in forgotten):
+    if _has_no_graph(kept) or is_trained_on(kept) or is_read_back(kept):
+        return
+    if any(not event.context.guards_in(kept.loop) for event in forgotten):
         return
     went_back = own_backward(kept)
     if forgotten if went_back else not _is_lost(kept):

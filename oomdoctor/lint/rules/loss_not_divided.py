@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act
@@ -40,9 +41,23 @@ def _hit(event: Event, found: Accumulation) -> Hit:
     return Hit.at(
         event,
         told + (" (Adam evens out a constant scale but for its `eps`)" if evens_out else ""),
-        help=f"divide before `backward()`: `(loss / {found.period}).backward()`",
+        help=_help(event, loss, found.period),
         severity=Severity.NOTE if evens_out else None,
     )
+
+
+def _help(event: Event, loss: str, period: str) -> str:
+    """What to write instead, in the user's own names."""
+    by = period if re.fullmatch(r"[\w.]+", period) else f"({period})"
+    if not loss.startswith("`"):
+        return f"divide the loss by `{by}` before `backward()`"
+    quotient = f"{loss.strip('`')} / {by}"
+    is_plain = event.name == ".backward" and event.call is not None and _is_owner(event.call, loss.strip("`"))
+    return f"divide before `backward()`: `({quotient}).backward()`" if is_plain else f"divide it before: `{quotient}`"
+
+
+def _is_owner(call: ast.Call, loss: str) -> bool:
+    return isinstance(call.func, ast.Attribute) and text_of(call.func.value) == loss
 
 
 def _name(event: Event) -> str:

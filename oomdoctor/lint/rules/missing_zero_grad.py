@@ -66,8 +66,9 @@ def _is_missing(run: Run, step: Event, loop: Loop, subject: Subject) -> bool:
 
 
 def _runs_once(loop: Loop) -> bool:
-    body = loop.node.body if isinstance(loop.node, ast.For | ast.AsyncFor | ast.While) else [ast.Break()]
-    return isinstance(body[-1], ast.Break | ast.Return)
+    if not isinstance(loop.node, ast.For | ast.AsyncFor | ast.While):
+        return not loop.over_batches  # a comprehension
+    return isinstance(loop.node.body[-1], ast.Break | ast.Return)
 
 
 def _is_made_in(step: Event, loop: Loop) -> bool:

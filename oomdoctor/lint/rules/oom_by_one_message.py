@@ -24,8 +24,8 @@ _FORMATTERS: Final = frozenset({"format_exc", "format_exception", "format_except
 _ONE_DEVICE: Final = re.compile(r"cuda|hip|mps|xpu|npu", re.IGNORECASE)
 _WORDS: Final = ("ut of memory", "UT OF MEMORY")
 _HELP: Final = (
-    "catch `torch.OutOfMemoryError`, and where libraries' own failures matter, look for "
-    "`CUBLAS_STATUS_ALLOC_FAILED` and `CUDNN_STATUS_ALLOC_FAILED` as well"
+    "catch `torch.OutOfMemoryError` as well, and keep looking at the message of other errors: "
+    "`out of memory`, `CUBLAS_STATUS_ALLOC_FAILED` and `CUDNN_STATUS_ALLOC_FAILED`"
 )
 
 
@@ -142,8 +142,11 @@ The text is PyTorch's caching allocator's, and only for CUDA. The same shortage 
 `MPS backend out of memory` on a Mac, `CUDA error: out of memory` where the driver fails, `... would exceed allowed
 memory. (out of memory)` with `backend:cudaMallocAsync`, and `CUBLAS_STATUS_ALLOC_FAILED` or
 `CUDNN_STATUS_ALLOC_FAILED` where a library finds no room for its workspace. The handler then lets through the very
-error that it was written for. `torch.OutOfMemoryError` (`torch.cuda.OutOfMemoryError` before PyTorch 2.5) is raised by
-the allocators of all devices, whatever the message says.""",
+error that it was written for.
+
+`torch.OutOfMemoryError` (`torch.cuda.OutOfMemoryError` before PyTorch 2.5) is raised by the allocators of CUDA, ROCm
+and XPU devices, whatever the message says. It is a `RuntimeError`. On a Mac, on the processor and from libraries a
+plain `RuntimeError` may come instead, so that the message of those is to be looked at besides.""",
     bad="""\
 import torch
 
@@ -167,7 +170,8 @@ def fits(model, size):
     except torch.OutOfMemoryError:
         return False
     except RuntimeError as error:
-        if "CUBLAS_STATUS_ALLOC_FAILED" not in str(error):
+        known = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+        if not any(text in str(error) for text in known):
             raise
         return False
     return True

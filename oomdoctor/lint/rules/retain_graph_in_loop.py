@@ -10,6 +10,7 @@ from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import base_of, text_of
 from oomdoctor.lint.flow.values import UNKNOWN, Graph, Kind
+from oomdoctor.lint.patterns.graph_use import is_used_later, place_in
 from oomdoctor.lint.patterns.iterations import carried, end_of, start_of, stored_in, within
 from oomdoctor.lint.patterns.surroundings import explained
 from oomdoctor.lint.rule import Edit, Hit, Rule
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 _USES_THE_GRAPH: Final = re.compile(r"grad|penalt|backward|jacobian|hessian|second_order|sharpness", re.IGNORECASE)
 _KEEPS_STATE: Final = re.compile(r"hidden|memory|recurrent|\bstates?\b|carry|\bbptt\b", re.IGNORECASE)
 _MOVES: Final = frozenset({"to", "cuda"})
-_HELP: Final = "leave `retain_graph` out: nothing runs backward through this graph again"
-_HELP_UNSEEN: Final = "leave `retain_graph` out; if that fails, detach what the model keeps from the iteration before"
+_HELP: Final = "leave `{}` out: nothing runs backward through this graph again"
+_HELP_UNSEEN: Final = "leave `{}` out; if that fails, detach what the model keeps from the iteration before"
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
@@ -40,10 +41,11 @@ def _check(subject: Subject) -> Iterator[Hit]:
 
 def _hit(run: Run, event: Event) -> Hit:
     """What is said: no more than a note where the model may remember something that the file does not show."""
-    message = f"`{_loss_of(event)}` keeps its graph with `retain_graph=True`, and no other pass here uses it"
+    how, argument = ("backward(None, True)", "True") if _is_positional(event) else ("retain_graph=True", "retain_graph")
+    message = f"`{_loss_of(event)}` keeps its graph with `{how}`, and no other pass here uses it"
     if not all(_is_seen(made.value) for made in _forwards(run, event)):
-        return Hit.at(event, message, help=_HELP_UNSEEN, severity=Severity.NOTE)
-    return Hit.at(event, message, help=_HELP, edits=_edits(event) if _is_of_loop(event) else ())
+        return Hit.at(event, message, help=_HELP_UNSEEN.format(argument), severity=Severity.NOTE)
+    return Hit.at(event, message, help=_HELP.format(argument), edits=_edits(event) if _is_of_loop(event) else ())
 
 
 def _is_seen(model: Value) -> bool:
@@ -57,7 +59,9 @@ def _forwards(run: Run, event: Event) -> list[Event]:
 
 
 def _is_needless(run: Run, event: Event) -> bool:
-    return bool(event.context.loops) and _is_last_use(run, event) and not _takes_over(run, event)
+    if not event.context.loops or not _is_last_use(run, event) or _takes_over(run, event):
+        return False
+    return not is_used_later(run, event, _forwards(run, event))
 
 
 def _is_of_loop(event: Event) -> bool:
@@ -99,16 +103,10 @@ def _is_last_use(run: Run, event: Event) -> bool:
 def _unknown_calls_after(run: Run, event: Event, loop: Loop) -> Iterator[ast.Call]:
     """Calls further on in the iteration, in the function that has the loop, that are no events."""
     known = explained(run)
-    place = _place(event, loop)
+    place = place_in(event, loop)
     for node in walk(loop.node):
         if isinstance(node, ast.Call) and id(node) not in known and start_of(node) > end_of(place):
             yield node
-
-
-def _place(event: Event, loop: Loop) -> ast.AST:
-    """What in the loop's own text makes the pass: the pass itself, or the call that leads to it."""
-    calls = (frame.call for frame in event.context.frames)
-    return next((call for call in calls if call is not None and within(call, loop.node)), event.node)
 
 
 def _takes_over(run: Run, event: Event) -> bool:
@@ -147,7 +145,7 @@ def _text(event: Event, loop: Loop) -> str:
 
 def _operands(event: Event, loop: Loop) -> Iterator[str]:
     """Names and dotted texts that the loss may be computed from: operands and arguments up to the backward pass."""
-    place = _place(event, loop)
+    place = place_in(event, loop)
     for statement in walk(loop.node):
         if isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr):
             is_before = not isinstance(statement, ast.Expr) and start_of(statement) < start_of(place)
@@ -181,7 +179,8 @@ def _may_have_graph(value: Value | None, loop: Loop) -> bool:
 def _loss_of(event: Event) -> str:
     if event.call is None:
         return "the loss"
-    if event.name == ".backward" and not event.call.args and isinstance(event.call.func, ast.Attribute):
+    is_of_tensor = event.name == ".backward" and (not event.call.args or _is_positional(event))
+    if is_of_tensor and isinstance(event.call.func, ast.Attribute):
         return text_of(event.call.func.value)
     return text_of(event.call)
 
@@ -212,7 +211,8 @@ Looks for a backward pass with `retain_graph=True` in a loop, where the forward 
 and nothing after it goes through that graph again.
 
 It is silent where a later `backward` or `torch.autograd.grad` may need the graph (GANs, several losses, gradient
-penalties), where the graph reaches back to before the iteration (a hidden state, features from outside the loop, a
+penalties), where something of the graph is kept beyond the iteration, returned, or given to a function that is not in
+sight, where the graph reaches back to before the iteration (a hidden state, features from outside the loop, a
 model whose `forward` stores something), and with `create_graph`.""",
     reason="""\
 A backward pass frees the saved activations as it goes, layer by layer. With `retain_graph=True` it frees none:

@@ -37,6 +37,8 @@ def headline(result: LintResult) -> str:
         return f"{count(len(result.findings), 'finding')} ({severities(result.findings)}) in {_files(result)}"
     if not result.files and result.skipped_files:
         return f"no findings: no file of {result.skipped_files} uses torch"
+    if not result.files and result.unreadable:
+        return "nothing was linted"
     return f"no findings in {_files(result)}" if result.files else "no findings: there was no file to look at"
 
 

@@ -120,7 +120,7 @@ def test_look_alikes_are_not(line: str, act: Act) -> None:
 def test_what_hangs_on_a_graph(code: str, graph: Graph) -> None:
     """A value is said to hang on a graph only where it surely does."""
     text = f"def work(model, criterion, x, y, flag):\n    {code}\n    kept.append(value)\n    model.eval"
-    assert event(f"{text}\n    'backward'", Act.KEEP).value.graph is graph
+    assert event(f"{text}\n    optimizer.step()", Act.KEEP).value.graph is graph
 
 
 def test_what_a_backward_is_made_of_hung_on_a_graph() -> None:

@@ -129,3 +129,36 @@ def test_a_location_is_only_added_where_nothing_else_uses_the_checkpoint(*, use:
     module = parse(LOADED.format(use=use), Path("x.py"))
     hits = [hit for rule, hit in check(module, ALL) if rule.code == "OOM111"]
     assert [bool(hit.edits) for hit in hits] == [is_safe]
+
+
+RESUMED = """\
+def {name}(net, loader, opt):
+    ck = torch.load("x.pt", map_location="cuda")
+    net.load_state_dict(ck["m"])
+    for x in loader:
+        opt.zero_grad(); net(x.cuda()).sum().backward(); opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "is_safe"),
+    [
+        ("x.py", RESUMED, True),
+        ("x.ipynb", RESUMED, False),
+        ("x.py", RESUMED.replace("def {name}(net, loader, opt):", "if {name}:"), False),
+    ],
+)
+def test_a_checkpoint_is_only_deleted_inside_functions_of_scripts(*, file: str, text: str, is_safe: bool) -> None:
+    """A name of a module or in a notebook may be used from elsewhere, and is left alone."""
+    head = "import torch\nnet = torch.nn.Linear(3, 3).cuda(); opt = torch.optim.Adam(net.parameters())\n"
+    module = parse(head + text.format(name="main"), Path(file))
+    hits = [hit for rule, hit in check(module, ALL) if rule.code == "OOM112"]
+    assert [bool(hit.edits) for hit in hits] == [is_safe]
+
+
+@pytest.mark.parametrize("how", ["state, **how", "state, True, True", "state, assign=True"])
+def test_nothing_is_said_of_copying_where_the_tensors_may_be_assigned(how: str) -> None:
+    """Neither an edit nor a word of moving where the model may take the loaded tensors for its own."""
+    module = parse(LOADED.format(use=f"how = {{}}; model.load_state_dict({how})"), Path("x.py"))
+    hits = [hit for rule, hit in check(module, ALL) if rule.code == "OOM111"]
+    assert [(bool(hit.edits), "load_state_dict" in hit.help) for hit in hits] == [(False, False)]

@@ -82,3 +82,42 @@ def test_lines_that_python_counts_otherwise_are_never_edited_by_mistake() -> Non
     (found,) = [found for run in runs_of(parse(text, Path("train.py"))) for found in accumulations(run)]
     assert found.lead == -1
     assert shifted(found) == ()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "        if i % k == 0:\n            ema(model)\n",
+        "        ema(model, i)\n",
+        "        log(i % k)\n",
+        "        number = i + 1\n",
+        "        if n % k == 0:\n            ema(model)\n",
+        "        if n == k:\n            ema(model)\n",
+        "    places = [n % k for n in range(9)]\n",
+        "    if i % k:\n        optimizer.step()\n",
+        "    callback(lambda: i)\n",
+    ],
+)
+def test_no_edit_where_the_counter_decides_something_else(more: str) -> None:
+    """A second use that would go by the old boundary takes the edit away."""
+    text = SCRIPT.format(test="if i % k == 0", start="") + more
+    (found,) = [found for run in runs_of(parse(text, Path("train.py"))) for found in accumulations(run)]
+    assert found.lead == -1
+    assert shifted(found) == ()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "        print(f'{i} of {len(loader)}')\n",
+        "        log.info('%d', i + 1)\n",
+        "    for i in range(3):\n        print(i % 2)\n",
+        "    print([i for i in range(k) if i % 2])\n",
+        "    def show(i):\n        return i % 2\n",
+    ],
+)
+def test_what_only_shows_the_counter_leaves_the_edit(more: str) -> None:
+    """Logging, and variables of that name that are others, decide nothing in the loop."""
+    text = SCRIPT.format(test="if i % k == 0", start="") + more
+    (found,) = [found for run in runs_of(parse(text, Path("train.py"))) for found in accumulations(run)]
+    assert len(shifted(found)) == 1
