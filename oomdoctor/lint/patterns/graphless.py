@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
 MUTATORS: Final = frozenset({"append", "extend", "insert", "add", "update", "setdefault"})
 """Methods that put what they are given into what they are called on."""
+METHODS: Final = frozenset(
+    {"to", "cuda", "cpu", "float", "half", "double", "long", "int", "bool", "item", "tolist", "numpy", "detach"}
+    | {"clone", "contiguous", "argmax", "argmin", "argsort", "max", "min", "sum", "mean", "std", "var", "prod", "norm"}
+    | {"abs", "exp", "log", "sqrt", "pow", "square", "softmax", "log_softmax", "sigmoid", "tanh", "relu", "clamp"}
+    | {"round", "floor", "ceil", "eq", "ne", "gt", "lt", "ge", "le", "view", "reshape", "flatten", "squeeze"}
+    | {"unsqueeze", "transpose", "permute", "expand", "repeat", "t", "size", "dim", "numel", "topk", "any", "all"}
+    | {"view_as", "expand_as", "type_as", "type", "astype", "items", "keys", "values", "get", "copy", "count"}
+    | {"index", "pop", "join", "format", "split", "strip", "lower", "upper", "startswith", "endswith"}
+)
+"""Methods of tensors, arrays, containers and texts, which do nothing but what their names say."""
 _CUT: Final = frozenset(
     {"item", "tolist", "numpy", "detach", "argmax", "argmin", "argsort", "size", "dim", "numel", "eq", "ne"}
 )
@@ -128,8 +138,7 @@ class Names:
             return node.func.id in _NUMBERS or (given and node.func.id in _KEEPING)
         if not isinstance(node.func, ast.Attribute):
             return False
-        is_kept = node.func.attr == "compute"  # a metric gives what calls of it have put in
-        return node.func.attr in _CUT or (given and not is_kept and self.is_free(node.func.value))
+        return node.func.attr in _CUT or (given and node.func.attr in METHODS and self.is_free(node.func.value))
 
 
 _KEEPING: Final = frozenset(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
-from oomdoctor.lint.patterns.graphless import MUTATORS, Names, parameters
+from oomdoctor.lint.patterns.graphless import METHODS, MUTATORS, Names, parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,15 +26,6 @@ _GRADIENTS: Final = re.compile(
 _BUILTINS: Final = frozenset(
     {"print", "len", "range", "enumerate", "zip", "int", "float", "str", "bool", "sum", "max", "min", "abs", "round"}
     | {"list", "dict", "set", "tuple", "sorted", "reversed", "iter", "next", "isinstance", "any", "all", "type", "repr"}
-)
-_METHODS: Final = frozenset(
-    {"to", "cuda", "cpu", "float", "half", "double", "long", "int", "bool", "item", "tolist", "numpy", "detach"}
-    | {"clone", "contiguous", "argmax", "argmin", "argsort", "max", "min", "sum", "mean", "std", "var", "prod", "norm"}
-    | {"abs", "exp", "log", "sqrt", "pow", "square", "softmax", "log_softmax", "sigmoid", "tanh", "relu", "clamp"}
-    | {"round", "floor", "ceil", "eq", "ne", "gt", "lt", "ge", "le", "view", "reshape", "flatten", "squeeze"}
-    | {"unsqueeze", "transpose", "permute", "expand", "repeat", "t", "size", "dim", "numel", "topk", "any", "all"}
-    | {"view_as", "expand_as", "type_as", "type", "astype", "items", "keys", "values", "get", "copy", "count"}
-    | {"index", "pop", "join", "format", "split", "strip", "lower", "upper", "startswith", "endswith"}
 )
 _LOSS: Final = re.compile(r"(?:^|_)(?:criterion|crit|loss|loss_?fn|loss_?func|loss_function)\d*$")
 _REFUSED: Final = (
@@ -122,7 +113,7 @@ class _Body:
         root = _root(method)
         if isinstance(method.value, ast.Name) and method.value.id in ("self", "cls"):
             return _LOSS.search(method.attr) is not None and self._is_set_in_class(method.attr)
-        if method.attr in _METHODS or (root is not None and self._is_of_library(root.id)):
+        if method.attr in METHODS or (root is not None and self._is_of_library(root.id)):
             return True
         return method.attr in MUTATORS and self._holds_values(method.value)
 

@@ -32,9 +32,11 @@ def train(loader, criterion, thing, table):
 
 def is_used(within: str, after: str) -> bool:
     """What is said of the script with these two lines."""
-    (run,) = runs_of(parse(SCRIPT.format(within=within, after=after), Path("train.py")))
-    backward = next(iter(run.of(Act.BACKWARD)))
-    return is_used_later(run, backward, list(run.of(Act.FORWARD)))
+    (run,) = [
+        run for run in runs_of(parse(SCRIPT.format(within=within, after=after), Path("train.py"))) if run.function
+    ]
+    backward = next(run.of(Act.BACKWARD))
+    return is_used_later(run, backward, list(run.of(Act.FORWARD, within=backward.loop)))
 
 
 @pytest.mark.parametrize(

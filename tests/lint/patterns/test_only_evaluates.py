@@ -96,3 +96,19 @@ def test_a_function_that_may_need_gradients_does_not(use: str, returned: str) ->
 def test_a_parameter_is_not_what_its_name_means_elsewhere(head: str) -> None:
     """A parameter that is named as a library or a function is unknown."""
     assert not offered("helper(out); np.sum(y)", head=head)
+
+
+@pytest.mark.parametrize(("kept", "is_safe"), [("out.mean(0)", False), ("out.mean(0).detach()", True)])
+def test_what_a_model_of_an_object_gives_is_not_kept_in_the_object(*, kept: str, is_safe: bool) -> None:
+    """Prototypes that are kept with their graph may be trained through later."""
+    text = f"""import torch
+
+class Evaluator:
+    def evaluate(self, loader):
+        self.model.eval()
+        for x in loader:
+            out = self.model(x.cuda())
+            self.prototypes = {kept}
+"""
+    hits = [hit for rule, hit in check(parse(text, Path("x.py")), ALL) if rule.code == "OOM101"]
+    assert [bool(hit.edits) for hit in hits] == [is_safe]
