@@ -14,7 +14,7 @@ _PIECE: Final = re.compile(
     r"|(?P<all_below>(?<=/)\*\*$)"
     r"|(?P<stars>\*+)"
     r"|(?P<one>\?)"
-    r"|(?P<set>\[(?P<turned>[!^])?(?P<members>\]?(?:\[:\w+:\]|\\.|[^]\\])*)\])"
+    r"|(?P<set>\[(?P<turned>[!^])?(?P<members>\]?+(?:\[:\w+:\]|\\.|[^]\\])*)\])"
     r"|\\(?P<literal>.)"
     r"|(?P<broken>[\[\\])"
     r"|(?P<plain>.)",

@@ -62,6 +62,7 @@ def ignored_by_us(pattern: str) -> set[str]:
 @example(pattern="[[:upper:]]")
 @example(pattern="[[:nonsense:]a]")
 @example(pattern="[]a]")
+@example(pattern="[]?")
 @example(pattern="[b-a]")
 @example(pattern="\\!a")
 @example(pattern="\\#a")

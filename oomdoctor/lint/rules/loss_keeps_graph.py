@@ -14,6 +14,7 @@ from oomdoctor.lint.patterns.batch_loops import is_frozen
 from oomdoctor.lint.patterns.evaluating import is_evaluation
 from oomdoctor.lint.patterns.framework_steps import FRAMEWORKS, kept_by_steps
 from oomdoctor.lint.patterns.keeping import kept_expression, kept_over_batches
+from oomdoctor.lint.patterns.other_files import trained_elsewhere
 from oomdoctor.lint.patterns.trained_on import is_given_back, is_read_back, is_trained_on, own_backward
 from oomdoctor.lint.patterns.wrapping import called_on
 from oomdoctor.lint.rule import Hit, Rule
@@ -53,6 +54,8 @@ def _judged(kept: Kept) -> Iterator[Hit]:
     if forgotten if went_back else not _is_lost(kept):
         return
     if gradients_by_callers(kept.event) not in (None, Gradients.ON):
+        return
+    if any(trained_elsewhere(event, kept.loop) for event in kept.forwards()):
         return
     node, module = kept.seen_at()
     yield Hit(
