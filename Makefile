@@ -51,6 +51,12 @@ bench: $(INSTALLED)  ## Measure what the README claims, and write it to tests/be
 	$(BIN)/python tests/bench/diagnose_speed.py
 	$(BIN)/python tests/bench/diagnose_fuzz.py
 	$(BIN)/python tests/bench/run_overhead.py
+	$(BIN)/python tests/bench/lint_fuzz.py
+
+.PHONY: bench-lint
+bench-lint: $(INSTALLED)  ## Measure lint on installed projects: make bench-lint PROJECTS="folder folder"
+	$(BIN)/python tests/bench/lint_precision.py $(PROJECTS)
+	$(BIN)/python tests/bench/lint_speed.py $(PROJECTS)
 
 .PHONY: gpu-check
 gpu-check:  ## On a machine with a CUDA GPU: compare it with the null GPU, with the torch that is installed
