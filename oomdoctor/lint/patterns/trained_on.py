@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.code.walking import walk
+from oomdoctor.lint.flow.builtin import BUILTINS
 from oomdoctor.lint.flow.events import Act, Keeping
 from oomdoctor.lint.flow.state import base_of
 from oomdoctor.lint.patterns.syntax import own_nodes, targets_of
@@ -13,10 +14,22 @@ from oomdoctor.lint.patterns.syntax import own_nodes, targets_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from oomdoctor.lint.code.functions import Module
     from oomdoctor.lint.flow.events import Event
     from oomdoctor.lint.flow.values import Value
     from oomdoctor.lint.patterns.keeping import Kept
 
+_LIBRARIES: Final = (
+    "torch.",
+    "numpy.",
+    "math.",
+    "statistics.",
+    "json.",
+    "matplotlib.",
+    "pandas.",
+    "scipy.",
+    "sklearn.",
+)
 _GRAPHLESS: Final = frozenset({".item", ".detach", "len", "float", ".numpy", ".tolist", ".argmax", "print"})
 """Functions and methods that bring no graph along; `x.float()` does, while `float(x)` does not."""
 
@@ -66,6 +79,21 @@ def _reads(node: ast.AST, name: str) -> bool:
         case ast.Call(func=ast.Name(id=function), args=arguments) if function not in _GRAPHLESS:
             return any(isinstance(argument, ast.Name) and argument.id == name for argument in arguments)
     return False
+
+
+def is_handed_on(kept: Kept) -> bool:
+    """Whether what is kept is passed to a function that is no library's and not Python's own: it may train on it."""
+    function, name = kept.loop.function, kept.event.target.partition("[")[0]
+    if function is None or "." in name:
+        return False
+    return any(_is_handed(node, name, function.module) for node in own_nodes(function.node))
+
+
+def _is_handed(node: ast.AST, name: str, module: Module) -> bool:
+    if not isinstance(node, ast.Call) or not any(isinstance(each, ast.Name) and each.id == name for each in node.args):
+        return False
+    called = module.qualified(node.func) or _last(node)
+    return not called.startswith((".", *_LIBRARIES)) and called not in BUILTINS
 
 
 def is_given_back(kept: Kept) -> bool:

@@ -15,7 +15,7 @@ from oomdoctor.lint.patterns.evaluating import is_evaluation
 from oomdoctor.lint.patterns.framework_steps import FRAMEWORKS, kept_by_steps
 from oomdoctor.lint.patterns.keeping import kept_expression, kept_over_batches
 from oomdoctor.lint.patterns.other_files import trained_elsewhere
-from oomdoctor.lint.patterns.trained_on import is_given_back, is_read_back, is_trained_on, own_backward
+from oomdoctor.lint.patterns.trained_on import is_given_back, is_handed_on, is_read_back, is_trained_on, own_backward
 from oomdoctor.lint.patterns.wrapping import called_on
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
@@ -64,7 +64,7 @@ def _judged(kept: Kept) -> Iterator[Hit]:
         _message(kept.event, went_back=went_back),
         _help(kept.event),
         severity=_severity(went_back=went_back, is_forgotten=bool(forgotten)),
-        edits=_edits(kept.event) if node is kept.event.node else (),
+        edits=_edits(kept.event) if node is kept.event.node and not is_handed_on(kept) else (),
     )
 
 
