@@ -17,7 +17,9 @@ _TELLING: Final = re.compile(
     r"|OutOfMemory|out of memory|\bcycle\b|clip_grad|\.train\(|\.state_dict\("
 )
 """What a function has in its text where a rule may have something to say."""
-_COLLECTS: Final = re.compile(r"\.append\([^\n]{0,99}?(?:loss|logit|output|pred|prob|feat|embed|score|entropy|criterion)")
+_COLLECTS: Final = re.compile(
+    r"\.append\([^\n]{0,99}?(?:loss|logit|output|pred|prob|feat|embed|score|entropy|criterion)"
+)
 """The same, in a file that goes over batches."""
 _BATCHES: Final = re.compile(r"[Ll]oaders?\b|\bbatches\b|_dl\b|\bdataset\b")
 _EVALUATES: Final = re.compile(
