@@ -7,6 +7,9 @@ INSTALLED := .venv/.installed
 OLDEST := .venv-oldest
 OLDEST_TORCH := torch==2.6.0
 
+# Processes that share the suite; what it measures, it measures side by side, so that sharing does not matter.
+WORKERS ?= auto
+
 # Commands that the README names run as a reader would run them, whatever the terminal of the moment is.
 export TERM ?= dumb
 
@@ -22,7 +25,7 @@ run: $(INSTALLED)  ## Probe the GPT-2 example on a card this machine does not ne
 
 .PHONY: test
 test: $(INSTALLED) $(OLDEST)/.installed  ## Run the whole suite
-	OOMDOCTOR_TEST_PYTHONS=$(CURDIR)/$(OLDEST)/bin/python $(BIN)/pytest
+	OOMDOCTOR_TEST_PYTHONS=$(CURDIR)/$(OLDEST)/bin/python $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: cov
 cov: $(INSTALLED) $(OLDEST)/.installed  ## Run the suite and report coverage, child processes included
