@@ -29,7 +29,15 @@ from typing import (
 )
 
 from oomdoctor.errors import UsageError
-from oomdoctor.results import SCHEMA_VERSION, DiagnosisDocument, Document, LintDocument, ProbeDocument
+from oomdoctor.results import (
+    SCHEMA_VERSION,
+    CheckDocument,
+    DiagnosisDocument,
+    Document,
+    LintDocument,
+    ProbeDocument,
+    ProbeResult,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -38,11 +46,14 @@ MAXIMUM_DOCUMENT_BYTES = 64 * 1024**2
 """Larger inputs are refused unread; a document is a few hundred kilobytes at most."""
 
 _DOCUMENTS: Mapping[str, type[Document]] = MappingProxyType(
-    {"probe": ProbeDocument, "diagnose": DiagnosisDocument, "lint": LintDocument}
+    {"probe": ProbeDocument, "diagnose": DiagnosisDocument, "lint": LintDocument, "check": CheckDocument}
 )
+ADDED_LATER: frozenset[tuple[type, str]] = frozenset({(ProbeResult, "memory")})
+"""Fields that documents of this schema version did not have from the first; one that lacks them has their defaults."""
+
 _MAXIMUM_INTEGER = 2**63 - 1
 _SHOWN_CHARACTERS = 60
-_HINT = "Give a file that `oomdoctor probe`, `diagnose` or `lint` wrote with `--json`"
+_HINT = "Give a file that `oomdoctor probe`, `diagnose`, `lint` or `check` wrote with `--json`"
 _JSON_NAMES = {dict: "an object", list: "a list", str: "a string", int: "an integer", float: "a number"}
 
 T = TypeVar("T")
@@ -147,6 +158,8 @@ def decode(kind: type[T], value: object, where: str) -> T:
     for name, hint in _type_hints(cast("Hashable", kind)).items():
         path = f"{where}.{name}" if where else name
         if name not in value:
+            if (kind, name) in ADDED_LATER:
+                continue
             raise _MismatchError(path, "is missing")
         arguments[name] = _decode(hint, value[name], path)
     return kind(**arguments)
@@ -157,8 +170,7 @@ def _decode(kind: object, value: object, where: str) -> object:
     if origin is Literal:
         return _decode_choice(arguments, value, where)
     if origin in (Union, UnionType):
-        (inner,) = (argument for argument in arguments if argument is not NoneType)
-        return None if value is None else _decode(inner, value, where)
+        return None if value is None else _decode(_one_of(arguments, value), value, where)
     if origin is tuple:
         if not isinstance(value, list):
             _refuse(where, value, "a list")
@@ -168,6 +180,12 @@ def _decode(kind: object, value: object, where: str) -> object:
             _refuse(where, value, "an object")
         return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
     return _decode_class(cast("type", kind), value, where)
+
+
+def _one_of(arguments: tuple[object, ...], value: object) -> object:
+    """Which type of a union a value is read as; a whole number stays an integer where a float would do as well."""
+    kinds = [argument for argument in arguments if argument is not NoneType]
+    return int if int in kinds and type(value) is int else kinds[0]
 
 
 def _decode_class(kind: type, value: object, where: str) -> object:

@@ -4,6 +4,16 @@ Bytes are integers in fields named `..._bytes`; what is unknown is None. The doc
 `oomdoctor/schemas/*.schema.json` state them, and a test holds the two together.
 """
 
+from oomdoctor.results.check import (
+    CheckedEntry,
+    CheckResult,
+    FigureKind,
+    Limit,
+    LimitName,
+    Movement,
+    Problem,
+    Verdict,
+)
 from oomdoctor.results.code import SourceLine, TrainingPhase
 from oomdoctor.results.diagnosis import (
     Cause,
@@ -18,15 +28,22 @@ from oomdoctor.results.diagnosis import (
     ProcessMemory,
     Remedy,
 )
-from oomdoctor.results.document import SCHEMA_VERSION, DiagnosisDocument, Document, LintDocument, ProbeDocument
+from oomdoctor.results.document import (
+    SCHEMA_VERSION,
+    CheckDocument,
+    DiagnosisDocument,
+    Document,
+    LintDocument,
+    ProbeDocument,
+)
 from oomdoctor.results.lint import Concern, Finding, LintResult, Severity, Unreadable
+from oomdoctor.results.memory import ModuleBytes, PhaseMemory, StepMemory
+from oomdoctor.results.phase import Phase, PhaseName
 from oomdoctor.results.probe import (
     Accumulation,
     Device,
     MicroBatch,
     Outcome,
-    Phase,
-    PhaseName,
     ProbeResult,
     Reason,
     Trial,
@@ -53,6 +70,9 @@ __all__ = [
     "CategoryBytes",
     "Cause",
     "CauseId",
+    "CheckDocument",
+    "CheckResult",
+    "CheckedEntry",
     "Composition",
     "Concern",
     "Confidence",
@@ -62,9 +82,12 @@ __all__ = [
     "DifferingLine",
     "Document",
     "Facts",
+    "FigureKind",
     "Finding",
     "Fragmentation",
     "GrowingLine",
+    "Limit",
+    "LimitName",
     "LintDocument",
     "LintResult",
     "LiveAllocation",
@@ -72,13 +95,17 @@ __all__ = [
     "MemoryLine",
     "MemoryTrend",
     "MicroBatch",
+    "ModuleBytes",
+    "Movement",
     "NextStep",
     "Occurrence",
     "Outcome",
     "Phase",
+    "PhaseMemory",
     "PhaseName",
     "ProbeDocument",
     "ProbeResult",
+    "Problem",
     "ProcessMemory",
     "Reason",
     "Remedy",
@@ -86,9 +113,11 @@ __all__ = [
     "SnapshotComparison",
     "SnapshotSummary",
     "SourceLine",
+    "StepMemory",
     "TimelinePoint",
     "TrainingPhase",
     "Trial",
     "UniformPlan",
     "Unreadable",
+    "Verdict",
 ]

@@ -5,11 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from oomdoctor.errors import UsageError
+from oomdoctor.results.check import CheckResult
 from oomdoctor.results.diagnosis import DiagnosisResult
 from oomdoctor.results.lint import LintResult
-from oomdoctor.results.probe import ProbeResult
+from oomdoctor.results.probe import Accumulation, ProbeResult
 
 SCHEMA_VERSION = 1
+
+
+class _Planless:
+    """What answers another question: whoever asks it for a plan has the wrong file, and is told so."""
+
+    __slots__ = ()
+
+    @property
+    def plan(self) -> Accumulation:
+        """None that could be had.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError("this result is not a probe's and has no plan", hint=_PLAN_HINT)
+
+
+_PLAN_HINT = "give a file that `oomdoctor probe` wrote with `--json`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +52,18 @@ class ProbeDocument:
     result: ProbeResult
     schema_version: int = SCHEMA_VERSION
 
+    @property
+    def plan(self) -> Accumulation:
+        """How to reach the target batch.
+
+        Raises:
+            NoAnswerError: Nothing fits, so that there is no plan.
+        """
+        return self.result.plan
+
 
 @dataclass(frozen=True, slots=True)
-class DiagnosisDocument:
+class DiagnosisDocument(_Planless):
     """What `oomdoctor diagnose` writes.
 
     Attributes:
@@ -54,7 +83,7 @@ class DiagnosisDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class LintDocument:
+class LintDocument(_Planless):
     """What `oomdoctor lint` writes.
 
     Attributes:
@@ -73,4 +102,43 @@ class LintDocument:
     schema_version: int = SCHEMA_VERSION
 
 
-Document: TypeAlias = ProbeDocument | DiagnosisDocument | LintDocument
+@dataclass(frozen=True, slots=True)
+class CheckDocument:
+    """What `oomdoctor check` writes.
+
+    Attributes:
+        command: `check`.
+        status: The worst verdict: `passed`, `failed` (a limit is broken), `error` (a target is at fault) or
+            `no_answer`.
+        exit_code: What the command exited with.
+        versions: Version by name: `oomdoctor`, `python`, `torch`, `cuda`.
+        result: What the command found.
+    """
+
+    command: Literal["check"]
+    status: Literal["passed", "failed", "error", "no_answer"]
+    exit_code: int
+    versions: dict[str, str]
+    result: CheckResult
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def plan(self) -> Accumulation:
+        """How to reach the target batch, where the check has one entry.
+
+        Raises:
+            UsageError: It has several, each with a plan of its own, or its one entry has no answer.
+            NoAnswerError: Nothing fits, so that there is no plan.
+        """
+        answers = [entry.probe for entry in self.result.entries]
+        if len(answers) != 1:
+            raise UsageError(
+                f"this check has {len(answers)} entries, each with a plan of its own",
+                hint="take that of one: `document.result.entries[0].probe.plan`",
+            )
+        if answers[0] is None:
+            raise UsageError("the entry of this check has no answer, and so no plan", hint=_PLAN_HINT)
+        return answers[0].plan
+
+
+Document: TypeAlias = ProbeDocument | DiagnosisDocument | LintDocument | CheckDocument

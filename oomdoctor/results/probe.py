@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from oomdoctor.errors import NoAnswerError
+from oomdoctor.results.memory import StepMemory
+from oomdoctor.results.phase import Phase
+
 
 class Outcome(StrEnum):
     """How one trial ended."""
@@ -14,32 +18,6 @@ class Outcome(StrEnum):
     OOM = "oom"
     LIMIT = "limit"  # a size limit that is not memory: 32-bit indexing, grid size
     FAILED = "failed"  # the user's code raised something else
-
-
-class PhaseName(StrEnum):
-    """The part of a training step that an allocation belongs to."""
-
-    LOAD = "load"
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    OPTIMIZER = "optimizer"
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """Memory of one phase of one iteration; where an iteration has several micro-steps, over all of them.
-
-    Attributes:
-        iteration: 0 for loading the model, then 1 and 2; the optimizer's state first exists in the second.
-        phase: The phase.
-        peak_allocated_bytes: Most bytes in live tensors during the phase.
-        end_allocated_bytes: Bytes in live tensors when the phase last ended.
-    """
-
-    iteration: int
-    phase: PhaseName
-    peak_allocated_bytes: int
-    end_allocated_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +163,7 @@ class ProbeResult:
         phases: Memory by phase at the maximum (at the largest size that ran where nothing fits).
         reasons: Why each automatic choice was made, and where each number was had from.
         warnings: What the reader should know before relying on the answer.
+        memory: What memory is made of at one micro-batch; None where nothing fits or it could not be recorded.
     """
 
     target: str
@@ -201,3 +180,19 @@ class ProbeResult:
     phases: tuple[Phase, ...]
     reasons: tuple[Reason, ...]
     warnings: tuple[str, ...] = ()
+    memory: StepMemory | None = None
+
+    @property
+    def plan(self) -> Accumulation:
+        """How to reach the target batch, for a training script that cannot go on without it.
+
+        Raises:
+            NoAnswerError: Nothing fits, so that there is none.
+        """
+        if self.accumulation is None:
+            problem = "no sizes that ran reach the target batch" if self.micro_batch.maximum else "nothing fits"
+            raise NoAnswerError(
+                f"there is no plan for `{self.target}` on {self.device.name}: {problem}",
+                hint="probe it again after a change; whoever can go on without a plan reads `result.accumulation`",
+            )
+        return self.accumulation

@@ -1,0 +1,145 @@
+"""What a check found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from oomdoctor.results.probe import ProbeResult
+
+
+class Verdict(StrEnum):
+    """How one entry of a check ended; the worst of all entries is the check's."""
+
+    PASSED = "passed"
+    FAILED = "failed"  # a limit is broken, or the baseline moved beyond its tolerance
+    ERROR = "error"  # the target is at fault
+    NO_ANSWER = "no_answer"  # no answer could be had
+
+
+class LimitName(StrEnum):
+    """What an entry may ask for, as its key in the configuration has it."""
+
+    FITS = "fits"  # asked by every entry: one micro-batch fits
+    MIN_MICRO_BATCH = "min-micro-batch"
+    MAX_ACCUMULATION_STEPS = "max-accumulation-steps"
+    MAX_MEMORY = "max-memory"
+    HEADROOM = "headroom"
+    BASELINE = "baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One thing that an entry asks for, and what was found.
+
+    Attributes:
+        name: Which.
+        asked: What was asked for: samples, steps, bytes, or a share between 0 and 1; None for the baseline.
+        found: What was found, in the same unit; None where nothing could be.
+        holds: Whether it is kept.
+        text: One sentence with both.
+    """
+
+    name: LimitName
+    asked: float | int | None
+    found: float | int | None
+    holds: bool
+    text: str
+
+
+class FigureKind(StrEnum):
+    """What a figure of the baseline counts."""
+
+    MICRO_BATCH = "micro_batch"  # samples
+    PEAK = "peak"  # bytes
+    PHASE = "phase"
+    CATEGORY = "category"
+    MODULE = "module"
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """A figure that is not what the baseline has.
+
+    Attributes:
+        kind: What the figure counts.
+        name: The figure, such as `activations`, `iteration 2 backward` or `encoder.layers.* activations`.
+        before: In the baseline; None where it has none.
+        after: Now; None where there is none.
+        is_beyond: Whether it fails the check: it is worse by more than the tolerance.
+        text: What moved, in one line such as "activations +412.0 MiB at micro-batch 8, +61 % in `encoder.layers.*`".
+    """
+
+    kind: FigureKind
+    name: str
+    before: int | None
+    after: int | None
+    is_beyond: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why an entry has no answer.
+
+    Attributes:
+        message: What was wrong and where.
+        hint: What to do about it.
+        details: Material such as a traceback of the user's code.
+        exit_code: What a command that did only this would exit with.
+    """
+
+    message: str
+    hint: str | None
+    details: str | None
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedEntry:
+    """One `[[check]]` of the configuration on one card.
+
+    Attributes:
+        name: Its name; with the card behind it, as `pretrain on rtx-4090`, where the entry names several.
+        target: The reference as it was given.
+        gpu: The card as it was given; None for the local GPU.
+        verdict: How it ended.
+        limits: What was asked for, broken ones first.
+        movements: What differs from the baseline, worst first.
+        baseline: `none` (not asked for), `missing` (asked for, and the file does not have the entry), `compared` or
+            `updated` (written now).
+        tolerance: Share by which a figure may be worse than the baseline.
+        profiled_micro_batch: Size at which memory by category and module was recorded and compared.
+        probe: What the probe found; None where there is a problem.
+        problem: Why there is no answer; else None.
+        warnings: What the reader should know, beyond the probe's own warnings.
+    """
+
+    name: str
+    target: str
+    gpu: str | None
+    verdict: Verdict
+    limits: tuple[Limit, ...]
+    movements: tuple[Movement, ...]
+    baseline: Literal["none", "missing", "compared", "updated"]
+    tolerance: float
+    profiled_micro_batch: int | None
+    probe: ProbeResult | None
+    problem: Problem | None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Everything that a check found.
+
+    Attributes:
+        configuration: The configuration file, relative to the working directory where it lies at or above it.
+        baseline: The baseline file, in the same way; None where no entry asks for one.
+        entries: Every entry, in the order of the configuration.
+    """
+
+    configuration: str
+    baseline: str | None
+    entries: tuple[CheckedEntry, ...]
