@@ -11,6 +11,7 @@ from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
     from oomdoctor.devices.choice import Engine
+    from oomdoctor.probing.profile.asking import Recorded
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.probing.search import SearchResult
     from oomdoctor.probing.stability import OtherProcesses
@@ -28,6 +29,7 @@ class Findings:
         recommended: Largest tested size that fits with the headroom withheld.
         plan: How to reach the target with sizes that were run; None where nothing fits.
         trials: Every trial in order.
+        recorded: What memory is made of.
         moved: Whether other processes' memory moved meanwhile; None where nobody can say.
     """
 
@@ -36,6 +38,7 @@ class Findings:
     recommended: int
     plan: Accumulation | None
     trials: tuple[Trial, ...]
+    recorded: Recorded
     moved: bool | None
 
 
@@ -63,8 +66,14 @@ def assemble(
         stable=not findings.moved,
         trials=findings.trials,
         phases=(*loaded.phases, *_phases(findings.trials, maximum)),
-        reasons=(*engine.reasons, *_measured_reasons(engine, loaded), _optimizer_reason(request, loaded)),
+        reasons=(
+            *engine.reasons,
+            *_measured_reasons(engine, loaded),
+            _optimizer_reason(request, loaded),
+            *findings.recorded.reasons,
+        ),
         warnings=tuple(_warnings(request, engine, supervisor, findings)),
+        memory=findings.recorded.memory,
     )
 
 
@@ -129,7 +138,7 @@ def _warnings(request: ProbeRequest, engine: Engine, supervisor: Supervisor, fin
         found.append("the loss was NaN or infinite; memory does not depend on it, training does")
     if supervisor.replaced:
         found.append(f"{supervisor.replaced} times a trial left memory behind and the worker was replaced")
-    return found + _device_warnings(request, engine, supervisor, findings)
+    return [*found, *_device_warnings(request, engine, supervisor, findings), *findings.recorded.warnings]
 
 
 def _device_warnings(request: ProbeRequest, engine: Engine, supervisor: Supervisor, findings: Findings) -> list[str]:

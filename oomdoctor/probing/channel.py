@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from oomdoctor.probing.stopping import Stop
+
 Message = dict[str, Any]
 
 _CHUNK = 65536
@@ -34,11 +36,13 @@ class Channel:
     Args:
         read_fd: Where messages come from.
         write_fd: Where messages go.
+        stop: Ends a wait from another thread.
     """
 
-    def __init__(self, read_fd: int, write_fd: int) -> None:
+    def __init__(self, read_fd: int, write_fd: int, stop: Stop | None = None) -> None:
         self._read_fd = read_fd
         self._write_fd = write_fd
+        self._stop = stop
         self._pending = b""
         self._owner = os.getpid()
 
@@ -64,6 +68,7 @@ class Channel:
         Raises:
             ChannelClosedError: The other side is gone.
             ChannelTimeoutError: Nothing came within `timeout_seconds`.
+            KeyboardInterrupt: The stop was set.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
@@ -89,6 +94,9 @@ class Channel:
 
     def _wait(self, deadline: float | None) -> None:
         remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-        readable, _, _ = select.select([self._read_fd], [], [], remaining)
+        stop_fds = [] if self._stop is None else [self._stop.fd]
+        readable, _, _ = select.select([self._read_fd, *stop_fds], [], [], remaining)
+        if self._stop is not None and self._stop.is_set:
+            raise KeyboardInterrupt
         if not readable:
             raise ChannelTimeoutError

@@ -16,6 +16,8 @@ from oomdoctor.probing.output_tail import OutputTail
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from oomdoctor.probing.stopping import Stop
+
 _KNOWN_ERRORS: dict[str, type[OomdoctorError]] = {
     kind.__name__: kind for kind in (NoAnswerError, TargetError, UsageError)
 }
@@ -28,9 +30,10 @@ class Child:
 
     Args:
         environment: The worker's whole environment; it decides which device torch sees.
+        stop: Ends a wait from another thread.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], stop: Stop | None = None) -> None:
         requests_read, requests_write = os.pipe()
         answers_read, answers_write = os.pipe()
         lifeline_read, self._lifeline = os.pipe()
@@ -49,7 +52,7 @@ class Child:
         )
         for fd in (requests_read, answers_write, lifeline_read, self._output.write_fd):
             os.close(fd)
-        self._channel = Channel(answers_read, requests_write)
+        self._channel = Channel(answers_read, requests_write, stop)
 
     def __enter__(self) -> Self:
         return self
@@ -69,6 +72,7 @@ class Child:
             TargetError: The worker says so, or the user's code ended the process.
             UsageError: The worker says so.
             NoAnswerError: The worker says so, crashed, or took too long.
+            KeyboardInterrupt: The stop was set.
         """
         try:
             self._channel.send(request)

@@ -11,6 +11,7 @@ from oomdoctor.devices.choice import Engine, choose_engine
 from oomdoctor.errors import UsageError
 from oomdoctor.probing.accumulation import per_device_target, plan_accumulation
 from oomdoctor.probing.assembly import Findings, assemble
+from oomdoctor.probing.profile.asking import Asking
 from oomdoctor.probing.session import Session
 from oomdoctor.probing.stability import OtherProcesses
 from oomdoctor.probing.supervisor import Loaded, Supervisor
@@ -20,9 +21,12 @@ from oomdoctor.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from oomdoctor.probing.dependencies import Dependencies
     from oomdoctor.probing.request import ProbeRequest
+    from oomdoctor.probing.stopping import Stop
     from oomdoctor.progress import Progress
     from oomdoctor.results import Accumulation, ProbeResult, Trial
+    from oomdoctor.targets.reference import Reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +36,12 @@ class Probe:
     Attributes:
         result: What it found.
         versions: Version by name, of what answered.
+        dependencies: What the target used.
     """
 
     result: ProbeResult
     versions: dict[str, str]
+    dependencies: Dependencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +59,33 @@ class DryRun:
     trial: Trial | None
 
 
-def probe(request: ProbeRequest, progress: Progress, *, engine: Engine | None = None) -> Probe:
+def probe(
+    request: ProbeRequest, progress: Progress, *, engine: Engine | None = None, stop: Stop | None = None
+) -> Probe:
     """Find the largest micro-batch that fits, and the plan that reaches the target batch.
 
     Args:
         request: The question.
         progress: Told of each stage and trial.
         engine: Where to run; None to choose by the request.
+        stop: Ends the probe from another thread.
 
     Raises:
         UsageError: The question contradicts itself.
         TargetError: The user's file is at fault.
         NoAnswerError: No device, a crash, or a time limit.
+        KeyboardInterrupt: The stop was set.
     """
-    with _running(request, progress, engine) as run:
+    with _running(request, progress, engine, stop) as run:
         search = None if run.loaded.placement_error else run.session.find_maximum(run.loaded.weights_bytes)
         recommended = 0 if search is None else run.session.find_recommended(search, request.headroom)
         plan = None if search is None else _checked_plan(request, run.session, search.maximum, recommended)
-    findings = Findings(run.loaded, search, recommended, plan, tuple(run.session.trials), moved=run.others.moved())
+        trials = tuple(run.session.trials)
+        asking = Asking(request, run.reference, run.engine, run.supervisor, trials, progress, stop)
+        recorded = asking.record(0 if search is None else search.maximum)
+    findings = Findings(run.loaded, search, recommended, plan, trials, recorded, moved=run.others.moved())
     result = assemble(request, run.engine, run.supervisor, run.others, findings)
-    return Probe(result, run.loaded.versions)
+    return Probe(result, run.loaded.versions, run.supervisor.dependencies())
 
 
 def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:
@@ -92,6 +105,7 @@ class _Run:
     """A worker with the target loaded, and what runs trials in it."""
 
     engine: Engine
+    reference: Reference
     others: OtherProcesses
     supervisor: Supervisor
     loaded: Loaded
@@ -99,17 +113,20 @@ class _Run:
 
 
 @contextmanager
-def _running(request: ProbeRequest, progress: Progress, engine: Engine | None) -> Iterator[_Run]:
+def _running(
+    request: ProbeRequest, progress: Progress, engine: Engine | None, stop: Stop | None = None
+) -> Iterator[_Run]:
     """Check the question before anything is started, start a worker, and end it with all that it started."""
     per_device = per_device_target(request.target_batch, request.world_size)
     reference = parse_reference(request.target, directory=request.directory)
     engine = engine or _engine(request)
     others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
-    with Supervisor(request, reference, engine.environment) as supervisor:
+    with Supervisor(request, reference, engine.environment, stop) as supervisor:
         progress.stage(f"loading {request.target}")
         loaded = supervisor.load()
         _check_memory(request, loaded)
-        yield _Run(engine, others, supervisor, loaded, Session(supervisor, progress, per_device))
+        yield _Run(engine, reference, others, supervisor, loaded, Session(supervisor, progress, per_device))
+        supervisor.dependencies()  # now, while the worker can say
 
 
 def _checked_plan(request: ProbeRequest, session: Session, maximum: int, recommended: int) -> Accumulation | None:

@@ -1,4 +1,4 @@
-"""Peaks and ends of memory by phase, as `torch.cuda` counts them. Runs in the worker."""
+"""Watches what a trial does: peaks and ends of memory by phase, as `torch.cuda` counts them. Runs in the worker."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from oomdoctor.devices.null_gpu.control import reads
+from oomdoctor.probing.replay import Trace, recording
 from oomdoctor.results import Phase, PhaseName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 
 class PhaseRecorder:
@@ -59,3 +61,29 @@ class PhaseRecorder:
             end_allocated_bytes=torch.cuda.memory_allocated(),
         )
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, torch.cuda.max_memory_reserved())
+
+
+class TrialRecorder(PhaseRecorder):
+    """Watches a whole trial; a profile watches it more closely.
+
+    Attributes:
+        trace: What the allocator did, once the trial has ended without an error; see `oomdoctor.probing.replay`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trace: Trace = []
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Record what the whole trial does."""
+        return recording(self.trace)
+
+    def micro_phase(self, iteration: int, _micro_step: int, name: PhaseName) -> AbstractContextManager[None]:
+        """Record what one phase of one micro-step does."""
+        return self.phase(iteration, name)
+
+    def placed(self, batch: object) -> None:
+        """The batch is on the device, in a forward."""
+
+    def computed(self, loss: torch.Tensor) -> None:
+        """The forward has ended with this loss, whose backward comes next."""

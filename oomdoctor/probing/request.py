@@ -32,6 +32,7 @@ class ProbeRequest:
         memory_bytes: Capacity to play, or None for what the device has.
         engine: `auto`, or the engine to use.
         trial_timeout_seconds: Longest time for loading and for each trial.
+        profile_micro_batch: Size at which memory is recorded by category and module; None for the maximum.
     """
 
     target: str
@@ -46,3 +47,4 @@ class ProbeRequest:
     memory_bytes: int | None = None
     engine: Literal["auto", "cuda", "null"] = "auto"
     trial_timeout_seconds: float = DEFAULT_TRIAL_TIMEOUT_SECONDS
+    profile_micro_batch: int | None = None

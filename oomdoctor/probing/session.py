@@ -19,6 +19,11 @@ _RANGE_GROWTH = 8
 """Sizes up to the first are searched at once; where all of them fit so many times more, until the target."""
 
 
+def micro_steps(micro_batch: int, per_device_target: int) -> int:
+    """Micro-steps in each of a trial's optimizer steps: two where gradients will be accumulated, which shows all."""
+    return 2 if micro_batch < per_device_target else 1
+
+
 class Session:
     """One probe's trials.
 
@@ -117,8 +122,8 @@ class Session:
 
     def _run(self, micro_batch: int, allowed_bytes: int) -> Trial:
         self._progress.trial_started(micro_batch, self._low, self._high)
-        micro_steps = 2 if micro_batch < self._per_device_target else 1
-        trial = self._supervisor.run(micro_batch, micro_steps=micro_steps, allowed_bytes=allowed_bytes)
+        steps = micro_steps(micro_batch, self._per_device_target)
+        trial = self._supervisor.run(micro_batch, micro_steps=steps, allowed_bytes=allowed_bytes)
         if trial.outcome is Outcome.FITS:
             self._low = max(self._low, micro_batch)
         elif allowed_bytes >= self._supervisor.capacity_bytes:  # what does not fit with headroom withheld may yet fit

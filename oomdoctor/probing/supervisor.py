@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from oomdoctor.errors import OomdoctorError
 from oomdoctor.probing.child import Child
-from oomdoctor.results import Phase, Trial
+from oomdoctor.probing.dependencies import Dependencies
+from oomdoctor.results import Outcome, Phase, StepMemory, Trial
 from oomdoctor.serialisation import decode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oomdoctor.probing.request import ProbeRequest
+    from oomdoctor.probing.stopping import Stop
     from oomdoctor.targets.reference import Reference
 
 
@@ -62,6 +65,21 @@ class Loaded:
     versions: dict[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """What came of recording memory.
+
+    Attributes:
+        memory: What memory was made of; None where that could not be had.
+        reason: Why it could not be had, or what it lacks; None where there is nothing to say.
+        outcome: How the trial ended.
+    """
+
+    memory: StepMemory | None
+    reason: str | None
+    outcome: Outcome
+
+
 class Supervisor:
     """One probe's trials; use it as a context manager.
 
@@ -69,6 +87,7 @@ class Supervisor:
         request: What to train and how.
         reference: The target, parsed.
         environment: The worker's environment.
+        stop: Ends a wait from another thread.
 
     Attributes:
         capacity_bytes: As last measured: the context grows as kernels load.
@@ -81,10 +100,13 @@ class Supervisor:
         unknown_calls: Names of CUDA calls that the null GPU was asked for and does not serve.
     """
 
-    def __init__(self, request: ProbeRequest, reference: Reference, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, request: ProbeRequest, reference: Reference, environment: Mapping[str, str], stop: Stop | None = None
+    ) -> None:
         self._request = request
         self._reference = reference
         self._environment = environment
+        self._stop = stop
         self._child: Child | None = None
         self._start: Held | None = None
         self._traces: dict[int, list[int]] = {}
@@ -96,6 +118,7 @@ class Supervisor:
         self.loss_is_finite = True
         self.zeros_read = 0
         self.unknown_calls: tuple[str, ...] = ()
+        self._dependencies = Dependencies()
 
     def __enter__(self) -> Self:
         return self
@@ -111,7 +134,7 @@ class Supervisor:
             NoAnswerError: No device, a crash, or the time limit.
         """
         self.close()
-        self._child = child = Child(self._environment)
+        self._child = child = Child(self._environment, self._stop)
         answer = self._ask(
             child,
             "loading the target",
@@ -159,15 +182,80 @@ class Supervisor:
         ]
         return size
 
+    def profile(
+        self, micro_batch: int, *, micro_steps: int, allowed_bytes: int, peak_allocated_bytes: int | None = None
+    ) -> Profiled:
+        """Say what memory is made of at a size; what goes wrong is a reason, and no error.
+
+        Args:
+            micro_batch: The size.
+            micro_steps: Micro-batches in each optimizer step.
+            allowed_bytes: Most bytes that the allocator may hold.
+            peak_allocated_bytes: The peak of a trial that was the same; None to run one for it.
+
+        Raises:
+            KeyboardInterrupt: The stop was set.
+        """
+        question = {"micro_batch": micro_batch, "micro_steps": micro_steps, "allowed_bytes": allowed_bytes}
+        try:
+            if peak_allocated_bytes is None:
+                trial = self._unwatched(question)
+                if trial.outcome is not Outcome.FITS:
+                    return Profiled(None, trial.error, trial.outcome)
+                peak_allocated_bytes = trial.peak_allocated_bytes
+            request = {"op": "profile", **question, "peak_allocated_bytes": peak_allocated_bytes}
+            answer = self._ask(self._ready(), f"recording memory at micro-batch {micro_batch}", request)
+        except OomdoctorError as error:
+            self._lose()
+            return Profiled(None, error.message, Outcome.FAILED)
+        self._keep_or_retire(answer)
+        return decode(Profiled, answer, "profiled")
+
+    def _unwatched(self, question: dict[str, int]) -> Trial:
+        """A trial that counts for nothing but the peak that a watched one has to have."""
+        what = f"the trial at micro-batch {question['micro_batch']}"
+        answer = self._ask(self._ready(), what, {"op": "trial", **question})
+        self._keep_or_retire(answer)
+        return decode(Trial, answer["trial"], "trial")
+
+    def _ready(self) -> Child:
+        """A worker for what comes after the answer; that it may be another one says nothing about the trials."""
+        return self._child or self._reloaded()
+
+    def dependencies(self) -> Dependencies:
+        """What the target used in every worker so far."""
+        if self._child is not None:
+            try:
+                answer = self._ask(self._child, "asking what the target used", {"op": "dependencies"})
+            except OomdoctorError:
+                self._lose()
+            else:
+                self._dependencies |= decode(Dependencies, answer["dependencies"], "dependencies")
+        return self._dependencies
+
     def close(self) -> None:
         """End the worker, if there is one."""
         if self._child is not None:
             self._child.close()
             self._child = None
 
+    def _retire(self) -> None:
+        """End a worker that another will replace."""
+        self.dependencies()
+        self.close()
+
+    def _lose(self) -> None:
+        """Close after a worker that can be asked no more."""
+        self._dependencies |= Dependencies(unseen=("a worker was lost before it said what the target used",))
+        self.close()
+
     def _replacement(self) -> Child:
-        self.load()
+        child = self._reloaded()
         self.replaced += 1
+        return child
+
+    def _reloaded(self) -> Child:
+        self.load()
         if self._child is None:
             raise RuntimeError("`load` starts a worker")
         return self._child
@@ -184,6 +272,9 @@ class Supervisor:
         self.capacity_bytes = answer["capacity_bytes"]
         if answer["trace"]:
             self._traces[answer["trial"]["micro_batch"]] = answer["trace"]
+        self._keep_or_retire(answer)
+
+    def _keep_or_retire(self, answer: dict[str, Any]) -> None:
         self.held = decode(Held, answer["held"], "held")
         if self.held != self._start:
-            self.close()
+            self._retire()

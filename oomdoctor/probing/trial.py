@@ -10,20 +10,20 @@ from __future__ import annotations
 import gc
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from oomdoctor.errors import TargetError
 from oomdoctor.oom.classifier import Evidence, classify, walk_chain
-from oomdoctor.probing.recorder import PhaseRecorder
-from oomdoctor.probing.replay import Trace, recording
+from oomdoctor.probing.recorder import TrialRecorder
 from oomdoctor.results import Outcome, PhaseName, Trial
 from oomdoctor.targets.contract import Target, check_loss, draw_batch, make_optimizer, step_failure
 from oomdoctor.targets.placement import place, tensors_in
 
 if TYPE_CHECKING:
+    from oomdoctor.probing.replay import Trace
     from oomdoctor.probing.request import Precision
 
 _AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -58,9 +58,8 @@ class _Training:
     """What two iterations leave behind besides memory."""
 
     ooms_before: int
-    recorder: PhaseRecorder = field(default_factory=PhaseRecorder)
+    recorder: TrialRecorder
     fixed_bytes: int | None = None
-    trace: Trace = field(default_factory=list)
     loss_is_finite: bool = True
     optimizer_name: str = ""
 
@@ -91,7 +90,9 @@ class Attempt:
     optimizer_name: str
 
 
-def run_trial(setup: Setup, micro_batch: int, micro_steps: int, allowed_bytes: int) -> Attempt:
+def run_trial(
+    setup: Setup, micro_batch: int, micro_steps: int, allowed_bytes: int, recorder: TrialRecorder | None = None
+) -> Attempt:
     """Train two iterations at `micro_batch` with `allowed_bytes`, and leave memory as it was.
 
     Args:
@@ -99,12 +100,13 @@ def run_trial(setup: Setup, micro_batch: int, micro_steps: int, allowed_bytes: i
         micro_batch: Samples in one forward and backward.
         micro_steps: Micro-batches in each optimizer step.
         allowed_bytes: Most bytes that the allocator may hold.
+        recorder: Watches it; None for what every trial is watched for.
 
     Raises:
         TargetError: The user's file does not keep the contract.
     """
     allow(allowed_bytes)
-    training = _Training(ooms_before=_stat("num_ooms"))
+    training = _Training(_stat("num_ooms"), recorder or TrialRecorder())
     retries_before, started = _stat("num_alloc_retries"), time.monotonic()
     ending = _end_of(setup, training, micro_batch, micro_steps, allowed_bytes)
     swallowed = training.ooms if ending.outcome is Outcome.FITS else 0
@@ -125,7 +127,7 @@ def run_trial(setup: Setup, micro_batch: int, micro_steps: int, allowed_bytes: i
     return Attempt(
         trial,
         ending.problem,
-        training.trace,
+        training.recorder.trace,
         training.loss_is_finite,
         training.recorder.zeros_read,
         training.optimizer_name,
@@ -171,7 +173,7 @@ class _Ending:
 def _end_of(setup: Setup, training: _Training, micro_batch: int, micro_steps: int, allowed_bytes: int) -> _Ending:
     """Train, and say how it ended; the frames of a failed step, and with them its tensors, are gone on return."""
     try:
-        with recording(training.trace):
+        with training.recorder.whole():
             _train(setup, training, micro_batch, micro_steps)
     except TargetError:
         raise
@@ -201,16 +203,18 @@ def _train(setup: Setup, training: _Training, micro_batch: int, micro_steps: int
     training.optimizer_name = type(optimizer).__name__
     # From 1, not 65536: a first step skipped for an infinite gradient would leave the optimizer without its state.
     scaler = torch.amp.GradScaler("cuda", init_scale=1.0, enabled=setup.precision == "fp16")
-    batch = loss = None
+    recorder, batch, loss = training.recorder, None, None
     for iteration in _ITERATIONS:
-        for _ in range(micro_steps):
+        for micro_step in range(1, micro_steps + 1):
             training.fixed_bytes = torch.cuda.memory_allocated() - _bytes_of((batch, loss))
-            with training.recorder.phase(iteration, PhaseName.FORWARD):
+            with recorder.micro_phase(iteration, micro_step, PhaseName.FORWARD):
                 batch = place(draw_batch(setup.target, micro_batch, passes=_is_outcome), setup.device)
+                recorder.placed(batch)
                 loss = _loss(setup, batch)
-            with training.recorder.phase(iteration, PhaseName.BACKWARD):
+                recorder.computed(loss)
+            with recorder.micro_phase(iteration, micro_step, PhaseName.BACKWARD):
                 scaler.scale(loss / micro_steps).backward()  # type: ignore[no-untyped-call]
-        with training.recorder.phase(iteration, PhaseName.OPTIMIZER):
+        with recorder.micro_phase(iteration, micro_steps, PhaseName.OPTIMIZER):
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)

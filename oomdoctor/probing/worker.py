@@ -1,7 +1,8 @@
 """The child process that holds torch, the device and the user's code; it answers one request at a time.
 
-Requests: `{"op": "load", ...}` once, then `{"op": "trial", ...}` and `{"op": "foresee", ...}` as often as wanted.
-Answers: `{"event": "loaded"}`, `{"event": "trial"}`, `{"event": "foreseen"}`, or `{"event": "error"}` with one of our
+Requests: `{"op": "load", ...}` once, then `{"op": "trial", ...}`, `{"op": "foresee", ...}`, `{"op": "profile", ...}`
+and `{"op": "dependencies"}` as often as wanted. Answers: `{"event": "loaded"}`, `{"event": "trial"}`,
+`{"event": "foreseen"}`, `{"event": "profiled"}`, `{"event": "dependencies"}`, or `{"event": "error"}` with one of our
 errors, after which the parent asks no more.
 
 Usage: worker READ_FD WRITE_FD
@@ -9,9 +10,12 @@ Usage: worker READ_FD WRITE_FD
 
 from __future__ import annotations
 
+import gc
 import platform
 import sys
 import traceback
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,7 +24,9 @@ from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.oom.classifier import classify
 from oomdoctor.probing.blame import blame
 from oomdoctor.probing.channel import Channel, ChannelClosedError, Message
+from oomdoctor.probing.dependency_watch import report, watch
 from oomdoctor.probing.guardian import die_with_parent
+from oomdoctor.probing.profile.record import Profile, profile
 from oomdoctor.probing.recorder import PhaseRecorder
 from oomdoctor.probing.replay import largest_size
 from oomdoctor.probing.trial import Setup, allow, clean, run_trial, settle
@@ -38,6 +44,9 @@ from oomdoctor.targets.contract import (
 from oomdoctor.targets.importing import load_target
 from oomdoctor.targets.reference import Reference
 from oomdoctor.targets.tracebacks import summary
+
+if TYPE_CHECKING:
+    from oomdoctor.probing.dependency_recorder import Recorder
 
 
 def main(arguments: list[str]) -> int:
@@ -76,11 +85,13 @@ def _texts(error: OomdoctorError) -> Message:
 class _Worker:
     """The state between requests."""
 
+    _used: Recorder
     _setup: Setup
     _cap_bytes: int | None
     _start_bytes: int
 
     def load(self, request: Message) -> Message:
+        self._used = watch()
         device = _device()
         self._cap_bytes = request["memory_bytes"]
         total_bytes = torch.cuda.get_device_properties(device).total_memory
@@ -94,6 +105,8 @@ class _Worker:
         clean(model)
         self._setup = Setup(target, model, device, request["precision"], request["optimizer"], not is_null_gpu())
         self._start_bytes = torch.cuda.memory_allocated()
+        with self._used.quietly():
+            _import_what_optimizers_import()
         return {
             "event": "loaded",
             "name": torch.cuda.get_device_name(device),
@@ -113,6 +126,7 @@ class _Worker:
     def trial(self, request: Message) -> Message:
         attempt = run_trial(self._setup, request["micro_batch"], request["micro_steps"], request["allowed_bytes"])
         settle(self._setup.model, self._start_bytes)
+        self._freeze()
         return {
             "event": "trial",
             "trial": encode(attempt.trial),
@@ -126,6 +140,32 @@ class _Worker:
             "unknown_calls": unknown_calls() if is_null_gpu() else (),
         }
 
+    def profile(self, request: Message) -> Message:
+        """Say what memory is made of at one size; what keeps that from being said is no fault of the probe's."""
+        try:
+            found = profile(
+                self._setup,
+                request["micro_batch"],
+                request["micro_steps"],
+                request["allowed_bytes"],
+                request["peak_allocated_bytes"],
+            )
+        except Exception as error:  # noqa: BLE001 - the answer is there already, and stays right without this
+            found = Profile(None, f"{type(error).__name__}: {error}", Outcome.FAILED)
+        settle(self._setup.model, self._start_bytes)
+        return {
+            "event": "profiled",
+            "memory": encode(found.memory),
+            "reason": found.reason,
+            "outcome": found.outcome.value,
+            "held": _held(),
+        }
+
+    def _freeze(self) -> None:
+        """Leave what the first trial did not leave behind out of later collections: torch has a million objects."""
+        if gc.get_freeze_count() == 0 and torch.cuda.memory_allocated() == self._start_bytes:
+            gc.freeze()
+
     def foresee(self, request: Message) -> Message:
         """Replay traces of other sizes; nothing of the user's runs."""
         allow(request["allowed_bytes"])
@@ -135,8 +175,27 @@ class _Worker:
         )
         return {"event": "foreseen", "size": size}
 
+    def dependencies(self, _: Message) -> Message:
+        """What the target used so far."""
+        return {"event": "dependencies", "dependencies": encode(report(self._used))}
 
-_OPERATIONS = {"load": _Worker.load, "trial": _Worker.trial, "foresee": _Worker.foresee}
+
+_OPERATIONS = {
+    "load": _Worker.load,
+    "trial": _Worker.trial,
+    "foresee": _Worker.foresee,
+    "profile": _Worker.profile,
+    "dependencies": _Worker.dependencies,
+}
+
+
+def _import_what_optimizers_import() -> None:
+    """Import early, from a shallow stack, what the first optimizer would import from deep in a trial's.
+
+    There CPython 3.11's stack of frames may sit at the edge of a chunk, which every call of 900 modules' import then
+    maps and unmaps again: 160,000 times, which takes as long as all the rest.
+    """
+    import_module("torch._dynamo")
 
 
 def _device() -> torch.device:

@@ -1,0 +1,175 @@
+"""Keeps what the target used, each thing as it was when it was used first. Runs in the worker; never imports torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.probing.dependencies import Dependencies
+from oomdoctor.probing.dependency_paths import absolute, can_change, is_installed, is_relative, source
+from oomdoctor.probing.looking import ABSENT, Look, look
+from oomdoctor.serialisation import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_MOST_CONTENT_BYTES: Final = 64 * 1024**2
+"""Read in all to tell whether files have changed; for what is more, size and times have to do."""
+
+_MOST_SEEN: Final = 100_000
+# The functions as they were when this was imported: `dependency_watch` replaces those of `os`.
+_stat, _getcwd = os.stat, os.getcwd
+
+
+class Recorder:
+    """What has been used so far.
+
+    A process that is forked, such as a data loader's, reports to the one that it was forked from.
+
+    Attributes:
+        asked: Absolute paths that `read` need not be told of again: the first time is what counts.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, str] = {}
+        self._variables: set[str] = set()
+        self._working_directory: str | None = None
+        self._unseen: dict[str, None] = {}
+        self._own: set[str] = set()
+        self._left_bytes = _MOST_CONTENT_BYTES
+        self.asked: set[object] = set()
+        self._busy = threading.local()
+        self._forks = os.memfd_create("oomdoctor-dependencies")
+        self._is_fork = False
+        os.register_at_fork(after_in_child=self._forked)
+
+    @contextmanager
+    def quietly(self) -> Iterator[bool]:
+        """What happens inside is not the target's; False where this already is inside, and nothing is to be done."""
+        if getattr(self._busy, "is_busy", False):
+            yield False
+            return
+        self._busy.is_busy = True
+        try:
+            yield True
+        except Exception as error:  # noqa: BLE001 - what the target asked for has to go on
+            self.escaped(f"`{type(error).__name__}` when its use of something was to be recorded")
+        finally:
+            self._busy.is_busy = False
+
+    def read(self, path: object) -> None:
+        """A file was opened to read, or asked about."""
+        name = self._path(path)
+        if name == path:
+            self.asked.add(path)
+        if name is not None and can_change(source(name)) and not self._is_own(name):
+            self._look_at_file(source(name))
+
+    def listed(self, path: object, way: Look = Look.LISTING) -> None:
+        """The names in a directory were read."""
+        name = self._path("." if path is None else path)
+        if name is not None and can_change(f"{name}/") and not self._is_own(name):
+            self._look(way, name)
+
+    def imported(self, name: str, directories: Iterable[str]) -> None:
+        """A module was looked for in these directories."""
+        for directory in filter(_is_text, directories):  # Python passes others over, too
+            folder = f"{self._path(directory)}/"
+            if can_change(folder) and not is_installed(folder):
+                self._look(Look.MODULE, folder + name.rpartition(".")[2])
+
+    def created(self, path: object) -> None:
+        """A file or directory was to be created, which fails where there is one."""
+        name = self._path(path)
+        if name is not None and look(Look.CONTENT, name) != ABSENT:
+            self.read(name)
+        else:
+            self.replaced(path)
+
+    def replaced(self, path: object) -> None:
+        """A file was emptied, or another put in its place: what is in it from now on is the target's own."""
+        name = self._path(path)
+        if name is not None:
+            self._own.add(name)
+
+    def variable(self, name: str) -> None:
+        """A variable of the environment was read."""
+        if name not in self._variables:
+            self._variables.add(name)
+            self._tell(Dependencies(variables=(name,)))
+
+    def used_working_directory(self) -> None:
+        """A relative path was used, or the directory asked for."""
+        if self._working_directory is None:
+            self._working_directory = _getcwd()
+            self._tell(Dependencies(working_directory=self._working_directory))
+
+    def escaped(self, why: str) -> None:
+        """Something may have been used that cannot be seen from here."""
+        if why not in self._unseen:
+            self._unseen[why] = None
+            self._tell(Dependencies(unseen=(why,)))
+
+    def report(self) -> Dependencies:
+        """All that was used so far, the source of every loaded module included."""
+        with self.quietly():
+            for module in list(sys.modules.values()):
+                file = getattr(module, "__dict__", {}).get("__file__")  # `getattr` alone would wake lazy modules
+                if isinstance(file, str):
+                    self.read(file)
+        told = Dependencies()
+        with self.quietly():  # a process that was ended while it told leaves half a line
+            for news in self._told_by_forks():
+                told |= news
+        if len(self._seen) > _MOST_SEEN:
+            self.escaped(f"more than {_MOST_SEEN} files and directories")
+        variables = tuple(sorted(self._variables))
+        return Dependencies(dict(self._seen), variables, self._working_directory, tuple(self._unseen)) | told
+
+    def _path(self, path: object) -> str | None:
+        if is_relative(path):
+            self.used_working_directory()
+        return absolute(path)
+
+    def _look_at_file(self, path: str) -> None:
+        """Look at one that may be too long to be read."""
+        if f"{Look.SIGNATURE} {path}" in self._seen or f"{Look.CONTENT} {path}" in self._seen:
+            return
+        try:
+            size = _stat(path).st_size
+        except (OSError, ValueError):
+            size = 0
+        is_short = size <= self._left_bytes
+        self._left_bytes -= size if is_short else 0
+        self._look(Look.CONTENT if is_short else Look.SIGNATURE, path)
+
+    def _look(self, way: Look, path: str) -> None:
+        key = f"{way} {path}"
+        if key not in self._seen and len(self._seen) <= _MOST_SEEN:
+            self._seen[key] = look(way, path)
+            self._tell(Dependencies(seen={key: self._seen[key]}))
+
+    def _is_own(self, path: str) -> bool:
+        return bool(self._own) and not self._own.isdisjoint([path, *map(str, PurePath(path).parents)])
+
+    def _forked(self) -> None:
+        self._is_fork = True
+        self._busy = threading.local()
+
+    def _tell(self, news: Dependencies) -> None:
+        if self._is_fork:
+            os.write(self._forks, json.dumps(encode(news)).encode() + b"\n")
+
+    def _told_by_forks(self) -> Iterator[Dependencies]:
+        size = os.fstat(self._forks).st_size
+        for line in os.pread(self._forks, size, 0).splitlines():
+            yield decode(Dependencies, json.loads(line), "dependencies")
+
+
+def _is_text(entry: object) -> bool:
+    return isinstance(entry, str)

@@ -1,0 +1,110 @@
+"""From the story of every block to what the result holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.probing.profile.sweep import CATEGORIES, ORDER, live_at, peaks_by_category, totals_by_moment
+from oomdoctor.results import Category, CategoryBytes, ModuleBytes, PhaseMemory, StepMemory, TimelinePoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from oomdoctor.probing.profile.blocks import Block, Story, Stretch
+    from oomdoctor.probing.profile.sweep import Totals
+
+_MOST_POINTS: Final = 400
+
+
+def summarise(
+    story: Story, names: Sequence[str], micro_batch: int, micro_steps: int, reserved_bytes: int
+) -> StepMemory:
+    """Put the result together.
+
+    Args:
+        story: What happened.
+        names: The modules' names.
+        micro_batch: Size that was run.
+        micro_steps: Micro-batches in each optimizer step.
+        reserved_bytes: Most bytes held from the driver.
+    """
+    highest = max(story.stretches, key=lambda stretch: stretch.peak_bytes)
+    shown = _shown(story, highest.peak)
+    at = totals_by_moment(story, {*shown, *(moment for one in story.stretches for moment in (one.peak, one.end))})
+    return StepMemory(
+        micro_batch=micro_batch,
+        micro_steps=micro_steps,
+        peak_allocated_bytes=highest.peak_bytes,
+        peak_reserved_bytes=reserved_bytes,
+        peak_event=highest.peak,
+        peak_iteration=highest.stage.iteration,
+        peak_phase=highest.stage.phase,
+        categories=_categories(at[highest.peak]),
+        modules=_modules(live_at(story, highest.peak), names),
+        category_peaks=_category_peaks(story, names),
+        phases=tuple(_phase(stretch, at) for stretch in story.stretches),
+        timeline=tuple(TimelinePoint(moment, None, story.reserved[moment], at[moment]) for moment in shown),
+    )
+
+
+def _phase(stretch: Stretch, at: Mapping[int, Totals]) -> PhaseMemory:
+    return PhaseMemory(
+        iteration=stretch.stage.iteration,
+        micro_step=stretch.stage.micro_step,
+        phase=stretch.stage.phase,
+        first_event=stretch.begin,
+        last_event=stretch.end,
+        peak_categories=at[stretch.peak],
+        end_categories=at[stretch.end],
+    )
+
+
+def _categories(totals: Totals) -> tuple[CategoryBytes, ...]:
+    """Those that are there, largest first; of equal ones the first in the order of `Category`."""
+    found = [CategoryBytes(category, total) for category, total in zip(CATEGORIES, totals, strict=True) if total]
+    return tuple(sorted(found, key=lambda entry: -entry.allocated_bytes))
+
+
+def _modules(blocks: Iterable[Block], names: Sequence[str]) -> tuple[ModuleBytes, ...]:
+    """Blocks of one module's name and category as one, largest first."""
+    sizes: Counter[tuple[str | None, Category]] = Counter()
+    counts: Counter[tuple[str | None, Category]] = Counter()
+    for block in blocks:
+        key = (None if block.module is None else names[block.module], block.category)
+        sizes[key] += block.size
+        counts[key] += 1
+    ordered = sorted(sizes.items(), key=lambda item: (-item[1], item[0][0] or "", ORDER[item[0][1]]))
+    return tuple(ModuleBytes(*key, allocated_bytes=size, blocks=counts[key]) for key, size in ordered)
+
+
+def _category_peaks(story: Story, names: Sequence[str]) -> tuple[ModuleBytes, ...]:
+    """Each category by module at the first moment of its own when it is largest."""
+    moments = peaks_by_category(story, story.stretches[0].begin, story.stretches[-1].end)
+    live = {moment: live_at(story, moment) for moment in set(moments)}
+    return tuple(
+        found
+        for category, moment in zip(CATEGORIES, moments, strict=True)
+        for found in _modules((block for block in live[moment] if block.category is category), names)
+    )
+
+
+def _shown(story: Story, peak: int) -> list[int]:
+    """Moments of the timeline: of each part of the history the highest, and always the first, the peak and the last."""
+    allocated = _allocated(story)
+    if len(allocated) <= _MOST_POINTS:
+        return list(range(len(allocated)))
+    # Three are there in any case, and so is the highest of each of the parts between these borders.
+    parts = _MOST_POINTS - 3
+    borders = [len(allocated) * number // parts for number in range(parts + 1)]
+    highest = {max(range(begin, end), key=allocated.__getitem__) for begin, end in pairwise(borders)}
+    return sorted(highest | {0, peak, len(allocated) - 1})
+
+
+def _allocated(story: Story) -> list[int]:
+    """Bytes in live blocks at each moment until the last phase ends; what is put away after it is no part of a step."""
+    found = [sum(block.size for block in story.before)]
+    for change in story.changes[: story.stretches[-1].end]:
+        found.append(found[-1] + (0 if change is None else change[1]))
+    return found

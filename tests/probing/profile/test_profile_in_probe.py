@@ -1,0 +1,99 @@
+"""Memory in a probe's answer: at which size it is recorded, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from targets_for_tests import MLP, write_target
+
+from oomdoctor.probing.probe import probe
+from oomdoctor.probing.request import ProbeRequest
+from oomdoctor.progress import SilentProgress
+from oomdoctor.results import Outcome, ProbeResult
+from oomdoctor.units import MIB
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.null_gpu, pytest.mark.slow]
+
+LEAKY = MLP.replace(
+    "    return model(batch)", "    KEPT.append(model(batch).square())\n    return model(batch)"
+).replace("def build_model", "KEPT = []\n\n\ndef build_model")
+SUICIDAL = MLP.replace(
+    "    return model(batch)", "    if model._forward_hooks:\n        os._exit(3)\n    return model(batch)"
+).replace("import torch\n", "import os\n\nimport torch\n", 1)
+
+
+def _probe(directory: Path, text: str = MLP, *, mebibytes: int = 512, size: int | None = None) -> ProbeResult:
+    request = ProbeRequest(
+        target=write_target(directory, text),
+        directory=directory,
+        target_batch=4,
+        memory_bytes=mebibytes * MIB,
+        engine="null",
+        profile_micro_batch=size,
+    )
+    return probe(request, SilentProgress()).result
+
+
+def test_memory_is_that_of_the_maximum(tmp_path: Path) -> None:
+    """Without a word about it memory is recorded at the answer, and its peak is that of the trial that found it."""
+    found = _probe(tmp_path)
+
+    assert found.memory is not None
+    assert found.memory.micro_batch == found.micro_batch.maximum
+    trial = next(trial for trial in found.trials if trial.micro_batch == found.micro_batch.maximum)
+    assert found.memory.peak_allocated_bytes == trial.peak_allocated_bytes
+    assert [reason.subject for reason in found.reasons].count("memory") == 1
+    assert not found.warnings
+
+
+def test_memory_at_a_size_of_ones_own_is_no_trial(tmp_path: Path) -> None:
+    """A size that was asked for is recorded, and does not appear among the trials."""
+    found = _probe(tmp_path, size=7)
+
+    assert found.memory is not None
+    assert found.memory.micro_batch == 7
+    assert 7 not in [trial.micro_batch for trial in found.trials]
+
+
+@pytest.mark.parametrize("mebibytes", [170, 16])
+def test_a_size_that_does_not_fit_is_recorded_on_a_larger_card(tmp_path: Path, mebibytes: int) -> None:
+    """What has become too large is told, also where not even the weights fit, and a warning says where it ran."""
+    found = _probe(tmp_path, mebibytes=mebibytes, size=4096)
+
+    assert found.micro_batch.maximum in (0, 4)
+    assert found.memory is not None
+    assert found.memory.micro_batch == 4096
+    assert found.memory.peak_allocated_bytes > found.capacity_bytes
+    assert any("4096 does not fit" in warning for warning in found.warnings)
+
+
+def test_where_nothing_fits_there_is_no_memory_to_record(tmp_path: Path) -> None:
+    """Without a size and without an answer nothing is recorded, and nothing is said about it."""
+    found = _probe(tmp_path, mebibytes=100)
+
+    assert found.memory is None
+    assert found.micro_batch.maximum == 0
+    assert not any("recorded" in warning for warning in found.warnings)
+
+
+def test_what_goes_wrong_while_recording_costs_the_memory_alone(tmp_path: Path) -> None:
+    """A target that ends its process when it is watched has its answer, and a warning instead of memory."""
+    found = _probe(tmp_path, SUICIDAL)
+
+    assert found.micro_batch.maximum == 4
+    assert found.memory is None
+    assert any(warning.startswith("memory at micro-batch 4 could not be recorded") for warning in found.warnings)
+
+
+def test_memory_that_a_trial_left_behind_is_not_in_the_next(tmp_path: Path) -> None:
+    """A target that keeps what it computes is recorded in a fresh process, and only its trials count as replaced."""
+    found = _probe(tmp_path, LEAKY)
+
+    assert found.memory is not None
+    trial = next(trial for trial in found.trials if trial.micro_batch == 4 and trial.outcome is Outcome.FITS)
+    assert found.memory.peak_allocated_bytes == trial.peak_allocated_bytes
+    assert not any(warning.startswith("memory") for warning in found.warnings)
