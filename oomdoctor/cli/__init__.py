@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oomdoctor import __version__
+from oomdoctor.cli.check import check
 from oomdoctor.cli.diagnose import diagnose
 from oomdoctor.cli.gpus import gpus
 from oomdoctor.cli.lint import lint
@@ -33,6 +34,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(probe)
+app.command(add_help_option=False)(check)
 app.command(add_help_option=False)(diagnose)
 app.command(context_settings=RUN_SETTINGS)(run)
 app.command(add_help_option=False)(lint)

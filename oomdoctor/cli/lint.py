@@ -68,12 +68,11 @@ def lint(  # noqa: PLR0913 - one parameter an option
     import os
 
     from oomdoctor.cli import linting
-    from oomdoctor.cli.report import check_format, format_name, render
+    from oomdoctor.cli.report import format_name, render
     from oomdoctor.configuration.lint import configure_lint
     from oomdoctor.configuration.schema import LintTable
 
     chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)
-    check_format("lint", chosen)
     _check_plain(chosen, diff=diff, statistics=statistics)
     _check_output(output)
     _check_stdin(paths or [], stdin_filename, chosen if fix and not diff and output is None else "text")

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from oomdoctor import __version__
 from oomdoctor.cli.options import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
-    from oomdoctor.probing.probe import Probe
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.progress import Progress
-    from oomdoctor.results import ProbeDocument
 
 
 TargetArgument: TypeAlias = Annotated[
@@ -80,8 +77,9 @@ def probe(  # noqa: PLR0913 - one parameter an option
     quiet: QuietFlag = False,
 ) -> None:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch."""
-    from oomdoctor.cli.report import check_format, format_name, render
+    from oomdoctor.cli.report import format_name, render
     from oomdoctor.output import check_writable
+    from oomdoctor.probing.document import document_of
     from oomdoctor.probing.probe import probe as run_probe
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.reports.progress import make_progress
@@ -92,7 +90,6 @@ def probe(  # noqa: PLR0913 - one parameter an option
     if dry_run and chosen != "text":
         flag = f"--{chosen}" if form is None else f"--format {form}"
         raise UsageError("`--dry-run` explains in plain text", hint=f"drop `{flag}`")
-    check_format("probe", chosen)
     if output is not None:
         check_writable(output)
     progress = make_progress(quiet=quiet)
@@ -116,22 +113,9 @@ def probe(  # noqa: PLR0913 - one parameter an option
         found = run_probe(request, progress)
     finally:
         progress.close()
-    document = _document(found)
+    document = document_of(found)
     render(document, chosen, output)
     raise typer.Exit(document.exit_code)
-
-
-def _document(found: Probe) -> ProbeDocument:
-    from oomdoctor.results import ProbeDocument
-
-    answer = found.result.micro_batch
-    return ProbeDocument(
-        command="probe",
-        status="nothing_fits" if not answer.maximum else "limited" if answer.limited_by == "limit" else "fits",
-        exit_code=EXIT_OK if answer.maximum else EXIT_GATE,
-        versions={"oomdoctor": __version__, **found.versions},
-        result=found.result,
-    )
 
 
 def _dry_run(request: ProbeRequest, progress: Progress, output: Path | None) -> int:

@@ -37,7 +37,7 @@ def report(  # noqa: PLR0913 - one parameter an option
         str,
         typer.Argument(
             metavar="FILE",
-            help="What `oomdoctor probe`, `diagnose` or `lint` wrote with `--json`; `-` for standard input.",
+            help="What `oomdoctor probe`, `check`, `diagnose` or `lint` wrote with `--json`; `-` for standard input.",
         ),
     ],
     *,
@@ -52,7 +52,6 @@ def report(  # noqa: PLR0913 - one parameter an option
 
     name = format_name(form, json=json, markdown=markdown, html=html, output=output)
     document = read_document(file)
-    check_format(document.command, name)
     render(document, name, output)
 
 
@@ -92,22 +91,6 @@ def _by_ending(output: Path | None) -> str:
     # GitHub takes `results.sarif.json` as well as `results.sarif`.
     doubled = "".join(output.suffixes[-2:]).lower()
     return "sarif" if doubled == ".sarif.json" else FORMAT_BY_ENDING.get(output.suffix.lower(), "text")
-
-
-def check_format(command: str, name: str) -> None:
-    """See before long work that a command's document has a report in this format.
-
-    Raises:
-        UsageError: It has none.
-    """
-    from oomdoctor.reports import FORMATS
-    from oomdoctor.reports.wording import listed
-
-    if (command, name) not in FORMATS:
-        known = sorted(f"`{other}`" for of, other in FORMATS if of == command)
-        raise UsageError(
-            f"`oomdoctor {command}` has no {name.upper()} report yet", hint=f"`--format` takes {listed(known)} here"
-        )
 
 
 def render(document: Document, name: str, output: Path | None) -> None:

@@ -86,12 +86,23 @@ def decode_value(hint: object, value: object, place: Place, field: Field[Any]) -
         return decode(cast("type[object]", hint), value, place)
     inner, mapped = item_type(hint), mapped_type(hint)
     if inner is not None and isinstance(value, list):
-        return tuple(decode_value(inner, item, place.below(index), field) for index, item in enumerate(value))
+        places = (place.below(_name_or_index(item, index)) for index, item in enumerate(value))
+        return tuple(decode_value(inner, item, each, field) for item, each in zip(value, places, strict=True))
     if mapped is not None and isinstance(value, dict):
         return {key: decode_value(mapped, item, place.below(key), field) for key, item in value.items()}
+    if is_dataclass(inner) and isinstance(value, dict):
+        _refuse(value, place, description(hint), f"write `[[{dotted(place.keys)}]]`, with two brackets")
     if not _is_scalar_of(hint, value):
         _refuse(value, place, description(hint), _example(field))
     return float(cast("float", value)) if hint is float else value
+
+
+def _name_or_index(item: object, index: int) -> str | int:
+    """What to call one of several in a message: a table that has a name by that, since nobody counts tables."""
+    name = item.get("name") if isinstance(item, dict) else None
+    if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_SHOWN:
+        return name
+    return index
 
 
 def _is_scalar_of(hint: object, value: object) -> bool:

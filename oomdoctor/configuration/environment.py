@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 from oomdoctor.configuration.decoding import Place, decode_value
 from oomdoctor.configuration.layers import Layer
@@ -13,10 +13,14 @@ from oomdoctor.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
+    from dataclasses import Field
 
 T = TypeVar("T")
 
 PREFIX: Final = "OOMDOCTOR_"
+_NEARLY: Final = 0.85
+"""How alike a name has to be to one of ours to be taken for a slip; `CONFIG`, `NULL_NAME` and others are not."""
+
 _BOOLEANS: Mapping[str, bool] = MappingProxyType(
     {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off"), False)}
 )
@@ -34,17 +38,51 @@ def read_environment(table: type[T], name: str, environment: Mapping[str, str]) 
         UsageError: A variable with the table's prefix belongs to none of its keys, or its value has a wrong form.
     """
     prefix = f"{PREFIX}{name.upper()}_"
-    fields = {f"{prefix}{field.name.upper()}": field for field in fields_by_key(table).values()}
-    given = {variable: text for variable, text in environment.items() if variable.startswith(prefix) and text.strip()}
-    hints = type_hints(cast("Hashable", table))
-    values, origins = {}, {}
-    for variable in sorted(given):
-        if variable not in fields:
+    given = _given(environment, prefix)
+    for variable in given:
+        if variable not in _fields(table, prefix):
             _refuse_variable(variable, prefix, table)
+    return _layer(table, prefix, given)
+
+
+def read_top(table: type[T], environment: Mapping[str, str]) -> Layer[T]:
+    """What the environment says of keys at the top of a configuration: `OOMDOCTOR_GPU` for `gpu`.
+
+    Other variables may begin with the same letters; only what is all but one of these is refused.
+
+    Args:
+        table: As for `read_environment`.
+        environment: Variables by name.
+
+    Raises:
+        UsageError: A variable is nearly one of the table's keys, or its value has a wrong form.
+    """
+    given, fields = _given(environment, PREFIX), _fields(table, PREFIX)
+    for variable in given:
+        if variable not in fields and difflib.get_close_matches(
+            variable.removeprefix(PREFIX), [each.removeprefix(PREFIX) for each in fields], 1, _NEARLY
+        ):
+            _refuse_variable(variable, PREFIX, table)
+    return _layer(table, PREFIX, {variable: text for variable, text in given.items() if variable in fields})
+
+
+def _given(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {
+        name: environment[name] for name in sorted(environment) if name.startswith(prefix) and environment[name].strip()
+    }
+
+
+def _fields(table: type, prefix: str) -> dict[str, Field[Any]]:
+    return {f"{prefix}{field.name.upper()}": field for field in fields_by_key(table).values()}
+
+
+def _layer(table: type[T], prefix: str, given: Mapping[str, str]) -> Layer[T]:
+    fields, hints = _fields(table, prefix), type_hints(cast("Hashable", table))
+    values, origins = {}, {}
+    for variable, text in given.items():
         field = fields[variable]
-        value = _parsed(hints[field.name], given[variable], variable)
         place = Place("the environment", table, (variable,))
-        values[field.name] = decode_value(hints[field.name], value, place, field)
+        values[field.name] = decode_value(hints[field.name], _parsed(hints[field.name], text, variable), place, field)
         origins[field.name] = variable
     return Layer(table(**values), origins)
 

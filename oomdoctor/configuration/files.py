@@ -13,7 +13,7 @@ from oomdoctor.configuration.schema import Configuration
 from oomdoctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 OWN: Final = "oomdoctor.toml"
 SHARED: Final = "pyproject.toml"
@@ -35,6 +35,20 @@ class ConfigurationFile:
     folder: Path
     values: Configuration = field(default_factory=Configuration)
     notes: tuple[str, ...] = ()
+
+
+def chosen_configuration(config: Path | None, environment: Mapping[str, str]) -> ConfigurationFile | None:
+    """The configuration that is named, on the command line before `OOMDOCTOR_CONFIG`, or else the nearest.
+
+    Args:
+        config: What the command line names.
+        environment: Variables by name.
+
+    Raises:
+        UsageError: It is not there where it is named, or is none.
+    """
+    named = config or (Path(environment["OOMDOCTOR_CONFIG"]) if environment.get("OOMDOCTOR_CONFIG") else None)
+    return find_configuration(Path.cwd()) if named is None else read_configuration(named)
 
 
 def find_configuration(directory: Path) -> ConfigurationFile | None:

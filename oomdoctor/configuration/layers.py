@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT: Final = "default"
+COMMAND_LINE: Final = "the command line"
 
 
 @dataclass(frozen=True, slots=True)

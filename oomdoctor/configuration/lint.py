@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.configuration.environment import read_environment
-from oomdoctor.configuration.files import find_configuration, read_configuration
+from oomdoctor.configuration.files import chosen_configuration
 from oomdoctor.configuration.globs import below
-from oomdoctor.configuration.layers import Layer, Settled, settle
+from oomdoctor.configuration.layers import COMMAND_LINE, Layer, Settled, settle
 from oomdoctor.configuration.schema import LintTable, RuleChoice
 from oomdoctor.configuration.shapes import key_of
 from oomdoctor.errors import UsageError
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 DEFAULTS: Final = LintTable(ignore=(), extend_select=(), per_file_ignores={}, exclude=(), fail_on="warning")
 """What holds where nobody says anything; nothing selected is the default set of rules."""
-
-COMMAND_LINE: Final = "the command line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +79,9 @@ def file_layer(file: ConfigurationFile) -> Layer[LintTable]:
 
 
 def _file(config: Path | None, environment: Mapping[str, str], *, isolated: bool) -> ConfigurationFile | None:
-    named = config or (Path(environment["OOMDOCTOR_CONFIG"]) if environment.get("OOMDOCTOR_CONFIG") else None)
-    if isolated:
-        if config is not None:
-            raise UsageError("`--isolated` and `--config` exclude each other", hint="give one of them")
-        return None
-    return find_configuration(Path.cwd()) if named is None else read_configuration(named)
+    if isolated and config is not None:
+        raise UsageError("`--isolated` and `--config` exclude each other", hint="give one of them")
+    return None if isolated else chosen_configuration(config, environment)
 
 
 def _rooted(layer: Layer[LintTable], root: Path) -> Layer[LintTable]:

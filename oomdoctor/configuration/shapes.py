@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from types import MappingProxyType, NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from dataclasses import Field
 
 SCALARS: Mapping[object, tuple[type, ...]] = MappingProxyType(
-    {str: (str,), bool: (bool,), int: (int,), float: (int, float)}
+    {str: (str,), bool: (bool,), int: (int,), float: (int, float), str | float: (str, int, float)}
 )
 """Python types that a value may have, by what the schema says of it."""
 
@@ -22,6 +23,7 @@ _NAMES: Mapping[object, tuple[str, str]] = MappingProxyType(
         bool: ("true or false", "booleans"),
         int: ("an integer", "integers"),
         float: ("a number", "numbers"),
+        str | float: ("a number or a string", "numbers or strings"),
     }
 )
 _TABLE: Final = ("a table", "tables")
@@ -100,5 +102,4 @@ def _names(hint: object) -> tuple[str, str]:
 def _without_none(hint: object) -> object:
     if get_origin(hint) not in (Union, UnionType):
         return hint
-    (inner,) = (argument for argument in get_args(hint) if argument is not NoneType)
-    return cast("object", inner)
+    return reduce(or_, (argument for argument in get_args(hint) if argument is not NoneType))

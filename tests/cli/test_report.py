@@ -11,6 +11,7 @@ from typing import get_args
 
 import pytest
 import typer
+from check_documents import check
 from diagnosis_documents import out_of_memory
 from lint_documents import mistakes
 from running import Run
@@ -53,10 +54,12 @@ def test_text_by_default(capfd: pytest.CaptureFixture[str]) -> None:
     assert err == ""
 
 
-def test_json_is_the_same_document(capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_is_the_same_document(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """With `--json` a saved document comes out byte for byte."""
-    run(str(SAVED), "--json")
-    assert capfd.readouterr() == (SAVED.read_text(), "")
+    text = to_json(read_document(str(SAVED)))
+    (tmp_path / "saved.json").write_text(text, encoding="utf-8")
+    run(str(tmp_path / "saved.json"), "--json")
+    assert capfd.readouterr() == (text, "")
 
 
 def test_markdown(capfd: pytest.CaptureFixture[str]) -> None:
@@ -202,43 +205,39 @@ def test_flag_beats_the_ending(diagnosis: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--html",), ("--format", "html"), ("-o", "x.html")])
-def test_format_that_a_command_does_not_have(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    """A probe has no page yet, which is said with the formats that it has, and no file is written."""
-    with pytest.raises(UsageError, match="`oomdoctor probe` has no HTML report yet") as caught:
-        run(str(SAVED), *(str(tmp_path / part) if part == "x.html" else part for part in arguments))
-    assert caught.value.hint == "`--format` takes `github`, `json`, `junit`, `markdown`, `sarif` and `text` here"
-    assert list(tmp_path.iterdir()) == []
+def test_probe_as_a_page(arguments: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A saved probe is one page, by flag and by the file's ending."""
+    run(str(SAVED), *(str(tmp_path / part) if part == "x.html" else part for part in arguments))
+    written = tmp_path / "x.html"
+    page = written.read_text(encoding="utf-8") if written.exists() else capfd.readouterr().out
+    assert page.startswith("<!doctype html>")
+    assert "<h1>micro-batch 19 fits; 20 runs out" in page
 
 
-def test_probe_refuses_a_page_before_it_runs(oomdoctor: Run) -> None:
-    """`oomdoctor probe --html` is refused at once, by flag and by ending; a dry run explains in text as ever."""
-    for arguments in (("--html",), ("--format", "html"), ("-o", "x.html")):
-        ended = oomdoctor("probe", "missing.py", "--target-batch", "2", *arguments)
-        assert (ended.returncode, ended.stdout) == (2, "")
-        assert "`oomdoctor probe` has no HTML report yet" in ended.stderr
+def test_dry_run_explains_in_text_whatever_the_ending(oomdoctor: Run) -> None:
+    """The ending of the file that a dry run writes to asks for no page."""
     ended = oomdoctor("probe", "missing.py", "--dry-run", "-o", "x.html")
     assert "missing.py" in ended.stderr
-    assert "HTML" not in ended.stderr
+    assert "plain text" not in ended.stderr
 
 
 def test_unknown_command_in_a_document(tmp_path: Path) -> None:
     """A document of a command that this version does not have is refused with those that it has."""
     path = tmp_path / "x.json"
-    path.write_text(SAVED.read_text().replace('"command": "probe"', '"command": "check"'))
-    with pytest.raises(UsageError, match="not one of `probe`, `diagnose`, `lint`"):
+    path.write_text(SAVED.read_text().replace('"command": "probe"', '"command": "train"'))
+    with pytest.raises(UsageError, match="not one of `probe`, `diagnose`, `lint`, `check`"):
         run(str(path))
 
 
 def test_every_format_has_a_renderer() -> None:
-    """Each entry of the registry renders its command's document, JSON and text among them for every command."""
+    """Each command's document has each format that `--format` takes."""
     samples: dict[str, Document] = {
         "probe": read_document(str(SAVED)),
         "diagnose": out_of_memory(),
         "lint": mistakes(),
+        "check": check(),
     }
-    everywhere = ("text", "json", "markdown", "github", "junit", "sarif")
-    assert {(command, name) for command in samples for name in everywhere} <= set(FORMATS)
-    assert {name for _, name in FORMATS} == set(get_args(FormatName))
+    assert set(FORMATS) == {(command, name) for command in samples for name in get_args(FormatName)}
     for (command, _), renderer in FORMATS.items():
         assert renderer(samples[command], Terminal()).endswith("\n")
 

@@ -1,0 +1,75 @@
+"""Whether two sets of figures can be compared at all, and what besides the user's code differs between them."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oomdoctor.checking.baseline.figures import Figures, MemoryFigures
+
+_WORDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "torch": "torch {}",
+        "device": "the device kind `{}`",
+        "card": "{}",
+        "precision": "{}",
+        "optimizer": "{}",
+        "target_batch": "a target batch of {}",
+        "world_size": "a world size of {}",
+    }
+)
+
+
+def differences(before: Figures, after: Figures) -> tuple[str, ...]:
+    """One sentence for each thing besides the user's code that differs, and for what therefore is not compared.
+
+    Args:
+        before: The baseline's figures.
+        after: Those of now.
+    """
+    old, new = before.circumstances, after.circumstances
+    found = [
+        _sentence(words.format(getattr(old, name)), words.format(getattr(new, name)))
+        for name, words in _WORDS.items()
+        if None not in (getattr(old, name), getattr(new, name)) and getattr(old, name) != getattr(new, name)
+    ]
+    if old.capacity_bytes != new.capacity_bytes:
+        found.append(_sentence(_capacity(old.capacity_bytes), _capacity(new.capacity_bytes)))
+    left_out = _left_out(before.memory, after.memory)
+    return (*found, left_out) if left_out else tuple(found)
+
+
+def is_comparable(before: MemoryFigures | None, after: MemoryFigures | None) -> bool:
+    """Whether memory was recorded at the same size, and with gradients accumulated in both or in neither."""
+    if before is None or after is None:
+        return False
+    return before.micro_batch == after.micro_batch and (before.micro_steps > 1) == (after.micro_steps > 1)
+
+
+def _sentence(before: str, after: str) -> str:
+    return f"the baseline was made with {before}, this check ran with {after}: figures may differ for that alone"
+
+
+def _capacity(size_bytes: int) -> str:
+    return f"a capacity of {format_size(size_bytes)}"
+
+
+def _left_out(before: MemoryFigures | None, after: MemoryFigures | None) -> str | None:
+    """Why memory is not compared; None where it is."""
+    if is_comparable(before, after):
+        return None
+    if before is None:
+        return "the baseline has no memory by category, so that only the maximum is compared"
+    if after is None:
+        return "memory by category could not be recorded, so that only the maximum is compared"
+    return f"the baseline has memory {_size(before)}, this check {_size(after)}: only the maximum is compared"
+
+
+def _size(memory: MemoryFigures) -> str:
+    accumulated = "with" if memory.micro_steps > 1 else "without"
+    return f"at micro-batch {memory.micro_batch} {accumulated} accumulation"

@@ -1,0 +1,174 @@
+"""The figures of one entry that a baseline keeps, taken from what a probe found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.results import Category
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from oomdoctor.results import ModuleBytes, PhaseMemory, PhaseName, ProbeResult, StepMemory
+
+MOST_MODULES: Final = 400
+"""Figures by module that are kept, the largest; a model of thousands of unlike modules would bury what counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What the figures depend on besides the user's code, so that a comparison can say that it is across two of them.
+
+    Attributes:
+        torch: Version of torch; None where nobody said.
+        device: `cuda` (a real GPU), `null` or `trace`.
+        card: As PyTorch prints it.
+        capacity_bytes: Bytes that PyTorch may take from the device.
+        precision: `fp32`, `bf16` or `fp16`.
+        optimizer: Name of the optimizer that ran.
+        target_batch: Samples per optimizer step over all devices; None where nothing fits.
+        world_size: Devices that share it; None where nothing fits.
+    """
+
+    torch: str | None
+    device: str
+    card: str
+    capacity_bytes: int
+    precision: str
+    optimizer: str
+    target_batch: int | None
+    world_size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """Memory at one micro-batch.
+
+    Attributes:
+        micro_batch: Size that was run.
+        micro_steps: Micro-batches in each optimizer step; above 1 gradients stay alive during a forward.
+        peak_allocated_bytes: Most bytes in live tensors.
+        peak_reserved_bytes: Most bytes held from the driver.
+        peak_phase: When most bytes were in live tensors, such as `iteration 2 backward`.
+        phases: What memory is made of at the peak of each phase, such as `iteration 2 backward`; a phase's sizes sum to
+            its most bytes in live tensors.
+        categories: Most bytes that each category held at any moment of its own. At the peak alone they would be no
+            stable figures: where one percent moves the peak from the optimizer step to backward, the activations of
+            that moment go from nothing to everything.
+        modules: Bytes by category and module at that moment; None as a module is what no module accounts for.
+    """
+
+    micro_batch: int
+    micro_steps: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_phase: str
+    phases: Mapping[str, Mapping[Category, int]]
+    categories: Mapping[Category, int]
+    modules: Mapping[Category, Mapping[str | None, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the baseline keeps of one entry.
+
+    Attributes:
+        circumstances: What the figures depend on.
+        maximum: Largest micro-batch that fits; 0 where none does.
+        limited_by: What ended the search: `memory`, `target` or `limit`.
+        accumulation_steps: Steps that reach the target batch on each device; None where nothing fits.
+        memory: Memory at one micro-batch; None where it could not be recorded.
+    """
+
+    circumstances: Circumstances
+    maximum: int
+    limited_by: str
+    accumulation_steps: int | None
+    memory: MemoryFigures | None
+
+    @property
+    def profiled_micro_batch(self) -> int | None:
+        """Size at which memory was recorded; None where it could not be."""
+        return None if self.memory is None else self.memory.micro_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What a baseline file holds.
+
+    Attributes:
+        entries: Figures by the entry's name.
+    """
+
+    entries: Mapping[str, Figures]
+
+
+def figures_of(result: ProbeResult, versions: Mapping[str, str] | None = None) -> Figures:
+    """What a baseline keeps of a probe.
+
+    Args:
+        result: What the probe found.
+        versions: Version by name, of what answered.
+    """
+    plan = result.accumulation
+    return Figures(
+        circumstances=Circumstances(
+            torch=(versions or {}).get("torch"),
+            device=result.device.kind,
+            card=result.device.name,
+            capacity_bytes=result.capacity_bytes,
+            precision=result.precision,
+            optimizer=result.optimizer,
+            target_batch=plan.target_batch if plan else None,
+            world_size=plan.world_size if plan else None,
+        ),
+        maximum=result.micro_batch.maximum,
+        limited_by=result.micro_batch.limited_by,
+        accumulation_steps=plan.steps if plan else None,
+        memory=None if result.memory is None else memory_figures(result.memory),
+    )
+
+
+def memory_figures(memory: StepMemory) -> MemoryFigures:
+    """What a baseline keeps of the memory at one micro-batch."""
+    return MemoryFigures(
+        micro_batch=memory.micro_batch,
+        micro_steps=memory.micro_steps,
+        peak_allocated_bytes=memory.peak_allocated_bytes,
+        peak_reserved_bytes=memory.peak_reserved_bytes,
+        peak_phase=_phase_name(memory.peak_iteration, memory.peak_phase),
+        phases=_by_phase(memory.phases),
+        categories=_by_category(memory.category_peaks),
+        modules=_by_module(memory.category_peaks),
+    )
+
+
+def _phase_name(iteration: int, phase: PhaseName) -> str:
+    return f"iteration {iteration} {phase.value}"
+
+
+def _by_phase(phases: Iterable[PhaseMemory]) -> dict[str, dict[Category, int]]:
+    """What each phase's peak is made of; of several micro-steps the highest counts, and of equal ones the first."""
+    found: dict[str, dict[Category, int]] = {}
+    for phase in phases:
+        name = _phase_name(phase.iteration, phase.phase)
+        if sum(phase.peak_categories) > sum(found.get(name, {}).values()):
+            found[name] = {part: size for part, size in zip(Category, phase.peak_categories, strict=True) if size}
+    return found
+
+
+def _by_category(rows: Iterable[ModuleBytes]) -> dict[Category, int]:
+    found: dict[Category, int] = {}
+    for part in rows:
+        found[part.category] = found.get(part.category, 0) + part.allocated_bytes
+    return found
+
+
+def _by_module(rows: Iterable[ModuleBytes]) -> dict[Category, dict[str | None, int]]:
+    kept = sorted(rows, key=lambda part: (-part.allocated_bytes, part.module or "", part.category))[:MOST_MODULES]
+    found: dict[Category, dict[str | None, int]] = {}
+    for part in kept:
+        modules = found.setdefault(part.category, {})
+        modules[part.module] = modules.get(part.module, 0) + part.allocated_bytes
+    return found

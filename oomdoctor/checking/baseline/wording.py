@@ -1,0 +1,127 @@
+"""One line a figure that moved, such as "activations +412.00 MiB at micro-batch 8, +61 % in `encoder.layers.*`"."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.checking.baseline.attribution import explain
+from oomdoctor.results import Category
+from oomdoctor.units import format_signed_size, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oomdoctor.checking.baseline.figures import Figures, MemoryFigures
+
+_OUTSIDE: Final = "outside the modules"
+_PHASES: Final[Mapping[str, str]] = MappingProxyType(
+    {"forward": "forward", "backward": "backward", "optimizer": "the optimizer step"}
+)
+_MOST: Final = Fraction(2, 3)
+_TIMES: Final = 20  # from which a percentage says no more than that there was next to nothing before
+_MANY: Final = 10  # percent, from which no decimals are shown
+_FEW: Final = 0.1  # percent, below which nobody wants to know how few
+
+
+def words(category: Category) -> str:
+    """A category as people say it, such as `optimizer state`."""
+    return category.value.replace("_", " ")
+
+
+def category_of(name: str) -> Category:
+    """The category that `words` gave a name to."""
+    return Category(name.replace(" ", "_"))
+
+
+def module_name(module: str | None, category: Category) -> str:
+    """A figure by module, such as `encoder.layers.* activations`."""
+    place = _OUTSIDE if module is None else module or "the model itself"
+    return f"{words(category)} {place}" if module is None else f"{place} {words(category)}"
+
+
+def maximum(before: Figures, after: Figures) -> str:
+    """How the largest micro-batch moved, and what that does to the plan."""
+    text = f"maximum micro-batch {before.maximum} -> {after.maximum}"
+    if not after.maximum:
+        return f"{text}: not one sample fits any more"
+    if after.limited_by == "target" and before.maximum > after.maximum:
+        return f"{text}, the whole target of a device"
+    old, new = before.accumulation_steps, after.accumulation_steps
+    if old is None or new is None or old == new:
+        return text
+    return f"{text}, so {new} accumulation step{'' if new == 1 else 's'} instead of {old}"
+
+
+def peak(name: str, before: int, after: int, memory: MemoryFigures) -> str:
+    """How a peak moved, and to what."""
+    when = f" in {memory.peak_phase}" if name == "allocated" else ""
+    return f"{plain(f'peak {name}', before, after, memory)} to {format_size(after)}{when}"
+
+
+def category(category: Category, before: MemoryFigures, after: MemoryFigures) -> str:
+    """How a category moved, and the part of the model that explains it."""
+    old, new = before.categories.get(category, 0), after.categories.get(category, 0)
+    text = _moved(words(category), old, new, after)
+    place = explain(before.modules.get(category, {}), after.modules.get(category, {}))
+    if place is None or place.module is None:
+        return f"{text}, {_percent(old, new)}{_outside(category, before, after)}"
+    if not place.module:
+        return f"{text}, {_percent(old, new)}"
+    if not place.before:
+        # There was none of it at that moment; at another one there may have been.
+        return f"{text}, {_percent(old, new)}, most of it in `{place.module}`"
+    return f"{text}, {_percent(place.before, place.after)} in `{place.module}`"
+
+
+def phase(name: str, before: MemoryFigures, after: MemoryFigures) -> str:
+    """How a phase moved, and the category that explains it."""
+    old, new = before.phases.get(name, {}), after.phases.get(name, {})
+    change = sum(new.values()) - sum(old.values())
+    text = plain(name, sum(old.values()), sum(new.values()), after)
+    found = [one for one in Category if _is_most(new.get(one, 0) - old.get(one, 0), change)]
+    return f"{text}, most of it {words(found[0])}" if len(found) == 1 else text
+
+
+def module(module: str | None, category: Category, before: MemoryFigures, after: MemoryFigures) -> str:
+    """How what a module holds of a category moved."""
+    old, new = (side.modules.get(category, {}).get(module, 0) for side in (before, after))
+    name = f"`{module}` {words(category)}" if module else module_name(module, category)
+    return plain(name, old, new, after)
+
+
+def plain(name: str, before: int, after: int, memory: MemoryFigures) -> str:
+    """How any figure moved."""
+    text = _moved(name, before, after, memory)
+    return f"{text}, {_percent(before, after)}" if before else text
+
+
+def _moved(name: str, before: int, after: int, memory: MemoryFigures) -> str:
+    return f"{name} {format_signed_size(after - before)} at micro-batch {memory.micro_batch}"
+
+
+def _outside(category: Category, before: MemoryFigures, after: MemoryFigures) -> str:
+    """When a category moved that no module accounts for, such as the temporaries of an optimizer."""
+    change = after.categories.get(category, 0) - before.categories.get(category, 0)
+    moved = {
+        name: sizes.get(category, 0) - before.phases.get(name, {}).get(category, 0)
+        for name, sizes in after.phases.items()
+    }
+    kinds = {name.rpartition(" ")[2] for name, moved_bytes in moved.items() if _is_most(moved_bytes, change)}
+    return "".join(f" in {_PHASES[kind]}" for kind in kinds if len(kinds) == 1 and kind in _PHASES)
+
+
+def _is_most(part: int, change: int) -> bool:
+    return part * change > 0 and abs(part) >= _MOST * abs(change)
+
+
+def _percent(before: int, after: int) -> str:
+    if not before:
+        return "new"
+    if after > _TIMES * before:
+        return "from next to nothing"
+    percent = 100 * (after - before) / before
+    if abs(percent) >= _MANY:
+        return f"{percent:+.0f} %"
+    return f"{percent:+.1f} %" if abs(percent) >= _FEW else f"{'+' if percent > 0 else '-'}<{_FEW} %"

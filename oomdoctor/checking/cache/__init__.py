@@ -1,0 +1,1 @@
+"""Answers of earlier checks, used again where nothing that could change them has changed."""

@@ -1,0 +1,123 @@
+"""`oomdoctor check`: parse, check, render, exit code."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import typer
+
+from oomdoctor import __version__
+from oomdoctor.cli.check_options import Gpus, Jobs, Memory, Names, NoCacheFlag, Tolerance, UpdateFlag
+from oomdoctor.cli.lint_options import ConfigFile, VerboseFlag
+from oomdoctor.cli.options import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output
+from oomdoctor.cli.probe import QuietFlag
+from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, EXIT_USAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from oomdoctor.checking.cache.store import Cache
+    from oomdoctor.checking.check import Check, Plan
+    from oomdoctor.configuration.check import CheckConfiguration
+    from oomdoctor.results import CheckDocument
+
+Status: TypeAlias = Literal["error", "no_answer", "failed", "passed"]
+
+EXIT_CODES: Final[Mapping[Status, int]] = MappingProxyType(
+    {"error": EXIT_USAGE, "no_answer": EXIT_NO_ANSWER, "failed": EXIT_GATE, "passed": EXIT_OK}
+)
+"""Exit code by verdict, the worst first: where not everything could be asked, the rest says less than it seems to."""
+
+
+def check(  # noqa: PLR0913 - one parameter an option
+    names: Names = None,
+    *,
+    gpu: Gpus = None,
+    memory: Memory = None,
+    tolerance: Tolerance = None,
+    update: UpdateFlag = False,
+    jobs: Jobs = None,
+    no_cache: NoCacheFlag = False,
+    config: ConfigFile = None,
+    verbose: VerboseFlag = False,
+    form: Format = None,
+    json: JsonFlag = False,
+    markdown: MarkdownFlag = False,
+    html: HtmlFlag = False,
+    output: Output = None,
+    quiet: QuietFlag = False,
+    _help: Help = False,
+) -> None:
+    """Hold models to what the configuration asks of them; without a GPU on the cards that it names.
+
+    What is asked stands in [[tool.oomdoctor.check]] of pyproject.toml, or in [[check]] of oomdoctor.toml.
+
+    Exit code: 0 all limits hold, 1 one is broken, 2 configuration or a target, 3 no answer.
+    """
+    import os
+
+    from oomdoctor.checking.check import check as run_check
+    from oomdoctor.checking.crew import default_jobs
+    from oomdoctor.checking.entries import DEFAULTS
+    from oomdoctor.cli.check_progress import CheckLines
+    from oomdoctor.cli.linting import say
+    from oomdoctor.cli.report import format_name, render
+    from oomdoctor.configuration.check import configure_check
+    from oomdoctor.configuration.schema import CheckKeys
+    from oomdoctor.output import check_writable
+
+    chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)
+    if output is not None:
+        check_writable(output)
+    given = CheckKeys(gpus=tuple(gpu) if gpu else None, memory=memory, tolerance=tolerance, jobs=jobs)
+    configuration = configure_check(given, os.environ, config=config, defaults=DEFAULTS)
+    plan = _plan(configuration, names or [], update=update)
+    at_once = configuration.jobs or default_jobs(len(plan.entries))
+    if verbose:
+        say([*configuration.lines(), f"running at once: {at_once}"])
+    cache = None if no_cache else _cache(configuration, os.environ)
+    document = document_of(run_check(plan, CheckLines(quiet=quiet), jobs=at_once, cache=cache))
+    render(document, chosen, output)
+    raise typer.Exit(document.exit_code)
+
+
+def document_of(found: Check) -> CheckDocument:
+    """The document of a check, with its status and exit code: those of the worst verdict."""
+    from oomdoctor.results import CheckDocument
+
+    verdicts = {entry.verdict.value for entry in found.result.entries}
+    worst = next(verdict for verdict in EXIT_CODES if verdict in verdicts)
+    return CheckDocument(
+        command="check",
+        status=worst,
+        exit_code=EXIT_CODES[worst],
+        versions={"oomdoctor": __version__, **found.versions},
+        result=found.result,
+    )
+
+
+def _plan(configuration: CheckConfiguration, names: Sequence[str], *, update: bool) -> Plan:
+
+    from pathlib import Path
+
+    from oomdoctor.checking.baseline.files import NAME
+    from oomdoctor.checking.check import Plan
+    from oomdoctor.checking.entries import chosen_entries
+
+    return Plan(
+        configuration=configuration.file,
+        entries=chosen_entries(configuration, names),
+        baseline=str(Path(configuration.file).parent / NAME),
+        update=update,
+        is_whole=not names,
+    )
+
+
+def _cache(configuration: CheckConfiguration, environment: Mapping[str, str]) -> Cache:
+    from pathlib import Path
+
+    from oomdoctor.checking.cache.folder import cache_folder
+    from oomdoctor.checking.cache.store import Cache
+
+    return Cache(cache_folder(Path(configuration.file), environment), environment=environment)

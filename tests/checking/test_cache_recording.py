@@ -1,0 +1,331 @@
+"""What a process uses while it is watched is recorded, as it was when it was used first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from oomdoctor.probing.dependencies import Dependencies
+from oomdoctor.serialisation import decode
+
+DRIVER = """
+import json, os, runpy, sys, traceback
+from oomdoctor.probing.dependency_watch import report, watch
+from oomdoctor.serialisation import encode
+
+for line in sys.stdin:
+    task = json.loads(line)
+    if os.fork():
+        os.wait()
+        continue
+    os.chdir(task["cwd"])
+    os.environ.update(task["environment"])
+    used = watch()
+    sys.path.insert(0, task["project"])
+    try:
+        runpy.run_path(task["project"] + "/script.py")
+        print(json.dumps(encode(report(used))), flush=True)
+    except BaseException:
+        print(json.dumps(traceback.format_exc()), flush=True)
+    os._exit(0)
+"""
+
+Record = Callable[..., Dependencies]
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[subprocess.Popen[str]]:
+    """A process that runs each script in a fork of its own, so that Python starts once."""
+    command = [sys.executable, "-P", "-c", DRIVER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+
+
+@pytest.fixture
+def record(driver: subprocess.Popen[str], project: Path) -> Record:
+    """Run a script in a process that is watched, and say what it used."""
+
+    def run(script: str, *, cwd: str = "/", **environment: str) -> Dependencies:
+        (project / "script.py").write_text(f"HERE = {str(project)!r}\n" + dedent(script))
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        driver.stdin.write(json.dumps({"project": str(project), "cwd": cwd, "environment": environment}) + "\n")
+        driver.stdin.flush()
+        answer = next(line for line in driver.stdout if line.startswith(("{", '"')))  # a script may print
+        assert answer.startswith("{"), json.loads(answer)
+        return decode(Dependencies, json.loads(answer), "")
+
+    return run
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A directory with a few files to use."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "first.txt").write_text("1")
+    (tmp_path / "config.yaml").write_text("width: 8\n")
+    (tmp_path / "sibling.py").write_text("DEPTH = 2\n")
+    return tmp_path
+
+
+def digest(text: str) -> str:
+    """How the content of a file is seen."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "open(HERE + '/config.yaml').close()",
+        "import pathlib; pathlib.Path(HERE, 'config.yaml').read_text()",
+        "import os; os.close(os.open(HERE + '/config.yaml', os.O_RDONLY))",
+        "import os; os.path.exists(HERE + '/config.yaml')",
+        "import pathlib; pathlib.Path(HERE, 'config.yaml').is_file()",
+        "import os; os.access(HERE + '/config.yaml', os.R_OK)",
+        "import os; os.chdir(HERE); open('config.yaml').close()",
+        "import os; os.chdir(HERE + '/data'); open('../config.yaml').close()",
+        "open((HERE + '/config.yaml').encode()).close()",
+        "open(HERE + '//config.yaml', 'r+').close()",
+    ],
+)
+def test_a_file_that_is_read_or_asked_about_is_seen(record: Record, project: Path, script: str) -> None:
+    """Its content is recorded, by whatever way the target comes to it."""
+    used = record(script)
+    assert used.seen[f"content {project}/config.yaml"] == digest("width: 8\n")
+    assert used.unseen == ()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import sibling",
+        "import importlib; importlib.import_module('sibling')",
+        "def later():\n    from sibling import DEPTH\nlater()",
+        "import importlib.util; importlib.util.find_spec('sibling'); import sibling",
+    ],
+)
+def test_an_imported_module_is_seen(record: Record, project: Path, script: str) -> None:
+    """The source's content is recorded, and where its name was found."""
+    used = record(script)
+    assert used.seen[f"content {project}/sibling.py"] == digest("DEPTH = 2\n")
+    assert used.seen[f"module {project}/sibling"] == ".py"
+
+
+def test_a_compiled_module_is_seen_as_its_source(record: Record, project: Path) -> None:
+    """What Python has compiled comes and goes, and is no dependency; what it was compiled from is."""
+    subprocess.run([sys.executable, "-m", "compileall", "-q", project], check=True)
+    used = record("import sibling, sys; del sys.modules['sibling']")
+    assert used.seen[f"content {project}/sibling.py"] == digest("DEPTH = 2\n")
+    assert not any("__pycache__" in key for key in used.seen)
+
+
+@pytest.mark.parametrize(
+    ("script", "key"),
+    [
+        (
+            "import contextlib\nwith contextlib.suppress(ImportError):\n    import fast_kernels",
+            "module {}/fast_kernels",
+        ),
+        ("import importlib.util; importlib.util.find_spec('fast_kernels')", "module {}/fast_kernels"),
+        ("import os; os.path.exists(HERE + '/local.yaml')", "content {}/local.yaml"),
+        (
+            "import contextlib\nwith contextlib.suppress(OSError):\n    open(HERE + '/local.yaml')",
+            "content {}/local.yaml",
+        ),
+        ("import colorsys", "module {}/colorsys"),
+        ("import sys; sys.path[1:1] = [None, 7]; import colorsys", "module {}/colorsys"),
+    ],
+)
+def test_what_was_looked_for_and_is_not_there_is_seen(record: Record, project: Path, script: str, key: str) -> None:
+    """A file or module that would change things if it came is recorded as absent, one that would shadow included."""
+    used = record(script)
+    assert used.seen[key.format(project)] == "absent"
+    assert used.unseen == ()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import os; os.listdir(HERE + '/data')",
+        "import os; list(os.scandir(HERE + '/data'))",
+        "import os; list(os.walk(HERE + '/data'))",
+        "import glob; glob.glob(HERE + '/data/*.txt')",
+        "import pathlib; list(pathlib.Path(HERE, 'data').iterdir())",
+        "import pathlib; list(pathlib.Path(HERE).glob('data/*.txt'))",
+        "import os; os.listdir(os.open(HERE + '/data', os.O_RDONLY))",
+    ],
+)
+def test_a_directory_that_is_listed_is_seen(record: Record, project: Path, script: str) -> None:
+    """Its names are recorded, by whatever way they are read."""
+    assert f"listing {project}/data" in record(script).seen
+
+
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [
+        ("import os; os.environ.get('MODEL_WIDTH')", {"MODEL_WIDTH"}),
+        ("import os; os.environ['MODEL_WIDTH']", {"MODEL_WIDTH"}),
+        ("import os; os.getenv('MODEL_WIDTH')", {"MODEL_WIDTH"}),
+        ("import os; os.getenvb(b'MODEL_WIDTH')", {"MODEL_WIDTH"}),
+        ("import os; 'MODEL_DEPTH' in os.environ", {"MODEL_DEPTH"}),
+        ("import os; os.environ.setdefault('MODEL_DEPTH', '2')", {"MODEL_DEPTH"}),
+        ("import os; os.path.expandvars('$MODEL_WIDTH')", {"MODEL_WIDTH"}),
+        ("import os; dict(os.environ)", {"*", "MODEL_WIDTH"}),
+        ("import os; os.environ.copy()", {"*", "MODEL_WIDTH"}),
+        ("import os; [name for name in os.environ]", {"*"}),
+    ],
+)
+def test_a_variable_that_is_read_is_seen(record: Record, script: str, names: set[str]) -> None:
+    """Its name is recorded, whether or not it is set; where all are read, so is that."""
+    assert names <= set(record(script, MODEL_WIDTH="8").variables)
+
+
+def test_nothing_is_seen_of_what_is_not_used(record: Record, project: Path) -> None:
+    """A script that uses nothing depends on itself, and neither on its neighbours nor on where it is run."""
+    used = record("width = 8")
+    assert {key for key in used.seen if key.startswith(f"content {project}/")} == {f"content {project}/script.py"}
+    assert used.working_directory is None
+    assert "MODEL_WIDTH" not in used.variables
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["import os; os.path.exists('config.yaml')", "import os; os.getcwd()", "import pathlib; pathlib.Path.cwd()"],
+)
+def test_the_working_directory_counts_where_it_is_used(record: Record, project: Path, script: str) -> None:
+    """It is recorded where a relative path is used, or where it is asked for."""
+    assert record(script, cwd=str(project)).working_directory == str(project)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "open(HERE + '/log.txt', 'w').write('a'); open(HERE + '/log.txt').read()",
+        "import os; os.mkdir(HERE + '/out'); os.path.exists(HERE + '/out/log.txt'); os.listdir(HERE + '/out')",
+        "import os; open(HERE + '/part', 'w').close(); os.rename(HERE + '/part', HERE + '/log'); open(HERE + '/log')",
+        "import tempfile\nwith tempfile.TemporaryDirectory('out', dir=HERE) as out:\n    open(out + '/log', 'w')",
+    ],
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_what_the_target_made_is_its_own(record: Record, project: Path, script: str) -> None:
+    """A file or directory that the target wrote before it read from it is no dependency."""
+    used = record(script)
+    assert not any("log" in key.removeprefix(f"content {project}") or key.endswith("out") for key in used.seen)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import os; os.makedirs(HERE, exist_ok=True); open(HERE + '/config.yaml').close()",
+        "import pathlib; pathlib.Path(HERE).mkdir(exist_ok=True); open(HERE + '/config.yaml').close()",
+        "import contextlib\nwith contextlib.suppress(OSError):\n    open(HERE + '/config.yaml', 'x')",
+        "import contextlib, os\nwith contextlib.suppress(OSError):\n    os.symlink(HERE, HERE + '/config.yaml')",
+    ],
+)
+def test_what_was_there_already_was_not_made(record: Record, project: Path, script: str) -> None:
+    """To create what exists fails, and what it holds goes on to matter."""
+    used = record(script)
+    assert used.seen[f"content {project}/config.yaml"] == digest("width: 8\n")
+
+
+def test_a_file_is_seen_as_it_was_when_it_was_read_first(record: Record, project: Path) -> None:
+    """What the target makes of a file after it has read it does not hide what it read."""
+    script = "path = HERE + '/config.yaml'\ntext = open(path).read()\nopen(path, 'w').write(text + 'depth: 3')"
+    assert record(script).seen[f"content {project}/config.yaml"] == digest("width: 8\n")
+
+
+def test_what_a_forked_process_uses_is_seen(record: Record, project: Path) -> None:
+    """A data loader's process reports what it read."""
+    script = """
+        import multiprocessing, os
+
+        def load():
+            open(HERE + '/config.yaml').close()
+            os.environ.get('LOADER_THREADS')
+            os.listdir(HERE + '/data')
+
+        process = multiprocessing.get_context('fork').Process(target=load)
+        process.start()
+        process.join()
+    """
+    used = record(script)
+    assert used.seen[f"content {project}/config.yaml"] == digest("width: 8\n")
+    assert f"listing {project}/data" in used.seen
+    assert "LOADER_THREADS" in used.variables
+    assert used.unseen == ()
+
+
+def test_a_forked_process_that_was_cut_short_is_told_of(record: Record) -> None:
+    """Half a line of what it used is no error, and no answer is kept after it."""
+    script = """
+        import json, multiprocessing
+
+        def load():
+            json.dumps = lambda _: '{'
+            open(HERE + '/config.yaml').close()
+
+        process = multiprocessing.get_context('fork').Process(target=load)
+        process.start()
+        process.join()
+    """
+    assert record(script).unseen
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import subprocess; subprocess.run(['true'])",
+        "import os; os.system('true')",
+        "import os; os.popen('true').close()",
+        "import os; os.waitpid(os.posix_spawn('/bin/true', ['true'], {}), 0)",
+        "import multiprocessing; multiprocessing.get_context('spawn').Process(target=print).start()",
+    ],
+)
+def test_a_program_that_the_target_starts_is_told_of(record: Record, script: str) -> None:
+    """What another program reads cannot be seen, and that is said."""
+    assert record(script).unseen
+
+
+def test_a_program_that_python_starts_for_itself_is_not(record: Record) -> None:
+    """Python's own library asks the system for names of libraries; that changes no answer."""
+    assert record("import ctypes.util; ctypes.util.find_library('m')").unseen == ()
+
+
+def test_a_file_too_long_to_be_read_is_known_by_size_and_times(record: Record, project: Path) -> None:
+    """Weights of many gigabytes do not make a probe wait."""
+    with (project / "weights.bin").open("wb") as file:
+        file.truncate(10 * 1024**3)
+    used = record("import os; os.path.exists(HERE + '/weights.bin')")
+    assert used.seen[f"signature {project}/weights.bin"].startswith(f"{10 * 1024**3} ")
+
+
+def test_functions_that_are_watched_work_as_before(record: Record, project: Path) -> None:
+    """Errors, keywords, directory descriptors and what `os` says of its functions stay as they are."""
+    script = """
+        import os, shutil
+
+        assert os.stat(path=HERE).st_mode == os.stat(HERE, follow_symlinks=True).st_mode
+        folder = os.open(HERE, os.O_RDONLY)
+        assert os.stat('config.yaml', dir_fd=folder).st_size == 9
+        assert os.stat in os.supports_dir_fd and os.stat in os.supports_fd and os.access in os.supports_dir_fd
+        for wrong in (1.5, None):
+            try:
+                os.stat(wrong)
+            except TypeError:
+                pass
+            else:
+                raise SystemExit('no error')
+        os.makedirs(HERE + '/a/b')
+        shutil.rmtree(HERE + '/a')
+        assert not os.path.exists(HERE + '/a')
+        assert os.environ.get('NOT_SET', 'default') == 'default' and len(os.environ) == len(dict(os.environ))
+    """
+    used = record(script)
+    assert used.seen[f"content {project}/config.yaml"] == digest("width: 8\n")

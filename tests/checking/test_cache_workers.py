@@ -1,0 +1,65 @@
+"""What the target used is known of every worker of a probe, also of one that was replaced or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from targets_for_tests import write_target
+
+from oomdoctor.probing.request import ProbeRequest
+from oomdoctor.probing.supervisor import Supervisor
+from oomdoctor.targets.reference import parse_reference
+
+pytestmark = pytest.mark.null_gpu
+
+CAPACITY = 2**30
+LEAKING = """
+def make_batch(batch_size):
+    from pathlib import Path
+    here = Path(__file__).parent
+    if (here / "crash").exists():
+        import os
+        os.kill(os.getpid(), 9)
+    if (here / "leak").exists():
+        kept.append(torch.ones(2**20, device="cuda"))
+        (here / "leaked.txt").read_text()
+    return torch.randn(batch_size, 1024)
+
+
+kept = []
+"""
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path, null_environment: Callable[[int], dict[str, str]]) -> Iterator[Supervisor]:
+    """One whose target leaves memory behind or crashes where a file says so, loaded."""
+    name = write_target(tmp_path, make_batch=LEAKING)
+    request = ProbeRequest(name, tmp_path, target_batch=2, memory_bytes=CAPACITY, engine="null")
+    with Supervisor(request, parse_reference(name, directory=tmp_path), null_environment(CAPACITY)) as made:
+        made.load()
+        yield made
+
+
+def test_what_a_replaced_worker_used_is_not_forgotten(supervisor: Supervisor, tmp_path: Path) -> None:
+    """The file that only the first worker read is a dependency, and so is that its sign was there."""
+    (tmp_path / "leaked.txt").write_text("read once")
+    (tmp_path / "leak").touch()
+    supervisor.run(1, micro_steps=1, allowed_bytes=CAPACITY)
+    (tmp_path / "leak").unlink()
+    supervisor.run(1, micro_steps=1, allowed_bytes=CAPACITY)
+    used = supervisor.dependencies()
+    assert supervisor.replaced == 1
+    assert f"content {tmp_path}/leaked.txt" in used.seen
+    assert f"content {tmp_path}/model.py" in used.seen
+    assert used.unseen == ()
+
+
+def test_what_a_lost_worker_used_is_not_known(supervisor: Supervisor, tmp_path: Path) -> None:
+    """An answer that it took part in is not to be kept."""
+    supervisor.run(1, micro_steps=1, allowed_bytes=CAPACITY)
+    assert supervisor.dependencies().unseen == ()
+    (tmp_path / "crash").touch()
+    assert supervisor.profile(1, micro_steps=1, allowed_bytes=CAPACITY).memory is None
+    assert supervisor.dependencies().unseen

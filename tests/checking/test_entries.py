@@ -1,0 +1,196 @@
+"""From tables to questions: one entry a card, every value checked before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oomdoctor.checking.entries import DEFAULTS, all_entries, chosen_entries
+from oomdoctor.checking.entry import Entry
+from oomdoctor.configuration.check import CheckConfiguration, configure_check
+from oomdoctor.configuration.schema import CheckKeys
+from oomdoctor.errors import UsageError
+from oomdoctor.probing.request import ProbeRequest
+from oomdoctor.units import GIB
+
+PRETRAIN = '[[check]]\nname = "pretrain"\ntarget = "train/model.py"\n'
+TUNE = '[[check]]\nname = "tune"\ntarget = "tune.py"\n'
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".git").mkdir()
+
+
+def configured(text: str, command_line: CheckKeys | None = None) -> CheckConfiguration:
+    """What holds with this `oomdoctor.toml`."""
+    Path("oomdoctor.toml").write_text(text)
+    return configure_check(command_line or CheckKeys(), {}, config=None, defaults=DEFAULTS)
+
+
+def names(configuration: CheckConfiguration, *chosen: str) -> list[str]:
+    """Names of the entries that run."""
+    return [entry.name for entry in chosen_entries(configuration, chosen)]
+
+
+def test_every_key_reaches_its_place() -> None:
+    """What an entry says is what the probe is asked, and what its answer is held to."""
+    keys = (
+        'gpu = "rtx-4090"\nmemory = "20GiB"\ntarget-batch = 256\nworld-size = 2\nprecision = "bf16"\n'
+        'optimizer = "SGD"\nheadroom = "10%"\ntrial-timeout = 30\nmicro-batch = 4\nmin-micro-batch = 8\n'
+        'max-accumulation-steps = 16\nmax-memory = "12GiB"\nbaseline = true\ntolerance = 0.05\n'
+    )
+    assert all_entries(configured(PRETRAIN + keys)) == (
+        Entry(
+            name="pretrain",
+            request=ProbeRequest(
+                target="train/model.py",
+                directory=Path.cwd(),
+                target_batch=256,
+                world_size=2,
+                precision="bf16",
+                optimizer="SGD",
+                headroom=0.1,
+                gpu="rtx-4090",
+                memory_bytes=20 * GIB,
+                trial_timeout_seconds=30.0,
+            ),
+            micro_batch=4,
+            min_micro_batch=8,
+            max_accumulation_steps=16,
+            max_memory_bytes=12 * GIB,
+            headroom=0.1,
+            baseline=True,
+            tolerance=0.05,
+        ),
+    )
+
+
+def test_what_is_not_said_is_as_in_a_probe() -> None:
+    """An entry with a target and a batch asks what `oomdoctor probe` would, and only that it fits."""
+    request = ProbeRequest(target="train/model.py", directory=Path.cwd(), target_batch=8)
+    assert all_entries(configured(PRETRAIN + "target-batch = 8")) == (Entry(name="pretrain", request=request),)
+
+
+def test_each_card_is_an_entry() -> None:
+    """Several cards make several entries, named after both; one card makes one, named after the entry."""
+    found = all_entries(configured('target-batch = 8\ngpus = ["rtx-4090", "l40s"]\n' + PRETRAIN + TUNE + 'gpu = "t4"'))
+    assert [(entry.name, entry.request.gpu) for entry in found] == [
+        ("pretrain on rtx-4090", "rtx-4090"),
+        ("pretrain on l40s", "l40s"),
+        ("tune", "t4"),
+    ]
+
+
+def test_entries_are_chosen_by_either_name() -> None:
+    """A name means the entry on all of its cards, or with its card behind it that one; the file's order stays."""
+    found = configured('target-batch = 8\ngpus = ["rtx-4090", "l40s"]\n' + PRETRAIN + TUNE)
+    every = ["pretrain on rtx-4090", "pretrain on l40s", "tune on rtx-4090", "tune on l40s"]
+    assert names(found) == every
+    assert names(found, "tune on l40s", "pretrain") == [*every[:2], "tune on l40s"]
+    assert names(found, "tune", "tune on l40s", "tune") == every[2:]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("pretain", "did you mean `pretrain`?"),
+        ("tune on l40", "did you mean `tune on l40s`?"),
+        ("xyz", "there are `pretrain`, `pretrain on t4`, `pretrain on l40s`, `tune`, `tune on t4`, `tune on l40s`"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(name: str, hint: str) -> None:
+    """Where nothing is near all names are listed."""
+    found = configured('target-batch = 8\ngpus = ["t4", "l40s"]\n' + PRETRAIN + TUNE)
+    with pytest.raises(UsageError) as caught:
+        names(found, "tune", name)
+    assert (caught.value.message, caught.value.hint) == (f"no entry of `oomdoctor.toml` is called `{name}`", hint)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message", "hint"),
+    [
+        ("", "`target-batch` of `pretrain` in `oomdoctor.toml` is missing", "`target-batch = 256`"),
+        ("target-batch = 0", "`target-batch` of `pretrain` in `oomdoctor.toml` is 0, not 1 or more", ""),
+        (
+            "target-batch = 100\nworld-size = 8",
+            "`target-batch` of `pretrain` in `oomdoctor.toml` cannot be: target batch 100 does not divide by",
+            "96 or 104",
+        ),
+        (
+            "target-batch = 8\nworld-size = 2\nmin-micro-batch = 5",
+            "`min-micro-batch` of `pretrain` in `oomdoctor.toml` is 5, and `target-batch` gives each device only 4",
+            "",
+        ),
+        (
+            'target-batch = 8\ngpu = "rtx-4091"',
+            "`gpu` of `pretrain` in `oomdoctor.toml` cannot be: no GPU called `rtx-4091` is known",
+            "did you mean `rtx-4090`",
+        ),
+        (
+            'target-batch = 8\ngpus = ["t4", "3080"]',
+            "`gpus` of `pretrain` in `oomdoctor.toml` cannot be: `3080` may be any of",
+            "name one of",
+        ),
+        ("target-batch = 8\ngpus = []", "`gpus` of `pretrain` in `oomdoctor.toml` names no card", "leave it out"),
+        (
+            'target-batch = 8\ngpus = ["t4", "t4"]',
+            "2 entries of `oomdoctor.toml` are called `pretrain on t4`",
+            "name each card once",
+        ),
+        (
+            'target-batch = 8\nmemory = "24"',
+            "`memory` of `pretrain` in `oomdoctor.toml` cannot be: `24` has no unit",
+            "did you mean `24GiB`?",
+        ),
+        (
+            "target-batch = 8\nheadroom = 5",
+            "`headroom` of `pretrain` in `oomdoctor.toml` cannot be: `5` is not below 1",
+            "did you mean `5%`?",
+        ),
+        ("target-batch = 8\nheadroom = nan", "`headroom` of `pretrain` in `oomdoctor.toml` cannot be: `nan`", ""),
+        (
+            'target-batch = 8\ntolerance = "-1%"',
+            "`tolerance` of `pretrain` in `oomdoctor.toml` cannot be: `-1%` is negative",
+            "",
+        ),
+        (
+            "target-batch = 8\ntrial-timeout = inf",
+            "`trial-timeout` of `pretrain` in `oomdoctor.toml` is inf, not from 1 to 604800 seconds",
+            "",
+        ),
+        (
+            'target-batch = 8\nmax-memory = "8GiB"\nbaseline = true',
+            "`max-memory` of `pretrain` in `oomdoctor.toml` does not say at which size",
+            "add `micro-batch = 8`",
+        ),
+    ],
+)
+def test_what_cannot_be_is_named(keys: str, message: str, hint: str) -> None:
+    """The message has the file, the entry and the key, also where another entry was asked for."""
+    with pytest.raises(UsageError) as caught:
+        names(configured(f"{PRETRAIN}{keys}\n{TUNE}target-batch = 8"), "tune")
+    assert caught.value.message.startswith(message)
+    assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "command_line", "place"),
+    [
+        ('memory = "24"\n' + PRETRAIN, CheckKeys(), "`memory` at the top of oomdoctor.toml"),
+        (PRETRAIN, CheckKeys(memory="24"), "`--memory`"),
+    ],
+)
+def test_a_wrong_value_is_placed_where_it_came_from(text: str, command_line: CheckKeys, place: str) -> None:
+    """A value that did not come from the entry is said to be where it was given."""
+    with pytest.raises(UsageError) as caught:
+        all_entries(configured(f"{text}target-batch = 8", command_line))
+    assert caught.value.message == f"{place} cannot be: `24` has no unit"
+
+
+def test_a_tiny_share_is_a_number() -> None:
+    """A share that is written with an exponent is as good as any."""
+    (entry,) = all_entries(configured(PRETRAIN + "target-batch = 8\ntolerance = 1e-5\nheadroom = 0\n"))
+    assert (entry.tolerance, entry.headroom, entry.request.headroom) == (1e-5, 0.0, 0.0)
