@@ -29,17 +29,16 @@ def _lazy(module: str) -> Renderer:
     return render
 
 
-# Directory by command, and the formats that have a file of their own there.
-_ROOMS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "probe": ("probe", ("text", "markdown", "github", "junit", "sarif")),
-        "diagnose": ("diagnosis", ("text", "markdown", "html", "github", "junit", "sarif")),
-        "lint": ("lint", ("text", "markdown", "html", "github", "junit", "sarif")),
-    }
+# Directory by command.
+_ROOMS: Mapping[str, str] = MappingProxyType(
+    {"probe": "probe", "diagnose": "diagnosis", "lint": "lint", "check": "check"}
 )
 
+# Formats that have a file of their own in every directory.
+_FORMATS = ("text", "markdown", "html", "github", "junit", "sarif")
+
 FORMATS: Mapping[tuple[str, str], Renderer] = MappingProxyType(
-    {(command, name): _lazy(f"{room}.{name}") for command, (room, names) in _ROOMS.items() for name in names}
+    {(command, name): _lazy(f"{room}.{name}") for command, room in _ROOMS.items() for name in _FORMATS}
     | {(command, "json"): _lazy("json_document") for command in _ROOMS}
 )
 """Renderer by the command that wrote the document and the name of the format."""

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _ILLEGAL: Final = re.compile(
     "[^\t\n\x20-\x7e\xa0-\u200d\u2010-\u2027\u202f-\u2065\u206a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 )
+# In a job's output GitHub's runner takes a line that begins with `::`, or has `##[`, for a command. Attributes have no
+# line breaks, so that this is within text.
+_COMMAND: Final = re.compile(r"^\s*:(?=:)|##\[", re.MULTILINE)
 _LONGEST_BODY: Final = 10_000
 
 
@@ -55,7 +58,8 @@ def report(name: str, suites: Sequence[Suite]) -> str:
     root = ET.Element("testsuites", {"name": _line(name), **_counts(cases)})
     root.extend(_suite(suite) for suite in suites)
     ET.indent(root)
-    return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+    text = _COMMAND.sub(lambda found: f"{found[0][:-1]}&#{ord(found[0][-1])};", ET.tostring(root, encoding="unicode"))
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
 
 
 def _counts(cases: Sequence[Case]) -> dict[str, str]:

@@ -10,6 +10,12 @@ from typing import Final
 _LONGEST_PATH: Final = 4096  # no system has longer ones; what a saved document has is anybody's
 
 
+def target_file(target: str) -> str | None:
+    """The file of a reference such as `train/model.py:build(depth=2)`; None where it is a module or an example."""
+    file, ending, rest = target.partition(".py")
+    return f"{file}{ending}" if ending and rest[:1] in ("", ":") else None
+
+
 def repository_path(path: str) -> str:
     """A path from the root of the repository that the working directory lies in.
 

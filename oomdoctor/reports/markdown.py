@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING
 from oomdoctor.reports.wording import LONGEST_TEXT, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 _CODE_SPAN = re.compile(r"(?<!`)`( ?[^` ][^`]*)`(?!`)")
 _INLINE_MARKUP = re.compile(r"[\\`*_\[\]()!~$#]")
-_BLOCK_MARKUP = re.compile(r"^(?:[-+=>]|\d+(?=[.)](?:\s|$)))")
+_BLOCK_MARKUP = re.compile(r"^(?:[-+=>]|:(?=:)|\d+(?=[.)](?:\s|$)))")
 _BACKTICKS = re.compile(r"`+")
 
 # GitHub makes links of these after no backslash protects them any longer; an invisible space inside does.
 _AUTOLINKED = re.compile(r"@(?=\w)|#(?=\d)|gh-(?=\d)|:(?=//)|www(?=\.)", re.IGNORECASE)
 _ZERO_WIDTH_SPACE = "\u200b"
+
+# In a job's output GitHub's runner takes a line that begins with `::`, or has `##[`, for a command.
+_COMMAND = re.compile(r"^\s*:(?=:)|##(?=\[)", re.MULTILINE)
 
 
 def code(text: str) -> str:
@@ -31,7 +34,7 @@ def code(text: str) -> str:
         return ""
     fence = _fence(cleaned, 1)
     padding = " " if "`" in (cleaned[0], cleaned[-1]) else ""
-    return f"{fence}{padding}{cleaned}{padding}{fence}"
+    return f"{fence}{padding}{_no_command(cleaned)}{padding}{fence}"
 
 
 def prose(text: str) -> str:
@@ -42,9 +45,18 @@ def prose(text: str) -> str:
 
 def code_block(text: str) -> str:
     """A fenced block that shows one line of `text`."""
-    cleaned = shortened(text, LONGEST_TEXT)
-    fence = _fence(cleaned, 3)
-    return f"{fence}text\n{cleaned}\n{fence}"
+    return code_lines([shortened(text, LONGEST_TEXT)])
+
+
+def code_lines(lines: Iterable[str]) -> str:
+    """A fenced block that shows lines, of which none has a character that cannot be seen."""
+    text = _no_command("\n".join(lines))
+    fence = _fence(text, 3)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _no_command(text: str) -> str:
+    return _COMMAND.sub(rf"\g<0>{_ZERO_WIDTH_SPACE}", text)
 
 
 def _escape(text: str) -> str:
@@ -70,6 +82,20 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [[heading.removeprefix(">") for heading in headings], rules, *rows]
     # Within a table a bar ends the cell, even inside a code span, unless it is escaped.
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def fitting(rows: Iterable[tuple[str, ...]], room: int) -> Iterator[tuple[str, ...]]:
+    """The first rows of a table that so many characters have room for."""
+    for row in rows:
+        room -= row_size(row)
+        if room < 0:
+            return
+        yield row
+
+
+def row_size(row: tuple[str, ...]) -> int:
+    """Characters of a table's row at most: bars between its cells, and a backslash before each bar within."""
+    return sum(len(cell) + cell.count("|") + len(" | ") for cell in row)
 
 
 def folded(title: str, body: str) -> str:

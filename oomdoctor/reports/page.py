@@ -15,13 +15,23 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from oomdoctor.reports.wording import LONGEST_TEXT, capitalised, optional_size, sentence, share, shortened
+from oomdoctor.reports.visible import visible
+from oomdoctor.reports.wording import (
+    CATEGORY_WORDS,
+    LONGEST_TEXT,
+    capitalised,
+    optional_size,
+    sentence,
+    share,
+    shortened,
+)
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _STYLE: Final = "style.css"
+_MOST_LINES: Final = 100
 
 
 def render_page(template: str, values: Mapping[str, Any]) -> str:
@@ -48,12 +58,14 @@ def _environment() -> Environment:
         loader=PackageLoader("oomdoctor.reports"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_visible,
+        finalize=_cleaned,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters.update(
         capitalised=capitalised,
+        category=CATEGORY_WORDS.__getitem__,
+        lines=_lines,
         optional_size=optional_size,
         sentence=sentence,
         share=share,
@@ -73,6 +85,12 @@ def _with_code(text: str) -> Markup:
     return Markup().join(marked)
 
 
-def _visible(value: object) -> object:
+def _lines(text: str) -> Markup:
+    """Escaped lines that keep their indentation, of which the first are shown; what cannot be seen is made visible."""
+    first = [visible(line) for line in text[:LONGEST_TEXT].splitlines()[:_MOST_LINES]]
+    return Markup.escape("\n".join(first))
+
+
+def _cleaned(value: object) -> object:
     """What a template prints, without what nobody can see; markup is what the templates' own macros made."""
     return shortened(value, LONGEST_TEXT) if isinstance(value, str) and not isinstance(value, Markup) else value

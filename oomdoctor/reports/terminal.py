@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from io import StringIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ MINIMUM_WIDTH = 60
 
 _HEIGHT = 25  # of no effect, except that rich believes the width on every terminal only where it has both
 _WIDEST_SIZE = len("1023.99 MiB")
+_COMMAND = re.compile(r"^((?:\s|\x1b\[[0-9;]*m)*):(?=:)")
 
 
 def readable_width(terminal: Terminal) -> int:
@@ -50,7 +52,12 @@ def printed(parts: Iterable[RenderableType], terminal: Terminal) -> str:
     with console.capture() as capture:
         for part in parts:
             console.print(part)
-    return "".join(f"{line.rstrip()}\n" for line in capture.get().rstrip("\n").split("\n"))
+    return "".join(f"{_without_command(line.rstrip())}\n" for line in capture.get().rstrip("\n").split("\n"))
+
+
+def _without_command(line: str) -> str:
+    """A line that GitHub's runner takes for no command of its own, wherever somebody's text was broken."""
+    return _COMMAND.sub(r"\1|", line).replace("##[", "##(")
 
 
 def answer(lines: Iterable[RenderableType], style: str, *, unicode: bool) -> RenderableType:

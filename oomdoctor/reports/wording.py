@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
+from oomdoctor.results import Category
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+CATEGORY_WORDS: Final[Mapping[Category, str]] = MappingProxyType(
+    {category: category.value.replace("_", " ") for category in Category}
+)
+"""Each category as a cell of a table."""
 
 LONGEST_TEXT = 10_000
 """Characters after which a text is cut, so that no line of a log makes a report endless."""

@@ -67,7 +67,7 @@ class Browser:
 
     def show(self, path: Path, width: int, *, dark: bool = False, media: str = "screen") -> None:
         """Open a file in a window of so many pixels and wait until it is loaded."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.resize(width)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
         self.call("Page.navigate", url=path.as_uri())
@@ -75,6 +75,10 @@ class Browser:
         while self.value("document.readyState + location.protocol") != "completefile:":
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+    def resize(self, width: int) -> None:
+        """Make the window so many pixels wide; what is asked of the page next is of its new layout."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
 
     def value(self, expression: str) -> Any:
         """The value of a JavaScript expression, which the browser evaluates whatever the page's policy forbids."""

@@ -9,14 +9,20 @@ from hypothesis import strategies as st
 
 from oomdoctor.results import (
     Accumulation,
+    Category,
+    CategoryBytes,
     Device,
     MicroBatch,
+    ModuleBytes,
     Outcome,
     Phase,
+    PhaseMemory,
     PhaseName,
     ProbeDocument,
     ProbeResult,
     Reason,
+    StepMemory,
+    TimelinePoint,
     Trial,
     UniformPlan,
 )
@@ -141,6 +147,41 @@ texts = st.text(max_size=40) | st.sampled_from(
 _phases = st.lists(
     st.builds(Phase, st.integers(0, 3), st.sampled_from(PhaseName), _integers, _integers), max_size=4
 ).map(tuple)
+_sizes = st.integers(0, 2**40)
+_by_category = st.lists(_sizes, max_size=8).map(tuple)
+# A phase and a point are parts of no decision, so that one of each is as good as many.
+_modules = st.lists(
+    st.builds(ModuleBytes, st.none() | texts, st.sampled_from(Category), _sizes, _small), max_size=3
+).map(tuple)
+step_memories = st.builds(
+    StepMemory,
+    micro_batch=_small,
+    micro_steps=_small,
+    peak_allocated_bytes=_sizes,
+    peak_reserved_bytes=_sizes,
+    peak_event=_small,
+    peak_iteration=st.integers(0, 3),
+    peak_phase=st.sampled_from(PhaseName),
+    categories=st.lists(st.builds(CategoryBytes, st.sampled_from(Category), _sizes), max_size=3).map(tuple),
+    modules=_modules,
+    category_peaks=_modules,
+    phases=st.lists(
+        st.builds(
+            PhaseMemory,
+            st.integers(0, 3),
+            _small,
+            st.sampled_from(PhaseName),
+            _small,
+            _small,
+            _by_category,
+            _by_category,
+        ),
+        max_size=1,
+    ).map(tuple),
+    timeline=st.lists(st.builds(TimelinePoint, _small, st.none() | _small, _sizes, _by_category), max_size=1).map(
+        tuple
+    ),
+)
 _trials = st.builds(
     Trial,
     micro_batch=_small,
@@ -166,7 +207,7 @@ _accumulations = st.builds(
     uniform=st.none() | _uniform_plans,
     fixed_size=_uniform_plans,
 )
-_results = st.builds(
+any_probe_result = st.builds(
     ProbeResult,
     target=texts,
     precision=texts,
@@ -190,6 +231,7 @@ _results = st.builds(
     phases=_phases,
     reasons=st.lists(st.builds(Reason, texts, texts), max_size=3).map(tuple),
     warnings=st.lists(texts, max_size=2).map(tuple),
+    memory=st.none() | step_memories,
 )
 any_probe_document = st.builds(
     ProbeDocument,
@@ -197,5 +239,5 @@ any_probe_document = st.builds(
     status=st.sampled_from(["fits", "limited", "nothing_fits"]),
     exit_code=st.integers(0, 255),
     versions=st.dictionaries(texts, texts, max_size=3),
-    result=_results,
+    result=any_probe_result,
 )

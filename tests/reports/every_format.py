@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import check_documents
 import diagnosis_documents
 import documents
 import hostile_documents
@@ -12,12 +13,15 @@ import lint_documents
 
 from oomdoctor.output import Terminal
 from oomdoctor.reports import FORMATS
-from oomdoctor.results import Document, ProbeDocument, Reason
+from oomdoctor.results import CheckDocument, CheckResult, Document, ProbeDocument, Reason
 
 WICKED = (
     "<script>alert(1)</script>\x1b[31m\r\n::error::%0A%25\u202eevil\u2066|`x`\\]]>&amp;,a=1 [b](https://example.org)"
 )
 """One text with something for every format."""
+
+COMMANDS = ("lint", "diagnose", "probe", "check")
+"""Commands whose documents have all formats."""
 
 SAMPLES: dict[str, Document] = {
     "lint": lint_documents.mistakes(),
@@ -29,6 +33,9 @@ SAMPLES: dict[str, Document] = {
     "diagnose, nothing": diagnosis_documents.nothing_found(),
     "probe": documents.gpt2(target="train/model.py:build(depth=2)"),
     "probe, nothing fits": documents.nothing_fits(target="pkg.module"),
+    "check": check_documents.check(),
+    "check, passed": check_documents.check(check_documents.passed()),
+    "check, no entry": CheckDocument("check", "passed", 0, {"oomdoctor": "0.1.0"}, CheckResult("x.toml", None, ())),
 }
 
 
@@ -55,6 +62,7 @@ def wicked(command: str, text: str = WICKED) -> Document:
         "lint": lint_documents.filled_with,
         "diagnose": hostile_documents.filled_with,
         "probe": wicked_probe,
+        "check": check_documents.filled_with,
     }
     document: Document = made[command](text)
     return document

@@ -23,7 +23,9 @@ class HtmlPage(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note a tag that opens."""
         self.tags.append((tag, tuple(attrs)))
-        if tag not in VOID | {"br"}:
+        if tag == "br":
+            self.pieces.append(" ")
+        elif tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

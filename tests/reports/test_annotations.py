@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import check_documents
 import pytest
 from diagnosis_documents import out_of_memory
 from documents import gpt2, nothing_fits
-from every_format import SAMPLES, rendered, wicked
+from every_format import COMMANDS, SAMPLES, rendered, wicked
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from lint_documents import BROKEN, LOSS, UNDECODABLE, clean, many, mistakes
 
 from oomdoctor.reports.github import Annotation, command
 from oomdoctor.reports.visible import visible
+from oomdoctor.results import Document
 
 pytestmark = pytest.mark.usefixtures("repository")
-
-COMMANDS = ["lint", "diagnose", "probe"]
 
 
 @dataclass
@@ -171,6 +172,56 @@ def test_probe() -> None:
         ("warning", "The memory of other processes moved during the probe, so another run may answer differently."),
         ("warning", "x, y: z."),
     ]
+
+
+def test_check() -> None:
+    """Each problem and each broken limit is an error at its target's file, worst entry first, and the sum a line."""
+    text = rendered(SAMPLES["check"], "github")
+    found = annotations(text)
+    assert [(command.name, command.properties["file"], command.properties["title"]) for command in found] == [
+        ("error", "train/vision.py", "oomdoctor check vision"),
+        ("error", "train/model.py", "oomdoctor check pretrain on rtx-4090: min-micro-batch"),
+        ("error", "train/model.py", "oomdoctor check pretrain on rtx-4090: baseline"),
+    ]
+    assert found[0].data.startswith("`train/vision.py` has no `make_batch`.\nhelp: add these lines:\n")
+    assert found[1].data == (
+        "micro-batch 6 fits, and at least 8 is asked for.\nmicro-batch 6 fits; 7 runs out in backward, iteration 2."
+    )
+    assert found[2].data.split("\n")[1] == "activations +412.00 MiB at micro-batch 8, +61 % in `encoder.layers.*`"
+    assert text.endswith("\n2 of 3 entries did not pass: 1 in error, 1 failed.\n")
+    assert rendered(SAMPLES["check, passed"], "github") == "1 entry passed.\n"
+
+
+def test_check_of_targets_without_a_file() -> None:
+    """A module or an example is annotated at the configuration, and a file from the configuration's folder."""
+    entries = [
+        check_documents.broken(target=target, limits=(check_documents.SMALL,), movements=())
+        for target in ("gpt2", "pkg.module:build", "a/x.py", "../y.py:build(name='z.py')", "/elsewhere/z.py")
+    ]
+    document = check_documents.check(*entries, configuration="deep/oomdoctor.toml")
+    files = [command.properties["file"] for command in annotations(rendered(document, "github"))]
+    assert files == ["deep/oomdoctor.toml", "deep/oomdoctor.toml", "deep/a/x.py", "y.py", "/elsewhere/z.py"]
+
+
+def test_check_that_passed() -> None:
+    """What to know before relying on a verdict is a warning, and what moved without failing anything a notice."""
+    entry = check_documents.passed(
+        target="x.py", warnings=("profiled at 6, not at 8",), movements=(check_documents.WEIGHTS,)
+    )
+    found = annotations(rendered(check_documents.check(entry), "github"))
+    assert [(command.name, command.properties["file"], command.data) for command in found] == [
+        ("warning", "x.py", "Profiled at 6, not at 8."),
+        ("notice", "x.py", "weights -1.00 MiB"),
+    ]
+
+
+@pytest.mark.parametrize("document", [check_documents.many(10_000), check_documents.endless(10_000)])
+def test_check_of_ten_thousand(document: Document) -> None:
+    """Of ten thousand entries, or limits of one, ten errors are annotated and the rest is counted."""
+    text = rendered(document, "github")
+    counted = Counter(found.name for found in annotations(text))
+    assert counted == {"error": 10}
+    assert "Not annotated, since GitHub shows 10 of a kind: " in text
 
 
 @pytest.mark.parametrize("command_name", COMMANDS)

@@ -19,7 +19,6 @@ from diagnosis_documents import (
     nothing_found,
     occurrence,
     out_of_memory,
-    snapshot,
 )
 from hostile_documents import HOSTILE, filled_with
 from html_page import HtmlPage
@@ -28,9 +27,8 @@ from hypothesis import strategies as st
 
 from oomdoctor.output import Terminal
 from oomdoctor.reports.diagnosis.html import render
-from oomdoctor.reports.diagnosis.timeline_chart import SCALE, chart
 from oomdoctor.reports.wording import clean
-from oomdoctor.results import Category, DiagnosisDocument, Facts, TimelinePoint
+from oomdoctor.results import DiagnosisDocument, Facts
 
 
 class Page(HtmlPage):
@@ -149,61 +147,6 @@ def test_never_raises(document: DiagnosisDocument) -> None:
 def test_endless_lines_are_cut() -> None:
     """A message of a megabyte does not make a page of one."""
     assert len(render(out_of_memory(occurrences=(occurrence(message="x" * MIB),)), Terminal())) < 250_000
-
-
-# --- the chart -------------------------------------------------------------------------------------------------------
-
-
-def heights(points: str) -> list[float]:
-    """Distances from the top edge of a polygon's corners."""
-    return [float(corner.partition(",")[2]) for corner in points.split()]
-
-
-def test_areas_are_stacked() -> None:
-    """Each category lies on the one below it, and together they reach the peak."""
-    drawn = chart(snapshot())
-    assert [area.category for area in drawn.areas] == list(Category)
-    for below, above in zip(drawn.areas, drawn.areas[1:], strict=False):
-        half = len(heights(below.points)) // 2
-        assert heights(below.points)[:half] == heights(above.points)[half:][::-1]
-    assert min(heights(drawn.areas[-1].points)) == drawn.peak_y
-    assert drawn.peak_label == "peak 18.76 GiB"
-
-
-def test_everything_lies_in_the_plot() -> None:
-    """No corner is outside of the box, and capacity is above all."""
-    drawn = chart(snapshot())
-    corners = " ".join([*(area.points for area in drawn.areas), drawn.reserved])
-    assert all(0 <= float(number) <= SCALE for corner in corners.split() for number in corner.split(","))
-    assert drawn.capacity is not None
-    assert drawn.capacity.y < min(heights(drawn.reserved))
-    assert drawn.capacity.label == "capacity 23.64 GiB"
-
-
-def test_far_capacity_does_not_flatten_the_chart() -> None:
-    """A card far larger than what was used is left out of the plot."""
-    assert chart(snapshot(total_bytes=640 * GIB)).capacity is None
-    assert chart(snapshot(total_bytes=None)).capacity is None
-
-
-def test_one_point_and_no_order_are_charts_too() -> None:
-    """A timeline of one event, and one whose events are in no order, have a chart."""
-    point = TimelinePoint(7, None, GIB, (GIB,) * 7)
-    assert chart(snapshot(timeline=(point,))).last == "event 7"
-    disordered = chart(snapshot(timeline=(point, replace(point, event=3), replace(point, event=99))))
-    assert all(0 <= float(corner.split(",")[0]) <= SCALE for corner in disordered.reserved.split())
-
-
-def test_round_levels() -> None:
-    """The grid is at round sizes, and none lies under the label of the capacity."""
-    assert [level.label for level in chart(snapshot()).grid] == ["8 GiB", "16 GiB"]
-    assert [level.label for level in chart(snapshot(total_bytes=None)).grid] == [
-        "4 GiB",
-        "8 GiB",
-        "12 GiB",
-        "16 GiB",
-        "20 GiB",
-    ]
 
 
 def test_facts_without_a_whole_make_no_bar() -> None:

@@ -8,9 +8,11 @@ from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
+from check_documents import any_check, endless
+from check_documents import many as many_entries
 from diagnosis_documents import any_diagnosis
 from documents import any_probe_document
-from every_format import SAMPLES, rendered, wicked
+from every_format import COMMANDS, SAMPLES, rendered, wicked
 from hostile_documents import HOSTILE
 from hypothesis import given, settings
 from junit_schema import check
@@ -57,14 +59,14 @@ def test_samples_are_valid(name: str) -> None:
     assert suites(SAMPLES[name]).find(".//testcase") is not None
 
 
-@settings(max_examples=60)
-@given(any_lint | any_diagnosis | any_probe_document)
+@settings(max_examples=60, deadline=None)
+@given(any_lint | any_diagnosis | any_probe_document | any_check)
 def test_any_document_is_valid(document: Document) -> None:
     """Whatever a document holds, its report is valid."""
     suites(document)
 
 
-@pytest.mark.parametrize("command", ["lint", "diagnose", "probe"])
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:20])
 def test_hostile_documents_are_valid(command: str, text: str) -> None:
     """Hostile text makes a valid report of a bounded size whose every character XML 1.0 has and a reader sees."""
@@ -73,6 +75,17 @@ def test_hostile_documents_are_valid(command: str, text: str) -> None:
     assert len(written.encode()) < 200_000
     shape = [element.tag for element in suites(wicked(command, text)).iter()]
     assert shape == [element.tag for element in suites(wicked(command, "x")).iter()]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("text", ["::error::x", "first\n  ::error::x", "a ##[error]x"])
+def test_no_line_is_a_command(command: str, text: str) -> None:
+    """In a job of GitHub's no line of a report that is printed is a command of its own, and its text reads back."""
+    written = rendered(wicked(command, text), "junit")
+    for line in written.splitlines():
+        assert not line.lstrip().startswith("::")
+        assert "##[" not in line
+    assert text.rsplit(maxsplit=1)[-1] in "".join(ET.fromstring(written).itertext())  # noqa: S314 - our own
 
 
 def test_lint() -> None:
@@ -123,6 +136,44 @@ def test_probe() -> None:
     assert {"maximum": "19", "recommended": "18", "steps": "14"}.items() <= properties(root).items()
     failed = suites(SAMPLES["probe, nothing fits"])
     assert (failed.attrib["failures"], properties(failed)["status"]) == ("1", "nothing_fits")
+
+
+def test_check() -> None:
+    """Each entry is a suite and each limit a case; an entry without an answer is an error."""
+    root = suites(SAMPLES["check"])
+    assert [suite.attrib["name"] for suite in root] == ["vision", "pretrain on rtx-4090", "finetune", "oomdoctor check"]
+    assert (root.attrib["failures"], root.attrib["errors"]) == ("2", "1")
+    cases = {
+        case.attrib["name"]: [child.tag for child in case]
+        for case in root.iterfind("testsuite[@name='pretrain on rtx-4090']/testcase")
+    }
+    assert cases == {
+        "min-micro-batch": ["failure"],
+        "baseline": ["failure"],
+        "fits": ["system-out"],
+        "max-accumulation-steps": ["system-out"],
+    }
+    assert "\nactivations +412.00 MiB at micro-batch 8" in (root.findtext(".//failure[@type='baseline']") or "")
+    error = root.find("testsuite[@name='vision']/testcase/error")
+    assert error is not None
+    assert error.attrib == {"message": "`train/vision.py` has no `make_batch`", "type": "error"}
+    assert (error.text or "").endswith("\nNameError: name 'x'")
+    passed = properties(suites(SAMPLES["check, passed"]))
+    assert {
+        "verdict": "passed",
+        "maximum": "32",
+        "steps": "8",
+        "gpu": "a100",
+        "status": "passed",
+    }.items() <= passed.items()
+
+
+def test_check_of_ten_thousand() -> None:
+    """Ten thousand entries are ten thousand suites, and ten thousand limits as many cases, in megabytes."""
+    for document, cases in ((many_entries(10_000), 1 + 3334 * 4 + 6666), (endless(10_000), 10_001)):
+        written = rendered(document, "junit")
+        assert written.count("<testcase ") == cases
+        assert len(written) < 15_000_000
 
 
 def test_ten_thousand_findings() -> None:

@@ -11,12 +11,13 @@ from documents import gpt2, nothing_fits
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from memory_documents import profiled, step_memory
 
 from oomdoctor.output import Terminal
 from oomdoctor.reports.markdown import code, code_block, prose
 from oomdoctor.reports.probe.markdown import render
 from oomdoctor.reports.wording import clean
-from oomdoctor.results import ProbeDocument
+from oomdoctor.results import Category, ModuleBytes, ProbeDocument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,6 +88,15 @@ def test_nothing_fits() -> None:
     assert text.startswith("### nothing fits; loading the model runs out of memory\n")
     assert "The weights alone exceed the capacity by 3.00 GiB (26.14 GiB into 23.14 GiB)." in text
     assert "To reach" not in text
+
+
+def test_what_memory_is_made_of() -> None:
+    """The peak by category and by module is folded."""
+    text = plain(profiled())
+    assert "<summary>Memory at micro-batch 19</summary>\n\n20.47 GiB at the peak, in backward, iteration 2; " in text
+    assert "| activations | 15.01 GiB | 73% |" in text
+    assert "| `transformer.h.*.mlp` | 9.85 GiB | 48% | activations |" in text
+    assert "| the model itself | 12.00 MiB | 0% | activations |" in text
 
 
 def test_warnings_stand_out() -> None:
@@ -160,6 +170,7 @@ def structure(text: str) -> list[tuple[str, str]]:
         warnings=(filled,),
         reasons=tuple(type(reason)(filled, filled) for reason in result.reasons),
         trials=tuple(documents.trial(trial.micro_batch, trial.outcome, error=filled) for trial in result.trials),
+        memory=step_memory(modules=(ModuleBytes(filled, Category.WEIGHTS, 1, 1),)),
     )
     tokens = PARSER.parse(plain(document))
     blocks = [(token.type, token.content if token.type == "html_block" else "") for token in tokens]

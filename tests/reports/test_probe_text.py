@@ -11,12 +11,23 @@ import pytest
 from documents import CAPACITY_BYTES, MIB, gpt2, nothing_fits, trial
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_documents import profiled, step_memory
 from rich.cells import cell_len
 
 from oomdoctor.output import Terminal
 from oomdoctor.reports.probe.text import render
 from oomdoctor.reports.terminal import MINIMUM_WIDTH
-from oomdoctor.results import Accumulation, Device, MicroBatch, Outcome, ProbeDocument, UniformPlan
+from oomdoctor.results import (
+    Accumulation,
+    Category,
+    Device,
+    MicroBatch,
+    ModuleBytes,
+    Outcome,
+    PhaseName,
+    ProbeDocument,
+    UniformPlan,
+)
 
 GPT2_AT_80 = """\
 ┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┓
@@ -69,6 +80,26 @@ How each number was had
   cudnn_workspace  counted as 0: no measured figure yet
 
 oomdoctor 0.1.0, python 3.11.9, torch 2.15.0+cu132, cuda 13.2
+"""
+
+
+MEMORY_AT_80 = """\
+Memory at micro-batch 19
+  20.47 GiB at the peak, in backward, iteration 2; 22.95 GiB reserved
+  category                size
+  activations        15.01 GiB  73%  █████████████████████████████
+  workspace           3.61 GiB  18%  ███████
+  optimizer state   944.00 MiB   5%  ██
+  weights           472.00 MiB   2%  █
+  gradients         472.00 MiB   2%  █
+  input               3.00 MiB   0%  █
+
+  largest modules              size       mostly
+  transformer.h.*.mlp      9.85 GiB  48%  activations
+  transformer.h.*.attn     6.42 GiB  31%  activations
+  lm_head                  3.61 GiB  18%  workspace
+  transformer.wte        588.00 MiB   3%  optimizer state
+  the model itself        12.00 MiB   0%  activations
 """
 
 
@@ -160,6 +191,23 @@ def test_nothing_fits_though_the_weights_would() -> None:
     assert "Memory by phase at micro-batch 1, up to the failure" in text
 
 
+def test_what_memory_is_made_of() -> None:
+    """The peak is told by category and by its five largest modules, between the phases and the trials."""
+    text = render(profiled(), Terminal(width=80, color=False))
+    assert text == GPT2_AT_80.replace("\n4 trials", f"\n{MEMORY_AT_80}\n4 trials")
+
+
+def test_memory_of_no_module() -> None:
+    """What belongs to no module, and to the model itself, has words; nothing at all has no table."""
+    found = ModuleBytes(None, Category.INPUT, 3 * MIB, 1)
+    text = plain(profiled(modules=(found, replace(found, module=""))))
+    assert "outside the modules 3.00 MiB 0% input the model itself 3.00 MiB 0% input" in text
+    empty = plain(profiled(modules=(), categories=(), peak_phase=PhaseName.OPTIMIZER))
+    assert "20.47 GiB at the peak, in the optimizer step, iteration 2;" in empty
+    assert "largest modules" not in empty
+    assert "category" not in empty
+
+
 def test_size_limit_is_not_called_memory() -> None:
     """A limit that is not memory is named as such, with the phase it was met in."""
     limit = trial(20, Outcome.LIMIT, error="RuntimeError: integer out of range", phases=documents.phases(20)[:2])
@@ -244,7 +292,8 @@ def test_every_number_says_how_it_was_had(kind: Literal["cuda", "null", "trace"]
 def test_control_sequences_never_reach_the_terminal() -> None:
     """Text of a document can neither colour the terminal, nor move its cursor, nor be read as Rich's markup."""
     hostile = "\x1b]0;title\x07\x1b[2Jev\x9b31mil\r[red]x[/red] :tada: \u202e"
-    text = render(gpt2(target=hostile, warnings=(hostile,)), Terminal(width=120, color=False))
+    memory = step_memory(modules=(ModuleBytes(hostile, Category.WEIGHTS, 1, 1),))
+    text = render(gpt2(target=hostile, warnings=(hostile,), memory=memory), Terminal(width=120, color=False))
     assert "evil [red]x[/red] :tada:, bf16" in text
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
 

@@ -12,9 +12,11 @@ from urllib.parse import unquote, urlsplit
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+from check_documents import any_check, broken, check, endless
+from check_documents import many as many_entries
 from diagnosis_documents import any_diagnosis, out_of_memory
 from documents import any_probe_document, gpt2
-from every_format import SAMPLES, rendered, wicked
+from every_format import COMMANDS, SAMPLES, rendered, wicked
 from hostile_documents import HOSTILE
 from hypothesis import HealthCheck, given, settings
 from lint_documents import BROKEN, EVALUATION, LOSS, any_lint, clean, many, mistakes
@@ -62,20 +64,20 @@ def test_samples_are_valid(name: str) -> None:
     assert found["automationDetails"]["id"] == f"oomdoctor/{SAMPLES[name].command}/"
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(any_lint | any_diagnosis | any_probe_document)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(any_lint | any_diagnosis | any_probe_document | any_check)
 def test_any_document_is_valid(document: Document) -> None:
     """Whatever a document holds, its log is valid."""
     log(document)
 
 
-@pytest.mark.parametrize("command", ["lint", "diagnose", "probe"])
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:20])
 def test_hostile_documents_are_valid(command: str, text: str) -> None:
     """Hostile text makes a valid log of a bounded size in which every character can be seen."""
     written = rendered(wicked(command, text), "sarif")
     CHECKER.validate(json.loads(written))
-    assert len(written) < 400_000
+    assert len(written) < 1_000_000
     assert not re.search(r"\\u00[01][0-8bce]|\\u202[a-e]|\\u206[6-9]|\\ud8", written.replace("\\\\", ""))
 
 
@@ -236,3 +238,37 @@ def test_probe() -> None:
     assert failed["locations"] == [{"logicalLocations": [{"fullyQualifiedName": "pkg.module"}]}]
     notices = run(gpt2(stable=False))["invocations"][0]["toolExecutionNotifications"]
     assert notices[0]["message"]["text"].startswith("The memory of other processes moved")
+
+
+def test_check() -> None:
+    """Each broken limit is a result of its rule at its target's file; an entry without an answer is a notice."""
+    found = run(SAMPLES["check"])
+    assert [(result["ruleId"], result["level"]) for result in found["results"]] == [
+        ("min-micro-batch", "error"),
+        ("baseline", "error"),
+    ]
+    assert [rule["id"] for rule in found["tool"]["driver"]["rules"]] == ["min-micro-batch", "baseline"]
+    for result in found["results"]:
+        assert result["message"]["text"].startswith("pretrain on rtx-4090: ")
+        place = result["locations"][0]["physicalLocation"]["artifactLocation"]
+        assert place == {"uri": "train/model.py", "uriBaseId": "%SRCROOT%"}
+    (notice,) = found["invocations"][0]["toolExecutionNotifications"]
+    assert notice["message"]["text"] == "vision: `train/vision.py` has no `make_batch`."
+    assert run(SAMPLES["check, passed"])["results"] == []
+
+
+def test_check_finds_the_same_again() -> None:
+    """A limit that is still broken, by other figures, is the same result; that of another entry is another."""
+    entry = broken()
+    worse = replace(entry, limits=tuple(replace(limit, found=2, text="micro-batch 2 fits") for limit in entry.limits))
+    kept = fingerprints(check(entry))
+    assert fingerprints(check(replace(worse, limits=worse.limits[:2]))) == kept
+    assert not set(kept) & set(fingerprints(check(replace(entry, name="other"))))
+
+
+def test_check_of_ten_thousand() -> None:
+    """Ten thousand entries, or limits of one, are results each of its own, in megabytes."""
+    for document, results in ((many_entries(10_000), 6668), (endless(10_000), 10_000)):
+        written = rendered(document, "sarif")
+        assert len(written) < 20_000_000
+        assert len(set(re.findall(r'"oomdoctor/v1": "(.*)"', written))) == results

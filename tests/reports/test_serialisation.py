@@ -13,16 +13,18 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+from check_documents import any_check, check
 from diagnosis_documents import any_diagnosis, comparison, out_of_memory
 from documents import any_probe_document, gpt2, nothing_fits
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lint_documents import any_lint, mistakes
+from memory_documents import profiled
 
 from oomdoctor import results
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Document
-from oomdoctor.serialisation import MAXIMUM_DOCUMENT_BYTES, from_json, read_document, to_data, to_json
+from oomdoctor.serialisation import ADDED_LATER, MAXIMUM_DOCUMENT_BYTES, from_json, read_document, to_data, to_json
 
 KINDS: dict[str, Any] = {get_type_hints(kind)["command"].__args__[0]: kind for kind in get_args(Document)}
 SCHEMAS: dict[str, Any] = {
@@ -32,11 +34,12 @@ SCHEMAS: dict[str, Any] = {
 SAVED = Path(__file__).parent / "data" / "probe-gpt2.json"
 CLASSES: list[Any] = [value for value in vars(results).values() if is_dataclass(value)]
 SAMPLES: dict[str, Document] = {
-    "probe": gpt2(),
+    "probe": profiled(),
     "diagnose": out_of_memory(comparison=comparison()),
     "lint": mistakes(),
+    "check": check(),
 }
-any_document = any_probe_document | any_diagnosis | any_lint
+any_document = any_probe_document | any_diagnosis | any_lint | any_check
 
 
 def needed(kind: Any, found: tuple[Any, ...] = ()) -> tuple[Any, ...]:
@@ -79,12 +82,20 @@ def name(path: tuple[str | int, ...]) -> str:
 # --- there and back --------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(any_document)
 def test_round_trip(document: Document) -> None:
     """What was written reads back as an equal document."""
     assert from_json(to_json(document), "x") == document
 
 
+def test_whole_numbers_stay_whole() -> None:
+    """A limit's number that was written as a whole one comes out as one, so that a report in JSON is the document."""
+    text = to_json(check())
+    assert to_json(from_json(text, "x")) == text
+
+
+@settings(deadline=None)
 @given(any_document)
 def test_written_documents_follow_the_schema(document: Document) -> None:
     """Every document that can be written is valid under the shipped schema of its command."""
@@ -131,11 +142,13 @@ def test_schema_is_a_schema(command: str) -> None:
     ("command", "kind"), PARTS, ids=lambda value: value if isinstance(value, str) else value.__name__
 )
 def test_schema_and_dataclasses_agree(command: str, kind: Any) -> None:
-    """Every dataclass has its object in the schema, with the same fields of the same types, all required."""
+    """Every dataclass has its object in the schema: the same fields of the same types, required unless added later."""
     schema = SCHEMAS[command]
     described = schema if kind is KINDS[command] else schema["$defs"][kind.__name__]
     hints = get_type_hints(kind)
-    assert set(described["properties"]) == {field.name for field in fields(kind)} == set(described["required"])
+    names = {field.name for field in fields(kind)}
+    assert set(described["properties"]) == names
+    assert set(described["required"]) == names - {later for of, later in ADDED_LATER if of is kind}
     for field, hint in hints.items():
         assert_describes(described["properties"][field], hint)
         assert described["properties"][field]["description"].endswith(".")
@@ -149,6 +162,14 @@ def test_schema_describes_nothing_else(command: str) -> None:
     assert set(SCHEMAS[command]["$defs"]) == {kind.__name__ for kind in parts}
 
 
+def test_schemas_agree_with_each_other() -> None:
+    """What the documents of two commands share is described in the same words."""
+    for schema in SCHEMAS.values():
+        for other in SCHEMAS.values():
+            for part in schema["$defs"].keys() & other["$defs"].keys():
+                assert schema["$defs"][part] == other["$defs"][part], part
+
+
 def test_every_dataclass_is_in_a_schema() -> None:
     """No public result is left undescribed, and every document has a reader."""
     assert {kind for _, kind in PARTS} == set(CLASSES)
@@ -158,7 +179,9 @@ def test_every_dataclass_is_in_a_schema() -> None:
 def assert_describes(schema: dict[str, Any], hint: Any) -> None:
     """Assert that a property's schema takes what its type hint takes."""
     if NoneType in get_args(hint):
-        (hint,) = (argument for argument in get_args(hint) if argument is not NoneType)
+        kinds = [argument for argument in get_args(hint) if argument is not NoneType]
+        assert kinds[1:] in ([], [int])
+        hint = kinds[0]  # a number is a float or an integer
         if "anyOf" in schema:
             inner, null = schema["anyOf"]
             assert null == {"type": "null"}
@@ -215,10 +238,10 @@ def test_wrong_type_anywhere_names_the_field(command: str, path: tuple[str | int
     ids=lambda value: value if isinstance(value, str) else name(value),
 )
 def test_missing_field_anywhere_is_named(command: str, path: tuple[str | int, ...]) -> None:
-    """A field that is missing is refused with its path; versions are free in their names."""
+    """A field that is missing is refused with its path, unless a later version added it; versions' names are free."""
     data = to_data(SAMPLES[command])
     del parent(data, path)[path[-1]]
-    if path[0] == "versions" and len(path) > 1:
+    if (path[0] == "versions" and len(path) > 1) or path[-1] in {later for _, later in ADDED_LATER}:
         from_json(json.dumps(data), "x")
         return
     message = refusal(json.dumps(data)).message
@@ -242,7 +265,7 @@ def test_missing_field_anywhere_is_named(command: str, path: tuple[str | int, ..
         (("result", "headroom"), -0.5, "is `-0.5`, not a number of at least 0"),
         (("result", "headroom"), False, "is `false`, not a number"),
         (("result", "target"), None, "is `null`, not a string"),
-        (("command",), "check", 'is `"check"`, not one of `probe`, `diagnose`, `lint`'),
+        (("command",), "run", 'is `"run"`, not one of `probe`, `diagnose`, `lint`, `check`'),
         (("schema_version",), 2, "has `schema_version` 2, and this oomdoctor reads 1"),
         (("schema_version",), True, "has `schema_version` true, and"),
         (("schema_version",), "1", 'has `schema_version` "1", and'),

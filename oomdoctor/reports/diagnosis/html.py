@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from oomdoctor.reports.charts.timeline import timeline
 from oomdoctor.reports.diagnosis import card, tables, wording
-from oomdoctor.reports.diagnosis.timeline_chart import chart
 from oomdoctor.reports.page import render_page
-from oomdoctor.results import Category, Confidence
+from oomdoctor.results import Confidence
 
 if TYPE_CHECKING:
     from oomdoctor.output import Terminal
@@ -39,19 +39,14 @@ def render(document: DiagnosisDocument, terminal: Terminal) -> str:
 
 def _snapshot(found: SnapshotSummary) -> dict[str, Any]:
     rows = tables.category_rows(found)
-    used = {row.category for row in rows}
-    used |= {
-        category for point in found.timeline for category, size in zip(Category, point.categories, strict=False) if size
-    }
     return {
         "found": found,
         "moment": "at the peak" if found.has_history else "when taken",
         "has_two_moments": tables.has_two_moments(found),
         "categories": rows,
         "whole_bytes": sum(row.peak_bytes for row in rows),
-        "legend": [category for category in Category if category in used],
         "lines": tables.line_rows(found),
-        "chart": chart(found) if found.timeline else None,
+        "chart": timeline(found.timeline, found.total_bytes) if found.timeline else None,
     }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.reports.diagnosis import tables, wording
 from oomdoctor.reports.markdown import code, folded, table
-from oomdoctor.reports.wording import optional_size, sentence, share
+from oomdoctor.reports.wording import CATEGORY_WORDS, optional_size, sentence, share
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ def comparison_blocks(found: SnapshotComparison) -> Iterator[str]:
     names = [("before", code(found.before)), ("after", code(found.after))]
     yield table(("", ""), names)
     rows = [
-        _change(wording.CATEGORY_WORDS[row.category], row.before_bytes, row.after_bytes)
-        for row in tables.change_rows(found)
+        _change(CATEGORY_WORDS[row.category], row.before_bytes, row.after_bytes) for row in tables.change_rows(found)
     ]
     rows.append(_change("in all", found.before_bytes, found.after_bytes))
     yield table(("at the peak", ">before", ">after", ">difference"), rows)
@@ -55,7 +54,7 @@ def _categories(found: SnapshotSummary, rows: list[tables.CategoryRow]) -> str:
     has_end, whole = tables.has_two_moments(found), sum(row.peak_bytes for row in rows)
     cells = [
         (
-            wording.CATEGORY_WORDS[row.category],
+            CATEGORY_WORDS[row.category],
             format_size(row.peak_bytes),
             share(row.peak_bytes, whole),
             *((format_size(row.end_bytes),) if has_end else ()),
@@ -73,7 +72,7 @@ def _lines(found: SnapshotSummary, rows: list[tables.LineRow]) -> str:
             optional_size(row.peak_bytes),
             *((optional_size(row.end_bytes),) if has_end else ()),
             str(row.blocks),
-            wording.CATEGORY_WORDS[row.category],
+            CATEGORY_WORDS[row.category],
             _place(row.place),
         )
         for row in rows
@@ -86,7 +85,7 @@ def _largest(found: SnapshotSummary) -> str:
     rows = [
         (
             wording.blocks(block),
-            wording.CATEGORY_WORDS[block.category],
+            CATEGORY_WORDS[block.category],
             _place(block.place),
             code(block.innermost or ""),
         )
@@ -96,7 +95,7 @@ def _largest(found: SnapshotSummary) -> str:
 
 
 def _growing(found: SnapshotSummary) -> str:
-    rows = [(_place(line.place), wording.CATEGORY_WORDS[line.category], wording.growth(line)) for line in found.growing]
+    rows = [(_place(line.place), CATEGORY_WORDS[line.category], wording.growth(line)) for line in found.growing]
     return table(("line", "category", "growth"), rows)
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from oomdoctor.reports.diagnosis import tables, wording
 from oomdoctor.reports.diagnosis.text_timeline import timeline
 from oomdoctor.reports.terminal import cells, pairs, section, table
-from oomdoctor.reports.wording import optional_size, sentence, share, shortened
+from oomdoctor.reports.wording import CATEGORY_WORDS, optional_size, sentence, share, shortened
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def comparison_parts(found: SnapshotComparison) -> Iterator[RenderableType]:
     """Two snapshots side by side."""
     grid = table("at the peak", ">before", ">after", ">difference", sizes=("before", "after", "difference"))
     for row in tables.change_rows(found):
-        _add_change(grid, Text(wording.CATEGORY_WORDS[row.category]), row.before_bytes, row.after_bytes)
+        _add_change(grid, Text(CATEGORY_WORDS[row.category]), row.before_bytes, row.after_bytes)
     _add_change(grid, Text("in all", "bold"), found.before_bytes, found.after_bytes)
     names = [("before", shortened(found.before, _LONGEST_NAME)), ("after", shortened(found.after, _LONGEST_NAME))]
     yield section("Two snapshots compared", pairs(names), grid)
@@ -83,7 +83,7 @@ def _categories(
     for row in rows:
         length, _ = cells([row.peak_bytes, whole - row.peak_bytes], _LONGEST_BAR)
         grid.add_row(
-            Text(wording.CATEGORY_WORDS[row.category]),
+            Text(CATEGORY_WORDS[row.category]),
             Text(format_size(row.peak_bytes)),
             Text(share(row.peak_bytes, whole)),
             *(Text(format_size(row.end_bytes), "dim") for _ in later),
@@ -101,7 +101,7 @@ def _lines(found: SnapshotSummary, rows: Sequence[tables.LineRow], width: int) -
             Text(optional_size(row.peak_bytes)),
             *(Text(optional_size(row.end_bytes), "dim") for _ in later),
             *(Text(str(row.blocks), "dim") for _ in blocks),
-            Text(wording.CATEGORY_WORDS[row.category]),
+            Text(CATEGORY_WORDS[row.category]),
             _place(row.place),
         )
     yield grid
@@ -114,7 +114,7 @@ def _largest(found: SnapshotSummary) -> Iterator[RenderableType]:
         place = _place(block.place)
         if block.innermost:
             place.append(f"\n{shortened(block.innermost, _LONGEST_NAME)}", "dim")
-        grid.add_row(Text(wording.blocks(block)), Text(wording.CATEGORY_WORDS[block.category]), place)
+        grid.add_row(Text(wording.blocks(block)), Text(CATEGORY_WORDS[block.category]), place)
     yield grid
     yield from _left_out(found.largest)
 
@@ -124,7 +124,7 @@ def _growing(found: SnapshotSummary) -> Iterator[RenderableType]:
     for line in found.growing[:_MOST_LINES]:
         place = _place(line.place)
         place.append(f"\n{wording.growth(line)}", "bold")
-        grid.add_row(Text(wording.CATEGORY_WORDS[line.category]), place)
+        grid.add_row(Text(CATEGORY_WORDS[line.category]), place)
     yield grid
     yield from _left_out(found.growing)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.reports.wording import capitalised, clean, count, shortened
-from oomdoctor.results import Category, CauseId, TrainingPhase
+from oomdoctor.results import CauseId, TrainingPhase
 from oomdoctor.units import format_signed_size, format_size
 
 if TYPE_CHECKING:
@@ -46,9 +46,6 @@ CAUSE_WORDS: Final = {
     CauseId.UNKNOWN: "unknown",
 }
 """Each cause as a title."""
-
-CATEGORY_WORDS: Final = {category: category.value.replace("_", " ") for category in Category}
-"""Each category as a cell of a table."""
 
 UNRECORDED: Final = "allocated before recording began"
 """Stands for the place of memory that has none."""

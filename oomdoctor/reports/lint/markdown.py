@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.reports.lint import wording
-from oomdoctor.reports.markdown import code, prose, table
+from oomdoctor.reports.markdown import code, fitting, prose, row_size, table
 from oomdoctor.reports.visible import visible
 from oomdoctor.reports.wording import sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from oomdoctor.output import Terminal
     from oomdoctor.results import Finding, LintDocument, LintResult, Unreadable
@@ -48,13 +48,13 @@ def _blocks(document: LintDocument) -> Iterator[str]:
 def _files(result: LintResult) -> Iterator[str]:
     shown, room = 0, _MOST_CHARACTERS
     for path, findings in wording.by_file(result.findings[:MOST_FINDINGS]):
-        rows = list(_fitting(map(_row, findings), room))
+        rows = list(fitting(map(_row, findings), room))
         if not rows:
             break
         yield f"#### {_cell(path)}"
         yield table(("line", "rule", "what", "instead"), rows)
         shown += len(rows)
-        room -= sum(map(_size, rows)) + _HEADING_CHARACTERS
+        room -= sum(map(row_size, rows)) + _HEADING_CHARACTERS
     if more := len(result.findings) - shown:
         yield f"... and {more} more."
 
@@ -62,20 +62,6 @@ def _files(result: LintResult) -> Iterator[str]:
 def _row(found: Finding) -> tuple[str, ...]:
     rule = " ".join(filter(None, (found.severity.value, code(visible(found.code, _LONGEST_CELL)))))
     return wording.in_file(found), rule, _words(found.message), _words(found.help)
-
-
-def _fitting(rows: Iterable[tuple[str, ...]], room: int) -> Iterator[tuple[str, ...]]:
-    """The first rows that so many characters have room for."""
-    for row in rows:
-        room -= _size(row)
-        if room < 0:
-            return
-        yield row
-
-
-def _size(row: tuple[str, ...]) -> int:
-    """Characters of a row at most: bars between its cells, and a backslash before each bar within."""
-    return sum(len(cell) + cell.count("|") + len(" | ") for cell in row)
 
 
 def _unreadable(found: Unreadable) -> tuple[str, str, str]:

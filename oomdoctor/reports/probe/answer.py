@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oomdoctor.reports.locations import target_file
 from oomdoctor.reports.probe import plan, wording
 from oomdoctor.reports.wording import first_line, sentence
 
@@ -34,5 +35,4 @@ def _lines(result: ProbeResult) -> Iterator[str]:
 
 def path(result: ProbeResult) -> str | None:
     """The file that was probed; None where a module or an example was."""
-    file, ending, rest = result.target.partition(".py")
-    return f"{file}{ending}" if ending and rest[:1] in ("", ":") else None
+    return target_file(result.target)

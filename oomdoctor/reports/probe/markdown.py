@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oomdoctor.reports.markdown import code, code_block, folded, prose, table
-from oomdoctor.reports.probe import plan, wording
-from oomdoctor.reports.wording import first_line, optional_size, share
+from oomdoctor.reports.probe import memory, plan, wording
+from oomdoctor.reports.wording import first_line, optional_size, sentence, share
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oomdoctor.output import Terminal
-    from oomdoctor.results import ProbeDocument, ProbeResult
+    from oomdoctor.reports.charts.modules import ModuleRow
+    from oomdoctor.results import ProbeDocument, ProbeResult, StepMemory
 
 
 def render(document: ProbeDocument, terminal: Terminal) -> str:
@@ -37,6 +38,8 @@ def _blocks(document: ProbeDocument) -> Iterator[str]:
     yield from _failure(result)
     if result.phases:
         yield folded(wording.phases_title(result), _phases(result))
+    if result.memory is not None:
+        yield folded(memory.title(result.memory), "\n\n".join(_memory(result.memory)))
     if result.trials:
         yield folded(wording.trials_title(result.trials), _trials(result))
     if result.reasons:
@@ -86,6 +89,24 @@ def _phases(result: ProbeResult) -> str:
         for phase in result.phases
     ]
     return table(("iteration", "phase", ">at end", ">peak", ">of capacity"), rows)
+
+
+def _memory(found: StepMemory) -> Iterator[str]:
+    yield sentence(memory.peak(found))
+    whole = found.peak_allocated_bytes
+    if parts := memory.categories(found):
+        rows = [(word, format_size(size), share(size, whole)) for word, size in parts]
+        yield table(("category", ">size", ">share"), rows)
+    if shown := memory.modules(found):
+        by_module = [
+            (_module(row), format_size(row.total_bytes), share(row.total_bytes, whole), holds) for row, holds in shown
+        ]
+        yield table(("largest modules", ">size", ">share", "mostly"), by_module)
+
+
+def _module(row: ModuleRow) -> str:
+    name = memory.module_name(row)
+    return code(name) if row.module else name
 
 
 def _trials(result: ProbeResult) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from oomdoctor.reports.probe import plan, wording
-from oomdoctor.reports.terminal import aligned, answer, indented, pairs, printed, readable_width, section, table
+from oomdoctor.reports.probe import memory, plan, wording
+from oomdoctor.reports.terminal import aligned, answer, cells, indented, pairs, printed, readable_width, section, table
 from oomdoctor.reports.wording import clean, first_line, optional_size, share
 from oomdoctor.results import Outcome
 from oomdoctor.units import format_size
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from oomdoctor.output import Terminal
-    from oomdoctor.results import Phase, ProbeDocument, ProbeResult
+    from oomdoctor.results import Phase, ProbeDocument, ProbeResult, StepMemory
 
 _COLUMNS_BESIDE_BAR = 56
+_COLUMNS_BESIDE_SHARE = 40
 _WIDTH_FOR_RESERVED = 70
 _SHORTEST_BAR, _LONGEST_BAR = 10, 40
 _UNICODE_BAR, _ASCII_BAR = ("\u2588", "\u2592", "\u00b7"), ("#", "=", ".")
@@ -47,6 +48,8 @@ def _parts(document: ProbeDocument, width: int, *, unicode: bool) -> Iterator[Re
         yield failure
     if result.phases:
         yield section(wording.phases_title(result), *_phases(result, width, _UNICODE_BAR if unicode else _ASCII_BAR))
+    if result.memory is not None:
+        yield section(memory.title(result.memory), *_memory(result.memory, width, unicode=unicode))
     if result.trials:
         yield section(wording.trials_title(result.trials), _trials(result, width))
     if result.reasons:
@@ -142,6 +145,33 @@ def _bar(phase: Phase, capacity_bytes: int, width: int, characters: tuple[str, s
         (peak * (second - first), "cyan"),
         (free * (width - second), "dim"),
     )
+
+
+# --- what memory is made of ------------------------------------------------------------------------------------------
+
+
+def _memory(found: StepMemory, width: int, *, unicode: bool) -> Iterator[RenderableType]:
+    yield Text(memory.peak(found))
+    whole = found.peak_allocated_bytes
+    if parts := memory.categories(found):
+        yield _categories(parts, whole, width, unicode=unicode)
+    if shown := memory.modules(found):
+        grid = table("largest modules", ">size", ">", "mostly", sizes=("size",))
+        for row, holds in shown:
+            name, size = Text(memory.module_name(row)), Text(format_size(row.total_bytes))
+            grid.add_row(name, size, Text(share(row.total_bytes, whole)), Text(holds))
+        yield Text()
+        yield grid
+
+
+def _categories(parts: list[tuple[str, int]], whole: int, width: int, *, unicode: bool) -> RenderableType:
+    bar_width = min(_LONGEST_BAR, width - _COLUMNS_BESIDE_SHARE)
+    bar = (_UNICODE_BAR if unicode else _ASCII_BAR)[0]
+    grid = table("category", ">size", ">", "", sizes=("size",))
+    for word, size in parts:
+        length, _ = cells([size, max(whole - size, 0)], bar_width)
+        grid.add_row(Text(word), Text(format_size(size)), Text(share(size, whole)), Text(bar * length, "cyan"))
+    return grid
 
 
 # --- trials and reasons ----------------------------------------------------------------------------------------------

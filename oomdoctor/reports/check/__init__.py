@@ -1,0 +1,1 @@
+"""What `oomdoctor check` found, a file a format."""
