@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from running import Run, run_command
 
+pytest_plugins = ["pytester"]
+
 _LOUD = (
     "FORCE_COLOR",
     "NO_COLOR",

@@ -1,0 +1,168 @@
+"""What a test does to the memory of the GPUs, measured by PyTorch's allocator. Runs where the test runs."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+
+from oomdoctor.devices.null_gpu import control
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MOST_EVENTS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was measured.
+
+    Attributes:
+        peak_bytes: Most bytes that were allocated at one time, on the GPU that had the most.
+        start_bytes: Bytes that were allocated there before the test began.
+        capacity_bytes: Bytes that PyTorch may take there.
+        device: Index of that GPU.
+        name: Its name; of a null GPU it says so.
+        ooms: Times that the allocator ran out.
+        reads: Times that data was read back from a null GPU, each time zeros.
+        unknown_calls: Functions of CUDA's libraries that the null GPU does not serve.
+    """
+
+    peak_bytes: int
+    start_bytes: int
+    capacity_bytes: int
+    device: int
+    name: str
+    ooms: int
+    reads: int
+    unknown_calls: tuple[str, ...]
+
+
+class Meter:
+    """Measures from its making on.
+
+    Args:
+        eager: Whether CUDA is to be set up if it is not; else what happens before the program does so has no lines.
+    """
+
+    def __init__(self, *, eager: bool) -> None:
+        self._eager = eager
+        self._peaks: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
+        self._ooms = 0
+        self._is_recording = False
+        self._undo: Callable[[], None] | None = None
+        self._reads = control.reads()
+        if _is_ready(eager=eager):
+            self._begin()
+
+    @property
+    def sees_gpu(self) -> bool:
+        """Whether there is a GPU that the test can use."""
+        return _is_ready(eager=self._eager)
+
+    def read(self) -> Reading | None:
+        """What was measured so far; None where CUDA was never used."""
+        if not _is_ready(eager=False):
+            return None
+        import torch  # noqa: PLC0415 - sessions that do not need it must not pay for it
+
+        self._fold()
+        device = max(self._peaks, key=self._peaks.__getitem__)
+        on_null = control.is_null_gpu()
+        return Reading(
+            peak_bytes=self._peaks[device],
+            start_bytes=self._starts.get(device, 0),
+            capacity_bytes=control.capacity_bytes() if on_null else torch.cuda.mem_get_info(device)[1],
+            device=device,
+            name=torch.cuda.get_device_name(device) + (" (null GPU)" if on_null else ""),
+            ooms=_ooms() - self._ooms,
+            reads=control.reads() - self._reads,
+            unknown_calls=control.unknown_calls() if on_null else (),
+        )
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """The allocator's history since the beginning; None where none was recorded."""
+        if not self._is_recording:
+            return None
+        import torch  # noqa: PLC0415 - as above
+
+        found: dict[str, Any] = torch.cuda.memory._snapshot()  # noqa: SLF001 - the only way
+        return found
+
+    def close(self) -> None:
+        """End the recording; blocks that live on keep their lines."""
+        if self._undo is not None:
+            self._undo()
+        if self._is_recording:
+            _record(None)
+            self._is_recording = False
+
+    def _begin(self) -> None:
+        import torch  # noqa: PLC0415 - as above
+
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        _let_go_of_last_error()
+        gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - no public way; else the first test alone has them
+        torch.cuda.empty_cache()
+        self._starts = {index: torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())}
+        self._ooms = _ooms()
+        for index in self._starts:
+            torch.cuda.reset_peak_memory_stats(index)
+        self._undo = _before_resets(self._fold)
+        _record("all")
+        self._is_recording = True
+
+    def _fold(self) -> None:
+        """Take into account what the allocator says now, before the test's own code resets it."""
+        import torch  # noqa: PLC0415 - as above
+
+        for index in range(torch.cuda.device_count()):
+            self._peaks[index] = max(self._peaks.get(index, 0), torch.cuda.max_memory_allocated(index))
+
+
+def _is_ready(*, eager: bool) -> bool:
+    if "torch" not in sys.modules and not (eager and find_spec("torch")):
+        return False
+    import torch  # noqa: PLC0415 - as above
+
+    return torch.cuda.is_available() and (eager or torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _let_go_of_last_error() -> None:
+    """Forget what pytest keeps of a failed test for debuggers until the next test runs: its frames hold its tensors."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
+
+
+def _ooms() -> int:
+    import torch  # noqa: PLC0415 - as above
+
+    return sum(torch.cuda.memory_stats(index).get("num_ooms", 0) for index in range(torch.cuda.device_count()))
+
+
+def _record(enabled: Literal["all"] | None) -> None:
+    import torch  # noqa: PLC0415 - as above
+
+    torch.cuda.memory._record_memory_history(  # noqa: SLF001 - the only way to the allocator's events
+        enabled, context="alloc", stacks="python", max_entries=_MOST_EVENTS
+    )
+
+
+def _before_resets(fold: Callable[[], None]) -> Callable[[], None]:
+    """Call `fold` whenever the program resets the peak, until what is returned is called."""
+    import torch  # noqa: PLC0415 - as above
+
+    name = "_cuda_resetPeakMemoryStats"
+    original = getattr(torch._C, name)  # noqa: SLF001 - the one place that every way to reset leads to
+
+    def reset(*arguments: object) -> object:
+        fold()
+        return original(*arguments)
+
+    setattr(torch._C, name, reset)  # noqa: SLF001 - as above
+    return lambda: setattr(torch._C, name, original)  # noqa: SLF001 - as above
