@@ -1,3 +1,44 @@
-"""How big a batch fits, why it ran out, and what to change."""
+"""How big a batch fits, why it ran out, and what to change.
+
+    from oomdoctor import accumulate, load_result, plan_accumulation, probe
+
+Each is imported when it is first used: `import oomdoctor` loads nothing, and only `accumulate` needs torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oomdoctor.api.accumulate import accumulate
+    from oomdoctor.api.probe import probe
+    from oomdoctor.api.result import load_result
+    from oomdoctor.probing.accumulation import plan_accumulation
 
 __version__ = "0.1.0"
+__all__ = ["accumulate", "load_result", "plan_accumulation", "probe"]
+
+_HOMES: Mapping[str, str] = MappingProxyType(
+    {
+        "accumulate": "oomdoctor.api.accumulate",
+        "load_result": "oomdoctor.api.result",
+        "plan_accumulation": "oomdoctor.probing.accumulation",
+        "probe": "oomdoctor.api.probe",
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'oomdoctor' has no attribute '{name}'")
+    value: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value  # the next look-up is plain
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

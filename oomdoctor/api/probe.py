@@ -1,0 +1,117 @@
+"""`oomdoctor probe` as a function."""
+
+from __future__ import annotations
+
+import operator
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from oomdoctor.errors import UsageError
+from oomdoctor.probing.document import document_of
+from oomdoctor.probing.probe import probe as run_probe
+from oomdoctor.probing.request import (
+    DEFAULT_HEADROOM,
+    DEFAULT_TRIAL_TIMEOUT_SECONDS,
+    PRECISIONS,
+    Precision,
+    ProbeRequest,
+)
+from oomdoctor.progress import SilentProgress
+from oomdoctor.units import parse_fraction, parse_size
+
+if TYPE_CHECKING:
+    from oomdoctor.progress import Progress
+    from oomdoctor.results import ProbeDocument
+
+Word = TypeVar("Word", bound=str)
+EngineName = Literal["auto", "cuda", "null"]
+_ENGINES: tuple[EngineName, ...] = ("auto", "cuda", "null")
+
+
+def probe(  # noqa: PLR0913 - one parameter an option
+    target: str | os.PathLike[str],
+    *,
+    target_batch: int,
+    world_size: int = 1,
+    gpu: str | None = None,
+    device: int | str | None = None,
+    memory: int | str | None = None,
+    precision: Precision = "fp32",
+    optimizer: str | None = None,
+    headroom: float | str = DEFAULT_HEADROOM,
+    engine: EngineName = "auto",
+    trial_timeout: float = DEFAULT_TRIAL_TIMEOUT_SECONDS,
+    progress: Progress | None = None,
+) -> ProbeDocument:
+    """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch.
+
+    The trials run in a process of their own; this one needs neither torch nor a GPU.
+
+        plan = probe("model.py", target_batch=256, gpu="rtx-4090").plan
+
+    Args:
+        target: The file to probe: `model.py`, `pkg.module`, `model.py:build_model(depth=24)`, or an example's name.
+        target_batch: Samples per optimizer step over all devices.
+        world_size: Devices that share the target batch.
+        gpu: Card to ask about, such as `rtx-4090`; needs no GPU. None for the GPU of this machine.
+        device: Index or UUID of a GPU of this machine.
+        memory: Capacity to ask about: bytes, or a size such as `16GiB`.
+        precision: How the step runs: `fp32`, or under autocast as `bf16` or `fp16` (with a gradient scaler).
+        optimizer: A `torch.optim` class, where the file builds none; None for AdamW.
+        headroom: Part of the capacity that the recommended size leaves free: a number in [0, 1), or `5%`.
+        engine: `auto`, `cuda` for the local GPU, or `null` for a null GPU.
+        trial_timeout: Longest time that a trial may take, in seconds.
+        progress: Told of each stage and trial; None for silence.
+
+    Returns:
+        The document that the command writes with `--json`; `.plan` is its accumulation plan.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        TargetError: The user's file is at fault.
+        NoAnswerError: No device, a crash, or a time limit.
+    """
+    request = ProbeRequest(
+        target=os.fspath(target),
+        directory=Path.cwd(),
+        target_batch=_whole("target_batch", target_batch),
+        world_size=_whole("world_size", world_size),
+        precision=_one_of("precision", precision, PRECISIONS),
+        optimizer=optimizer,
+        headroom=parse_fraction(str(headroom), option="headroom"),
+        gpu=gpu,
+        device=None if device is None else str(device),
+        memory_bytes=_bytes(memory),
+        engine=_one_of("engine", engine, _ENGINES),
+        trial_timeout_seconds=_seconds(trial_timeout),
+    )
+    return document_of(run_probe(request, progress or SilentProgress()))
+
+
+def _bytes(memory: int | str | None) -> int | None:
+    """Bytes are as good as a size with its unit, and held to the same limits."""
+    if memory is None:
+        return None
+    return parse_size(memory if isinstance(memory, str) else f"{memory}B", option="memory")
+
+
+def _whole(name: str, value: int) -> int:
+    """An integer, NumPy's included; `256.0` and `"256"` would be a mistake somewhere else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(f"`{name}` is `{value!r}`, which is no whole number", hint="give an integer") from None
+
+
+def _seconds(value: float) -> float:
+    if not value > 0:
+        raise UsageError(f"`trial_timeout` is `{value!r}`, which is no length of time", hint="give seconds, above 0")
+    return float(value)
+
+
+def _one_of(name: str, value: Word, words: tuple[Word, ...]) -> Word:
+    if value not in words:
+        known = ", ".join(f"`{word}`" for word in words)
+        raise UsageError(f"`{name}` is `{value!r}`, which it cannot be", hint=f"one of {known}")
+    return value
