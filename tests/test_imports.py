@@ -1,4 +1,4 @@
-"""Imports point one way: cli, then probing and reports, then targets and devices, then what everybody shares."""
+"""Imports point one way: from what people start, through what answers them, down to what everybody shares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from running import ROOT
 
 PACKAGE = ROOT / "oomdoctor"
 TIERS = {
-    "cli": 3,
+    **dict.fromkeys(("cli", "api", "pytest_plugin"), 4),
+    "checking": 3,
     **dict.fromkeys(("probing", "diagnosis", "running", "lint", "reports"), 2),
     **dict.fromkeys(("oom", "targets", "devices", "examples", "schemas", "configuration"), 1),
 }
@@ -43,8 +44,8 @@ def _room(dotted: str) -> str:
 def test_imports_point_one_way(path: Path) -> None:
     """No module imports from a tier above its own, or from another room of its own tier."""
     own = _room("oomdoctor." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts))
-    if path.name == "__main__.py":
-        return  # the entry point of `python -m oomdoctor` is the command line by another name
+    if path in (PACKAGE / "__main__.py", PACKAGE / "__init__.py"):
+        return  # the entry points of `python -m oomdoctor` and `import oomdoctor` are rooms by another name
     for module in _imports(path):
         other = _room(module)
         below = TIERS.get(other, 0) < TIERS.get(own, 0)

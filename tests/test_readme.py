@@ -18,13 +18,12 @@ from oomdoctor.cli import app
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROSE = " ".join(README.split())
-COMMANDS = [
-    line.removeprefix("$ ")
+BLOCKS = [
+    [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
     for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
-    for line in block.splitlines()
-    if line.startswith("$ ")
 ]
-FILES = dict(re.findall(r"```(?:python|text)\n# ([a-z]+\.(?:py|log))\n(.*?)```", README, re.DOTALL))
+COMMANDS = [command for block in BLOCKS for command in block]
+FILES = dict(re.findall(r"```(?:python|text|toml)\n# ([a-z_]+\.(?:py|log|toml))\n(.*?)```", README, re.DOTALL))
 EXIT_CODE = re.compile(r"\s+# exit code (\d+)$")
 
 # What differs from run to run and from machine to machine.
@@ -33,7 +32,7 @@ VARYING = re.compile(r"\d+\.\d+ s\b|\b\d+\.\d\d\s*$|oomdoctor \d.*")
 
 @pytest.fixture(scope="module")
 def readers_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the README's files, in which its commands run one after the other."""
+    """A directory with the README's files."""
     directory = tmp_path_factory.mktemp("reader")
     for name, text in FILES.items():
         (directory / name).write_text(text)
@@ -43,21 +42,22 @@ def readers_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_readme_has_commands() -> None:
     """The blocks are found; without this the tests below could pass on nothing."""
     assert len(COMMANDS) >= 8
-    assert set(FILES) == {"model.py", "train.py", "train.log", "tutorial.py"}
+    assert set(FILES) == {"model.py", "train.py", "train.log", "tutorial.py", "pyproject.toml", "test_model.py"}
     assert all(command.startswith("oomdoctor ") for command in COMMANDS)
 
 
 @pytest.mark.null_gpu
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_readmes_commands_work(command: str, readers_directory: Path) -> None:
-    """Each command of the README ends as it says, else with 0, in a directory with the README's files."""
-    said = EXIT_CODE.search(command)
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block[0])
+def test_the_readmes_commands_work(block: list[str], readers_directory: Path) -> None:
+    """The commands of each block of the README end as they say, else with 0, one after the other."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # what `python` is
-    words = shlex.split(EXIT_CODE.sub("", command))[1:]
-    ended = run_command(words, cwd=readers_directory, invocation="oomdoctor", PATH=path)
+    for command in block:
+        said = EXIT_CODE.search(command)
+        words = shlex.split(EXIT_CODE.sub("", command))[1:]
+        ended = run_command(words, cwd=readers_directory, invocation="oomdoctor", PATH=path)
 
-    assert ended.returncode == (int(said[1]) if said else 0), ended.stderr
-    assert ended.stdout or "-o " in command
+        assert ended.returncode == (int(said[1]) if said else 0), ended.stderr
+        assert ended.stdout or "-o " in command
 
 
 def test_the_diagnosis_is_what_is_printed(readers_directory: Path) -> None:
@@ -76,9 +76,40 @@ def test_the_findings_are_what_is_printed(readers_directory: Path) -> None:
     assert ended.stdout == shown[1]
 
 
+@pytest.mark.null_gpu
+def test_the_regression_is_what_is_printed(tmp_path: Path) -> None:
+    """A wider model fails the README's check in the words that the README shows."""
+    shown = re.search(r"```text\n(verdict .*?)```", README, re.DOTALL)
+    assert shown is not None
+    for name in ("model.py", "pyproject.toml"):
+        (tmp_path / name).write_text(FILES[name])
+    assert run_command(["check", "--update"], cwd=tmp_path).returncode == 0
+    (tmp_path / "model.py").write_text(FILES["model.py"].replace("width=512", "width=2048"))
+
+    ended = run_command(["check"], cwd=tmp_path)
+
+    assert ended.returncode == 1
+    assert ended.stdout.startswith(shown[1])
+
+
+@pytest.mark.null_gpu
+def test_the_failing_test_fails_in_the_words_that_are_shown(tmp_path: Path) -> None:
+    """The README's test fails under pytest, and says what the README shows."""
+    shown = re.search(r"```text\n(the peak of .*?)```", README, re.DOTALL)
+    assert shown is not None
+    (tmp_path / "test_model.py").write_text("# test_model.py\n" + FILES["test_model.py"])
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_model.py"]
+
+    ended = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+
+    assert ended.returncode == 1
+    said, expected = (re.sub(r"(?m)^ +", "", text) for text in (ended.stdout, shown[1]))
+    assert expected.strip() in said
+
+
 def test_the_readmes_settings_are_accepted(tmp_path: Path) -> None:
     """The README's table of settings is one that `lint` reads."""
-    (settings,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    (settings,) = (text for text in re.findall(r"```toml\n(.*?)```", README, re.DOTALL) if "lint" in text)
     (tmp_path / "pyproject.toml").write_text(settings)
     ended = run_command(["lint", ".", "--verbose"], cwd=tmp_path)
     assert (ended.returncode, 'fail-on = "error"' in ended.stderr) == (0, True)
@@ -127,6 +158,8 @@ def test_the_options_table_names_real_options() -> None:
     """Every option in the README exists."""
     names = [str(command.callback.__name__) for command in app.registered_commands if command.callback]
     text = "".join(run_command([name, "--help"]).stdout for name in names)
+    command = [sys.executable, "-m", "pytest", "--help"]
+    text += subprocess.run(command, check=True, capture_output=True, text=True).stdout
     documented = set(re.findall(r"`(--[a-z-]+)", README))
 
     assert len(documented) >= 12
