@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
 _DEVICES: Final = ("/dev/", "/proc/", "/sys/")
+_COMPILED: Final = ("/torchinductor_", "/.triton/")
+"""Where torch's compiler keeps what it made; it would make the same again."""
+
 # The functions as they were when this was imported: `dependency_watch` replaces those of `os`.
 _getcwd = os.getcwd
 
@@ -56,7 +59,9 @@ def is_installed(path: str) -> bool:
 
 def can_change(path: str) -> bool:
     """Whether what is there can change an answer and is not known otherwise; a directory's path ends in a slash."""
-    if is_known(path) or path.startswith(_DEVICES) or (path.endswith(".so") and is_installed(path)):
+    if is_known(path) or path.startswith(_DEVICES) or any(part in path for part in _COMPILED):
+        return False
+    if path.endswith(".so") and is_installed(path):
         return False
     return UNCOUNTED.isdisjoint(path.split("/"))
 

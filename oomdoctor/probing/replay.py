@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 _MOST_EVENTS = 1_000_000
 
@@ -31,9 +32,20 @@ def recording(trace: Trace) -> Iterator[None]:
     _record("all")
     try:
         yield
-        trace.extend(_read_trace())
+        trace.extend(in_order(_read_trace()))
     finally:
         _record(None)
+
+
+def in_order(events: Iterable[int]) -> Iterator[int]:
+    """The events with frees that follow each other in the order of their allocations.
+
+    No block is placed between them, so their order changes nothing; and it is no part of a step: autocast lets go of
+    its casts in the order of their addresses, which are others in every process.
+    """
+    for is_free, events_alike in groupby(events, key=lambda event: event < 0):
+        run = list(events_alike)
+        yield from sorted(run, reverse=True) if is_free else run
 
 
 def largest_size(traces: Mapping[int, Trace], low: int, high: int, allowed_bytes: int, *, retries: bool) -> int | None:

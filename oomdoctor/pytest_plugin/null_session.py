@@ -25,7 +25,7 @@ _BOOT: Final = (
 )
 _PATIENCE_SECONDS: Final = 1.0
 _END_SECONDS: Final = 30.0
-_INTERRUPTED_SECONDS: Final = 5.0
+_INTERRUPTED_SECONDS: Final = 3.0
 
 
 class NullSession:
@@ -104,12 +104,14 @@ class NullSession:
 
     def interrupt(self) -> None:
         """End it amid a test, as Ctrl-C does; a terminal has sent it that already, and leaves it time to clean up."""
-        for number in (None, signal.SIGINT, signal.SIGKILL):
-            if number is not None:
-                self._process.send_signal(number)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_INTERRUPTED_SECONDS)
-                return
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_INTERRUPTED_SECONDS)
+            return
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._kill()
 
     def _kill(self) -> None:
         self._process.kill()

@@ -306,6 +306,13 @@ def test_a_file_too_long_to_be_read_is_known_by_size_and_times(record: Record, p
     assert used.seen[f"signature {project}/weights.bin"].startswith(f"{10 * 1024**3} ")
 
 
+def test_what_torch_compiled_is_no_dependency(record: Record, project: Path) -> None:
+    """Its compiler's cache fills while the target runs, and says nothing that the target does not say."""
+    (project / "torchinductor_me").mkdir()
+    script = "import os; os.listdir(HERE + '/torchinductor_me'); os.path.exists(HERE + '/torchinductor_me/fxgraph')"
+    assert not any("inductor" in key for key in record(script).seen)
+
+
 def test_functions_that_are_watched_work_as_before(record: Record, project: Path) -> None:
     """Errors, keywords, directory descriptors and what `os` says of its functions stay as they are."""
     script = """

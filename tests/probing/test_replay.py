@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from targets_for_tests import MLP, write_target
 
+from oomdoctor.probing.replay import in_order
 from oomdoctor.probing.request import ProbeRequest
 from oomdoctor.probing.supervisor import Supervisor
 from oomdoctor.results import Outcome
@@ -100,3 +101,16 @@ def test_one_trial_foresees_nothing(tmp_path: Path, start: Callable[[str, int], 
     assert _run(supervisor, 2**17) is Outcome.OOM
 
     assert _foresee(supervisor, 4, 2**17) is None
+
+
+@pytest.mark.parametrize(
+    ("events", "ordered"),
+    [
+        ([], []),
+        ([512, 1024, -2, -1, 2048, -3], [512, 1024, -1, -2, 2048, -3]),
+        ([512, -1, 1024, 512, -3, -2], [512, -1, 1024, 512, -2, -3]),
+    ],
+)
+def test_frees_that_follow_each_other_have_one_order(events: list[int], ordered: list[int]) -> None:
+    """Frees between two allocations stand in the order of their allocations, and allocations stay where they are."""
+    assert list(in_order(events)) == ordered

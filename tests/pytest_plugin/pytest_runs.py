@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
+
+import pytest
 
 _DROPPED = ("PYTEST_", "COV_", "GITHUB_", "FORCE_COLOR", "NO_COLOR", "LD_PRELOAD", "OOMDOCTOR_", "CUDA_VISIBLE_DEVICES")
 
@@ -64,10 +68,35 @@ def run_pytest(folder: Path, *arguments: str, environment: Mapping[str, str] | N
         timeout=240,
         check=False,
     )
-    cases = {}
-    if junit.exists():
-        cases = {case.get("name", ""): case for case in ET.parse(junit).iter("testcase")}  # noqa: S314 - our own file
-    return PytestRun(finished.returncode, finished.stdout, cases)
+    return PytestRun(finished.returncode, finished.stdout, _cases(junit))
+
+
+def run_once(
+    factory: pytest.TempPathFactory,
+    name: str,
+    files: Mapping[str, str],
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+) -> PytestRun:
+    """Run pytest on files once, also where several workers of xdist want the result."""
+    own = factory.getbasetemp()
+    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder = root / name
+    with (root / f"{name}.lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        kept = folder / "run.json"
+        if not kept.exists():
+            folder.mkdir()
+            run = run_pytest(write_files(folder, **files), *arguments, environment=environment)
+            kept.write_text(json.dumps([run.code, run.output]), encoding="utf-8")
+    code, output = json.loads(kept.read_text(encoding="utf-8"))
+    return PytestRun(code, output, _cases(folder / "junit.xml"))
+
+
+def _cases(junit: Path) -> dict[str, ET.Element]:
+    if not junit.exists():
+        return {}
+    return {case.get("name", ""): case for case in ET.parse(junit).iter("testcase")}  # noqa: S314 - our own file
 
 
 def write_files(folder: Path, **files: str) -> Path:

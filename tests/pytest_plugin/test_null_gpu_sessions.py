@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pytest_runs import PytestRun, run_pytest, write_files
+from pytest_runs import PytestRun, run_once, run_pytest, write_files
 
 pytestmark = pytest.mark.null_gpu
 
@@ -53,8 +53,8 @@ _MANY = """
 @pytest.fixture(scope="module")
 def distributed(tmp_path_factory: pytest.TempPathFactory) -> PytestRun:
     """A suite on two workers of xdist."""
-    folder = write_files(tmp_path_factory.mktemp("distributed"), pytest_ini=_SETTINGS, test_many=_MANY)
-    return run_pytest(folder, "-n", "2", "--dist", "loadgroup", "--gpu-memory-report")
+    files = {"pytest_ini": _SETTINGS, "test_many": _MANY}
+    return run_once(tmp_path_factory, "distributed", files, "-n", "2", "--dist", "loadgroup", "--gpu-memory-report")
 
 
 def test_xdist_reports_every_test(distributed: PytestRun) -> None:
@@ -158,10 +158,8 @@ _COVERING = """
 @pytest.fixture(scope="module")
 def covered(tmp_path_factory: pytest.TempPathFactory) -> PytestRun:
     """A suite with coverage and a time limit, which one of its tests ends."""
-    folder = write_files(
-        tmp_path_factory.mktemp("covered"), pytest_ini=_SETTINGS, covered=_COVERED, test_covering=_COVERING
-    )
-    return run_pytest(folder, "--cov=covered", "--cov-report=term", "-k", "not ends")
+    files = {"pytest_ini": _SETTINGS, "covered": _COVERED, "test_covering": _COVERING}
+    return run_once(tmp_path_factory, "covered", files, "--cov=covered", "--cov-report=term", "-k", "not ends")
 
 
 def test_coverage_counts_what_ran_on_the_null_gpu(covered: PytestRun) -> None:
@@ -213,13 +211,13 @@ def test_nothing_outlives_the_session(tmp_path: Path, number: signal.Signals) ->
     with subprocess.Popen([sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, stdin=subprocess.DEVNULL) as session:
         pid = _wait_for_pid(tmp_path / "pid")
         os.kill(session.pid, number)
-        session.wait(30)
+        session.wait(60)
     _wait_until_gone(pid)
     assert (tmp_path / "cleaned").exists() == (number is signal.SIGINT)
 
 
 def _wait_for_pid(path: Path) -> int:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while not (path.exists() and path.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -227,7 +225,7 @@ def _wait_for_pid(path: Path) -> int:
 
 
 def _wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)

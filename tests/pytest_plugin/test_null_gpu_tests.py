@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pytest_runs import PytestRun, run_pytest, write_files
+from pytest_runs import PytestRun, run_once
 
 pytestmark = pytest.mark.null_gpu
 
@@ -186,10 +186,8 @@ _UNMARKED = """
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> PytestRun:
     """A suite with tests of all sorts, most of them marked."""
-    folder = write_files(
-        tmp_path_factory.mktemp("suite"), conftest=_CONFTEST, test_marked=_MARKED, test_unmarked=_UNMARKED
-    )
-    return run_pytest(folder, "--gpu-memory-report", "-rA")
+    files = {"conftest": _CONFTEST, "test_marked": _MARKED, "test_unmarked": _UNMARKED}
+    return run_once(tmp_path_factory, "suite", files, "--gpu-memory-report", "-rA")
 
 
 @pytest.mark.parametrize(

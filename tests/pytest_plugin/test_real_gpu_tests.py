@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from pytest_runs import PytestRun, run_pytest, write_files
+from pytest_runs import PytestRun, run_once, run_pytest, write_files
 
 from oomdoctor.devices.choice import choose_engine
 
@@ -95,9 +95,9 @@ def _machine(card: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> PytestRun:
     """A suite on a machine with a GPU, with a limit for all tests."""
-    folder = write_files(tmp_path_factory.mktemp("gpu"), conftest=_CONFTEST, test_gpu=_TESTS)
+    files = {"conftest": _CONFTEST, "test_gpu": _TESTS}
     limit = ("--gpu-memory-limit", "100 MiB", "--gpu-memory-report", "-s")
-    return run_pytest(folder, *limit, environment=_machine("a100-sxm4-40gb"))
+    return run_once(tmp_path_factory, "gpu", files, *limit, environment=_machine("a100-sxm4-40gb"))
 
 
 pytestmark = pytest.mark.null_gpu

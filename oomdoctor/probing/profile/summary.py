@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.probing.profile.sweep import CATEGORIES, ORDER, live_at, peaks_by_category, totals_by_moment
@@ -92,14 +91,35 @@ def _category_peaks(story: Story, names: Sequence[str]) -> tuple[ModuleBytes, ..
 
 def _shown(story: Story, peak: int) -> list[int]:
     """Moments of the timeline: of each part of the history the highest, and always the first, the peak and the last."""
-    allocated = _allocated(story)
-    if len(allocated) <= _MOST_POINTS:
-        return list(range(len(allocated)))
-    # Three are there in any case, and so is the highest of each of the parts between these borders.
-    parts = _MOST_POINTS - 3
-    borders = [len(allocated) * number // parts for number in range(parts + 1)]
-    highest = {max(range(begin, end), key=allocated.__getitem__) for begin, end in pairwise(borders)}
-    return sorted(highest | {0, peak, len(allocated) - 1})
+    allocated, turns = _allocated(story), _turns(story)
+    always = {0, peak, len(allocated) - 1}
+    if len(turns) + len(always) <= _MOST_POINTS:
+        return sorted(always.union(turns))
+    parts = _MOST_POINTS - len(always)
+    highest: dict[int, int] = {}
+    for moment in turns:
+        part = moment * parts // len(allocated)
+        if part not in highest or allocated[moment] > allocated[highest[part]]:
+            highest[part] = moment
+    return sorted(always.union(highest.values()))
+
+
+def _turns(story: Story) -> list[int]:
+    """Moments when memory stops to rise or to fall, until the last phase ends.
+
+    Autocast lets go of its casts in an order that differs from process to process, so that no moment on the way down is
+    the same in two of them; before the first and after the last free they are.
+    """
+    found: list[int] = []
+    rises = None
+    for moment, change in enumerate(story.changes[: story.stretches[-1].end], start=1):
+        if change is None:
+            continue
+        if found and rises == (change[1] > 0):
+            found.pop()
+        rises = change[1] > 0
+        found.append(moment)
+    return found
 
 
 def _allocated(story: Story) -> list[int]:

@@ -140,9 +140,7 @@ def test_what_a_checkpoint_computes_again_is_activations(name: str, profiled: Ge
     assert _end(found, 1, 1, PhaseName.FORWARD)[Category.ACTIVATIONS] <= 2 * OUTPUT + SCALAR
     inside = _modules(found, Category.ACTIVATIONS)
     assert (inside["blocks.*.0"], inside["blocks.*.1"]) == (4 * OUTPUT, 4 * OUTPUT)
-    assert Category.ACTIVATIONS not in _end(found, 2, 2, PhaseName.OPTIMIZER) or (
-        _end(found, 2, 2, PhaseName.OPTIMIZER)[Category.ACTIVATIONS] == SCALAR
-    )
+    assert _end(found, 2, 2, PhaseName.OPTIMIZER).get(Category.ACTIVATIONS, 0) <= SCALAR
 
 
 def test_tied_weights_count_once(profiled: Get) -> None:
@@ -234,10 +232,14 @@ def test_foreach_shows_in_the_optimizer_phase(profiled: Get) -> None:
     assert one != all_
 
 
-def test_half_precision_keeps_half_of_the_activations(profiled: Get) -> None:
-    """Under autocast the kept activations are half as large, with the weights' casts beside them."""
-    kept = _end(profiled(Case("plain", precision="bf16")), 1, 1, PhaseName.FORWARD)[Category.ACTIVATIONS]
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_keeps_half_of_the_activations(precision: str, profiled: Get) -> None:
+    """Under autocast a layer keeps its input's cast, and its weight's where the input needs a gradient."""
+    kept = _modules(profiled(Case("plain", precision=precision)), Category.ACTIVATIONS)
 
-    casts = WEIGHT // 2
-    assert kept > casts
-    assert kept != _end(profiled(Case("plain")), 1, 1, PhaseName.FORWARD)[Category.ACTIVATIONS]
+    assert kept == {"0": OUTPUT // 2, "1": HIDDEN // 2, "2": WEIGHT // 2, None: OUTPUT + 2 * SCALAR}
+
+
+def test_collections_between_trials_pass_over_torch(profiled: Get) -> None:
+    """After its first trial a worker has hundreds of thousands of objects out of the collector's way."""
+    assert profiled(Case("plain")).frozen > 100_000
