@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import psutil
+import pytest
+
+from oomdoctor.cli import main
 
 ROOT = Path(__file__).parents[1]
 INVOCATIONS = {
@@ -39,3 +46,30 @@ def run_command(
         check=False,
         stdin=subprocess.DEVNULL,
     )
+
+
+def run_here(arguments: Sequence[str], cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command's answer in this process, where many questions are asked or nothing is started."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        exit_code = main([*arguments])
+    return subprocess.CompletedProcess(arguments, exit_code, out.getvalue(), err.getvalue())
+
+
+def marked_processes(mark: str) -> list[psutil.Process]:
+    """Every process whose environment has `OOMDOCTOR_TEST_MARK` as `mark`; all that a command starts inherits it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("OOMDOCTOR_TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found

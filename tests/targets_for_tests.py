@@ -36,3 +36,18 @@ def write_target(directory: Path, text: str = MLP, name: str = "model.py", **rep
         text = text[:start] + dedent(body).strip() + "\n" + ("" if end < 0 else "\n" + rest[end:])
     (directory / name).write_text(text)
     return name
+
+
+LEAKING_LOOP = """\
+import torch
+
+def train(model, loader, optimizer):
+    total = 0
+    for batch in loader:
+        loss = model(batch).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        total += loss
+    return total
+"""

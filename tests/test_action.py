@@ -12,7 +12,7 @@ import pytest
 import yaml
 from github_runner import ACTION, Ended, Runner, read_outputs
 from running import ROOT
-from targets_for_tests import write_target
+from targets_for_tests import LEAKING_LOOP, write_target
 
 from oomdoctor import load_result
 from oomdoctor.api import github_action
@@ -99,7 +99,7 @@ def test_other_hostile_inputs_are_refused(runner: Runner, name: str) -> None:
 def test_a_hostile_name_of_a_file_is_an_annotation_at_most(runner: Runner) -> None:
     """A file of the checkout whose name is a command to the runner is linted, and commands nothing."""
     file = runner.workspace / "a\n::set-output name=exit-code::0\nb.py"
-    file.write_text(_LEAK)
+    file.write_text(LEAKING_LOOP)
     ended = runner.use(ACTION, {"command": "lint", "arguments": "."})
 
     assert ended.outputs["exit-code"] == "1"
@@ -107,24 +107,9 @@ def test_a_hostile_name_of_a_file_is_an_annotation_at_most(runner: Runner) -> No
     assert all(command.startswith(("::error file=", "::warning file=")) for command in ended.commands)
 
 
-_LEAK = """\
-import torch
-
-def train(model, loader, optimizer):
-    total = 0
-    for batch in loader:
-        loss = model(batch).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        total += loss
-    return total
-"""
-
-
 def test_findings_fail_the_step_and_are_annotated(runner: Runner) -> None:
     """A finding is annotated, put into the summary and the output file, and fails the step."""
-    (runner.workspace / "train.py").write_text(_LEAK)
+    (runner.workspace / "train.py").write_text(LEAKING_LOOP)
     ended = runner.use(ACTION, {"command": "lint", "arguments": "train.py", "output": "lint.sarif"})
 
     assert (ended.code, ended.outputs["exit-code"]) == (1, "1")
@@ -136,7 +121,7 @@ def test_findings_fail_the_step_and_are_annotated(runner: Runner) -> None:
 
 def test_failing_and_the_summary_can_be_switched_off(runner: Runner) -> None:
     """With `fail` false the step passes and the exit code is an output still; without `summary` none is written."""
-    (runner.workspace / "train.py").write_text(_LEAK)
+    (runner.workspace / "train.py").write_text(LEAKING_LOOP)
     ended = runner.use(ACTION, {"command": "lint", "arguments": "train.py", "fail": "false", "summary": "false"})
 
     assert (ended.code, ended.outputs["exit-code"]) == (0, "1")
@@ -198,7 +183,7 @@ def test_what_went_wrong_is_an_annotation(runner: Runner, inputs: dict[str, str]
 def test_it_runs_where_it_is_told(runner: Runner) -> None:
     """The command runs in `working-directory`, where the output is written too."""
     (runner.workspace / "sub folder").mkdir()
-    (runner.workspace / "sub folder" / "train.py").write_text(_LEAK)
+    (runner.workspace / "sub folder" / "train.py").write_text(LEAKING_LOOP)
     ended = runner.use(
         ACTION, {"command": "lint", "arguments": "train.py", "working-directory": "sub folder", "output": "-lint.json"}
     )

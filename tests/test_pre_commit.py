@@ -10,24 +10,11 @@ from pathlib import Path
 
 import pytest
 from running import ROOT
-from targets_for_tests import MLP, write_target
+from targets_for_tests import LEAKING_LOOP, MLP, write_target
 
 _WHAT_A_CLONE_NEEDS = (".pre-commit-hooks.yaml", "pyproject.toml", "README.md", "LICENSE", "oomdoctor")
 _BIN = str(Path(sys.executable).parent)
 
-_LEAK = """\
-import torch
-
-def train(model, loader, optimizer):
-    total = 0
-    for batch in loader:
-        loss = model(batch).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        total += loss
-    return total
-"""
 _ENTRY = """\
 gpu = "t4"
 memory = "192MiB"
@@ -91,11 +78,11 @@ def _pre_commit(project: Path, *words: str, **variables: str) -> subprocess.Comp
 
 def test_the_lint_hook_stops_a_commit_with_a_finding(project: Path, hooks: Path) -> None:
     """`oomdoctor-lint` fails on a commit that keeps graphs, names the line, and passes once it is put right."""
-    (project / "train.py").write_text(_LEAK)
-    (project / "notes.txt").write_text(_LEAK)
+    (project / "train.py").write_text(LEAKING_LOOP)
+    (project / "notes.txt").write_text(LEAKING_LOOP)
     _git(project, "add", "--all")
     found = _pre_commit(project, "try-repo", str(hooks), "oomdoctor-lint")
-    (project / "train.py").write_text(_LEAK.replace("+= loss", "+= loss.item()"))
+    (project / "train.py").write_text(LEAKING_LOOP.replace("+= loss", "+= loss.item()"))
     _git(project, "add", "--all")
     fixed = _pre_commit(project, "try-repo", str(hooks), "oomdoctor-lint")
 
@@ -110,7 +97,7 @@ def test_the_lint_hook_reads_notebooks_and_passes_over_the_rest(project: Path, h
     (project / "README.md").write_text("# a project\n")
     _git(project, "add", "--all")
     skipped = _pre_commit(project, "try-repo", str(hooks), "oomdoctor-lint")
-    cell = f'{{"cell_type": "code", "metadata": {{}}, "outputs": [], "source": {_lines(_LEAK)}}}'
+    cell = f'{{"cell_type": "code", "metadata": {{}}, "outputs": [], "source": {_lines(LEAKING_LOOP)}}}'
     (project / "train.ipynb").write_text(f'{{"cells": [{cell}], "metadata": {{}}, "nbformat": 4, "nbformat_minor": 5}}')
     _git(project, "add", "--all")
     found = _pre_commit(project, "try-repo", str(hooks), "oomdoctor-lint")
@@ -170,7 +157,7 @@ def test_the_lint_hook_runs_in_an_environment_of_pre_commits_own(project: Path, 
     What oomdoctor depends on is found here instead of being downloaded once more, apart from torch, which is not found.
     """
     _configure(project, hooks, "oomdoctor-lint", "language: python")
-    (project / "train.py").write_text(_LEAK)
+    (project / "train.py").write_text(LEAKING_LOOP)
     _git(project, "add", "--all")
     ended = _pre_commit(
         project,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import subprocess
 from importlib.resources import files
@@ -12,11 +10,10 @@ from typing import Any
 
 import jsonschema
 import pytest
-from running import INVOCATIONS, Run, run_command
+from running import INVOCATIONS, Run, run_command, run_here
 from targets_for_tests import write_target
 
 from oomdoctor.checking.check import Check
-from oomdoctor.cli import main
 from oomdoctor.cli.check import document_of
 from oomdoctor.results import CheckedEntry, CheckResult, Verdict
 
@@ -56,17 +53,7 @@ SLOW = "import time\n\ntime.sleep(300)\n"
 
 def here(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command's answer in this process, for what ends before anything runs."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.chdir(folder),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        exit_code = main(["check", *arguments])
-    return subprocess.CompletedProcess(arguments, exit_code, out.getvalue(), err.getvalue())
+    return run_here(["check", *arguments], folder, **environment)
 
 
 def write_project(folder: Path, text: str = PROJECT) -> Path:

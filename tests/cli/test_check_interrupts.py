@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
+from running import marked_processes
 from targets_for_tests import MLP, write_target
 
 if TYPE_CHECKING:
@@ -41,22 +41,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 PATIENCE_SECONDS = 20.0
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Every process whose environment holds `mark`; all that a check starts inherits it."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("OOMDOCTOR_TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
-
-
 def left(mark: str) -> list[str]:
     """What of it is still there once it had time to go."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (found := marked(mark)) and time.monotonic() < deadline:
+    while (found := marked_processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return [" ".join(process.cmdline()) for process in found if process.is_running()]
 

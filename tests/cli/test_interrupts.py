@@ -12,8 +12,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
+from running import marked_processes
 from targets_for_tests import MLP, write_target
 
 if TYPE_CHECKING:
@@ -47,21 +47,9 @@ if os.fork() == 0:
 )
 
 
-def _marked_processes(mark: str) -> list[psutil.Process]:
-    """Every process whose environment holds `mark`; all that a probe starts inherits it."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("OOMDOCTOR_TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
-
-
 def _wait_until_gone(mark: str, seconds: float = 20.0) -> list[str]:
     deadline = time.monotonic() + seconds
-    while (left := _marked_processes(mark)) and time.monotonic() < deadline:
+    while (left := marked_processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return [" ".join(process.cmdline()) for process in left if process.is_running()]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import resource
@@ -13,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import INVOCATIONS, Run, run_command
-
-from oomdoctor.cli import main
+from running import INVOCATIONS, Run, run_command, run_here
 
 TRAIN = """\
 import torch
@@ -73,17 +69,7 @@ def found(stdout: str) -> list[tuple[str, int, str]]:
 
 def here(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command's answer in this process, where many questions are asked."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.chdir(folder),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        exit_code = main(["lint", *arguments])
-    return subprocess.CompletedProcess(arguments, exit_code, out.getvalue(), err.getvalue())
+    return run_here(["lint", *arguments], folder, **environment)
 
 
 def codes(folder: Path, *arguments: str, **environment: str) -> list[str]:
