@@ -116,10 +116,14 @@ def _words(text: str) -> list[str]:
     return [word for word in re.findall(r"[a-z0-9]+", joined) if word not in _NOISE]
 
 
+_SHORTEST: Final = 2
+"""Characters of a name; a single letter is a placeholder that somebody forgot, and not the X of TITAN X."""
+
+
 def _matches(words: list[str]) -> list[_Entry]:
     """Cards that are called exactly this; failing that, cards that have all of it in their name."""
     spelling = "".join(words)
-    if not spelling:
+    if len(spelling) < _SHORTEST:
         return []
     exact = [entry for entry in _entries() if spelling in entry.spellings]
     return exact or [entry for entry in _entries() if entry.words.issuperset(words) or _has_run(entry, spelling)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -33,6 +34,7 @@ class Recorder:
 
     Attributes:
         asked: Absolute paths that `read` need not be told of again: the first time is what counts.
+        opened: Descriptor that the null GPU appends the path of each opened file to, each with a zero byte.
     """
 
     def __init__(self) -> None:
@@ -45,6 +47,8 @@ class Recorder:
         self.asked: set[object] = set()
         self._busy = threading.local()
         self._forks = os.memfd_create("oomdoctor-dependencies")
+        self.opened = os.memfd_create("oomdoctor-opened")
+        fcntl.fcntl(self.opened, fcntl.F_SETFL, os.O_APPEND)
         self._is_fork = False
         os.register_at_fork(after_in_child=self._forked)
 
@@ -116,12 +120,14 @@ class Recorder:
             self._tell(Dependencies(unseen=(why,)))
 
     def report(self) -> Dependencies:
-        """All that was used so far, the source of every loaded module included."""
+        """All that was used so far, the source of every loaded module and what native code opened included."""
         with self.quietly():
             for module in list(sys.modules.values()):
                 file = getattr(module, "__dict__", {}).get("__file__")  # `getattr` alone would wake lazy modules
                 if isinstance(file, str):
                     self.read(file)
+            for path in self._opened_by_any_code():
+                self.read(path)
         told = Dependencies()
         with self.quietly():  # a process that was ended while it told leaves half a line
             for news in self._told_by_forks():
@@ -130,6 +136,14 @@ class Recorder:
             self.escaped(f"more than {_MOST_SEEN} files and directories")
         variables = tuple(sorted(self._variables))
         return Dependencies(dict(self._seen), variables, self._working_directory, tuple(self._unseen)) | told
+
+    def _opened_by_any_code(self) -> Iterator[str]:
+        """Files that are no part of what is installed; those that Python opened are known already."""
+        size = os.fstat(self.opened).st_size
+        for path in sorted(set(os.pread(self.opened, size, 0).split(b"\0"))):
+            name = os.fsdecode(path)
+            if name and not is_installed(name):
+                yield name
 
     def _path(self, path: object) -> str | None:
         if is_relative(path):

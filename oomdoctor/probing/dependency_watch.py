@@ -1,7 +1,7 @@
 """Sees what the target uses: files, directories, modules and variables of the environment. Runs in the worker.
 
 Python tells an audit hook of what is opened and listed. It tells nobody of what is only asked about, such as whether a
-file exists, and of variables; so the functions that answer are wrapped. What native code reads goes unseen.
+file exists, and of variables; so the functions that answer are wrapped. What native code opens, the null GPU tells of.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from oomdoctor.devices.null_gpu.control import is_null_gpu, note_files
 from oomdoctor.probing.dependencies import ALL_VARIABLES
 from oomdoctor.probing.dependency_paths import is_known, is_standard
 from oomdoctor.probing.dependency_recorder import Recorder
@@ -41,6 +42,8 @@ def watch() -> Recorder:
     for name in ("getcwd", "getcwdb"):
         _wrap(name, lambda _args, _kwargs: _directory_asked(recorder), recorder)
     _watch_variables(recorder)
+    if is_null_gpu():
+        note_files(recorder.opened)
     sys.addaudithook(_hook(recorder))
     return recorder
 

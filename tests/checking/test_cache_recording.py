@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -100,6 +101,46 @@ def test_a_file_that_is_read_or_asked_about_is_seen(record: Record, project: Pat
     used = record(script)
     assert used.seen[f"content {project}/config.yaml"] == digest("width: 8\n")
     assert used.unseen == ()
+
+
+NATIVE = """
+import ctypes, json, os, sys
+from oomdoctor.probing.dependency_watch import report, watch
+from oomdoctor.serialisation import encode
+
+libc = ctypes.CDLL(None)
+folder, used = os.open(sys.argv[1], os.O_RDONLY), watch()
+os.chdir(sys.argv[1])
+for name in ("open", "open64", "__open_2", "__open64_2"):
+    getattr(libc, name)(f"{sys.argv[1]}/{name}".encode(), os.O_RDONLY)
+for name in ("openat", "openat64", "__openat_2", "__openat64_2"):
+    getattr(libc, name)(folder, name.encode(), os.O_RDONLY)
+for name in ("fopen", "fopen64"):
+    getattr(libc, name)(name.encode(), b"rb")
+libc.open(b"written", os.O_WRONLY)
+libc.open(b"emptied", os.O_RDWR | os.O_TRUNC)
+libc.fopen(b"written", b"w")
+if os.fork() == 0:
+    libc.open(b"forked", os.O_RDONLY)
+    os._exit(0)
+os.wait()
+print(json.dumps(encode(report(used))))
+"""
+
+
+@pytest.mark.null_gpu
+def test_a_file_read_by_native_code_is_seen(tmp_path: Path, null_environment: Callable[[int], dict[str, str]]) -> None:
+    """On a null GPU files are recorded that no Python opens, whichever function reads them, in forks too."""
+    read = {"open", "open64", "__open_2", "__open64_2", "openat", "openat64", "__openat_2", "__openat64_2"}
+    read |= {"fopen", "fopen64", "forked"}
+    for name in read | {"written", "emptied"}:
+        (tmp_path / name).write_text("1")
+    command = [sys.executable, "-P", "-c", NATIVE, str(tmp_path)]
+    ended = subprocess.run(command, env=null_environment(2**30), capture_output=True, text=True, check=True)
+
+    seen = decode(Dependencies, json.loads(ended.stdout), "").seen
+    assert {key.rpartition("/")[2] for key in seen if key.startswith(f"content {tmp_path}{os.sep}")} == read
+    assert {seen[f"content {tmp_path}/{name}"] for name in read} == {digest("1")}
 
 
 @pytest.mark.parametrize(

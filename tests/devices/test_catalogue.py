@@ -154,7 +154,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, nearest: str) ->
     assert "`oomdoctor gpus --known`" in str(refusal.value.hint)
 
 
-@pytest.mark.parametrize("name", ["", "   ", "nvidia", "xyzzy", "rtx 4090 48gb", "/" * 10_000])
+@pytest.mark.parametrize("name", ["", "   ", "x", "nvidia", "xyzzy", "rtx 4090 48gb", "/" * 10_000])
 def test_what_resembles_nothing_is_refused_without_a_guess(name: str) -> None:
     """The hint still says where the list is, and the message stays short."""
     with pytest.raises(UsageError) as refusal:

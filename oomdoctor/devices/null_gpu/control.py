@@ -18,6 +18,8 @@ def _library() -> ctypes.CDLL:
         getattr(library, name).restype = ctypes.c_uint64
     library.oomdoctor_null_set_capacity.argtypes = [ctypes.c_uint64]
     library.oomdoctor_null_set_capacity.restype = None
+    library.oomdoctor_null_note_files.argtypes = [ctypes.c_int]
+    library.oomdoctor_null_note_files.restype = None
     unknown_calls = getattr(library, _UNKNOWN_CALLS)
     unknown_calls.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
     unknown_calls.restype = ctypes.c_size_t
@@ -56,6 +58,15 @@ def peak_used_bytes() -> int:
 def reads() -> int:
     """How often data was copied from a null GPU to the host, each time zeros; 0 where there is no null GPU."""
     return int(_library().oomdoctor_null_reads()) if is_null_gpu() else 0
+
+
+def note_files(descriptor: int) -> None:
+    """From now on append the path of each file that is opened to read, native code's too, each with a zero byte.
+
+    Args:
+        descriptor: Where to append; it must be open for appending, so that forks can share it.
+    """
+    _library().oomdoctor_null_note_files(descriptor)
 
 
 def unknown_calls() -> tuple[str, ...]:

@@ -15,6 +15,7 @@
 //   cudnn.c            cuDNN: convolution, normalisation, pooling, CTC
 //   cudnn_rnn.c        cuDNN: sizes of a recurrent network's weights, workspace and reserve space
 //   nvml.c, nvrtc.c    the little that is asked of NVML and NVRTC
+//   files.c            files that are opened, for answers that are kept
 //   torch_settings.c   one setting of PyTorch that needs two answers
 //   unknown.c          the calls that are not served: named once on stderr, answered with "not supported"
 //
