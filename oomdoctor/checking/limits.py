@@ -25,18 +25,24 @@ def broken_first(limits: Iterator[Limit] | Sequence[Limit]) -> tuple[Limit, ...]
     return tuple(sorted(limits, key=lambda limit: limit.holds))
 
 
-def baseline_limit(movements: Sequence[Movement] | None, tolerance: float, *, updated: bool = False) -> Limit:
+def baseline_limit(
+    movements: Sequence[Movement] | None, tolerance: float, *, updated: bool = False, left_out: str | None = None
+) -> Limit:
     """Whether what was found is within the tolerance of the baseline.
 
     Args:
         movements: What differs; None where the baseline does not have the entry.
         tolerance: Share by which a figure may be worse.
         updated: Whether the baseline was written just now, so that nothing can be worse.
+        left_out: Why memory that the baseline has was not compared; a check that does not look cannot pass.
     """
     if updated:
         return Limit(LimitName.BASELINE, None, None, holds=True, text="the baseline was written")
     if movements is None:
         text = "there is no baseline to compare with; `oomdoctor check --update` writes it"
+        return Limit(LimitName.BASELINE, None, None, holds=False, text=text)
+    if left_out is not None:
+        text = f"{left_out}; `oomdoctor check --update` writes it anew"
         return Limit(LimitName.BASELINE, None, None, holds=False, text=text)
     beyond = sum(movement.is_beyond for movement in movements)
     figures = f"{count(beyond, 'figure is', 'figures are')}" if beyond else "no figure is"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from oomdoctor.checking.baseline.circumstances import differences
+from oomdoctor.checking.baseline.circumstances import differences, left_out
 from oomdoctor.checking.baseline.compare import compare
 from oomdoctor.checking.baseline.figures import figures_of
 from oomdoctor.checking.limits import baseline_limit, broken_first, judge
@@ -108,6 +108,11 @@ class _Comparison:
         if standing.is_written:
             # What moved is worth seeing once more, and no longer fails anything.
             movements = tuple(replace(movement, is_beyond=False) for movement in movements)
-        limit = baseline_limit(None if before is None else movements, entry.tolerance, updated=standing.is_written)
+        limit = baseline_limit(
+            None if before is None else movements,
+            entry.tolerance,
+            updated=standing.is_written,
+            left_out=None if before is None else left_out(before.memory, after.memory),
+        )
         state: _State = "updated" if standing.is_written else "missing" if before is None else "compared"
         return cls(state, (limit,), movements, warnings)

@@ -11,7 +11,7 @@ from oomdoctor.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-_HINT: Final = "put it right, or give `--isolated` to go without it"
+_HINT: Final = "put it right; `oomdoctor lint --isolated` goes without it"
 _PLACE = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
 
 

@@ -191,3 +191,11 @@ def test_the_baseline_holds_where_nothing_is_beyond(movements: list[Movement] | 
 def test_a_baseline_that_was_just_written_holds() -> None:
     """After an update there is nothing to be worse than."""
     assert baseline_limit([movement(is_beyond=True)], 0.02, updated=True).holds
+    assert baseline_limit([], 0.02, updated=True, left_out="another size").holds
+
+
+def test_memory_that_is_not_compared_fails() -> None:
+    """A check that could not look at the memory that the baseline has does not pass, and says what to do."""
+    judged = baseline_limit([], 0.02, left_out="the baseline has memory at micro-batch 8")
+    assert not judged.holds
+    assert judged.text == "the baseline has memory at micro-batch 8; `oomdoctor check --update` writes it anew"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from oomdoctor.devices import catalogue
@@ -176,6 +176,7 @@ def test_any_text_is_a_card_or_a_usage_error(name: str) -> None:
 def test_part_of_a_key_leads_only_to_cards_that_have_it(key: str, data: st.DataObject) -> None:
     """Whether one card is found or several are offered, each has every word that was typed."""
     words = data.draw(st.lists(st.sampled_from(key.split("-")), min_size=1, unique=True))
+    assume(len("".join(words)) > 1)  # the x of a titan x is refused
     try:
         found = [find_card(" ".join(words)).key]
     except UsageError as error:

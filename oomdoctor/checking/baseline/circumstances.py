@@ -40,8 +40,9 @@ def differences(before: Figures, after: Figures) -> tuple[str, ...]:
     ]
     if old.capacity_bytes != new.capacity_bytes:
         found.append(_sentence(_capacity(old.capacity_bytes), _capacity(new.capacity_bytes)))
-    left_out = _left_out(before.memory, after.memory)
-    return (*found, left_out) if left_out else tuple(found)
+    if before.memory is None and after.memory is not None:
+        found.append("the baseline has no memory by category, so that only the maximum is compared")
+    return tuple(found)
 
 
 def is_comparable(before: MemoryFigures | None, after: MemoryFigures | None) -> bool:
@@ -59,12 +60,10 @@ def _capacity(size_bytes: int) -> str:
     return f"a capacity of {format_size(size_bytes)}"
 
 
-def _left_out(before: MemoryFigures | None, after: MemoryFigures | None) -> str | None:
-    """Why memory is not compared; None where it is."""
-    if is_comparable(before, after):
+def left_out(before: MemoryFigures | None, after: MemoryFigures | None) -> str | None:
+    """Why memory that the baseline has cannot be compared; None where it can, or where the baseline has none."""
+    if before is None or is_comparable(before, after):
         return None
-    if before is None:
-        return "the baseline has no memory by category, so that only the maximum is compared"
     if after is None:
         return "memory by category could not be recorded, so that only the maximum is compared"
     return f"the baseline has memory {_size(before)}, this check {_size(after)}: only the maximum is compared"

@@ -72,7 +72,10 @@ def category(category: Category, before: MemoryFigures, after: MemoryFigures) ->
     if not place.before:
         # There was none of it at that moment; at another one there may have been.
         return f"{text}, {_percent(old, new)}, most of it in `{place.module}`"
-    return f"{text}, {_percent(place.before, place.after)} in `{place.module}`"
+    whole, there = _percent(old, new), _percent(place.before, place.after)
+    # The bytes are the category's: where the module moved by another share, both are said, lest one be taken for both.
+    text = text if whole == there else _moved(words(category), old, new, after, f" ({whole})")
+    return f"{text}, {there} in `{place.module}`"
 
 
 def phase(name: str, before: MemoryFigures, after: MemoryFigures) -> str:
@@ -97,8 +100,8 @@ def plain(name: str, before: int, after: int, memory: MemoryFigures) -> str:
     return f"{text}, {_percent(before, after)}" if before else text
 
 
-def _moved(name: str, before: int, after: int, memory: MemoryFigures) -> str:
-    return f"{name} {format_signed_size(after - before)} at micro-batch {memory.micro_batch}"
+def _moved(name: str, before: int, after: int, memory: MemoryFigures, share: str = "") -> str:
+    return f"{name} {format_signed_size(after - before)}{share} at micro-batch {memory.micro_batch}"
 
 
 def _outside(category: Category, before: MemoryFigures, after: MemoryFigures) -> str:
