@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.devices.choice import choose_engine
@@ -19,10 +20,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-_BOOT: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
-    "from oomdoctor.pytest_plugin.serving import main; sys.exit(main())"
-)
+_BOOT: Final = str(Path(__file__).with_name("boot.py"))
 _PATIENCE_SECONDS: Final = 1.0
 _END_SECONDS: Final = 30.0
 _INTERRUPTED_SECONDS: Final = 3.0
@@ -47,10 +45,11 @@ class NullSession:
         ).environment
         requests_read, requests_write = os.pipe()
         answers_read, answers_write = os.pipe()
-        with _uncaptured(config):
+        with _uncaptured(config), _file_of({"path": sys.path, **start}) as start_fd:
+            fds = (start_fd, requests_read, answers_write)
             self._process = subprocess.Popen(
-                [*_interpreter(), "-c", _BOOT, str(requests_read), str(answers_write), json.dumps(sys.path)],
-                pass_fds=(requests_read, answers_write),
+                [*_interpreter(), _BOOT, *map(str, fds)],
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 env=environment,
                 cwd=config.invocation_params.dir,
@@ -58,8 +57,6 @@ class NullSession:
         os.close(requests_read)
         os.close(answers_write)
         self._channel = Channel(answers_read, requests_write)
-        with suppress(ChannelClosedError):  # the first test that it is to run will tell how it ended
-            self._channel.send(start)
 
     def run(self, request: Mapping[str, Any]) -> Iterator[Message]:
         """Have it run a test, and hand on what it tells meanwhile; the last message is `done` or another ending.
@@ -168,6 +165,15 @@ def _interpreter() -> list[str]:
         *(f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()),  # noqa: SLF001 - documented for CPython
         *["-O"] * sys.flags.optimize,
     ]
+
+
+@contextmanager
+def _file_of(start: Mapping[str, Any]) -> Iterator[int]:
+    """The descriptor of a file in memory, read from its beginning; a command line may be too short for all of it."""
+    with os.fdopen(os.memfd_create("start"), "w", encoding="utf-8") as file:
+        json.dump(start, file)
+        file.seek(0)
+        yield file.fileno()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The pytest session on a null GPU: it collects the same files, and runs the tests that it is told to.
 
-It is told `{"arguments", "argv", "paths", "basetemp", "worker"}` first, then `{"op": "run", "item", "next",
-"limit_bytes"}` for each test, and `{"op": "end"}`. It tells `report` and `warning` as they come, and one of `done`,
+Its start says `{"path", "arguments", "argv", "paths", "basetemp", "worker"}`. It is told `{"op": "run", "item", "next",
+"limit_bytes"}` for each test, then `{"op": "end"}`. It tells `report` and `warning` as they come, and one of `done`,
 `missing`, `exit` and `interrupted` when a test has ended.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pdb  # noqa: T100 - to refuse it
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -44,16 +43,20 @@ _SETTLED: Final[dict[str, Any]] = {
 """Options that are for the session that people started; one that is not known here belongs to no plugin here."""
 
 
-def main() -> int:
-    """Run the session; the command line has the descriptors of the channel."""
+def serve(config: pytest.Config, start: Message, channel: Channel) -> None:
+    """Make a session that is about to load its conftest files one that runs tests on demand.
+
+    Args:
+        config: Of the session.
+        start: What the session that people started said first.
+        channel: To that session.
+    """
     die_with_parent()
-    channel = Channel(int(sys.argv[1]), int(sys.argv[2]))
-    try:
-        start = channel.receive()
-        sys.argv[:] = start["argv"]
-        return int(pytest.main(start["arguments"], plugins=[Serving(channel, start), Measuring()]))
-    except ChannelClosedError:  # the session that people started is gone
-        return int(pytest.ExitCode.INTERRUPTED)
+    if hasattr(config.known_args_namespace, "cov_append"):
+        # pytest-cov erases all data files that lie there, and those of xdist's workers that have ended are among them.
+        config.known_args_namespace.cov_append = True
+    config.pluginmanager.register(Serving(channel, start))
+    config.pluginmanager.register(Measuring())
 
 
 class Serving:
@@ -83,7 +86,10 @@ class Serving:
                 setattr(config.option, name, value)
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
             _silence(config, nowhere)
-            return (yield)
+            try:
+                return (yield)
+            except ChannelClosedError:  # the session that people started is gone
+                return pytest.ExitCode.INTERRUPTED
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self) -> None:

@@ -30,32 +30,36 @@ def _run_pytest(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return run("-p", "no:hypothesispytest", *arguments)  # what takes most of the time to import
 
 
-@pytest.mark.parametrize(
-    ("marker", "message"),
-    [
-        ('("lots")', "`lots` is not a size"),
-        ('("20")', "`20` has no unit"),
-        ("(0)", "the limit is a size or a positive number of bytes, and not 0"),
-        ("(-5)", "and not -5"),
-        ("(2.5)", "and not 2.5"),
-        ("(True)", "and not True"),
-        ("(1, 2)", "it takes one limit, and not 2"),
-        ('(1, limit="1 GiB")', "its limit is given twice"),
-        ("(max=1)", "it takes `limit` and `gpu`, and not `max`"),
-        ('(gpu="rtx-9999")', "no GPU called `rtx-9999` is known"),
-        ("(gpu=4090)", "`gpu` is the name of a card, and not 4090"),
-    ],
-)
-def test_wrong_marker_is_a_usage_error(pytester: pytest.Pytester, marker: str, message: str) -> None:
-    """A marker that cannot be understood ends the session before any test, with the test's name and what is wrong."""
-    result = _run(pytester, marker)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: `gpu_memory` of `test_it.py::test_it`: *{message}*", "hint: *"])
-    assert "it ran" not in result.stdout.str()
+_WRONG = {
+    '("lots")': "`lots` is not a size",
+    '("20")': "`20` has no unit",
+    "(0)": "the limit is a size or a positive number of bytes, and not 0",
+    "(-5)": "the limit is a size or a positive number of bytes, and not -5",
+    "(2.5)": "the limit is a size or a positive number of bytes, and not 2.5",
+    "(True)": "the limit is a size or a positive number of bytes, and not True",
+    "(1, 2)": "it takes one limit, and not 2",
+    '(1, limit="1 GiB")': "its limit is given twice",
+    "(max=1)": "it takes `limit` and `gpu`, and not `max`",
+    '(gpu="rtx-9999")': "no GPU called `rtx-9999` is known",
+    "(gpu=4090)": "`gpu` is the name of a card, and not 4090",
+}
+
+
+def test_wrong_markers_are_errors_of_their_tests(pytester: pytest.Pytester) -> None:
+    """Each marker that cannot be understood is an error of its test that says what is wrong; all others run."""
+    marked = (
+        f"@pytest.mark.gpu_memory{marker}\ndef test_{number}():\n    raise SystemError('it ran')\n"
+        for number, marker in enumerate(_WRONG)
+    )
+    pytester.makepyfile(test_it="\n".join(["import pytest", *marked, "def test_unmarked(): pass"]))
+    result = _run_pytest(pytester, "-p", "no:cacheprovider")
+    result.assert_outcomes(errors=len(_WRONG), passed=1)
+    for number, message in enumerate(_WRONG.values()):
+        result.stdout.fnmatch_lines([f"`gpu_memory` of `test_it.py::test_{number}`: {message}*", "hint: *"])
 
 
 def test_wrong_marker_is_an_error_of_its_test_under_xdist(pytester: pytest.Pytester) -> None:
-    """Under xdist, where a usage error of a worker looks like a crash, the test itself says what is wrong."""
+    """Under xdist it is one too."""
     result = _run(pytester, '("lots")', "-n", "1")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["`gpu_memory` of `test_it.py::test_it`: `lots` is not a size"])
@@ -109,11 +113,12 @@ def test_card_from_the_project(pytester: pytest.Pytester) -> None:
     _run(pytester, "").stdout.fnmatch_lines([_NO_COMPILER])
 
 
-def test_project_that_cannot_be_read_is_a_usage_error(pytester: pytest.Pytester) -> None:
-    """A configuration of the project that is wrong ends the session, with the reason."""
+def test_project_that_cannot_be_read_is_an_error(pytester: pytest.Pytester) -> None:
+    """A configuration of the project that is wrong is an error of the test that looks for its card there."""
     pytester.makepyprojecttoml('[tool.oomdoctor]\ngpus = 5\ngpu = "rtx-9999"')
     result = _run(pytester, "")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["`tool.oomdoctor.gpus` in `pyproject.toml` is `5`, not a list of strings", "hint: *"])
 
 
 def test_wrong_markers_of_tests_that_do_not_run_do_not_matter(pytester: pytest.Pytester) -> None:

@@ -21,10 +21,19 @@ _SETTINGS = """
     gpu_memory_limit = 200 MiB
 """
 
+_WARNING_FREE = """
+    filterwarnings = error
+"""
+
 _MANY = """
     import os
+    import time
+    from pathlib import Path
 
+    import covered
     import pytest
+
+    first, second = (pytest.mark.xdist_group(name) for name in ("first", "second"))
 
 
     @pytest.fixture(scope="session")
@@ -32,39 +41,77 @@ _MANY = """
         return os.getpid(), worker_id
 
 
-    @pytest.mark.gpu_memory
-    @pytest.mark.parametrize("mib", [100, 150, 250])
-    def test_sizes(process, mib, tmp_path, record_property):
-        import torch
+    @first
+    def test_waits_for_the_other_worker():
+        deadline = time.monotonic() + 60
+        while len(list(Path().glob(".coverage.*"))) < 2:  # its own, and that of its process on a null GPU
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
+
+    @pytest.mark.gpu_memory
+    @pytest.mark.parametrize(
+        "mib", [pytest.param(100, marks=first), pytest.param(150, marks=second), pytest.param(250, marks=first)]
+    )
+    def test_sizes(process, mib, record_property):
         record_property("pid", os.getpid())
         record_property("worker", process[1])
         assert process[0] == os.getpid()
-        torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+        covered.on_the_gpu(mib) if process[1] == "gw0" else covered.on_another_gpu(mib)
 
 
+    @second
     @pytest.mark.parametrize("number", range(3))
     def test_elsewhere(process, number):
         assert process[0] == os.getpid()
         assert "LD_PRELOAD" not in os.environ
+        assert covered.here() == 2
+"""
+
+_COVERED = """
+    def on_the_gpu(mib):
+        import torch
+
+        return torch.empty(mib << 20, dtype=torch.uint8, device="cuda").shape
+
+
+    def on_another_gpu(mib):
+        import torch
+
+        return torch.empty(mib << 20, dtype=torch.uint8, device="cuda").shape
+
+
+    def here():
+        return 2
+
+
+    def apart():
+        return 3
+
+
+    if __name__ == "__main__":
+        apart()
 """
 
 
 @pytest.fixture(scope="module")
 def distributed(tmp_path_factory: pytest.TempPathFactory) -> PytestRun:
-    """A suite on two workers of xdist."""
-    files = {"pytest_ini": _SETTINGS, "test_many": _MANY}
-    return run_once(tmp_path_factory, "distributed", files, "-n", "2", "--dist", "loadgroup", "--gpu-memory-report")
+    """A suite on two workers of xdist, of which one ends before the other starts its process on the null GPU."""
+    files = {"pytest_ini": _SETTINGS + _WARNING_FREE, "covered": _COVERED, "test_many": _MANY}
+    options = ("-n", "2", "--dist", "loadgroup", "--gpu-memory-report", "--cov=covered", "--cov-report=term-missing")
+    return run_once(tmp_path_factory, "distributed", files, *options)
 
 
 def test_xdist_reports_every_test(distributed: PytestRun) -> None:
     """Under xdist each test is reported once, with its outcome and its peak."""
     outcomes = {name: distributed.outcome(name) for name in distributed.cases}
     assert outcomes == {
-        **dict.fromkeys(("test_sizes[100]", "test_sizes[150]"), "passed"),
+        "test_waits_for_the_other_worker": "passed",
+        "test_sizes[100]": "passed",
+        "test_sizes[150]": "passed",
         "test_sizes[250]": "failure",
         **dict.fromkeys((f"test_elsewhere[{number}]" for number in range(3)), "passed"),
-    }
+    }, distributed.output
     assert "the peak of 250.00 MiB is 50.00 MiB (25.0 %) over the limit" in distributed.text("test_sizes[250]")
     assert "150.00 MiB   200.00 MiB    75 %  test_many.py::test_sizes[150]" in distributed.output
 
@@ -74,7 +121,17 @@ def test_xdist_workers_have_a_process_each(distributed: PytestRun) -> None:
     found = {name: distributed.properties(name) for name in distributed.cases if "sizes" in name}
     pids = {properties["worker"]: properties["pid"] for properties in found.values()}
     assert all(pids[properties["worker"]] == properties["pid"] for properties in found.values())
-    assert set(pids) <= {"gw0", "gw1"}
+    assert set(pids) == {"gw0", "gw1"}
+
+
+def test_coverage_under_xdist_is_of_all_processes(distributed: PytestRun) -> None:
+    """pytest-cov counts what ran on the null GPUs and in the workers, in one that had ended before as well."""
+    assert _lines_missed(distributed) == "19, 23"
+
+
+def _lines_missed(run: PytestRun) -> str:
+    line = next(line for line in run.section("tests coverage").splitlines() if line.startswith("covered.py"))
+    return line.partition("%")[2].strip()
 
 
 _FIRST_FAILURE = """
@@ -112,27 +169,23 @@ def test_exitfirst_stops(tmp_path: Path) -> None:
     assert "1 failed, 1 passed, 1 error" in run.output
 
 
-_COVERED = """
-    def on_the_gpu():
-        import torch
-
-        return torch.empty(1, device="cuda").shape
-
-
-    def here():
-        return 2
-"""
-
 _COVERING = """
+    import subprocess
+    import sys
     import time
 
     import covered
     import pytest
 
 
+    def test_apart():
+        measured = [sys.executable, "-m", "coverage", "run", "--parallel-mode", "--include=covered.py", "covered.py"]
+        subprocess.run(measured, check=True)
+
+
     @pytest.mark.gpu_memory
     def test_gpu():
-        assert covered.on_the_gpu() == (1,)
+        assert covered.on_the_gpu(1) == (1 << 20,)
 
 
     def test_here():
@@ -159,12 +212,13 @@ _COVERING = """
 def covered(tmp_path_factory: pytest.TempPathFactory) -> PytestRun:
     """A suite with coverage and a time limit, which one of its tests ends."""
     files = {"pytest_ini": _SETTINGS, "covered": _COVERED, "test_covering": _COVERING}
-    return run_once(tmp_path_factory, "covered", files, "--cov=covered", "--cov-report=term", "-k", "not ends")
+    options = ("-W", "error", "--cov=covered", "--cov-report=term-missing", "-k", "not ends")
+    return run_once(tmp_path_factory, "covered", files, *options)
 
 
 def test_coverage_counts_what_ran_on_the_null_gpu(covered: PytestRun) -> None:
-    """pytest-cov counts the lines that ran here and those that ran on the null GPU together."""
-    assert any(line.split() == ["covered.py", "5", "0", "100%"] for line in covered.output.splitlines()), covered.output
+    """pytest-cov counts what ran here, on the null GPU, and in a process that a test had started before."""
+    assert _lines_missed(covered) == "9-11"
 
 
 def test_time_limit_holds_on_the_null_gpu(covered: PytestRun) -> None:
