@@ -169,7 +169,15 @@ def test_what_does_not_fit_fails(runner: Runner) -> None:
         ({"command": "lint", "arguments": "'open"}, "a quote that is not closed"),
         ({"command": "report"}, "none of check, probe, lint, diagnose"),
         ({"command": "lint", "fail": "yes"}, "`fail` is neither true nor false"),
-        ({"command": "lint", "working-directory": "nowhere"}, "not a folder"),
+        ({"command": "lint", "working-directory": "nowhere"}, "not a folder of the checkout"),
+        ({"command": "lint", "working-directory": "/etc"}, "not a folder of the checkout"),
+        ({"command": "lint", "working-directory": ".."}, "not a folder of the checkout"),
+        ({"command": "lint", "python": "no-such-python"}, "`python` names no program"),
+        ({"command": "lint", "python": "false"}, "could not be installed"),
+        ({"command": "lint", "arguments": "--help"}, "exit code 2 and no result"),
+        ({"command": "lint", "arguments": ". --format text"}, "`arguments` chose the format"),
+        ({"command": "lint", "fail": "false", "working-directory": "nowhere"}, "not a folder of the checkout"),
+        ({"command": "lint", "fail": "false", "python": "no-such-python"}, "`python` names no program"),
     ],
 )
 def test_what_went_wrong_is_an_annotation(runner: Runner, inputs: dict[str, str], said: str) -> None:
@@ -178,6 +186,24 @@ def test_what_went_wrong_is_an_annotation(runner: Runner, inputs: dict[str, str]
     assert ended.code == 2
     assert ended.outputs == NONE
     assert [said in command for command in ended.commands] == [True]
+
+
+def test_a_command_without_an_answer_may_pass(runner: Runner) -> None:
+    """`fail: false` passes the step whatever the command exited with, and the outputs tell."""
+    words = {"command": "probe", "arguments": "nowhere.py --target-batch 8 --gpu t4"}
+    ended = runner.use(ACTION, {**words, "fail": "false"})
+    assert (ended.code, ended.outputs) == (0, NONE)
+
+
+@pytest.mark.parametrize("name", ["back\\slash.py", "last\\", "a b\\"])
+def test_a_backslash_is_a_backslash(runner: Runner, name: str) -> None:
+    """Backslashes in `arguments` reach the command, at the end and within quotes too."""
+    (runner.workspace / name).write_text(LEAKING_LOOP)
+    for quote in "'\"":
+        ended = runner.use(ACTION, {"command": "lint", "arguments": f"{quote}{name}{quote}"})
+        assert ended.outputs["exit-code"] == "1", ended.log
+    if " " not in name:
+        assert runner.use(ACTION, {"command": "lint", "arguments": name}).outputs["exit-code"] == "1"
 
 
 def test_it_runs_where_it_is_told(runner: Runner) -> None:

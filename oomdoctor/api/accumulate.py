@@ -7,19 +7,20 @@ error says so. So the shares belong to the loop, and a loop that passes over one
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
-from oomdoctor.api.splitting import samples_in, split
+import torch
+
+from oomdoctor.api.rows import samples_in
+from oomdoctor.api.splitting import split
 from oomdoctor.errors import UsageError
-from oomdoctor.probing.accumulation import plan_accumulation
+from oomdoctor.probing.accumulation import plan_accumulation, whole_number
+from oomdoctor.results import Accumulation
 from oomdoctor.targets.placement import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    import torch
-
-    from oomdoctor.results import Accumulation
 
 Batch = TypeVar("Batch")
 
@@ -32,6 +33,9 @@ in place of `loss.backward()` write
         steps.backward(loss)  # or backward of `loss * steps.weight`
 
 or `accumulate(..., reduction="sum")` where the loss is a sum over samples and not a mean"""
+
+
+_COUNT_HINT = "it takes a micro-batch and returns a number, 0 or more"
 
 
 class MicroSteps(Generic[Batch]):
@@ -123,24 +127,57 @@ def accumulate(  # noqa: PLR0913 - what a batch and a loss may be
     larger than the plan's largest.
 
     Args:
-        batch: Tensors that lead with the samples, in any nest of dicts and other mappings, lists, tuples, named tuples
-            and dataclasses. Lists of one item a sample are split too; numbers, text, and tensors without dimensions or
-            with a leading 1 are in every micro-batch.
+        batch: Tensors and NumPy arrays that lead with the samples, in any nest of dicts and other mappings, lists,
+            tuples, named tuples and dataclasses. Numbers, text, and tensors without dimensions or with a leading 1 are
+            in every micro-batch. Lists and tuples are gone into, and with `batch_size` those with an item a sample are
+            split between items. A list that could be either is refused.
         plan: From `load_result(...).plan`, `probe(...).plan` or `plan_accumulation`.
         device: Where each micro-batch is put when its turn comes. Let the batch itself stay on the CPU: the plan was
             made with one micro-batch on the GPU.
-        batch_size: Samples in the batch where its tensors do not tell, as in lists of samples of different shapes.
+        batch_size: Samples in the batch, where it holds lists of samples: images of different shapes, names of files.
+            Each list or tuple of that many alike items is then one of samples; name the parts of the batch in a dict.
         reduction: What the loss is over what it counts: their `mean`, or their `sum`, which needs no weights.
-        count: What a mean is over, given a micro-batch; such as its tokens that are not padding. None for samples.
+        count: What a mean is over, given a micro-batch; such as its tokens that are not padding. None for samples. A
+            micro-batch that counts 0 has no part in the mean, and is passed over.
 
     Raises:
-        UsageError: The batch is empty or larger than planned, its samples cannot be counted, or a part cannot be split.
+        UsageError: The batch is empty or larger than planned, its samples cannot be counted, a part cannot be split or
+            can be read in two ways, or an argument is not what it should be.
     """
-    samples = samples_in(batch) if batch_size is None else batch_size
+    _check(plan, device, reduction)
+    samples = samples_in(batch) if batch_size is None else _batch_size(batch_size)
     sizes = _sizes(samples, plan)
-    parts = cast("list[Batch]", split(batch, samples, sizes))
-    weights = _weights(reduction, sizes if count is None else [float(count(part)) for part in parts])
-    return MicroSteps(parts, weights, device, must_weigh=reduction == "mean")
+    cut = split(batch, samples, sizes, planned=sum(plan.micro_batches), is_told=batch_size is not None)
+    parts = cast("list[Batch]", cut)
+    if reduction == "sum":
+        return MicroSteps(parts, [1.0] * len(parts), device, must_weigh=False)
+    counts = sizes if count is None else [_counted(count, part) for part in parts]
+    parts, weights = _weighed(parts, counts)
+    return MicroSteps(parts, weights, device, must_weigh=True)
+
+
+def _check(plan: object, device: torch.device | str | None, reduction: str) -> None:
+    """Raise a UsageError for arguments of another kind."""
+    if not isinstance(plan, Accumulation):
+        raise UsageError(
+            f"`plan` is `{plan!r:.80}`, which is no plan",
+            hint="take `load_result(...).plan`, `probe(...).plan` or `plan_accumulation(...)`",
+        )
+    if reduction not in ("mean", "sum"):
+        raise UsageError(f"`reduction` is `{reduction}`, which it cannot be", hint="one of `mean`, `sum`")
+    try:
+        _ = device if device is None else torch.device(device)
+    except (RuntimeError, TypeError):
+        raise UsageError(
+            f"`device` is `{device!r}`, which PyTorch does not know", hint="such as `cuda`, `cuda:1` or `cpu`"
+        ) from None
+
+
+def _batch_size(value: int) -> int:
+    size = whole_number("batch_size", value)
+    if size < 0:
+        raise UsageError(f"`batch_size` is `{size}`, which is no number of samples", hint="give the batch's samples")
+    return size
 
 
 def _sizes(samples: int, plan: Accumulation) -> tuple[int, ...]:
@@ -158,15 +195,26 @@ def _sizes(samples: int, plan: Accumulation) -> tuple[int, ...]:
     return plan_accumulation(samples, max(plan.micro_batches)).micro_batches
 
 
-def _weights(reduction: str, counts: Sequence[float]) -> list[float]:
-    """Shares of the whole, or 1 for each part of a sum."""
-    if reduction == "sum":
-        return [1.0] * len(counts)
-    if reduction != "mean":
-        raise UsageError(f"`reduction` is `{reduction}`, which it cannot be", hint="one of `mean`, `sum`")
+def _counted(count: object, part: object) -> float:
+    """What a micro-batch counts: a number, or a tensor or an array of one."""
+    if not callable(count):
+        raise UsageError(f"`count` is `{count!r:.80}`, which is no function", hint=_COUNT_HINT)
+    counted: Any = count(part)
+    try:
+        number = math.nan if isinstance(counted, str) else float(counted)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise UsageError(f"`count` returned `{counted!r:.80}`, which is no count", hint=_COUNT_HINT)
+    return number
+
+
+def _weighed(parts: Sequence[Batch], counts: Sequence[float]) -> tuple[list[Batch], list[float]]:
+    """The micro-batches that count, and their shares; the mean of one that does not is 0 / 0, whatever its weight."""
     total = sum(counts)
     if not total > 0:
         raise UsageError(
             "there is nothing in the batch for its mean to be over", hint="leave the optimizer step out, or see `count`"
         )
-    return [part / total for part in counts]
+    kept = [(part, counted / total) for part, counted in zip(parts, counts, strict=True) if counted]
+    return [part for part, _ in kept], [weight for _, weight in kept]

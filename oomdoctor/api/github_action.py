@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 COMMANDS: Final = ("check", "probe", "lint", "diagnose")
 _OOMDOCTOR: Final = (sys.executable, "-P", "-m", "oomdoctor")
 _EXIT_USAGE: Final = 2
+_NO_RESULT: Final = (
+    "`oomdoctor {name}` ended with exit code {code} and no result; its log says why, or `arguments` chose the format "
+    "or the output"
+)
 _YES_AND_NO: Final = ("true", "false")
 
 
@@ -42,10 +46,11 @@ def main(inputs: Mapping[str, str]) -> int:
     report = Path(inputs.get("RUNNER_TEMP") or tempfile.gettempdir()) / f"oomdoctor-{secrets.token_hex(8)}.json"
     code = _unheard(inputs, [inputs["INPUT_COMMAND"], "--format", "json", "-o", str(report), *_words(inputs)])
     document = _read(report)
+    if document is None:
+        code = code or _EXIT_USAGE  # such as after `--help`: nothing was checked, which is not to pass
     _write_outputs(inputs, {"exit-code": str(code), **_outputs(document, report)})
     if document is None:
-        name = inputs["INPUT_COMMAND"]
-        _say(f"::error title=oomdoctor::`oomdoctor {name}` ended with exit code {code} and no result; its log says why")
+        _say(f"::error title=oomdoctor::{_NO_RESULT.format(name=inputs['INPUT_COMMAND'], code=code)}")
     else:
         rendered = _render(inputs, report)
         code = code or rendered
@@ -63,13 +68,22 @@ def _problem(inputs: Mapping[str, str]) -> str | None:
         _words(inputs)
     except ValueError:
         return "the input `arguments` has a quote that is not closed"
-    if not Path(inputs.get("INPUT_WORKING_DIRECTORY") or ".").is_dir():
+    if not _is_in_the_checkout(inputs):
         return "the input `working-directory` is not a folder of the checkout"
     return None
 
 
+def _is_in_the_checkout(inputs: Mapping[str, str]) -> bool:
+    checkout = Path(inputs.get("GITHUB_WORKSPACE") or ".").resolve()
+    directory = Path(inputs.get("INPUT_WORKING_DIRECTORY") or ".").resolve()
+    return directory.is_dir() and directory.is_relative_to(checkout)
+
+
 def _words(inputs: Mapping[str, str]) -> list[str]:
-    return shlex.split(inputs.get("INPUT_ARGUMENTS", ""))
+    """Words as a shell's, but for backslashes, which are what they are: parts of paths and patterns."""
+    reader = shlex.shlex(inputs.get("INPUT_ARGUMENTS", ""), posix=True, punctuation_chars=False)
+    reader.whitespace_split, reader.commenters, reader.escape = True, "", ""
+    return list(reader)
 
 
 def _render(inputs: Mapping[str, str], report: Path) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import operator
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from oomdoctor.errors import UsageError
+from oomdoctor.probing.accumulation import whole_number
 from oomdoctor.probing.document import document_of
 from oomdoctor.probing.probe import probe as run_probe
 from oomdoctor.probing.request import (
@@ -73,15 +74,15 @@ def probe(  # noqa: PLR0913 - one parameter an option
         NoAnswerError: No device, a crash, or a time limit.
     """
     request = ProbeRequest(
-        target=os.fspath(target),
+        target=_path(target),
         directory=Path.cwd(),
-        target_batch=_whole("target_batch", target_batch),
-        world_size=_whole("world_size", world_size),
+        target_batch=whole_number("target_batch", target_batch),
+        world_size=whole_number("world_size", world_size),
         precision=_one_of("precision", precision, PRECISIONS),
-        optimizer=optimizer,
+        optimizer=_text("optimizer", optimizer),
         headroom=parse_fraction(str(headroom), option="headroom"),
-        gpu=gpu,
-        device=None if device is None else str(device),
+        gpu=_text("gpu", gpu),
+        device=_device(device),
         memory_bytes=_bytes(memory),
         engine=_one_of("engine", engine, _ENGINES),
         trial_timeout_seconds=_seconds(trial_timeout),
@@ -90,24 +91,38 @@ def probe(  # noqa: PLR0913 - one parameter an option
 
 
 def _bytes(memory: int | str | None) -> int | None:
-    """Bytes are as good as a size with its unit, and held to the same limits."""
+    """Bytes are as good as a size with its unit, and held to the same limits; parts of a byte are a mistake."""
     if memory is None:
         return None
-    return parse_size(memory if isinstance(memory, str) else f"{memory}B", option="memory")
+    text = memory if isinstance(memory, str) else f"{whole_number('memory', memory)}B"
+    return parse_size(text, option="memory")
 
 
-def _whole(name: str, value: int) -> int:
-    """An integer, NumPy's included; `256.0` and `"256"` would be a mistake somewhere else."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise UsageError(f"`{name}` is `{value!r}`, which is no whole number", hint="give an integer") from None
+def _path(target: str | os.PathLike[str]) -> str:
+    path = os.fspath(target) if isinstance(target, os.PathLike) else target
+    if not isinstance(path, str):
+        raise UsageError(
+            f"`target` is `{target!r}`, which names no file", hint="give the file to probe as text or path"
+        )
+    return path
 
 
-def _seconds(value: float) -> float:
-    if not value > 0:
-        raise UsageError(f"`trial_timeout` is `{value!r}`, which is no length of time", hint="give seconds, above 0")
-    return float(value)
+def _text(name: str, value: str | None) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise UsageError(f"`{name}` is `{value!r}`, which is no text", hint="give its name as text")
+
+
+def _device(device: int | str | None) -> str | None:
+    if device is None or isinstance(device, str):
+        return device
+    return str(whole_number("device", device))
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise UsageError(f"`trial_timeout` is `{value!r}`, which is no length of time", hint="give seconds, above 0")
 
 
 def _one_of(name: str, value: Word, words: tuple[Word, ...]) -> Word:

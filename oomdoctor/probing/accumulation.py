@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Accumulation, UniformPlan
 
@@ -13,6 +15,24 @@ _UNIFORM_STEPS = 1.25
 LARGEST_TARGET = 10_000_000
 
 
+def whole_number(name: str, value: object) -> int:
+    """Read a number that a program gave: an integer, NumPy's included; `256.0` and `"256"` are mistakes elsewhere.
+
+    Args:
+        name: What it was given as, to be named in an error.
+        value: What was given.
+
+    Raises:
+        UsageError: It is no integer, or a truth value.
+    """
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise UsageError(f"`{name}` is `{value!r}`, which is no whole number", hint="give an integer")
+
+
 def per_device_target(target_batch: int, world_size: int = 1) -> int:
     """Return samples per optimizer step on one device.
 
@@ -21,8 +41,9 @@ def per_device_target(target_batch: int, world_size: int = 1) -> int:
         world_size: Devices that share it.
 
     Raises:
-        UsageError: A number is below 1 or absurd, or the devices cannot share the target evenly.
+        UsageError: A number is no integer, below 1 or absurd, or the devices cannot share the target evenly.
     """
+    target_batch, world_size = whole_number("target_batch", target_batch), whole_number("world_size", world_size)
     if world_size < 1:
         raise UsageError(
             f"world size {world_size} is not a number of devices", hint="pass the number of GPUs that train, 1 or more"
@@ -60,9 +81,11 @@ def plan_accumulation(target_batch: int, maximum: int, world_size: int = 1) -> A
         The fewest steps that reach the target, with micro-batches that differ by at most one, largest first.
 
     Raises:
-        UsageError: A number is below 1, or the devices cannot share the target evenly.
+        UsageError: A number is no integer or below 1, or the devices cannot share the target evenly.
     """
     share = per_device_target(target_batch, world_size)
+    target_batch, world_size = share * int(world_size), int(world_size)  # NumPy's are not for a document
+    maximum = whole_number("maximum", maximum)
     if maximum < 1:
         raise UsageError(
             f"no plan reaches target batch {target_batch} with a largest micro-batch of {maximum}",

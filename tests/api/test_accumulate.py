@@ -209,7 +209,7 @@ def test_the_step_of_a_gradient_scaler_is_that_of_the_whole_batch() -> None:
 def test_micro_batches_go_to_the_device_one_by_one() -> None:
     """With `device` each micro-batch is put there when its turn comes, and the batch stays where it is."""
     batch = {"x": torch.ones(6, 2), "id": ["a", "b", "c", "d", "e", "f"]}
-    steps = accumulate(batch, plan_accumulation(6, 4), device="meta")
+    steps = accumulate(batch, plan_accumulation(6, 4), device="meta", batch_size=6)
     devices = [(part["x"].device.type, tuple(part["id"]), steps.weight) for part, _ in steps]
 
     assert devices == [("meta", ("a", "b", "c"), 0.5), ("meta", ("d", "e", "f"), 0.5)]

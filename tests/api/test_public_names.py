@@ -155,13 +155,23 @@ def test_bytes_may_be_given_as_a_number(tmp_path: Path) -> None:
         ({"target_batch": 0}, "target batch 0 is not a number of samples"),
         ({"world_size": 2.0}, "`world_size` is `2.0`"),
         ({"trial_timeout": 0}, "no length of time"),
+        ({"trial_timeout": "5"}, "`trial_timeout` is `'5'`, which is no length of time"),
+        ({"trial_timeout": float("inf")}, "`trial_timeout` is `inf`"),
         ({"gpu": "rtx-9999"}, "rtx-9999"),
+        ({"gpu": 5}, "`gpu` is `5`, which is no text"),
+        ({"optimizer": 5}, "`optimizer` is `5`, which is no text"),
+        ({"memory": 1.5}, r"`memory` is `1\.5`, which is no whole number"),
+        ({"device": 0.0, "gpu": None}, r"`device` is `0\.0`"),
+        ({"headroom": None}, "`headroom None` is not a fraction"),
+        ({"target_batch": True}, "`target_batch` is `True`"),
+        ({"target": None}, "`target` is `None`, which names no file"),
+        ({"target": b"model.py"}, "names no file"),
     ],
 )
 def test_a_wrong_argument_is_said(arguments: dict[str, object], problem: str) -> None:
     """What an option would refuse, the function refuses before anything is started, as a UsageError."""
     with pytest.raises(UsageError, match=problem) as refusal:
-        probe("gpt2", **{"target_batch": 8, "gpu": "t4", **arguments})  # type: ignore[arg-type]
+        probe(**{"target": "gpt2", "target_batch": 8, "gpu": "t4", **arguments})  # type: ignore[arg-type]
     assert refusal.value.exit_code == 2
 
 
