@@ -197,6 +197,15 @@ def test_the_speed_figures_are_those_of_the_results() -> None:
     assert f"the probe of the picture {claims[2]['ratio']:g} times as long" in PROSE
 
 
+def test_the_figures_of_check_are_those_of_the_results() -> None:
+    """What the README says of a check's time is what was measured and committed, and within what it promises."""
+    results = json.loads((ROOT / "tests/bench/results/check_speed.json").read_text(encoding="utf-8"))
+    whole, _, cached, unchanged = results["runs"]
+    assert f"takes {whole['seconds']} s on two cores, {cached['seconds']} s when nothing has changed" in PROSE
+    assert all(run["seconds"] < run["below"] for run in (whole, cached, unchanged))
+    assert results["identical_json"]
+
+
 def test_the_figures_of_lint_are_those_of_the_results() -> None:
     """What the README says of lint's precision, speed and robustness is what was measured and committed."""
     results = ROOT / "tests/bench/results"

@@ -34,12 +34,14 @@ class PhaseRecorder:
         """Record what happens inside, up to a failure where there is one."""
         torch.cuda.reset_peak_memory_stats()
         before = reads()
+        has_ended = False
         try:
             yield
+            has_ended = True
         finally:
             if name in (PhaseName.FORWARD, PhaseName.BACKWARD):  # an optimizer reads, and what it reads is its own
                 self.zeros_read += reads() - before
-            self._record(iteration, name)
+            self._record(iteration, name, has_ended=has_ended)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -51,14 +53,16 @@ class PhaseRecorder:
         """Most bytes in live tensors over all phases so far; what is allocated now before the first."""
         return max((phase.peak_allocated_bytes for phase in self.phases), default=torch.cuda.memory_allocated())
 
-    def _record(self, iteration: int, name: PhaseName) -> None:
+    def _record(self, iteration: int, name: PhaseName, *, has_ended: bool) -> None:
         before = self._phases.get((iteration, name))
-        peak = torch.cuda.max_memory_allocated()
+        peak = max(torch.cuda.max_memory_allocated(), before.peak_allocated_bytes if before else 0)
+        # What a failure's unwinding frees, autograd's threads free when they come to it: no two runs would agree.
+        end = torch.cuda.memory_allocated() if has_ended else peak
         self._phases[iteration, name] = Phase(
             iteration=iteration,
             phase=name,
-            peak_allocated_bytes=peak if before is None else max(peak, before.peak_allocated_bytes),
-            end_allocated_bytes=torch.cuda.memory_allocated(),
+            peak_allocated_bytes=peak,
+            end_allocated_bytes=end,
         )
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, torch.cuda.max_memory_reserved())
 

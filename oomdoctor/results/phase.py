@@ -23,7 +23,7 @@ class Phase:
         iteration: 0 for loading the model, then 1 and 2; the optimizer's state first exists in the second.
         phase: The phase.
         peak_allocated_bytes: Most bytes in live tensors during the phase.
-        end_allocated_bytes: Bytes in live tensors when the phase last ended.
+        end_allocated_bytes: Bytes in live tensors when the phase last ended; the peak of a phase that failed.
     """
 
     iteration: int

@@ -34,7 +34,7 @@ def failing(after: Figures, tolerance: float = TOLERANCE) -> set[str]:
 
 
 def test_a_category_that_grew_names_its_module() -> None:
-    """The line has the category, how much, what share and at which size, and the share of the module that explains it."""
+    """The line has the category, how much of it moved at which size, and the share of the module that explains it."""
     found = moved(with_category(Category.ACTIVATIONS, "encoder.layers.*.linear", 412 * MIB))["activations"]
     text = "activations +412.00 MiB (+41 %) at micro-batch 8, +103 % in `encoder.layers.*.linear`"
     assert (found.text, found.is_beyond, found.kind) == (text, True, FigureKind.CATEGORY)

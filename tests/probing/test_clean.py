@@ -110,7 +110,9 @@ def test_fifty_trials_in_one_worker_start_from_the_same_byte(
             assert supervisor.held == start, f"micro-batch {micro_batch}"
             outcomes.append(trial.outcome)
             if trial.outcome is Outcome.OOM:
-                phases.add(trial.phases[-1].phase.value)
+                failed = trial.phases[-1]
+                phases.add(failed.phase.value)
+                assert failed.end_allocated_bytes == failed.peak_allocated_bytes, "what unwinding frees is chance"
         assert supervisor.replaced == 0
 
     assert outcomes == [Outcome.FITS, Outcome.OOM] * 25
