@@ -101,7 +101,7 @@ def write_atomically(path: Path, text: str) -> None:
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8", errors="replace", newline="")
             return
-        _replace(target, text)
+        replace_atomically(target, text.encode(errors="replace"))
 
 
 def _target(path: Path) -> Path:
@@ -124,13 +124,18 @@ def _explained(path: Path) -> Iterator[None]:
         raise UsageError(f"`{path}` cannot be written: {reason}", hint="choose another file with `--output`") from error
 
 
-def _replace(target: Path, text: str) -> None:
+def replace_atomically(target: Path, content: bytes) -> None:
+    """Put `content` into a file that is no symbolic link, whole or not at all; an existing file's mode is kept.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     # Beside the target, so that the rename stays within one file system. No fsync: it would guard against a power cut,
     # and make the moment in which a killed process leaves the temporary file behind a hundred times longer.
     temporary = target.with_name(f".{target.name[:_LONGEST_STEM]}.{os.urandom(8).hex()}.tmp")
     try:
-        with temporary.open("x", encoding="utf-8", errors="replace", newline="") as stream:
-            stream.write(text)
+        with temporary.open("xb") as stream:
+            stream.write(content)
         if target.exists():
             temporary.chmod(stat.S_IMODE(target.stat().st_mode))
         temporary.replace(target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -11,10 +10,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, TypeAlias
 
 from oomdoctor.checking.crew import run_all
-from oomdoctor.devices.choice import choose_engine
 from oomdoctor.devices.monitor import has_local_gpu
 from oomdoctor.errors import OomdoctorError
-from oomdoctor.probing.probe import Probe, probe
+from oomdoctor.probing.probe import Probe, engine_for, probe
 from oomdoctor.progress import SilentProgress
 
 if TYPE_CHECKING:
@@ -95,10 +93,4 @@ def _prepare(requests: Sequence[ProbeRequest]) -> None:
     for request in requests[:1]:
         # What is wrong is said of each entry by its own probe.
         with suppress(OomdoctorError):
-            choose_engine(
-                engine=request.engine,
-                gpu=request.gpu,
-                device=request.device,
-                memory_bytes=request.memory_bytes,
-                base=os.environ,
-            )
+            engine_for(request)

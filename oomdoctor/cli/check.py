@@ -98,7 +98,6 @@ def document_of(found: Check) -> CheckDocument:
 
 
 def _plan(configuration: CheckConfiguration, names: Sequence[str], *, update: bool) -> Plan:
-
     from pathlib import Path
 
     from oomdoctor.checking.baseline.files import NAME

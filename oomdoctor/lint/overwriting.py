@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import stat
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from oomdoctor.output import replace_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-_LONGEST_STEM: Final = 50
 
 
 class ChangedError(Exception):
@@ -34,14 +31,4 @@ def overwrite(path: Path, old: bytes, new: bytes) -> None:
     # Where the file itself may not be written, renaming another over it would be a way around that.
     with path.open("r+b"):
         pass
-    # Beside the target, so that the rename stays within one file system.
-    temporary = path.with_name(f".{path.name[:_LONGEST_STEM]}.{os.urandom(8).hex()}.tmp")
-    try:
-        temporary.write_bytes(new)
-        temporary.chmod(stat.S_IMODE(path.stat().st_mode))
-        temporary.replace(path)
-    except BaseException:
-        # Ctrl-C included: nothing is left behind.
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    replace_atomically(path, new)

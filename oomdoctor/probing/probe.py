@@ -119,7 +119,7 @@ def _running(
     """Check the question before anything is started, start a worker, and end it with all that it started."""
     per_device = per_device_target(request.target_batch, request.world_size)
     reference = parse_reference(request.target, directory=request.directory)
-    engine = engine or _engine(request)
+    engine = engine or engine_for(request)
     others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
     with Supervisor(request, reference, engine.environment, stop) as supervisor:
         progress.stage(f"loading {request.target}")
@@ -144,7 +144,13 @@ def _checked_plan(request: ProbeRequest, session: Session, maximum: int, recomme
     return None
 
 
-def _engine(request: ProbeRequest) -> Engine:
+def engine_for(request: ProbeRequest) -> Engine:
+    """Where the trials of a question run; the null GPU is built where it is needed.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        NoAnswerError: No device.
+    """
     return choose_engine(
         engine=request.engine,
         gpu=request.gpu,

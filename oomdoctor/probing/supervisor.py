@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.probing.child import Child
 from oomdoctor.probing.dependencies import Dependencies
-from oomdoctor.results import Outcome, Phase, StepMemory, Trial
+from oomdoctor.probing.profile.profiled import Profiled
+from oomdoctor.results import Outcome, Phase, Trial
 from oomdoctor.serialisation import decode
 
 if TYPE_CHECKING:
@@ -63,21 +64,6 @@ class Loaded:
     phases: tuple[Phase, ...]
     found: dict[str, str]
     versions: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Profiled:
-    """What came of recording memory.
-
-    Attributes:
-        memory: What memory was made of; None where that could not be had.
-        reason: Why it could not be had, or what it lacks; None where there is nothing to say.
-        outcome: How the trial ended.
-    """
-
-    memory: StepMemory | None
-    reason: str | None
-    outcome: Outcome
 
 
 class Supervisor:
@@ -158,12 +144,8 @@ class Supervisor:
             TargetError: The target's code is at fault.
             NoAnswerError: A crash or the time limit.
         """
-        child = self._child or self._replacement()
-        answer = self._ask(
-            child,
-            f"the trial at micro-batch {micro_batch}",
-            {"op": "trial", "micro_batch": micro_batch, "micro_steps": micro_steps, "allowed_bytes": allowed_bytes},
-        )
+        question = {"micro_batch": micro_batch, "micro_steps": micro_steps, "allowed_bytes": allowed_bytes}
+        answer = self._ask_for_trial(self._child or self._replacement(), question)
         self._note(answer)
         return decode(Trial, answer["trial"], "trial")
 
@@ -213,8 +195,7 @@ class Supervisor:
 
     def _unwatched(self, question: dict[str, int]) -> Trial:
         """A trial that counts for nothing but the peak that a watched one has to have."""
-        what = f"the trial at micro-batch {question['micro_batch']}"
-        answer = self._ask(self._ready(), what, {"op": "trial", **question})
+        answer = self._ask_for_trial(self._ready(), question)
         self._keep_or_retire(answer)
         return decode(Trial, answer["trial"], "trial")
 
@@ -262,6 +243,9 @@ class Supervisor:
 
     def _ask(self, child: Child, what: str, request: dict[str, Any]) -> dict[str, Any]:
         return child.ask(request, what=what, timeout_seconds=self._request.trial_timeout_seconds)
+
+    def _ask_for_trial(self, child: Child, question: dict[str, int]) -> dict[str, Any]:
+        return self._ask(child, f"the trial at micro-batch {question['micro_batch']}", {"op": "trial", **question})
 
     def _note(self, answer: dict[str, Any]) -> None:
         self.problem = answer["problem"] or self.problem

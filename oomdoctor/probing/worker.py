@@ -26,7 +26,8 @@ from oomdoctor.probing.blame import blame
 from oomdoctor.probing.channel import Channel, ChannelClosedError, Message
 from oomdoctor.probing.dependency_watch import report, watch
 from oomdoctor.probing.guardian import die_with_parent
-from oomdoctor.probing.profile.record import Profile, profile
+from oomdoctor.probing.profile.profiled import Profiled
+from oomdoctor.probing.profile.record import profile
 from oomdoctor.probing.recorder import PhaseRecorder
 from oomdoctor.probing.replay import largest_size
 from oomdoctor.probing.trial import Setup, allow, clean, run_trial, settle
@@ -151,7 +152,7 @@ class _Worker:
                 request["peak_allocated_bytes"],
             )
         except Exception as error:  # noqa: BLE001 - the answer is there already, and stays right without this
-            found = Profile(None, f"{type(error).__name__}: {error}", Outcome.FAILED)
+            found = Profiled(None, f"{type(error).__name__}: {error}", Outcome.FAILED)
         settle(self._setup.model, self._start_bytes)
         return {
             "event": "profiled",

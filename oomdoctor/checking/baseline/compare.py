@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.checking.baseline import wording
 from oomdoctor.checking.baseline.circumstances import is_comparable
+from oomdoctor.reports.wording import CATEGORY_WORDS
 from oomdoctor.results import Category, FigureKind, Movement
 from oomdoctor.units import MIB
 
@@ -121,7 +122,7 @@ class _Comparison:
             if before != after:
                 text = wording.category(category, self.before, self.after)
                 is_beyond = self._is_part_worse(before, after)
-                yield Movement(FigureKind.CATEGORY, wording.words(category), before, after, is_beyond, text)
+                yield Movement(FigureKind.CATEGORY, CATEGORY_WORDS[category], before, after, is_beyond, text)
 
     def _phases(self, *, may_fail: bool) -> Iterator[Movement]:
         old, new = self.before.phases, self.after.phases

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.checking.baseline.attribution import explain
+from oomdoctor.reports.wording import CATEGORY_WORDS
 from oomdoctor.results import Category
 from oomdoctor.units import format_signed_size, format_size
 
@@ -19,26 +20,22 @@ _OUTSIDE: Final = "outside the modules"
 _PHASES: Final[Mapping[str, str]] = MappingProxyType(
     {"forward": "forward", "backward": "backward", "optimizer": "the optimizer step"}
 )
+_CATEGORIES: Final = {words: category for category, words in CATEGORY_WORDS.items()}
 _MOST: Final = Fraction(2, 3)
 _TIMES: Final = 20  # from which a percentage says no more than that there was next to nothing before
 _MANY: Final = 10  # percent, from which no decimals are shown
 _FEW: Final = 0.1  # percent, below which nobody wants to know how few
 
 
-def words(category: Category) -> str:
-    """A category as people say it, such as `optimizer state`."""
-    return category.value.replace("_", " ")
-
-
 def category_of(name: str) -> Category:
-    """The category that `words` gave a name to."""
-    return Category(name.replace(" ", "_"))
+    """The category that `CATEGORY_WORDS` gave a name to."""
+    return _CATEGORIES[name]
 
 
 def module_name(module: str | None, category: Category) -> str:
     """A figure by module, such as `encoder.layers.* activations`."""
     place = _OUTSIDE if module is None else module or "the model itself"
-    return f"{words(category)} {place}" if module is None else f"{place} {words(category)}"
+    return f"{CATEGORY_WORDS[category]} {place}" if module is None else f"{place} {CATEGORY_WORDS[category]}"
 
 
 def maximum(before: Figures, after: Figures) -> str:
@@ -63,7 +60,7 @@ def peak(name: str, before: int, after: int, memory: MemoryFigures) -> str:
 def category(category: Category, before: MemoryFigures, after: MemoryFigures) -> str:
     """How a category moved, and the part of the model that explains it."""
     old, new = before.categories.get(category, 0), after.categories.get(category, 0)
-    text = _moved(words(category), old, new, after)
+    text = _moved(CATEGORY_WORDS[category], old, new, after)
     place = explain(before.modules.get(category, {}), after.modules.get(category, {}))
     if place is None or place.module is None:
         return f"{text}, {_percent(old, new)}{_outside(category, before, after)}"
@@ -74,7 +71,7 @@ def category(category: Category, before: MemoryFigures, after: MemoryFigures) ->
         return f"{text}, {_percent(old, new)}, most of it in `{place.module}`"
     whole, there = _percent(old, new), _percent(place.before, place.after)
     # The bytes are the category's: where the module moved by another share, both are said, lest one be taken for both.
-    text = text if whole == there else _moved(words(category), old, new, after, f" ({whole})")
+    text = text if whole == there else _moved(CATEGORY_WORDS[category], old, new, after, f" ({whole})")
     return f"{text}, {there} in `{place.module}`"
 
 
@@ -84,13 +81,13 @@ def phase(name: str, before: MemoryFigures, after: MemoryFigures) -> str:
     change = sum(new.values()) - sum(old.values())
     text = plain(name, sum(old.values()), sum(new.values()), after)
     found = [one for one in Category if _is_most(new.get(one, 0) - old.get(one, 0), change)]
-    return f"{text}, most of it {words(found[0])}" if len(found) == 1 else text
+    return f"{text}, most of it {CATEGORY_WORDS[found[0]]}" if len(found) == 1 else text
 
 
 def module(module: str | None, category: Category, before: MemoryFigures, after: MemoryFigures) -> str:
     """How what a module holds of a category moved."""
     old, new = (side.modules.get(category, {}).get(module, 0) for side in (before, after))
-    name = f"`{module}` {words(category)}" if module else module_name(module, category)
+    name = f"`{module}` {CATEGORY_WORDS[category]}" if module else module_name(module, category)
     return plain(name, old, new, after)
 
 

@@ -1,7 +1,7 @@
 """Answers of probes, kept for as long as nothing that could change them changes.
 
-What goes unseen is said in the README: files that native code reads, programs that installed libraries start, the
-network, the clock and the state of the machine.
+What goes unseen is said in the README: programs that installed libraries start, the network, the clock and the state of
+the machine.
 """
 
 from __future__ import annotations

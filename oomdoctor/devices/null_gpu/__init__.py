@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from oomdoctor.devices.null_gpu.environment import environment
+from oomdoctor.devices.null_gpu.environment import environment, with_total_bytes
 
-__all__ = ["environment"]
+__all__ = ["environment", "with_total_bytes"]

@@ -27,6 +27,7 @@ _PYTORCH_CHOICES = {
     # attention is a closer stand-in than cuDNN with no workspace at all.
     "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
 }
+_TOTAL_BYTES = "OOMDOCTOR_NULL_TOTAL_BYTES"
 # What would choose among real GPUs; the null GPU is device 0 and the only one.
 _DROPPED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
@@ -54,6 +55,16 @@ def environment(card: Card, build: TorchBuild, base: Mapping[str, str]) -> dict[
     # Triton links its launchers against the driver and would rather use a real one that the system knows.
     result["TRITON_LIBCUDA_PATH"] = str(directory)
     return result | _PYTORCH_CHOICES | _card_variables(card)
+
+
+def with_total_bytes(environment: Mapping[str, str], total_bytes: int) -> dict[str, str]:
+    """The same environment with a card that is the same but for its memory.
+
+    Args:
+        environment: As `environment` returned it.
+        total_bytes: Memory of the card.
+    """
+    return {**environment, _TOTAL_BYTES: str(total_bytes)}
 
 
 def _check_served(build: TorchBuild) -> None:
@@ -91,7 +102,7 @@ def _card_variables(card: Card) -> dict[str, str]:
     major, minor = card.compute_capability
     return {
         "OOMDOCTOR_NULL_NAME": card.name,
-        "OOMDOCTOR_NULL_TOTAL_BYTES": str(card.total_bytes),
+        _TOTAL_BYTES: str(card.total_bytes),
         "OOMDOCTOR_NULL_CONTEXT_BYTES": str(card.context_bytes),
         "OOMDOCTOR_NULL_COMPUTE_CAPABILITY": f"{major}.{minor}",
         "OOMDOCTOR_NULL_SM_COUNT": str(card.sm_count),

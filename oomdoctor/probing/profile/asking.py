@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.devices.null_gpu import with_total_bytes
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.probing.accumulation import per_device_target
+from oomdoctor.probing.profile.profiled import Profiled
 from oomdoctor.probing.session import micro_steps
-from oomdoctor.probing.supervisor import Profiled, Supervisor
+from oomdoctor.probing.supervisor import Supervisor
 from oomdoctor.results import Outcome, Reason
 from oomdoctor.units import format_size
 
@@ -108,7 +110,7 @@ class Asking:
         return self._told(size, found)
 
     def _on_larger_card(self, size: int, total_bytes: int) -> Profiled:
-        environment = {**self.engine.environment, _TOTAL_BYTES: str(total_bytes)}
+        environment = with_total_bytes(self.engine.environment, total_bytes)
         request = replace(self.request, memory_bytes=None)
         try:
             with Supervisor(request, self.reference, environment, self.stop) as supervisor:
@@ -143,6 +145,3 @@ class Asking:
             return Recorded(warnings=(f"memory at micro-batch {size} could not be recorded: {why}",))
         text = f"the history of PyTorch's allocator over a trial of its own at micro-batch {size}"
         return Recorded(found.memory, (Reason("memory", text),), (found.reason,) if found.reason else ())
-
-
-_TOTAL_BYTES: Final = "OOMDOCTOR_NULL_TOTAL_BYTES"

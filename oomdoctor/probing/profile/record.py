@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.probing.profile.blocks import tell
 from oomdoctor.probing.profile.heap import UnexplainedError
 from oomdoctor.probing.profile.names import named_modules
+from oomdoctor.probing.profile.profiled import Profiled
 from oomdoctor.probing.profile.recorder import ProfileRecorder
 from oomdoctor.probing.profile.summary import summarise
 from oomdoctor.probing.trial import run_trial
@@ -15,22 +16,7 @@ from oomdoctor.results import Outcome
 
 if TYPE_CHECKING:
     from oomdoctor.probing.trial import Setup
-    from oomdoctor.results import StepMemory, Trial
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """What came of it.
-
-    Attributes:
-        memory: What memory was made of; None where it could not be had.
-        reason: Why it could not be had, or what it lacks; None where there is nothing to say.
-        outcome: How the trial ended.
-    """
-
-    memory: StepMemory | None
-    reason: str | None
-    outcome: Outcome
+    from oomdoctor.results import Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +41,9 @@ _WAYS: Final = (
 )
 
 
-def profile(setup: Setup, micro_batch: int, micro_steps: int, allowed_bytes: int, peak_allocated_bytes: int) -> Profile:
+def profile(
+    setup: Setup, micro_batch: int, micro_steps: int, allowed_bytes: int, peak_allocated_bytes: int
+) -> Profiled:
     """Record memory at a size.
 
     Watching must not change what is watched: the peak has to be that of a trial that nobody watches.
@@ -71,7 +59,7 @@ def profile(setup: Setup, micro_batch: int, micro_steps: int, allowed_bytes: int
         TargetError: The user's file does not keep the contract.
     """
     trial = _Trial(setup, micro_batch, micro_steps, allowed_bytes)
-    found: list[Profile] = []
+    found: list[Profiled] = []
     for way in _WAYS:
         found.append(_record(trial, way))
         memory = found[-1].memory
@@ -98,16 +86,16 @@ class _Trial:
         return run_trial(self.setup, self.micro_batch, self.micro_steps, self.allowed_bytes, recorder).trial
 
 
-def _record(trial: _Trial, way: _Way) -> Profile:
+def _record(trial: _Trial, way: _Way) -> Profiled:
     named = list(named_modules(trial.setup.model))
     recorder = ProfileRecorder([module for module, _ in named], hooks_modules=way.modules, hooks_graph=way.graph)
     ended = trial.run(recorder)
     if ended.outcome is not Outcome.FITS or recorder.start is None:
-        return Profile(None, f"the target fails when it is watched closely ({ended.error})", ended.outcome)
+        return Profiled(None, f"the target fails when it is watched closely ({ended.error})", ended.outcome)
     try:
         story = tell(recorder.start, recorder.events, recorder.marks)
     except UnexplainedError as error:
-        return Profile(None, str(error), ended.outcome)
+        return Profiled(None, str(error), ended.outcome)
     names = [name for _, name in named]
     memory = summarise(story, names, trial.micro_batch, trial.micro_steps, ended.peak_reserved_bytes or 0)
-    return Profile(memory, None, ended.outcome)
+    return Profiled(memory, None, ended.outcome)
