@@ -32,6 +32,7 @@ from oomdoctor.errors import UsageError
 from oomdoctor.results import (
     SCHEMA_VERSION,
     CheckDocument,
+    CheckedEntry,
     DiagnosisDocument,
     Document,
     LintDocument,
@@ -48,7 +49,9 @@ MAXIMUM_DOCUMENT_BYTES = 64 * 1024**2
 _DOCUMENTS: Mapping[str, type[Document]] = MappingProxyType(
     {"probe": ProbeDocument, "diagnose": DiagnosisDocument, "lint": LintDocument, "check": CheckDocument}
 )
-ADDED_LATER: frozenset[tuple[type, str]] = frozenset({(ProbeResult, "memory")})
+ADDED_LATER: frozenset[tuple[type, str]] = frozenset(
+    {(ProbeResult, "memory"), (ProbeResult, "command_plan"), (CheckedEntry, "not_kept")}
+)
 """Fields that documents of this schema version did not have from the first; one that lacks them has their defaults."""
 
 _MAXIMUM_INTEGER = 2**63 - 1
@@ -59,7 +62,7 @@ _JSON_NAMES = {dict: "an object", list: "a list", str: "a string", int: "an inte
 T = TypeVar("T")
 
 
-class _MismatchError(Exception):
+class MismatchError(Exception):
     """A value is not what its place asks for; `where` is a path such as `result.trials[3].outcome`."""
 
     def __init__(self, where: str, problem: str) -> None:
@@ -132,7 +135,7 @@ def from_json(text: str, source: str) -> Document:
     _check_version(data, source)
     try:
         return _decode_document(data)
-    except _MismatchError as error:
+    except MismatchError as error:
         place = f"`{error.where}` in {source}" if error.where else source
         raise UsageError(f"{place} {error.problem}", hint=_HINT) from None
 
@@ -141,7 +144,7 @@ def _decode_document(data: dict[str, object]) -> Document:
     if data.get("written_by") == "oomdoctor run":
         raise UsageError("this is the report of a run, not a result", hint="`oomdoctor diagnose` reads its folder")
     if "command" not in data:
-        raise _MismatchError("command", "is missing")
+        raise MismatchError("command", "is missing")
     command = cast("str", _decode_choice(tuple(_DOCUMENTS), data["command"], "command"))
     return decode(_DOCUMENTS[command], data, "")
 
@@ -150,7 +153,7 @@ def decode(kind: type[T], value: object, where: str) -> T:
     """Build `kind`, a dataclass, from plain data, checking each field against its type hint.
 
     Raises:
-        _MismatchError: A field is missing or does not have its type.
+        MismatchError: A field is missing or does not have its type.
     """
     if not isinstance(value, dict):
         _refuse(where, value, "an object")
@@ -160,7 +163,7 @@ def decode(kind: type[T], value: object, where: str) -> T:
         if name not in value:
             if (kind, name) in ADDED_LATER:
                 continue
-            raise _MismatchError(path, "is missing")
+            raise MismatchError(path, "is missing")
         arguments[name] = _decode(hint, value[name], path)
     return kind(**arguments)
 
@@ -231,11 +234,11 @@ def _decode_float(value: object, where: str) -> float:
 
 def _refuse(where: str, value: object, wanted: str) -> NoReturn:
     if isinstance(value, dict | list):
-        raise _MismatchError(where, f"is {_JSON_NAMES[type(value)]}, not {wanted}")
+        raise MismatchError(where, f"is {_JSON_NAMES[type(value)]}, not {wanted}")
     shown = json.dumps(value)
     if len(shown) > _SHOWN_CHARACTERS:
         shown = shown[:_SHOWN_CHARACTERS] + "..."
-    raise _MismatchError(where, f"is `{shown}`, not {wanted}")
+    raise MismatchError(where, f"is `{shown}`, not {wanted}")
 
 
 @cache

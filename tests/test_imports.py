@@ -10,9 +10,10 @@ from running import ROOT
 
 PACKAGE = ROOT / "oomdoctor"
 TIERS = {
-    **dict.fromkeys(("cli", "api", "pytest_plugin"), 4),
-    "checking": 3,
-    **dict.fromkeys(("probing", "diagnosis", "running", "lint", "reports"), 2),
+    **dict.fromkeys(("cli", "api", "pytest_plugin"), 5),
+    "checking": 4,
+    **dict.fromkeys(("probing", "diagnosis", "lint", "reports"), 3),
+    "running": 2,
     **dict.fromkeys(("oom", "targets", "devices", "examples", "schemas", "configuration"), 1),
 }
 """Tier by first name below the package; modules that lie in the package itself are the lowest, 0."""

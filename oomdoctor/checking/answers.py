@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, TypeAlias
 
+from oomdoctor.checking.commands import check_program
 from oomdoctor.checking.crew import run_all
 from oomdoctor.devices.monitor import has_local_gpu
 from oomdoctor.errors import OomdoctorError
-from oomdoctor.probing.probe import Probe, engine_for, probe
+from oomdoctor.probing.found import Probe
+from oomdoctor.probing.probe import engine_for, probe
 from oomdoctor.progress import SilentProgress
 
 if TYPE_CHECKING:
@@ -36,17 +38,21 @@ class Answerer:
         jobs: Most probes at once.
         progress: Told of each question.
         cache: Answers that are known; None to ask anew and to keep nothing.
+        not_kept: Why an answer cannot be used again, by name, where its target is the reason.
     """
 
     jobs: int
     progress: CheckProgress
     cache: Cache | None = None
+    not_kept: dict[str, str] = field(default_factory=dict)
 
     def answers(self, requests: Mapping[str, ProbeRequest]) -> dict[str, Answer]:
         """The answers to questions by their names, in their order.
 
         Errors in one target leave the others alone; an interrupt ends all.
         """
+        # To watch a command costs a little, which only an answer that is kept is worth.
+        requests = {name: replace(one, watched=self.cache is not None) for name, one in requests.items()}
         known = {name: found for name, request in requests.items() if (found := self._known(name, request))}
         open_names = [name for name in requests if name not in known]
         _prepare([requests[name] for name in open_names])
@@ -68,18 +74,20 @@ class Answerer:
                 raise KeyboardInterrupt
             started = time.monotonic()
             self.progress.started(name)
-            answer = self._probed(request, stop)
+            answer = self._probed(name, request, stop)
         result = answer.result if isinstance(answer, Probe) else answer
         self.progress.finished(name, result, seconds=time.monotonic() - started, is_cached=False)
         return answer
 
-    def _probed(self, request: ProbeRequest, stop: Stop) -> Answer:
+    def _probed(self, name: str, request: ProbeRequest, stop: Stop) -> Answer:
         try:
+            check_program(request)
             found = probe(request, SilentProgress(), stop=stop)
         except OomdoctorError as error:
             return error
-        if self.cache is not None:
-            self.cache.keep(request, found)
+        reason = None if self.cache is None else self.cache.keep(request, found)
+        if reason is not None:
+            self.not_kept[name] = reason
         return found
 
 

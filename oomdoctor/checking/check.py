@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from oomdoctor.checking.cache.store import Cache
     from oomdoctor.checking.entry import Entry
     from oomdoctor.checking.progress import CheckProgress
-    from oomdoctor.probing.request import ProbeRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +72,14 @@ def check(plan: Plan, progress: CheckProgress, *, jobs: int, cache: Cache | None
     """
     baseline = _baseline(plan)
     known = {} if baseline is None else baseline.entries
-    requests = {entry.name: _request(plan, entry, known) for entry in plan.entries}
-    answers = Answerer(jobs, progress, cache).answers(requests)
+    plan = replace(plan, entries=tuple(_settled(plan, entry, known) for entry in plan.entries))
+    answerer = Answerer(jobs, progress, cache)
+    answers = answerer.answers({entry.name: entry.request for entry in plan.entries})
     is_written = plan.update and not any(isinstance(answer, OomdoctorError) for answer in answers.values())
     standing = Standing(known, plan.update, is_written)
-    checked = tuple(checked_entry(entry, answers[entry.name], standing) for entry in plan.entries)
+    checked = tuple(
+        checked_entry(entry, answers[entry.name], standing, answerer.not_kept.get(entry.name)) for entry in plan.entries
+    )
     if is_written:
         write_baseline(Path(plan.baseline), _updated(plan, known, answers))
     result = CheckResult(plan.configuration, None if baseline is None else plan.baseline, checked)
@@ -108,8 +110,9 @@ def _baseline(plan: Plan) -> Baseline | None:
         raise
 
 
-def _request(plan: Plan, entry: Entry, known: Mapping[str, Figures]) -> ProbeRequest:
-    return replace(entry.request, profile_micro_batch=_profiled_size(plan, entry, known))
+def _settled(plan: Plan, entry: Entry, known: Mapping[str, Figures]) -> Entry:
+    """The entry with the size at which memory is recorded in its question."""
+    return replace(entry, request=replace(entry.request, profile_micro_batch=_profiled_size(plan, entry, known)))
 
 
 def _profiled_size(plan: Plan, entry: Entry, known: Mapping[str, Figures]) -> int | None:
@@ -131,7 +134,7 @@ def _updated(plan: Plan, known: Mapping[str, Figures], answers: Mapping[str, Ans
     for entry in plan.entries:
         answer = answers[entry.name]
         if entry.baseline and not isinstance(answer, OomdoctorError):
-            entries[entry.name] = figures_of(answer.result, answer.versions)
+            entries[entry.name] = figures_of(answer.result, answer.versions, entry.request.profile_micro_batch)
     return Baseline(entries)
 
 

@@ -13,7 +13,8 @@ from oomdoctor.configuration.schema import CheckEntry
 from oomdoctor.devices.catalogue import find_card
 from oomdoctor.errors import UsageError
 from oomdoctor.probing.accumulation import per_device_target
-from oomdoctor.probing.request import DEFAULT_HEADROOM, DEFAULT_TRIAL_TIMEOUT_SECONDS, ProbeRequest
+from oomdoctor.probing.command.template import REQUIRED, one_line
+from oomdoctor.probing.request import DEFAULT_HEADROOM, DEFAULT_STEPS, DEFAULT_TRIAL_TIMEOUT_SECONDS, ProbeRequest
 from oomdoctor.units import parse_fraction, parse_size
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ DEFAULTS: Final = CheckEntry(
 """What holds where nobody says anything."""
 
 _LONGEST_TIMEOUT_SECONDS: Final = 604_800
-_COUNTS: Final = ("target-batch", "world-size", "micro-batch", "min-micro-batch", "max-accumulation-steps")
+_COUNTS: Final = ("target-batch", "world-size", "micro-batch", "min-micro-batch", "max-accumulation-steps", "steps")
+_FOR_FILES: Final = ("precision", "optimizer")
+_FOR_COMMANDS: Final = ("steps", "fresh")
 
 
 def all_entries(configuration: CheckConfiguration) -> tuple[Entry, ...]:
@@ -92,6 +95,7 @@ class _Reader:
 
     def entries(self, folder: Path) -> Iterator[Entry]:
         """One entry a card."""
+        self._check_kind()
         self._check_counts()
         self._check_sizes()
         cards = self._cards()
@@ -116,7 +120,7 @@ class _Reader:
     def _request(self, folder: Path, gpu: str | None) -> ProbeRequest:
         values = self.values
         return ProbeRequest(
-            target=(values.target or "").strip(),
+            target=(values.target or "").strip() if values.command is None else one_line(values.command),
             directory=folder,
             target_batch=values.target_batch or 1,
             world_size=values.world_size or 1,
@@ -126,7 +130,28 @@ class _Reader:
             gpu=gpu,
             memory_bytes=self._size("memory", values.memory),
             trial_timeout_seconds=self._timeout(),
+            command=values.command,
+            steps=values.steps or DEFAULT_STEPS,
+            fresh=bool(values.fresh),
         )
+
+    def _check_kind(self) -> None:
+        """See that a file has no keys of a command, and a command none of a file's and a place for its size."""
+        command = self.values.command
+        wrong, of_what, why = (
+            (_FOR_COMMANDS, "a file", "a trial of a file always takes two steps, in a process that is kept")
+            if command is None
+            else (_FOR_FILES, "a command", "give the command the option of its own that says so")
+        )
+        for key in wrong:
+            if getattr(self.values, key) is not None:
+                raise self.settled.refusal(key, f"cannot be said of {of_what}", f"drop it; {why}")
+        if command is not None and not any(REQUIRED in word for word in command):
+            line = f'`command = ["python", "train.py", "--batch-size", "{REQUIRED}"]`'
+            hint = f"put it where the batch size goes, as in {line}"
+            raise self.settled.refusal("command", f"has no `{REQUIRED}`", hint)
+        if command is not None and any("\0" in word for word in command):
+            raise self.settled.refusal("command", "has a null character, which no program can be given")
 
     def _check_counts(self) -> None:
         values = self.values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from oomdoctor.checking.baseline.circumstances import differences, left_out
+from oomdoctor.checking.baseline.circumstances import common_trials, differences, not_compared
 from oomdoctor.checking.baseline.compare import compare
 from oomdoctor.checking.baseline.figures import figures_of
 from oomdoctor.checking.limits import baseline_limit, broken_first, judge
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oomdoctor.checking.answers import Answer
     from oomdoctor.checking.baseline.figures import Figures
     from oomdoctor.checking.entry import Entry
-    from oomdoctor.probing.probe import Probe
+    from oomdoctor.probing.found import Probe
     from oomdoctor.results import Limit, Movement
 
 _State: TypeAlias = Literal["none", "missing", "compared", "updated"]
@@ -41,13 +41,14 @@ class Standing:
     is_written: bool = False
 
 
-def checked_entry(entry: Entry, answer: Answer, standing: Standing) -> CheckedEntry:
+def checked_entry(entry: Entry, answer: Answer, standing: Standing, not_kept: str | None = None) -> CheckedEntry:
     """Judge one entry.
 
     Args:
         entry: What was asked.
         answer: What was found, or why nothing was.
         standing: What is known of the baseline.
+        not_kept: Why the answer cannot be used again, where its target is the reason.
     """
     if isinstance(answer, OomdoctorError):
         return _without_answer(entry, answer)
@@ -62,10 +63,11 @@ def checked_entry(entry: Entry, answer: Answer, standing: Standing) -> CheckedEn
         movements=against.movements,
         baseline=against.state,
         tolerance=entry.tolerance,
-        profiled_micro_batch=result.memory.micro_batch if result.memory else None,
+        profiled_micro_batch=result.memory.micro_batch if result.memory else against.size,
         probe=result,
         problem=None,
         warnings=against.warnings,
+        not_kept=not_kept,
     )
 
 
@@ -93,13 +95,15 @@ class _Comparison:
     limits: tuple[Limit, ...] = ()
     movements: tuple[Movement, ...] = ()
     warnings: tuple[str, ...] = ()
+    size: int | None = None
 
     @classmethod
     def of(cls, entry: Entry, answer: Probe, standing: Standing) -> _Comparison:
         if not entry.baseline:
             return cls()
         warnings = (_NOT_WRITTEN,) if standing.update and not standing.is_written else ()
-        before, after = standing.figures.get(entry.name), figures_of(answer.result, answer.versions)
+        before = standing.figures.get(entry.name)
+        after = figures_of(answer.result, answer.versions, entry.request.profile_micro_batch)
         if before is None:
             movements: tuple[Movement, ...] = ()
         else:
@@ -112,7 +116,12 @@ class _Comparison:
             None if before is None else movements,
             entry.tolerance,
             updated=standing.is_written,
-            left_out=None if before is None else left_out(before.memory, after.memory),
+            left_out=None if before is None else not_compared(before, after),
         )
         state: _State = "updated" if standing.is_written else "missing" if before is None else "compared"
-        return cls(state, (limit,), movements, warnings)
+        return cls(state, (limit,), movements, warnings, _compared_size(before, after))
+
+
+def _compared_size(before: Figures | None, after: Figures) -> int | None:
+    trials = None if before is None else common_trials(before, after)
+    return after.profiled_micro_batch if trials is None else trials[0].micro_batch

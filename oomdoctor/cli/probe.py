@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
+from oomdoctor.cli.command import as_command, check_options
 from oomdoctor.cli.options import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
+from oomdoctor.probing.request import DEFAULT_STEPS
 
 if TYPE_CHECKING:
     from oomdoctor.probing.request import ProbeRequest
@@ -16,10 +18,13 @@ if TYPE_CHECKING:
 
 
 TargetArgument: TypeAlias = Annotated[
-    str,
+    list[str],
     typer.Argument(
+        metavar="TARGET | -- COMMAND...",
         help="The file to probe: `model.py`, `pkg.module`, `model.py:build_model(depth=24)`, or an example's name "
-        "such as `gpt2`."
+        "such as `gpt2`. Or any training command with a placeholder where its batch size goes: `-- python train.py "
+        "--batch-size {micro_batch} --grad-accum {accumulation_steps}`.",
+        show_default=False,
     ),
 ]
 TargetBatch: TypeAlias = Annotated[
@@ -36,8 +41,11 @@ Memory: TypeAlias = Annotated[
     str | None, typer.Option(help="Capacity to ask about, such as 16GiB.", show_default=False)
 ]
 PrecisionName: TypeAlias = Annotated[
-    Literal["fp32", "bf16", "fp16"],
-    typer.Option(help="How the step runs: fp32, or under autocast (fp16 with a gradient scaler)."),
+    Literal["fp32", "bf16", "fp16"] | None,
+    typer.Option(
+        help="How the step of a file runs: fp32, or under autocast (fp16 with a gradient scaler). [default: fp32]",
+        show_default=False,
+    ),
 ]
 OptimizerName: TypeAlias = Annotated[
     str | None, typer.Option(help="A torch.optim class, where the file builds none (AdamW).", show_default=False)
@@ -52,6 +60,19 @@ TrialTimeout: TypeAlias = Annotated[
 DryRunFlag: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="Load the file, run one trial at the smallest size, explain.")
 ]
+Steps: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        help=f"Optimizer steps after which a trial of a command is ended. [default: {DEFAULT_STEPS}]",
+        min=1,
+        max=1_000_000,
+        show_default=False,
+    ),
+]
+FreshFlag: TypeAlias = Annotated[
+    bool,
+    typer.Option("--fresh", help="Start a command's Pythons anew in each trial; do not fork what has imported torch."),
+]
 QuietFlag: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
@@ -63,11 +84,13 @@ def probe(  # noqa: PLR0913 - one parameter an option
     gpu: Gpu = None,
     device: Device = None,
     memory: Memory = None,
-    precision: PrecisionName = "fp32",
+    precision: PrecisionName = None,
     optimizer: OptimizerName = None,
     headroom: Headroom = "5%",
     engine: EngineName = "auto",
     trial_timeout: TrialTimeout = 300.0,
+    steps: Steps = None,
+    fresh: FreshFlag = False,
     dry_run: DryRunFlag = False,
     form: Format = None,
     json: JsonFlag = False,
@@ -79,6 +102,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch."""
     from oomdoctor.cli.report import format_name, render
     from oomdoctor.output import check_writable
+    from oomdoctor.probing.command.template import one_line
     from oomdoctor.probing.document import document_of
     from oomdoctor.probing.probe import probe as run_probe
     from oomdoctor.probing.request import ProbeRequest
@@ -93,13 +117,18 @@ def probe(  # noqa: PLR0913 - one parameter an option
     if output is not None:
         check_writable(output)
     progress = make_progress(quiet=quiet)
+    command = as_command(target)
+    check_options(command, precision=precision, optimizer=optimizer, steps=steps, fresh=fresh)
     request = ProbeRequest(
-        target=target,
+        target=target[0] if command is None else one_line(command),
+        command=command,
         directory=Path.cwd(),
         target_batch=_required_target_batch(target_batch, dry_run=dry_run),
         world_size=world_size,
-        precision=precision,
+        precision=precision or "fp32",
         optimizer=optimizer,
+        steps=steps or DEFAULT_STEPS,
+        fresh=fresh,
         headroom=parse_fraction(headroom, option="--headroom"),
         gpu=gpu,
         device=device,

@@ -22,6 +22,11 @@ _LONGEST_NAME: Final = 200
 _OPTIONS: Final[Mapping[str, str]] = MappingProxyType({"gpus": "gpu"})
 """Options that are not called as their keys; `--gpu` may be given several times."""
 
+_NOT_FOR_COMMANDS: Final[Mapping[str, None]] = MappingProxyType({"precision": None, "optimizer": None})
+"""Keys that a command has no use for, so that only an entry of its own that has one is wrong."""
+
+_A_COMMAND: Final = '`command = ["python", "train.py", "--batch-size", "{micro_batch}"]`'
+
 _LINES: Final = """\
 [[{table}]]
 name = "pretrain"
@@ -36,7 +41,7 @@ class SettledEntry:
     """One `[[check]]`.
 
     Attributes:
-        name: Its name, or where it has none its target.
+        name: Its name, or where it has none its target, or the words of its command.
         file: The file as messages call it.
         settled: What holds for it, and where each value came from.
     """
@@ -140,7 +145,15 @@ def _settled(
     entry: CheckEntry, file: ConfigurationFile, layers: Sequence[Layer[CheckKeys]], defaults: CheckEntry
 ) -> Settled[CheckEntry]:
     *above, top = (_of_entry(layer) for layer in layers)
+    if entry.command is not None:
+        # What is said of all entries is said of those that are files: a command decides these itself.
+        above, top = [_for_command(layer) for layer in above], _for_command(top)
+        defaults = replace(defaults, **_NOT_FOR_COMMANDS)
     return settle(list(_with_one_choice([*above, Layer.of(entry, file.name), top])), defaults)
+
+
+def _for_command(layer: Layer[CheckEntry]) -> Layer[CheckEntry]:
+    return replace(layer, values=replace(layer.values, **_NOT_FOR_COMMANDS))
 
 
 def _of_entry(layer: Layer[CheckKeys]) -> Layer[CheckEntry]:
@@ -176,15 +189,13 @@ def _named(file: ConfigurationFile) -> list[tuple[str, CheckEntry]]:
     """Each entry with its name.
 
     Raises:
-        UsageError: One has no target, no name that a report could show, or that of another.
+        UsageError: One has no target and no command, or both, or no name that a report could show, or that of another.
     """
     found: dict[str, CheckEntry] = {}
     for number, entry in enumerate(file.values.check, 1):
         place = f"`[[{_table(file)}]]` {number} of `{file.name}`"
-        if entry.target is None or not entry.target.strip():
-            called = f", called `{entry.name}`," if entry.name else ""
-            raise UsageError(f"{place}{called} has no `target`", hint='for example `target = "train/model.py"`')
-        name = entry.target.strip() if entry.name is None else entry.name
+        own_name = _own_name(entry, f"{place}, called `{entry.name}`," if entry.name else place)
+        name = own_name if entry.name is None else entry.name
         if not name.isprintable() or name != name.strip() or not 0 < len(name) <= _LONGEST_NAME:
             hint = f'one line of at most {_LONGEST_NAME} characters, for example `name = "pretrain"`'
             raise UsageError(f"{place} needs another `name`", hint=hint)
@@ -194,8 +205,31 @@ def _named(file: ConfigurationFile) -> list[tuple[str, CheckEntry]]:
     return list(found.items())
 
 
+def _own_name(entry: CheckEntry, place: str) -> str:
+    """What an entry is called as where it has no name.
+
+    Raises:
+        UsageError: It has not exactly one of a target and a command.
+    """
+    target = (entry.target or "").strip()
+    if target and entry.command is not None:
+        raise UsageError(
+            f"{place} has both `target` and `command`", hint="keep one; the other may be an entry of its own"
+        )
+    if target:
+        return target
+    if entry.command is None:
+        raise UsageError(f"{place} has no `target`", hint=f'for example `target = "train/model.py"`, or {_A_COMMAND}')
+    if not entry.command:
+        raise UsageError(f"`command` of {place} has no words", hint=f"for example {_A_COMMAND}")
+    return " ".join(entry.command).strip()
+
+
 def _name_notes(named: Sequence[tuple[str, CheckEntry]]) -> Iterator[str]:
-    return (f"an entry without a name is called as its target, `{name}`" for name, entry in named if entry.name is None)
+    for name, entry in named:
+        if entry.name is None:
+            kind = "target" if entry.command is None else "command"
+            yield f"an entry without a name is called as its {kind}, `{name}`"
 
 
 def _nothing_to_check(file: ConfigurationFile | None) -> UsageError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from dataclasses import MISSING, dataclass, is_dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
-from oomdoctor.configuration.schema import EXAMPLE
+from oomdoctor.configuration.schema import EXAMPLE, WORDS
 from oomdoctor.configuration.shapes import (
     SCALARS,
     choices,
@@ -93,7 +94,7 @@ def decode_value(hint: object, value: object, place: Place, field: Field[Any]) -
     if is_dataclass(inner) and isinstance(value, dict):
         _refuse(value, place, description(hint), f"write `[[{dotted(place.keys)}]]`, with two brackets")
     if not _is_scalar_of(hint, value):
-        _refuse(value, place, description(hint), _example(field))
+        _refuse(value, place, description(hint), _as_words(field, value) or _example(field))
     return float(cast("float", value)) if hint is float else value
 
 
@@ -132,6 +133,17 @@ def _advice(known: Mapping[str, Field[Any]], key: str, place: Place) -> str:
     if key == "tool" and not place.keys:
         return "tables stand at the top level of this file: `[lint]`, not `[tool.oomdoctor.lint]`"
     return "known are " + ", ".join(f"`{name}`" for name in known)
+
+
+def _as_words(field: Field[Any], value: object) -> str | None:
+    """The list of words to write where a command was given in one string."""
+    try:
+        words = shlex.split(value) if WORDS in field.metadata and isinstance(value, str) else []
+    except ValueError:  # a quote that nothing closes
+        return None
+    return (
+        f"no shell takes it apart, so give its words: `{key_of(field)} = {toml_value(tuple(words))}`" if words else None
+    )
 
 
 def _example(field: Field[Any]) -> str | None:

@@ -19,6 +19,9 @@ PrecisionName: TypeAlias = Literal["fp32", "bf16", "fp16"]
 EXAMPLE = "example"
 """Key in a field's metadata for a value, in TOML, to show where a wrong one was given."""
 
+WORDS = "words"
+"""Key in a field's metadata where a list is the words of a command, so that one in a string can be taken apart."""
+
 _CODES: Mapping[str, str] = MappingProxyType({EXAMPLE: '["OOM102", "OOM2"]'})
 
 
@@ -101,8 +104,11 @@ class CheckEntry(SharedKeys):
     """`[[check]]`: one model, and what has to hold for it.
 
     Attributes:
-        name: What to call it; without one, as its target.
+        name: What to call it; without one, as its target or its command.
         target: The target, relative to the file's folder.
+        command: In place of a target, a command that trains, with placeholders for its sizes; it runs in that folder.
+        steps: Optimizer steps after which a trial of the command is ended.
+        fresh: Whether each trial of the command starts its Pythons anew.
         micro_batch: Size at which memory is recorded.
         min_micro_batch: Smallest maximum micro-batch that passes.
         max_accumulation_steps: Most accumulation steps that pass.
@@ -111,6 +117,12 @@ class CheckEntry(SharedKeys):
 
     name: str | None = field(default=None, metadata={EXAMPLE: '"pretrain"'})
     target: str | None = field(default=None, metadata={EXAMPLE: '"train/model.py:build_model(depth=24)"'})
+    command: tuple[str, ...] | None = field(
+        default=None,
+        metadata={EXAMPLE: '["python", "train.py", "--batch-size", "{micro_batch}"]', WORDS: True},
+    )
+    steps: int | None = field(default=None, metadata={EXAMPLE: "3"})
+    fresh: bool | None = field(default=None, metadata={EXAMPLE: "true"})
     micro_batch: int | None = field(default=None, metadata={EXAMPLE: "8"})
     min_micro_batch: int | None = field(default=None, metadata={EXAMPLE: "8"})
     max_accumulation_steps: int | None = field(default=None, metadata={EXAMPLE: "32"})

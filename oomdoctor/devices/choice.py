@@ -39,13 +39,14 @@ class Engine:
     reasons: tuple[Reason, ...]
 
 
-def choose_engine(
+def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs there
     *,
     engine: Literal["auto", "cuda", "null"],
     gpu: str | None,
     device: str | None,
     memory_bytes: int | None,
     base: Mapping[str, str],
+    build: TorchBuild | None = None,
 ) -> Engine:
     """Choose the engine, and build the null GPU where it is needed.
 
@@ -55,6 +56,7 @@ def choose_engine(
         device: Index or UUID of a local GPU.
         memory_bytes: Capacity to play.
         base: Environment to start from.
+        build: The torch that the trials will import; None for this process's own.
 
     Raises:
         UsageError: The options contradict each other, or the card is unknown.
@@ -62,7 +64,7 @@ def choose_engine(
     """
     if sys.platform != "linux":
         raise NoAnswerError(f"trials run on Linux, and this is `{sys.platform}`", hint="use WSL or a Linux container")
-    build = _torch()
+    build = build or _torch()
     _check_options(engine=engine, gpu=gpu, device=device)
     if engine == "cuda" or (engine == "auto" and gpu is None and has_local_gpu()):
         return _cuda(engine=engine, device=device, base=base)

@@ -124,6 +124,18 @@ def classify_text(text: str, evidence: Evidence = NO_EVIDENCE, *, type_name: str
     return _decide([_classify_one(names, text, evidence, TABLE)], type_name, evidence)
 
 
+def classify_recorded(links: Sequence[tuple[Sequence[str], str]], evidence: Evidence = NO_EVIDENCE) -> Verdict:
+    """Decide about an error that was raised in another process, from what that process said of it.
+
+    Args:
+        links: The error and all that it was raised from or while handling, outermost first. Of each the qualified names
+            of the classes that it is an instance of, its own first, and its text.
+        evidence: What was known about memory.
+    """
+    verdicts = [_classify_one(frozenset(names), text, evidence, TABLE) for names, text in links]
+    return _decide(verdicts, links[0][0][0], evidence)
+
+
 def walk_chain(error: BaseException) -> Iterator[BaseException]:
     """Yield the error and everything that it was raised from or while handling, each once, outermost first."""
     waiting, seen = [error], {id(error)}

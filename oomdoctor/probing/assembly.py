@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from oomdoctor.probing.profile.asking import Recorded
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.probing.search import SearchResult
+    from oomdoctor.probing.source import TrialSource
     from oomdoctor.probing.stability import OtherProcesses
-    from oomdoctor.probing.supervisor import Loaded, Supervisor
+    from oomdoctor.probing.supervisor import Loaded
     from oomdoctor.results import Accumulation
 
 
@@ -43,14 +44,14 @@ class Findings:
 
 
 def assemble(
-    request: ProbeRequest, engine: Engine, supervisor: Supervisor, others: OtherProcesses, findings: Findings
+    request: ProbeRequest, engine: Engine, supervisor: TrialSource, others: OtherProcesses, findings: Findings
 ) -> ProbeResult:
     """Put the result together."""
     loaded, search = findings.loaded, findings.search
     maximum = search.maximum if search else 0
     return ProbeResult(
         target=request.target,
-        precision=request.precision,
+        precision=OWN_PRECISION if request.command else request.precision,
         optimizer=supervisor.optimizer_name,
         micro_batch=MicroBatch(
             maximum=maximum,
@@ -109,6 +110,8 @@ def _measured_reasons(engine: Engine, loaded: Loaded) -> list[Reason]:
 
 def _optimizer_reason(request: ProbeRequest, loaded: Loaded) -> Reason:
     """Whose choice it was; the file's own goes before `--optimizer`, because that is what training will run."""
+    if request.command is not None:
+        return Reason("optimizer", "the command's own")
     found = loaded.found["build_optimizer"]
     if not found.startswith("`"):
         found = f"`--optimizer {request.optimizer}`" if request.optimizer else found
@@ -117,14 +120,17 @@ def _optimizer_reason(request: ProbeRequest, loaded: Loaded) -> Reason:
     return Reason("optimizer", found)
 
 
+OWN_PRECISION = "precision of its own"
+"""What stands for the precision of a command, which nobody outside of it knows."""
+
 _NULL_PEAKS = "counted by PyTorch's caching allocator while the step ran on the null GPU"
 _NATIVE_BF16 = 8.0
 """Compute capability from which bf16 is native."""
 
 
-def _warnings(request: ProbeRequest, engine: Engine, supervisor: Supervisor, findings: Findings) -> list[str]:
+def _warnings(request: ProbeRequest, engine: Engine, supervisor: TrialSource, findings: Findings) -> list[str]:
     """What the reader should know before relying on the answer, about the model first and then about the machine."""
-    found = list(findings.search.notes) if findings.search else [_smallest_card(findings.loaded.weights_bytes)]
+    found = list(findings.search.notes) if findings.search else [_smallest_card(findings.loaded.weights_bytes or 0)]
     maximum = findings.search.maximum if findings.search else 0
     if findings.search and findings.plan and min(findings.plan.micro_batches) < findings.search.smallest:
         found.append(f"the plan has micro-batches smaller than {findings.search.smallest}, which the model refuses")
@@ -141,7 +147,7 @@ def _warnings(request: ProbeRequest, engine: Engine, supervisor: Supervisor, fin
     return [*found, *_device_warnings(request, engine, supervisor, findings), *findings.recorded.warnings]
 
 
-def _device_warnings(request: ProbeRequest, engine: Engine, supervisor: Supervisor, findings: Findings) -> list[str]:
+def _device_warnings(request: ProbeRequest, engine: Engine, supervisor: TrialSource, findings: Findings) -> list[str]:
     loaded, found = findings.loaded, []
     if not loaded.has_kernels:
         found.append(_no_kernels(loaded))
@@ -149,7 +155,7 @@ def _device_warnings(request: ProbeRequest, engine: Engine, supervisor: Supervis
         found.append(
             f"compute capability {loaded.compute_capability} emulates bf16; `--precision fp16` may suit it better"
         )
-    if supervisor.zeros_read:
+    if supervisor.zeros_read and request.command is None:  # a command reads back what it logs
         found.append(_zeros_read(supervisor.zeros_read))
     if supervisor.unknown_calls and engine.kind == "null":
         found.append(f"the null GPU does not serve {', '.join(supervisor.unknown_calls)}: memory there is not counted")

@@ -155,6 +155,8 @@ class Bracket:
         if self._wants_another_fit() and prediction.centre < self.largest:
             ahead = min(prediction.centre, self.high) - self.low
             return self.low + max(1, round(_FORESIGHT_STEP * ahead))
+        if not bounded and prediction.centre <= self.low:
+            return self.low + (1 << max(0, self._streak() - 1))  # it is contradicted: grow away from it
         if not bounded:
             is_near = self._is_near(prediction.centre, reach)
             return math.ceil(min(prediction.centre if is_near else prediction.ceiling, self.largest))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError, UsageError
-from oomdoctor.probing import guardian as guardian_module
 from oomdoctor.probing.channel import Channel, ChannelClosedError, ChannelTimeoutError, Message
-from oomdoctor.probing.output_tail import OutputTail
+from oomdoctor.probing.guarded import GuardedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
 _KNOWN_ERRORS: dict[str, type[OomdoctorError]] = {
     kind.__name__: kind for kind in (NoAnswerError, TargetError, UsageError)
 }
-_TAIL_LINES = 15
-_END_SECONDS = 15.0
 
 
 class Child:
@@ -36,21 +32,10 @@ class Child:
     def __init__(self, environment: Mapping[str, str], stop: Stop | None = None) -> None:
         requests_read, requests_write = os.pipe()
         answers_read, answers_write = os.pipe()
-        lifeline_read, self._lifeline = os.pipe()
-        self._output = OutputTail()
         worker = [sys.executable, "-P", "-m", "oomdoctor.probing.worker", str(requests_read), str(answers_write)]
-        # By its path and without site-packages: it needs only the standard library, and every probe waits for it.
-        guardian = [sys.executable, "-P", "-S", guardian_module.__file__]
-        self._guardian = subprocess.Popen(
-            [*guardian, str(lifeline_read), str(answers_write), *worker],
-            pass_fds=(requests_read, answers_write, lifeline_read),
-            stdin=subprocess.DEVNULL,
-            stdout=self._output.write_fd,
-            stderr=self._output.write_fd,
-            env=dict(environment),
-            start_new_session=True,
-        )
-        for fd in (requests_read, answers_write, lifeline_read, self._output.write_fd):
+        pass_fds = (requests_read, answers_write)
+        self._process = GuardedProcess(worker, environment, answers_write, pass_fds=pass_fds)
+        for fd in pass_fds:
             os.close(fd)
         self._channel = Channel(answers_read, requests_write, stop)
 
@@ -80,7 +65,7 @@ class Child:
         except ChannelTimeoutError:
             self._raise_timeout(what, timeout_seconds)
         except ChannelClosedError:
-            raise NoAnswerError(f"the worker was lost during {what}", details=self._tail()) from None
+            raise NoAnswerError(f"the worker was lost during {what}", details=self._process.tail()) from None
         if answer["event"] == "died":
             self._raise_died(answer["return_code"], what)
         if answer["event"] == "bug":
@@ -91,28 +76,16 @@ class Child:
 
     def close(self) -> None:
         """End the worker and everything that it started; returns when nothing of it is left."""
-        if self._guardian.returncode is not None:
-            return
-        os.close(self._lifeline)
-        try:
-            self._guardian.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._guardian.kill()
-            self._guardian.wait()
-        self._channel.close()
-        self._output.close()
-
-    def _tail(self) -> str | None:
-        self._output.close()
-        text = self._output.text(_TAIL_LINES)
-        return f"the end of its output:\n{text}" if text else None
+        if self._process.is_open:
+            self._process.close()
+            self._channel.close()
 
     def _raise_timeout(self, what: str, timeout_seconds: float) -> NoReturn:
         self.close()
         raise NoAnswerError(
             f"{what} took longer than {timeout_seconds:g} s",
             hint="raise the limit with `--trial-timeout`, or look for a loop or a wait in the target's code",
-            details=self._tail(),
+            details=self._process.tail(),
         )
 
     def _raise_died(self, return_code: int, what: str) -> NoReturn:
@@ -121,10 +94,10 @@ class Child:
             raise TargetError(
                 f"the target's code ended the process with exit code {return_code} during {what}",
                 hint="remove the call to `exit` or `os._exit` from the functions that oomdoctor runs",
-                details=self._tail(),
+                details=self._process.tail(),
             )
         name = signal.Signals(-return_code).name
         hint = "a crash is not an out-of-memory error; run the target by itself to see where it crashes"
         if name == "SIGKILL":
             hint = "was it the kernel, for want of host memory? `dmesg` tells; try fewer or smaller host tensors"
-        raise NoAnswerError(f"the worker was ended by {name} during {what}", hint=hint, details=self._tail())
+        raise NoAnswerError(f"the worker was ended by {name} during {what}", hint=hint, details=self._process.tail())

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ALL_VARIABLES: Final = "*"
 """Among the names of variables: the whole environment was read, for example to be copied."""
@@ -38,3 +42,23 @@ class Dependencies:
             working_directory=self.working_directory or other.working_directory,
             unseen=tuple(dict.fromkeys((*self.unseen, *other.unseen, *changed))),
         )
+
+
+def line_of(news: Dependencies) -> bytes:
+    """One line of an account that several processes write; the general way to serialise takes too long to import."""
+    return json.dumps(asdict(news)).encode() + b"\n"
+
+
+def read_lines(account: bytes) -> Iterator[Dependencies]:
+    """What stands in an account; a line that is none, such as one whose writer was ended, says so."""
+    for line in account.splitlines():
+        try:
+            found = json.loads(line)
+            yield Dependencies(
+                dict(found["seen"]),
+                tuple(found["variables"]),
+                found["working_directory"],
+                tuple(found["unseen"]),
+            )
+        except (ValueError, TypeError, KeyError):
+            yield Dependencies(unseen=("a process was ended while it said what it used",))

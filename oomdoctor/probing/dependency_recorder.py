@@ -1,9 +1,11 @@
-"""Keeps what the target used, each thing as it was when it was used first. Runs in the worker; never imports torch."""
+"""Keeps what the target used, each thing as it was when it was used first. Runs in the worker; never imports torch.
+
+It also runs in the Pythons of commands, each of which waits for its import.
+"""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import sys
 import threading
@@ -11,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.probing.dependencies import Dependencies
-from oomdoctor.probing.dependency_paths import absolute, can_change, is_installed, is_relative, source
+from oomdoctor.probing.dependencies import Dependencies, line_of, read_lines
+from oomdoctor.probing.dependency_paths import absolute, can_change, is_installed, is_known, is_relative, source
 from oomdoctor.probing.looking import ABSENT, Look, look
-from oomdoctor.serialisation import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any
 
 _MOST_CONTENT_BYTES: Final = 64 * 1024**2
 """Read in all to tell whether files have changed; for what is more, size and times have to do."""
@@ -32,12 +34,16 @@ class Recorder:
 
     A process that is forked, such as a data loader's, reports to the one that it was forked from.
 
+    Args:
+        account: Descriptor that everything is told to when it is seen first, as a line each; None where only forks
+            have to tell.
+
     Attributes:
         asked: Absolute paths that `read` need not be told of again: the first time is what counts.
         opened: Descriptor that the null GPU appends the path of each opened file to, each with a zero byte.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, account: int | None = None) -> None:
         self._seen: dict[str, str] = {}
         self._variables: set[str] = set()
         self._working_directory: str | None = None
@@ -46,10 +52,10 @@ class Recorder:
         self._left_bytes = _MOST_CONTENT_BYTES
         self.asked: set[object] = set()
         self._busy = threading.local()
-        self._forks = os.memfd_create("oomdoctor-dependencies")
+        self._account = os.memfd_create("oomdoctor-dependencies") if account is None else account
+        self._is_telling = account is not None
         self.opened = os.memfd_create("oomdoctor-opened")
         fcntl.fcntl(self.opened, fcntl.F_SETFL, os.O_APPEND)
-        self._is_fork = False
         os.register_at_fork(after_in_child=self._forked)
 
     @contextmanager
@@ -113,6 +119,16 @@ class Recorder:
             self._working_directory = _getcwd()
             self._tell(Dependencies(working_directory=self._working_directory))
 
+    def started(self, wanted_by: str, program: Sequence[Any]) -> None:
+        """A program was started; what Python or torch starts for its own purposes, such as a compiler, is known.
+
+        Args:
+            wanted_by: File of the code that wanted it.
+            program: What the audit event has of it.
+        """
+        if not is_known(wanted_by):
+            self.escaped(f"the target started `{os.fsdecode(program[0] or program[1][0])}`")
+
     def escaped(self, why: str) -> None:
         """Something may have been used that cannot be seen from here."""
         if why not in self._unseen:
@@ -172,17 +188,16 @@ class Recorder:
         return bool(self._own) and not self._own.isdisjoint([path, *map(str, PurePath(path).parents)])
 
     def _forked(self) -> None:
-        self._is_fork = True
+        self._is_telling = True
         self._busy = threading.local()
 
     def _tell(self, news: Dependencies) -> None:
-        if self._is_fork:
-            os.write(self._forks, json.dumps(encode(news)).encode() + b"\n")
+        if self._is_telling:
+            os.write(self._account, line_of(news))
 
     def _told_by_forks(self) -> Iterator[Dependencies]:
-        size = os.fstat(self._forks).st_size
-        for line in os.pread(self._forks, size, 0).splitlines():
-            yield decode(Dependencies, json.loads(line), "dependencies")
+        size = os.fstat(self._account).st_size
+        yield from read_lines(os.pread(self._account, size, 0))
 
 
 def _is_text(entry: object) -> bool:

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from oomdoctor.devices.null_gpu.control import is_null_gpu, note_files
 from oomdoctor.probing.dependencies import ALL_VARIABLES
 from oomdoctor.probing.dependency_paths import is_known, is_standard
 from oomdoctor.probing.dependency_recorder import Recorder
@@ -35,17 +34,24 @@ _PROCESS_MODULES: Final = ("multiprocessing.popen_spawn_posix", "multiprocessing
 
 def watch() -> Recorder:
     """Record, from now until the process ends, what the code in it uses."""
+    from oomdoctor.devices.null_gpu.control import is_null_gpu, note_files  # noqa: PLC0415 - long to import
+
     recorder = Recorder()
+    if is_null_gpu():
+        note_files(recorder.opened)
+    watch_for(recorder)
+    return recorder
+
+
+def watch_for(recorder: Recorder) -> None:
+    """Tell a recorder of all that Python does from now on; of native code only the null GPU knows."""
     sys.meta_path.insert(0, _Finder(recorder))
     for name in ("stat", "lstat", "access"):
         _wrap(name, lambda args, kwargs: recorder.read(_asked_path(args, kwargs)), recorder)
     for name in ("getcwd", "getcwdb"):
         _wrap(name, lambda _args, _kwargs: _directory_asked(recorder), recorder)
     _watch_variables(recorder)
-    if is_null_gpu():
-        note_files(recorder.opened)
     sys.addaudithook(_hook(recorder))
-    return recorder
 
 
 def report(recorder: Recorder) -> Dependencies:
@@ -81,7 +87,7 @@ def _opened(recorder: Recorder, args: Sequence[Any]) -> None:
 
 
 def _listed(recorder: Recorder, args: Sequence[Any]) -> None:
-    lister = next(_callers(), "")
+    lister = next(callers(), "")
     if lister.endswith("importlib/metadata/__init__.py"):
         recorder.listed(args[0], Look.PACKAGES)
     # What `import` looks for is recorded by name; that it reads whole directories for it is its own affair.
@@ -90,10 +96,7 @@ def _listed(recorder: Recorder, args: Sequence[Any]) -> None:
 
 
 def _started(recorder: Recorder, args: Sequence[Any]) -> None:
-    """A program was started; what Python or torch starts for its own purposes, such as a compiler, is known."""
-    wanted_by = next((name for name in _callers() if Path(name).name not in _STARTERS), "")
-    if not is_known(wanted_by):
-        recorder.escaped(f"the target started `{os.fsdecode(args[0] or args[1][0])}`")
+    recorder.started(next((name for name in callers() if Path(name).name not in _STARTERS), ""), args)
 
 
 _EVENTS: Mapping[str, Callable[[Recorder, Sequence[Any]], None]] = MappingProxyType(
@@ -112,7 +115,7 @@ _EVENTS: Mapping[str, Callable[[Recorder, Sequence[Any]], None]] = MappingProxyT
 )
 
 
-def _callers() -> Iterator[str]:
+def callers() -> Iterator[str]:
     """Files of the code that is watched, innermost first."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to one's callers
     while frame is not None:
@@ -164,7 +167,7 @@ def _wrap(name: str, note: Callable[[tuple[Any, ...], dict[str, Any]], None], re
 
 def _directory_asked(recorder: Recorder) -> None:
     """The working directory was asked for; torch asks while it is imported, and makes nothing of it."""
-    if not is_known(next((name for name in _callers() if not is_standard(name)), "")):
+    if not is_known(next((name for name in callers() if not is_standard(name)), "")):
         recorder.used_working_directory()
 
 
@@ -180,17 +183,32 @@ def _watch_variables(recorder: Recorder) -> None:
     """`get`, `in` and `os.getenv` come down to getting an item, and `items`, `keys` and `copy` to going over all."""
     kind: Any = type(os.environ)
     get_item, iterate = kind.__getitem__, kind.__iter__
+    copying: tuple[object, ...] = ()
 
     def __getitem__(self: Any, key: Any) -> Any:  # noqa: ANN401, N807 - as the original
         with recorder.quietly() as is_target:
-            if is_target:
+            if is_target and _place_of_asking() != copying:
                 recorder.variable(os.fsdecode(key))
         return get_item(self, key)
 
     def __iter__(self: Any) -> Iterator[Any]:  # noqa: ANN401, N807 - as the original
+        nonlocal copying
+        copying = _place_of_asking()
         with recorder.quietly() as is_target:
             if is_target:
                 recorder.variable(ALL_VARIABLES)
         return iter(iterate(self))
 
     kind.__getitem__, kind.__iter__ = __getitem__, __iter__
+
+
+def _place_of_asking() -> tuple[object, ...]:
+    """The frame and the instruction that ask: the same for a whole copy, which asks for all and then for each."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - the documented way to one's callers
+    while frame is not None and frame.f_code.co_filename.endswith(_VIEWS):
+        frame = frame.f_back
+    # Not the frame itself, which would keep the target's tensors alive.
+    return () if frame is None else (id(frame), frame.f_code, frame.f_lasti)
+
+
+_VIEWS: Final = ("_collections_abc>", "_collections_abc.py")

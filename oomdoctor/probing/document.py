@@ -9,7 +9,7 @@ from oomdoctor.errors import EXIT_GATE, EXIT_OK
 from oomdoctor.results import ProbeDocument
 
 if TYPE_CHECKING:
-    from oomdoctor.probing.probe import Probe
+    from oomdoctor.probing.found import Probe
 
 
 def document_of(found: Probe) -> ProbeDocument:

@@ -8,6 +8,7 @@ from collections import deque
 
 _CHUNK = 65536
 _KEPT_BYTES = 65536
+_LONGEST_LINE = 500
 
 
 class OutputTail:
@@ -25,9 +26,10 @@ class OutputTail:
         self._thread.start()
 
     def text(self, lines: int) -> str:
-        """The last `lines` lines."""
+        """The last `lines` lines; of an endless one its end."""
         kept = b"".join(tuple(self._chunks)).decode(errors="replace").splitlines()
-        return "\n".join(kept[-lines:])
+        cut = (line if len(line) <= _LONGEST_LINE else f"...{line[-_LONGEST_LINE:]}" for line in kept[-lines:])
+        return "\n".join(cut)
 
     def close(self) -> None:
         """Wait for the writers to end; call after they have."""

@@ -11,6 +11,8 @@ from oomdoctor.devices.choice import Engine, choose_engine
 from oomdoctor.errors import UsageError
 from oomdoctor.probing.accumulation import per_device_target, plan_accumulation
 from oomdoctor.probing.assembly import Findings, assemble
+from oomdoctor.probing.command.probe import dry_run_command, engine_for_command, probe_command
+from oomdoctor.probing.found import DryRun, Probe
 from oomdoctor.probing.profile.asking import Asking
 from oomdoctor.probing.session import Session
 from oomdoctor.probing.stability import OtherProcesses
@@ -21,42 +23,11 @@ from oomdoctor.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.probing.dependencies import Dependencies
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.probing.stopping import Stop
     from oomdoctor.progress import Progress
-    from oomdoctor.results import Accumulation, ProbeResult, Trial
+    from oomdoctor.results import Accumulation
     from oomdoctor.targets.reference import Reference
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A finished probe.
-
-    Attributes:
-        result: What it found.
-        versions: Version by name, of what answered.
-        dependencies: What the target used.
-    """
-
-    result: ProbeResult
-    versions: dict[str, str]
-    dependencies: Dependencies
-
-
-@dataclass(frozen=True, slots=True)
-class DryRun:
-    """A target that was loaded and tried once.
-
-    Attributes:
-        engine: Where it ran, and why there.
-        loaded: What the worker said when the model was on the device.
-        trial: One trial at the smallest size; None where the model alone does not fit.
-    """
-
-    engine: Engine
-    loaded: Loaded
-    trial: Trial | None
 
 
 def probe(
@@ -76,8 +47,10 @@ def probe(
         NoAnswerError: No device, a crash, or a time limit.
         KeyboardInterrupt: The stop was set.
     """
+    if request.command is not None:
+        return probe_command(request, progress, stop=stop)
     with _running(request, progress, engine, stop) as run:
-        search = None if run.loaded.placement_error else run.session.find_maximum(run.loaded.weights_bytes)
+        search = None if run.loaded.placement_error else run.session.find_maximum(run.loaded.weights_bytes or 0)
         recommended = 0 if search is None else run.session.find_recommended(search, request.headroom)
         plan = None if search is None else _checked_plan(request, run.session, search.maximum, recommended)
         trials = tuple(run.session.trials)
@@ -96,6 +69,8 @@ def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:
         TargetError: The user's file is at fault.
         NoAnswerError: No device, a crash, or a time limit.
     """
+    if request.command is not None:
+        return dry_run_command(request, progress)
     with _running(request, progress, None) as run:
         return DryRun(run.engine, run.loaded, None if run.loaded.placement_error else run.session.try_smallest())
 
@@ -151,6 +126,8 @@ def engine_for(request: ProbeRequest) -> Engine:
         UsageError: The question contradicts itself.
         NoAnswerError: No device.
     """
+    if request.command is not None:
+        return engine_for_command(request)
     return choose_engine(
         engine=request.engine,
         gpu=request.gpu,

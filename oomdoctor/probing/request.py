@@ -13,6 +13,8 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 
 DEFAULT_HEADROOM = 0.05
 DEFAULT_TRIAL_TIMEOUT_SECONDS = 300.0
+DEFAULT_STEPS = 3
+"""The first step makes the optimizer's state, the second has the peak that training has, and the third proves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +22,8 @@ class ProbeRequest:
     """One question.
 
     Attributes:
-        target: Reference to the user's file, as given.
-        directory: Where relative references start.
+        target: Reference to the user's file, as given; for a command, the command in one line.
+        directory: Where relative references start, and where a command runs.
         target_batch: Samples per optimizer step over all devices.
         world_size: Devices that share the target batch.
         precision: How the step runs: `fp32`, or under autocast as `bf16` or `fp16` (with a gradient scaler).
@@ -33,6 +35,11 @@ class ProbeRequest:
         engine: `auto`, or the engine to use.
         trial_timeout_seconds: Longest time for loading and for each trial.
         profile_micro_batch: Size at which memory is recorded by category and module; None for the maximum.
+        command: A command whose words have placeholders where the sizes go, instead of a file; None for a file. It
+            decides its precision and its optimizer itself.
+        steps: Optimizer steps after which a trial of a command is ended.
+        watched: Whether what a command uses is recorded, for an answer that is to be used again.
+        fresh: Whether each trial of a command starts its Pythons anew, instead of forking one that has imported torch.
     """
 
     target: str
@@ -48,3 +55,7 @@ class ProbeRequest:
     engine: Literal["auto", "cuda", "null"] = "auto"
     trial_timeout_seconds: float = DEFAULT_TRIAL_TIMEOUT_SECONDS
     profile_micro_batch: int | None = None
+    command: tuple[str, ...] | None = None
+    steps: int = DEFAULT_STEPS
+    fresh: bool = False
+    watched: bool = False

@@ -10,7 +10,9 @@ from oomdoctor.probing.search import SearchResult, find_maximum, find_recommende
 from oomdoctor.results import Outcome, Trial
 
 if TYPE_CHECKING:
-    from oomdoctor.probing.supervisor import Supervisor
+    from collections.abc import Callable
+
+    from oomdoctor.probing.source import TrialSource
     from oomdoctor.progress import Progress
     from oomdoctor.results import Accumulation
 
@@ -37,7 +39,7 @@ class Session:
         trials: Every trial, in the order it ran.
     """
 
-    def __init__(self, supervisor: Supervisor, progress: Progress, per_device_target: int) -> None:
+    def __init__(self, supervisor: TrialSource, progress: Progress, per_device_target: int) -> None:
         self._supervisor = supervisor
         self._progress = progress
         self._per_device_target = per_device_target
@@ -120,13 +122,34 @@ class Session:
             foresee=lambda low, high: self._supervisor.foresee(low, high, allowed_bytes=allowed, retries=False),
         )
 
-    def _run(self, micro_batch: int, allowed_bytes: int) -> Trial:
+    def fits(self, micro_batch: int, steps: int) -> bool:
+        """Whether a size fits with as many micro-batches in an optimizer step; runs it where that was not seen yet."""
+        seen = [trial for trial in self.trials if trial.micro_batch == micro_batch and trial.outcome is Outcome.FITS]
+        if seen and steps <= micro_steps(micro_batch, self._per_device_target):
+            return True
+        return self._run(micro_batch, self._supervisor.capacity_bytes, steps).outcome is Outcome.FITS
+
+    def _run(self, micro_batch: int, allowed_bytes: int, steps: int | None = None) -> Trial:
+        steps = steps or micro_steps(micro_batch, self._per_device_target)
+        return self.record(
+            micro_batch,
+            lambda: self._supervisor.run(micro_batch, micro_steps=steps, allowed_bytes=allowed_bytes),
+        )
+
+    def record(self, micro_batch: int, run: Callable[[], Trial]) -> Trial:
+        """Have a trial run, and count it among those of the probe.
+
+        Raises:
+            TargetError: The user's code is at fault.
+            NoAnswerError: A crash or the time limit.
+        """
         self._progress.trial_started(micro_batch, self._low, self._high)
-        steps = micro_steps(micro_batch, self._per_device_target)
-        trial = self._supervisor.run(micro_batch, micro_steps=steps, allowed_bytes=allowed_bytes)
+        trial = run()
         if trial.outcome is Outcome.FITS:
             self._low = max(self._low, micro_batch)
-        elif allowed_bytes >= self._supervisor.capacity_bytes:  # what does not fit with headroom withheld may yet fit
+        elif (
+            trial.allowed_bytes >= self._supervisor.capacity_bytes
+        ):  # what does not fit with headroom withheld may yet fit
             self._high = min(self._high, micro_batch)
         self.trials.append(trial)
         self._progress.trial_finished(trial)
@@ -134,7 +157,7 @@ class Session:
 
     def _failure(self, trial: Trial) -> OomdoctorError:
         fitting = [other.micro_batch for other in self.trials if other.outcome is Outcome.FITS]
-        contrast = f", but not at {max(fitting)}" if fitting else ""
+        contrast = f", and {max(fitting)} does not" if fitting else ""
         problem = self._supervisor.problem or {}
         if problem.get("kind") == NoAnswerError.__name__:
             return NoAnswerError(str(problem["message"]), details=problem["details"], hint=problem["hint"])

@@ -44,7 +44,7 @@ class Loaded:
         total_bytes: Its memory.
         used_before_bytes: What was in use before the model: the context, and other processes on a real GPU.
         capacity_bytes: Bytes that PyTorch may take.
-        weights_bytes: Bytes of parameters and buffers.
+        weights_bytes: Bytes of parameters and buffers; None where nobody counted them.
         placement_error: Text of the OOM when the model alone does not fit, else None.
         held: What PyTorch holds once the model is there: what every trial has to start from.
         phases: Memory while loading.
@@ -58,7 +58,7 @@ class Loaded:
     total_bytes: int
     used_before_bytes: int
     capacity_bytes: int
-    weights_bytes: int
+    weights_bytes: int | None
     placement_error: str | None
     held: Held
     phases: tuple[Phase, ...]

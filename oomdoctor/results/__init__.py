@@ -41,6 +41,7 @@ from oomdoctor.results.memory import ModuleBytes, PhaseMemory, StepMemory
 from oomdoctor.results.phase import Phase, PhaseName
 from oomdoctor.results.probe import (
     Accumulation,
+    CommandPlan,
     Device,
     MicroBatch,
     Outcome,
@@ -73,6 +74,7 @@ __all__ = [
     "CheckDocument",
     "CheckResult",
     "CheckedEntry",
+    "CommandPlan",
     "Composition",
     "Concern",
     "Confidence",

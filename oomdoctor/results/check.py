@@ -110,10 +110,12 @@ class CheckedEntry:
         baseline: `none` (not asked for), `missing` (asked for, and the file does not have the entry), `compared` or
             `updated` (written now).
         tolerance: Share by which a figure may be worse than the baseline.
-        profiled_micro_batch: Size at which memory by category and module was recorded and compared.
+        profiled_micro_batch: Size at which memory was recorded and compared, by category and module or, of a command,
+            by phase.
         probe: What the probe found; None where there is a problem.
         problem: Why there is no answer; else None.
         warnings: What the reader should know, beyond the probe's own warnings.
+        not_kept: Why the next check has to ask anew, where its target is the reason; else None.
     """
 
     name: str
@@ -128,6 +130,7 @@ class CheckedEntry:
     probe: ProbeResult | None
     problem: Problem | None
     warnings: tuple[str, ...] = ()
+    not_kept: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

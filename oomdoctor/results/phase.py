@@ -7,12 +7,13 @@ from enum import StrEnum
 
 
 class PhaseName(StrEnum):
-    """The part of a training step that an allocation belongs to."""
+    """The part of training that an allocation belongs to."""
 
     LOAD = "load"
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    EVALUATION = "evaluation"  # of a command: forwards between `model.eval()` and `model.train()`
 
 
 @dataclass(frozen=True, slots=True)

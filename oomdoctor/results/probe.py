@@ -110,6 +110,21 @@ class Accumulation:
 
 
 @dataclass(frozen=True, slots=True)
+class CommandPlan:
+    """A command that was probed, and how to start it so that it reaches the target batch.
+
+    Attributes:
+        words: As it was given, with placeholders.
+        run: With the plan's sizes filled in, as it was run; None where nothing fits.
+        sizes: The one size that `run` has, and what it reaches.
+    """
+
+    words: tuple[str, ...]
+    run: tuple[str, ...] | None
+    sizes: UniformPlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """Where the trials ran.
 
@@ -149,8 +164,8 @@ class ProbeResult:
     """Everything that a probe found.
 
     Attributes:
-        target: The reference as it was given.
-        precision: `fp32`, `bf16` or `fp16`.
+        target: The reference as it was given; for a command, the command in one line.
+        precision: `fp32`, `bf16` or `fp16`; for a command, that nobody knows it.
         optimizer: Name of the optimizer that ran, such as `AdamW`.
         micro_batch: The answer.
         accumulation: How to reach the target batch; None when nothing fits.
@@ -164,6 +179,7 @@ class ProbeResult:
         reasons: Why each automatic choice was made, and where each number was had from.
         warnings: What the reader should know before relying on the answer.
         memory: What memory is made of at one micro-batch; None where nothing fits or it could not be recorded.
+        command_plan: What to start, where a command was probed; else None.
     """
 
     target: str
@@ -181,6 +197,7 @@ class ProbeResult:
     reasons: tuple[Reason, ...]
     warnings: tuple[str, ...] = ()
     memory: StepMemory | None = None
+    command_plan: CommandPlan | None = None
 
     @property
     def plan(self) -> Accumulation:

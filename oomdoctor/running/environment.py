@@ -54,11 +54,17 @@ def make_environment(
         NoAnswerError: The null GPU cannot be had here, or the command's Python has no torch.
     """
     environment, capped_bytes = _device_environment(command, base, device)
-    environment["PYTHONPATH"] = f"{HOOK}:{base['PYTHONPATH']}" if base.get("PYTHONPATH") else str(HOOK)
+    environment = with_hook(environment)
     environment["OOMDOCTOR_RUN_DIRECTORY"] = str(directory)
     environment["OOMDOCTOR_RUN_MAX_ENTRIES"] = str(max_entries)
     environment["OOMDOCTOR_RUN_MEMORY_BYTES"] = str(capped_bytes)
     return environment
+
+
+def with_hook(environment: Mapping[str, str]) -> dict[str, str]:
+    """The same environment, with the hook first in the path of every Python that runs in it."""
+    before = environment.get("PYTHONPATH")
+    return {**environment, "PYTHONPATH": f"{HOOK}:{before}" if before else str(HOOK)}
 
 
 def _device_environment(command: Sequence[str], base: Mapping[str, str], device: Device) -> tuple[dict[str, str], int]:

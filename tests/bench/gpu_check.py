@@ -29,7 +29,8 @@ from oomdoctor.devices.choice import Engine
 from oomdoctor.devices.null_gpu import environment as null_gpu_environment
 from oomdoctor.devices.torch_build import find_torch
 from oomdoctor.errors import OomdoctorError
-from oomdoctor.probing.probe import Probe, probe
+from oomdoctor.probing.found import Probe
+from oomdoctor.probing.probe import probe
 from oomdoctor.probing.request import Precision, ProbeRequest
 from oomdoctor.progress import SilentProgress
 from oomdoctor.serialisation import encode

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, get_args
 from measuring import CAPACITIES_GIB, EXAMPLES, RESULTS, TARGET_BATCH, gibibytes, machine, save
 
 from oomdoctor.devices.choice import choose_engine
-from oomdoctor.probing.probe import Probe, probe
+from oomdoctor.probing.found import Probe
+from oomdoctor.probing.probe import probe
 from oomdoctor.probing.request import Precision, ProbeRequest
 from oomdoctor.probing.supervisor import Supervisor
 from oomdoctor.progress import SilentProgress

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from oomdoctor.checking.cache.store import Cache
-from oomdoctor.probing.probe import Probe, probe
+from oomdoctor.probing.found import Probe
+from oomdoctor.probing.probe import probe
 from oomdoctor.probing.request import ProbeRequest
 from oomdoctor.progress import SilentProgress
 

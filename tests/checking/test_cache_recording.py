@@ -218,8 +218,8 @@ def test_a_directory_that_is_listed_is_seen(record: Record, project: Path, scrip
         ("import os; 'MODEL_DEPTH' in os.environ", {"MODEL_DEPTH"}),
         ("import os; os.environ.setdefault('MODEL_DEPTH', '2')", {"MODEL_DEPTH"}),
         ("import os; os.path.expandvars('$MODEL_WIDTH')", {"MODEL_WIDTH"}),
-        ("import os; dict(os.environ)", {"*", "MODEL_WIDTH"}),
-        ("import os; os.environ.copy()", {"*", "MODEL_WIDTH"}),
+        ("import os; dict(os.environ)", {"*"}),
+        ("import os; os.environ.copy()", {"*"}),
         ("import os; [name for name in os.environ]", {"*"}),
     ],
 )

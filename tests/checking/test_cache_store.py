@@ -18,8 +18,8 @@ from oomdoctor.checking.cache import folder as folder_module
 from oomdoctor.checking.cache.folder import cache_folder
 from oomdoctor.checking.cache.store import Cache
 from oomdoctor.probing.dependencies import Dependencies
+from oomdoctor.probing.found import Probe
 from oomdoctor.probing.looking import Look, look
-from oomdoctor.probing.probe import Probe
 from oomdoctor.probing.request import ProbeRequest
 from oomdoctor.results import ProbeDocument
 from oomdoctor.serialisation import to_json

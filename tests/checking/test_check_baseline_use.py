@@ -15,7 +15,8 @@ from oomdoctor.checking.check import Check, Plan, check
 from oomdoctor.checking.entry import Entry
 from oomdoctor.cli.check_progress import CheckLines
 from oomdoctor.errors import UsageError
-from oomdoctor.probing.probe import Probe, probe
+from oomdoctor.probing.found import Probe
+from oomdoctor.probing.probe import probe
 from oomdoctor.probing.request import ProbeRequest
 from oomdoctor.progress import SilentProgress
 from oomdoctor.results import CheckedEntry, LimitName, MicroBatch, Verdict

@@ -39,7 +39,7 @@ def _alive(mark: str) -> list[int]:
 def _start(mark: str, seconds: str) -> tuple[subprocess.Popen[str], int, int]:
     lifeline_read, lifeline_write = os.pipe()
     report_read, report_write = os.pipe()
-    command = [sys.executable, guardian.__file__, str(lifeline_read), str(report_write)]
+    command = [sys.executable, guardian.__file__, str(lifeline_read), str(report_write), str(report_write), ""]
     process = subprocess.Popen(
         [*command, sys.executable, "-c", DAEMON, seconds],
         pass_fds=(lifeline_read, report_write),

@@ -11,6 +11,7 @@ from oomdoctor.results import (
     Accumulation,
     Category,
     CategoryBytes,
+    CommandPlan,
     Device,
     MicroBatch,
     ModuleBytes,
@@ -103,6 +104,22 @@ def gpt2(**changes: Any) -> ProbeDocument:
     versions = {"oomdoctor": "0.1.0", "python": "3.11.9", "torch": "2.15.0+cu132", "cuda": "13.2"}
     document = ProbeDocument(command="probe", status="fits", exit_code=0, versions=versions, result=result)
     return replace(document, result=replace(result, **changes))
+
+
+def command(**changes: Any) -> ProbeDocument:
+    """A training command on the same card, which takes one size."""
+    words = ("python", "train.py", "--name", "two words", "--batch-size", "{micro_batch}")
+    fields: dict[str, Any] = {
+        "target": "python train.py --name 'two words' --batch-size {micro_batch} --accum {accumulation_steps}",
+        "precision": "precision of its own",
+        "weights_bytes": None,
+        "command_plan": CommandPlan(
+            words=(*words, "--accum", "{accumulation_steps}"),
+            run=("python", "train.py", "--name", "two words", "--batch-size", "16", "--accum", "16"),
+            sizes=UniformPlan(micro_batch=16, steps=16, effective_batch=256),
+        ),
+    }
+    return gpt2(**(fields | changes))
 
 
 def nothing_fits(**changes: Any) -> ProbeDocument:
@@ -207,6 +224,7 @@ _accumulations = st.builds(
     uniform=st.none() | _uniform_plans,
     fixed_size=_uniform_plans,
 )
+_words = st.lists(texts, max_size=4).map(tuple)
 any_probe_result = st.builds(
     ProbeResult,
     target=texts,
@@ -232,6 +250,7 @@ any_probe_result = st.builds(
     reasons=st.lists(st.builds(Reason, texts, texts), max_size=3).map(tuple),
     warnings=st.lists(texts, max_size=2).map(tuple),
     memory=st.none() | step_memories,
+    command_plan=st.none() | st.builds(CommandPlan, _words, st.none() | _words, st.none() | _uniform_plans),
 )
 any_probe_document = st.builds(
     ProbeDocument,

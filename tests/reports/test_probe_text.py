@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
 from typing import Literal
 
@@ -20,6 +21,7 @@ from oomdoctor.reports.terminal import MINIMUM_WIDTH
 from oomdoctor.results import (
     Accumulation,
     Category,
+    CommandPlan,
     Device,
     MicroBatch,
     ModuleBytes,
@@ -305,3 +307,28 @@ def test_never_raises_and_fits_the_width(document: ProbeDocument, width: int, co
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).split("\n")
     assert max(map(cell_len, lines)) <= max(width, MINIMUM_WIDTH)
     text.encode("utf-8")
+
+
+def test_a_command_is_printed_as_a_shell_takes_it() -> None:
+    """The command that reaches the target can be copied from any width: read by a shell, it is the plan's words."""
+    document = documents.command()
+    for width in (60, 80, 200):
+        text = render(document, Terminal(width=width))
+        block = text.partition("To reach a target batch of 256\n")[2].partition("16 micro-batches of 16")[0]
+        assert document.result.command_plan is not None
+        assert shlex.split(block.replace("\\\n", "")) == list(document.result.command_plan.run or ())
+
+
+def test_a_command_is_not_offered_sizes_that_it_cannot_take() -> None:
+    """A command takes one size, so that no plan of several sizes is shown for it."""
+    text = render(documents.command(), Terminal(width=100))
+    assert "16 micro-batches of 16, exactly the target" in text
+    assert "4 of 19, 10 of 18" not in text
+
+
+def test_hostile_words_of_a_command_stay_on_their_lines() -> None:
+    """Control characters in a command's words do not reach the terminal."""
+    plan = CommandPlan(("x",), ("python", "a\x1b[31mb\nc", "\u202etxt"), UniformPlan(16, 16, 256))
+    text = render(documents.command(command_plan=plan), Terminal(width=80))
+    assert "\x1b" not in text
+    assert "\u202e" not in text

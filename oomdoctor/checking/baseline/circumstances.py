@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oomdoctor.checking.baseline.figures import Figures, MemoryFigures
+    from oomdoctor.checking.baseline.trials import TrialFigures
 
 _WORDS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -32,6 +33,8 @@ def differences(before: Figures, after: Figures) -> tuple[str, ...]:
         before: The baseline's figures.
         after: Those of now.
     """
+    if before.is_command != after.is_command:
+        return ()  # that they are not compared is said, and why
     old, new = before.circumstances, after.circumstances
     found = [
         _sentence(words.format(getattr(old, name)), words.format(getattr(new, name)))
@@ -42,10 +45,34 @@ def differences(before: Figures, after: Figures) -> tuple[str, ...]:
         found.append(_sentence(_capacity(old.capacity_bytes), _capacity(new.capacity_bytes)))
     if before.memory is None and after.memory is not None:
         found.append("the baseline has no memory by category, so that only the maximum is compared")
+    if before.is_command and after.trials and not before.trials:
+        found.append("the baseline has no memory by phase, so that only the maximum is compared")
     return tuple(found)
 
 
-def is_comparable(before: MemoryFigures | None, after: MemoryFigures | None) -> bool:
+def common_trials(before: Figures, after: Figures) -> tuple[TrialFigures, TrialFigures] | None:
+    """A command's trials at the largest size that both have and that can be compared; None where there is none."""
+    sizes = sorted(before.trials.keys() & after.trials.keys(), reverse=True)
+    pairs = ((before.trials[size], after.trials[size]) for size in sizes)
+    return next((pair for pair in pairs if is_comparable(*pair)), None)
+
+
+def not_compared(before: Figures, after: Figures) -> str | None:
+    """Why what the baseline has cannot be compared; None where it can, or where the baseline has nothing."""
+    if before.is_command != after.is_command:
+        was, now = ("a command", "a file") if before.is_command else ("a file", "a command")
+        return f"the baseline is of {was}, and the entry is {now} now, so that nothing is compared"
+    if not before.is_command:
+        return left_out(before.memory, after.memory)
+    if not before.trials or common_trials(before, after) is not None:
+        return None
+    sizes = " and ".join(map(str, sorted(before.trials)))
+    return (
+        f"the baseline has memory at micro-batch {sizes}, this check has none to compare: only the maximum is compared"
+    )
+
+
+def is_comparable(before: MemoryFigures | TrialFigures | None, after: MemoryFigures | TrialFigures | None) -> bool:
     """Whether memory was recorded at the same size, and with gradients accumulated in both or in neither."""
     if before is None or after is None:
         return False

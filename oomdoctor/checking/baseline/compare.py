@@ -22,18 +22,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.checking.baseline import wording
-from oomdoctor.checking.baseline.circumstances import is_comparable
+from oomdoctor.checking.baseline.circumstances import common_trials, is_comparable
+from oomdoctor.checking.baseline.compare_trials import compare_trials
+from oomdoctor.checking.baseline.growth import Growth
 from oomdoctor.reports.wording import CATEGORY_WORDS
 from oomdoctor.results import Category, FigureKind, Movement
-from oomdoctor.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from oomdoctor.checking.baseline.figures import Figures, MemoryFigures
 
-_SEGMENT_BYTES: Final = 20 * MIB
-_NEGLIGIBLE: Final = 0.1
 _RANKS: Final[Mapping[FigureKind, int]] = MappingProxyType(
     {
         kind: rank
@@ -57,7 +56,11 @@ def compare(before: Figures, after: Figures, *, tolerance: float) -> tuple[Movem
         Every figure that differs and counts: first what is worse, causes before what follows from them, then what is
         worse by next to nothing, then what is better.
     """
+    if before.is_command != after.is_command:
+        return ()
     answer = list(_of_answer(before, after, tolerance))
+    if (trials := common_trials(before, after)) is not None:
+        return (*answer, *compare_trials(*trials, tolerance=tolerance))
     if before.memory is None or after.memory is None or not is_comparable(before.memory, after.memory):
         return tuple(answer)
     comparison = _Comparison(before.memory, after.memory, tolerance)
@@ -87,41 +90,29 @@ class _Comparison:
     tolerance: float
 
     @property
+    def growth(self) -> Growth:
+        """What counts as worse."""
+        return Growth(self.before, self.after, self.tolerance)
+
+    @property
     def floor(self) -> float:
         """Bytes below which a part of the peak moves nothing."""
-        return _NEGLIGIBLE * self.tolerance * self.before.peak_allocated_bytes
+        return self.growth.floor
 
     def movements(self) -> Iterator[Movement]:
         """All of them; their order says nothing yet."""
         categories = list(self._categories())
         yield from categories
-        yield from self._peaks()
+        yield from self.growth.peaks()
         yield from self._phases(may_fail=not any(movement.is_beyond for movement in categories))
         yield from self._modules()
-
-    def _is_worse(self, before: int, after: int, floor: float) -> bool:
-        return after - before > max(self.tolerance * before, floor)
-
-    def _is_part_worse(self, before: int, after: int) -> bool:
-        """Whether a part of memory fails the check; none does on the way to a lower peak."""
-        peak = self.before.peak_allocated_bytes
-        is_better = peak - self.after.peak_allocated_bytes > self.tolerance * peak
-        return not is_better and self._is_worse(before, after, self.floor)
-
-    def _peaks(self) -> Iterator[Movement]:
-        for name, floor in (("allocated", 0), ("reserved", _SEGMENT_BYTES)):
-            before, after = (getattr(side, f"peak_{name}_bytes") for side in (self.before, self.after))
-            if before != after:
-                text = wording.peak(name, before, after, self.after)
-                is_beyond = self._is_worse(before, after, floor)
-                yield Movement(FigureKind.PEAK, f"peak {name}", before, after, is_beyond, text)
 
     def _categories(self) -> Iterator[Movement]:
         for category in Category:
             before, after = self.before.categories.get(category, 0), self.after.categories.get(category, 0)
             if before != after:
                 text = wording.category(category, self.before, self.after)
-                is_beyond = self._is_part_worse(before, after)
+                is_beyond = self.growth.is_part_worse(before, after)
                 yield Movement(FigureKind.CATEGORY, CATEGORY_WORDS[category], before, after, is_beyond, text)
 
     def _phases(self, *, may_fail: bool) -> Iterator[Movement]:
@@ -130,7 +121,7 @@ class _Comparison:
             before, after = sum(old.get(name, {}).values()), sum(new.get(name, {}).values())
             if self._counts(before, after) and not self._is_echo(name):
                 text = wording.phase(name, self.before, self.after)
-                is_beyond = may_fail and self._is_part_worse(before, after)
+                is_beyond = may_fail and self.growth.is_part_worse(before, after)
                 yield Movement(FigureKind.PHASE, name, before or None, after or None, is_beyond, text)
 
     def _modules(self) -> Iterator[Movement]:

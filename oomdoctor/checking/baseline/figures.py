@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.checking.baseline.trials import trial_figures
 from oomdoctor.results import Category
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from oomdoctor.checking.baseline.trials import TrialFigures
     from oomdoctor.results import ModuleBytes, PhaseMemory, PhaseName, ProbeResult, StepMemory
 
 MOST_MODULES: Final = 400
@@ -78,7 +80,9 @@ class Figures:
         maximum: Largest micro-batch that fits; 0 where none does.
         limited_by: What ended the search: `memory`, `target` or `limit`.
         accumulation_steps: Steps that reach the target batch on each device; None where nothing fits.
-        memory: Memory at one micro-batch; None where it could not be recorded.
+        memory: Memory at one micro-batch; None where it could not be recorded, and of a command.
+        is_command: Whether a command was probed, and not a file.
+        trials: Of a command, memory by phase at some micro-batches; none where nothing fits.
     """
 
     circumstances: Circumstances
@@ -86,11 +90,13 @@ class Figures:
     limited_by: str
     accumulation_steps: int | None
     memory: MemoryFigures | None
+    is_command: bool = False
+    trials: Mapping[int, TrialFigures] = field(default_factory=dict)
 
     @property
     def profiled_micro_batch(self) -> int | None:
-        """Size at which memory was recorded; None where it could not be."""
-        return None if self.memory is None else self.memory.micro_batch
+        """Size at which memory was recorded, the largest of several; None where it could not be."""
+        return max(self.trials, default=None) if self.memory is None else self.memory.micro_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +110,13 @@ class Baseline:
     entries: Mapping[str, Figures]
 
 
-def figures_of(result: ProbeResult, versions: Mapping[str, str] | None = None) -> Figures:
+def figures_of(result: ProbeResult, versions: Mapping[str, str] | None = None, size: int | None = None) -> Figures:
     """What a baseline keeps of a probe.
 
     Args:
         result: What the probe found.
         versions: Version by name, of what answered.
+        size: Micro-batch whose memory was asked for; None for the largest that fits.
     """
     plan = result.accumulation
     return Figures(
@@ -127,6 +134,8 @@ def figures_of(result: ProbeResult, versions: Mapping[str, str] | None = None) -
         limited_by=result.micro_batch.limited_by,
         accumulation_steps=plan.steps if plan else None,
         memory=None if result.memory is None else memory_figures(result.memory),
+        is_command=result.command_plan is not None,
+        trials={} if result.command_plan is None else trial_figures(result, size),
     )
 
 

@@ -14,6 +14,9 @@
   },
   "micro_batch": {"accumulation_steps": 22, "limited_by": "memory", "maximum": 12}
 }
+
+An entry that is a command has no `memory`, and `trials` by micro-batch instead, each with `micro_steps`,
+`peak_allocated_bytes`, `peak_reserved_bytes` and `phases`, whose values are sizes.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from oomdoctor.checking.baseline.figures import Circumstances, Figures, MemoryFigures
+from oomdoctor.checking.baseline.trials import TrialFigures
 from oomdoctor.results import Category
 
 if TYPE_CHECKING:
@@ -35,20 +39,32 @@ Plain: TypeAlias = "Mapping[str, Plain] | str | int | None"
 # PyTorch allows no full stop in a module's name, so that no module can be called one of these.
 _MODULE_KEYS: Final[Mapping[str | None, str]] = MappingProxyType({"": ".model", None: ".elsewhere"})
 _MODULES: Final[Mapping[str, str | None]] = MappingProxyType({key: module for module, key in _MODULE_KEYS.items()})
+_LONGEST_SIZE: Final = 18
 _LIMITS: Final = ("limit", "memory", "target")
 
 
 def to_plain(figures: Figures) -> Plain:
     """What stands in the file for an entry."""
     circumstances = {field.name: getattr(figures.circumstances, field.name) for field in fields(Circumstances)}
-    return {
+    plain: dict[str, Plain] = {
         "circumstances": circumstances,
         "micro_batch": {
             "accumulation_steps": figures.accumulation_steps,
             "limited_by": figures.limited_by,
             "maximum": figures.maximum,
         },
-        "memory": None if figures.memory is None else _memory_to_plain(figures.memory),
+    }
+    if figures.is_command:
+        return {**plain, "trials": {str(size): _trial_to_plain(trial) for size, trial in figures.trials.items()}}
+    return {**plain, "memory": None if figures.memory is None else _memory_to_plain(figures.memory)}
+
+
+def _trial_to_plain(trial: TrialFigures) -> Plain:
+    return {
+        "micro_steps": trial.micro_steps,
+        "peak_allocated_bytes": trial.peak_allocated_bytes,
+        "peak_reserved_bytes": trial.peak_reserved_bytes,
+        "phases": dict(trial.phases),
     }
 
 
@@ -59,14 +75,33 @@ def from_table(table: Table) -> Figures:
         ParsingError: Something is missing, unknown or of another kind.
     """
     with table, table.table("micro_batch") as answer:
-        memory = table.optional_table("memory")
+        is_command = table.has("trials")
+        memory = None if is_command else table.optional_table("memory")
         return Figures(
             circumstances=_circumstances(table.table("circumstances")),
             maximum=answer.integer("maximum"),
             limited_by=answer.choice("limited_by", _LIMITS),
             accumulation_steps=answer.optional_integer("accumulation_steps"),
             memory=None if memory is None else _memory(memory),
+            is_command=is_command,
+            trials=_trials(table.table("trials")) if is_command else {},
         )
+
+
+def _trials(table: Table) -> dict[int, TrialFigures]:
+    found = {}
+    for key, trial in table.tables().items():
+        if not key.isascii() or not key.isdecimal() or len(key) > _LONGEST_SIZE:
+            table.key(key, ("a micro-batch",))
+        with trial:
+            found[int(key)] = TrialFigures(
+                micro_batch=int(key),
+                micro_steps=trial.integer("micro_steps"),
+                peak_allocated_bytes=trial.integer("peak_allocated_bytes"),
+                peak_reserved_bytes=trial.integer("peak_reserved_bytes"),
+                phases=trial.table("phases").integers(),
+            )
+    return found
 
 
 def _memory_to_plain(memory: MemoryFigures) -> Plain:

@@ -107,6 +107,10 @@ class Table:
         """
         return None if self._member(key).value is None else self.integer(key)
 
+    def has(self, key: str) -> bool:
+        """Whether there is such a member at all."""
+        return key in self._members
+
     def integers(self) -> dict[str, int]:
         """All members, each a whole number of at least 0.
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oomdoctor.checking.baseline.figures import Figures, MemoryFigures
+    from oomdoctor.checking.baseline.trials import TrialFigures
 
 _OUTSIDE: Final = "outside the modules"
 _PHASES: Final[Mapping[str, str]] = MappingProxyType(
@@ -51,7 +52,7 @@ def maximum(before: Figures, after: Figures) -> str:
     return f"{text}, so {new} accumulation step{'' if new == 1 else 's'} instead of {old}"
 
 
-def peak(name: str, before: int, after: int, memory: MemoryFigures) -> str:
+def peak(name: str, before: int, after: int, memory: MemoryFigures | TrialFigures) -> str:
     """How a peak moved, and to what."""
     when = f" in {memory.peak_phase}" if name == "allocated" else ""
     return f"{plain(f'peak {name}', before, after, memory)} to {format_size(after)}{when}"
@@ -91,13 +92,13 @@ def module(module: str | None, category: Category, before: MemoryFigures, after:
     return plain(name, old, new, after)
 
 
-def plain(name: str, before: int, after: int, memory: MemoryFigures) -> str:
+def plain(name: str, before: int, after: int, memory: MemoryFigures | TrialFigures) -> str:
     """How any figure moved."""
     text = _moved(name, before, after, memory)
     return f"{text}, {_percent(before, after)}" if before else text
 
 
-def _moved(name: str, before: int, after: int, memory: MemoryFigures, share: str = "") -> str:
+def _moved(name: str, before: int, after: int, memory: MemoryFigures | TrialFigures, share: str = "") -> str:
     return f"{name} {format_signed_size(after - before)}{share} at micro-batch {memory.micro_batch}"
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.checking.cache.installation import installed_packages, own_code, torch_files
 from oomdoctor.devices.monitor import has_local_gpu
+from oomdoctor.probing.command.uses import found_program
 from oomdoctor.targets.reference import parse_reference
 
 if TYPE_CHECKING:
@@ -49,13 +50,19 @@ def key_of(request: ProbeRequest, environment: Mapping[str, str]) -> str:
     return hashlib.sha256(described.encode()).hexdigest()[:40]
 
 
+def _reference(request: ProbeRequest, directory: Path, environment: Mapping[str, str]) -> object:
+    if request.command is None:
+        return asdict(parse_reference(request.target, directory=directory))
+    return found_program(request.command, directory, environment)
+
+
 def _description(request: ProbeRequest, environment: Mapping[str, str]) -> dict[str, object]:
     directory = Path(request.directory).resolve()  # `..` from a subfolder is the same folder
     return {
         "format": _FORMAT,
         "request": {**asdict(request), "directory": str(directory)},
         # A file or module that comes or goes can make the same text name another target.
-        "reference": asdict(parse_reference(request.target, directory=directory)),
+        "reference": _reference(request, directory, environment),
         "environment": {name: value for name, value in environment.items() if name.startswith(_NATIVE_PREFIXES)},
         "platform": [sys.platform, platform.machine()],
         "python": [sys.version, sys.prefix],

@@ -16,7 +16,7 @@ from oomdoctor.checking.cache.question import is_repeatable, key_of
 from oomdoctor.checking.cache.unchanged import Looker, digest_of, is_here
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.probing.dependencies import Dependencies  # noqa: TC001 - reading goes by the annotations
-from oomdoctor.probing.probe import Probe
+from oomdoctor.probing.found import Probe
 from oomdoctor.results import ProbeResult  # noqa: TC001 - the same
 from oomdoctor.serialisation import decode, encode
 
@@ -68,21 +68,33 @@ class Cache:
                 return Probe(answer.result, answer.versions, answer.dependencies)
         return None
 
-    def keep(self, request: ProbeRequest, probe: Probe) -> None:
+    def keep(self, request: ProbeRequest, probe: Probe) -> str | None:
         """Keep an answer, unless it came from a real GPU or may depend on something that nobody saw.
 
         What has changed since the question was asked, or since the target used it, would give another answer.
+
+        Returns:
+            Why it is not kept, where something about the target is the reason; else None.
         """
         key = self._key(request)
         used = probe.dependencies
         answer = _Answer(used, digest_of(used.variables, self._environment), probe.versions, probe.result)
         if key is None or self._keys.get(request, key) != key or probe.result.device.kind != "null":
-            return
+            return None
+        if used.unseen:
+            return used.unseen[0]
         if not self._holds(answer):
-            return
+            return self._what_changed(used)
         state = json.dumps([encode(used), answer.variables], sort_keys=True)
         name = hashlib.sha256(state.encode()).hexdigest()[:16]
         files.write(self._folder, key, name, json.dumps(encode(answer), allow_nan=False) + "\n")
+        return None
+
+    def _what_changed(self, used: Dependencies) -> str:
+        for key, state in used.seen.items():
+            if not self._looker.sees({key: state}):
+                return f"`{key.partition(' ')[2]}` changed while it was probed"
+        return "the environment changed while it was probed"
 
     def _key(self, request: ProbeRequest) -> str | None:
         """The question's name; None for a question whose answer is not to be kept, or that has none."""

@@ -36,6 +36,7 @@ _STUB_FLAGS = ("-O0", "-fno-asynchronous-unwind-tables")
 _DETAIL_LINES = 15
 # Used where a library was not installed from a wheel and so does not tell its version.
 _CUDNN_OTHERWISE = 91000
+_NCCL_OTHERWISE = 22105
 
 
 def build_library(build: TorchBuild, base: Mapping[str, str]) -> Path:
@@ -118,10 +119,12 @@ def _versions(build: TorchBuild) -> dict[str, int]:
     cuda = 1000 * major + 10 * minor
     cudnn = _wheel_version(build, "cudnn")
     cublas = _wheel_version(build, "cublas")
+    nccl = _wheel_version(build, "nccl")
     return {
         "NULL_CUDA_VERSION": cuda,
         "NULL_CUDNN_VERSION": cudnn[0] * 10000 + cudnn[1] * 100 + cudnn[2] if cudnn else _CUDNN_OTHERWISE,
         "NULL_CUBLAS_VERSION": cublas[0] * 10000 + cublas[1] * 100 + cublas[2] if cublas else 10 * cuda,
+        "NULL_NCCL_VERSION": nccl[0] * 10000 + nccl[1] * 100 + nccl[2] if nccl else _NCCL_OTHERWISE,
     }
 
 

@@ -25,6 +25,7 @@ _NAMES: Final[Mapping[PhaseName, tuple[str, ...]]] = MappingProxyType(
         PhaseName.FORWARD: ("forward", "fwd"),
         PhaseName.BACKWARD: ("backward", "bwd"),
         PhaseName.OPTIMIZER: ("optimizer", "opt"),
+        PhaseName.EVALUATION: ("evaluation", "eval"),
     }
 )
 

@@ -104,6 +104,8 @@ def _below(entry: CheckedEntry) -> Iterator[RenderableType]:
     yield from _moved(wording.within_title(entry), wording.within(entry), _FEWEST if beyond else _MOST_WITHIN)
     for text in wording.warnings(entry):
         yield _indented(Text.assemble(("warning", "bold yellow"), f": {visible(text)}"))
+    if (reason := wording.asked_anew(entry)) is not None:
+        yield _indented(Text(reason, "dim"))
 
 
 def _problem(problem: Problem) -> Iterator[RenderableType]:

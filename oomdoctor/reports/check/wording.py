@@ -130,6 +130,11 @@ def warnings(entry: CheckedEntry) -> list[str]:
     return [*entry.warnings, *([] if entry.probe is None else probe_wording.warnings(entry.probe))]
 
 
+def asked_anew(entry: CheckedEntry) -> str | None:
+    """Why the next check will take as long again; None where it need not."""
+    return None if entry.not_kept is None else f"the next check asks anew: {visible(entry.not_kept, _LONGEST_NAME)}"
+
+
 # --- what moved ------------------------------------------------------------------------------------------------------
 
 

@@ -25,8 +25,8 @@ def _lines(result: ProbeResult) -> Iterator[str]:
         yield sentence(shortfall)
     yield from (f"{name}: {text}" for name, text in wording.answer_rows(result))
     if result.accumulation is not None:
-        _, typed, effect = plan.rows(result.accumulation)[0]
-        yield f"{plan.title(result.accumulation)}: {typed}, {effect}"
+        for _, typed, effect in plan.rows(result)[:1]:
+            yield f"{plan.title(result.accumulation)}: {typed}, {effect}"
     yield f"{result.device.name}, {wording.capacity(result)}, {wording.HOW_KNOWN[result.device.kind]}"
     trial = wording.failing_trial(result)
     if not result.micro_batch.maximum and trial is not None and (error := first_line(trial.error or "")):

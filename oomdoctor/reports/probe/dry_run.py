@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from oomdoctor.probing.probe import DryRun
+    from oomdoctor.probing.found import DryRun
     from oomdoctor.probing.supervisor import Loaded
     from oomdoctor.results import Trial
 
@@ -29,10 +29,11 @@ def render(target: str, tried: DryRun) -> str:
 
 
 def _device_lines(loaded: Loaded) -> list[str]:
+    weights = loaded.weights_bytes
     return [
         f"{loaded.name}, compute capability {loaded.compute_capability}",
         f"  PyTorch may take {format_size(loaded.capacity_bytes)}",
-        f"  the weights take {format_size(loaded.weights_bytes)}",
+        *([] if weights is None else [f"  the weights take {format_size(weights)}"]),
     ]
 
 

@@ -64,7 +64,7 @@ def _plan(result: ProbeResult) -> Iterator[str]:
     if result.accumulation is None:
         return
     yield f"**{plan.title(result.accumulation)}**"
-    rows = [(name, code(typed), effect) for name, typed, effect in plan.rows(result.accumulation)]
+    rows = [(name, code(typed), effect) for name, typed, effect in plan.rows(result)]
     yield table(("plan", "set", "which makes"), rows)
     if notes := plan.notes(result):
         yield "\n".join(f"- {note}" for note in notes)

@@ -45,7 +45,7 @@ def _facts(result: ProbeResult) -> list[tuple[str, str]]:
     device = result.device
     return [
         *wording.answer_rows(result),
-        ("target", f"{result.target}, {result.precision}, {result.optimizer}"),
+        ("target", ", ".join(filter(None, (result.target, result.precision, result.optimizer)))),
         ("device", f"{device.name}, compute capability {device.compute_capability}"),
         ("how known", wording.HOW_KNOWN[device.kind]),
         ("capacity", wording.capacity(result)),
@@ -63,11 +63,11 @@ def _failure(result: ProbeResult) -> dict[str, str] | None:
 
 
 def _plan(result: ProbeResult, found: Accumulation) -> dict[str, Any]:
-    best, *_ = rows = plan_words.rows(found)
+    rows = plan_words.rows(result)
     return {
         "title": plan_words.title(found),
         "blocks": plan.blocks(found.micro_batches),
-        "description": best[2],
+        "description": rows[0][2] if rows else "",
         "rows": rows,
         "notes": plan_words.notes(result),
     }

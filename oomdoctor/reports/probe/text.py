@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _COLUMNS_BESIDE_BAR = 56
 _COLUMNS_BESIDE_SHARE = 40
+_COLUMNS_BESIDE_COMMAND = 4
 _WIDTH_FOR_RESERVED = 70
 _SHORTEST_BAR, _LONGEST_BAR = 10, 40
 _UNICODE_BAR, _ASCII_BAR = ("\u2588", "\u2592", "\u00b7"), ("#", "=", ".")
@@ -43,7 +44,7 @@ def _parts(document: ProbeDocument, width: int, *, unicode: bool) -> Iterator[Re
     yield from _warnings(result)
     yield _facts(result)
     if result.accumulation is not None:
-        yield section(plan.title(result.accumulation), *_plan(result))
+        yield section(plan.title(result.accumulation), *_plan(result, width))
     if (failure := _failure(result)) is not None:
         yield failure
     if result.phases:
@@ -80,7 +81,7 @@ def _facts(result: ProbeResult) -> RenderableType:
     device = result.device
     rows = [
         *wording.answer_rows(result),
-        ("target", ", ".join(map(clean, (result.target, result.precision, result.optimizer)))),
+        ("target", ", ".join(filter(None, map(clean, (result.target, result.precision, result.optimizer))))),
         ("device", f"{clean(device.name)}, compute capability {clean(device.compute_capability)}"),
         ("", wording.HOW_KNOWN[device.kind]),
         ("capacity", wording.capacity(result)),
@@ -88,13 +89,17 @@ def _facts(result: ProbeResult) -> RenderableType:
     return indented(pairs(rows))
 
 
-def _plan(result: ProbeResult) -> Iterator[RenderableType]:
-    if result.accumulation is None:
-        return
-    grid = aligned(2)
-    for number, (name, typed, effect) in enumerate(plan.rows(result.accumulation)):
-        grid.add_row(Text(name, "dim"), Text(typed, "bold" if number == 0 else ""), Text(effect))
-    yield grid
+def _plan(result: ProbeResult, width: int) -> Iterator[RenderableType]:
+    rows = plan.rows(result)
+    if result.command_plan is not None:
+        lines = plan.typed_lines(result.command_plan, width - _COLUMNS_BESIDE_COMMAND)
+        yield from (Text(line, "bold") for line in lines)
+        yield from (Text(effect) for _, _, effect in rows)
+    else:
+        grid = aligned(2)
+        for number, (name, typed, effect) in enumerate(rows):
+            grid.add_row(Text(name, "dim"), Text(typed, "bold" if number == 0 else ""), Text(effect))
+        yield grid
     for note in plan.notes(result):
         yield Text(note)
 

@@ -37,6 +37,7 @@ PHASE_WORDS = {
     PhaseName.FORWARD: "forward",
     PhaseName.BACKWARD: "backward",
     PhaseName.OPTIMIZER: "optimizer",
+    PhaseName.EVALUATION: "evaluation",
 }
 
 HOW_KNOWN = {

@@ -42,7 +42,9 @@ def _run_next():  # type: ignore[no-untyped-def]  # noqa: ANN202
             sys.modules["sitecustomize"] = own
 
 
-if sys.version_info >= (3, 8) and os.environ.get("OOMDOCTOR_RUN_DIRECTORY"):
+if sys.version_info >= (3, 8) and (
+    os.environ.get("OOMDOCTOR_RUN_DIRECTORY") or os.environ.get("OOMDOCTOR_TRIAL_SOCKET")
+):
     _start_hook()  # type: ignore[no-untyped-call]
 _leave_path()  # type: ignore[no-untyped-call]
 _run_next()  # type: ignore[no-untyped-call]

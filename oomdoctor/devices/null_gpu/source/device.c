@@ -19,7 +19,6 @@ enum {
     BUS_WIDTH_BITS = 384,
     MEMORY_CLOCK_KHZ = 9751000,
     CLOCK_KHZ = 1695000,
-    PCI_BUS = 1,
 };
 
 // CUDA keeps 1 KiB of shared memory a block for itself since compute capability 8.0.
@@ -71,7 +70,6 @@ int null_attribute(int attribute) {
         case 16: return c->sm_count;
         case 19: return 1;  // maps host memory
         case 31: return 1;  // concurrent kernels
-        case 33: return PCI_BUS;
         case 36: return MEMORY_CLOCK_KHZ;
         case 37: return BUS_WIDTH_BITS;
         case 38: return c->l2_bytes;
@@ -202,7 +200,7 @@ typedef struct {
 
 static int fill_properties(device_properties *p, int device) {
     const card *c = null_card();
-    if (device != 0)
+    if (!null_has_device(device))
         return CUDA_INVALID_DEVICE;
     memset(p, 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "%s", c->name);
@@ -225,7 +223,8 @@ static int fill_properties(device_properties *p, int device) {
     p->can_map_host_memory = 1;
     p->surface_alignment = 512;
     p->concurrent_kernels = 1;
-    p->pci_bus_id = PCI_BUS;
+    p->uuid[15] = (unsigned char)device;
+    p->pci_bus_id = FIRST_PCI_BUS + device;
     p->async_engine_count = 2;
     p->unified_addressing = 1;
     p->memory_bus_width = BUS_WIDTH_BITS;
@@ -261,7 +260,8 @@ SERVED int cudaGetDeviceProperties(device_properties *p, int device) { return fi
 #endif
 
 SERVED int cudaDeviceGetAttribute(int *value, int attribute, int device) {
-    *value = null_attribute(attribute);
+    enum { PCI_BUS = 33 };
+    *value = attribute == PCI_BUS ? FIRST_PCI_BUS + device : null_attribute(attribute);
     return CUDA_OK;
 }
 
@@ -270,6 +270,6 @@ SERVED int cuDeviceGetAttribute(int *value, int attribute, int device) {
 }
 
 SERVED int cudaDeviceGetPCIBusId(char *text, int room, int device) {
-    snprintf(text, (size_t)room, "0000:%02x:00.0", PCI_BUS);
+    snprintf(text, (size_t)room, "0000:%02x:00.0", FIRST_PCI_BUS + device);
     return CUDA_OK;
 }

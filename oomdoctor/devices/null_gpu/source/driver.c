@@ -87,13 +87,13 @@ SERVED int cuDriverGetVersion(int *version) {
 // ---- device and context ----
 
 SERVED int cuDeviceGetCount(int *count) {
-    *count = 1;
+    *count = null_device_count();
     return CUDA_OK;
 }
 
 SERVED int cuDeviceGet(int *device, int ordinal) {
     *device = ordinal;
-    return ordinal == 0 ? CUDA_OK : CUDA_INVALID_DEVICE;
+    return null_has_device(ordinal) ? CUDA_OK : CUDA_INVALID_DEVICE;
 }
 
 SERVED int cuDeviceGetName(char *name, int room, int device) {
@@ -108,6 +108,7 @@ SERVED int cuDeviceTotalMem_v2(size_t *bytes, int device) {
 
 SERVED int cuDeviceGetUuid_v2(char *uuid, int device) {
     memset(uuid, 0, 16);
+    uuid[15] = (char)device;
     return CUDA_OK;
 }
 
@@ -119,7 +120,7 @@ SERVED int cuDeviceComputeCapability(int *major, int *minor, int device) {
     return CUDA_OK;
 }
 
-static char context[64];
+static char contexts[MAX_DEVICES][64];
 
 SERVED int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
     *flags = 0;
@@ -128,37 +129,42 @@ SERVED int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) 
 }
 
 SERVED int cuDevicePrimaryCtxRetain(handle *c, int device) {
-    *c = context;
+    *c = contexts[device];
     return CUDA_OK;
 }
 
 SERVED int cuCtxGetCurrent(handle *c) {
-    *c = context;
+    *c = contexts[null_device()];
     return CUDA_OK;
 }
 
 SERVED int cuCtxPopCurrent_v2(handle *c) {
     if (c)
-        *c = context;
+        *c = contexts[null_device()];
     return CUDA_OK;
 }
 
 SERVED int cuCtxGetDevice(int *device) {
-    *device = 0;
+    *device = null_device();
     return CUDA_OK;
 }
 
+// A context is its device, for libcudart too. One that was taken off the stack again is not remembered: what is pushed
+// is used until another is.
+SERVED int cuCtxSetCurrent(handle c) {
+    return c ? null_use_device((int)(((char *)c - contexts[0]) / (ptrdiff_t)sizeof contexts[0])) : CUDA_OK;
+}
+
+SERVED int cuCtxPushCurrent_v2(handle c) { return cuCtxSetCurrent(c); }
 SERVED_NOTHING(cuDevicePrimaryCtxRelease_v2)
 SERVED_NOTHING(cuDevicePrimaryCtxSetFlags_v2)
-SERVED_NOTHING(cuCtxSetCurrent)
-SERVED_NOTHING(cuCtxPushCurrent_v2)
 SERVED_NOTHING(cuCtxSynchronize)
 SERVED_NOTHING(cuCtxSetLimit)
 
 // ---- memory ----
 
 SERVED int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
-    *free_bytes = null_free_bytes();
+    *free_bytes = null_free_bytes(null_device());
     *total_bytes = null_total_bytes();
     return CUDA_OK;
 }
@@ -175,7 +181,8 @@ SERVED int cuMemFreeHost(void *pointer) { return null_host_release(pointer); }
 SERVED int cuMemGetAddressRange_v2(uintptr_t *base, size_t *bytes, uintptr_t address) {
     uintptr_t found_base;
     size_t found_bytes;
-    if (!null_find_range(address, &found_base, &found_bytes))
+    int device;
+    if (!null_find_range(address, &found_base, &found_bytes, &device))
         return CUDA_INVALID_VALUE;
     if (base)
         *base = found_base;
@@ -210,10 +217,10 @@ SERVED int cuPointerGetAttribute(void *value, int attribute, uintptr_t address) 
     if (!null_is_device_address((const void *)address))
         return CUDA_INVALID_VALUE;
     switch (attribute) {
-        case CONTEXT: *(void **)value = context; return CUDA_OK;
+        case CONTEXT: *(void **)value = contexts[null_device_of((void *)address)]; return CUDA_OK;
         case MEMORY_TYPE: *(int *)value = DEVICE_MEMORY; return CUDA_OK;
         case DEVICE_POINTER: *(uintptr_t *)value = address; return CUDA_OK;
-        case ORDINAL: *(int *)value = 0; return CUDA_OK;
+        case ORDINAL: *(int *)value = null_device_of((void *)address); return CUDA_OK;
         default: null_report_unknown("cuPointerGetAttribute (of an attribute)"); return CUDA_NOT_SUPPORTED;
     }
 }

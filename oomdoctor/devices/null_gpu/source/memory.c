@@ -18,11 +18,12 @@ typedef struct {
     uintptr_t address;
     size_t bytes;
     range_kind kind;
+    int device;
 } range;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static size_t used_bytes;
-static size_t peak_used_bytes;
+static size_t used_bytes[MAX_DEVICES];
+static size_t peak_used_bytes[MAX_DEVICES];
 
 static range *ranges;  // in order of address
 static size_t range_count, range_room;
@@ -54,41 +55,42 @@ static size_t capacity(void) {
     return total > context ? total - context : 0;
 }
 
-bool null_charge(size_t bytes) {
+bool null_charge(int device, size_t bytes) {
     pthread_mutex_lock(&lock);
-    bool fits = used_bytes <= capacity() && bytes <= capacity() - used_bytes;
+    size_t *used = &used_bytes[device], *peak = &peak_used_bytes[device];
+    bool fits = *used <= capacity() && bytes <= capacity() - *used;
     if (fits) {
-        used_bytes += bytes;
-        if (used_bytes > peak_used_bytes)
-            peak_used_bytes = used_bytes;
+        *used += bytes;
+        if (*used > *peak)
+            *peak = *used;
     }
     pthread_mutex_unlock(&lock);
     return fits;
 }
 
-void null_refund(size_t bytes) {
+void null_refund(int device, size_t bytes) {
     pthread_mutex_lock(&lock);
-    used_bytes -= bytes;
+    used_bytes[device] -= bytes;
     pthread_mutex_unlock(&lock);
 }
 
-size_t null_used_bytes(void) {
+size_t null_used_bytes(int device) {
     pthread_mutex_lock(&lock);
-    size_t bytes = used_bytes;
+    size_t bytes = used_bytes[device];
     pthread_mutex_unlock(&lock);
     return bytes;
 }
 
-size_t null_free_bytes(void) {
-    size_t used = null_used_bytes();
+size_t null_free_bytes(int device) {
+    size_t used = null_used_bytes(device);
     return capacity() > used ? capacity() - used : 0;
 }
 
-SERVED uint64_t oomdoctor_null_used(void) { return null_used_bytes(); }
+SERVED uint64_t oomdoctor_null_used(void) { return null_used_bytes(null_device()); }
 
 SERVED uint64_t oomdoctor_null_peak_used(void) {
     pthread_mutex_lock(&lock);
-    size_t bytes = peak_used_bytes;
+    size_t bytes = peak_used_bytes[null_device()];
     pthread_mutex_unlock(&lock);
     return bytes;
 }
@@ -133,19 +135,20 @@ uintptr_t null_take_range(size_t bytes, range_kind kind) {
         address = 0;
     } else {
         memmove(&ranges[index + 1], &ranges[index], (range_count - index) * sizeof *ranges);
-        ranges[index] = (range){address, bytes, kind};
+        ranges[index] = (range){address, bytes, kind, null_device()};
         range_count++;
     }
     pthread_mutex_unlock(&lock);
     return address;
 }
 
-size_t null_give_range_back(uintptr_t address, range_kind kind) {
+size_t null_give_range_back(uintptr_t address, range_kind kind, int *device) {
     size_t bytes = 0;
     pthread_mutex_lock(&lock);
     size_t index = first_range_above(address);
     if (index < range_count && ranges[index].address == address && ranges[index].kind == kind) {
         bytes = ranges[index].bytes;
+        *device = ranges[index].device;
         range_count--;
         memmove(&ranges[index], &ranges[index + 1], (range_count - index) * sizeof *ranges);
     }
@@ -153,13 +156,14 @@ size_t null_give_range_back(uintptr_t address, range_kind kind) {
     return bytes;
 }
 
-bool null_find_range(uintptr_t address, uintptr_t *base, size_t *bytes) {
+bool null_find_range(uintptr_t address, uintptr_t *base, size_t *bytes, int *device) {
     pthread_mutex_lock(&lock);
     size_t index = first_range_above(address);
     bool found = index < range_count && ranges[index].address <= address;
     if (found) {
         *base = ranges[index].address;
         *bytes = ranges[index].bytes;
+        *device = ranges[index].device;
     }
     pthread_mutex_unlock(&lock);
     return found;
@@ -167,6 +171,14 @@ bool null_find_range(uintptr_t address, uintptr_t *base, size_t *bytes) {
 
 bool null_is_device_address(const void *pointer) {
     return (uintptr_t)pointer >= region_start && (uintptr_t)pointer < region_end;
+}
+
+int null_device_of(const void *pointer) {
+    uintptr_t base;
+    size_t bytes;
+    int device = 0;  // of the page that is the context's
+    null_find_range((uintptr_t)pointer, &base, &bytes, &device);
+    return device;
 }
 
 uintptr_t null_symbol_address(void) {
@@ -183,22 +195,23 @@ int null_allocate(size_t bytes, uintptr_t *address) {
     if (bytes > SIZE_MAX / 2)
         return CUDA_OUT_OF_MEMORY;
     bytes = null_round_to_pages(bytes);
-    if (!null_charge(bytes))
+    if (!null_charge(null_device(), bytes))
         return CUDA_OUT_OF_MEMORY;
     *address = null_take_range(bytes, RANGE_ALLOCATION);
     if (*address)
         return CUDA_OK;
-    null_refund(bytes);
+    null_refund(null_device(), bytes);
     return CUDA_OUT_OF_MEMORY;
 }
 
 int null_release(uintptr_t address) {
     if (!address)
         return CUDA_OK;
-    size_t bytes = null_give_range_back(address, RANGE_ALLOCATION);
+    int device;
+    size_t bytes = null_give_range_back(address, RANGE_ALLOCATION, &device);
     if (!bytes)
         return CUDA_INVALID_VALUE;
-    null_refund(bytes);
+    null_refund(device, bytes);
     return CUDA_OK;
 }
 
@@ -281,9 +294,13 @@ static _Atomic uint64_t reads;
 SERVED uint64_t oomdoctor_null_reads(void) { return reads; }
 
 void null_copy(void *destination, const void *source, size_t bytes) {
-    if (null_is_device_address(destination) || bytes == 0)
+    if (bytes == 0)
         return;
-    if (null_is_device_address(source)) {
+    if (null_is_device_address(destination)) {
+        null_keep_copy(destination, source, bytes);
+    } else if (null_is_device_address(source)) {
+        if (null_recall_copy(destination, source, bytes))
+            return;
         reads++;
         memset(destination, 0, bytes);
     } else

@@ -4,7 +4,9 @@
 // would; kernels are accepted and never run; what is read back from the device is zeros. The sources, one idea each:
 //
 //   card.c             what the card looks like, from OOMDOCTOR_NULL_* in the environment
+//   ordinals.c         how many devices there are, and which one a thread uses
 //   memory.c           the one account of device memory and the one map of device addresses
+//   kept.c             data that a program reads back as it wrote it, where the hook asks for that
 //   virtual_memory.c   cuMemCreate, cuMemMap and kin (expandable segments)
 //   device.c           properties and attributes
 //   runtime.c          libcudart: memory, streams, events
@@ -14,6 +16,7 @@
 //   cublas.c           cuBLAS and cuBLASLt
 //   cudnn.c            cuDNN: convolution, normalisation, pooling, CTC
 //   cudnn_rnn.c        cuDNN: sizes of a recurrent network's weights, workspace and reserve space
+//   nccl.c             NCCL: communicators that nobody else takes part in
 //   nvml.c, nvrtc.c    the little that is asked of NVML and NVRTC
 //   files.c            files that are opened, for answers that are kept
 //   torch_settings.c   one setting of PyTorch that needs two answers
@@ -37,7 +40,7 @@
 // Functions that may be called with anything because they have nothing to do: kernels in all but name.
 #define SERVED_NOTHING(name) SERVED int name(void) { return 0; }
 
-// The build passes NULL_CUDA_VERSION (13020 for CUDA 13.2), NULL_CUDNN_VERSION, NULL_CUBLAS_VERSION.
+// The build passes NULL_CUDA_VERSION (13020 for CUDA 13.2), NULL_CUDNN_VERSION, NULL_CUBLAS_VERSION, NULL_NCCL_VERSION.
 #define NULL_CUDA_MAJOR (NULL_CUDA_VERSION / 1000)
 
 // The same numbers mean the same in libcudart (cudaError_t) and libcuda (CUresult).
@@ -69,6 +72,15 @@ typedef struct {
 const card *null_card(void);
 size_t null_total_bytes(void);
 
+// ---- ordinals.c ----
+
+enum { MAX_DEVICES = 16, FIRST_PCI_BUS = 1 };
+
+int null_device_count(void);
+bool null_has_device(int device);
+int null_device(void);  // the one that this thread uses
+int null_use_device(int device);
+
 // ---- memory.c ----
 
 #define PAGE_BYTES ((size_t)2 << 20)  // the driver maps device memory in pages of 2 MiB
@@ -76,13 +88,14 @@ size_t null_total_bytes(void);
 typedef enum { RANGE_ALLOCATION, RANGE_RESERVATION } range_kind;
 
 size_t null_round_to_pages(size_t bytes);
-bool null_charge(size_t bytes);  // false: out of memory
-void null_refund(size_t bytes);
-size_t null_free_bytes(void);
-size_t null_used_bytes(void);
+bool null_charge(int device, size_t bytes);  // false: out of memory
+void null_refund(int device, size_t bytes);
+size_t null_free_bytes(int device);
+size_t null_used_bytes(int device);
 uintptr_t null_take_range(size_t bytes, range_kind kind);  // 0: no address left
-size_t null_give_range_back(uintptr_t address, range_kind kind);  // its bytes; 0: no such range
-bool null_find_range(uintptr_t address, uintptr_t *base, size_t *bytes);
+size_t null_give_range_back(uintptr_t address, range_kind kind, int *device);  // its bytes; 0: no such range
+bool null_find_range(uintptr_t address, uintptr_t *base, size_t *bytes, int *device);
+int null_device_of(const void *pointer);
 bool null_is_device_address(const void *pointer);
 uintptr_t null_symbol_address(void);  // where __device__ variables pretend to be
 int null_allocate(size_t bytes, uintptr_t *address);
@@ -95,6 +108,11 @@ int null_host_unregister(void *pointer);
 bool null_is_pinned(const void *pointer);
 
 void null_copy(void *destination, const void *source, size_t bytes);
+
+// ---- kept.c ----
+
+void null_keep_copy(void *device, const void *source, size_t bytes);
+bool null_recall_copy(void *destination, const void *device, size_t bytes);
 
 // ---- device.c ----
 

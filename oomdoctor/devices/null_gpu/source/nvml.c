@@ -9,7 +9,9 @@
 
 enum { NVML_OK = 0, NVML_INVALID_ARGUMENT = 2, NVML_NOT_FOUND = 6, NVML_INSUFFICIENT_SIZE = 7 };
 
-static char device[64];
+static char devices[MAX_DEVICES][64];
+
+static int ordinal(handle h) { return (int)(((char *)h - devices[0]) / (ptrdiff_t)sizeof devices[0]); }
 
 SERVED_NOTHING(nvmlInit)
 SERVED_NOTHING(nvmlInit_v2)
@@ -28,16 +30,23 @@ SERVED int nvmlSystemGetDriverVersion(char *text, unsigned room) {
 }
 
 SERVED int nvmlDeviceGetCount_v2(unsigned *count) {
-    *count = 1;
+    *count = (unsigned)null_device_count();
     return NVML_OK;
 }
 
 SERVED int nvmlDeviceGetHandleByIndex_v2(unsigned index, handle *h) {
-    *h = device;
-    return index == 0 ? NVML_OK : NVML_INVALID_ARGUMENT;
+    if (!null_has_device((int)index))
+        return NVML_INVALID_ARGUMENT;
+    *h = devices[index];
+    return NVML_OK;
 }
 
-SERVED int nvmlDeviceGetHandleByPciBusId_v2(const char *id, handle *h) { return nvmlDeviceGetHandleByIndex_v2(0, h); }
+SERVED int nvmlDeviceGetHandleByPciBusId_v2(const char *id, handle *h) {
+    unsigned domain, bus;
+    if (sscanf(id, "%x:%x", &domain, &bus) != 2)
+        return NVML_INVALID_ARGUMENT;
+    return nvmlDeviceGetHandleByIndex_v2(bus - FIRST_PCI_BUS, h);
+}
 
 SERVED int nvmlDeviceGetName(handle h, char *text, unsigned room) {
     snprintf(text, room, "%s", null_card()->name);
@@ -45,12 +54,12 @@ SERVED int nvmlDeviceGetName(handle h, char *text, unsigned room) {
 }
 
 SERVED int nvmlDeviceGetUUID(handle h, char *text, unsigned room) {
-    snprintf(text, room, "GPU-00000000-0000-0000-0000-000000000000");
+    snprintf(text, room, "GPU-00000000-0000-0000-0000-%012x", ordinal(h));
     return NVML_OK;
 }
 
 SERVED int nvmlDeviceGetIndex(handle h, unsigned *index) {
-    *index = 0;
+    *index = (unsigned)ordinal(h);
     return NVML_OK;
 }
 
@@ -74,12 +83,13 @@ typedef struct {
 } memory_info;
 
 SERVED int nvmlDeviceGetMemoryInfo(handle h, memory_info *info) {
-    *info = (memory_info){null_total_bytes(), null_free_bytes(), null_total_bytes() - null_free_bytes()};
+    size_t total = null_total_bytes(), free = null_free_bytes(ordinal(h));
+    *info = (memory_info){total, free, total - free};
     return NVML_OK;
 }
 
 // This process is the only one that holds memory: its allocations and the context.
-static uint64_t process_bytes(void) { return null_used_bytes() + null_card()->context_bytes; }
+static uint64_t process_bytes(handle h) { return null_used_bytes(ordinal(h)) + null_card()->context_bytes; }
 
 typedef struct {
     unsigned pid;
@@ -101,13 +111,13 @@ static bool room_for_one(unsigned *count) {
 SERVED int nvmlDeviceGetComputeRunningProcesses(handle h, unsigned *count, process_info_v1 *processes) {
     if (!room_for_one(count) || !processes)
         return NVML_INSUFFICIENT_SIZE;
-    *processes = (process_info_v1){(unsigned)getpid(), process_bytes()};
+    *processes = (process_info_v1){(unsigned)getpid(), process_bytes(h)};
     return NVML_OK;
 }
 
 SERVED int nvmlDeviceGetComputeRunningProcesses_v3(handle h, unsigned *count, process_info_v3 *processes) {
     if (!room_for_one(count) || !processes)
         return NVML_INSUFFICIENT_SIZE;
-    *processes = (process_info_v3){(unsigned)getpid(), process_bytes(), ~0U, ~0U};
+    *processes = (process_info_v3){(unsigned)getpid(), process_bytes(h), ~0U, ~0U};
     return NVML_OK;
 }

@@ -27,16 +27,16 @@ SERVED const char *cudaGetErrorString(int error) { return null_error_text(error)
 // ---- device ----
 
 SERVED int cudaGetDeviceCount(int *count) {
-    *count = 1;
+    *count = null_device_count();
     return CUDA_OK;
 }
 
 SERVED int cudaGetDevice(int *device) {
-    *device = 0;
+    *device = null_device();
     return CUDA_OK;
 }
 
-SERVED int cudaSetDevice(int device) { return null_fail(device == 0 ? CUDA_OK : CUDA_INVALID_DEVICE); }
+SERVED int cudaSetDevice(int device) { return null_fail(null_use_device(device)); }
 
 SERVED int cudaDriverGetVersion(int *version) {
     *version = NULL_CUDA_VERSION;
@@ -77,7 +77,7 @@ SERVED int cudaGetDriverEntryPoint(const char *name, void **function, uint64_t f
 // ---- memory ----
 
 SERVED int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
-    *free_bytes = null_free_bytes();
+    *free_bytes = null_free_bytes(null_device());
     *total_bytes = null_total_bytes();
     return CUDA_OK;
 }
@@ -117,9 +117,9 @@ SERVED int cudaPointerGetAttributes(pointer_attributes *attributes, const void *
     enum { UNREGISTERED = 0, HOST = 1, DEVICE = 2 };
     void *p = (void *)pointer;
     if (null_is_device_address(pointer))
-        *attributes = (pointer_attributes){DEVICE, 0, p, NULL};
+        *attributes = (pointer_attributes){DEVICE, null_device_of(pointer), p, NULL};
     else if (null_is_pinned(pointer))
-        *attributes = (pointer_attributes){HOST, 0, p, p};
+        *attributes = (pointer_attributes){HOST, null_device(), p, p};
     else
         *attributes = (pointer_attributes){UNREGISTERED, -2, NULL, p};
     return CUDA_OK;

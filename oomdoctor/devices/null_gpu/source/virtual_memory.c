@@ -9,6 +9,7 @@
 
 typedef struct {
     size_t bytes;
+    int device;
     int references;  // the handle itself, and each mapping
 } physical;
 
@@ -28,7 +29,7 @@ static void drop_reference(physical *memory) {
     pthread_mutex_unlock(&lock);
     if (!last)
         return;
-    null_refund(memory->bytes);
+    null_refund(memory->device, memory->bytes);
     free(memory);
 }
 
@@ -43,20 +44,27 @@ SERVED int cuMemAddressReserve(uintptr_t *address, size_t bytes, size_t alignmen
 }
 
 SERVED int cuMemAddressFree(uintptr_t address, size_t bytes) {
-    return null_give_range_back(address, RANGE_RESERVATION) ? CUDA_OK : CUDA_INVALID_VALUE;
+    int device;
+    return null_give_range_back(address, RANGE_RESERVATION, &device) ? CUDA_OK : CUDA_INVALID_VALUE;
 }
 
-SERVED int cuMemCreate(physical **memory, size_t bytes, const void *properties, uint64_t flags) {
-    if (bytes == 0 || bytes % PAGE_BYTES)
+// CUmemAllocationProp, as far as it is read.
+typedef struct {
+    int type, handle_types, location_type, device;
+} allocation_properties;
+
+SERVED int cuMemCreate(physical **memory, size_t bytes, const allocation_properties *properties, uint64_t flags) {
+    int device = properties ? properties->device : null_device();
+    if (bytes == 0 || bytes % PAGE_BYTES || !null_has_device(device))
         return CUDA_INVALID_VALUE;
-    if (!null_charge(bytes))
+    if (!null_charge(device, bytes))
         return CUDA_OUT_OF_MEMORY;
     *memory = malloc(sizeof **memory);
     if (!*memory) {
-        null_refund(bytes);
+        null_refund(device, bytes);
         return CUDA_OUT_OF_MEMORY;
     }
-    **memory = (physical){bytes, 1};
+    **memory = (physical){bytes, device, 1};
     return CUDA_OK;
 }
 

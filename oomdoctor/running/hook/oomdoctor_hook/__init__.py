@@ -17,6 +17,7 @@ that the program could see before memory runs out. And nothing that fails in it 
 
 from __future__ import annotations
 
+import os
 import sys
 
 from . import imports
@@ -24,14 +25,38 @@ from . import imports
 
 def install() -> None:
     """Wait for torch and for multiprocessing, or begin with what is imported already."""
+    _delegate()
+    if os.environ.get("OOMDOCTOR_TRIAL_SOCKET"):
+        from . import trial
+
+        trial.begin()
+        return
     imports.when_imported("multiprocessing.process", _watch_children)
     imports.when_imported("torch", _watch_torch)
+
+
+def _delegate() -> None:
+    """Let a fork of the fork server be this process's program; return where there is none or it refuses."""
+    if not os.environ.get("OOMDOCTOR_FORK_SOCKET"):
+        return
+    try:
+        from .forking import proxy
+
+        proxy.delegate()
+    except Exception:  # noqa: BLE001, S110 - the program runs here then
+        pass
 
 
 def _watch_children() -> None:
     from . import children
 
-    children.watch(sys.modules["multiprocessing.process"])
+    def ended(error: BaseException | None) -> None:
+        if error is not None:
+            from .endings import died_of
+
+            died_of(error, "child process")
+
+    children.watch(sys.modules["multiprocessing.process"], ended)
 
 
 def _watch_torch() -> None:

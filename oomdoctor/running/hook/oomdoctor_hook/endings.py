@@ -12,10 +12,13 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import find_oom
 from .guard import guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Ending:
@@ -56,7 +59,7 @@ def expect() -> None:
     ENDING.expected = True
     _wrap_excepthook()
     _wrap_thread_hook()
-    _wrap_exit()
+    wrap_exit(_note_exit)
 
 
 @guarded
@@ -98,11 +101,12 @@ def _wrap_thread_hook() -> None:
     threading.excepthook = excepthook
 
 
-def _wrap_exit() -> None:
+def wrap_exit(note: Callable[[Any], Any]) -> None:
+    """Call `note` with the status each time that the program asks to leave."""
     before = sys.exit
 
     def leave(status: Any = None, /) -> Any:
-        _note_exit(status)
+        note(status)
         return before(status)
 
     leave.__name__ = leave.__qualname__ = "exit"

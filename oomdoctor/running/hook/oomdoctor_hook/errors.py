@@ -37,7 +37,7 @@ def find_oom(error: BaseException | None) -> BaseException | None:
         return None
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return None
-    return next((link for link in _walk(error) if _says_oom(link)), None)
+    return next((link for link in walk(error) if _says_oom(link)), None)
 
 
 def is_allocators(error: BaseException) -> bool:
@@ -53,7 +53,8 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
-def _walk(error: BaseException) -> Iterator[BaseException]:
+def walk(error: BaseException) -> Iterator[BaseException]:
+    """Go through an error and all that it was raised from, while handling, or as a group of."""
     waiting, seen = [error], {id(error)}
     while waiting:
         link = waiting.pop()

@@ -49,7 +49,7 @@ def collect(torch: Any, error: BaseException, oom: BaseException, ending: str) -
         "ending": ending,
         "type": f"{type(oom).__module__}.{type(oom).__qualname__}",
         "message": text_of(oom),
-        "traceback": guarded(_traceback)(error),
+        "traceback": guarded(full_traceback)(error),
         "pid": os.getpid(),
         "rank": guarded(_rank)(),
         "world_size": guarded(_world_size)(),
@@ -69,7 +69,8 @@ def collect(torch: Any, error: BaseException, oom: BaseException, ending: str) -
     }
 
 
-def _traceback(error: BaseException) -> str:
+def full_traceback(error: BaseException) -> str:
+    """Print an error as Python does; the middle of a very long one is left out."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     if len(text) <= _LONGEST_TRACEBACK:
         return text

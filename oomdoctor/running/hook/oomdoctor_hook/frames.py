@@ -64,7 +64,7 @@ def begin(torch: Any, max_entries: int) -> None:
     FRAMES.with_frames = _call_beneath(torch, functools.partial(record, context="alloc"))
     FRAMES.without_frames = _call_beneath(torch, functools.partial(record, context=None))
     FRAMES.with_frames()
-    _notice_others(torch)
+    notice_others(torch)
 
 
 def restore() -> None:
@@ -116,7 +116,7 @@ def _call_beneath(torch: Any, record: Callable[[], Any]) -> Callable[[], Any]:
     return functools.partial(original, *arguments)
 
 
-def _notice_others(torch: Any) -> None:
+def notice_others(torch: Any) -> None:
     """Listen to the calls that the program makes; the first one makes everything as it is without us."""
     module = torch._C  # noqa: SLF001
     originals = {name: getattr(module, name) for name in _RECORDERS if hasattr(module, name)}

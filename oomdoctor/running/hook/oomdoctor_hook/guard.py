@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # type checkers know the name; `typing` takes longer to import than all of this
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 FAILURES: list[str] = []
 """What failed in the hook, to be told in the report; the first few, since one may fail at every step."""

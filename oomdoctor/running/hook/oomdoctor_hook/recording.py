@@ -12,7 +12,7 @@ import time
 from collections import deque
 from typing import Any
 
-from . import endings, frames, resting, settings, steps
+from . import agreeing, endings, frames, resting, settings, steps
 from .guard import guarded
 from .statistics import step_statistics
 from .tensors import live_categories
@@ -47,6 +47,7 @@ OOMS = Ooms()
 def watch(torch: Any) -> None:
     """Begin once `torch` has been imported."""
     guarded(steps.watch)(torch)
+    guarded(agreeing.watch)()
     guarded(resting.watch)()
     guarded(endings.watch)(torch)
     os.register_at_fork(after_in_child=guarded(_after_fork))
@@ -54,7 +55,7 @@ def watch(torch: Any) -> None:
 
 
 def _start(torch: Any) -> None:
-    guarded(_limit_memory)(torch)
+    guarded(limit_memory)(torch)
     guarded(_record_history)(torch)
     torch._C._cuda_attach_out_of_memory_observer(_make_observer(torch))  # noqa: SLF001
 
@@ -66,7 +67,8 @@ def _record_history(torch: Any) -> None:
         OOMS.records_history = True
 
 
-def _limit_memory(torch: Any) -> None:
+def limit_memory(torch: Any) -> None:
+    """Keep PyTorch to what was asked for, on every device."""
     limit = settings.MEMORY_BYTES
     if limit > 0:
         for device in range(torch.cuda.device_count()):

@@ -1,0 +1,190 @@
+// NCCL: what DistributedDataParallel, FSDP and torch.distributed ask for. Each rank is a process with a null GPU of its own,
+// and no rank hears of another here: no data moves, what is received is zeros like all of a null GPU's data, and no call
+// waits. What a real communicator takes from the device for its own buffers is not known, and is not counted.
+
+#include "null_gpu.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { NCCL_OK = 0, NCCL_UNHANDLED_CUDA_ERROR = 1, NCCL_INVALID_ARGUMENT = 4, NCCL_NO_COLOR = -1 };
+
+typedef struct {
+    char bytes[128];
+} unique_id;
+
+typedef struct {
+    int ranks, rank, device;
+} communicator;
+
+static bool out_of_memory;  // what ncclGetLastError has to tell of
+
+SERVED int ncclGetVersion(int *version) {
+    *version = NULL_NCCL_VERSION;
+    return NCCL_OK;
+}
+
+SERVED const char *ncclGetErrorString(int error) {
+    switch (error) {
+        case NCCL_OK: return "no error";
+        case NCCL_UNHANDLED_CUDA_ERROR: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+        case NCCL_INVALID_ARGUMENT: return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+        default: return "not served by the null GPU";
+    }
+}
+
+SERVED const char *ncclGetLastError(const communicator *c) {
+    return out_of_memory ? "Cuda failure 2 'out of memory'" : "";
+}
+
+// ---- communicators ----
+
+SERVED int ncclGetUniqueId(unique_id *id) {
+    static atomic_uint made;
+    memset(id, 0, sizeof *id);
+    snprintf(id->bytes, sizeof id->bytes, "null %d %u", (int)getpid(), ++made);
+    return NCCL_OK;
+}
+
+SERVED int ncclCommGetUniqueId(const communicator *c, unique_id *id) { return ncclGetUniqueId(id); }
+
+static int make(communicator **made, int ranks, int rank, int device) {
+    *made = NULL;
+    if (ranks < 1 || rank < 0 || rank >= ranks)
+        return NCCL_INVALID_ARGUMENT;
+    *made = malloc(sizeof **made);
+    if (*made)
+        **made = (communicator){ranks, rank, device};
+    return *made ? NCCL_OK : NCCL_UNHANDLED_CUDA_ERROR;
+}
+
+SERVED int ncclCommInitRank(communicator **made, int ranks, unique_id id, int rank) {
+    return make(made, ranks, rank, null_device());
+}
+
+SERVED int ncclCommInitRankConfig(communicator **made, int ranks, unique_id id, int rank, const void *config) {
+    return make(made, ranks, rank, null_device());
+}
+
+SERVED int ncclCommInitRankScalable(communicator **made, int ranks, int rank, int ids, const unique_id *id,
+                                    const void *config) {
+    return make(made, ranks, rank, null_device());
+}
+
+SERVED int ncclCommInitAll(communicator **made, int count, const int *devices) {
+    int error = NCCL_OK;
+    for (int i = 0; i < count && !error; i++)
+        error = make(&made[i], count, i, devices ? devices[i] : i);
+    return error;
+}
+
+// How many ranks choose the same color only the ranks together know. PyTorch knows it from elsewhere and does not ask; it
+// gives the new rank as the key.
+SERVED int ncclCommSplit(const communicator *c, int color, int key, communicator **made, const void *config) {
+    *made = NULL;
+    bool is_rank = key >= 0 && key < c->ranks;
+    return color == NCCL_NO_COLOR ? NCCL_OK : make(made, c->ranks, is_rank ? key : c->rank, c->device);
+}
+
+SERVED int ncclCommShrink(const communicator *c, const int *excluded, int count, communicator **made, const void *config,
+                          int flags) {
+    int below = 0;
+    for (int i = 0; i < count; i++)
+        below += excluded[i] < c->rank;
+    return make(made, c->ranks - count, c->rank - below, c->device);
+}
+
+static int end(communicator *c) {
+    free(c);
+    return NCCL_OK;
+}
+
+SERVED int ncclCommDestroy(communicator *c) { return end(c); }
+SERVED int ncclCommAbort(communicator *c) { return end(c); }
+SERVED_NOTHING(ncclCommFinalize)
+SERVED_NOTHING(ncclCommRevoke)
+SERVED_NOTHING(ncclCommSuspend)
+SERVED_NOTHING(ncclCommResume)
+
+SERVED int ncclCommCount(const communicator *c, int *count) {
+    *count = c->ranks;
+    return NCCL_OK;
+}
+
+SERVED int ncclCommUserRank(const communicator *c, int *rank) {
+    *rank = c->rank;
+    return NCCL_OK;
+}
+
+SERVED int ncclCommCuDevice(const communicator *c, int *device) {
+    *device = c->device;
+    return NCCL_OK;
+}
+
+SERVED int ncclCommGetAsyncError(const communicator *c, int *error) {
+    *error = NCCL_OK;
+    return NCCL_OK;
+}
+
+SERVED int ncclCommMemStats(const communicator *c, int figure, uint64_t *value) {
+    *value = 0;
+    return NCCL_OK;
+}
+
+// ---- memory ----
+
+SERVED int ncclMemAlloc(void **pointer, size_t bytes) {
+    uintptr_t address;
+    out_of_memory = null_allocate(bytes, &address) != CUDA_OK;
+    *pointer = (void *)address;
+    return out_of_memory ? NCCL_UNHANDLED_CUDA_ERROR : NCCL_OK;
+}
+
+SERVED int ncclMemFree(void *pointer) {
+    return null_release((uintptr_t)pointer) == CUDA_OK ? NCCL_OK : NCCL_UNHANDLED_CUDA_ERROR;
+}
+
+// A registration is the buffer itself: a registered buffer costs the device nothing more, as far as is known.
+SERVED int ncclCommRegister(const communicator *c, void *buffer, size_t bytes, void **registration) {
+    *registration = buffer;
+    return NCCL_OK;
+}
+
+SERVED int ncclCommWindowRegister(const communicator *c, void *buffer, size_t bytes, void **window, int flags) {
+    *window = buffer;
+    return NCCL_OK;
+}
+
+SERVED int ncclWinGetUserPtr(const communicator *c, void *window, void **buffer) {
+    *buffer = window;
+    return NCCL_OK;
+}
+
+SERVED_NOTHING(ncclCommDeregister)
+SERVED_NOTHING(ncclCommWindowDeregister)
+
+// ---- collectives ----
+
+SERVED int ncclRedOpCreatePreMulSum(int *operation, const void *scalar, int type, int residence, const communicator *c) {
+    enum { FIRST_OF_THE_USERS = 5 };
+    *operation = FIRST_OF_THE_USERS;
+    return NCCL_OK;
+}
+
+SERVED_NOTHING(ncclRedOpDestroy)
+SERVED_NOTHING(ncclGroupStart)
+SERVED_NOTHING(ncclGroupEnd)
+SERVED_NOTHING(ncclAllGather)
+SERVED_NOTHING(ncclAllReduce)
+SERVED_NOTHING(ncclAlltoAll)
+SERVED_NOTHING(ncclBcast)
+SERVED_NOTHING(ncclBroadcast)
+SERVED_NOTHING(ncclGather)
+SERVED_NOTHING(ncclRecv)
+SERVED_NOTHING(ncclReduce)
+SERVED_NOTHING(ncclReduceScatter)
+SERVED_NOTHING(ncclScatter)
+SERVED_NOTHING(ncclSend)

@@ -1,0 +1,134 @@
+"""What the processes of one trial said, as one record. Nothing here waits or decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from oomdoctor.probing.command.messages import (
+    Batch,
+    Measured,
+    Message,
+    NoTorch,
+    Oom,
+    Shown,
+    Started,
+    Step,
+    Wrote,
+    read_message,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MOST = 10_000
+"""Messages of a kind that are kept; a command that says more says nothing new."""
+
+
+@dataclass(slots=True)
+class Heard:
+    """What was heard so far.
+
+    Attributes:
+        started: Pythons that imported torch, by process id.
+        devices: What CUDA showed each process that initialised it.
+        batches: The last batch of which it was told, by process id.
+        ooms: Each time that PyTorch's allocator found no memory, oldest first.
+        steps: Optimizer steps done, by process id.
+        measured: The last word of each training process.
+        written: Paths that the command wrote to, in order.
+        frameworks: Others than torch that Pythons without torch had imported; None where no such Python ended.
+        survived: Processes that took an optimizer step, or ended well, after they had run out of memory.
+    """
+
+    started: dict[int, Started] = field(default_factory=dict)
+    devices: dict[int, Shown] = field(default_factory=dict)
+    batches: dict[int, Batch] = field(default_factory=dict)
+    ooms: list[Oom] = field(default_factory=list)
+    steps: dict[int, int] = field(default_factory=dict)
+    measured: dict[int, Measured] = field(default_factory=dict)
+    written: dict[str, None] = field(default_factory=dict)
+    frameworks: tuple[str, ...] | None = None
+    survived: set[int] = field(default_factory=set)
+
+    def add(self, data: Mapping[str, Any]) -> None:
+        """Take in one message; what is none is passed over."""
+        message = read_message(data)
+        if message is not None:
+            self._take(message)
+
+    @property
+    def world_size(self) -> int:
+        """Processes that train, as those that use a GPU were told."""
+        return max([self.started[pid].world_size for pid in self.devices if pid in self.started], default=1)
+
+    @property
+    def has_all_steps(self) -> bool:
+        """Whether every training process has done as many steps as were asked for."""
+        done = [measured for measured in self.measured.values() if measured.ending == "steps"]
+        return len(done) >= max(self.world_size, 1)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a training process has ended by an error that nobody handled."""
+        return any(measured.ending == "error" for measured in self.measured.values())
+
+    @property
+    def has_died_of_oom(self) -> bool:
+        """Whether a process ran out of memory, and an error that nobody handled ended it."""
+        died = {pid for pid, measured in self.measured.items() if measured.ending == "error"}
+        return any(oom.pid in died for oom in self.ooms)
+
+    @property
+    def has_survived(self) -> bool:
+        """Whether a process went on training after it had run out of memory."""
+        return bool(self.survived)
+
+    @property
+    def has_used_gpu(self) -> bool:
+        """Whether anything was allocated on a GPU, as far as is known."""
+        trainers = self.trainers()
+        return bool(self.devices) and (not trainers or any(one.peak_allocated_bytes for one in trainers))
+
+    @property
+    def done_steps(self) -> int:
+        """Optimizer steps of the process that did most."""
+        return max(self.steps.values(), default=0)
+
+    def trainers(self) -> list[Measured]:
+        """The last words of processes that used a GPU, in the order of their ranks."""
+        with_gpu = sorted(
+            (one for one in self.measured.values() if one.cuda), key=lambda one: (self._rank(one), one.pid)
+        )
+        stepped = [measured for measured in with_gpu if measured.steps]
+        return stepped or with_gpu
+
+    def _rank(self, measured: Measured) -> int:
+        started = self.started.get(measured.pid)
+        return 0 if started is None else started.rank
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Started():
+                self.started[message.pid] = message
+            case Shown():
+                self.devices[message.pid] = message
+            case Batch():
+                self.batches[message.pid] = message
+            case Oom() if len(self.ooms) < _MOST:
+                self.ooms.append(message)
+            case Step() | Measured():
+                self._take_steps(message)
+            case Wrote() if len(self.written) < _MOST:
+                self.written.setdefault(message.path)
+            case NoTorch():
+                self.frameworks = tuple(dict.fromkeys((*(self.frameworks or ()), *message.frameworks)))
+
+    def _take_steps(self, message: Step | Measured) -> None:
+        self.steps[message.pid] = message.steps
+        goes_on = isinstance(message, Step) or (message.ending == "exit" and message.error is None)
+        if isinstance(message, Measured):
+            self.measured[message.pid] = message
+        # A step, or a good end, of a process that had run out of memory: its own code caught the error.
+        if goes_on and any(oom.pid == message.pid for oom in self.ooms):
+            self.survived.add(message.pid)

@@ -1,0 +1,181 @@
+"""The main job for a command: from its words to the largest micro-batch, and the words that reach the target batch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.devices.choice import choose_engine
+from oomdoctor.probing.accumulation import per_device_target, plan_accumulation
+from oomdoctor.probing.assembly import Findings, assemble
+from oomdoctor.probing.command.supervisor import CommandSupervisor
+from oomdoctor.probing.command.telling import reasons, warnings
+from oomdoctor.probing.command.template import Sizes, accumulates, check_command, filled, one_line
+from oomdoctor.probing.dependencies import Dependencies
+from oomdoctor.probing.found import DryRun, Probe
+from oomdoctor.probing.profile.asking import Recorded
+from oomdoctor.probing.session import Session, micro_steps
+from oomdoctor.probing.stability import OtherProcesses
+from oomdoctor.probing.supervisor import Held, Loaded
+from oomdoctor.results import CommandPlan
+from oomdoctor.running.interpreter import find_interpreter, torch_of
+
+if TYPE_CHECKING:
+    from oomdoctor.devices.choice import Engine
+    from oomdoctor.probing.request import ProbeRequest
+    from oomdoctor.probing.search import SearchResult
+    from oomdoctor.probing.stopping import Stop
+    from oomdoctor.progress import Progress
+    from oomdoctor.results import Accumulation, UniformPlan
+
+_FIRST_SIZE: Final = 4
+"""Large enough for its growth to show, and small enough to fit where training is worth anything."""
+
+_MOST_STEPS_RUN: Final = 8
+"""Accumulation steps with which a plan is run; more take time and, but for prefetched batches, no more memory."""
+
+
+def engine_for_command(request: ProbeRequest) -> Engine:
+    """Where the trials of a command run, by the torch that the command's own Python has.
+
+    Raises:
+        UsageError: The question contradicts itself, or the command cannot be started.
+        NoAnswerError: No device, or its Python has no torch.
+    """
+    command = request.command or ()
+    check_command(command, request.directory, os.environ)
+    return choose_engine(
+        engine=request.engine,
+        gpu=request.gpu,
+        device=request.device,
+        memory_bytes=request.memory_bytes,
+        base=os.environ,
+        build=torch_of(find_interpreter(command, os.environ), os.environ),
+    )
+
+
+def probe_command(request: ProbeRequest, progress: Progress, *, stop: Stop | None = None) -> Probe:
+    """Find the largest micro-batch that fits, and the plan that reaches the target batch.
+
+    Args:
+        request: The question; its `command` says what to run.
+        progress: Told of each stage and trial.
+        stop: Ends the probe from another thread.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        TargetError: The command is at fault.
+        NoAnswerError: No device, or a time limit.
+        KeyboardInterrupt: The stop was set.
+    """
+    share = per_device_target(request.target_batch, request.world_size)
+    engine = engine_for_command(request)
+    others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
+    with CommandSupervisor(request, engine, stop) as supervisor:
+        session = Session(supervisor, progress, share)
+        progress.stage(f"starting {request.target}")
+        _first_trial(supervisor, session, min(_FIRST_SIZE, share), share)
+        search = session.find_maximum(supervisor.noted.gradient_bytes)
+        _run_profiled_size(request, session, search.maximum, share)
+        recommended = session.find_recommended(search, request.headroom)
+        plan, chosen = _checked_plan(request, session, search.maximum, recommended)
+        findings = Findings(
+            loaded=_loaded(supervisor),
+            search=search,
+            recommended=recommended,
+            plan=plan,
+            trials=tuple(session.trials),
+            recorded=_told(request, supervisor, search),
+            moved=others.moved(),
+        )
+        result = assemble(request, engine, supervisor, others, findings)
+        words = _words(request, chosen)
+        return Probe(replace(result, command_plan=words), supervisor.versions, _dependencies(request, supervisor))
+
+
+def dry_run_command(request: ProbeRequest, progress: Progress) -> DryRun:
+    """Run one trial at the smallest size.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        TargetError: The command is at fault.
+        NoAnswerError: No device, or a time limit.
+    """
+    engine = engine_for_command(request)
+    with CommandSupervisor(replace(request, fresh=True), engine) as supervisor:
+        progress.stage(f"starting {request.target}")
+        trial = supervisor.first(1, 1)
+        seen = {"command": one_line(filled(request.command or (), Sizes(1, 1, request.world_size)))}
+        seen["optimizer"] = supervisor.optimizer_name
+        return DryRun(engine, replace(_loaded(supervisor), found=seen), trial)
+
+
+_UNWATCHED: Final = Dependencies(unseen=("the processes of a command are not watched",))
+
+
+def _dependencies(request: ProbeRequest, supervisor: CommandSupervisor) -> Dependencies:
+    if supervisor.uses is None:
+        return _UNWATCHED
+    return supervisor.uses.dependencies(request.command or (), request.directory, os.environ)
+
+
+def _run_profiled_size(request: ProbeRequest, session: Session, maximum: int, share: int) -> None:
+    """Run the size whose memory is asked for, with all memory, where the search did not and it can fit."""
+    size = request.profile_micro_batch
+    if size is not None and size <= maximum:
+        session.fits(size, micro_steps(size, share))
+
+
+def _first_trial(supervisor: CommandSupervisor, session: Session, size: int, share: int) -> None:
+    session.record(size, lambda: supervisor.first(size, micro_steps(size, share)))
+
+
+def _checked_plan(
+    request: ProbeRequest, session: Session, maximum: int, recommended: int
+) -> tuple[Accumulation | None, UniformPlan | None]:
+    """A plan with one size, since that is what a command takes, run with as many steps as it has."""
+    limit = maximum
+    while limit > 0:
+        plan = plan_accumulation(request.target_batch, limit, request.world_size)
+        chosen = plan.uniform or plan.fixed_size
+        steps = min(chosen.steps, _MOST_STEPS_RUN) if accumulates(request.command or ()) else 1
+        if session.fits(chosen.micro_batch, steps):
+            return plan, chosen
+        limit = recommended if recommended < limit else limit * 9 // 10
+    return None, None
+
+
+def _loaded(supervisor: CommandSupervisor) -> Loaded:
+    device = supervisor.device
+    if device is None:
+        raise RuntimeError("a trial that did not fail has shown its device")
+    return Loaded(
+        name=device.name,
+        compute_capability=device.compute_capability,
+        has_kernels=device.has_kernels,
+        total_bytes=device.total_bytes,
+        used_before_bytes=device.total_bytes - device.free_bytes,
+        capacity_bytes=supervisor.capacity_bytes,
+        weights_bytes=None,
+        placement_error=None,
+        held=Held(0, 0),
+        phases=(),
+        found={},
+        versions=supervisor.versions,
+    )
+
+
+def _told(request: ProbeRequest, supervisor: CommandSupervisor, search: SearchResult) -> Recorded:
+    return Recorded(
+        reasons=reasons(request, supervisor),
+        warnings=warnings(request, supervisor, search),
+    )
+
+
+def _words(request: ProbeRequest, chosen: UniformPlan | None) -> CommandPlan:
+    words = request.command or ()
+    if chosen is None:
+        return CommandPlan(words, None)
+    sizes = Sizes(chosen.micro_batch, chosen.steps, request.world_size)
+    return CommandPlan(words, tuple(filled(words, sizes)), chosen)

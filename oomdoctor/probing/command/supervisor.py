@@ -1,0 +1,272 @@
+"""The trials of one probe of a command, in the form that the search asks for them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from oomdoctor.probing.command.ahead import Ahead
+from oomdoctor.probing.command.following import Following
+from oomdoctor.probing.command.forks import ForkServer
+from oomdoctor.probing.command.judging import Judged, judge
+from oomdoctor.probing.command.noting import Noted
+from oomdoctor.probing.command.template import Sizes, filled
+from oomdoctor.probing.command.trial import Ended, Start, run_trial
+from oomdoctor.probing.command.uses import Uses
+from oomdoctor.probing.session import micro_steps
+from oomdoctor.results import Outcome
+from oomdoctor.running.environment import with_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oomdoctor.devices.choice import Engine
+    from oomdoctor.errors import OomdoctorError
+    from oomdoctor.probing.command.messages import Shown, Started
+    from oomdoctor.probing.request import ProbeRequest
+    from oomdoctor.probing.stopping import Stop
+    from oomdoctor.results import Trial
+
+_LONGEST_ROOM: Final = 80
+"""A socket's name has 108 bytes; beyond this the room is made in `/tmp`."""
+
+_DROPPED: Final = ("OOMDOCTOR_RUN_", "OOMDOCTOR_TRIAL_", "OOMDOCTOR_FORK_")
+_CORES: Final = os.cpu_count() or 1
+_CORES_FOR_TWO: Final = 2
+
+
+class CommandSupervisor:
+    """One probe's trials of a command; use it as a context manager.
+
+    Args:
+        request: What to run and how.
+        engine: Where.
+        stop: Ends a wait from another thread.
+
+    Attributes:
+        noted: What the trials showed besides their outcomes.
+        uses: What the command used, where that was asked for.
+        device: What CUDA showed the first trial.
+        versions: Version by name, of what ran in it.
+        forks_reason: Why trials are not forked, or how it was seen that they may be; None before that was tried.
+        capacity_bytes: Bytes that PyTorch may take; see `oomdoctor.probing.source` for this and the others.
+        problem: See there.
+        replaced: See there.
+        optimizer_name: See there.
+        loss_is_finite: See there; nobody looks at a command's loss.
+        zeros_read: See there.
+        unknown_calls: See there.
+    """
+
+    def __init__(self, request: ProbeRequest, engine: Engine, stop: Stop | None = None) -> None:
+        self._request = request
+        self._engine = engine
+        self._stops = () if stop is None else (stop,)
+        self._room = _make_room()
+        self._environment = _environment(engine.environment, request.steps)
+        self.uses = Uses(self._room) if request.watched else None
+        if self.uses is not None:
+            self._environment |= self.uses.environment
+        self._forks: ForkServer | None = None
+        self._has_port = False
+        self._ahead = Ahead()
+        self._following = Following()
+        self._count = 0
+        self.noted = Noted()
+        self.device: Shown | None = None
+        self.versions: dict[str, str] = {}
+        self.forks_reason: str | None = None
+        self.capacity_bytes = _expected_capacity(request, engine)
+        self.problem: dict[str, str | None] | None = None
+        self.replaced = 0
+        self.optimizer_name = ""
+        self.loss_is_finite = True
+        self.zeros_read = 0
+        self.unknown_calls: tuple[str, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def first(self, micro_batch: int, micro_steps: int) -> Trial:
+        """Run the first trial, which shows the device and what a later one can be forked with.
+
+        Raises:
+            TargetError: The command cannot be probed.
+            NoAnswerError: It took too long.
+            KeyboardInterrupt: The stop was set.
+        """
+        ended = self._end(self._start(micro_batch, micro_steps, 0, describe=not self._request.fresh))
+        self._learn(ended)
+        judged = self._judged(ended, micro_batch, self.capacity_bytes)
+        if judged.problem is not None:
+            raise judged.problem
+        if not self._request.fresh:
+            self._fork_from(ended, judged.trial, micro_steps)
+        return judged.trial
+
+    def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
+        """Run one trial, or take the one that was begun ahead.
+
+        Raises:
+            KeyboardInterrupt: The stop was set.
+        """
+        ended = self._ahead.take((micro_batch, micro_steps, allowed_bytes))
+        if ended is None:
+            self._begin_ahead(micro_batch + 1, allowed_bytes)
+            ended = self._end(self._start(micro_batch, micro_steps, allowed_bytes))
+        judged = self._judged(ended, micro_batch, allowed_bytes)
+        if judged.problem is not None:
+            self.problem = _texts(judged.problem)
+        return judged.trial
+
+    def foresee(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:  # noqa: ARG002 - as asked
+        """Nothing is foreseen for commands: forked trials are quick."""
+        return None
+
+    def close(self) -> None:
+        """End what still runs, and remove what is ours."""
+        self._ahead.close()
+        if self._forks is not None:
+            self._forks.close()
+        shutil.rmtree(self._room, ignore_errors=True)
+
+    # --- one trial ---------------------------------------------------------------------------------------------------
+
+    def _start(self, micro_batch: int, micro_steps: int, allowed_bytes: int, *, describe: bool = False) -> Start:
+        self._count += 1
+        request = self._request
+        environment = {**self._environment, "OOMDOCTOR_RUN_MEMORY_BYTES": str(self._cap(allowed_bytes))}
+        if describe:
+            environment["OOMDOCTOR_TRIAL_DESCRIBE"] = "1"
+        if self._forks is not None:
+            environment["OOMDOCTOR_FORK_SOCKET"] = str(self._forks.path)
+        sizes = Sizes(micro_batch, micro_steps, request.world_size)
+        return Start(
+            command=filled(request.command or (), sizes),
+            directory=request.directory,
+            environment=environment,
+            room=self._room,
+            name=f"trial-{self._count}",
+            timeout_seconds=request.trial_timeout_seconds,
+        )
+
+    def _end(self, start: Start, *stops: Stop) -> Ended:
+        ended = run_trial(start, (*self._stops, *stops))
+        if self._forks is not None and self._engine.kind == "cuda":
+            self._forks.wait_until_idle()  # on a real GPU the next trial would find its memory
+        return ended
+
+    def _cap(self, allowed_bytes: int) -> int:
+        """What PyTorch has to be kept to: nothing where the device itself is what is asked about."""
+        if 0 < allowed_bytes < self.capacity_bytes:
+            return allowed_bytes
+        return 0 if self._engine.kind == "null" else self._request.memory_bytes or 0
+
+    def _judged(self, ended: Ended, micro_batch: int, allowed_bytes: int) -> Judged:
+        judged = judge(ended, micro_batch, allowed_bytes, self._request.steps)
+        if judged.trial.outcome is Outcome.FITS:
+            problem = self._following.problem_of(micro_batch, ended.heard, judged.trial.peak_allocated_bytes)
+            if problem is not None:
+                judged = judged.with_problem(problem)
+        self._note(ended, judged, micro_batch)
+        return judged
+
+    def _note(self, ended: Ended, judged: Judged, micro_batch: int) -> None:
+        for measured in ended.heard.trainers():
+            self.optimizer_name = measured.optimizer or self.optimizer_name
+            self.zeros_read = max(self.zeros_read, measured.zeros_read)
+            self.unknown_calls = tuple(dict.fromkeys((*self.unknown_calls, *measured.unknown_calls)))
+        self.noted.take(ended.heard, judged, micro_batch)
+
+    def _begin_ahead(self, micro_batch: int, allowed_bytes: int) -> None:
+        """Run the size above the one that was asked for beside it: it is what proves a maximum.
+
+        Only on a null GPU, where two trials do not share memory, and forked, so that it costs no second import.
+        """
+        share = self._request.target_batch // self._request.world_size
+        is_cheap = self._forks is not None and self._engine.kind == "null" and _CORES >= _CORES_FOR_TWO
+        if not is_cheap or self._has_port or micro_batch > share or allowed_bytes < self.capacity_bytes:
+            self._ahead.drop()
+            return
+        question = (micro_batch, micro_steps(micro_batch, share), allowed_bytes)
+        start = self._start(*question)
+        self._ahead.begin(question, lambda stop: self._end(start, stop))
+
+    # --- what the first trial shows ----------------------------------------------------------------------------------
+
+    def _learn(self, ended: Ended) -> None:
+        heard = ended.heard
+        for pid, device in heard.devices.items():
+            self.device = device
+            self.versions = _versions(heard.started.get(pid))
+        if self.device is not None:
+            free = self.device.free_bytes
+            self.capacity_bytes = min(free, self._request.memory_bytes or free)
+
+    # --- forking -----------------------------------------------------------------------------------------------------
+
+    def _fork_from(self, ended: Ended, trial: Trial, micro_steps: int) -> None:
+        """Start the fork server, and believe it once a forked trial has taken the same memory as the fresh one."""
+        described = [measured.process for measured in ended.heard.trainers() if measured.process]
+        if not described:
+            self.forks_reason = "each trial was started anew: the process that trains could not be described"
+            return
+        server = ForkServer(described[0], self._room)
+        if not server.wait(self._request.trial_timeout_seconds, self._stops):
+            server.close()
+            self.forks_reason = f"each trial was started anew: {server.reason}"
+            return
+        self._forks = server
+        # Two launchers at once would want the same port.
+        self._has_port = "MASTER_PORT" in described[0].environment
+        again = self._end(self._start(trial.micro_batch, micro_steps, 0))
+        forked = judge(again, trial.micro_batch, trial.allowed_bytes, self._request.steps).trial
+        if _memory(forked) == _memory(trial):
+            self.forks_reason = (
+                "forked from a process that has imported what the first trial had; at micro-batch "
+                f"{trial.micro_batch} both ways took the same memory to the byte"
+            )
+            return
+        self._forks = None
+        server.close()
+        self.forks_reason = (
+            "each trial was started anew: forked from a process that has imported torch, the first took other memory"
+        )
+
+
+def _versions(started: Started | None) -> dict[str, str]:
+    if started is None:
+        return {}
+    versions = {"python": started.python, "torch": started.torch, "cuda": started.cuda}
+    return {name: version for name, version in versions.items() if version}
+
+
+def _memory(trial: Trial) -> tuple[Any, ...]:
+    return trial.outcome, trial.peak_allocated_bytes, trial.peak_reserved_bytes
+
+
+def _make_room() -> Path:
+    room = Path(tempfile.mkdtemp(prefix="oomdoctor-"))
+    if len(str(room)) <= _LONGEST_ROOM:
+        return room
+    room.rmdir()
+    return Path(tempfile.mkdtemp(prefix="oomdoctor-", dir="/tmp"))
+
+
+def _environment(base: Mapping[str, str], steps: int) -> dict[str, str]:
+    kept = {name: value for name, value in base.items() if not name.startswith(_DROPPED)}
+    return with_hook(kept) | {"OOMDOCTOR_TRIAL_STEPS": str(steps)}
+
+
+def _expected_capacity(request: ProbeRequest, engine: Engine) -> int:
+    return engine.card.capacity_bytes if engine.card else request.memory_bytes or 0
+
+
+def _texts(error: OomdoctorError) -> dict[str, str | None]:
+    return {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "details": error.details}

@@ -1,0 +1,82 @@
+"""What a probe of a command has to say beside its answer: where its numbers were had from, and what to beware of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.probing.command.judging import ENOUGH_STEPS
+from oomdoctor.probing.command.template import ACCUMULATION, accumulates
+from oomdoctor.results import Reason
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.probing.command.supervisor import CommandSupervisor
+    from oomdoctor.probing.request import ProbeRequest
+    from oomdoctor.probing.search import SearchResult
+
+_MOST_PATHS: Final = 8
+_ZEROS: Final = (
+    "the command read data back from the null GPU, which is zeros: to log it is harmless, but memory that depends on "
+    "it (boolean masks, `nonzero`, `.item()` in a condition) is not counted"
+)
+
+
+def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reason, ...]:
+    """Where the numbers were had from."""
+    found = [
+        Reason("trials", f"the command itself, ended by force once it had taken {_times(request.steps)}"),
+        Reason("starts", supervisor.forks_reason or "each trial was started anew, as `--fresh` says"),
+    ]
+    if accumulates(request.command or ()):
+        text = f"`{ACCUMULATION}` was 2 in trials below the target, which has all the memory that more steps have"
+        found.append(Reason("accumulation", text))
+    if supervisor.zeros_read:
+        found.append(Reason("zeros", _ZEROS))
+    if left := [path for path in supervisor.noted.written if Path(path).exists()]:
+        found.append(Reason("written", _paths(left)))
+    return tuple(found)
+
+
+def warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: SearchResult) -> tuple[str, ...]:
+    """What the reader should know before relying on the answer."""
+    return tuple(_warnings(request, supervisor, search))
+
+
+def _warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: SearchResult) -> Iterator[str]:
+    noted, share = supervisor.noted, request.target_batch // request.world_size
+    if search.maximum < share and not accumulates(request.command or ()):
+        yield (
+            f"the command has no `{ACCUMULATION}`, so trials ran without accumulation; with it, gradients stay alive "
+            "during the forward, and training may need more"
+        )
+    if noted.steps is not None and noted.steps < ENOUGH_STEPS:
+        yield "the command ended after one optimizer step, and only the second has the peak that training has"
+    if noted.oom_in_evaluation:
+        sizes = ", ".join(map(str, sorted(set(noted.oom_in_evaluation))))
+        yield f"at micro-batch {sizes} memory ran out in an evaluation, not in training"
+    if noted.evaluation_bytes is not None:
+        size, evaluation, training = noted.evaluation_bytes
+        yield (
+            f"evaluation needs more than training: {format_size(evaluation)} against {format_size(training)} at "
+            f"micro-batch {size}"
+        )
+    if noted.failures:
+        yield f"not all could be measured in the command's processes: {'; '.join(noted.failures)}"
+    if noted.processes > request.world_size:
+        yield (
+            f"{noted.processes} processes trained together, and the world size was taken to be {request.world_size}; "
+            f"`--world-size {noted.processes}` shares the target batch between them"
+        )
+
+
+def _times(steps: int) -> str:
+    return "one optimizer step" if steps == 1 else f"{steps} optimizer steps"
+
+
+def _paths(paths: list[str]) -> str:
+    shown = ", ".join(f"`{path}`" for path in paths[:_MOST_PATHS])
+    rest = len(paths) - _MOST_PATHS
+    return f"the command wrote {shown}{f' and {rest} more' if rest > 0 else ''} while it was tried"

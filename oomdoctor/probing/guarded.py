@@ -1,0 +1,85 @@
+"""A process under a guardian: when it is let go of, for whatever reason, nothing that it started is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from oomdoctor.probing import guardian as guardian_module
+from oomdoctor.probing.output_tail import OutputTail
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_TAIL_LINES = 15
+_END_SECONDS = 15.0
+
+
+class GuardedProcess:
+    """A command under a guardian, in a session of its own.
+
+    Args:
+        command: The program and its arguments.
+        environment: Its whole environment.
+        report_fd: Where the guardian says how the command ended, as one line of JSON; inherited too where it is among
+            `pass_fds`.
+        pass_fds: Descriptors that the command inherits.
+        stdout_fd: Where its standard output goes; None to keep the end of it with that of its standard error.
+        directory: Where it runs; None for here.
+        doomed: A directory that the guardian removes where this process ends without having done so itself.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a process is started with
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        report_fd: int,
+        *,
+        pass_fds: Sequence[int] = (),
+        stdout_fd: int | None = None,
+        directory: Path | None = None,
+        doomed: Path | None = None,
+    ) -> None:
+        lifeline_read, self._lifeline = os.pipe()
+        self._output = OutputTail()
+        # By its path and without site-packages: it needs only the standard library, and every probe waits for it.
+        guardian = [sys.executable, "-P", "-S", guardian_module.__file__]
+        kept = ",".join(map(str, pass_fds))
+        self._guardian = subprocess.Popen(
+            [*guardian, str(lifeline_read), str(report_fd), kept, str(doomed or ""), *command],
+            pass_fds=sorted({report_fd, lifeline_read, *pass_fds}),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output.write_fd if stdout_fd is None else stdout_fd,
+            stderr=self._output.write_fd,
+            env=dict(environment),
+            cwd=directory,
+            start_new_session=True,
+        )
+        for fd in (lifeline_read, self._output.write_fd):
+            os.close(fd)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not ended yet."""
+        return self._guardian.returncode is None
+
+    def close(self) -> None:
+        """End the command and everything that it started; returns when nothing of it is left."""
+        if not self.is_open:
+            return
+        os.close(self._lifeline)
+        try:
+            self._guardian.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._guardian.kill()
+            self._guardian.wait()
+        self._output.close()
+
+    def tail(self) -> str | None:
+        """The end of its output, with a heading; None where it printed nothing. Call after it has ended."""
+        self._output.close()
+        text = self._output.text(_TAIL_LINES)
+        return f"the end of its output:\n{text}" if text else None

@@ -1,0 +1,98 @@
+"""Made-up messages of the hook, as `oomdoctor_hook.trial` sends them, and what a trial that sent them ended as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from oomdoctor.probing.command.hearing import Heard
+from oomdoctor.probing.command.judging import Judged, judge
+from oomdoctor.probing.command.trial import Ended
+
+CAPACITY = 256 * 2**20
+STEPS = 3
+TAIL = "the end of its output:\nGoodbye"
+
+Message = dict[str, Any]
+
+
+def started(pid: int = 1, **fields: Any) -> Message:
+    """A Python that has imported torch."""
+    versions = {"python": "3.11.7", "torch": "2.15.0", "cuda": "13.2"}
+    return {"event": "started", "pid": pid, "rank": 0, "world_size": 1, **versions, **fields}
+
+
+def device(pid: int = 1) -> Message:
+    """A process that has initialised CUDA."""
+    card = {"index": 0, "name": "a card", "compute_capability": "8.0", "has_kernels": True}
+    return {"event": "device", "pid": pid, **card, "total_bytes": CAPACITY, "free_bytes": CAPACITY}
+
+
+def batch(*shapes: list[int], pid: int = 1) -> Message:
+    """The first batch that reached a model."""
+    return {"event": "batch", "pid": pid, "shapes": list(shapes), "training": True}
+
+
+def oom(pid: int = 1, phase: str = "backward") -> Message:
+    """An allocation for which there was no memory."""
+    sizes = {"tried_bytes": 64 * 2**20, "total_bytes": CAPACITY, "free_bytes": 2**20}
+    return {"event": "oom", "pid": pid, **sizes, "phase": phase, "iteration": 1, "steps": 0, "count": 1}
+
+
+def step(steps: int, pid: int = 1) -> Message:
+    """An optimizer step that has been done."""
+    return {"event": "step", "pid": pid, "steps": steps}
+
+
+def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
+    """The last word of a process."""
+    unless_told = {
+        "optimizer": "AdamW",
+        "parameter_bytes": 1000,
+        "gradient_bytes": 1000,
+        "peak_allocated_bytes": 100_000,
+        "peak_reserved_bytes": 2**21,
+        "fixed_bytes": 4000,
+        "alloc_retries": 0,
+        "ooms": 0,
+        "training_peak_bytes": 100_000,
+        "evaluation_peak_bytes": None,
+        "phases": [{"iteration": 1, "phase": "forward", "peak_allocated_bytes": 90_000, "end_allocated_bytes": 80_000}],
+        "zeros_read": 0,
+        "unknown_calls": [],
+        "error": None,
+        "cuda": True,
+        "process": None,
+        "failures": [],
+    }
+    return {"event": "measured", "pid": pid, "ending": ending, "steps": steps, **unless_told, **fields}
+
+
+def error(text: str, *types: str) -> dict[str, Any]:
+    """An error that ended a process, as its last word has it."""
+    link = {"types": [*types, "Exception"], "text": text}
+    return {"links": [link], "traceback": f"Traceback (most recent call last):\n{text}"}
+
+
+OOM_TEXT = "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 256.00 MiB"
+OOM_ERROR = error(OOM_TEXT, "torch.OutOfMemoryError", "RuntimeError")
+
+
+def heard(messages: Iterable[Message]) -> Heard:
+    """What a trial's record is after these."""
+    record = Heard()
+    for message in messages:
+        record.add(message)
+    return record
+
+
+def ended(
+    *messages: Message, return_code: int | None = None, timed_out: bool = False, tail: str | None = TAIL
+) -> Ended:
+    """A trial that these messages came from."""
+    return Ended(heard(messages), return_code, timed_out, 12.0, tail)
+
+
+def judged(*messages: Message, **how: Any) -> Judged:
+    """What the trial is taken for, at micro-batch 8 of 256 MiB and three steps."""
+    return judge(ended(*messages, **how), 8, CAPACITY, STEPS)
