@@ -49,7 +49,7 @@ class GuardedProcess:
         guardian = [sys.executable, "-P", "-S", guardian_module.__file__]
         kept = ",".join(map(str, pass_fds))
         self._guardian = subprocess.Popen(
-            [*guardian, str(lifeline_read), str(report_fd), kept, str(doomed or ""), *command],
+            [*guardian, str(lifeline_read), str(report_fd), kept, str(os.getpid()), str(doomed or ""), *command],
             pass_fds=sorted({report_fd, lifeline_read, *pass_fds}),
             stdin=subprocess.DEVNULL,
             stdout=self._output.write_fd if stdout_fd is None else stdout_fd,

@@ -21,9 +21,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 PATIENCE_SECONDS = 5.0
 """How long after the probe's end something of it may still be there."""
 
+STAGES = ("first trial", "fork server imports", "forked trial", "two trials at once")
+"""Where a probe may be when it is ended, in order; see `Probe.stage`."""
+
+_LONGEST_SECONDS = 120.0
 _MARK = "TEST_MARK_OF_A_PROBE"  # not a variable of ours, which processes of ours take out of their environment
 
 _OUTPUT = "answer.json"
+_OF_TORCH = "torchinductor_"
+"""What an optimizer of torch makes in the directory for temporary files, in any script."""
 
 # What a training script may leave running: a child, one in another session, and a daemon.
 _WITH_CHILDREN = """
@@ -89,8 +95,22 @@ def ended(number: int, directory: Path, until: Callable[[Probe], object]) -> Lef
         new = {path.name for path in directory.iterdir()} - before - {"__pycache__"}
         if exit_code == 0:  # it came to its end before the signal
             new.remove(_OUTPUT)
-        files = (*sorted(new), *(path.name for path in sorted(temporary.iterdir())))
+        kept = {path.name for path in temporary.iterdir() if not path.name.startswith(_OF_TORCH)}
+        files = (*sorted(new), *sorted(kept))
     return Left(stage, seconds, exit_code, processes, files)
+
+
+def reached(stage: str, seconds: float = 0.0) -> Callable[[Probe], None]:
+    """A wait until a probe has come so far, or is over, and then a little longer."""
+
+    def wait(probe: Probe) -> None:
+        deadline = time.monotonic() + _LONGEST_SECONDS
+        while probe.stage not in {stage, "over"}:
+            assert time.monotonic() < deadline, f"it is at {probe.stage}"
+            time.sleep(0.002)
+        time.sleep(seconds)
+
+    return wait
 
 
 class Probe:

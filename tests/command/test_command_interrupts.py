@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_ending import Probe, ended, prepared
+from command_ending import ended, prepared, reached
 
 pytestmark = pytest.mark.null_gpu
-
-_LONGEST_SECONDS = 60.0
-
-
-def _at(*stages: str, seconds: float = 0.0) -> Callable[[Probe], None]:
-    """Wait until a probe has come so far, and then a little."""
-
-    def wait(probe: Probe) -> None:
-        deadline = time.monotonic() + _LONGEST_SECONDS
-        while probe.stage not in stages:
-            assert time.monotonic() < deadline, f"it is at {probe.stage}"
-            time.sleep(0.002)
-        time.sleep(seconds)
-
-    return wait
 
 
 @pytest.mark.parametrize(
@@ -41,7 +24,7 @@ def _at(*stages: str, seconds: float = 0.0) -> Callable[[Probe], None]:
 )
 def test_nothing_is_left_at_any_stage(tmp_path: Path, number: int, stage: str, seconds: float, exit_code: int) -> None:
     """A signal in the first trial, while the fork server imports, and in forked trials, leaves nothing behind."""
-    left = ended(number, prepared(tmp_path), _at(stage, seconds=seconds))
+    left = ended(number, prepared(tmp_path), reached(stage, seconds))
 
     assert (left.processes, left.files) == ((), ())
     assert left.exit_code == exit_code

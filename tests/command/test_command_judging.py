@@ -103,7 +103,7 @@ _CASES = [
         "an OOM of a process, whose child goes on",
         (*_BEGUN, oom(), started(2), step(1, pid=2)),
         Outcome.OOM,
-        "out of memory",
+        "1.00 MiB were free",
     ),
     Case(
         "an error",
@@ -249,6 +249,7 @@ def test_a_launcher_is_no_trainer() -> None:
     launcher = (started(9), measured("exit", 0, 9, cuda=False, peak_allocated_bytes=None))
     record = heard([*_BEGUN, *launcher, measured("steps", 3)])
 
+    assert heard(launcher).trainers() == []
     assert record.world_size == 1
     assert record.has_all_steps
     assert [message.pid for message in record.trainers()] == [1]

@@ -24,21 +24,27 @@ def _run(way: str, cwd: Path, **more: str) -> tuple[subprocess.CompletedProcess[
     return run_trial([sys.executable, str(PROGRAM), way], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}, cwd=cwd, **more)
 
 
+def _run_until_stopped(way: str, environment: dict[str, str], cwd: Path) -> str:
+    """What a program prints until it stops itself."""
+    command = [sys.executable, str(PROGRAM), way]
+    program = subprocess.Popen(command, env=environment, cwd=cwd, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while psutil.Process(program.pid).status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert psutil.Process(program.pid).status() == psutil.STATUS_STOPPED
+    program.send_signal(signal.SIGKILL)
+    return program.communicate(timeout=20)[0]
+
+
 def test_after_enough_steps_everything_stands_still(tmp_path: Path) -> None:
     """The process tells what it measured and stops itself: nothing more is printed, and no `atexit` runs."""
     with listening() as listener:
         environment = trial_environment(listener.path, OOMDOCTOR_TRIAL_STEPS="3", CUDA_VISIBLE_DEVICES="")
-        command = [sys.executable, str(PROGRAM), "enough"]
-        program = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 60
-        while psutil.Process(program.pid).status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
-            time.sleep(0.02)
-        (measured,) = listener.named("measured")
-        program.send_signal(signal.SIGKILL)
-        printed, _ = program.communicate(timeout=20)
+        printed = _run_until_stopped("enough", environment, tmp_path)
 
+    (measured,) = listener.named("measured")
     assert printed == "step 1\nstep 2\n"
-    assert (measured["ending"], measured["steps"], measured["pid"]) == ("steps", 3, program.pid)
+    assert (measured["ending"], measured["steps"]) == ("steps", 3)
     assert measured["optimizer"] == "SGD"
     assert measured["parameter_bytes"] == measured["gradient_bytes"] == (8 * 8 + 8) * 4
     assert [one["steps"] for one in listener.named("step")] == [1, 2, 3]
@@ -106,11 +112,13 @@ def test_running_out_is_told_also_where_it_is_caught(tmp_path: Path) -> None:
 
 @pytest.mark.null_gpu
 def test_a_trial_that_runs_out_has_its_phases(tmp_path: Path) -> None:
-    """Up to the failure, and the phase that fails ends at its peak."""
+    """Up to the failure, and the phase that fails ends at its peak; then the process stands still."""
     base = null_gpu_environment(generic_card(1 << 30), torch_of(sys.executable, os.environ), os.environ)
-    _, listener = run_trial([sys.executable, str(PROGRAM), "died_of_memory"], base, cwd=tmp_path)
+    with listening() as listener:
+        printed = _run_until_stopped("died_of_memory", trial_environment(listener.path, base), tmp_path)
 
     (measured,) = listener.named("measured")
+    assert printed == "not flushed\nstep 1\nstep 2\n"  # and no `atexit`
     assert (measured["ending"], measured["steps"], measured["failures"]) == ("error", 2, [])
     assert measured["error"]["links"][0]["types"][0] == "torch.OutOfMemoryError"
     *_, failed = measured["phases"]

@@ -148,4 +148,4 @@ def test_the_first_batch_is_told(way: str, told: Told) -> None:
         assert [one["training"] for one in batches] == [False, True]
     else:
         assert [one["training"] for one in batches] == [way != "in_eval_mode"]
-    assert all(one["shapes"] == [[96, 333]] for one in batches)
+    assert all([96, 333] in one["shapes"] for one in batches)

@@ -60,6 +60,8 @@ def ran_out():
 
 
 def died_of_memory():
+    atexit.register(print, "at exit")
+    print("not flushed")
     train(2, "cuda")
     model = nn.Linear(8, 8).to("cuda")
     held = [model(torch.ones(1 << 20, 8, device="cuda")) for _ in range(100)]

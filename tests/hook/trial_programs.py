@@ -38,9 +38,12 @@ def batch(size=96):
     return torch.randn(size, 333, device=DEVICE, requires_grad=True), torch.randint(0, 11, (size,)).to(DEVICE)
 
 
-def loss_of(model, size=96):
-    inputs, labels = batch(size)
+def loss_on(model, inputs, labels):
     return nn.functional.cross_entropy(model(inputs=inputs, scale=0.5), labels)
+
+
+def loss_of(model, size=96):
+    return loss_on(model, *batch(size))
 
 
 def build(recompute=None):
@@ -153,18 +156,19 @@ def compiled_module():
 
 def compiled_function():
     model, optimizer = build()
-    function = torch.compile(loss_of, backend="aot_eager")
+    function = torch.compile(loss_on, backend="aot_eager")
     losses = []
     for _ in range(STEPS):
-        function(model).backward()
+        function(model, *batch()).backward()
         optimizer.step()
         optimizer.zero_grad()
     return losses
 
 
 def records_history():
+    model, optimizer = build()
     torch.cuda.memory._record_memory_history()
-    return train(*build())
+    return train(model, optimizer)
 
 
 def phases():

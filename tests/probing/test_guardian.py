@@ -39,9 +39,9 @@ def _alive(mark: str) -> list[int]:
 def _start(mark: str, seconds: str) -> tuple[subprocess.Popen[str], int, int]:
     lifeline_read, lifeline_write = os.pipe()
     report_read, report_write = os.pipe()
-    command = [sys.executable, guardian.__file__, str(lifeline_read), str(report_write), str(report_write), ""]
+    numbers = map(str, (lifeline_read, report_write, report_write, os.getpid()))
     process = subprocess.Popen(
-        [*command, sys.executable, "-c", DAEMON, seconds],
+        [sys.executable, guardian.__file__, *numbers, "", sys.executable, "-c", DAEMON, seconds],
         pass_fds=(lifeline_read, report_write),
         env={**os.environ, "MARK": mark},
         stdout=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.probing.search import SearchResult
 
-_MOST_PATHS: Final = 8
+_MOST_PLACES: Final = 8
 _ZEROS: Final = (
     "the command read data back from the null GPU, which is zeros: to log it is harmless, but memory that depends on "
     "it (boolean masks, `nonzero`, `.item()` in a condition) is not counted"
@@ -35,8 +36,8 @@ def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reaso
         found.append(Reason("accumulation", text))
     if supervisor.zeros_read:
         found.append(Reason("zeros", _ZEROS))
-    if left := [path for path in supervisor.noted.written if Path(path).exists()]:
-        found.append(Reason("written", _paths(left)))
+    if left := [Path(path) for path in supervisor.noted.written if Path(path).exists()]:
+        found.append(Reason("written", _paths(left, request.directory)))
     return tuple(found)
 
 
@@ -76,7 +77,17 @@ def _times(steps: int) -> str:
     return "one optimizer step" if steps == 1 else f"{steps} optimizer steps"
 
 
-def _paths(paths: list[str]) -> str:
-    shown = ", ".join(f"`{path}`" for path in paths[:_MOST_PATHS])
-    rest = len(paths) - _MOST_PATHS
-    return f"the command wrote {shown}{f' and {rest} more' if rest > 0 else ''} while it was tried"
+def _paths(paths: list[Path], directory: Path) -> str:
+    """What was written, by the entry of the working directory that it lies in; what is elsewhere, by its folder."""
+    counts = Counter(_place(path, directory) for path in paths)
+    places = [f"`{place}`{f' ({count} paths)' if count > 1 else ''}" for place, count in counts.items()]
+    rest = len(places) - _MOST_PLACES
+    more = f" and {rest} more" if rest > 0 else ""
+    return f"the command wrote {', '.join(places[:_MOST_PLACES])}{more} while it was tried"
+
+
+def _place(path: Path, directory: Path) -> str:
+    if path.is_relative_to(directory) and path != directory:
+        first = path.relative_to(directory).parts[0]
+        return first if first == str(path.relative_to(directory)) else f"{first}/"
+    return f"{path.parent}/"

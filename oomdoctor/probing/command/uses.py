@@ -67,6 +67,7 @@ class Uses:
             gathered.take(line)
         for path in dict.fromkeys(self._opened.read_bytes().split(b"\0")[:-1]):
             gathered.take_native(os.fsdecode(path))
+        gathered.leave_temporary()
         return gathered.dependencies()
 
 
@@ -87,6 +88,7 @@ class _Gathered:
         self._seen: dict[str, str] = {}
         self._variables: set[str] = set()
         self._own: dict[str, bool] = {}
+        self._temporary: set[str] = set()
         self._pythons = 0
         self._left_bytes = _MOST_CONTENT_BYTES
         self.unseen: dict[str, None] = {}
@@ -106,6 +108,8 @@ class _Gathered:
             self.unseen[str(told["escaped"])] = None
         elif "own" in told:
             self._own.setdefault(str(told["own"]), bool(told["is_new"]))
+            if told["is_temporary"]:
+                self._temporary.add(str(told["own"]))
         else:
             self._variables.update(map(str, told["variables"]))
             self.unseen.update(dict.fromkeys(map(str, told["unseen"])))
@@ -137,6 +141,13 @@ class _Gathered:
         way = Look.CONTENT if size <= self._left_bytes else Look.SIGNATURE
         self._left_bytes -= size if way is Look.CONTENT else 0
         return f"{way} {path}", look(way, path)
+
+    def leave_temporary(self) -> None:
+        """Forget what `tempfile` made: the name is another in each run, one process makes it and others look at it."""
+        for key in list(self._seen):
+            path = key.partition(" ")[2]
+            if not self._temporary.isdisjoint([path, *map(str, Path(path).parents)]):
+                del self._seen[key]
 
     def dependencies(self) -> Dependencies:
         """All of it. The working directory is the command's, which the question has."""

@@ -13,6 +13,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from oomdoctor.probing import dependency_recorder
 from oomdoctor.probing.dependencies import ALL_VARIABLES
 from oomdoctor.probing.dependency_paths import is_known, is_standard
 from oomdoctor.probing.dependency_recorder import Recorder
@@ -36,6 +37,7 @@ _UNWATCHED: Final = frozenset("EIS")
 """Options of Python's under which it loads no hook."""
 
 _HOOK: Final = f"{__file__.rpartition('/probing/')[0]}/running/hook/"
+_OWN_FILES: Final = frozenset({__file__, dependency_recorder.__file__})
 _OWN_PURPOSES: Final = ("/ctypes/util.py", "/platform.py", "/uuid.py", "/sysconfig.py")
 _OF_THE_MACHINE: Final = frozenset({"ldconfig", "lscpu", "lspci", "nvidia-smi", "uname"})
 """Programs that tell of the machine, whose state counts for no answer."""
@@ -104,7 +106,7 @@ class _Witness(Recorder):
         """Tell what the command makes, too: what native code reads of it is the command's own."""
         name = self._path(path)
         if name is not None and not self._is_own(name):
-            _write(self._account, {"own": name, "is_new": not _exists(name)})
+            _write(self._account, {"own": name, "is_new": not _exists(name), "is_temporary": _is_temporary()})
         super().replaced(path)
 
     def _is_watched(self, program: Sequence[Any]) -> bool:
@@ -116,6 +118,11 @@ class _Witness(Recorder):
         if any(_variable(environment, name) != value for name, value in self._hooked.items()):
             return False
         return _is_own_python(os.fsdecode(path)) and _loads_hook([os.fsdecode(word) for word in words[0]][1:])
+
+
+def _is_temporary() -> bool:
+    """Whether `tempfile` makes it, under a name that no other run has."""
+    return next((name for name in callers() if name not in _OWN_FILES), "").endswith("/tempfile.py")
 
 
 def _is_asked_aside(variable: str) -> bool:

@@ -1,4 +1,8 @@
-"""How a process ends that does not get to the last step: of an error that nobody handles, or by itself."""
+"""How a process ends that does not get to the last step: of an error that nobody handles, or by itself.
+
+One that ends because memory ran out stands still then, as after the last step: the trial is over, and what the program
+has registered with `atexit` shall not write into it.
+"""
 
 # ruff: noqa: TID252 - where this folder lies is another program's business; the package has no other name
 # ruff: noqa: ANN401 - torch and what programs hand over have no type here
@@ -7,7 +11,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
+import threading
+from contextlib import suppress
 from typing import Any
 
 from .. import errors
@@ -16,6 +23,7 @@ from ..evidence import full_traceback
 from ..guard import guarded
 from . import report
 from .channel import CHANNEL
+from .device import DEVICE
 from .steps import STEPS
 
 
@@ -47,6 +55,10 @@ def watch(torch: Any) -> None:
     """Tell how this process ends."""
     END.torch = torch
     wrap_exit(guarded(_note_exit))
+    # Called before `atexit`, and before threads are waited for. In Python's own hands, and not in 3.8.
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        register(guarded(_at_shutdown))
     atexit.register(guarded(_at_exit))
 
 
@@ -66,15 +78,33 @@ def _note_exit(status: Any) -> None:
         END.prepared = _described(error), STEPS.done
 
 
+def _at_shutdown() -> None:
+    error = _died_of()
+    if error is not None:
+        _tell(error)
+        if DEVICE.ooms and os.getpid() == END.process:
+            _stand_still()
+
+
 def _at_exit() -> None:
+    _tell(_died_of())
+
+
+def _died_of() -> dict[str, Any] | None:
     # `last_exc` is there from 3.12 on. Both are set by Python itself, before it calls whatever hook there is.
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if error is not None:
-        _tell(_described(error))
-    elif END.prepared is not None and END.prepared[1] == STEPS.done:  # training did not go on after all
-        _tell(END.prepared[0])
-    else:
-        _tell(None)
+        return _described(error)
+    if END.prepared is not None and END.prepared[1] == STEPS.done:  # training did not go on after all
+        return END.prepared[0]
+    return None
+
+
+def _stand_still() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # it may be closed, or the program's own
+            stream.flush()
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _tell(error: dict[str, Any] | None) -> None:
