@@ -22,7 +22,7 @@ class GuardedProcess:
     """A command under a guardian, in a session of its own.
 
     Args:
-        command: The program and its arguments.
+        command: The program and its arguments; none to have a directory removed, and nothing else.
         environment: Its whole environment.
         report_fd: Where the guardian says how the command ended, as one line of JSON; inherited too where it is among
             `pass_fds`.

@@ -4,7 +4,7 @@ It holds the read end of a pipe, the lifeline, whose write end only the probe ha
 SIGKILL included, the kernel closes that end; the guardian sees it and kills the worker and everything that the user's
 code started. As a subreaper it becomes the parent of every orphan below it, so that not even a daemon escapes.
 
-Usage: guardian LIFELINE_FD REPORT_FD KEPT_FDS PROBE_PID DOOMED COMMAND...; standard library only, because every probe
+Usage: guardian LIFELINE_FD REPORT_FD KEPT_FDS PROBE_PID DOOMED [COMMAND...]; standard library only, because every probe
 waits for its start. KEPT_FDS are those that the command inherits, with commas; DOOMED is a directory that is removed
 where the probe, PROBE_PID, ended without doing so, or empty.
 """
@@ -43,9 +43,12 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A handler, not SIG_IGN: that one the worker and all that it starts would inherit.
         signal.signal(number, lambda *_: None)
-    worker = subprocess.Popen(arguments[5:], close_fds=False, restore_signals=True)
-    if _wait_for_end(worker.pid, lifeline):
-        _report(report, worker.wait())
+    if arguments[5:]:
+        worker = subprocess.Popen(arguments[5:], close_fds=False, restore_signals=True)
+        if _wait_for_end(worker.pid, lifeline):
+            _report(report, worker.wait())
+    else:
+        select.select([lifeline], [], [])
     kill_descendants()
     if doomed and os.getppid() != probe:
         shutil.rmtree(doomed, ignore_errors=True)

@@ -80,7 +80,7 @@ def probed(words: Sequence[str], gpu: str) -> Row:
         ).stdout
     seconds, cpu_seconds = time.perf_counter() - started, _cpu_seconds() - before
     result = json.loads(printed)["result"]
-    kept = ("micro_batch", "outcome", "allowed_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
+    kept = ("micro_batch", "outcome", "seconds", "allowed_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
     return {
         "probed": result["micro_batch"]["maximum"],
         "trials": [{name: trial[name] for name in kept} for trial in result["trials"]],

@@ -11,7 +11,8 @@ from truth import FRAMEWORKS, OTHERS, SCRIPTS, TARGET_BATCH, Script, fits, large
 
 pytestmark = pytest.mark.null_gpu
 
-_GPU = "rtx-4090"
+_GPU = "rtx-3060-12gb"
+_MEMORY_BYTES = 112 * 1024**2
 _SMALL = Script(
     "small/plain_loop.py",
     ("--batch-size", "{micro_batch}", "--grad-accum", "{accumulation_steps}"),
@@ -36,10 +37,11 @@ def test_the_answer_fits_by_hand_and_the_next_size_does_not(script: Script, tmp_
     assert not fits(script, maximum + 1, environment)
 
 
+@pytest.mark.slow
 def test_the_answer_is_the_bisection_of_unhooked_runs(tmp_path: Path) -> None:
     """On a small card the whole bisection by hand ends at the probe's answer."""
-    maximum = _answer(tmp_path, _SMALL.template(), "--target-batch", "256", "--gpu", "rtx-2060", "--memory", "160MiB")
-    environment = null_environment("rtx-2060", memory_bytes=160 * 1024**2)
+    maximum = _answer(tmp_path, _SMALL.template(), "--target-batch", "256", "--memory", f"{_MEMORY_BYTES}B")
+    environment = null_environment(None, memory_bytes=_MEMORY_BYTES)
     assert largest(lambda size: fits(_SMALL, size, environment)) == maximum
 
 

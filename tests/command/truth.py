@@ -138,8 +138,8 @@ def largest(fits_at: Callable[[int], bool], limit: int = TARGET_BATCH) -> int:
     return low
 
 
-def null_environment(gpu: str, *, memory_bytes: int | None = None) -> dict[str, str]:
-    """An environment in which a process finds that card, or so much of it, and nothing of a hook."""
+def null_environment(gpu: str | None, *, memory_bytes: int | None = None) -> dict[str, str]:
+    """An environment in which a process finds that card, or so much memory, and nothing of a hook."""
     base = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return choose_engine(engine="null", gpu=gpu, device=None, memory_bytes=memory_bytes, base=base).environment
 

@@ -51,7 +51,6 @@ class ForkServer:
             report_write,
             stdout_fd=ready_write,
             directory=Path(description.cwd),
-            doomed=room,
         )
         for fd in (report_read, report_write, ready_write):
             os.close(fd)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from oomdoctor.probing.command.ahead import Ahead
@@ -13,6 +10,7 @@ from oomdoctor.probing.command.following import Following
 from oomdoctor.probing.command.forks import ForkServer
 from oomdoctor.probing.command.judging import Judged, judge
 from oomdoctor.probing.command.noting import Noted
+from oomdoctor.probing.command.room import Room
 from oomdoctor.probing.command.template import Sizes, filled
 from oomdoctor.probing.command.trial import Ended, Start, run_trial
 from oomdoctor.probing.command.uses import Uses
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.probing.stopping import Stop
     from oomdoctor.results import Trial
-
-_LONGEST_ROOM: Final = 80
-"""A socket's name has 108 bytes; beyond this the room is made in `/tmp`."""
 
 _DROPPED: Final = ("OOMDOCTOR_RUN_", "OOMDOCTOR_TRIAL_", "OOMDOCTOR_FORK_")
 _CORES: Final = os.cpu_count() or 1
@@ -65,9 +60,9 @@ class CommandSupervisor:
         self._request = request
         self._engine = engine
         self._stops = () if stop is None else (stop,)
-        self._room = _make_room()
+        self._room = Room()
         self._environment = _environment(engine.environment, request.steps)
-        self.uses = Uses(self._room) if request.watched else None
+        self.uses = Uses(self._room.path) if request.watched else None
         if self.uses is not None:
             self._environment |= self.uses.environment
         self._forks: ForkServer | None = None
@@ -134,7 +129,7 @@ class CommandSupervisor:
         self._ahead.close()
         if self._forks is not None:
             self._forks.close()
-        shutil.rmtree(self._room, ignore_errors=True)
+        self._room.close()
 
     # --- one trial ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +146,7 @@ class CommandSupervisor:
             command=filled(request.command or (), sizes),
             directory=request.directory,
             environment=environment,
-            room=self._room,
+            room=self._room.path,
             name=f"trial-{self._count}",
             timeout_seconds=request.trial_timeout_seconds,
         )
@@ -217,7 +212,7 @@ class CommandSupervisor:
         if not described:
             self.forks_reason = "each trial was started anew: the process that trains could not be described"
             return
-        server = ForkServer(described[0], self._room)
+        server = ForkServer(described[0], self._room.path)
         if not server.wait(self._request.trial_timeout_seconds, self._stops):
             server.close()
             self.forks_reason = f"each trial was started anew: {server.reason}"
@@ -249,14 +244,6 @@ def _versions(started: Started | None) -> dict[str, str]:
 
 def _memory(trial: Trial) -> tuple[Any, ...]:
     return trial.outcome, trial.peak_allocated_bytes, trial.peak_reserved_bytes
-
-
-def _make_room() -> Path:
-    room = Path(tempfile.mkdtemp(prefix="oomdoctor-"))
-    if len(str(room)) <= _LONGEST_ROOM:
-        return room
-    room.rmdir()
-    return Path(tempfile.mkdtemp(prefix="oomdoctor-", dir="/tmp"))
 
 
 def _environment(base: Mapping[str, str], steps: int) -> dict[str, str]:

@@ -50,8 +50,8 @@ def _warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: Sear
     noted, share = supervisor.noted, request.target_batch // request.world_size
     if search.maximum < share and not accumulates(request.command or ()):
         yield (
-            f"the command has no `{ACCUMULATION}`, so trials ran without accumulation; with it, gradients stay alive "
-            "during the forward, and training may need more"
+            f"the command has no `{ACCUMULATION}`: each of its optimizer steps sees one micro-batch, not the target; "
+            "where it accumulates otherwise, gradients stay alive during the forward, and training may need more"
         )
     if noted.steps is not None and noted.steps < ENOUGH_STEPS:
         yield "the command ended after one optimizer step, and only the second has the peak that training has"

@@ -37,7 +37,7 @@ class Start:
         command: The program and its arguments, sizes filled in.
         directory: Where it runs.
         environment: What it runs in, but for where it says how it goes.
-        room: A directory of ours for sockets, which the guardian removes where we cannot.
+        room: A directory of ours for sockets.
         name: Of this trial, in that directory.
         timeout_seconds: Longest time that it may take.
     """
@@ -85,9 +85,7 @@ def run_trial(start: Start, stops: Sequence[Stop] = ()) -> Ended:
         try:
             started = time.monotonic()
             environment = {**start.environment, "OOMDOCTOR_TRIAL_SOCKET": str(path)}
-            process = GuardedProcess(
-                start.command, environment, report_write, directory=start.directory, doomed=start.room
-            )
+            process = GuardedProcess(start.command, environment, report_write, directory=start.directory)
             os.close(report_write)
             watch = _Watch(listener, report_read, stops, started + start.timeout_seconds)
             try:
