@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -46,7 +46,14 @@ class Dependencies:
 
 def line_of(news: Dependencies) -> bytes:
     """One line of an account that several processes write; the general way to serialise takes too long to import."""
-    return json.dumps(asdict(news)).encode() + b"\n"
+    # As `asdict` would have it, which takes ten times as long, thousands of times.
+    fields = {
+        "seen": news.seen,
+        "variables": news.variables,
+        "working_directory": news.working_directory,
+        "unseen": news.unseen,
+    }
+    return json.dumps(fields).encode() + b"\n"
 
 
 def read_lines(account: bytes) -> Iterator[Dependencies]:

@@ -26,7 +26,7 @@ _MOST_CONTENT_BYTES: Final = 64 * 1024**2
 
 _MOST_SEEN: Final = 100_000
 # The functions as they were when this was imported: `dependency_watch` replaces those of `os`.
-_stat, _getcwd = os.stat, os.getcwd
+_stat, _getcwd, _scandir = os.stat, os.getcwd, os.scandir
 
 
 class Recorder:
@@ -45,6 +45,7 @@ class Recorder:
 
     def __init__(self, account: int | None = None) -> None:
         self._seen: dict[str, str] = {}
+        self._folders: dict[str, tuple[int, frozenset[str]]] = {}
         self._variables: set[str] = set()
         self._working_directory: str | None = None
         self._unseen: dict[str, None] = {}
@@ -91,7 +92,7 @@ class Recorder:
         for directory in filter(_is_text, directories):  # Python passes others over, too
             folder = f"{self._path(directory)}/"
             if can_change(folder) and not is_installed(folder):
-                self._look(Look.MODULE, folder + name.rpartition(".")[2])
+                self._look_for_module(folder, name.rpartition(".")[2])
 
     def created(self, path: object) -> None:
         """A file or directory was to be created, which fails where there is one."""
@@ -180,9 +181,34 @@ class Recorder:
 
     def _look(self, way: Look, path: str) -> None:
         key = f"{way} {path}"
-        if key not in self._seen and len(self._seen) <= _MOST_SEEN:
-            self._seen[key] = look(way, path)
-            self._tell(Dependencies(seen={key: self._seen[key]}))
+        if key not in self._seen:
+            self._see(key, look(way, path))
+
+    def _see(self, key: str, state: str) -> None:
+        if len(self._seen) <= _MOST_SEEN:
+            self._seen[key] = state
+            self._tell(Dependencies(seen={key: state}))
+
+    def _look_for_module(self, folder: str, name: str) -> None:
+        """Look for it by names where its folder has none like it: a look takes a dozen questions, and most find none."""
+        key = f"{Look.MODULE} {folder}{name}"
+        if key not in self._seen and name not in self._beginnings(folder):
+            self._see(key, ABSENT)
+        else:
+            self._look(Look.MODULE, folder + name)
+
+    def _beginnings(self, folder: str) -> frozenset[str]:
+        """What names in a folder begin with, up to a full stop."""
+        try:
+            time = _stat(folder).st_mtime_ns
+        except (OSError, ValueError):
+            return frozenset()
+        known = self._folders.get(folder)
+        if known is None or known[0] != time:
+            with _scandir(folder) as entries:
+                known = time, frozenset(entry.name.partition(".")[0] for entry in entries)
+            self._folders[folder] = known
+        return known[1]
 
     def _is_own(self, path: str) -> bool:
         return bool(self._own) and not self._own.isdisjoint([path, *map(str, PurePath(path).parents)])

@@ -122,12 +122,12 @@ class Session:
             foresee=lambda low, high: self._supervisor.foresee(low, high, allowed_bytes=allowed, retries=False),
         )
 
-    def fits(self, micro_batch: int, steps: int) -> bool:
-        """Whether a size fits with as many micro-batches in an optimizer step; runs it where that was not seen yet."""
+    def tried(self, micro_batch: int, steps: int) -> Trial:
+        """A trial of a size with as many micro-batches in an optimizer step; runs it where none that fits was seen."""
         seen = [trial for trial in self.trials if trial.micro_batch == micro_batch and trial.outcome is Outcome.FITS]
         if seen and steps <= micro_steps(micro_batch, self._per_device_target):
-            return True
-        return self._run(micro_batch, self._supervisor.capacity_bytes, steps).outcome is Outcome.FITS
+            return seen[-1]
+        return self._run(micro_batch, self._supervisor.capacity_bytes, steps)
 
     def _run(self, micro_batch: int, allowed_bytes: int, steps: int | None = None) -> Trial:
         steps = steps or micro_steps(micro_batch, self._per_device_target)

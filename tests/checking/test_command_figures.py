@@ -114,6 +114,12 @@ def test_the_largest_size_that_both_have_is_compared() -> None:
     assert names[:2] == ["maximum micro-batch", "iteration 0 load"]
 
 
+def test_of_two_sizes_the_larger_is_compared() -> None:
+    """Where both are there, the one that was asked for counts."""
+    found = common_trials(command(trial(4), trial(16)), command(trial(4), grown(GIB)))
+    assert found == (trial(16), grown(GIB))
+
+
 @pytest.mark.parametrize(
     ("before", "after", "sentence"),
     [

@@ -47,6 +47,7 @@ def step(steps: int, pid: int = 1) -> Message:
 def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
     """The last word of a process."""
     unless_told = {
+        "idle_optimizers": 0,
         "optimizer": "AdamW",
         "parameter_bytes": 1000,
         "gradient_bytes": 1000,

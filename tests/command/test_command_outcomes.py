@@ -62,7 +62,26 @@ while True:
     optimizer.step()
 """
 
+# Every nth iteration the second optimizer steps, on a batch four times as large; 0 for never.
+_STEPS_RARELY = """
+import sys
+import torch
+from tiny import build_model, loss_of, make_batch
+
+first, second = build_model().cuda(), build_model().cuda()
+often, rarely = (torch.optim.AdamW(model.parameters()) for model in (first, second))
+every, iteration = int(sys.argv[1]), 0
+while True:
+    iteration += 1
+    loss_of(first, make_batch(2)).backward()
+    often.step()
+    if every and iteration % every == 0:
+        loss_of(second, make_batch(8)).backward()
+        rarely.step()
+"""
+
 _WRITTEN_HERE = {
+    "steps_rarely.py": _STEPS_RARELY,
     "looks_around.py": _LOOKS_AROUND,
     "ends.py": _ENDS_AFTER_A_STEP,
     "few_samples.py": _FEW_SAMPLES,
@@ -147,6 +166,18 @@ def test_an_oom_has_its_phases(forks: Forks) -> None:
 def test_both_optimizers_of_a_gan_take_part(forks: Forks) -> None:
     """Three steps of a GAN show as much memory as twelve: both optimizers have their state by then."""
     assert _peak(forks, "gan.py", "--batch-size", "2") == _peak(forks, "gan.py", "--batch-size", "2", steps=12)
+
+
+def test_an_optimizer_that_steps_rarely_is_waited_for(forks: Forks) -> None:
+    """An optimizer that steps in every fifth iteration, and needs most then, is part of a trial of three steps."""
+    assert _peak(forks, "steps_rarely.py", "5") == _peak(forks, "steps_rarely.py", "1") > _peak(forks, "plain_loop.py")
+
+
+def test_an_optimizer_that_never_steps_is_noted(forks: Forks) -> None:
+    """An optimizer that was made and did not step holds a trial up for a while, and is noted."""
+    (trainer,) = forks.trial("steps_rarely.py", "0").heard.trainers()
+
+    assert (trainer.ending, trainer.steps, trainer.idle_optimizers) == ("steps", 3, 1)
 
 
 def test_what_a_gradient_scaler_skips_is_no_step(forks: Forks) -> None:

@@ -187,6 +187,7 @@ class Measured:
         ending: `steps` (it has done those that were asked for), `error`, `exit`, or `step` (memory had run out, and it
             went on).
         steps: Optimizer steps done.
+        idle_optimizers: Optimizers that were made and took no step.
         cuda: Whether CUDA was initialised.
         optimizer: Class name.
         gradient_bytes: Bytes of all gradients.
@@ -208,6 +209,7 @@ class Measured:
     pid: int
     ending: Literal["steps", "error", "exit", "step"]
     steps: int
+    idle_optimizers: int
     cuda: bool
     optimizer: str | None
     gradient_bytes: int | None

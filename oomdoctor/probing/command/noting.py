@@ -25,6 +25,7 @@ class Noted:
         oom_in_evaluation: Micro-batches at which an evaluation ran out of memory.
         processes: Largest number of processes that trained together.
         failures: What failed in the hook, in order.
+        idle_optimizers: Most optimizers of a trial that fits which were made and took no step in it.
     """
 
     written: dict[str, None] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class Noted:
     oom_in_evaluation: list[int] = field(default_factory=list)
     processes: int = 1
     failures: dict[str, None] = field(default_factory=dict)
+    idle_optimizers: int = 0
 
     def take(self, heard: Heard, judged: Judged, micro_batch: int) -> None:
         """Take in a trial that has ended."""
@@ -46,6 +48,8 @@ class Noted:
             self.gradient_bytes = max(self.gradient_bytes, measured.gradient_bytes or 0)
             self._take_evaluation(measured, micro_batch)
         if judged.trial.outcome is Outcome.FITS:
+            idle = [measured.idle_optimizers for measured in heard.trainers()]
+            self.idle_optimizers = max([self.idle_optimizers, *idle])
             self.steps = min(self.steps or heard.done_steps, heard.done_steps)
 
     def _take_evaluation(self, measured: Measured, micro_batch: int) -> None:

@@ -10,7 +10,7 @@ from oomdoctor.devices.choice import choose_engine
 from oomdoctor.probing.accumulation import per_device_target, plan_accumulation
 from oomdoctor.probing.assembly import Findings, assemble
 from oomdoctor.probing.command.supervisor import CommandSupervisor
-from oomdoctor.probing.command.telling import reasons, warnings
+from oomdoctor.probing.command.telling import failures, reasons, warnings
 from oomdoctor.probing.command.template import Sizes, accumulates, check_command, filled, one_line
 from oomdoctor.probing.dependencies import Dependencies
 from oomdoctor.probing.found import DryRun, Probe
@@ -18,7 +18,7 @@ from oomdoctor.probing.profile.asking import Recorded
 from oomdoctor.probing.session import Session, micro_steps
 from oomdoctor.probing.stability import OtherProcesses
 from oomdoctor.probing.supervisor import Held, Loaded
-from oomdoctor.results import CommandPlan
+from oomdoctor.results import CommandPlan, Outcome
 from oomdoctor.running.interpreter import find_interpreter, torch_of
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: Stop | Non
             recommended=recommended,
             plan=plan,
             trials=tuple(session.trials),
-            recorded=_told(request, supervisor, search),
+            recorded=_told(request, supervisor, session, search),
             moved=others.moved(),
         )
         result = assemble(request, engine, supervisor, others, findings)
@@ -124,7 +124,7 @@ def _run_profiled_size(request: ProbeRequest, session: Session, maximum: int, sh
     """Run the size whose memory is asked for, with all memory, where the search did not and it can fit."""
     size = request.profile_micro_batch
     if size is not None and size <= maximum:
-        session.fits(size, micro_steps(size, share))
+        session.tried(size, micro_steps(size, share))
 
 
 def _first_trial(supervisor: CommandSupervisor, session: Session, size: int, share: int) -> None:
@@ -140,7 +140,8 @@ def _checked_plan(
         plan = plan_accumulation(request.target_batch, limit, request.world_size)
         chosen = plan.uniform or plan.fixed_size
         steps = min(chosen.steps, _MOST_STEPS_RUN) if accumulates(request.command or ()) else 1
-        if session.fits(chosen.micro_batch, steps):
+        trial = session.tried(chosen.micro_batch, steps)
+        if trial.outcome in (Outcome.FITS, Outcome.FAILED):  # which a smaller size would too, and a warning says so
             return plan, chosen
         limit = recommended if recommended < limit else limit * 9 // 10
     return None, None
@@ -166,10 +167,10 @@ def _loaded(supervisor: CommandSupervisor) -> Loaded:
     )
 
 
-def _told(request: ProbeRequest, supervisor: CommandSupervisor, search: SearchResult) -> Recorded:
+def _told(request: ProbeRequest, supervisor: CommandSupervisor, session: Session, search: SearchResult) -> Recorded:
     return Recorded(
         reasons=reasons(request, supervisor),
-        warnings=warnings(request, supervisor, search),
+        warnings=(*warnings(request, supervisor, search), *failures(session.trials)),
     )
 
 

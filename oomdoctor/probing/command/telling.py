@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.probing.command.judging import ENOUGH_STEPS
 from oomdoctor.probing.command.template import ACCUMULATION, accumulates
-from oomdoctor.results import Reason
+from oomdoctor.results import Outcome, Reason
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from oomdoctor.probing.command.supervisor import CommandSupervisor
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.probing.search import SearchResult
+    from oomdoctor.results import Trial
 
 _MOST_PLACES: Final = 8
 _ZEROS: Final = (
@@ -55,6 +56,11 @@ def _warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: Sear
         )
     if noted.steps is not None and noted.steps < ENOUGH_STEPS:
         yield "the command ended after one optimizer step, and only the second has the peak that training has"
+    if noted.idle_optimizers:
+        yield (
+            f"{noted.idle_optimizers} of the command's optimizers took no step in a trial, so what their steps need is "
+            "not known; raise `--steps` until they do"
+        )
     if noted.oom_in_evaluation:
         sizes = ", ".join(map(str, sorted(set(noted.oom_in_evaluation))))
         yield f"at micro-batch {sizes} memory ran out in an evaluation, not in training"
@@ -71,6 +77,13 @@ def _warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: Sear
             f"{noted.processes} processes trained together, and the world size was taken to be {request.world_size}; "
             f"`--world-size {noted.processes}` shares the target batch between them"
         )
+
+
+def failures(trials: Sequence[Trial]) -> Iterator[str]:
+    """Say which trials failed for another reason than memory; those that the answer rests on did not."""
+    for trial in trials:
+        if trial.outcome is Outcome.FAILED:
+            yield f"the command failed when it was run at micro-batch {trial.micro_batch}: {trial.error}"
 
 
 def _times(steps: int) -> str:

@@ -33,12 +33,12 @@ def _record(account: int, wanted: dict[str, str]) -> str:
     """Begin, or say why not."""
     if (sys.prefix, sys.version) != (wanted["prefix"], wanted["version"]):
         return f"`{sys.executable}` took part, which is another Python than oomdoctor's"
+    import importlib
     import importlib.util
 
     spec = importlib.util.find_spec("oomdoctor")
     if spec is None or os.path.dirname(os.path.abspath(spec.origin or "")) != _PACKAGE:
         return f"`{sys.executable}` took part, and finds another oomdoctor or none"
-    from oomdoctor.probing.command import witness
-
-    witness.begin(account)
+    # By its name, since the hook itself is for Pythons that have no oomdoctor.
+    importlib.import_module("oomdoctor.probing.command.witness").begin(account)
     return ""

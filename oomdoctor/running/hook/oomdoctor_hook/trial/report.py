@@ -33,6 +33,7 @@ def send(torch: Any, ending: str, error: dict[str, Any] | None = None) -> None:
         "event": "measured",
         "ending": ending,
         "steps": STEPS.done,
+        "idle_optimizers": len(STEPS.idle),
         "optimizer": STEPS.optimizer,
         "parameter_bytes": STEPS.parameter_bytes,
         "gradient_bytes": STEPS.gradient_bytes,

@@ -1,8 +1,8 @@
 """Optimizer steps that count, told through torch's global hooks, and the end of the trial after enough of them.
 
-With several optimizers the slowest counts, unless it lags far behind: a trial shall have seen all of them, and not wait
-for one that steps once in a while. Each step of torch's own class is told once it is done: one that a gradient scaler
-skips is not, and neither is a micro-step that accumulates.
+With several optimizers the slowest counts, also one that was made and has not stepped yet, unless it lags far behind: a
+trial shall have seen all of them, and not wait for one that steps once in a while. Each step of torch's own class is told
+once it is done: one that a gradient scaler skips is not, and neither is a micro-step that accumulates.
 """
 
 # ruff: noqa: TID252 - where this folder lies is another program's business; the package has no other name
@@ -10,6 +10,7 @@ skips is not, and neither is a micro-step that accumulates.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -34,6 +35,7 @@ class Steps:
         gradient_bytes: Likewise.
         is_over: Whether the trial has seen enough.
         ooms_told: Times that memory had run out when a step last told what was measured.
+        idle: Optimizers that were made and have not stepped, by id.
     """
 
     def __init__(self) -> None:
@@ -47,13 +49,21 @@ class Steps:
         self.gradient_bytes: int | None = None
         self.is_over = False
         self.ooms_told = 0
+        self.idle: dict[int, Any] = {}
         self._counts: dict[int, int] = {}
         self._alive: dict[int, Any] = {}
         self._orphaned = 0
 
+    def made(self, optimizer: Any) -> None:
+        """Expect an optimizer to step."""
+        key = id(optimizer)
+        if key not in self._counts:
+            self.idle[key] = weakref.ref(optimizer, lambda _: self.idle.pop(key, None))
+
     def count(self, optimizer: Any) -> bool:
         """Count a step; True where it is the first of this optimizer."""
         key = id(optimizer)
+        self.idle.pop(key, None)
         is_first = key not in self._counts
         if is_first:
             # One that comes after another has gone goes on where that one was.
@@ -61,7 +71,8 @@ class Steps:
             self._alive[key] = weakref.ref(optimizer, lambda _: self._forget(key))
         self._counts[key] += 1
         counts = self._counts.values()
-        self.done = max(self.done, min(counts), max(counts) // _MOST_LAG)
+        slowest = 0 if self.idle else min(counts)
+        self.done = max(self.done, slowest, max(counts) // _MOST_LAG)
         return is_first
 
     def measure(self, optimizer: Any) -> None:
@@ -85,6 +96,20 @@ def watch(torch: Any) -> None:
     module: Any = sys.modules["torch.optim.optimizer"]  # `torch.optim` deletes the name
     module.register_optimizer_step_pre_hook(_before)
     module.register_optimizer_step_post_hook(_make_hook(torch))
+    guarded(_listen_to_makers)(module.Optimizer)
+
+
+def _listen_to_makers(optimizer_class: Any) -> None:
+    """Notice that an optimizer is made: the end of its making is where torch prepares its `step` for the hooks."""
+    prepare = optimizer_class._patch_step_function  # noqa: SLF001 - nothing else is called for each
+    made = guarded(STEPS.made)
+
+    @functools.wraps(prepare)
+    def prepared(self: Any) -> Any:
+        made(self)
+        return prepare(self)
+
+    optimizer_class._patch_step_function = prepared  # noqa: SLF001
 
 
 @guarded
