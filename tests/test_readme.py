@@ -248,3 +248,33 @@ def test_a_wheel_holds_everything_that_runs(tmp_path: Path) -> None:
     here = {str(path.relative_to(ROOT)) for path in (ROOT / "oomdoctor").rglob("*") if path.is_file()}
     assert {name for name in here if "__pycache__" not in name} <= set(names)
     assert any(name.endswith("memory.c") for name in names)
+
+
+@pytest.mark.null_gpu
+def test_the_readmes_command_is_checked(readers_directory: Path, tmp_path: Path) -> None:
+    """The README's entry for a command passes as it stands, beside the script that it names."""
+    (entry,) = (text for text in re.findall(r"```toml\n(.*?)```", README, re.DOTALL) if "command = " in text)
+    (tmp_path / "loop.py").write_text((readers_directory / "loop.py").read_text())
+    (tmp_path / "pyproject.toml").write_text(entry)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+    ended = run_command(["check", "--gpu", "t4"], cwd=tmp_path, PATH=path)
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "loop" in ended.stdout
+
+
+def test_the_answers_for_commands_are_measured() -> None:
+    """The README's largest sizes of one GPT-2 are those of the committed measurement."""
+    found = json.loads((ROOT / "tests/bench/results/command_truth.json").read_text())
+    cards = {script["script"].removesuffix(".py"): script["cards"]["rtx-4090"] for script in found["scripts"]}
+    probed = {name: card["probed"] for name, card in cards.items()}
+    same = {found["contract"]["rtx-4090"]["probed"], *map(probed.get, ("trainer", "lightning_gpt2", "hydra_app"))}
+    assert same == {15}
+    assert "| model file, Hugging Face `Trainer`, Lightning, Hydra | 15 |" in README
+    assert f"| plain loop | {probed['plain']} |" in README
+    assert f"| Accelerate with `accumulate` | {probed['accelerated']} |" in README
+    assert {card["bisection"] for card in cards.values() if card["probed"] == 15} == {13}
+    for card in cards.values():
+        assert card["probed"] in {card["bisection"], *card["larger_that_fit"]}
+        assert card["tried"][str(card["probed"] + 1)] is False

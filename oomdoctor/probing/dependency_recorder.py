@@ -190,25 +190,24 @@ class Recorder:
             self._tell(Dependencies(seen={key: state}))
 
     def _look_for_module(self, folder: str, name: str) -> None:
-        """Look for it by names where its folder has none like it: a look takes a dozen questions, and most find none."""
+        """Look for it only where its folder has a name like it: a look takes a dozen questions, and most find none."""
         key = f"{Look.MODULE} {folder}{name}"
-        if key not in self._seen and name not in self._beginnings(folder):
+        beginnings = self._beginnings(folder)
+        if key not in self._seen and beginnings is not None and name not in beginnings:
             self._see(key, ABSENT)
         else:
             self._look(Look.MODULE, folder + name)
 
-    def _beginnings(self, folder: str) -> frozenset[str]:
-        """What names in a folder begin with, up to a full stop."""
+    def _beginnings(self, folder: str) -> frozenset[str] | None:
+        """What names in a folder begin with, up to a full stop; None where they cannot be had."""
         try:
             time = _stat(folder).st_mtime_ns
+            if folder not in self._folders or self._folders[folder][0] != time:
+                with _scandir(folder) as entries:
+                    self._folders[folder] = time, frozenset(entry.name.partition(".")[0] for entry in entries)
         except (OSError, ValueError):
-            return frozenset()
-        known = self._folders.get(folder)
-        if known is None or known[0] != time:
-            with _scandir(folder) as entries:
-                known = time, frozenset(entry.name.partition(".")[0] for entry in entries)
-            self._folders[folder] = known
-        return known[1]
+            return None
+        return self._folders[folder][1]
 
     def _is_own(self, path: str) -> bool:
         return bool(self._own) and not self._own.isdisjoint([path, *map(str, PurePath(path).parents)])

@@ -32,6 +32,10 @@ REQUESTS = st.builds(
     engine=st.sampled_from(["auto", "null"]),
     trial_timeout_seconds=st.sampled_from([60.0, 300.0]),
     profile_micro_batch=st.none() | st.integers(1, 2),
+    command=st.none() | st.sampled_from([("python", "{micro_batch}"), ("python", "-u", "{micro_batch}")]),
+    steps=st.integers(2, 3),
+    fresh=st.booleans(),
+    watched=st.booleans(),
 )
 ENVIRONMENTS = st.dictionaries(
     st.sampled_from(["PYTORCH_ALLOC_CONF", "TORCH_LOGS", "LD_PRELOAD", "PYTHONPATH"]), st.sampled_from(["", "a", "b"])

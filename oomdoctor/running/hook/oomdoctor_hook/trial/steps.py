@@ -1,8 +1,8 @@
 """Optimizer steps that count, told through torch's global hooks, and the end of the trial after enough of them.
 
 With several optimizers the slowest counts, also one that was made and has not stepped yet, unless it lags far behind: a
-trial shall have seen all of them, and not wait for one that steps once in a while. Each step of torch's own class is told
-once it is done: one that a gradient scaler skips is not, and neither is a micro-step that accumulates.
+trial shall have seen all of them, and not wait for one that steps once in a while. Each step of torch's own class is
+told once it is done: one that a gradient scaler skips is not, and neither is a micro-step that accumulates.
 """
 
 # ruff: noqa: TID252 - where this folder lies is another program's business; the package has no other name
