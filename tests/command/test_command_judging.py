@@ -24,7 +24,9 @@ from command_messages import (
 )
 
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
-from oomdoctor.probing.command.judging import SWALLOWED
+from oomdoctor.probing.command.judging import SWALLOWED, judge
+from oomdoctor.probing.command.noting import Noted
+from oomdoctor.probing.command.trial import Ended
 from oomdoctor.results import Outcome
 
 _BEGUN = (started(), device(), batch([8, 512, 256]))
@@ -277,3 +279,28 @@ def test_what_was_written_is_told_once_and_in_order() -> None:
     paths = ["/b", "/a", "/b"]
 
     assert list(heard({"event": "wrote", "pid": 1, "path": path} for path in paths).written) == ["/b", "/a"]
+
+
+def _noted(*peaks: int, parameter_bytes: int = 1000) -> Noted:
+    phases = [
+        {"iteration": number, "phase": "backward", "peak_allocated_bytes": peak, "end_allocated_bytes": 1}
+        for number, peak in enumerate(peaks, 1)
+    ]
+    said = heard([started(), device(), measured("steps", len(peaks), phases=phases, parameter_bytes=parameter_bytes)])
+    noted = Noted()
+    noted.take(said, judge(Ended(said, None, False, 1.0, None), 8, CAPACITY, len(peaks)), 8)  # noqa: FBT003 - by name
+    return noted
+
+
+@pytest.mark.parametrize(
+    ("peaks", "rising"), [((50, 100, 100), None), ((90, 100, 120), 8), ((120, 100, 100), None), ((10, 100), None)]
+)
+def test_steps_that_need_more_and_more_are_noted(peaks: tuple[int, ...], rising: int | None) -> None:
+    """A third step that needs more than the second is noted; that the second needs more than the first is usual."""
+    assert _noted(*(1000 * peak for peak in peaks)).rising == rising
+
+
+def test_parameters_without_gradients_are_noted() -> None:
+    """Parameters that an optimizer holds and that have no gradient are noted by their size."""
+    assert _noted(1, 2, 2, parameter_bytes=4000).untrained_bytes == 3000
+    assert _noted(1, 2, 2).untrained_bytes == 0

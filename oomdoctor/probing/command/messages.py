@@ -190,7 +190,8 @@ class Measured:
         idle_optimizers: Optimizers that were made and took no step.
         cuda: Whether CUDA was initialised.
         optimizer: Class name.
-        gradient_bytes: Bytes of all gradients.
+        parameter_bytes: Bytes of what the optimizers hold.
+        gradient_bytes: Bytes of all its gradients, at each optimizer's first step.
         peak_allocated_bytes: Most bytes in live tensors.
         peak_reserved_bytes: Most bytes held from the driver.
         fixed_bytes: Bytes that stay allocated from one micro-step to the next.
@@ -212,6 +213,7 @@ class Measured:
     idle_optimizers: int
     cuda: bool
     optimizer: str | None
+    parameter_bytes: int | None
     gradient_bytes: int | None
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None

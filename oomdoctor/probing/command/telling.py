@@ -61,6 +61,16 @@ def _warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: Sear
             f"{noted.idle_optimizers} of the command's optimizers took no step in a trial, so what their steps need is "
             "not known; raise `--steps` until they do"
         )
+    if noted.rising is not None:
+        yield (
+            f"at micro-batch {noted.rising} the last step of a trial needed more than the one before, and a later one "
+            "may need more still: give it its longest batches first, or raise `--steps`"
+        )
+    if noted.untrained_bytes > 0:
+        yield (
+            f"{format_size(noted.untrained_bytes)} of parameters that the optimizer holds had no gradient in a trial; "
+            "where they begin to train later, training needs more"
+        )
     if noted.oom_in_evaluation:
         sizes = ", ".join(map(str, sorted(set(noted.oom_in_evaluation))))
         yield f"at micro-batch {sizes} memory ran out in an evaluation, not in training"
