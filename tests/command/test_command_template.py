@@ -19,6 +19,7 @@ from oomdoctor.probing.command.template import (
     accumulates,
     check_command,
     filled,
+    near_misses,
     one_line,
 )
 
@@ -123,3 +124,9 @@ def test_a_program_is_looked_for_where_it_will_run(tmp_path: Path) -> None:
     check_command(["bin/train", REQUIRED], tmp_path, {"PATH": ""})
     check_command(["train", REQUIRED], Path("/"), {"PATH": str(program.parent)})
     assert _refusal(["train", REQUIRED], tmp_path).message == "command not found: `train`"
+
+
+def test_a_near_miss_beside_a_placeholder_is_found() -> None:
+    """A word in braces that is nearly a placeholder is told from one that is something else."""
+    command = ("python", "{micro_batch}", "{acumulation_steps}", "--x={world_sise}", "{name}", '{"a": 1}')
+    assert near_misses(command) == {"{acumulation_steps}": "{accumulation_steps}", "{world_sise}": "{world_size}"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.probing.command.judging import ENOUGH_STEPS
-from oomdoctor.probing.command.template import ACCUMULATION, accumulates
+from oomdoctor.probing.command.template import ACCUMULATION, accumulates, near_misses
 from oomdoctor.results import Outcome, Reason
 from oomdoctor.units import format_size
 
@@ -49,6 +49,8 @@ def warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: Searc
 
 def _warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: SearchResult) -> Iterator[str]:
     noted, share = supervisor.noted, request.target_batch // request.world_size
+    for name, meant in near_misses(request.command or ()).items():
+        yield f"`{name}` is no placeholder and was passed on as it is; `{meant}` would be filled in"
     if search.maximum < share and not accumulates(request.command or ()):
         yield (
             f"the command has no `{ACCUMULATION}`: each of its optimizer steps sees one micro-batch, not the target; "
@@ -103,6 +105,7 @@ def _times(steps: int) -> str:
 def _paths(paths: list[Path], directory: Path) -> str:
     """What was written, by the entry of the working directory that it lies in; what is elsewhere, by its folder."""
     counts = Counter(_place(path, directory) for path in paths)
+    counts = Counter({place: count for place, count in counts.items() if f"{place}/" not in counts})
     places = [f"`{place}`{f' ({count} paths)' if count > 1 else ''}" for place, count in counts.items()]
     rest = len(places) - _MOST_PLACES
     more = f" and {rest} more" if rest > 0 else ""

@@ -37,6 +37,7 @@ PLACEHOLDERS: Final = (REQUIRED, ACCUMULATION, "{world_size}")
 
 _PLAIN: Final = re.compile(r"[\w@%+=:./-]*(\{\w+\}[\w@%+=:./-]*)+")
 _LOOKS_LIKE_ONE: Final = re.compile(r"\{\w+\}")
+_NEAR: Final = 0.85
 _OTHER_NAMES: Final = ("{batch_size}", "{batch}", "{bs}", "{n}")
 
 
@@ -81,8 +82,18 @@ def check_command(command: Sequence[str], directory: Path, environment: Mapping[
         raise UsageError(f"command not found: `{program}`", hint=_not_found_hint(program))
 
 
+def near_misses(command: Sequence[str]) -> dict[str, str]:
+    """Words in braces that are no placeholder and nearly one, each with the one that it is near to."""
+    near = {name: difflib.get_close_matches(name, PLACEHOLDERS, 1, cutoff=_NEAR) for name in _in_braces(command)}
+    return {name: found[0] for name, found in near.items() if found}
+
+
+def _in_braces(command: Sequence[str]) -> list[str]:
+    return [name for word in command for name in _LOOKS_LIKE_ONE.findall(word) if name not in PLACEHOLDERS]
+
+
 def _no_placeholder(command: Sequence[str]) -> UsageError:
-    seen = [name for word in command for name in _LOOKS_LIKE_ONE.findall(word) if name not in PLACEHOLDERS]
+    seen = _in_braces(command)
     near = [name for name in seen if name in _OTHER_NAMES or difflib.get_close_matches(name, [REQUIRED], cutoff=0.7)]
     hint = f"put `{REQUIRED}` where its batch size goes, as in `-- python train.py --batch-size {REQUIRED}`"
     if near:
