@@ -14,6 +14,7 @@ from oomdoctor.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from oomdoctor.probing.command.noting import Noted
     from oomdoctor.probing.command.supervisor import CommandSupervisor
     from oomdoctor.probing.request import ProbeRequest
     from oomdoctor.probing.search import SearchResult
@@ -44,11 +45,12 @@ def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reaso
 
 def warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: SearchResult) -> tuple[str, ...]:
     """What the reader should know before relying on the answer."""
-    return tuple(_warnings(request, supervisor, search))
+    noted = supervisor.noted
+    return (*_of_command(request, noted, search), *_of_training(noted), *_of_evaluation(noted))
 
 
-def _warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: SearchResult) -> Iterator[str]:
-    noted, share = supervisor.noted, request.target_batch // request.world_size
+def _of_command(request: ProbeRequest, noted: Noted, search: SearchResult) -> Iterator[str]:
+    share = request.target_batch // request.world_size
     for name, meant in near_misses(request.command or ()).items():
         yield f"`{name}` is no placeholder and was passed on as it is; `{meant}` would be filled in"
     if search.maximum < share and not accumulates(request.command or ()):
@@ -56,6 +58,16 @@ def _warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: Sear
             f"the command has no `{ACCUMULATION}`: each of its optimizer steps sees one micro-batch, not the target; "
             "where it accumulates otherwise, gradients stay alive during the forward, and training may need more"
         )
+    if noted.processes > request.world_size:
+        yield (
+            f"{noted.processes} processes trained together, and the world size was taken to be {request.world_size}; "
+            f"`--world-size {noted.processes}` shares the target batch between them"
+        )
+    if noted.failures:
+        yield f"not all could be measured in the command's processes: {'; '.join(noted.failures)}"
+
+
+def _of_training(noted: Noted) -> Iterator[str]:
     if noted.steps is not None and noted.steps < ENOUGH_STEPS:
         yield "the command ended after one optimizer step, and only the second has the peak that training has"
     if noted.idle_optimizers:
@@ -73,6 +85,9 @@ def _warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: Sear
             f"{format_size(noted.untrained_bytes)} of parameters that the optimizer holds had no gradient in a trial; "
             "where they begin to train later, training needs more"
         )
+
+
+def _of_evaluation(noted: Noted) -> Iterator[str]:
     if noted.oom_in_evaluation:
         sizes = ", ".join(map(str, sorted(set(noted.oom_in_evaluation))))
         yield f"at micro-batch {sizes} memory ran out in an evaluation, not in training"
@@ -81,13 +96,6 @@ def _warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: Sear
         yield (
             f"evaluation needs more than training: {format_size(evaluation)} against {format_size(training)} at "
             f"micro-batch {size}"
-        )
-    if noted.failures:
-        yield f"not all could be measured in the command's processes: {'; '.join(noted.failures)}"
-    if noted.processes > request.world_size:
-        yield (
-            f"{noted.processes} processes trained together, and the world size was taken to be {request.world_size}; "
-            f"`--world-size {noted.processes}` shares the target batch between them"
         )
 
 
