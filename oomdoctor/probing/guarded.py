@@ -29,7 +29,7 @@ class GuardedProcess:
         pass_fds: Descriptors that the command inherits.
         stdout_fd: Where its standard output goes; None to keep the end of it with that of its standard error.
         directory: Where it runs; None for here.
-        doomed: A directory that the guardian removes where this process ends without having done so itself.
+        doomed: A directory that the guardian removes in the end, where it is still there.
     """
 
     def __init__(  # noqa: PLR0913 - what a process is started with
@@ -49,7 +49,7 @@ class GuardedProcess:
         guardian = [sys.executable, "-P", "-S", guardian_module.__file__]
         kept = ",".join(map(str, pass_fds))
         self._guardian = subprocess.Popen(
-            [*guardian, str(lifeline_read), str(report_fd), kept, str(os.getpid()), str(doomed or ""), *command],
+            [*guardian, str(lifeline_read), str(report_fd), kept, str(doomed or ""), *command],
             pass_fds=sorted({report_fd, lifeline_read, *pass_fds}),
             stdin=subprocess.DEVNULL,
             stdout=self._output.write_fd if stdout_fd is None else stdout_fd,

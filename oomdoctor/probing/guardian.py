@@ -4,9 +4,9 @@ It holds the read end of a pipe, the lifeline, whose write end only the probe ha
 SIGKILL included, the kernel closes that end; the guardian sees it and kills the worker and everything that the user's
 code started. As a subreaper it becomes the parent of every orphan below it, so that not even a daemon escapes.
 
-Usage: guardian LIFELINE_FD REPORT_FD KEPT_FDS PROBE_PID DOOMED [COMMAND...]; standard library only, because every probe
-waits for its start. KEPT_FDS are those that the command inherits, with commas; DOOMED is a directory that is removed
-where the probe, PROBE_PID, ended without doing so, or empty.
+Usage: guardian LIFELINE_FD REPORT_FD KEPT_FDS DOOMED [COMMAND...]; standard library only, because every probe waits for
+its start. KEPT_FDS are those that the command inherits, with commas; DOOMED is a directory that is removed in the end,
+where it is still there, or empty.
 """
 
 from __future__ import annotations
@@ -32,25 +32,24 @@ def main(arguments: list[str]) -> int:
     """Run COMMAND until it ends or the lifeline is cut, kill what is left, and report how it ended.
 
     Args:
-        arguments: File descriptors of the lifeline and of the report pipe, those that the command inherits, the probe's
-            process id, the directory to remove, then the command.
+        arguments: File descriptors of the lifeline and of the report pipe, those that the command inherits, the
+            directory to remove, then the command.
     """
-    # Its own parent may be another by now: the probe may have been killed since it started this.
-    lifeline, report, probe, doomed = int(arguments[0]), int(arguments[1]), int(arguments[3]), arguments[4]
+    lifeline, report, doomed = int(arguments[0]), int(arguments[1]), arguments[3]
     for fd in {lifeline, report} - set(map(int, filter(None, arguments[2].split(",")))):
         os.set_inheritable(fd, False)  # noqa: FBT003 - the standard library's own
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A handler, not SIG_IGN: that one the worker and all that it starts would inherit.
         signal.signal(number, lambda *_: None)
-    if arguments[5:]:
-        worker = subprocess.Popen(arguments[5:], close_fds=False, restore_signals=True)
+    if arguments[4:]:
+        worker = subprocess.Popen(arguments[4:], close_fds=False, restore_signals=True)
         if _wait_for_end(worker.pid, lifeline):
             _report(report, worker.wait())
     else:
         select.select([lifeline], [], [])
     kill_descendants()
-    if doomed and os.getppid() != probe:
+    if doomed:
         shutil.rmtree(doomed, ignore_errors=True)
     return 0
 

@@ -39,7 +39,7 @@ def _alive(mark: str) -> list[int]:
 def _start(mark: str, seconds: str) -> tuple[subprocess.Popen[str], int, int]:
     lifeline_read, lifeline_write = os.pipe()
     report_read, report_write = os.pipe()
-    numbers = map(str, (lifeline_read, report_write, report_write, os.getpid()))
+    numbers = map(str, (lifeline_read, report_write, report_write))
     process = subprocess.Popen(
         [sys.executable, guardian.__file__, *numbers, "", sys.executable, "-c", DAEMON, seconds],
         pass_fds=(lifeline_read, report_write),
