@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from oomdoctor.errors import UsageError
 from oomdoctor.probing.accumulation import whole_number
+from oomdoctor.probing.command.template import one_line
 from oomdoctor.probing.document import document_of
 from oomdoctor.probing.probe import probe as run_probe
 from oomdoctor.probing.request import (
     DEFAULT_HEADROOM,
+    DEFAULT_STEPS,
     DEFAULT_TRIAL_TIMEOUT_SECONDS,
     PRECISIONS,
     Precision,
@@ -22,6 +24,8 @@ from oomdoctor.progress import SilentProgress
 from oomdoctor.units import parse_fraction, parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from oomdoctor.progress import Progress
     from oomdoctor.results import ProbeDocument
 
@@ -31,7 +35,7 @@ _ENGINES: tuple[EngineName, ...] = ("auto", "cuda", "null")
 
 
 def probe(  # noqa: PLR0913 - one parameter an option
-    target: str | os.PathLike[str],
+    target: str | os.PathLike[str] | Sequence[str],
     *,
     target_batch: int,
     world_size: int = 1,
@@ -43,6 +47,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
     headroom: float | str = DEFAULT_HEADROOM,
     engine: EngineName = "auto",
     trial_timeout: float = DEFAULT_TRIAL_TIMEOUT_SECONDS,
+    steps: int | None = None,
+    fresh: bool = False,
     progress: Progress | None = None,
 ) -> ProbeDocument:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch.
@@ -52,7 +58,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
         plan = probe("model.py", target_batch=256, gpu="rtx-4090").plan
 
     Args:
-        target: The file to probe: `model.py`, `pkg.module`, `model.py:build_model(depth=24)`, or an example's name.
+        target: The file to probe: `model.py`, `pkg.module`, `model.py:build_model(depth=24)`, or an example's name. Or
+            a command, as a list of words with `{micro_batch}` in one of them.
         target_batch: Samples per optimizer step over all devices.
         world_size: Devices that share the target batch.
         gpu: Card to ask about, such as `rtx-4090`; needs no GPU. None for the GPU of this machine.
@@ -63,6 +70,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
         headroom: Part of the capacity that the recommended size leaves free: a number in [0, 1), or `5%`.
         engine: `auto`, `cuda` for the local GPU, or `null` for a null GPU.
         trial_timeout: Longest time that a trial may take, in seconds.
+        steps: Optimizer steps after which a trial of a command is ended; None for 3.
+        fresh: Whether each trial of a command starts its Pythons anew.
         progress: Told of each stage and trial; None for silence.
 
     Returns:
@@ -73,8 +82,12 @@ def probe(  # noqa: PLR0913 - one parameter an option
         TargetError: The user's file is at fault.
         NoAnswerError: No device, a crash, or a time limit.
     """
+    command = _command(target)
     request = ProbeRequest(
-        target=_path(target),
+        target=one_line(command) if command is not None else _path(target),
+        command=command,
+        steps=DEFAULT_STEPS if steps is None else whole_number("steps", steps),
+        fresh=fresh,
         directory=Path.cwd(),
         target_batch=whole_number("target_batch", target_batch),
         world_size=whole_number("world_size", world_size),
@@ -98,7 +111,13 @@ def _bytes(memory: int | str | None) -> int | None:
     return parse_size(text, option="memory")
 
 
-def _path(target: str | os.PathLike[str]) -> str:
+def _command(target: str | os.PathLike[str] | Sequence[str]) -> tuple[str, ...] | None:
+    if isinstance(target, list | tuple) and target and all(isinstance(word, str) for word in target):
+        return tuple(target)
+    return None
+
+
+def _path(target: object) -> str:
     path = os.fspath(target) if isinstance(target, os.PathLike) else target
     if not isinstance(path, str):
         raise UsageError(
