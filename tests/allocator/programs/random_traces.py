@@ -1,0 +1,222 @@
+"""Drive PyTorch's allocator and the simulator through the same random traces, and compare them after every event.
+
+Usage: random_traces.py SEED TRACES EVENTS [SETTINGS...]
+
+Each of the settings is told to the running allocator and gets so many traces; without any, the environment's hold.
+Prints a JSON object: what was done, and every departure.
+"""
+
+import json
+import os
+import random
+import sys
+import warnings
+from collections import Counter
+
+import torch
+
+from oomdoctor.allocator.caching import CachingAllocator
+from oomdoctor.allocator.device_memory import FIRST_ADDRESS, DeviceMemory
+from oomdoctor.allocator.out_of_memory import AllocationError
+from oomdoctor.allocator.rules import rules_of
+from oomdoctor.allocator.settings import parse_settings, settings_of
+
+TOTAL = int(os.environ["OOMDOCTOR_NULL_TOTAL_BYTES"])
+CONTEXT = int(os.environ["OOMDOCTOR_NULL_CONTEXT_BYTES"])
+RULES = rules_of(torch.__version__)
+EDGES = [1, 511, 512, 513, 2**20 - 1, 2**20, 2**20 + 1, 10 * 2**20 - 512, 10 * 2**20, 19 * 2**20, 20 * 2**20, 2**30]
+DRIFTING = ("inactive_split", "inactive_split_bytes")
+
+
+class Pair:
+    """PyTorch's allocator and the simulator side by side."""
+
+    def __init__(self, settings, base, streams):
+        self.simulated = CachingAllocator(DeviceMemory(TOTAL, CONTEXT), settings, RULES)
+        self.base = base
+        self.streams = streams
+        self.numbers = [stream.cuda_stream for stream in streams]
+        self.held = []
+        self.crossed = False
+        torch.cuda.set_per_process_memory_fraction(settings.memory_fraction)
+        self.simulated.set_memory_fraction(settings.memory_fraction)
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_accumulated_memory_stats()
+
+    def allocate(self, size, at):
+        """Allocate in both; the texts of their errors."""
+        torch.cuda.set_stream(self.streams[at])
+        real = simulated = None
+        try:
+            tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError as error:
+            real = str(error)
+        try:
+            address = self.simulated.malloc(size, self.numbers[at])
+        except AllocationError as error:
+            simulated = str(error)
+        if real is None and simulated is None:
+            self.held.append((tensor, address))
+            offset = tensor.data_ptr() - self.base if size else 0
+            return offset, address - FIRST_ADDRESS if size else address
+        return real, simulated
+
+    def free(self, at):
+        """Free in both."""
+        _, address = self.held.pop(at)
+        self.simulated.free(address)
+
+    def record(self, at, stream):
+        """Use a block on another stream in both."""
+        tensor, address = self.held[at]
+        tensor.record_stream(self.streams[stream])
+        self.crossed = self.crossed or bool(address)
+        if address:
+            self.simulated.record_stream(address, self.numbers[stream])
+
+    def empty(self):
+        """Give back what is cached in both."""
+        torch.cuda.empty_cache()
+        self.simulated.empty_cache()
+
+    def limit(self, fraction):
+        """Limit both."""
+        torch.cuda.set_per_process_memory_fraction(fraction)
+        self.simulated.set_memory_fraction(fraction)
+
+    def close(self):
+        """Free what is left, ranges of addresses included that nothing could be mapped into."""
+        self.limit(1.0)
+        while self.held or self.has_ranges():
+            while self.held:
+                self.free(-1)
+            self.empty()
+            if self.has_ranges():
+                for stream in range(len(self.streams)):
+                    self.allocate(1, stream)
+                    self.allocate(2**21, stream)
+
+    def has_ranges(self):
+        """Whether there are unmapped addresses."""
+        pools = self.simulated._heap.small, self.simulated._heap.large
+        return any(blocks for pool in pools for blocks in pool.unmapped.values())
+
+    def difference(self):
+        """The first number in which they differ."""
+        real, simulated = torch._C._cuda_memoryStats(0), self.simulated.memory_stats()
+        real.pop("reserved_bytes_by_private_pools", None)
+        real["max_split_size"] = simulated["max_split_size"]  # what it was when the process began
+        if real != simulated:
+            real, simulated = self.comparable(real), self.comparable(simulated)
+        return [(name, real[name], simulated[name]) for name in real if real[name] != simulated.get(name)]
+
+    def comparable(self, stats):
+        """Where several streams are done at once, they free in no order that is known, and merge in between."""
+        if not self.crossed:
+            return stats
+        current = {name: {kind: of["current"] for kind, of in stats[name].items()} for name in DRIFTING}
+        return {**stats, **current}
+
+    def layout(self):
+        """Whether the segments and their blocks are the same."""
+        real = [
+            (
+                segment["address"] - self.base,
+                segment["total_size"],
+                segment["stream"],
+                segment["segment_type"] == "small",
+                segment["is_expandable"],
+                [(block["size"], block["state"]) for block in segment["blocks"]],
+            )
+            for segment in torch.cuda.memory_snapshot()
+        ]
+        simulated = [
+            (
+                segment.address - FIRST_ADDRESS,
+                segment.size,
+                segment.stream,
+                segment.small,
+                segment.expandable,
+                [(block.size, block.state) for block in segment.blocks],
+            )
+            for segment in self.simulated.segments()
+        ]
+        return [] if real == simulated else [("segments", real, simulated)]
+
+
+def size(chance):
+    """Bytes of a request: mostly of the sizes where rules change, up to some GiB."""
+    kind = chance.random()
+    if kind < 0.15:
+        return chance.choice(EDGES)
+    if kind < 0.16:
+        return chance.choice([0, 2**60 - 1, 2**60])
+    if kind < 0.4:
+        return chance.randrange(1, 2**20)
+    if kind < 0.6:
+        return chance.randrange(2**20, 12 * 2**20)
+    if kind < 0.85:
+        return chance.randrange(10 * 2**20, 500 * 2**20)
+    return chance.randrange(300 * 2**20, 3 * 2**30)
+
+
+def step(chance, pair, done):
+    """Do one thing in both; what they answered where it differs."""
+    kind = chance.random()
+    if kind < 0.55 or not pair.held:
+        stream = 0 if chance.random() < 0.7 else chance.randrange(len(pair.streams))
+        asked = size(chance)
+        real, simulated = pair.allocate(asked, stream)
+        done["ooms"] += isinstance(real, str)
+        return [] if real == simulated else [("allocate", asked, real, simulated)]
+    if kind < 0.9:
+        pair.free(chance.randrange(len(pair.held)))
+    elif kind < 0.95:
+        pair.record(chance.randrange(len(pair.held)), chance.randrange(len(pair.streams)))
+    elif kind < 0.97:
+        pair.empty()
+    else:
+        pair.limit(chance.choice([0.3, 0.5, 0.8, 1.0, 1.0]))
+    return []
+
+
+def run(seed, events, pair, done):
+    """One trace; the first departure of the simulator from PyTorch."""
+    chance = random.Random(seed)
+    for event in range(events):
+        found = step(chance, pair, done) or pair.difference()
+        if event % 20 == 19:
+            found = found or pair.layout()
+        done["events"] += 1
+        if found:
+            return [{"seed": seed, "event": event, "found": repr(found)[:1500]}]
+    stats = torch._C._cuda_memoryStats(0)
+    done["retries"] += stats["num_alloc_retries"]
+    done["rejections"] += stats.get("num_oom_rejections", 0)
+    done["releases"] += stats["num_device_free"]
+    return []
+
+
+def main(first_seed, traces, events, *texts):
+    """All traces under all settings."""
+    warnings.simplefilter("ignore")
+    torch.cuda.init()
+    base = torch.empty(1, device="cuda").data_ptr()
+    torch.cuda.empty_cache()
+    streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    done, departures = {}, []
+    for number, text in enumerate(texts or [None]):
+        settings = settings_of(os.environ, RULES) if text is None else parse_settings(text, RULES)
+        if text is not None:
+            torch.cuda.memory._set_allocator_settings(text)
+        counted = done[text or ""] = Counter()
+        for trace in range(traces):
+            pair = Pair(settings, base, streams)
+            departures += run(first_seed + 10_000 * number + trace, events, pair, counted)
+            pair.close()
+            counted["traces"] += 1
+    print(json.dumps({"done": done, "departures": departures}))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]), *sys.argv[4:])
