@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from oomdoctor.tracing.attention import attend
+from oomdoctor.tracing.recurrent import recurrent_composites
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oomdoctor.devices.card import Card
+    from oomdoctor.tracing.device import EmulatedDevice
 
 _aten = torch.ops.aten
 
 
-def composites(card: Card) -> dict[str, Callable[..., Any]]:
+def composites(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
     """Functions by the operator's name."""
+    card = device.card
     return {
+        **recurrent_composites(device),
         "linear": _linear,
         "dropout": _dropout,
         "scaled_dot_product_attention": lambda *args, **kwargs: attend(card, *args, **kwargs),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +56,8 @@ def answer_for(patches: Patches, device: EmulatedDevice) -> None:
     patches.set(cuda.random, "device_count", answers["device_count"])
     patches.set(cuda.random, "current_device", answers["current_device"])
     patches.set(cuda.random, "is_initialized", answers["is_initialized"])
+    patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: torch.backends.cudnn.enabled and tensor.is_cuda)
+    patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
     _patch_dynamo(patches)
     _patch_foreach(patches)
 
@@ -176,6 +180,13 @@ def _patch_dynamo(patches: Patches) -> None:
     stub = ModuleType("torch._dynamo")
     stub.disable = lambda fn=None, *_, **__: fn if fn is not None else (lambda f: f)
     stub.graph_break = lambda *_, **__: None
+    stub.config = SimpleNamespace(error_on_nested_fx_trace=False, patch=lambda **_: nullcontext())
+
+    def real(name: str) -> Any:
+        sys.modules.pop("torch._dynamo", None)
+        return getattr(import_module("torch._dynamo"), name)
+
+    stub.__getattr__ = real
     sys.modules["torch._dynamo"] = stub
     patches.set(torch, "_dynamo", stub)
     patches.callback(sys.modules.pop, "torch._dynamo", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from oomdoctor.allocator.settings import Settings
     from oomdoctor.devices.card import Card
 
-STREAM = 0
+STREAM: Final = 0
+DROPOUT_BYTES_A_THREAD: Final = 16
+"""As the null GPU has it."""
 
 
 class EmulatedDevice:
@@ -41,6 +43,7 @@ class EmulatedDevice:
         self.history: list[dict[str, Any]] | None = None
         self.reads = 0
         self._workspaces: dict[object, Block | None] = {}
+        self._dropout_state: Block | None = None
         self._requested: dict[int, int] = {}
 
     def malloc(self, nbytes: int) -> int:
@@ -93,6 +96,13 @@ class EmulatedDevice:
         key = (workspace.library, on_engine_thread)
         if key not in self._workspaces:
             self._workspaces[key] = self.block(workspace.nbytes)
+
+    def keep_dropout_state(self) -> None:
+        """Allocate what cuDNN's dropout keeps for the process, once. Source: `get_dropout_state`, RNN.cpp."""
+        if self._dropout_state is None:
+            self.block(8)  # the seed
+            threads = self.card.sm_count * self.card.max_threads_per_sm
+            self._dropout_state = self.block(threads * DROPOUT_BYTES_A_THREAD)
 
     def clear_workspaces(self) -> None:
         """Give back what libraries keep."""

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from oomdoctor.devices.card import Card
 
-_FACTORIES = ("empty.memory_format", "empty_strided")
+_FACTORIES = ("empty.memory_format", "empty_strided", "tril_indices", "triu_indices")
 _CUDA_HAS_ITS_OWN = (
-    "native_layer_norm", "native_group_norm", "convolution_backward", "addr", "_chunk_cat", "any.dims", "all.dims",
+    "native_layer_norm", "native_group_norm", "convolution", "convolution_backward", "addr", "_chunk_cat", "any.dims", "all.dims",
     "_fused_rms_norm", "_grouped_mm",
 )  # fmt: skip
 _CUDA_HAS_ITS_OWN_IMPLICIT = ("silu_backward", "mish_backward")
@@ -70,7 +70,10 @@ def _register(stack: ExitStack, device: EmulatedDevice) -> None:
     for name in (*_CUDA_HAS_ITS_OWN, *foreach_operators()):
         if (operator := _operator(name)) is not None:
             own.impl(name, kernels.kernel(operator), BACKEND_KEY)
-    for name, function in composites(device.card).items():
+    for name in _CUDA_HAS_ITS_OWN_IMPLICIT:
+        for key in (AUTOGRAD_KEY, BACKEND_KEY):
+            own.impl(name, kernels.kernel(_operator(name)), key)
+    for name, function in composites(device).items():
         own.impl(name, function, AUTOGRAD_KEY)
         own.impl(name, function, BACKEND_KEY)
 

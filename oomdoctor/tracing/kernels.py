@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from oomdoctor.tracing.planning import Fresh, Plan, Planner, Same, View
+from oomdoctor.tracing.planning import Fresh, Host, Plan, Planner, Same, View
 from oomdoctor.tracing.private import below_autograd, restride, strided_view
 from oomdoctor.tracing.special import special_kernels
 
@@ -72,6 +72,8 @@ def _result(what: object, given: Any) -> Any:  # noqa: ANN401
     if isinstance(what, View):
         base = given[what.argument]
         return strided_view(base, what.size, what.stride, base.storage_offset() + what.offset)
+    if isinstance(what, Host):
+        return torch.zeros(what.size, dtype=what.dtype)
     return what
 
 

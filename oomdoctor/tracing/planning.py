@@ -26,6 +26,13 @@ class Fresh(NamedTuple):
     dtype: torch.dtype
 
 
+class Host(NamedTuple):
+    """A tensor of the host."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+
 class View(NamedTuple):
     """A tensor in the memory of an argument."""
 
@@ -112,12 +119,16 @@ class Planner:
         meta_args, meta_kwargs = _to_meta(args, metas), _to_meta(kwargs, metas)
         try:
             returned = operator(*meta_args, **meta_kwargs)
-        except (NotImplementedError,) as error:  # type: ignore[attr-defined]
-            raise cannot_trace(operator, error) from None
+        except NotImplementedError as error:
+            if operator._schema.returns:  # noqa: SLF001 - an operator that returns nothing works in place
+                raise cannot_trace(operator, error) from None
+            returned = None
         in_order = [metas[id(tensor)] for tensor in given]
         flat, shape = _flatten(returned)
         results = [_what(value, in_order) for value in flat]
         temporaries = temporaries_of(Call(self._device.card, operator, args, kwargs, results))
+        for index in temporaries.on_host:
+            results[index] = Host(results[index].size, results[index].dtype)
         return Plan(
             results,
             temporaries.order or [index for index, what in enumerate(results) if isinstance(what, Fresh)],

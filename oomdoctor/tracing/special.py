@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from oomdoctor.tracing.convolutions import convolution_kernels
 from oomdoctor.tracing.errors import cannot_trace
 
 from oomdoctor.tracing.private import accumulates, view_on_host
+from oomdoctor.tracing.recurrent import recurrent_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +75,7 @@ def special_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
         _aten.resize_.default: resize_,
         _aten.add.Tensor: add,
     }
+    kernels |= convolution_kernels(device) | recurrent_kernels()
     for operator in _VIEWS:
         kernels[operator] = partial(view_on_host, operator)
     for name in _DATA_DEPENDENT:

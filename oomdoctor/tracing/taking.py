@@ -54,11 +54,13 @@ class Temporaries:
         before: What it takes before its results are there.
         after: What it takes after that; what is left is given back when it ends.
         order: Which results are allocated, in their order; None for all in theirs.
+        on_host: Which results are tensors of the host.
     """
 
     before: tuple[Taken, ...] = ()
     after: tuple[Taken, ...] = ()
     order: list[int] | None = None
+    on_host: tuple[int, ...] = ()
 
 
 NOTHING = Temporaries()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oomdoctor.tracing.models import attention, blas, embedding, reductions
+from oomdoctor.tracing.models import attention, blas, embedding, normalization, reductions
 from oomdoctor.tracing.taking import NOTHING
 
 if TYPE_CHECKING:
     from oomdoctor.tracing.taking import Call, Temporaries
 
-_MODELS = {**blas.MODELS, **reductions.MODELS, **attention.MODELS, **embedding.MODELS}
+_MODELS = {**blas.MODELS, **reductions.MODELS, **attention.MODELS, **embedding.MODELS, **normalization.MODELS}
 
 
 def temporaries_of(call: Call) -> Temporaries:

@@ -29,6 +29,7 @@ def patch_tensors(patches: Patches, device: EmulatedDevice) -> None:
     patches.set(torch.Tensor, "is_xla", property(lambda _: False))
     _patch_moves(patches, base)
     _patch_addresses(patches, base)
+    _patch_printing(patches, device)
     patches.set(torch.__future__, "_swap_module_params_on_conversion", True)
 
 
@@ -92,3 +93,15 @@ def _patch_addresses(patches: Patches, base: Any) -> None:  # noqa: ANN401
 
     patches.set(storage_class, "data_ptr", address_of_storage)
     patches.set(torch.Tensor, "data_ptr", address_of_tensor)
+
+
+def _patch_printing(patches: Patches, device: EmulatedDevice) -> None:
+    show = torch.Tensor.__repr__
+
+    def shown(tensor: torch.Tensor, **kwargs: Any) -> str:  # noqa: ANN401
+        if tensor.is_cpu or not tensor.is_cuda:
+            return show(tensor, **kwargs)
+        device.reads += 1
+        return f"{show(torch.zeros(tensor.shape, dtype=tensor.dtype), **kwargs)[:-1]}, device='cuda:0')"
+
+    patches.set(torch.Tensor, "__repr__", shown)
