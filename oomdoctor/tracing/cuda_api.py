@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext
-from importlib import import_module
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.backends.cudnn import rnn as cudnn_rnn
+
+from oomdoctor.tracing.no_compiler import stand_in_for_compiler
 
 if TYPE_CHECKING:
     from oomdoctor.tracing.device import EmulatedDevice
@@ -57,8 +57,9 @@ def answer_for(patches: Patches, device: EmulatedDevice) -> None:
     patches.set(cuda.random, "current_device", answers["current_device"])
     patches.set(cuda.random, "is_initialized", answers["is_initialized"])
     patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: torch.backends.cudnn.enabled and tensor.is_cuda)
+    patches.set(cudnn_rnn, "get_cudnn_mode", lambda mode: ("RNN_RELU", "RNN_TANH", "LSTM", "GRU").index(mode))
     patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
-    _patch_dynamo(patches)
+    stand_in_for_compiler(patches)
     _patch_foreach(patches)
 
 
@@ -171,25 +172,6 @@ def _properties(device: EmulatedDevice) -> Any:
         is_multi_gpu_board=0,
         gcnArchName="",
     )
-
-
-def _patch_dynamo(patches: Patches) -> None:
-    """Optimizers import 900 modules to tell a compiler that does not run to leave them alone."""
-    if "torch._dynamo" in sys.modules:
-        return
-    stub = ModuleType("torch._dynamo")
-    stub.disable = lambda fn=None, *_, **__: fn if fn is not None else (lambda f: f)
-    stub.graph_break = lambda *_, **__: None
-    stub.config = SimpleNamespace(error_on_nested_fx_trace=False, patch=lambda **_: nullcontext())
-
-    def real(name: str) -> Any:
-        sys.modules.pop("torch._dynamo", None)
-        return getattr(import_module("torch._dynamo"), name)
-
-    stub.__getattr__ = real
-    sys.modules["torch._dynamo"] = stub
-    patches.set(torch, "_dynamo", stub)
-    patches.callback(sys.modules.pop, "torch._dynamo", None)
 
 
 def _patch_foreach(patches: Patches) -> None:

@@ -166,6 +166,8 @@ def recurrent_kernels() -> dict[object, Callable[..., Any]]:
         return dx.transpose(0, 1) if turn else dx, dhx, dcx, weights
 
     return {
+        _aten._thnn_fused_gru_cell.default: _fused_gru,  # noqa: SLF001
+        _aten._thnn_fused_gru_cell_backward.default: _fused_gru_backward,  # noqa: SLF001
         _aten._cudnn_rnn.default: forward,  # noqa: SLF001
         _aten._cudnn_rnn_backward.default: backward,  # noqa: SLF001
         _aten._cudnn_rnn_flatten_weight.default: _flatten,  # noqa: SLF001
@@ -215,3 +217,16 @@ def _lstm_cell(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):  # noqa: ANN001, ANN202
 def _gru_cell(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):  # noqa: ANN001, ANN202, PLR0913
     inputs, hidden = _aten.linear(x, w_ih), _aten.linear(hx, w_hh)
     return _aten._thnn_fused_gru_cell(inputs, hidden, hx, b_ih, b_hh)[0]  # noqa: SLF001
+
+
+def _fused_gru(input_gates, hidden_gates, hx, input_bias=None, hidden_bias=None):  # noqa: ANN001, ANN202, ARG001
+    """Five numbers a unit are kept for backward. PyTorch has no shapes of this for tensors without data."""
+    workspace = hx.new_empty(hx.shape[0], hx.shape[1] * 5)
+    return torch.empty_like(hx), workspace
+
+
+def _fused_gru_backward(grad_hy, workspace, has_bias):  # noqa: ANN001, ANN202
+    gates = [workspace.new_empty(workspace.shape[0], workspace.shape[1] // 5 * 3) for _ in range(2)]
+    grad_hx = torch.empty_like(grad_hy)
+    biases = [gate.sum(0) for gate in gates] if has_bias else [None, None]
+    return *gates, grad_hx, *biases

@@ -67,6 +67,9 @@ def special_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
             return first
         return NotImplemented
 
+    def weight_norm_backward(gradient, direction, length, norms, dim):
+        return torch.empty_like(direction), torch.empty_like(length)
+
     kernels = {
         _aten.empty.memory_format: empty,
         _aten.empty_strided.default: empty_strided,
@@ -75,6 +78,7 @@ def special_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
         _aten.resize_.default: resize_,
         _aten.add.Tensor: add,
     }
+    kernels[_aten._weight_norm_interface_backward.default] = weight_norm_backward
     kernels |= convolution_kernels(device) | recurrent_kernels()
     for operator in _VIEWS:
         kernels[operator] = partial(view_on_host, operator)

@@ -42,7 +42,11 @@ def _product(call: Call) -> Temporaries:
     nbytes = workspace_bytes(call.card)
     if not nbytes:
         return Temporaries()
-    return Temporaries(after=(nbytes if TORCH >= _KEEPS_NONE else Workspace("cublas", nbytes),))
+    return Temporaries(after=(nbytes if _keeps_none() else Workspace("cublas", nbytes),))
+
+
+def _keeps_none() -> bool:
+    return TORCH >= _KEEPS_NONE and os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") != "1"
 
 
 def _product_and_sum(call: Call) -> Temporaries:
@@ -52,7 +56,7 @@ def _product_and_sum(call: Call) -> Temporaries:
     if not fused or call.kwargs.get("beta", 1) != 1:
         return _product(call)
     lt = int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", "0")) * KIB or _LT_WORKSPACE
-    if TORCH >= _KEEPS_NONE:
+    if _keeps_none():
         return Temporaries(after=(lt,))
     kept = Workspace("cublas", workspace_bytes(call.card))
     return Temporaries(after=(kept,) if TORCH >= _UNIFIED else (lt, kept))
