@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.backends.cudnn import rnn as cudnn_rnn
 
-from oomdoctor.tracing.no_compiler import stand_in_for_compiler
+from oomdoctor.tracing.stand_ins import stand_in_for_compiler
 
 if TYPE_CHECKING:
     from oomdoctor.tracing.device import EmulatedDevice

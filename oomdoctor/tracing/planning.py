@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from oomdoctor.tracing.errors import cannot_trace, different_devices
+from oomdoctor.tracing.pointwise import pointwise_result
 from oomdoctor.tracing.taking import Call
 from oomdoctor.tracing.temporaries import temporaries_of
 
@@ -115,6 +116,9 @@ class Planner:
         """
         given = list(tensors_of((args, tuple(kwargs.values()))))
         different_devices(operator, given)
+        quick = pointwise_result(operator, args, kwargs)
+        if quick is not None:
+            return Plan([Fresh(tuple(quick.shape), quick.stride(), quick.dtype)], [0], (), (), [], None)
         metas: dict[int, torch.Tensor] = {}
         meta_args, meta_kwargs = _to_meta(args, metas), _to_meta(kwargs, metas)
         try:

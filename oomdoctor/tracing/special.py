@@ -70,6 +70,13 @@ def special_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
     def weight_norm_backward(gradient, direction, length, norms, dim):
         return torch.empty_like(direction), torch.empty_like(length)
 
+    def layer_norm(x, normalized_shape, weight, bias, eps):
+        rank = len(normalized_shape)
+        rows = (*x.shape[: x.dim() - rank], *(1,) * rank)
+        x = x.contiguous()
+        sums = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+        return torch.empty_like(x), *(torch.empty(rows, dtype=sums, device=x.device) for _ in range(2))
+
     kernels = {
         _aten.empty.memory_format: empty,
         _aten.empty_strided.default: empty_strided,
@@ -77,6 +84,7 @@ def special_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
         _aten._local_scalar_dense.default: item,
         _aten.resize_.default: resize_,
         _aten.add.Tensor: add,
+        _aten.native_layer_norm.default: layer_norm,
     }
     kernels[_aten._weight_norm_interface_backward.default] = weight_norm_backward
     kernels |= convolution_kernels(device) | recurrent_kernels()
