@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _CLOSING_SECONDS: Final = 10.0
 """How long a command may take to end once memory has run out or an error has ended its training."""
 
+_ENDING_SECONDS: Final = 5.0
+"""How long those that were killed are waited for."""
+
 _CHUNK: Final = 65536
 
 
@@ -93,7 +96,7 @@ def run_trial(start: Start, heard: Heard, stops: Sequence[Stop] = ()) -> Ended:
                 watch.until_over()
             finally:
                 process.close()
-                watch.hear()
+                watch.hear_the_rest()
         finally:
             os.close(report_read)
         seconds = time.monotonic() - started
@@ -136,6 +139,11 @@ class _Watch:
     def hear(self) -> None:
         """Take in what has been said."""
         for message in self._listener.take():
+            self._heard.add(message)
+
+    def hear_the_rest(self) -> None:
+        """Take in what is said by programs that were forked from a server, which end a moment after their command."""
+        for message in self._listener.take_the_rest(_ENDING_SECONDS):
             self._heard.add(message)
 
     def _is_over(self) -> bool:
