@@ -62,6 +62,11 @@ bench-lint: $(INSTALLED)  ## Measure lint on installed projects: make bench-lint
 	$(BIN)/python tests/bench/lint_precision.py $(PROJECTS)
 	$(BIN)/python tests/bench/lint_speed.py $(PROJECTS)
 
+.PHONY: interrupts
+interrupts: $(INSTALLED)  ## End 200 probes of a model and 50 of a command at random moments: nothing may stay
+	OOMDOCTOR_TEST_MOMENTS=200 $(BIN)/pytest tests/cli/test_interrupts.py
+	$(BIN)/python tests/bench/command_interrupts.py
+
 .PHONY: gpu-check
 gpu-check:  ## On a machine with a CUDA GPU: compare it with the null GPU, with the torch that is installed
 	$(PYTHON) tests/bench/gpu_check.py

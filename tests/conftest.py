@@ -13,6 +13,9 @@ from running import Run, run_command
 
 pytest_plugins = ["pytester"]
 
+# Processes that share a core would wait for each other's threads in OpenMP's loops: twice the time, under load thrice.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 _LOUD = (
     "FORCE_COLOR",
     "NO_COLOR",
@@ -27,8 +30,10 @@ _LOUD = (
 
 @pytest.fixture(scope="session", autouse=True)
 def _heeded_interrupts() -> None:
-    """A suite that was started in the background ignores Ctrl-C, and so would every process that it starts."""
+    """A suite that was started in the background ignores what a terminal sends, and so would all that it starts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

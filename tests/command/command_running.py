@@ -19,6 +19,7 @@ from running import run_command
 
 from oomdoctor.devices.choice import choose_engine
 from oomdoctor.probing.command.forks import ForkServer
+from oomdoctor.probing.command.hearing import Heard
 from oomdoctor.probing.command.judging import Judged, judge
 from oomdoctor.probing.command.trial import Ended, Start, run_trial
 from oomdoctor.running.environment import with_hook
@@ -106,4 +107,4 @@ class Forks:
             name=f"trial-{next(self._count)}",
             timeout_seconds=timeout,
         )
-        return run_trial(start)
+        return run_trial(start, Heard())

@@ -136,7 +136,7 @@ def test_what_the_script_wrote_is_told_and_no_more_is_there(directory: Path, fou
     made = {path.name for path in directory.iterdir()} - given
 
     assert made - {"finally.txt"} == {"started.jsonl"}
-    assert all(f"`{directory / name}`" in reasons(found)["written"] for name in made)
+    assert all(f"`{name}`" in reasons(found)["written"] for name in made)
 
 
 def test_forked_trials_answer_as_fresh_ones(found: dict[str, Any], fresh: dict[str, Any]) -> None:

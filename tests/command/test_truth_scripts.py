@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from running import run_command
-from truth import FRAMEWORKS, OTHERS, SCRIPTS, TARGET_BATCH, Script, fits, largest, null_environment
+from truth import IN_THE_SUITE, SCRIPTS, TARGET_BATCH, Script, fits, largest, null_environment
 
 pytestmark = pytest.mark.null_gpu
 
@@ -27,7 +27,7 @@ def _answer(directory: Path, words: list[str], *options: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", [*FRAMEWORKS, *OTHERS], ids=lambda script: script.name)
+@pytest.mark.parametrize("script", IN_THE_SUITE, ids=lambda script: script.name)
 def test_the_answer_fits_by_hand_and_the_next_size_does_not(script: Script, tmp_path: Path) -> None:
     """The script, run by itself, comes to its end at the size that the probe found and runs out at the next."""
     options = ("--target-batch", str(TARGET_BATCH), "--gpu", _GPU)

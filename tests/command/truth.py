@@ -109,6 +109,9 @@ OTHERS = (
     ),
 )
 
+IN_THE_SUITE = tuple(script for script in FRAMEWORKS if script.name in ("trainer.py", "lightning_gpt2.py"))
+"""The two that do most by themselves; `tests/bench/command_truth.py` runs all seven, on two cards."""
+
 
 def fits(script: Script, micro_batch: int, environment: Mapping[str, str], *, target_batch: int = TARGET_BATCH) -> bool:
     """Whether the script comes to its end; any failure that is not out of memory raises AssertionError."""

@@ -7,6 +7,7 @@ import json
 import os
 import selectors
 import socket
+import time
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -57,6 +58,14 @@ class Listener:
                     self._accept()
                 else:
                     yield from self._read(key.fileobj)  # type: ignore[arg-type]
+
+    def take_the_rest(self, longest_seconds: float) -> Iterator[dict[str, Any]]:
+        """What still comes, until all who have connected are gone."""
+        deadline = time.monotonic() + longest_seconds
+        yield from self.take()
+        while len(self._selector.get_map()) > 1 and (left := deadline - time.monotonic()) > 0:
+            self._selector.select(left)
+            yield from self.take()
 
     def close(self) -> None:
         """Close every connection and remove the socket."""

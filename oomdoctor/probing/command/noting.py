@@ -50,7 +50,6 @@ class Noted:
 
     def take(self, heard: Heard, judged: Judged, micro_batch: int) -> None:
         """Take in a trial that has ended."""
-        self.written.update(heard.written)
         self.processes = max(self.processes, heard.world_size)
         if judged.in_evaluation:
             self.oom_in_evaluation.append(micro_batch)

@@ -80,6 +80,7 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: Stop | Non
         _run_profiled_size(request, session, search.maximum, share)
         recommended = session.find_recommended(search, request.headroom)
         plan, chosen = _checked_plan(request, session, search.maximum, recommended)
+        supervisor.settle()
         findings = Findings(
             loaded=_loaded(supervisor),
             search=search,

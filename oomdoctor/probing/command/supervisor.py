@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from oomdoctor.probing.command.ahead import Ahead
 from oomdoctor.probing.command.following import Following
 from oomdoctor.probing.command.forks import ForkServer
+from oomdoctor.probing.command.hearing import Heard
 from oomdoctor.probing.command.judging import Judged, judge
 from oomdoctor.probing.command.noting import Noted
 from oomdoctor.probing.command.room import Room
@@ -124,6 +125,10 @@ class CommandSupervisor:
         """Nothing is foreseen for commands: forked trials are quick."""
         return None
 
+    def settle(self) -> None:
+        """End a trial that nobody will ask for; all that was run is known then."""
+        self._ahead.drop()
+
     def close(self) -> None:
         """End what still runs, and remove what is ours."""
         self._ahead.close()
@@ -152,7 +157,11 @@ class CommandSupervisor:
         )
 
     def _end(self, start: Start, *stops: Stop) -> Ended:
-        ended = run_trial(start, (*self._stops, *stops))
+        heard = Heard()
+        try:
+            ended = run_trial(start, heard, (*self._stops, *stops))
+        finally:
+            self.noted.written.update(heard.written)  # also of a trial that nobody asks for, or that is stopped
         if self._forks is not None and self._engine.kind == "cuda":
             self._forks.wait_until_idle()  # on a real GPU the next trial would find its memory
         return ended

@@ -13,7 +13,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.probing.command.hearing import Heard
 from oomdoctor.probing.command.listener import Listener
 from oomdoctor.probing.guarded import GuardedProcess
 
@@ -21,10 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from oomdoctor.probing.command.hearing import Heard
     from oomdoctor.probing.stopping import Stop
 
 _CLOSING_SECONDS: Final = 10.0
 """How long a command may take to end once memory has run out or an error has ended its training."""
+
+_ENDING_SECONDS: Final = 5.0
+"""How long those that were killed are waited for."""
 
 _CHUNK: Final = 65536
 
@@ -69,11 +72,12 @@ class Ended:
     tail: str | None
 
 
-def run_trial(start: Start, stops: Sequence[Stop] = ()) -> Ended:
+def run_trial(start: Start, heard: Heard, stops: Sequence[Stop] = ()) -> Ended:
     """Run one trial to its end.
 
     Args:
         start: What to start.
+        heard: Takes in what its processes say, until the last of them is gone, however the trial ends.
         stops: Each ends it from another thread.
 
     Raises:
@@ -87,16 +91,16 @@ def run_trial(start: Start, stops: Sequence[Stop] = ()) -> Ended:
             environment = {**start.environment, "OOMDOCTOR_TRIAL_SOCKET": str(path)}
             process = GuardedProcess(start.command, environment, report_write, directory=start.directory)
             os.close(report_write)
-            watch = _Watch(listener, report_read, stops, started + start.timeout_seconds)
+            watch = _Watch(listener, heard, report_read, stops, started + start.timeout_seconds)
             try:
                 watch.until_over()
             finally:
                 process.close()
-            watch.hear()
+                watch.hear_the_rest()
         finally:
             os.close(report_read)
         seconds = time.monotonic() - started
-    return Ended(watch.heard, watch.return_code, watch.timed_out, seconds, process.tail())
+    return Ended(heard, watch.return_code, watch.timed_out, seconds, process.tail())
 
 
 class _Watch:
@@ -104,23 +108,25 @@ class _Watch:
 
     Args:
         listener: Where its processes speak.
+        heard: Takes in what they say.
         report_fd: Where the guardian says that the command has ended.
         stops: Each ends the wait.
         deadline: When to give up, on the monotonic clock.
 
     Attributes:
-        heard: What was said.
         return_code: The command's, once it has ended by itself.
         timed_out: Whether the deadline has passed.
     """
 
-    def __init__(self, listener: Listener, report_fd: int, stops: Sequence[Stop], deadline: float) -> None:
+    def __init__(
+        self, listener: Listener, heard: Heard, report_fd: int, stops: Sequence[Stop], deadline: float
+    ) -> None:
         self._listener = listener
         self._report_fd = report_fd
         self._stops = stops
         self._deadline = deadline
         self._closing: float | None = None
-        self.heard = Heard()
+        self._heard = heard
         self.return_code: int | None = None
         self.timed_out = False
 
@@ -133,10 +139,15 @@ class _Watch:
     def hear(self) -> None:
         """Take in what has been said."""
         for message in self._listener.take():
-            self.heard.add(message)
+            self._heard.add(message)
+
+    def hear_the_rest(self) -> None:
+        """Take in what is said by programs that were forked from a server, which end a moment after their command."""
+        for message in self._listener.take_the_rest(_ENDING_SECONDS):
+            self._heard.add(message)
 
     def _is_over(self) -> bool:
-        heard, now = self.heard, time.monotonic()
+        heard, now = self._heard, time.monotonic()
         if heard.has_all_steps or heard.has_survived or heard.has_died_of_oom or self.return_code is not None:
             return True
         if self._closing is None and (heard.ooms or heard.has_failed):

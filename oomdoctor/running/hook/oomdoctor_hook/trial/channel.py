@@ -79,6 +79,14 @@ class Channel:
             self._send_waiting()
             time.sleep(_PAUSE_SECONDS)
 
+    def stand_still(self) -> None:
+        """Stop with all threads until the probe kills the command; without a probe the program goes on."""
+        import signal
+
+        self.flush()
+        if not self._is_given_up:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
     def _send_waiting(self) -> None:
         while self._waiting and self._lock.acquire(blocking=False):
             try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import sys
 import threading
 from contextlib import suppress
@@ -104,7 +103,7 @@ def _stand_still() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # it may be closed, or the program's own
             stream.flush()
-    os.kill(os.getpid(), signal.SIGSTOP)
+    CHANNEL.stand_still()
 
 
 def _tell(error: dict[str, Any] | None) -> None:
