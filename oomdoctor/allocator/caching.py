@@ -228,9 +228,9 @@ class CachingAllocator:
         heap = self._heap
         if heap.limit is not None and heap.held_bytes + request.segment_size > heap.limit:
             return None
+        self._check_early(request)
         if heap.settings.expandable:
             return grow(heap, request)
-        self._check_early(request)
         address = heap.memory.allocate(request.segment_size)
         return None if address is None else heap.add_segment(address, request)
 

@@ -59,6 +59,8 @@ class Pair:
             self.held.append((tensor, address))
             offset = tensor.data_ptr() - self.base if size else 0
             return offset, address - FIRST_ADDRESS if size else address
+        if simulated is None:
+            self.simulated.free(address)
         return real, simulated
 
     def free(self, at):
@@ -87,14 +89,18 @@ class Pair:
     def close(self):
         """Free what is left, ranges of addresses included that nothing could be mapped into."""
         self.limit(1.0)
-        while self.held or self.has_ranges():
-            while self.held:
-                self.free(-1)
-            self.empty()
-            if self.has_ranges():
-                for stream in range(len(self.streams)):
-                    self.allocate(1, stream)
-                    self.allocate(2**21, stream)
+        self.release()
+        while self.has_ranges():
+            for stream in range(len(self.streams)):
+                self.allocate(1, stream)
+                self.allocate(2**21, stream)
+            self.release()
+
+    def release(self):
+        """Free every block, and give it back."""
+        while self.held:
+            self.free(-1)
+        self.empty()
 
     def has_ranges(self):
         """Whether there are unmapped addresses."""
