@@ -154,7 +154,7 @@ class CachingAllocator:
     def set_memory_fraction(self, fraction: float) -> None:
         """As `torch.cuda.set_per_process_memory_fraction`."""
         limits = fraction < 1 or self._heap.rules.whole_fraction_limits
-        self._heap.limit = int(fraction * self._heap.memory.total_bytes) if limits else None
+        self._heap.limit = int(fraction * self._heap.card_bytes) if limits else None
         self._note_plainness()
 
     def reset_peak_stats(self) -> None:
@@ -236,7 +236,7 @@ class CachingAllocator:
 
     def _check_early(self, request: Request) -> None:
         heap = self._heap
-        allowed = heap.settings.memory_fraction * heap.memory.total_bytes
+        allowed = heap.settings.memory_fraction * heap.card_bytes
         if heap.settings.rejects_early and heap.held_bytes + request.segment_size > allowed:
             self._statistics.rejections += 1
             raise rejected(request.requested)

@@ -77,4 +77,3 @@ def collect_garbage(heap: Heap) -> None:
 
 def _age(block: Block) -> int:
     return block.pool.searches - block.born
-

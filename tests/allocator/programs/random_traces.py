@@ -109,19 +109,7 @@ class Pair:
 
     def difference(self):
         """The first number in which they differ."""
-        real, simulated = torch._C._cuda_memoryStats(0), self.simulated.memory_stats()
-        real.pop("reserved_bytes_by_private_pools", None)
-        real["max_split_size"] = simulated["max_split_size"]  # what it was when the process began
-        if real != simulated:
-            real, simulated = self.comparable(real), self.comparable(simulated)
-        return [(name, real[name], simulated[name]) for name in real if real[name] != simulated.get(name)]
-
-    def comparable(self, stats):
-        """Where several streams are done at once, they free in no order that is known, and merge in between."""
-        if not self.crossed:
-            return stats
-        current = {name: {kind: of["current"] for kind, of in stats[name].items()} for name in DRIFTING}
-        return {**stats, **current}
+        return compared(self.simulated, drifts=self.crossed)
 
     def layout(self):
         """Whether the segments and their blocks are the same."""
@@ -148,6 +136,21 @@ class Pair:
             for segment in self.simulated.segments()
         ]
         return [] if real == simulated else [("segments", real, simulated)]
+
+
+def compared(simulated, *, drifts=False):
+    """Every number of the statistics in which the simulator differs from PyTorch."""
+    real, own = torch._C._cuda_memoryStats(0), simulated.memory_stats()
+    real.pop("reserved_bytes_by_private_pools", None)
+    real["max_split_size"] = own["max_split_size"]  # what it was when the process began
+    if drifts and real != own:
+        real, own = current_only(real), current_only(own)
+    return [] if real == own else [(name, real[name], own.get(name)) for name in real if real[name] != own.get(name)]
+
+
+def current_only(stats):
+    """Where several streams are done at once, they free in no order that is known, and merge in between."""
+    return stats | {name: {kind: of["current"] for kind, of in stats[name].items()} for name in DRIFTING}
 
 
 def size(chance):
