@@ -89,7 +89,7 @@ def _has_room(block: Block | None, size: int) -> bool:
 
 
 def _reserve(heap: Heap, request: Request) -> Block | None:
-    """A segment of addresses for more than the card has, so that pages can move to its end; None where it is useless."""
+    """Addresses for more than the card has, so that pages can move to the end; None where they are of no use."""
     pool, total = request.pool, heap.memory.total_bytes
     page = SMALL_SEGMENT if pool.small else heap.settings.large_segment
     size = -(-(total + total // 8) // page) * page

@@ -27,8 +27,8 @@ class Rules:
         rest_of_divisions_begins_late: Whether `>` in `roundup_power2_divisions` leaves the last interval alone.
         prefers_older_segments: Whether, of free blocks of the same size, the one of the segment that was had first is
             taken; otherwise the one with the lowest address.
-        knows_address_space: Whether addresses of expandable segments are thought of as something that can run out: nothing
-            is reserved for a request that no segment can hold, and the message is another.
+        knows_address_space: Whether addresses of expandable segments are thought of as something that can run out:
+            nothing is reserved for a request that no segment can hold, and the message is another.
         reads_card_once: Whether the card's total is looked up at the start and never again.
         unified_settings: Whether `PYTORCH_ALLOC_CONF` is read, and keys that came with it.
         counts_rejections: Whether the statistics have what came with `throw_on_cudamalloc_oom`.

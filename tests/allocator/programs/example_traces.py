@@ -6,28 +6,32 @@ Each example's trace is run with ample memory and with too little, under setting
 was done, and every departure.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 import warnings
 from collections import Counter
 from itertools import cycle, islice
 from multiprocessing import get_context
+from types import ModuleType
+from typing import Any
 
 import torch
-from random_traces import RULES, TOTAL, compared
+from random_traces import RULES, TOTAL, Found, compared
 
 from oomdoctor.allocator.caching import CachingAllocator
 from oomdoctor.allocator.device_memory import FIRST_ADDRESS, DeviceMemory
 from oomdoctor.allocator.out_of_memory import AllocationError
-from oomdoctor.allocator.settings import parse_settings
+from oomdoctor.allocator.settings import Settings, parse_settings
 from oomdoctor.devices.null_gpu.control import set_capacity_bytes
 from oomdoctor.examples import gpt2, lstm, resnet50, unet, vit_b16
-from oomdoctor.probing.replay import recording
+from oomdoctor.probing.replay import Trace, recording
 
 SIZES = {gpt2: 2, lstm: 8, resnet50: 4, unet: 1, vit_b16: 2}
 
 
-def trace_of(example, micro_batch):
+def trace_of(example: ModuleType, micro_batch: int) -> tuple[Trace, int]:
     """What building a model and two training steps allocate and free, and the most that was allocated."""
     trace = []
     before = torch.cuda.memory_allocated()
@@ -47,13 +51,13 @@ def trace_of(example, micro_batch):
     return trace, torch.cuda.max_memory_allocated() - before
 
 
-def all_traces():
+def all_traces() -> dict[str, tuple[Trace, int]]:
     """The traces of all examples; in a process of its own, because training leaves workspaces on the card."""
     torch.cuda.init()
     return {example.__name__.rpartition(".")[2]: trace_of(example, size) for example, size in SIZES.items()}
 
 
-def allocate(simulated, size):
+def allocate(simulated: CachingAllocator, size: int) -> tuple[Any, Any]:
     """Allocate in both; their addresses, or the texts of their errors."""
     try:
         real = torch._C._cuda_cudaCachingAllocator_raw_alloc(size, 0)
@@ -65,7 +69,7 @@ def allocate(simulated, size):
         return real, str(error)
 
 
-def run(trace, capacity, settings, done):
+def run(trace: Trace, capacity: int, settings: Settings, done: Counter[str]) -> Found:
     """Run a trace until memory is out; the first departure."""
     set_capacity_bytes(capacity)
     simulated = CachingAllocator(DeviceMemory(TOTAL), settings, RULES)
@@ -98,7 +102,7 @@ def run(trace, capacity, settings, done):
     return found
 
 
-def release(simulated, held):
+def release(simulated: CachingAllocator, held: list[tuple[Any, Any]]) -> None:
     """Free everything, ranges of addresses included that nothing could be mapped into."""
     set_capacity_bytes(TOTAL)
     simulated.memory.total_bytes = TOTAL
@@ -114,7 +118,7 @@ def release(simulated, held):
         held = [allocate(simulated, 1), allocate(simulated, 2**21)]
 
 
-def main(*texts):
+def main(*texts: str) -> None:
     """All examples, under settings in turn so that each of them has its turn."""
     warnings.simplefilter("ignore")
     with get_context("fork").Pool(1) as pool:

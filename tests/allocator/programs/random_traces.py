@@ -6,12 +6,15 @@ Each of the settings is told to the running allocator and gets so many traces; w
 Prints a JSON object: what was done, and every departure.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import random
 import sys
 import warnings
 from collections import Counter
+from typing import Any
 
 import torch
 
@@ -19,7 +22,7 @@ from oomdoctor.allocator.caching import CachingAllocator
 from oomdoctor.allocator.device_memory import FIRST_ADDRESS, DeviceMemory
 from oomdoctor.allocator.out_of_memory import AllocationError
 from oomdoctor.allocator.rules import rules_of
-from oomdoctor.allocator.settings import parse_settings, settings_of
+from oomdoctor.allocator.settings import Settings, parse_settings, settings_of
 
 TOTAL = int(os.environ["OOMDOCTOR_NULL_TOTAL_BYTES"])
 CONTEXT = int(os.environ["OOMDOCTOR_NULL_CONTEXT_BYTES"])
@@ -27,11 +30,14 @@ RULES = rules_of(torch.__version__)
 EDGES = [1, 511, 512, 513, 2**20 - 1, 2**20, 2**20 + 1, 10 * 2**20 - 512, 10 * 2**20, 19 * 2**20, 20 * 2**20, 2**30]
 DRIFTING = ("inactive_split", "inactive_split_bytes")
 
+Found = list[Any]
+"""Where the simulator departs; nothing where it does not."""
+
 
 class Pair:
     """PyTorch's allocator and the simulator side by side."""
 
-    def __init__(self, settings, base, streams):
+    def __init__(self, settings: Settings, base: int, streams: list[torch.cuda.Stream]) -> None:
         self.simulated = CachingAllocator(DeviceMemory(TOTAL, CONTEXT), settings, RULES)
         self.base = base
         self.streams = streams
@@ -43,7 +49,7 @@ class Pair:
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.reset_accumulated_memory_stats()
 
-    def allocate(self, size, at):
+    def allocate(self, size: int, at: int) -> tuple[object, object]:
         """Allocate in both; the texts of their errors."""
         torch.cuda.set_stream(self.streams[at])
         real = simulated = None
@@ -63,12 +69,12 @@ class Pair:
             self.simulated.free(address)
         return real, simulated
 
-    def free(self, at):
+    def free(self, at: int) -> None:
         """Free in both."""
         _, address = self.held.pop(at)
         self.simulated.free(address)
 
-    def record(self, at, stream):
+    def record(self, at: int, stream: int) -> None:
         """Use a block on another stream in both."""
         tensor, address = self.held[at]
         tensor.record_stream(self.streams[stream])
@@ -76,17 +82,17 @@ class Pair:
         if address:
             self.simulated.record_stream(address, self.numbers[stream])
 
-    def empty(self):
+    def empty(self) -> None:
         """Give back what is cached in both."""
         torch.cuda.empty_cache()
         self.simulated.empty_cache()
 
-    def limit(self, fraction):
+    def limit(self, fraction: float) -> None:
         """Limit both."""
         torch.cuda.set_per_process_memory_fraction(fraction)
         self.simulated.set_memory_fraction(fraction)
 
-    def close(self):
+    def close(self) -> None:
         """Free what is left, ranges of addresses included that nothing could be mapped into."""
         self.limit(1.0)
         self.release()
@@ -96,22 +102,22 @@ class Pair:
                 self.allocate(2**21, stream)
             self.release()
 
-    def release(self):
+    def release(self) -> None:
         """Free every block, and give it back."""
         while self.held:
             self.free(-1)
         self.empty()
 
-    def has_ranges(self):
+    def has_ranges(self) -> bool:
         """Whether there are unmapped addresses."""
         pools = self.simulated._heap.small, self.simulated._heap.large
         return any(blocks for pool in pools for blocks in pool.unmapped.values())
 
-    def difference(self):
+    def difference(self) -> Found:
         """The first number in which they differ."""
         return compared(self.simulated, drifts=self.crossed)
 
-    def layout(self):
+    def layout(self) -> Found:
         """Whether the segments and their blocks are the same."""
         real = [
             (
@@ -138,7 +144,7 @@ class Pair:
         return [] if real == simulated else [("segments", real, simulated)]
 
 
-def compared(simulated, *, drifts=False):
+def compared(simulated: CachingAllocator, *, drifts: bool = False) -> Found:
     """Every number of the statistics in which the simulator differs from PyTorch."""
     real, own = torch._C._cuda_memoryStats(0), simulated.memory_stats()
     real.pop("reserved_bytes_by_private_pools", None)
@@ -148,12 +154,12 @@ def compared(simulated, *, drifts=False):
     return [] if real == own else [(name, real[name], own.get(name)) for name in real if real[name] != own.get(name)]
 
 
-def current_only(stats):
+def current_only(stats: dict[str, Any]) -> dict[str, Any]:
     """Where several streams are done at once, they free in no order that is known, and merge in between."""
     return stats | {name: {kind: of["current"] for kind, of in stats[name].items()} for name in DRIFTING}
 
 
-def size(chance):
+def size(chance: random.Random) -> int:
     """Bytes of a request: mostly of the sizes where rules change, up to some GiB."""
     kind = chance.random()
     if kind < 0.15:
@@ -169,7 +175,7 @@ def size(chance):
     return chance.randrange(300 * 2**20, 3 * 2**30)
 
 
-def step(chance, pair, done):
+def step(chance: random.Random, pair: Pair, done: Counter[str]) -> Found:
     """Do one thing in both; what they answered where it differs."""
     kind = chance.random()
     if kind < 0.55 or not pair.held:
@@ -189,7 +195,7 @@ def step(chance, pair, done):
     return []
 
 
-def run(seed, events, pair, done):
+def run(seed: int, events: int, pair: Pair, done: Counter[str]) -> Found:
     """One trace; the first departure of the simulator from PyTorch."""
     chance = random.Random(seed)
     for event in range(events):
@@ -206,7 +212,7 @@ def run(seed, events, pair, done):
     return []
 
 
-def main(first_seed, traces, events, *texts):
+def main(first_seed: int, traces: int, events: int, *texts: str) -> None:
     """All traces under all settings."""
     warnings.simplefilter("ignore")
     torch.cuda.init()
