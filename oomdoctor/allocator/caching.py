@@ -58,6 +58,11 @@ class CachingAllocator:
         return self._heap.memory
 
     @property
+    def heap(self) -> Heap:
+        """The state, for those who look inside."""
+        return self._heap
+
+    @property
     def allocated_bytes(self) -> int:
         """As `torch.cuda.memory_allocated`."""
         return self._statistics.current(2)

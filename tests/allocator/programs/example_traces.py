@@ -112,7 +112,7 @@ def release(simulated: CachingAllocator, held: list[tuple[Any, Any]]) -> None:
             simulated.free(address)
         torch.cuda.empty_cache()
         simulated.empty_cache()
-        pools = simulated._heap.small, simulated._heap.large
+        pools = simulated.heap.small, simulated.heap.large
         if not any(blocks for pool in pools for blocks in pool.unmapped.values()):
             break
         held = [allocate(simulated, 1), allocate(simulated, 2**21)]

@@ -110,7 +110,7 @@ class Pair:
 
     def has_ranges(self) -> bool:
         """Whether there are unmapped addresses."""
-        pools = self.simulated._heap.small, self.simulated._heap.large
+        pools = self.simulated.heap.small, self.simulated.heap.large
         return any(blocks for pool in pools for blocks in pool.unmapped.values())
 
     def difference(self) -> Found:
