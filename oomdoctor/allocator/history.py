@@ -5,12 +5,12 @@ The state before is had by undoing the events, last first, from what the snapsho
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from oomdoctor.allocator.rounding import LARGEST_SMALL, SMALL_SEGMENT, rounded_size
+from oomdoctor.allocator.rounding import LARGE_SEGMENT, LARGEST_SMALL, SMALL_SEGMENT, rounded_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -154,7 +154,8 @@ def state_before(
         before.undo(event)
     used = [before.used[address] for address in sorted(before.used)]
     _check_apart(before.stretches)
-    return [_held(stretch, _within(used, stretch), settings) for stretch in before.stretches]
+    asked = sorted((event.address, event.size) for event in events if event.action == "alloc")
+    return [_held(stretch, _within(used, stretch), asked, settings) for stretch in before.stretches]
 
 
 def _check_apart(stretches: list[_Stretch]) -> None:
@@ -168,10 +169,8 @@ def _within(used: list[UsedBlock], stretch: _Stretch) -> list[UsedBlock]:
     return used[first : bisect_right(used, stretch.end - 1, key=lambda block: block.address)]
 
 
-def _held(stretch: _Stretch, used: list[UsedBlock], settings: Settings) -> HeldSegment:
-    small = stretch.small
-    if stretch.expandable and used:
-        small = used[0].requested <= LARGEST_SMALL
+def _held(stretch: _Stretch, used: list[UsedBlock], asked: list[tuple[int, int]], settings: Settings) -> HeldSegment:
+    small = _is_small(stretch, used, asked) if stretch.expandable else stretch.small
     ends = [*(block.address for block in used[1:]), stretch.end][: len(used)]
     sized = tuple(
         block if block.size != _UNKNOWN else block._replace(size=_size(block, end, stretch, settings))
@@ -181,6 +180,15 @@ def _held(stretch: _Stretch, used: list[UsedBlock], settings: Settings) -> HeldS
         raise UnreadableHistoryError(f"blocks overlap in the segment at {stretch.start:#x}")
     size = stretch.end - stretch.start
     return HeldSegment(stretch.start, size, stretch.stream, small, stretch.expandable, sized)
+
+
+def _is_small(stretch: _Stretch, used: list[UsedBlock], asked: list[tuple[int, int]]) -> bool:
+    """Which pool an expandable segment is of: what is or will be in it tells, and without anything its size may."""
+    later = asked[bisect_left(asked, (stretch.start, 0)) :][:1]
+    requested = used[0].requested if used else next((size for at, size in later if at < stretch.end), None)
+    if requested is not None:
+        return requested <= LARGEST_SMALL
+    return stretch.small or (stretch.end - stretch.start) % LARGE_SEGMENT > 0
 
 
 def _size(block: UsedBlock, end: int, stretch: _Stretch, settings: Settings) -> int:

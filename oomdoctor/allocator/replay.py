@@ -52,11 +52,14 @@ class Replay:
         events: Allocations and frees that were replayed.
         segment_events: Segments that came and went as recorded.
         departure: Where the simulator does something else; None where the history replays to its end.
+        is_certain: Whether nothing had to be guessed: the history has the allocator's first allocation, and expandable
+            segments, whose addresses no event tells before they are mapped, are of one stream.
     """
 
     events: int
     segment_events: int
     departure: Departure | None
+    is_certain: bool
 
 
 def replay_history(
@@ -88,6 +91,7 @@ class _Replayer:
         self.position = 0
         self.replayed = 0
         self.segment_events = 0
+        self.stream = 0
         self.going: set[tuple[str, int, int]] = set()
         self.settings = settings
         self.allocator = CachingAllocator(_RecordedMemory(self), settings, rules)
@@ -95,6 +99,8 @@ class _Replayer:
         self.heap: Heap = self.allocator.heap
         self.heap.limit = None
         restore(self.heap, before)
+        mapped = {event.stream for event in events if event.action == "segment_map"}
+        self.is_certain = not before and len(mapped) <= 1
         self.allocator.observe_segments(self.observe)
 
     def run(self) -> Replay:
@@ -102,11 +108,20 @@ class _Replayer:
             while self.position < len(self.events):
                 self.step(self.next())
         except _DepartureError as found:
-            return Replay(self.replayed, self.segment_events, Departure(self.position, str(found)))
-        return Replay(self.replayed, self.segment_events, None)
+            return self.result(Departure(self.position, str(found)))
+        return self.result(None)
+
+    def result(self, departure: Departure | None) -> Replay:
+        return Replay(self.replayed, self.segment_events, departure, self.is_certain)
 
     def next(self) -> HistoryEvent:
         return self.events[self.position] if self.position < len(self.events) else _END
+
+    def next_mapped(self) -> int:
+        """Where the stream that asks has something mapped next."""
+        later = (self.events[at] for at in range(self.position, len(self.events)))
+        mapped = (event.address for event in later if event.action == "segment_map" and event.stream == self.stream)
+        return next(mapped, 0)
 
     def step(self, event: HistoryEvent) -> None:
         if event.action in _ASKED or event.action in _TAKEN:
@@ -127,6 +142,7 @@ class _Replayer:
             self.position = position  # the recording ended before the request that the segments are for
             return
         asked = self.events[position]
+        self.stream = asked.stream
         try:
             address: int | None = self.allocator.malloc(asked.size, asked.stream)
         except AllocationError:
@@ -243,8 +259,8 @@ class _RecordedMemory(DeviceMemory):
         """The observer tells what went back."""
 
     def reserve(self, size: int) -> int:  # noqa: ARG002 - a range begins where it is mapped first, whatever its size
-        """Where the history maps next."""
-        return self.replayer.next().address
+        """Where the history maps next, which may be later: a range stays that nothing could be mapped into."""
+        return self.replayer.next_mapped()
 
     def unreserve(self, address: int) -> int:  # noqa: ARG002 - nothing is kept of ranges
         """The history has no event for it."""

@@ -36,8 +36,9 @@ def rerun(device: DeviceSnapshot, allocator_settings: Mapping[str, str]) -> Repl
         allocator_settings: What PyTorch's allocator was told, by name.
 
     Returns:
-        None where there is no history, or one that cannot be replayed: private pools are not simulated, and millions
-        of events would keep the reader waiting.
+        None where there is no history, or one that cannot be replayed: private pools are not simulated, millions of
+        events would keep the reader waiting, and where what was before the history had to be guessed, a departure
+        tells nothing.
     """
     if not any(event.action is Action.FREE_COMPLETED or event.action is Action.ALLOC for event in device.events):
         return None
@@ -46,10 +47,10 @@ def rerun(device: DeviceSnapshot, allocator_settings: Mapping[str, str]) -> Repl
     best = None
     for rules in _rules(allocator_settings):
         replay = _rerun(device, allocator_settings, rules)
-        if replay is not None and (best is None or best.events < replay.events):
+        if replay is not None and replay.departure is None:
+            return replay
+        if replay is not None and replay.is_certain and (best is None or best.events < replay.events):
             best = replay
-        if best is not None and best.departure is None:
-            break
     return best
 
 
