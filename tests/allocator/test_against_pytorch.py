@@ -39,26 +39,29 @@ def _has_newer_keys(python: str) -> bool:
 @pytest.mark.slow
 @each_python
 def test_random_traces(python: str) -> None:
-    """In 1,000 random traces every count, address, layout and message is PyTorch's, under each of its settings."""
+    """In 1,000 random traces every count, address, layout and message is PyTorch's, and so is what it refuses."""
     settings = SETTINGS + (NEWER_SETTINGS if _has_newer_keys(python) else ())
     traces = -(-1000 // len(settings))
 
-    found = run_traces("random_traces.py", "1", str(traces), "70", *settings, python=python)
+    found = run_traces("random_traces.py", "1", str(traces), "50", *settings, python=python)
 
     assert found["departures"] == []
     assert sum(done["traces"] for done in found["done"].values()) >= 1000
     for text, done in found["done"].items():
-        assert done["events"] == 70 * traces
-        assert done["ooms"] > traces, text
-        assert done["retries"] > traces, text
-        assert done["releases"] > traces, text
+        assert done["events"] == 50 * traces
+        assert done["ooms"] > traces // 2, text
+        assert done["retries"] > traces // 2, text
+        assert done["releases"] > traces // 2, text
+    assert {text: ours for text, (_, ours) in found["judged"].items()} == {
+        text: theirs for text, (theirs, _) in found["judged"].items()
+    }
 
 
 @pytest.mark.null_gpu
 @pytest.mark.parametrize("settings", OF_THE_PROCESS)
 def test_settings_that_a_process_begins_with(settings: str) -> None:
     """A memory fraction in the environment limits from the start, and refuses early where that is asked for."""
-    found = run_traces("random_traces.py", "5", "25", "70", python=sys.executable, PYTORCH_CUDA_ALLOC_CONF=settings)
+    found = run_traces("random_traces.py", "5", "25", "50", python=sys.executable, PYTORCH_CUDA_ALLOC_CONF=settings)
 
     assert found["departures"] == []
     assert (found["done"][""]["rejections"] > 0) == ("throw_on" in settings)
@@ -76,3 +79,15 @@ def test_traces_of_the_examples(python: str) -> None:
     for done in found["done"].values():
         assert done["events"] > 100 * done["runs"]
         assert done["ooms"] > 0
+
+
+@pytest.mark.null_gpu
+@each_python
+def test_random_histories(python: str) -> None:
+    """What the allocator records of a random trace replays, and where that is not known, nothing is claimed."""
+    found = run_traces("random_histories.py", "12", "80", *SETTINGS, python=python)
+
+    assert found["departures"] == []
+    for text, done in found["done"].items():
+        assert done["histories"] >= (6 if "expandable_segments:True" in text else 11), text
+        assert done["segments"] > 10 * done["histories"], text

@@ -42,9 +42,12 @@ def run(pair: Pair, seed: int, events: int, done: Counter[str]) -> list[str]:
     found = []
     for device in raw.devices:
         replay = rerun(device, raw.allocator_settings)
-        if replay is None or replay.departure is not None:
+        if replay is None:
+            done["unknown"] += 1
+        elif replay.departure is not None:
             found.append(f"{seed}: {replay}")
         else:
+            done["histories"] += 1
             done["replayed"] += replay.events
             done["segments"] += replay.segment_events
     return found

@@ -23,12 +23,43 @@ from oomdoctor.allocator.device_memory import FIRST_ADDRESS, DeviceMemory
 from oomdoctor.allocator.out_of_memory import AllocationError
 from oomdoctor.allocator.rules import rules_of
 from oomdoctor.allocator.settings import Settings, parse_settings, settings_of
+from oomdoctor.errors import OomdoctorError
 
 TOTAL = int(os.environ["OOMDOCTOR_NULL_TOTAL_BYTES"])
 CONTEXT = int(os.environ["OOMDOCTOR_NULL_CONTEXT_BYTES"])
 RULES = rules_of(torch.__version__)
 EDGES = [1, 511, 512, 513, 2**20 - 1, 2**20, 2**20 + 1, 10 * 2**20 - 512, 10 * 2**20, 19 * 2**20, 20 * 2**20, 2**30]
 DRIFTING = ("inactive_split", "inactive_split_bytes")
+DOUBTFUL = (
+    "max_split_size_mb:19",
+    "max_split_size_mb:20",
+    "max_split_size_mb:21",
+    "max_non_split_rounding_mb:20",
+    "max_non_split_rounding_mb:22",
+    "large_segment_size_mb:10",
+    "large_segment_size_mb:11",
+    "large_segment_size_mb:40,max_split_size_mb:39",
+    "garbage_collection_threshold:0",
+    "garbage_collection_threshold:0.5",
+    "garbage_collection_threshold:1",
+    "roundup_power2_divisions:3",
+    "roundup_power2_divisions:0",
+    "roundup_power2_divisions:[256:0,>:4]",
+    "roundup_power2_divisions:[255:4]",
+    "expandable_segments:true",
+    "expandable_segments:False",
+    "throw_on_cudamalloc_oom:False",
+    "throw_on_cudamalloc_oom:0",
+    "per_process_memory_fraction:1.0",
+    "per_process_memory_fraction:1.1",
+    "pinned_num_register_threads:2",
+    "pinned_use_background_threads:False",
+    "pinned_reserve_segment_size_mb:64",
+    "expandable_segments_reserve:0.5",
+    "no_such_key:1",
+    "backend:native",
+    "backend:other",
+)
 
 Found = list[Any]
 """Where the simulator departs; nothing where it does not."""
@@ -212,6 +243,19 @@ def run(seed: int, events: int, pair: Pair, done: Counter[str]) -> Found:
     return []
 
 
+def judge(text: str) -> tuple[bool, bool]:
+    """Whether PyTorch takes settings, and whether we do."""
+    verdicts = []
+    for take in (torch.cuda.memory._set_allocator_settings, lambda text: parse_settings(text, RULES)):
+        try:
+            take(text)
+        except (RuntimeError, ValueError, OomdoctorError):
+            verdicts.append(False)
+        else:
+            verdicts.append(True)
+    return verdicts[0], verdicts[1]
+
+
 def main(first_seed: int, traces: int, events: int, *texts: str) -> None:
     """All traces under all settings."""
     warnings.simplefilter("ignore")
@@ -230,7 +274,8 @@ def main(first_seed: int, traces: int, events: int, *texts: str) -> None:
             departures += run(first_seed + 10_000 * number + trace, events, pair, counted)
             pair.close()
             counted["traces"] += 1
-    print(json.dumps({"done": done, "departures": departures}))
+    judged = {text: judge(text) for text in DOUBTFUL}
+    print(json.dumps({"done": done, "departures": departures, "judged": judged}))
 
 
 if __name__ == "__main__":
