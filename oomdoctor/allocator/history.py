@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from oomdoctor.allocator.blocks import ADDRESS_BITS
 from oomdoctor.allocator.rounding import LARGE_SEGMENT, LARGEST_SMALL, SMALL_SEGMENT, rounded_size
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ class _Stretch(NamedTuple):
 
 
 _UNKNOWN: Final = -1
+_ADDRESSES: Final = 1 << (ADDRESS_BITS - 1)
+"""What a process can address: half of what the hardware can."""
 
 
 class _Before:
@@ -111,6 +114,8 @@ class _Before:
 
     def put(self, stretch: _Stretch) -> None:
         """Add a stretch; it joins those of the same expandable segment that it touches."""
+        if stretch.end > _ADDRESSES:
+            raise UnreadableHistoryError(f"there is no address {stretch.end:#x}")
         insort(self.stretches, stretch)
         if stretch.expandable:
             index = bisect_right(self.stretches, stretch) - 1
@@ -120,7 +125,7 @@ class _Before:
 
     def join(self, index: int) -> None:
         first, *after = self.stretches[index : index + 2]
-        if after and after[0].expandable and first.expandable and first.end == after[0].start:
+        if after and after[0][:3:2] == (first.end, first.stream) and after[0].expandable and first.expandable:
             small = first.small or after[0].small
             self.stretches[index : index + 2] = [first._replace(end=after[0].end, small=small)]
 
@@ -151,6 +156,8 @@ def state_before(
     """
     before = _Before(segments)
     for event in reversed(events):
+        if event.action != "oom" and not 0 <= event.address < _ADDRESSES - event.size:
+            raise UnreadableHistoryError(f"there is no address {event.address:#x} with {event.size} bytes after it")
         before.undo(event)
     used = [before.used[address] for address in sorted(before.used)]
     _check_apart(before.stretches)

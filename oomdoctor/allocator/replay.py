@@ -6,6 +6,7 @@ Where a block is put, when the driver is asked and for how much, and what is giv
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -99,8 +100,11 @@ class _Replayer:
         self.heap: Heap = self.allocator.heap
         self.heap.limit = None
         restore(self.heap, before)
-        mapped = {event.stream for event in events if event.action == "segment_map"}
-        self.is_certain = not before and len(mapped) <= 1
+        self.mapped: dict[int, list[int]] = {}  # positions, by stream
+        for position, event in enumerate(events):
+            if event.action == "segment_map":
+                self.mapped.setdefault(event.stream, []).append(position)
+        self.is_certain = not before and len(self.mapped) <= 1
         self.allocator.observe_segments(self.observe)
 
     def run(self) -> Replay:
@@ -119,9 +123,9 @@ class _Replayer:
 
     def next_mapped(self) -> int:
         """Where the stream that asks has something mapped next."""
-        later = (self.events[at] for at in range(self.position, len(self.events)))
-        mapped = (event.address for event in later if event.action == "segment_map" and event.stream == self.stream)
-        return next(mapped, 0)
+        mapped = self.mapped.get(self.stream, [])
+        at = bisect_left(mapped, self.position)
+        return self.events[mapped[at]].address if at < len(mapped) else 0
 
     def step(self, event: HistoryEvent) -> None:
         if event.action in _ASKED or event.action in _TAKEN:
