@@ -285,8 +285,7 @@ class CachingAllocator:
         statistics.pending_bytes += block.size
 
     def _free_pending(self) -> None:
-        """Whatever streams had to be done with, they are."""
-        self._statistics.settle()
+        """Whatever streams had to be done with, they are; nothing was handed out since the blocks were freed."""
         events, self._events = self._events, {}
         for blocks in events.values():
             for block in blocks:

@@ -14,6 +14,7 @@ import random
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +31,13 @@ CONTEXT = int(os.environ["OOMDOCTOR_NULL_CONTEXT_BYTES"])
 RULES = rules_of(torch.__version__)
 EDGES = [1, 511, 512, 513, 2**20 - 1, 2**20, 2**20 + 1, 10 * 2**20 - 512, 10 * 2**20, 19 * 2**20, 20 * 2**20, 2**30]
 DRIFTING = ("inactive_split", "inactive_split_bytes")
+COUNTED = ("allocation", "active", "allocated_bytes", "active_bytes", "requested_bytes")
+HELD = {
+    "segment": "segments",
+    "reserved_bytes": "reserved_bytes",
+    "inactive_split": "inactive_split",
+    "inactive_split_bytes": "inactive_split_bytes",
+}
 DOUBTFUL = (
     "max_split_size_mb:19",
     "max_split_size_mb:20",
@@ -148,6 +156,16 @@ class Pair:
         """The first number in which they differ."""
         return compared(self.simulated, drifts=self.crossed)
 
+    def difference_now(self) -> Found:
+        """The same of what is there now, which leaves the simulator's peaks to be taken when they must be."""
+        real, counted = torch._C._cuda_memoryStats(0), self.simulated.heap.statistics
+        own = {name: counted.current(index) for index, name in enumerate(COUNTED)}
+        own |= {name: getattr(counted, attribute).current for name, attribute in HELD.items()}
+        found = [(name, real[name]["all"]["current"], now) for name, now in own.items()]
+        found += [("num_alloc_retries", real["num_alloc_retries"], counted.retries)]
+        found += [("num_ooms", real["num_ooms"], counted.ooms)]
+        return [difference for difference in found if difference[1] != difference[2]]
+
     def layout(self) -> Found:
         """Whether the segments and their blocks are the same."""
         real = [
@@ -190,20 +208,23 @@ def current_only(stats: dict[str, Any]) -> dict[str, Any]:
     return stats | {name: {kind: of["current"] for kind, of in stats[name].items()} for name in DRIFTING}
 
 
+SIZES: list[tuple[float, Callable[[random.Random], int]]] = [
+    (15, lambda chance: chance.choice(EDGES)),
+    (1, lambda chance: chance.choice([0, 2**60 - 1, 2**60])),
+    (14, lambda chance: 512 * chance.randrange(1, 12)),
+    (10, lambda chance: chance.randrange(1, 2**20)),
+    (10, lambda chance: chance.randrange(2**20, 12 * 2**20)),
+    (15, lambda chance: 2**20 * chance.choice([2, 4, 5, 12, 22, 24, 42, 44, 64, 84])),
+    (20, lambda chance: chance.randrange(10 * 2**20, 500 * 2**20)),
+    (15, lambda chance: chance.randrange(300 * 2**20, 3 * 2**30)),
+]
+"""Kinds of sizes, each with its weight: mostly such where rules change or blocks fit exactly, up to some GiB."""
+
+
 def size(chance: random.Random) -> int:
-    """Bytes of a request: mostly of the sizes where rules change, up to some GiB."""
-    kind = chance.random()
-    if kind < 0.15:
-        return chance.choice(EDGES)
-    if kind < 0.16:
-        return chance.choice([0, 2**60 - 1, 2**60])
-    if kind < 0.4:
-        return chance.randrange(1, 2**20)
-    if kind < 0.6:
-        return chance.randrange(2**20, 12 * 2**20)
-    if kind < 0.85:
-        return chance.randrange(10 * 2**20, 500 * 2**20)
-    return chance.randrange(300 * 2**20, 3 * 2**30)
+    """Bytes of a request."""
+    (draw,) = chance.choices([draw for _, draw in SIZES], [weight for weight, _ in SIZES])
+    return draw(chance)
 
 
 def step(chance: random.Random, pair: Pair, done: Counter[str]) -> Found:
@@ -230,8 +251,10 @@ def run(seed: int, events: int, pair: Pair, done: Counter[str]) -> Found:
     """One trace; the first departure of the simulator from PyTorch."""
     chance = random.Random(seed)
     for event in range(events):
-        found = step(chance, pair, done) or pair.difference()
-        if event % 20 == 19:
+        found = step(chance, pair, done) or pair.difference_now()
+        if event % 5 == 4:
+            found = found or pair.difference()
+        if event % 25 == 24:
             found = found or pair.layout()
         done["events"] += 1
         if found:
