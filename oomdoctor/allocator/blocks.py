@@ -21,7 +21,8 @@ UNMAPPED: Final = 3
 
 ADDRESS_BITS: Final = 48
 KEY_BITS: Final = ADDRESS_BITS + 40
-"""A block's key is its size and, in so many bits below, its rank and address: keys in order are the order of best fit."""
+"""A block's key is its size and, in so many bits below, its rank and address: in order of their keys, blocks are in the
+order of best fit."""
 
 
 class Block:

@@ -13,10 +13,10 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from oomdoctor.allocator.blocks import FREE, KEY_BITS, LIVE, PENDING, Block, Pool
-from oomdoctor.allocator.expandable import grow
 from oomdoctor.allocator.heap import Heap, Request, SegmentAction, absorb
-from oomdoctor.allocator.out_of_memory import EXBIBYTE, beyond_everything, out_of_memory, rejected
-from oomdoctor.allocator.releasing import collect_garbage, release_all, release_enough
+from oomdoctor.allocator.obtaining import obtain
+from oomdoctor.allocator.out_of_memory import EXBIBYTE, beyond_everything
+from oomdoctor.allocator.releasing import release_all
 from oomdoctor.allocator.rounding import LARGEST_SMALL, NO_LIMIT, SMALLEST_BLOCK, rounded_size, segment_size
 from oomdoctor.allocator.rules import NEWEST, Rules
 from oomdoctor.allocator.searching import find_free
@@ -56,6 +56,11 @@ class CachingAllocator:
     def memory(self) -> DeviceMemory:
         """The driver."""
         return self._heap.memory
+
+    @property
+    def heap(self) -> Heap:
+        """The state, for those who look inside."""
+        return self._heap
 
     @property
     def allocated_bytes(self) -> int:
@@ -112,7 +117,7 @@ class CachingAllocator:
         else:
             block = self._search(pool, size, stream)
         if block is None:
-            block = self._obtain(Request(nbytes, size, self._segment_size(size), stream, pool))
+            block = obtain(self._heap, self._request(nbytes, size, stream, pool), self.empty_cache)
         return self._hand_out(block, size, nbytes)
 
     def free(self, address: int) -> None:
@@ -154,7 +159,7 @@ class CachingAllocator:
     def set_memory_fraction(self, fraction: float) -> None:
         """As `torch.cuda.set_per_process_memory_fraction`."""
         limits = fraction < 1 or self._heap.rules.whole_fraction_limits
-        self._heap.limit = int(fraction * self._heap.memory.total_bytes) if limits else None
+        self._heap.limit = int(fraction * self._heap.card_bytes) if limits else None
         self._note_plainness()
 
     def reset_peak_stats(self) -> None:
@@ -203,43 +208,9 @@ class CachingAllocator:
             pool.searches += 1
         return find_free(self._heap.settings, pool, size, stream)
 
-    def _segment_size(self, size: int) -> int:
-        return segment_size(size, self._heap.settings.large_segment)
-
-    def _obtain(self, request: Request) -> Block:
-        """A block from the driver, whatever has to be given back for it."""
-        heap = self._heap
-        if heap.collects_garbage:
-            collect_garbage(heap)
-        block = self._ask_driver(request)
-        if block is None and release_enough(heap, request):
-            block = self._ask_driver(request)
-        if block is None:
-            self.empty_cache()
-            self._statistics.retries += 1
-            block = self._ask_driver(request)
-        if block is None:
-            self._statistics.ooms += 1
-            raise out_of_memory(heap, request)
-        return block
-
-    def _ask_driver(self, request: Request) -> Block | None:
-        """A new block, in no pool; None where the driver has none, or the limit allows none."""
-        heap = self._heap
-        if heap.limit is not None and heap.held_bytes + request.segment_size > heap.limit:
-            return None
-        if heap.settings.expandable:
-            return grow(heap, request)
-        self._check_early(request)
-        address = heap.memory.allocate(request.segment_size)
-        return None if address is None else heap.add_segment(address, request)
-
-    def _check_early(self, request: Request) -> None:
-        heap = self._heap
-        allowed = heap.settings.memory_fraction * heap.memory.total_bytes
-        if heap.settings.rejects_early and heap.held_bytes + request.segment_size > allowed:
-            self._statistics.rejections += 1
-            raise rejected(request.requested)
+    def _request(self, requested: int, size: int, stream: int, pool: Pool) -> Request:
+        asked = segment_size(size, self._heap.settings.large_segment)
+        return Request(requested, size, asked, stream, pool)
 
     def _hand_out(self, block: Block, size: int, requested: int) -> int:
         """Cut off what is left over, and count."""
@@ -251,7 +222,7 @@ class CachingAllocator:
         if rest >= SMALLEST_BLOCK if fine else rest > LARGEST_SMALL and size < settings.largest_split:
             self._split(block, size, rest)
         elif block.segment is None and (block.before is not None or block.after is not None):
-            self._count_split(statistics, -1, -block.size)
+            self._statistics.count_split(statistics, -1, -block.size)
         block.state = LIVE
         block.requested = requested
         self._live[block.address] = block
@@ -268,9 +239,9 @@ class CachingAllocator:
         after = block.after
         if block.segment is None:
             if after is None and block.before is None:
-                self._count_split(pool.statistics, 1, rest)
+                self._statistics.count_split(pool.statistics, 1, rest)
             else:
-                self._count_split(pool.statistics, 0, -size)
+                self._statistics.count_split(pool.statistics, 0, -size)
         other = Block(block.address + size, rest, block.stream, pool, block.segment, block.rank)
         other.before = block
         other.after = after
@@ -298,22 +269,10 @@ class CachingAllocator:
         block.state = FREE
         if block.segment is None:
             if block.before is not None or block.after is not None:
-                self._count_split(statistics, 1 - merged, original)
+                self._statistics.count_split(statistics, 1 - merged, original)
             elif merged:
-                self._count_split(statistics, -merged, original - block.size)
+                self._statistics.count_split(statistics, -merged, original - block.size)
         pool.put(block)
-
-    def _count_split(self, statistics: Any, blocks: int, size: int) -> None:
-        """Count free blocks whose segment has other blocks."""
-        for counted in (statistics, self._statistics):
-            if blocks > 0:
-                counted.inactive_split.increase(blocks)
-            elif blocks < 0:
-                counted.inactive_split.decrease(-blocks)
-            if size > 0:
-                counted.inactive_split_bytes.increase(size)
-            elif size < 0:
-                counted.inactive_split_bytes.decrease(-size)
 
     def _wait_for_streams(self, block: Block) -> None:
         streams, block.used_on = block.used_on or set(), None
@@ -326,8 +285,7 @@ class CachingAllocator:
         statistics.pending_bytes += block.size
 
     def _free_pending(self) -> None:
-        """Whatever streams had to be done with, they are."""
-        self._statistics.settle()
+        """Whatever streams had to be done with, they are; nothing was handed out since the blocks were freed."""
         events, self._events = self._events, {}
         for blocks in events.values():
             for block in blocks:

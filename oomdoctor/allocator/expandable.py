@@ -63,12 +63,25 @@ def grow(heap: Heap, request: Request) -> Block | None:
 
 
 def shrink(heap: Heap, block: Block) -> None:
-    """Unmap the pages that lie wholly within a free block, and let go of a segment that has none left."""
-    _unmap(heap, block)
-    segment = block.segment
-    if segment is not None and not block.is_part and block.state == UNMAPPED:
-        block.pool.take_unmapped(block)
+    """Unmap the whole pages of a free block, of which there are some, and let go of a segment that has none left."""
+    segment, pool = block.segment, block.pool
+    if segment is None:
+        raise AssertionError("a block without pages to unmap")
+    start, end = whole_pages(block, segment)
+    pool.take(block)
+    _keep_rests(block, start, end)
+    block.state = UNMAPPED
+    heap.absorb_alike(block)
+    _count_unmapped(heap, pool, start, end - start)
+    if block.is_part:
+        pool.put_unmapped(block)
+    else:
         heap.memory.unreserve(segment.address)
+
+
+def whole_pages(block: Block, segment: ExpandableSegment) -> tuple[int, int]:
+    """Where the pages begin and end that lie wholly within a block; the end is not after the beginning without any."""
+    return segment.page_above(block.address), segment.page_below(block.address + block.size)
 
 
 def _find(heap: Heap, request: Request) -> Block | None:
@@ -89,7 +102,7 @@ def _has_room(block: Block | None, size: int) -> bool:
 
 
 def _reserve(heap: Heap, request: Request) -> Block | None:
-    """A segment of addresses for more than the card has, so that pages can move to its end; None where it is useless."""
+    """Addresses for more than the card has, so that pages can move to the end; None where they are of no use."""
     pool, total = request.pool, heap.memory.total_bytes
     page = SMALL_SEGMENT if pool.small else heap.settings.large_segment
     size = -(-(total + total // 8) // page) * page
@@ -131,21 +144,6 @@ def _count_mapped(heap: Heap, pool: Pool, start: int, size: int) -> None:
     for counted in (heap.statistics, pool.statistics):
         counted.reserved_bytes.increase(size)
     heap.observe("segment_map", start, size)
-
-
-def _unmap(heap: Heap, block: Block) -> None:
-    segment, pool = block.segment, block.pool
-    if segment is None:
-        raise AssertionError("a block without pages to unmap")
-    start, end = segment.page_above(block.address), segment.page_below(block.address + block.size)
-    if start >= end:
-        return
-    pool.take(block)
-    _keep_rests(block, start, end)
-    block.state = UNMAPPED
-    heap.absorb_alike(block)
-    pool.put_unmapped(block)
-    _count_unmapped(heap, pool, start, end - start)
 
 
 def _keep_rests(block: Block, start: int, end: int) -> None:

@@ -54,6 +54,7 @@ class Heap:
     """
 
     __slots__ = (
+        "_card_bytes",
         "_ranges",
         "held_bytes",
         "large",
@@ -74,10 +75,16 @@ class Heap:
         self.small, self.large = Pool(small=True), Pool(small=False)
         self.live: dict[int, Block] = {}
         self.held_bytes = 0
+        self._card_bytes = memory.total_bytes
         self._ranges = 0
         self.limit: int | None = None
         self.statistics = Statistics(self.small.statistics, self.large.statistics)
         self.observer: Callable[[SegmentAction, int, int], None] | None = None
+
+    @property
+    def card_bytes(self) -> int:
+        """What the card has in all, as far as the allocator knows."""
+        return self._card_bytes if self.rules.reads_card_once else self.memory.total_bytes
 
     @property
     def collects_garbage(self) -> bool:

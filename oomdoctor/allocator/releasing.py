@@ -7,28 +7,41 @@ c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to 2.15.
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import partial
 from typing import TYPE_CHECKING
 
 from oomdoctor.allocator.blocks import KEY_BITS
-from oomdoctor.allocator.expandable import shrink
+from oomdoctor.allocator.expandable import shrink, whole_pages
 from oomdoctor.allocator.rounding import NO_LIMIT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oomdoctor.allocator.blocks import Block
-    from oomdoctor.allocator.heap import Heap, Request
+    from oomdoctor.allocator.heap import Heap, Request, SegmentAction
+
+
+def releasable(heap: Heap) -> dict[tuple[SegmentAction, int, int], Callable[[], None]]:
+    """What could be given back: every segment that is one free block, and every free page of expandable segments.
+
+    Returns:
+        What gives it back, by action, address and bytes as the memory history would have them.
+    """
+    found: dict[tuple[SegmentAction, int, int], Callable[[], None]] = {}
+    for block in (block for pool in (heap.large, heap.small) for block in pool.in_order()):
+        if block.segment is not None:
+            start, end = whole_pages(block, block.segment)
+            if start < end:
+                found["segment_unmap", start, end - start] = partial(shrink, heap, block)
+        elif not block.is_part:
+            found["segment_free", block.address, block.size] = partial(heap.release_segment, block)
+    return found
 
 
 def release_all(heap: Heap) -> None:
-    """Give back every segment that is one free block, and every page of expandable segments that is free."""
-    for pool in (heap.large, heap.small):
-        pages = []
-        for block in list(pool.in_order()):
-            if block.segment is not None:
-                pages.append(block)
-            elif not block.is_part:
-                heap.release_segment(block)
-        for block in pages:
-            shrink(heap, block)
+    """Give back all that can be."""
+    for release in releasable(heap).values():
+        release()
 
 
 def release_enough(heap: Heap, request: Request) -> bool:
@@ -77,4 +90,3 @@ def collect_garbage(heap: Heap) -> None:
 
 def _age(block: Block) -> int:
     return block.pool.searches - block.born
-

@@ -27,8 +27,9 @@ class Rules:
         rest_of_divisions_begins_late: Whether `>` in `roundup_power2_divisions` leaves the last interval alone.
         prefers_older_segments: Whether, of free blocks of the same size, the one of the segment that was had first is
             taken; otherwise the one with the lowest address.
-        knows_address_space: Whether addresses of expandable segments are thought of as something that can run out: nothing
-            is reserved for a request that no segment can hold, and the message is another.
+        knows_address_space: Whether addresses of expandable segments are thought of as something that can run out:
+            nothing is reserved for a request that no segment can hold, and the message is another.
+        reads_card_once: Whether the card's total is looked up at the start and never again.
         unified_settings: Whether `PYTORCH_ALLOC_CONF` is read, and keys that came with it.
         counts_rejections: Whether the statistics have what came with `throw_on_cudamalloc_oom`.
     """
@@ -39,6 +40,7 @@ class Rules:
     rest_of_divisions_begins_late: bool
     prefers_older_segments: bool
     knows_address_space: bool
+    reads_card_once: bool
     unified_settings: bool
     counts_rejections: bool
 
@@ -50,6 +52,7 @@ OLDEST: Final = Rules(
     rest_of_divisions_begins_late=False,
     prefers_older_segments=False,
     knows_address_space=False,
+    reads_card_once=False,
     unified_settings=False,
     counts_rejections=False,
 )
@@ -62,6 +65,7 @@ NEWEST: Final = Rules(
     rest_of_divisions_begins_late=True,
     prefers_older_segments=True,
     knows_address_space=True,
+    reads_card_once=True,
     unified_settings=True,
     counts_rejections=True,
 )

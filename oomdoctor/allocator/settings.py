@@ -106,9 +106,6 @@ class _Parser:
         return {}
 
 
-_Reader = "Callable[[str, Settings, Rules], dict[str, Any]]"
-
-
 def _items(text: str) -> list[str]:
     """What stands between commas outside of brackets."""
     return [item for item in re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", re.sub(r"\s", "", text)) if item]

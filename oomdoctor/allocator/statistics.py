@@ -171,6 +171,18 @@ class Statistics:
         self._large.peaks = [*map(max, self._large.peaks, large)]
         self._peaks = [*map(max, self._peaks, map(add, small, large))]
 
+    def count_split(self, pool: PoolStatistics, blocks: int, size: int) -> None:
+        """Count free blocks whose segment has other blocks, more of them or fewer, and their bytes."""
+        for counted in (pool, self):
+            if blocks > 0:
+                counted.inactive_split.increase(blocks)
+            elif blocks < 0:
+                counted.inactive_split.decrease(-blocks)
+            if size > 0:
+                counted.inactive_split_bytes.increase(size)
+            elif size < 0:
+                counted.inactive_split_bytes.decrease(-size)
+
     def current(self, index: int) -> int:
         """One of `PoolStatistics.current` of both pools."""
         return self._small.current()[index] + self._large.current()[index]
