@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from oomdoctor.tracing.private import sdp_enabled
 from oomdoctor.tracing.version import TORCH
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ _aten: Any = torch.ops.aten
 _HALVES: Final = (torch.float16, torch.bfloat16)
 _LARGEST_FLASH_HEAD: Final = 256
 _ALIGNMENT: Final = 8
+_MASK_BY_WHERE: Final = (2, 7)
+_EFFICIENT_IS_GROUPED: Final = (2, 14)
+"""Since pull request 191085; seen on null GPUs in 2.15, and not in 2.6."""
 
 
 class _Question(NamedTuple):
@@ -40,7 +44,7 @@ class _Question(NamedTuple):
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def attend(  # noqa: PLR0913 - PyTorch's signature
+def attend(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     card: Card,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -61,20 +65,22 @@ def attend(  # noqa: PLR0913 - PyTorch's signature
     if _takes_efficient(card, asked):
         bias = None if attn_mask is None else _aligned(attn_mask).expand(*query.shape[:3], key.shape[2])
         keeps = torch.is_grad_enabled() and asked.needs_grad
-        return _aten._scaled_dot_product_efficient_attention(  # noqa: SLF001
+        output: torch.Tensor = _aten._scaled_dot_product_efficient_attention(  # noqa: SLF001
             query, key, value, bias, keeps, dropout_p, is_causal, scale=scale
         )[0]
-    return _aten._scaled_dot_product_attention_math(  # noqa: SLF001
+        return output
+    product: torch.Tensor = _aten._scaled_dot_product_attention_math(  # noqa: SLF001
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
+    return product
 
 
 def _flash(asked: _Question, scale: float | None) -> torch.Tensor:
     size = asked.query.shape[-1]
     padded = [_padded(tensor, size) for tensor in (asked.query, asked.key, asked.value)]
     scale = size**-0.5 if scale is None else scale
-    output = _aten._scaled_dot_product_flash_attention(  # noqa: SLF001
-        *padded, asked.dropout, asked.causal, False, scale=scale  # noqa: FBT003
+    output: torch.Tensor = _aten._scaled_dot_product_flash_attention(  # noqa: SLF001
+        *padded, asked.dropout, asked.causal, return_debug_mask=False, scale=scale
     )[0]
     return output[..., :size] if size % _ALIGNMENT else output
 
@@ -92,9 +98,6 @@ def _as_numbers(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), nothing)
 
 
-_MASK_BY_WHERE: Final = (2, 7)
-
-
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
     """`preprocess_mask`: rows begin at multiples of eight."""
     if mask.stride(-1) == 1 and all(step % _ALIGNMENT == 0 for step in mask.stride()[:-1]):
@@ -105,7 +108,7 @@ def _aligned(mask: torch.Tensor) -> torch.Tensor:
 
 def _takes_flash(card: Card, asked: _Question) -> bool:
     """`use_flash_attention`."""
-    if not torch.backends.cuda.flash_sdp_enabled() or asked.mask is not None or card.compute_capability < (8, 0):
+    if not sdp_enabled("flash") or asked.mask is not None or card.compute_capability < (8, 0):
         return False
     if asked.query.dtype not in _HALVES or not _is_plain(asked, grouped_too=True):
         return False
@@ -130,9 +133,9 @@ def _is_too_wide(head: int, dropout: float) -> bool:
 def _takes_efficient(card: Card, asked: _Question) -> bool:
     """`use_mem_efficient_attention`."""
     types = (torch.float32, *_HALVES) if card.compute_capability >= (8, 0) else (torch.float32, torch.float16)
-    if not torch.backends.cuda.mem_efficient_sdp_enabled() or asked.query.dtype not in types:
+    if not sdp_enabled("mem_efficient") or asked.query.dtype not in types:
         return False
-    if not _is_plain(asked, grouped_too=False) or asked.query.shape[-1] != asked.key.shape[-1]:
+    if not _is_plain(asked, grouped_too=TORCH >= _EFFICIENT_IS_GROUPED) or asked.query.shape[-1] != asked.key.shape[-1]:
         return False
     if asked.mask is not None and (asked.mask.stride(-1) != 1 or asked.causal):
         return False

@@ -68,6 +68,10 @@ class EmulatedDevice:
             nbytes = self._requested.pop(address, 0)
             self.history += (_event("free_requested", address, nbytes), _event("free_completed", address, nbytes))
 
+    def record(self, *, enabled: bool) -> None:
+        """Begin to note what the allocator does, or end."""
+        self.history = [] if enabled else None
+
     def block(self, nbytes: int) -> Block | None:
         """Memory that is given back with the last reference to it; None for no bytes."""
         return Block(self, self.malloc(nbytes)) if nbytes else None

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from oomdoctor.errors import NoAnswerError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import torch
 
 _ELSEWHERE: Final = "run it on PyTorch itself: `--engine null` on Linux with a CUDA build of torch, or a real GPU"
@@ -32,12 +34,13 @@ def cannot_trace(operator: Any, why: object = None) -> UntraceableError:  # noqa
 
 def user_line() -> str | None:
     """File and line of the innermost frame that is neither torch's nor ours."""
-    frame = sys._getframe(1)  # noqa: SLF001 - the only way to one's callers without their source
+    # the only way to one's callers without reading their source
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if not module.startswith(("torch.", "oomdoctor.tracing", "functools", "contextlib")):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from oomdoctor.tracing.planning import Fresh, Host, Plan, Planner, Same, View
-from oomdoctor.tracing.private import below_autograd, restride, strided_view
+from oomdoctor.tracing.planning import Host, Plan, Planner, Same, View
+from oomdoctor.tracing.private import below_autograd, strided_view
 from oomdoctor.tracing.special import special_kernels
+from oomdoctor.tracing.storage import resize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,16 +78,6 @@ def _result(what: object, given: Any) -> Any:  # noqa: ANN401
     return what
 
 
-def resize(device: EmulatedDevice, tensor: torch.Tensor, size: Any, stride: Any) -> None:  # noqa: ANN401
-    """Give a tensor another size, and a larger storage where it needs one."""
-    last = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
-    needed = 0 if 0 in size else (tensor.storage_offset() + last + 1) * tensor.element_size()
-    if needed <= tensor.untyped_storage().nbytes():
-        restride(tensor, size, stride)
-    else:
-        tensor.data = device.tensor(size, stride, tensor.dtype)
-
-
 def _key(values: Any) -> tuple[object, ...]:  # noqa: ANN401
     """Arguments as something to look up: tensors by shape and type, numbers by type too."""
     parts: list[object] = []
@@ -100,6 +91,3 @@ def _key(values: Any) -> tuple[object, ...]:  # noqa: ANN401
         else:
             parts.append(value)
     return tuple(parts)
-
-
-__all__ = ["Fresh", "Kernels", "resize"]

@@ -74,7 +74,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         self.needs_arguments = bool(self.resized) or any(isinstance(what, Same | View) for what in self.results)
-        if self.shape is None and isinstance(self.results[0], Fresh) and not (self.before or self.after or self.resized):
+        if (
+            self.shape is None
+            and isinstance(self.results[0], Fresh)
+            and not (self.before or self.after or self.resized)
+        ):
             self.single = self.results[0]
 
     def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -88,9 +92,7 @@ class Plan:
         if isinstance(self.shape, type):
             return self.shape(results)
         flat = iter(results)
-        return tuple(
-            next(flat) if length is None else [next(flat) for _ in range(length)] for length in self.shape
-        )
+        return tuple(next(flat) if length is None else [next(flat) for _ in range(length)] for length in self.shape)
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - nests of arguments
@@ -189,5 +191,5 @@ def _what(value: Any, given: list[torch.Tensor]) -> Any:  # noqa: ANN401
     storage = value.untyped_storage()._cdata  # noqa: SLF001 - the identity of a storage
     for index, argument in enumerate(given):
         if not argument.is_cpu and argument.untyped_storage()._cdata == storage:  # noqa: SLF001
-            return View(index, tuple(value.shape), value.stride(), value.storage_offset())
+            return View(index, tuple(value.shape), value.stride(), int(value.storage_offset()))
     return Fresh(tuple(value.shape), value.stride(), value.dtype)

@@ -103,7 +103,7 @@ class _Mould(torch.Tensor):
 
 _AUTOCAST = _C.DispatchKeySet(_C.DispatchKey.AutocastCUDA)
 _no_dispatch = _C._DisableTorchDispatch  # noqa: SLF001
-_wrapper = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined] # noqa: SLF001
+_wrapper: Any = torch.Tensor._make_wrapper_subclass  # noqa: SLF001
 
 
 def bare_tensor(size: Any, stride: Any, offset: int, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - shapes
@@ -119,6 +119,18 @@ def bare_tensor(size: Any, stride: Any, offset: int, dtype: torch.dtype) -> torc
 
 _HOST_KEYS: Final = _C.DispatchKeySet(_C.DispatchKey.CPU)
 _aten: Any = torch.ops.aten
+
+
+HOST_VIEWS: Final = (
+    "as_strided", "as_strided_", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex", "_conj",
+)  # fmt: skip
+"""Operators of which the host's kernel only looks at shapes, so that it does for any device."""
+
+
+def operator_named(name: str) -> Any:  # noqa: ANN401 - an operator, or None
+    """An operator by its name without `aten::`, such as `add.Tensor`; None where this torch has none of the name."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(_aten, packet, None), overload or "default", None)
 
 
 def view_on_host(operator: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - an operator
@@ -152,6 +164,16 @@ def foreach_operators() -> list[str]:
     return [name[6:] for name in names if name.startswith("aten::_foreach_") and not name.endswith("out")]
 
 
+def foreach_grouping() -> Any:  # noqa: ANN401 - a function of C++
+    """What sorts tensors by device and type for operators on lists; it names the device that C++ knows."""
+    return _C._group_tensors_by_device_and_dtype  # noqa: SLF001
+
+
+def c_module() -> Any:  # noqa: ANN401 - a module of C++
+    """The module that `torch.cuda` asks."""
+    return _C
+
+
 def tensor_base() -> Any:  # noqa: ANN401 - a class of C++
     """The class in C++ whose methods `torch.Tensor` has."""
     return _TENSOR
@@ -175,7 +197,17 @@ def accumulates(buffer: Any, gradient: Any) -> bool:  # noqa: ANN401 - tensors, 
         return False
     storage = buffer.untyped_storage()._cdata  # noqa: SLF001
     return bool(
-        buffer._use_count() == _HELD_BY_ENGINE  # type: ignore[attr-defined] # noqa: SLF001
+        buffer._use_count() == _HELD_BY_ENGINE  # noqa: SLF001
         and _C._storage_Use_Count(storage) == _UNSHARED  # noqa: SLF001
         and buffer.is_contiguous()
     )
+
+
+def sdp_enabled(kind: str) -> bool:
+    """Whether a kind of attention may be taken, as `sdpa_kernel` and `torch.backends.cuda` set it."""
+    return bool(getattr(_C, f"_get_{kind}_sdp_enabled")())
+
+
+def without_threads() -> Any:  # noqa: ANN401 - a context
+    """A context in which backward runs on the calling thread: the stand-in device has no thread of its own."""
+    return torch.autograd.set_multithreading_enabled(False)

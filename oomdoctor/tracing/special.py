@@ -1,113 +1,121 @@
-"""Kernels that are more than a plan: what makes tensors, copies them, and reads them back."""
+"""Kernels that are more than a plan: what makes tensors, copies them, reads them back, or is made up of others."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from oomdoctor.tracing.convolutions import convolution_kernels
 from oomdoctor.tracing.errors import cannot_trace
-
-from oomdoctor.tracing.private import accumulates, view_on_host
+from oomdoctor.tracing.private import HOST_VIEWS, accumulates, operator_named, view_on_host
 from oomdoctor.tracing.recurrent import recurrent_kernels
+from oomdoctor.tracing.storage import resize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from oomdoctor.tracing.device import EmulatedDevice
 
-_aten = torch.ops.aten
-_DATA_DEPENDENT = ("nonzero", "masked_select", "unique_dim", "_unique", "_unique2", "unique_consecutive")
-
-
-_VIEWS = (
-    _aten.as_strided.default,
-    _aten.as_strided_.default,
-    _aten.view.default,
-    _aten._reshape_alias.default,
-    _aten.unfold.default,
-    _aten.view_as_real.default,
-    _aten.view_as_complex.default,
-    _aten._conj.default,
-)
+_DATA_DEPENDENT: Final = (
+    "nonzero", "masked_select", "unique_dim", "_unique", "_unique2", "unique_consecutive",
+)  # fmt: skip
+_HALVES: Final = (torch.float16, torch.bfloat16)
 
 
 def special_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
-    """Kernels by operator."""
-    from oomdoctor.tracing.kernels import resize
-
-    def empty(size, dtype=None, layout=None, device_=None, pin_memory=None, memory_format=None, **_):
-        meta = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
-        return device.tensor(meta.shape, meta.stride(), meta.dtype)
-
-    def empty_strided(size, stride, dtype=None, layout=None, device_=None, pin_memory=None, **_):
-        return device.tensor(size, stride, dtype or torch.get_default_dtype())
-
-    def copy_from(source, target, non_blocking=False):  # noqa: FBT002
-        if target.is_cpu:
-            device.reads += 1
-            target.zero_()
-        elif source.is_cpu:
-            _to_device(device, source, target)
-        return target
-
-    def item(tensor):
-        device.reads += 1
-        return torch.zeros((), dtype=tensor.dtype).item()
-
-    def resize_(tensor, size, memory_format=None, **_):
-        meta = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
-        resize(device, tensor, tuple(meta.shape), meta.stride())
-        return tensor
-
-    def add(first, second, alpha=1):
-        if alpha == 1 and accumulates(first, second):
-            return first
-        return NotImplemented
-
-    def weight_norm_backward(gradient, direction, length, norms, dim):
-        return torch.empty_like(direction), torch.empty_like(length)
-
-    def layer_norm(x, normalized_shape, weight, bias, eps):
-        rank = len(normalized_shape)
-        rows = (*x.shape[: x.dim() - rank], *(1,) * rank)
-        x = x.contiguous()
-        sums = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-        return torch.empty_like(x), *(torch.empty(rows, dtype=sums, device=x.device) for _ in range(2))
-
-    kernels = {
-        _aten.empty.memory_format: empty,
-        _aten.empty_strided.default: empty_strided,
-        _aten._copy_from.default: copy_from,
-        _aten._local_scalar_dense.default: item,
-        _aten.resize_.default: resize_,
-        _aten.add.Tensor: add,
-        _aten.native_layer_norm.default: layer_norm,
+    """Kernels by operator. One that returns NotImplemented leaves the call to a plan."""
+    named: dict[str, Callable[..., Any]] = {
+        "empty.memory_format": partial(_empty, device),
+        "empty_strided": partial(_empty_strided, device),
+        "resize_": partial(_resize, device),
+        "_copy_from": partial(_copy, device),
+        "_local_scalar_dense": partial(_read, device),
+        "add.Tensor": _add,
+        "native_layer_norm": _layer_norm,
+        "_weight_norm_interface_backward": _weight_norm_backward,
     }
-    kernels[_aten._weight_norm_interface_backward.default] = weight_norm_backward
-    kernels |= convolution_kernels(device) | recurrent_kernels()
-    for operator in _VIEWS:
-        kernels[operator] = partial(view_on_host, operator)
-    for name in _DATA_DEPENDENT:
-        operator = getattr(_aten, name).default
-        kernels[operator] = _refuse(operator)
-    return kernels
+    found: dict[object, Callable[..., Any]] = {operator_named(name): kernel for name, kernel in named.items()}
+    found |= convolution_kernels() | recurrent_kernels()
+    found |= {operator: partial(view_on_host, operator) for operator in map(operator_named, HOST_VIEWS)}
+    return found | {operator: partial(_refuse, operator) for operator in map(operator_named, _DATA_DEPENDENT)}
 
 
-def _refuse(operator: Any) -> Callable[..., Any]:  # noqa: ANN401
-    def kernel(*_: Any, **__: Any) -> Any:  # noqa: ANN401
-        raise cannot_trace(operator, "its result's shape depends on data")
+def _empty(
+    device: EmulatedDevice,
+    /,
+    size: Sequence[int],
+    dtype: torch.dtype | None = None,
+    *_: object,
+    memory_format: torch.memory_format | None = None,
+    **__: object,
+) -> torch.Tensor:
+    meta = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
+    return device.tensor(meta.shape, meta.stride(), meta.dtype)
 
-    return kernel
+
+def _empty_strided(
+    device: EmulatedDevice,
+    /,
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype | None = None,
+    *_: object,
+    **__: object,
+) -> torch.Tensor:
+    return device.tensor(size, stride, dtype or torch.get_default_dtype())
 
 
-def _to_device(device: EmulatedDevice, source: torch.Tensor, target: torch.Tensor) -> None:
-    """A copy from the host; where the layouts differ, it goes through a contiguous one on the device.
+def _resize(
+    device: EmulatedDevice, tensor: torch.Tensor, size: Sequence[int], memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
+    meta = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
+    resize(device, tensor, tuple(meta.shape), meta.stride())
+    return tensor
+
+
+def _copy(device: EmulatedDevice, source: torch.Tensor, target: torch.Tensor, *_: object) -> torch.Tensor:
+    """A copy to the host reads zeros; one from it goes through a contiguous one where the layouts differ.
 
     Source: `copy_kernel_cuda` and `copy_requires_temporaries`, Copy.cu.
     """
-    same = source.dtype == target.dtype and source.stride() == target.stride()
-    if not same and not target.is_contiguous():
-        device.block(target.numel() * target.element_size())
+    if target.is_cpu:
+        device.reads += 1
+        target.zero_()
+    elif source.is_cpu:
+        is_alike = source.dtype == target.dtype and source.stride() == target.stride()
+        if not is_alike and not target.is_contiguous():
+            device.block(target.numel() * target.element_size())
+    return target
+
+
+def _read(device: EmulatedDevice, tensor: torch.Tensor) -> float | bool:
+    """What `item()`, `float()` and `bool()` get: zero, as from a null GPU."""
+    device.reads += 1
+    return torch.zeros((), dtype=tensor.dtype).item()
+
+
+def _add(first: torch.Tensor, second: torch.Tensor, alpha: float = 1) -> Any:  # noqa: ANN401 - or NotImplemented
+    """Autograd's engine adds a gradient to what it has; all else is a plan's."""
+    return first if alpha == 1 and accumulates(first, second) else NotImplemented
+
+
+def _layer_norm(x: torch.Tensor, normalized_shape: Sequence[int], *_: object) -> tuple[torch.Tensor, ...]:
+    """Output, mean and standard deviation of each row. Source: `layer_norm_cuda`, layer_norm_kernel.cu."""
+    rank = len(normalized_shape)
+    rows = (*x.shape[: x.dim() - rank], *(1,) * rank)
+    x = x.contiguous()
+    sums = torch.float32 if x.dtype in _HALVES else x.dtype
+    return torch.empty_like(x), *(torch.empty(rows, dtype=sums, device=x.device) for _ in range(2))
+
+
+def _weight_norm_backward(
+    _: torch.Tensor, direction: torch.Tensor, length: torch.Tensor, *__: object
+) -> tuple[torch.Tensor, ...]:
+    """PyTorch has no shapes of this for tensors without data."""
+    return torch.empty_like(direction), torch.empty_like(length)
+
+
+def _refuse(operator: object, *_: object, **__: object) -> None:
+    raise cannot_trace(operator, "the shape of its result depends on data")

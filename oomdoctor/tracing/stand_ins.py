@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from importlib import import_module
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -129,7 +130,7 @@ class _Finder:
         return ModuleSpec(name, _Made(import_module(name)))
 
 
-class _Made:
+class _Made(Loader):
     """A loader of a module that is there."""
 
     def __init__(self, module: ModuleType) -> None:

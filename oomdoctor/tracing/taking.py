@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from oomdoctor.devices.card import Card
 
 
@@ -64,4 +62,3 @@ class Temporaries:
 
 
 NOTHING = Temporaries()
-Model = "Callable[[Call], Temporaries]"

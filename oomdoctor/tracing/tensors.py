@@ -9,6 +9,8 @@ import torch
 from oomdoctor.tracing.private import STAND_IN, tensor_base
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oomdoctor.tracing.device import EmulatedDevice
     from oomdoctor.tracing.patches import Patches
 
@@ -26,11 +28,15 @@ def patch_tensors(patches: Patches, device: EmulatedDevice) -> None:
 
     patches.set(torch.Tensor, "device", property(where))
     patches.set(torch.Tensor, "is_cuda", property(lambda tensor: read_device(tensor).type in ("xla", "cuda")))
-    patches.set(torch.Tensor, "is_xla", property(lambda _: False))
+    patches.set(torch.Tensor, "is_xla", property(_is_not_xla))
     _patch_moves(patches, base)
     _patch_addresses(patches, base)
     _patch_printing(patches, device)
     patches.set(torch.__future__, "_swap_module_params_on_conversion", True)
+
+
+def _is_not_xla(_: torch.Tensor) -> bool:
+    return False
 
 
 def placed(where: Any) -> Any:  # noqa: ANN401 - whatever takes a device's place among arguments
@@ -54,8 +60,9 @@ def _patch_moves(patches: Patches, base: Any) -> None:  # noqa: ANN401
         moved: torch.Tensor = to(self, *args, **kwargs)
         return moved
 
-    def cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401, ARG001, FBT001, FBT002
-        moved: torch.Tensor = to(self, STAND_IN, non_blocking=non_blocking, **kwargs)
+    def cuda(self: torch.Tensor, *_: object, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - there is one device
+        kwargs.pop("device", None)
+        moved: torch.Tensor = to(self, STAND_IN, **kwargs)
         return moved
 
     patches.set(torch.Tensor, "to", move)
@@ -68,7 +75,8 @@ def _placing(make: Any) -> Any:  # noqa: ANN401 - a function of torch's
     def placing(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
         target = placed(device)
         if target is not STAND_IN:
-            return make(*args, device=device, **kwargs)
+            elsewhere: torch.Tensor = make(*args, device=device, **kwargs)
+            return elsewhere
         requires_grad = kwargs.pop("requires_grad", False)
         made: torch.Tensor = make(*args, **kwargs).to(target)
         return made.requires_grad_() if requires_grad else made
@@ -89,14 +97,14 @@ def _patch_addresses(patches: Patches, base: Any) -> None:  # noqa: ANN401
             address: int = tensor_address(tensor)
             return address
         start = address_of_storage(tensor.untyped_storage())
-        return start and start + tensor.storage_offset() * tensor.element_size()
+        return start and start + int(tensor.storage_offset()) * tensor.element_size()
 
     patches.set(storage_class, "data_ptr", address_of_storage)
     patches.set(torch.Tensor, "data_ptr", address_of_tensor)
 
 
 def _patch_printing(patches: Patches, device: EmulatedDevice) -> None:
-    show = torch.Tensor.__repr__
+    show: Callable[..., str] = torch.Tensor.__repr__
 
     def shown(tensor: torch.Tensor, **kwargs: Any) -> str:  # noqa: ANN401
         if tensor.is_cpu or not tensor.is_cuda:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _ROWS: Final = 128
 _HALVES: Final = (torch.float16, torch.bfloat16)
 _LOCK_FLOATS: Final = 4
+_SHARED_MEMORY_OF_WIDE: Final = 128 << 10
 _SEED_ON_DEVICE: Final = (2, 7)
 
 
@@ -52,7 +53,7 @@ def _efficient(call: Call) -> Temporaries:
     return Temporaries(order=[2, 3, 0, 1])
 
 
-def _flash(call: Call) -> Temporaries:
+def _flash(_: Call) -> Temporaries:
     """Output, softmax, and the state of the dropout, which before torch 2.7 is the host's."""
     if TORCH < _SEED_ON_DEVICE:
         return Temporaries(on_host=(6, 7))
@@ -63,7 +64,7 @@ def _efficient_backward(call: Call) -> Temporaries:
     gradient, query = call.args[:2]
     batch, heads, length, size = query.shape
     rows = batch * heads * length * 4
-    workspace = batch * heads * _accumulator_floats(call, length, size) * 4
+    workspace = batch * heads * _accumulator_floats(call, size) * 4
     copies = _contiguous_copies(gradient) if TORCH < _SEED_ON_DEVICE else ()
     if query.dtype in _HALVES:
         return Temporaries(copies, (rows, workspace))
@@ -71,14 +72,31 @@ def _efficient_backward(call: Call) -> Temporaries:
     return Temporaries(copies, (product, rows, rows, -2 - first, -1 - first, workspace))
 
 
-def _accumulator_floats(call: Call, length: int, size: int) -> int:
-    """fp32 accumulators of one head: of the query's gradient by blocks with a lock, and of the keys' where too wide."""
+def _accumulator_floats(call: Call, size: int) -> int:
+    """fp32 accumulators of one head: of the query's gradient by blocks with a lock each, and of wide keys' and values'.
+
+    The shapes of the blocks were seen on null GPUs; PyTorch takes the first kernel that fits head and shared memory.
+    """
     query, key, value = call.args[1:4]
-    is_half, wide = query.dtype in _HALVES, call.card.compute_capability >= (8, 0)
-    block = 128 if is_half and wide and size > 64 else 64  # noqa: PLR2004
-    columns = -(-size // (128 if is_half and size > 64 else 64))  # noqa: PLR2004
-    floats = -(-length // block) * columns * (block * min(128 if is_half and size > 64 else 64, 128) + _LOCK_FLOATS)  # noqa: PLR2004
+    block, columns, keeps_keys = _kernel(call, size)
+    floats: int = -(-query.shape[2] // block) * -(-size // columns) * (block * columns + _LOCK_FLOATS)
+    if keeps_keys:
+        keys = _above(key.shape[2], block)
+        floats += keys * (_above(size, block) + _above(value.shape[3], block))
     return floats
+
+
+def _kernel(call: Call, size: int) -> tuple[int, int, bool]:
+    """Rows and columns of a block, and whether the gradients of keys and values are kept outside the registers."""
+    if call.args[1].dtype not in _HALVES or size <= 64:  # noqa: PLR2004 - head sizes of kernels
+        return 64, 64, False
+    if size > 128:  # noqa: PLR2004
+        return 128, 64, True
+    if call.card.compute_capability < (8, 0):
+        return 128, 64, False
+    if call.card.shared_memory_per_block_bytes >= _SHARED_MEMORY_OF_WIDE:
+        return 128, 128, False
+    return (128, 64, False) if size <= 96 else (64, 64, True)  # noqa: PLR2004
 
 
 MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {

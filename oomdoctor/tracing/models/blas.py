@@ -51,7 +51,7 @@ def _keeps_none() -> bool:
 
 def _product_and_sum(call: Call) -> Temporaries:
     """`addmm` goes to cuBLASLt where it can add the bias on the way."""
-    bias, left, right = call.args[:3]
+    bias, _, right = call.args[:3]
     fused = bias.dim() == 1 and bias.is_contiguous() and bias.shape[0] == right.shape[1] and min(right.shape) > 1
     if not fused or call.kwargs.get("beta", 1) != 1:
         return _product(call)

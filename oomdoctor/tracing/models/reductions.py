@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cmp_to_key
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.tracing.taking import NOTHING, Temporaries
+from oomdoctor.tracing.taking import Temporaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,8 +70,10 @@ def _loop_over(tensor: torch.Tensor, dims: Sequence[int] | None) -> _Loop:
     """Dimensions as TensorIterator orders and joins them: reduced ones first, each kind by stride."""
     rank = tensor.dim()
     chosen = {dim % rank for dim in dims} if dims else set(range(rank))
-    axes = [(size, stride, dim in chosen) for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))]
-    ordered = [axis for axis in sorted(reversed(axes), key=cmp_to_key(_slower)) if axis[0] != 1]
+    axes = [
+        (tensor.shape[dim], tensor.stride(dim), dim in chosen) for dim in reversed(range(rank))
+    ]  # the last dimension first, which is where TensorIterator begins
+    ordered = [axis for axis in sorted(axes, key=cmp_to_key(_slower)) if axis[0] != 1]
     joined: list[tuple[int, int, bool]] = []
     for size, stride, is_reduced in ordered:
         if joined and joined[-1][2] == is_reduced and joined[-1][0] * joined[-1][1] == stride:
