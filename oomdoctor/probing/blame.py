@@ -24,8 +24,8 @@ def blame(error: OomdoctorError, *, zeros_read: int) -> OomdoctorError:
         return NoAnswerError(f"the null GPU does not serve {served}", details=details, hint=_REAL_GPU)
     if zeros_read:
         return NoAnswerError(
-            f"the target read data back from the GPU and then failed; from {_STAND_IN[kind()]} come zeros, whatever was "
-            "computed",
+            f"the target read data back from the GPU and then failed; from {_STAND_IN[kind()]} come zeros, whatever "
+            "was computed",
             details=details,
             hint=f"{_REAL_GPU}, or take decisions on what was computed (`.item()`, `.any()`, masks) out of the step",
         )

@@ -141,7 +141,7 @@ class _Worker:
             "held": _held(),
             "phases": [encode(phase) for phase in recorder.phases],
             "found": describe(target),
-            "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
+            "versions": _versions(),
         }
 
     def trial(self, request: Message) -> Message:
@@ -208,6 +208,11 @@ _OPERATIONS = {
     "profile": _Worker.profile,
     "dependencies": _Worker.dependencies,
 }
+
+
+def _versions() -> Message:
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    return {name: version for name, version in versions.items() if version}  # a CPU build has no CUDA
 
 
 def _import_what_optimizers_import() -> None:
