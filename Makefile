@@ -56,6 +56,7 @@ bench: $(INSTALLED)  ## Measure what the README claims, and write it to tests/be
 	$(BIN)/python tests/bench/run_overhead.py
 	$(BIN)/python tests/bench/lint_fuzz.py
 	$(BIN)/python tests/bench/check_speed.py
+	$(BIN)/python tests/bench/allocator_speed.py
 
 .PHONY: bench-lint
 bench-lint: $(INSTALLED)  ## Measure lint on installed projects: make bench-lint PROJECTS="folder folder"

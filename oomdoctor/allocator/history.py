@@ -114,8 +114,8 @@ class _Before:
 
     def put(self, stretch: _Stretch) -> None:
         """Add a stretch; it joins those of the same expandable segment that it touches."""
-        if stretch.end > _ADDRESSES:
-            raise UnreadableHistoryError(f"there is no address {stretch.end:#x}")
+        if not 0 <= stretch.start < stretch.end <= _ADDRESSES:
+            raise UnreadableHistoryError(f"there is no memory from {stretch.start:#x} to {stretch.end:#x}")
         insort(self.stretches, stretch)
         if stretch.expandable:
             index = bisect_right(self.stretches, stretch) - 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from oomdoctor.allocator.caching import CachingAllocator
@@ -53,8 +54,9 @@ class Replay:
         events: Allocations and frees that were replayed.
         segment_events: Segments that came and went as recorded.
         departure: Where the simulator does something else; None where the history replays to its end.
-        is_certain: Whether nothing had to be guessed: the history has the allocator's first allocation, and expandable
-            segments, whose addresses no event tells before they are mapped, are of one stream.
+        is_certain: Whether nothing had to be guessed: the history has the allocator's first allocation; expandable
+            segments, whose addresses no event tells before they are mapped, are of one stream; and no free waited for
+            another stream, since no event tells whether blocks were searched before or after it was done.
     """
 
     events: int
@@ -104,7 +106,7 @@ class _Replayer:
         for position, event in enumerate(events):
             if event.action == "segment_map":
                 self.mapped.setdefault(event.stream, []).append(position)
-        self.is_certain = not before and len(self.mapped) <= 1
+        self.is_certain = not before and len(self.mapped) <= 1 and not _has_waiting_frees(events)
         self.allocator.observe_segments(self.observe)
 
     def run(self) -> Replay:
@@ -227,6 +229,14 @@ class _Replayer:
         event = self.next()
         there = "ends" if event is _END else f"has `{event.action}` of {pytorch_size(event.size)} at {event.address:#x}"
         raise _DepartureError(f"by the allocator's rules {text}, and the history {there}")
+
+
+def _has_waiting_frees(events: Sequence[HistoryEvent]) -> bool:
+    """Whether a block was freed that could not be used again at once."""
+    return any(
+        event.action == "free_requested" and (after.action, after.address) != ("free_completed", event.address)
+        for event, after in pairwise(events)
+    )
 
 
 class _RecordedMemory(DeviceMemory):
