@@ -22,7 +22,7 @@ def blame(error: OomdoctorError, *, zeros_read: int) -> OomdoctorError:
     if calls := unknown_calls():
         served = ", ".join(f"`{name}`" for name in calls)
         return NoAnswerError(f"the null GPU does not serve {served}", details=details, hint=_REAL_GPU)
-    if zeros_read:
+    if zeros_read and not isinstance(error, NoAnswerError):
         return NoAnswerError(
             f"the target read data back from the GPU and then failed; from {_STAND_IN[kind()]} come zeros, whatever "
             "was computed",

@@ -99,8 +99,8 @@ def _answer(worker: _Worker, request: Message) -> Message:
 
 
 def _texts(error: OomdoctorError) -> Message:
-    kind = type(error).__name__
-    return {"kind": kind, "message": error.message, "hint": error.hint, "details": error.details}
+    kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == OomdoctorError.__module__)
+    return {"kind": next(kinds), "message": error.message, "hint": error.hint, "details": error.details}
 
 
 class _Worker:
