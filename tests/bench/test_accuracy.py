@@ -213,19 +213,17 @@ def training_step(model, batch):
 
 @pytest.mark.null_gpu
 def test_one_worker_answers_all_of_a_case(tmp_path: Path) -> None:
-    """Both peaks and the maximum for every capacity come from trials in one worker; a wrong target is told as such."""
+    """Both peaks and the maximum for every capacity come from trials in one worker, smaller cards' as well."""
     file = tmp_path / "wide.py"
     file.write_text(WIDE, encoding="utf-8")
 
     said = answer(Case("wide", str(file), "fp32", (4, 8), optimizer="SGD"), "null")
 
-    output = 16 * (1 << 20) * 4
     first, second = (peak["allocated_bytes"] for peak in said["peaks"].values())
-    assert second - first >= 4 * output
-    assert said["workers_replaced"] == 0
-    assert said["optimizer"] == "SGD"
-    for capacity, maximum in said["maxima"].items():
-        assert 0.8 < maximum * output * 1.0 / (int(capacity) * GIB) < 1.0
+    assert round((second - first) / (4 << 26), 2) == 1
+    assert (said["workers_replaced"], said["zeros_read"], said["optimizer"]) == (0, 0, "SGD")
+    # An output takes 64 MiB a sample, and the allocator holds two: into the first one's room goes a gradient.
+    assert said["maxima"] == {str(capacity): 8 * capacity - 3 for capacity in CAPACITIES_GIB}
 
 
 def test_an_engine_that_is_not_there_is_a_problem_and_not_another_engine() -> None:

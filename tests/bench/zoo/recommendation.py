@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-SAMPLES = 256
+SAMPLES = 1024
 """Impressions in one sample of the batch: one user's session."""
 TABLES, ROWS, PER_BAG, NUMBERS = 26, 50_000, 8, 13
 
@@ -13,9 +13,9 @@ TABLES, ROWS, PER_BAG, NUMBERS = 26, 50_000, 8, 13
 class Recommender(nn.Module):
     """Bags of embeddings and a net over the numbers meet in their products."""
 
-    def __init__(self, width: int, *, sparse: bool) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.bags = nn.ModuleList(nn.EmbeddingBag(ROWS, width, mode="sum", sparse=sparse) for _ in range(TABLES))
+        self.bags = nn.ModuleList(nn.EmbeddingBag(ROWS, width, mode="sum") for _ in range(TABLES))
         self.numbers = nn.Sequential(nn.Linear(NUMBERS, 512), nn.ReLU(), nn.Linear(512, width), nn.ReLU())
         pairs = (TABLES + 1) * TABLES // 2
         self.top = nn.Sequential(
@@ -34,9 +34,9 @@ class Recommender(nn.Module):
         return logits[:, 0]
 
 
-def build_model(*, width: int = 64, sparse: bool = False) -> nn.Module:
-    """Build the recommender; `sparse` gradients hold only the rows that were looked up."""
-    return Recommender(width, sparse=sparse)
+def build_model(*, width: int = 64) -> nn.Module:
+    """Build the recommender."""
+    return Recommender(width)
 
 
 def make_batch(batch_size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,7 +13,7 @@ HEARD = 1024
 
 
 def build_whisper(*, attention: str | None = None, checkpoint: bool = False) -> nn.Module:
-    """Build Whisper small."""
+    """Build Whisper small; `checkpoint` recomputes each layer, and what is written ends in padding then."""
     from transformers import AutoModelForSpeechSeq2Seq, WhisperConfig
 
     layers = {"encoder_layers": 12, "decoder_layers": 12, "d_model": 768}
@@ -44,6 +44,9 @@ def training_step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     if hasattr(model, "audio_spectrogram_transformer"):
         output = model(sound[..., :HEARD].transpose(1, 2), labels=tokens[:, 0])
     else:
-        output = model(input_features=sound, labels=tokens)
+        # Without a mask and a cache, which checkpoints switch off, it reads whether several texts are packed in one.
+        kept = torch.arange(TOKENS, device=tokens.device) < TOKENS - 1
+        mask = kept.expand_as(tokens).long() if model.is_gradient_checkpointing else None
+        output = model(input_features=sound, labels=tokens, decoder_attention_mask=mask)
     loss: Tensor = output.loss
     return loss
