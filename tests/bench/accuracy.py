@@ -65,7 +65,7 @@ def _definition_in(row: Row) -> Row:
 def is_known(case: Case, engine: str, rows: Rows) -> bool:
     """Whether the rows hold what the engine says of the case under the versions that are installed."""
     known = rows.get(case.name, {}).get("engines", {}).get(engine, {})
-    return known.get("versions") == installed(case)
+    return bool(known.get("versions") == installed(case))
 
 
 def document(rows: Rows) -> Row:

@@ -106,13 +106,13 @@ def share(kept: Sequence[bool]) -> float | None:
 
 def worst(found: dict[str, Errors], kind: str) -> Row | None:
     """The largest error that is finite, and where it is; None where there is none."""
-    all_of_them = [
+    finite: list[Row] = [
         {"error": error, "case": name, "at": at}
         for name, each in found.items()
         for at, error in each[kind].items()
         if math.isfinite(error)
     ]
-    return max(all_of_them, key=lambda each: abs(each["error"]), default=None)
+    return max(finite, key=lambda each: abs(each["error"]), default=None)
 
 
 def _row(promise: Promise, kept: Sequence[bool]) -> Row:
