@@ -73,6 +73,10 @@ bench-lint: $(INSTALLED)  ## Measure lint on installed projects: make bench-lint
 	$(BIN)/python tests/bench/lint_precision.py $(PROJECTS)
 	$(BIN)/python tests/bench/lint_speed.py $(PROJECTS)
 
+.PHONY: accuracy
+accuracy: $(INSTALLED)  ## Compare the engines over a zoo of models, and write it to tests/bench/results
+	$(BIN)/python tests/bench/accuracy.py
+
 .PHONY: interrupts
 interrupts: $(INSTALLED)  ## End 200 probes of a model and 50 of a command at random moments: nothing may stay
 	OOMDOCTOR_TEST_MOMENTS=200 $(BIN)/pytest tests/cli/test_interrupts.py
