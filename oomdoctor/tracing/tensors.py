@@ -32,7 +32,8 @@ def patch_tensors(patches: Patches, device: EmulatedDevice) -> None:
     _patch_moves(patches, base)
     _patch_addresses(patches, base)
     _patch_printing(patches, device)
-    patches.set(torch.__future__, "_swap_module_params_on_conversion", True)
+    # else `Module.to` would make new parameters, of which an optimizer or a tied layer knows nothing
+    patches.set(torch.__future__, "_swap_module_params_on_conversion", True)  # noqa: FBT003 - its value
 
 
 def _is_not_xla(_: torch.Tensor) -> bool:

@@ -10,19 +10,24 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from oomdoctor.tracing.taking import NOTHING, Temporaries
+from oomdoctor.tracing.taking import Temporaries
 from oomdoctor.tracing.version import TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oomdoctor.devices.card import Card
     from oomdoctor.tracing.taking import Call
 
 _ROWS: Final = 128
 _HALVES: Final = (torch.float16, torch.bfloat16)
 _LOCK_FLOATS: Final = 4
+_NEARLY_FULL: Final = 0.8
+_AS_GOOD: Final = 0.85
 _SHARED_MEMORY_OF_WIDE: Final = 128 << 10
 _SEED_ON_DEVICE: Final = (2, 7)
+_WIDE_HEADS_BY_64: Final = (2, 8)
+"""As flash attention 2.7.4 has it; seen on null GPUs in 2.15, and not in 2.6."""
 
 
 def _above(number: int, multiple: int) -> int:
@@ -39,7 +44,7 @@ def _flash_backward(call: Call) -> Temporaries:
     gradient, query, key = call.args[:3]
     batch, heads, length, size = query.shape
     rows = _above(length, _ROWS)
-    after = [batch * heads * rows * 4, batch * rows * heads * _above(size, 32 if size <= _ROWS else 64) * 4]
+    after = [batch * heads * rows * 4, batch * rows * heads * _rounded_head(size) * 4]
     if key.shape[1] != heads:
         after += [batch * key.shape[2] * heads * size * query.element_size()] * 2
     return Temporaries(_contiguous_copies(gradient, call.args[4]), tuple(after))
@@ -53,11 +58,38 @@ def _efficient(call: Call) -> Temporaries:
     return Temporaries(order=[2, 3, 0, 1])
 
 
-def _flash(_: Call) -> Temporaries:
-    """Output, softmax, and the state of the dropout, which before torch 2.7 is the host's."""
-    if TORCH < _SEED_ON_DEVICE:
-        return Temporaries(on_host=(6, 7))
-    return NOTHING
+def _flash(call: Call) -> Temporaries:
+    """Partial outputs where few blocks would run; the state of the dropout, which before torch 2.7 is the host's."""
+    on_host = (6, 7) if TORCH < _SEED_ON_DEVICE else ()
+    query, key = call.args[:2]
+    dropout = call.args[3] if len(call.args) > 3 else 0.0  # noqa: PLR2004 - its place
+    splits = 1 if dropout else _splits(call.card, query, key)
+    if splits == 1:
+        return Temporaries(on_host=on_host)
+    rows = splits * query.shape[0] * query.shape[1] * query.shape[2] * 4
+    return Temporaries(after=(rows, rows * _rounded_head(query.shape[3])), on_host=on_host)
+
+
+def _splits(card: Card, query: torch.Tensor, key: torch.Tensor) -> int:
+    """`num_splits_heuristic`: the fewest parts of the keys that fill the card almost as well as any number."""
+    batch, heads, length, size = query.shape
+    columns = 256 if size <= 64 else 128 if size <= 128 else 64  # noqa: PLR2004 - set_params_splitkv
+    blocks, most_blocks = batch * heads * -(-length // 64), 2 * card.sm_count
+    key_blocks = -(-key.shape[2] // columns)
+    if blocks >= _NEARLY_FULL * most_blocks:
+        return 1
+    eligible = [
+        number
+        for number in range(1, min(128, most_blocks, key_blocks) + 1)
+        if number == 1 or -(-key_blocks // number) != -(-key_blocks // (number - 1))
+    ]
+    waves = [blocks * number / most_blocks for number in eligible]
+    efficiencies = [wave / -(-wave // 1) for wave in waves]
+    return next(n for n, found in zip(eligible, efficiencies, strict=True) if found >= _AS_GOOD * max(efficiencies))
+
+
+def _rounded_head(size: int) -> int:
+    return _above(size, 32 if size <= _ROWS or TORCH < _WIDE_HEADS_BY_64 else 64)
 
 
 def _efficient_backward(call: Call) -> Temporaries:
@@ -65,7 +97,7 @@ def _efficient_backward(call: Call) -> Temporaries:
     batch, heads, length, size = query.shape
     rows = batch * heads * length * 4
     workspace = batch * heads * _accumulator_floats(call, size) * 4
-    copies = _contiguous_copies(gradient) if TORCH < _SEED_ON_DEVICE else ()
+    copies = _contiguous_copies(gradient)
     if query.dtype in _HALVES:
         return Temporaries(copies, (rows, workspace))
     product, first = gradient.numel() * 4, len(copies)

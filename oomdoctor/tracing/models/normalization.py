@@ -40,6 +40,13 @@ def _softmax(call: Call) -> Temporaries:
     return Temporaries(tuple(t.numel() * t.element_size() for t in given if not t.is_contiguous()))
 
 
+def _softmax_backward(call: Call) -> Temporaries:
+    """The product of gradient and output, too. Source: `softmax_backward_cuda_out`, SoftMax.cu."""
+    copies = _softmax(call).before
+    gradient, output = call.args[:2]
+    return Temporaries(copies, (gradient.numel() * max(gradient.element_size(), output.element_size()),))
+
+
 def _workspace_first(_: Call) -> Temporaries:
     return Temporaries(order=[2, 0, 1])
 
@@ -51,7 +58,8 @@ def _gru_workspace_first(_: Call) -> Temporaries:
 MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
-    **dict.fromkeys(("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"), _softmax),
+    **dict.fromkeys(("_softmax", "_log_softmax", "_log_softmax_backward_data"), _softmax),
+    "_softmax_backward_data": _softmax_backward,
     "_thnn_fused_lstm_cell": _workspace_first,
     "_thnn_fused_gru_cell": _gru_workspace_first,
 }
