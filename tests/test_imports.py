@@ -15,7 +15,6 @@ TIERS = {
     **dict.fromkeys(("probing", "diagnosis", "lint", "reports"), 3),
     **dict.fromkeys(("running", "tracing"), 2),
     **dict.fromkeys(("oom", "targets", "devices", "examples", "schemas", "configuration", "allocator"), 1),
-    **dict.fromkeys(("oom", "targets", "devices", "examples", "schemas", "configuration", "allocator"), 1),
 }
 """Tier by first name below the package; modules that lie in the package itself are the lowest, 0."""
 

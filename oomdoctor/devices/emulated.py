@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from oomdoctor.devices.card import Card
 from oomdoctor.serialisation import decode, encode
@@ -22,4 +22,4 @@ def environment(card: Card, base: Mapping[str, str]) -> dict[str, str]:
 def card_of(environ: Mapping[str, str]) -> Card | None:
     """The card that a process shall emulate; None where it shall use what there is."""
     text = environ.get(_CARD)
-    return None if text is None else cast("Card", decode(Card, json.loads(text), "card"))
+    return None if text is None else decode(Card, json.loads(text), "card")
