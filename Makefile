@@ -7,6 +7,12 @@ INSTALLED := .venv/.installed
 OLDEST := .venv-oldest
 OLDEST_TORCH := torch==2.6.0
 
+# A CPU build, where the null GPU cannot run and the trace engine answers.
+CPU := .venv-cpu
+CPU_TORCH := torch==2.13.0
+CPU_TOOLS := hypothesis jsonschema mypy numpy psutil pytest pytest-timeout pytest-xdist pyyaml types-psutil types-PyYAML
+CPU_TESTS := tests/allocator tests/api tests/cli tests/devices tests/probing tests/targets tests/test_examples.py tests/tracing
+
 # Processes that share the suite; what it measures, it measures side by side, so that sharing does not matter.
 WORKERS ?= auto
 
@@ -26,6 +32,10 @@ run: $(INSTALLED)  ## Probe the GPT-2 example on a card this machine does not ne
 .PHONY: test
 test: $(INSTALLED) $(OLDEST)/.installed  ## Run the whole suite
 	OOMDOCTOR_TEST_PYTHONS=$(CURDIR)/$(OLDEST)/bin/python $(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+.PHONY: test-cpu
+test-cpu: $(CPU)/.installed  ## Run what does not need CUDA on a CPU build of torch
+	$(CPU)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not null_gpu" $(CPU_TESTS)
 
 .PHONY: cov
 cov: $(INSTALLED) $(OLDEST)/.installed  ## Run the suite and report coverage, child processes included
@@ -56,11 +66,16 @@ bench: $(INSTALLED)  ## Measure what the README claims, and write it to tests/be
 	$(BIN)/python tests/bench/run_overhead.py
 	$(BIN)/python tests/bench/lint_fuzz.py
 	$(BIN)/python tests/bench/check_speed.py
+	$(BIN)/python tests/bench/allocator_speed.py
 
 .PHONY: bench-lint
 bench-lint: $(INSTALLED)  ## Measure lint on installed projects: make bench-lint PROJECTS="folder folder"
 	$(BIN)/python tests/bench/lint_precision.py $(PROJECTS)
 	$(BIN)/python tests/bench/lint_speed.py $(PROJECTS)
+
+.PHONY: accuracy
+accuracy: $(INSTALLED)  ## Compare the engines over a zoo of models, and write it to tests/bench/results
+	$(BIN)/python tests/bench/accuracy.py
 
 .PHONY: interrupts
 interrupts: $(INSTALLED)  ## End 200 probes of a model and 50 of a command at random moments: nothing may stay
@@ -72,7 +87,7 @@ gpu-check:  ## On a machine with a CUDA GPU: compare it with the null GPU, with 
 	$(PYTHON) tests/bench/gpu_check.py
 
 .PHONY: check
-check: lint typecheck test  ## All that must pass before a change lands
+check: lint typecheck test test-cpu  ## All that must pass before a change lands
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -83,4 +98,10 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(OLDEST)
 	grep -v -e '^torch==' -e '^triton==' -e '^nvidia-' -e '^cuda-' -e '^sympy==' -e '^setuptools==' constraints.txt > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt $(OLDEST_TORCH) numpy --editable .
+	touch $@
+
+$(CPU)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(CPU)
+	grep -v -e '^torch==' -e '^triton==' -e '^nvidia-' -e '^cuda-' -e '^sympy==' -e '^setuptools==' constraints.txt > $(CPU)/constraints.txt
+	$(CPU)/bin/python -m pip install --quiet --constraint $(CPU)/constraints.txt $(CPU_TORCH) $(CPU_TOOLS) --editable .
 	touch $@

@@ -38,6 +38,7 @@ from oomdoctor.results import (
     LintDocument,
     ProbeDocument,
     ProbeResult,
+    SnapshotSummary,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ _DOCUMENTS: Mapping[str, type[Document]] = MappingProxyType(
     {"probe": ProbeDocument, "diagnose": DiagnosisDocument, "lint": LintDocument, "check": CheckDocument}
 )
 ADDED_LATER: frozenset[tuple[type, str]] = frozenset(
-    {(ProbeResult, "memory"), (ProbeResult, "command_plan"), (CheckedEntry, "not_kept")}
+    {(ProbeResult, "memory"), (ProbeResult, "command_plan"), (CheckedEntry, "not_kept"), (SnapshotSummary, "replay")}
 )
 """Fields that documents of this schema version did not have from the first; one that lacks them has their defaults."""
 

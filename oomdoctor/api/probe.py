@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from oomdoctor.results import ProbeDocument
 
 Word = TypeVar("Word", bound=str)
-EngineName = Literal["auto", "cuda", "null"]
-_ENGINES: tuple[EngineName, ...] = ("auto", "cuda", "null")
+EngineName = Literal["auto", "cuda", "null", "trace"]
+_ENGINES: tuple[EngineName, ...] = ("auto", "cuda", "null", "trace")
 
 
 def probe(  # noqa: PLR0913 - one parameter an option

@@ -52,7 +52,8 @@ OptimizerName: TypeAlias = Annotated[
 ]
 Headroom: TypeAlias = Annotated[str, typer.Option(help="Part of the capacity that the recommended size leaves free.")]
 EngineName: TypeAlias = Annotated[
-    Literal["auto", "cuda", "null"], typer.Option(help="Where trials run: the local GPU or a null GPU.")
+    Literal["auto", "cuda", "null", "trace"],
+    typer.Option(help="Where trials run: the local GPU, a null GPU, or no GPU at all (trace)."),
 ]
 TrialTimeout: TypeAlias = Annotated[
     float, typer.Option(help="Longest time a trial may take, in seconds.", min=1.0, max=604800.0)

@@ -1,4 +1,4 @@
-"""Which engine answers: the local GPU or a null GPU. Every automatic choice carries its reason."""
+"""Which engine answers: the local GPU, a null GPU or a trace. Every automatic choice carries its reason."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from oomdoctor.devices import emulated
 from oomdoctor.devices.catalogue import find_card, generic_card
 from oomdoctor.devices.monitor import has_local_gpu
 from oomdoctor.devices.null_gpu import environment as null_gpu_environment
@@ -27,13 +28,13 @@ class Engine:
     """Where the trials will run.
 
     Attributes:
-        kind: `cuda` for the local GPU, `null` for a null GPU.
-        card: The card that the null GPU plays; None for the local GPU.
+        kind: `cuda` for the local GPU, `null` for a null GPU, `trace` for an emulated device.
+        card: The card that is played; None for the local GPU.
         environment: The worker's whole environment.
         reasons: Why this engine, and where its numbers were had from.
     """
 
-    kind: Literal["cuda", "null"]
+    kind: Literal["cuda", "null", "trace"]
     card: Card | None
     environment: dict[str, str]
     reasons: tuple[Reason, ...]
@@ -41,12 +42,13 @@ class Engine:
 
 def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs there
     *,
-    engine: Literal["auto", "cuda", "null"],
+    engine: Literal["auto", "cuda", "null", "trace"],
     gpu: str | None,
     device: str | None,
     memory_bytes: int | None,
     base: Mapping[str, str],
     build: TorchBuild | None = None,
+    may_trace: bool = True,
 ) -> Engine:
     """Choose the engine, and build the null GPU where it is needed.
 
@@ -57,10 +59,11 @@ def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs t
         memory_bytes: Capacity to play.
         base: Environment to start from.
         build: The torch that the trials will import; None for this process's own.
+        may_trace: Whether an emulated device will do, which only our own worker can run on.
 
     Raises:
         UsageError: The options contradict each other, or the card is unknown.
-        NoAnswerError: No GPU and no card to play, or the null GPU cannot run here.
+        NoAnswerError: No GPU and no card to play, or nothing that could play it can run here.
     """
     if sys.platform != "linux":
         raise NoAnswerError(f"trials run on Linux, and this is `{sys.platform}`", hint="use WSL or a Linux container")
@@ -76,16 +79,30 @@ def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs t
     if gpu is None and memory_bytes is None:
         raise _no_gpu(engine)
     card = _played_card(gpu, memory_bytes)
-    return Engine(
-        kind="null",
-        card=card,
-        environment=null_gpu_environment(card, build, base),
-        reasons=(
-            _null_reason(engine=engine, gpu=gpu, card=card),
-            *_capacity_reasons(card, memory_bytes),
-            *_allocator_reasons(base),
-        ),
-    )
+    reasons = (*_capacity_reasons(card, memory_bytes), *_allocator_reasons(base))
+    if engine == "trace":
+        _check_may_trace(may_trace=may_trace)
+        return _trace(card, base, "asked for by `--engine trace`", reasons)
+    try:
+        environment = null_gpu_environment(card, build, base)
+    except NoAnswerError as error:
+        if engine == "null" or not may_trace:
+            raise
+        return _trace(card, base, error.message, reasons)
+    return Engine("null", card, environment, (_null_reason(engine=engine, gpu=gpu, card=card), *reasons))
+
+
+def _check_may_trace(*, may_trace: bool) -> None:
+    if not may_trace:
+        raise UsageError(
+            "`--engine trace` runs the step of a file, and a command's processes need PyTorch's own CUDA code",
+            hint="`--engine null` runs them on a null GPU",
+        )
+
+
+def _trace(card: Card, base: Mapping[str, str], why: str, reasons: tuple[Reason, ...]) -> Engine:
+    text = f"trace: {why}; no kernel runs, and what each would allocate is told by its operator"
+    return Engine("trace", card, emulated.environment(card, base), (Reason("engine", text), *reasons))
 
 
 def _torch() -> TorchBuild:
@@ -106,12 +123,14 @@ def _check_options(*, engine: str, gpu: str | None, device: str | None) -> None:
             "`--gpu` names a card to play, and `--engine cuda` runs on the local GPU",
             hint="drop one of the two; `--memory SIZE` asks the local GPU about a smaller one",
         )
-    if device is not None and engine == "null":
-        raise UsageError("`--device` chooses a GPU of this machine, and `--engine null` uses none", hint="drop one")
+    if device is not None and engine in ("null", "trace"):
+        raise UsageError(
+            f"`--device` chooses a GPU of this machine, and `--engine {engine}` uses none", hint="drop one"
+        )
 
 
 def _no_gpu(engine: str) -> NoAnswerError:
-    why = "`--engine null` was asked for" if engine == "null" else "this machine has no NVIDIA GPU"
+    why = f"`--engine {engine}` was asked for" if engine in ("null", "trace") else "this machine has no NVIDIA GPU"
     return NoAnswerError(
         f"{why}, and neither `--gpu` nor `--memory` says which card to play",
         hint="for example `--gpu rtx-4090` or `--memory 24GiB`; `oomdoctor gpus --known` lists the cards",

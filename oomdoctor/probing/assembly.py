@@ -101,6 +101,8 @@ def _measured_reasons(engine: Engine, loaded: Loaded) -> list[Reason]:
     if engine.kind == "null":
         text = "0 bytes: cuDNN chooses them on a real GPU, and no measured figures are built in yet"
         return [Reason("peaks", _NULL_PEAKS), Reason("cudnn_workspace", text)]
+    if engine.kind == "trace":
+        return [Reason("peaks", _TRACED_PEAKS)]
     return [
         Reason("capacity", f"measured on {loaded.name}: what was free, and what PyTorch holds"),
         Reason("context", "measured: in use on the GPU before the model, less other processes"),
@@ -124,6 +126,9 @@ OWN_PRECISION = "precision of its own"
 """What stands for the precision of a command, which nobody outside of it knows."""
 
 _NULL_PEAKS = "counted by PyTorch's caching allocator while the step ran on the null GPU"
+_TRACED_PEAKS = (
+    "counted by a simulation of PyTorch's caching allocator, from what each operator of the step would allocate"
+)
 _NATIVE_BF16 = 8.0
 """Compute capability from which bf16 is native."""
 
@@ -156,7 +161,7 @@ def _device_warnings(request: ProbeRequest, engine: Engine, supervisor: TrialSou
             f"compute capability {loaded.compute_capability} emulates bf16; `--precision fp16` may suit it better"
         )
     if supervisor.zeros_read and request.command is None:  # a command reads back what it logs
-        found.append(_zeros_read(supervisor.zeros_read))
+        found.append(_zeros_read(supervisor.zeros_read, engine))
     if supervisor.unknown_calls and engine.kind == "null":
         found.append(f"the null GPU does not serve {', '.join(supervisor.unknown_calls)}: memory there is not counted")
     if findings.moved is None:
@@ -164,10 +169,11 @@ def _device_warnings(request: ProbeRequest, engine: Engine, supervisor: TrialSou
     return found
 
 
-def _zeros_read(count: int) -> str:
+def _zeros_read(count: int, engine: Engine) -> str:
+    where = "in a trace" if engine.kind == "trace" else "on a null GPU"
     times = "once" if count == 1 else f"{count} times"
     return (
-        f"the step read data back from the GPU {times} in a trial, and on a null GPU that is zeros: memory that "
+        f"the step read data back from the GPU {times} in a trial, and {where} that is zeros: memory that "
         "depends on it (boolean masks, `nonzero`, `.item()` in a condition) is not counted, and training may need more"
     )
 

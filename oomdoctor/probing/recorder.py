@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from oomdoctor.devices.null_gpu.control import reads
 from oomdoctor.probing.replay import Trace, recording
+from oomdoctor.probing.stand_in import reads
 from oomdoctor.results import Phase, PhaseName
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ class ProbeRequest:
     gpu: str | None = None
     device: str | None = None
     memory_bytes: int | None = None
-    engine: Literal["auto", "cuda", "null"] = "auto"
+    engine: Literal["auto", "cuda", "null", "trace"] = "auto"
     trial_timeout_seconds: float = DEFAULT_TRIAL_TIMEOUT_SECONDS
     profile_micro_batch: int | None = None
     command: tuple[str, ...] | None = None

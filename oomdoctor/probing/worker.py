@@ -11,15 +11,17 @@ Usage: worker READ_FD WRITE_FD
 from __future__ import annotations
 
 import gc
+import os
 import platform
 import sys
 import traceback
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import torch
 
-from oomdoctor.devices.null_gpu.control import is_null_gpu, reads, unknown_calls
+from oomdoctor.devices.emulated import card_of
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.oom.classifier import classify
 from oomdoctor.probing.blame import blame
@@ -30,6 +32,7 @@ from oomdoctor.probing.profile.profiled import Profiled
 from oomdoctor.probing.profile.record import profile
 from oomdoctor.probing.recorder import PhaseRecorder
 from oomdoctor.probing.replay import largest_size
+from oomdoctor.probing.stand_in import is_emulated_by, kind, reads, unknown_calls
 from oomdoctor.probing.trial import Setup, allow, clean, run_trial, settle
 from oomdoctor.results import Outcome, PhaseName
 from oomdoctor.serialisation import encode
@@ -47,6 +50,8 @@ from oomdoctor.targets.reference import Reference
 from oomdoctor.targets.tracebacks import summary
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from oomdoctor.probing.dependency_recorder import Recorder
 
 
@@ -55,11 +60,26 @@ def main(arguments: list[str]) -> int:
     die_with_parent()
     channel = Channel(int(arguments[0]), int(arguments[1]))
     worker = _Worker()
-    try:
-        while True:
-            channel.send(_answer(worker, channel.receive()))
-    except ChannelClosedError:
-        return 0
+    with _device_to_run_on():
+        try:
+            while True:
+                channel.send(_answer(worker, channel.receive()))
+        except ChannelClosedError:
+            return 0
+
+
+@contextmanager
+def _device_to_run_on() -> Iterator[None]:
+    """Emulate a card where that is asked for; else there is a GPU, or a null GPU."""
+    card = card_of(os.environ)
+    if card is None:
+        yield
+        return
+    from oomdoctor.tracing.emulation import emulated_cuda  # noqa: PLC0415 - only where something is emulated
+
+    with emulated_cuda(card) as device:
+        is_emulated_by(device)
+        yield
 
 
 def _answer(worker: _Worker, request: Message) -> Message:
@@ -79,8 +99,8 @@ def _answer(worker: _Worker, request: Message) -> Message:
 
 
 def _texts(error: OomdoctorError) -> Message:
-    kind = type(error).__name__
-    return {"kind": kind, "message": error.message, "hint": error.hint, "details": error.details}
+    kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == OomdoctorError.__module__)
+    return {"kind": next(kinds), "message": error.message, "hint": error.hint, "details": error.details}
 
 
 class _Worker:
@@ -104,7 +124,7 @@ class _Worker:
         allow(_capacity(self._cap_bytes))
         error = _place_model(model, device, recorder)
         clean(model)
-        self._setup = Setup(target, model, device, request["precision"], request["optimizer"], not is_null_gpu())
+        self._setup = Setup(target, model, device, request["precision"], request["optimizer"], kind() == "cuda")
         self._start_bytes = torch.cuda.memory_allocated()
         with self._used.quietly():
             _import_what_optimizers_import()
@@ -121,7 +141,7 @@ class _Worker:
             "held": _held(),
             "phases": [encode(phase) for phase in recorder.phases],
             "found": describe(target),
-            "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
+            "versions": _versions(),
         }
 
     def trial(self, request: Message) -> Message:
@@ -138,7 +158,7 @@ class _Worker:
             "optimizer": attempt.optimizer_name,
             "held": _held(),
             "capacity_bytes": _capacity(self._cap_bytes),
-            "unknown_calls": unknown_calls() if is_null_gpu() else (),
+            "unknown_calls": unknown_calls(),
         }
 
     def profile(self, request: Message) -> Message:
@@ -188,6 +208,11 @@ _OPERATIONS = {
     "profile": _Worker.profile,
     "dependencies": _Worker.dependencies,
 }
+
+
+def _versions() -> Message:
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    return {name: version for name, version in versions.items() if version}  # a CPU build has no CUDA
 
 
 def _import_what_optimizers_import() -> None:

@@ -41,7 +41,7 @@ class NullSession:
     def __init__(self, config: pytest.Config, card: str, start: Mapping[str, Any]) -> None:
         self._card = card
         environment = choose_engine(
-            engine="auto", gpu=card, device=None, memory_bytes=None, base=os.environ
+            engine="auto", gpu=card, device=None, memory_bytes=None, base=os.environ, may_trace=False
         ).environment
         requests_read, requests_write = os.pipe()
         answers_read, answers_write = os.pipe()

@@ -144,6 +144,23 @@ class TimelinePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryReplay:
+    """A history held to the rules by which PyTorch's allocator places blocks.
+
+    Attributes:
+        events: Allocations and frees that were replayed.
+        segment_events: Segments that came and went as recorded.
+        departed_at: Position of the first event that is not as the rules have it, from 0; None where all are.
+        departure: What the rules have there and what the history has.
+    """
+
+    events: int
+    segment_events: int
+    departed_at: int | None
+    departure: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotSummary:
     """What a memory snapshot holds, of one device.
 
@@ -164,6 +181,7 @@ class SnapshotSummary:
         free_bytes: What the device had free at that moment.
         phase: What the program was doing at that moment, from its frames.
         user_line: The user's own line at that moment.
+        replay: The history held to the allocator's rules; None where it cannot be.
     """
 
     source: str
@@ -182,6 +200,7 @@ class SnapshotSummary:
     free_bytes: int | None = None
     phase: TrainingPhase | None = None
     user_line: SourceLine | None = None
+    replay: HistoryReplay | None = None
 
 
 @dataclass(frozen=True, slots=True)

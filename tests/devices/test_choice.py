@@ -22,6 +22,7 @@ def _reasons(**options: object) -> dict[str, str]:
     return {reason.subject: reason.text for reason in _choose(**options).reasons}
 
 
+@pytest.mark.null_gpu
 def test_a_named_card_is_played_with_its_own_figures() -> None:
     """`--gpu` plays the card, and says where its memory and its context were had from."""
     engine = _choose(gpu="rtx-4090")
@@ -49,12 +50,29 @@ def test_without_a_gpu_and_without_a_card_there_is_no_answer() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"gpu": "t4", "device": "0"}, {"gpu": "t4", "engine": "cuda"}, {"device": "0", "engine": "null"}],
+    [
+        {"gpu": "t4", "device": "0"},
+        {"gpu": "t4", "engine": "cuda"},
+        {"device": "0", "engine": "null"},
+        {"device": "0", "engine": "trace"},
+        {"gpu": "t4", "engine": "trace", "may_trace": False},
+    ],
 )
 def test_contradictions_are_refused(options: dict[str, str]) -> None:
     """Options that ask for a local GPU and for a played one are not both heeded in silence."""
     with pytest.raises(UsageError):
         _choose(**options)
+
+
+def test_without_a_null_gpu_a_card_is_traced() -> None:
+    """Where the null GPU cannot be had, `auto` traces and says why; who asked for a null GPU is told."""
+    no_compiler = BASE | {"CC": "/nowhere/cc", "XDG_CACHE_HOME": "/nowhere/cache"}
+
+    assert _choose(gpu="t4", base=no_compiler).kind == "trace"
+    assert _reasons(gpu="t4", base=no_compiler)["engine"].startswith("trace: the null GPU")
+    for options in ({"engine": "null"}, {"may_trace": False}):
+        with pytest.raises(NoAnswerError, match="null GPU"):
+            _choose(gpu="t4", base=no_compiler, **options)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from oomdoctor.results import (
     Facts,
     Fragmentation,
     GrowingLine,
+    HistoryReplay,
     LiveAllocation,
     MemoryDevice,
     MemoryLine,
@@ -297,6 +298,7 @@ _snapshots = st.builds(
     fragmentation=st.builds(Fragmentation, _SMALL, _SMALL, _SIZES, _SIZES, _SIZES),
     growing=_some(st.builds(GrowingLine, _PLACES, _CATEGORIES, _SIZES, _SIZES, _SMALL, _SMALL)),
     timeline=_some(_points, 6),
+    replay=st.none() | st.builds(HistoryReplay, _SIZES, _SIZES, _maybe_small, st.none() | _TEXTS),
 )
 _comparisons = st.builds(
     SnapshotComparison,

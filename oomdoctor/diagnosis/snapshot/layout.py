@@ -132,7 +132,9 @@ class _Reader:
             blocks.append(block)
         if sum(block.size for block in blocks) > size:
             _wrong(f"the blocks of the segment at {address:#x} are larger than the segment")
-        return Segment(address, size, tuple(blocks), values.get("is_expandable") is True)
+        expandable, small = values.get("is_expandable") is True, values.get("segment_type") == "small"
+        private = _is_private(values.get("segment_pool_id"))
+        return Segment(address, size, tuple(blocks), expandable, _stream(values), small, private)
 
     def block(self, values: dict[str, Any], at: int) -> Block:
         name = values.get("state")
@@ -164,7 +166,18 @@ class _Reader:
             _wrong(f"an entry of the history, `{action}`, has no address or no size")
         if type(time) is not int or not 0 < time < _LARGEST_NUMBER:
             time = None
-        return TraceEvent(action, address, size, self.stacks.index(values.get("frames")), time)
+        stack, private = self.stacks.index(values.get("frames")), _is_private(values.get("pool_id"))
+        return TraceEvent(action, address, size, stack, time, _stream(values), private)
+
+
+def _stream(values: dict[str, Any]) -> int:
+    stream = values.get("stream")
+    return stream if type(stream) is int and 0 <= stream < _LARGEST_NUMBER else 0
+
+
+def _is_private(pool: object) -> bool:
+    """Whether the pool of a block is none of the two that all share, which are called (0, 0)."""
+    return isinstance(pool, tuple | list) and any(type(part) is int and part for part in pool[:2])
 
 
 def _settings(value: object) -> dict[str, str]:

@@ -49,6 +49,8 @@ class TraceEvent(NamedTuple):
         size: Bytes that were asked for; of segments, their size.
         stack: Index in the snapshot's stacks.
         microseconds: The clock's time; None where the snapshot has none.
+        stream: The CUDA stream that it was for.
+        private: Whether it was in a private pool, as CUDA graphs have; older versions do not say.
     """
 
     action: Action
@@ -56,6 +58,8 @@ class TraceEvent(NamedTuple):
     size: int
     stack: int
     microseconds: int | None
+    stream: int = 0
+    private: bool = False
 
 
 class Block(NamedTuple):
@@ -85,12 +89,18 @@ class Segment:
         size: Its bytes; of an expandable segment, of a stretch that is mapped.
         blocks: What it is cut into, by address.
         expandable: Whether it can grow.
+        stream: The CUDA stream that it is for.
+        small: Whether it is for small blocks.
+        private: Whether it is of a private pool, as CUDA graphs have.
     """
 
     address: int
     size: int
     blocks: tuple[Block, ...]
     expandable: bool
+    stream: int = 0
+    small: bool = False
+    private: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from oomdoctor.diagnosis.snapshot.labelled import backward_callers, label
 from oomdoctor.diagnosis.snapshot.lifetimes import OLDER
 from oomdoctor.diagnosis.snapshot.origins import as_lines, read_stack
 from oomdoctor.diagnosis.snapshot.reading import looks_like_snapshot, read_snapshot
+from oomdoctor.diagnosis.snapshot.rerun import rerun
 from oomdoctor.diagnosis.snapshot.timeline import timeline
 from oomdoctor.diagnosis.text.phases import phase_of
-from oomdoctor.results import SnapshotSummary, TrainingPhase
+from oomdoctor.results import HistoryReplay, SnapshotSummary, TrainingPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,7 +72,16 @@ def _summary(
         free_bytes=None if history.failure is None else max(0, history.failure.address),
         phase=phase,
         user_line=user_line,
+        replay=_replay(raw, device),
     )
+
+
+def _replay(raw: RawSnapshot, device: DeviceSnapshot) -> HistoryReplay | None:
+    found = rerun(device, raw.allocator_settings)
+    if found is None:
+        return None
+    where, text = (None, None) if found.departure is None else (found.departure.event, found.departure.text)
+    return HistoryReplay(found.events, found.segment_events, where, text)
 
 
 def _failure(

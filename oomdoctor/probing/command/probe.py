@@ -52,6 +52,7 @@ def engine_for_command(request: ProbeRequest) -> Engine:
         memory_bytes=request.memory_bytes,
         base=os.environ,
         build=torch_of(find_interpreter(command, os.environ), os.environ),
+        may_trace=False,
     )
 
 

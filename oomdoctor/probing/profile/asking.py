@@ -46,6 +46,9 @@ class Recorded:
     warnings: tuple[str, ...] = ()
 
 
+_NOT_TRACED = "what it is made of is not told by a trace; `--engine null` and a real GPU tell"
+
+
 @dataclass(frozen=True, slots=True)
 class Asking:
     """What it takes to have memory recorded.
@@ -80,6 +83,8 @@ class Asking:
         size = self.request.profile_micro_batch or maximum
         if size == 0:
             return Recorded()
+        if self.engine.kind == "trace":
+            return Recorded(reasons=(Reason("memory", _NOT_TRACED),))
         self.progress.stage(f"recording memory at micro-batch {size}")
         if maximum > 0 and not self._is_known_to_fail(size):
             found = self._ask(self.supervisor, size, self._unwatched(size))

@@ -1,28 +1,20 @@
 """A model of the allocator's free blocks, which tells how large the block is that each allocation got.
 
 The history says what was asked for, and where the block lies. Its size is what was asked for rounded up, or the whole
-free block where the allocator does not split off the rest. Source: `round_size`, `should_split` and
-`try_merge_blocks` in c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to 2.15. That the model is right is checked against
-the allocator's own count at every mark; where it is not, there is no profile.
+free block where the allocator does not split off the rest. Unlike the simulator in `oomdoctor.allocator`, this never
+chooses a block: it follows what was chosen. That it is right is checked against the allocator's own count at every
+mark; where it is not, there is no profile. Source: `try_merge_blocks` in c10/cuda/CUDACachingAllocator.cpp, torch 2.6
+to 2.15.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from oomdoctor.units import MIB
+from oomdoctor.allocator.rounding import DIVISIONS, LARGEST_SMALL, NO_LIMIT, is_split, rounded_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-_SMALLEST_BLOCK: Final = 512
-_LARGEST_SMALL: Final = MIB
-"""Requests up to here are of the pool of small blocks, where any rest of a whole block is split off."""
-_LARGEST_REST: Final = MIB
-"""Rests up to here stay with a large block."""
-_FIRST_DIVISION: Final = 20
-_DIVISIONS: Final = 16
-"""`roundup_power2_divisions` has one value for each power of two from 1 MiB on."""
 
 
 class UnexplainedError(Exception):
@@ -42,7 +34,8 @@ class Heap:
         self._ends: dict[int, int] = {}
         self._first: set[int] = set()  # where segments begin and end, across which nothing is joined
         self._last: set[int] = set()
-        self._largest_split = int(settings.get("max_split_size", -1))
+        largest_split = int(settings.get("max_split_size", -1))
+        self._largest_split = NO_LIMIT if largest_split < 0 else largest_split
         self._divisions = _divisions(settings.get("roundup_power2_divisions"))
         self._expandable: list[tuple[int, int]] = []
         for segment in segments:
@@ -51,7 +44,7 @@ class Heap:
     def allocate(self, address: int, requested: int) -> int:
         """Take the block that begins at `address`; its bytes."""
         available = self._free.pop(address, None)
-        size = self._rounded(requested)
+        size = rounded_size(requested, self._divisions)
         if available is None or available < size:
             raise UnexplainedError(f"{requested} bytes were allocated where the model has {available} free ones")
         del self._ends[address + available]
@@ -129,30 +122,13 @@ class Heap:
         return size
 
     def _is_split(self, address: int, size: int, available: int) -> bool:
-        rest = available - size
-        if size <= _LARGEST_SMALL or any(begin <= address < end for begin, end in self._expandable):
-            return rest >= _SMALLEST_BLOCK
-        if 0 <= self._largest_split <= size:
-            return False
-        return rest > _LARGEST_REST
-
-    def _rounded(self, requested: int) -> int:
-        divisions = self._divisions.get(min(max(requested.bit_length() - 1 - _FIRST_DIVISION, 0), _DIVISIONS - 1), 0)
-        if divisions > 1 and requested > _SMALLEST_BLOCK * divisions:
-            return _rounded_to_division(requested, divisions)
-        return max(_SMALLEST_BLOCK, -(-requested // _SMALLEST_BLOCK) * _SMALLEST_BLOCK)
+        fine = size <= LARGEST_SMALL or any(begin <= address < end for begin, end in self._expandable)
+        return is_split(available - size, size, small=fine, largest_split=self._largest_split)
 
 
-def _divisions(setting: object) -> dict[int, int]:
+def _divisions(setting: object) -> tuple[int, ...]:
     """Divisions by power of two, from a setting such as `{"1": 0, "2": 4}` whose keys are MiB."""
     if not isinstance(setting, dict):
-        return {}
-    return {int(key).bit_length() - 1: int(value) for key, value in setting.items() if str(key).isdecimal() and value}
-
-
-def _rounded_to_division(requested: int, divisions: int) -> int:
-    floor = 1 << (requested.bit_length() - 1)
-    if requested == floor:
-        return requested
-    step = floor // divisions
-    return -(-requested // step) * step if step else 2 * floor
+        return ()
+    found = {int(key).bit_length() - 1: int(value) for key, value in setting.items() if str(key).isdecimal() and value}
+    return tuple(found.get(power, 0) for power in range(DIVISIONS)) if found else ()

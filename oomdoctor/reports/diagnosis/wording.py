@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Facts,
         Fragmentation,
         GrowingLine,
+        HistoryReplay,
         LiveAllocation,
         MemoryTrend,
         Occurrence,
@@ -211,7 +212,16 @@ def history(found: SnapshotSummary) -> str:
     if not found.has_history:
         return "it has no history: what it shows is the moment when it was taken"
     lost = ", older ones are lost" if found.truncated else ""
-    return f"its history has {count(found.events, 'event')}{lost}"
+    return f"its history has {count(found.events, 'event')}{lost}{_replayed(found.replay)}"
+
+
+def _replayed(found: HistoryReplay | None) -> str:
+    """Whether the history is what the allocator's rules make of its allocations."""
+    if found is None:
+        return ""
+    if found.departed_at is None:
+        return "; it replays by the allocator's rules, each block and segment as recorded"
+    return f"; it departs at event {found.departed_at + 1}: {found.departure}"
 
 
 def totals(found: SnapshotSummary) -> list[tuple[str, str]]:

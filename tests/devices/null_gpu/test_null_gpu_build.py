@@ -75,6 +75,7 @@ def test_the_directory_holds_the_library_and_its_names(build: TorchBuild, base: 
     assert [path.name for path in directory.parent.iterdir() if ".part-" in path.name] == []
 
 
+@pytest.mark.null_gpu
 @pytest.mark.timeout(300)
 def test_eight_at_once_build_once(base: dict[str, str], tmp_path: Path) -> None:
     """Eight processes that start together get the same complete build, and one of them made it."""

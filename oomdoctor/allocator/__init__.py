@@ -1,0 +1,1 @@
+"""A simulator of PyTorch's CUDA caching allocator: pure Python, no torch, no GPU."""

@@ -1,0 +1,52 @@
+"""Operators that C++ makes up of others, and otherwise for CUDA than for a device it does not know.
+
+Each takes CUDA's road here. They stand above autograd, so what they are made of has its own backward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from oomdoctor.tracing.attention import attend
+from oomdoctor.tracing.recurrent_roads import recurrent_roads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oomdoctor.tracing.device import EmulatedDevice
+
+_MATRIX: Final = 2
+
+
+def composites(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
+    """Functions by the operator's name."""
+    card = device.card
+    return {
+        **recurrent_roads(device),
+        "linear": _linear,
+        "dropout": _dropout,
+        "scaled_dot_product_attention": lambda *args, **kwargs: attend(card, *args, **kwargs),
+    }
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Fused with the bias where the input is contiguous, which C++ does for all but XLA. Source: Linear.cpp."""
+    if bias is None:
+        return torch.matmul(x, weight.t())
+    if x.dim() == _MATRIX:
+        return torch.addmm(bias, x, weight.t())
+    if bias.dim() == 1 and x.is_contiguous() and x.dim() > 1:
+        flat = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight.t())
+        return flat.view(*x.shape[:-1], flat.shape[-1])
+    return torch.matmul(x, weight.t()).add_(bias)
+
+
+def _dropout(x: torch.Tensor, probability: float, train: bool) -> torch.Tensor:  # noqa: FBT001
+    """One kernel that keeps a mask of bools. Source: `is_fused_kernel_acceptable`, Dropout.cpp."""
+    if not train or probability == 0 or x.numel() == 0:
+        return x
+    if probability == 1:
+        return x.mul(torch.zeros((), dtype=x.dtype, device=x.device))
+    return torch.native_dropout(x, probability, train)[0]

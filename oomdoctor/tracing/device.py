@@ -1,0 +1,130 @@
+"""The emulated GPU: a card, the caching allocator that plays on it, and a history of what it did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from oomdoctor.allocator.caching import CachingAllocator
+from oomdoctor.allocator.device_memory import DeviceMemory
+from oomdoctor.allocator.out_of_memory import AllocationError
+from oomdoctor.tracing.private import bare_tensor, in_backward
+from oomdoctor.tracing.taking import Taken, Workspace
+
+if TYPE_CHECKING:
+    from oomdoctor.allocator.rules import Rules
+    from oomdoctor.allocator.settings import Settings
+    from oomdoctor.devices.card import Card
+
+STREAM: Final = 0
+DROPOUT_BYTES_A_THREAD: Final = 16
+"""As the null GPU has it."""
+
+
+class EmulatedDevice:
+    """One GPU that is only counted.
+
+    Args:
+        card: What it looks like.
+        settings: What its allocator is told.
+        rules: What the allocator's version does differently from others.
+
+    Attributes:
+        card: What it looks like.
+        allocator: PyTorch's caching allocator, simulated.
+        history: What the allocator did, while somebody wants to know; else None.
+        reads: Times that data was read back from the device, which answers with zeros.
+    """
+
+    def __init__(self, card: Card, settings: Settings, rules: Rules) -> None:
+        self.card = card
+        self.allocator = CachingAllocator(DeviceMemory(card.total_bytes, card.context_bytes), settings, rules)
+        self.history: list[dict[str, Any]] | None = None
+        self.reads = 0
+        self._workspaces: dict[object, Block | None] = {}
+        self._dropout_state: Block | None = None
+        self._requested: dict[int, int] = {}
+
+    def malloc(self, nbytes: int) -> int:
+        """Allocate.
+
+        Raises:
+            torch.OutOfMemoryError: It does not fit.
+        """
+        try:
+            address = self.allocator.malloc(nbytes, STREAM)
+        except AllocationError as error:
+            raise torch.OutOfMemoryError(str(error)) from None
+        if self.history is not None:
+            self._requested[address] = nbytes
+            self.history.append(_event("alloc", address, nbytes))
+        return address
+
+    def free(self, address: int) -> None:
+        """Give an allocation back."""
+        self.allocator.free(address)
+        if self.history is not None:
+            nbytes = self._requested.pop(address, 0)
+            self.history += (_event("free_requested", address, nbytes), _event("free_completed", address, nbytes))
+
+    def record(self, *, enabled: bool) -> None:
+        """Begin to note what the allocator does, or end."""
+        self.history = [] if enabled else None
+
+    def block(self, nbytes: int) -> Block | None:
+        """Memory that is given back with the last reference to it; None for no bytes."""
+        return Block(self, self.malloc(nbytes)) if nbytes else None
+
+    def tensor(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - shapes
+        """A tensor with memory of its own, which it keeps as long as its storage lives."""
+        tensor = bare_tensor(size, stride, 0, dtype)
+        storage = tensor.untyped_storage()
+        nbytes = storage.nbytes()
+        if nbytes:
+            storage._oomdoctor_block = Block(self, self.malloc(nbytes))  # type: ignore[attr-defined] # noqa: SLF001 - ours
+        return tensor
+
+    def take(self, script: tuple[Taken, ...], held: list[Block | None]) -> None:
+        """Allocate and give back what a kernel does: bytes, `-1 - position` of what is given back, or a workspace."""
+        for step in script:
+            if isinstance(step, Workspace):
+                self._keep(step, on_engine_thread=in_backward())
+            elif step < 0:
+                held[-1 - step] = None
+            else:
+                held.append(self.block(step))
+
+    def _keep(self, workspace: Workspace, *, on_engine_thread: bool) -> None:
+        """Allocate a library's workspace once for a thread; it stays until it is cleared."""
+        key = (workspace.library, on_engine_thread)
+        if key not in self._workspaces:
+            self._workspaces[key] = self.block(workspace.nbytes)
+
+    def keep_dropout_state(self) -> None:
+        """Allocate what cuDNN's dropout keeps for the process, once. Source: `get_dropout_state`, RNN.cpp."""
+        if self._dropout_state is None:
+            self.block(8)  # the seed
+            threads = self.card.sm_count * self.card.max_threads_per_sm
+            self._dropout_state = self.block(threads * DROPOUT_BYTES_A_THREAD)
+
+    def clear_workspaces(self) -> None:
+        """Give back what libraries keep."""
+        self._workspaces.clear()
+
+
+class Block:
+    """An allocation, given back when nobody refers to it any more."""
+
+    __slots__ = ("_device", "address")
+
+    def __init__(self, device: EmulatedDevice, address: int) -> None:
+        self._device = device
+        self.address = address
+
+    def __del__(self) -> None:
+        self._device.free(self.address)
+
+
+def _event(action: str, address: int, size: int) -> dict[str, Any]:
+    return {"action": action, "addr": address, "size": size, "stream": STREAM, "frames": []}

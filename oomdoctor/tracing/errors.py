@@ -1,0 +1,57 @@
+"""What cannot be traced, said once: the operator, the user's line, and the engine that can."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from oomdoctor.errors import NoAnswerError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    import torch
+
+_ELSEWHERE: Final = "run it on PyTorch itself: `--engine null` on Linux with a CUDA build of torch, or a real GPU"
+_MIXING: Final = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
+"""Operators that take tensors of the host besides those of the device."""
+
+
+class UntraceableError(NoAnswerError):
+    """An operator whose results' shapes or memory cannot be told without computing."""
+
+
+def cannot_trace(operator: Any, why: object = None) -> UntraceableError:  # noqa: ANN401 - an operator
+    """The error for an operator that cannot be traced."""
+    name = str(operator).removesuffix(".default")
+    line = user_line()
+    return UntraceableError(
+        f"`{name}` cannot be traced{f', at {line}' if line else ''}",
+        hint=_ELSEWHERE,
+        details=str(why).partition("\n")[0] if why else None,
+    )
+
+
+def user_line() -> str | None:
+    """File and line of the innermost frame that is neither torch's nor ours."""
+    # the only way to one's callers without reading their source
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(("torch.", "oomdoctor.tracing", "functools", "contextlib")):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def different_devices(operator: Any, given: list[torch.Tensor]) -> None:  # noqa: ANN401
+    """Refuse what CUDA refuses: tensors of the host among those of the device, numbers apart.
+
+    Raises:
+        RuntimeError: As PyTorch has it.
+    """
+    strangers = [tensor for tensor in given if tensor.is_cpu and tensor.dim() > 0]
+    if strangers and operator.name().partition(".")[0] not in _MIXING:
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+        )

@@ -1,0 +1,68 @@
+"""Matrix products: the workspaces of cuBLAS and cuBLASLt.
+
+Source: `getChosenWorkspaceSize` and `getCUDABlasLtWorkspaceSize`, CublasHandlePool.cpp; `addmm_out_cuda_impl`,
+Blas.cpp. Since torch 2.15 a product takes its workspace when it begins and gives it back when it ends (pull request
+194311); before that each thread's handle keeps one. The sizes were seen on null GPUs with torch 2.6 and 2.15.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.tracing.taking import Temporaries, Workspace
+from oomdoctor.tracing.version import TORCH
+from oomdoctor.units import KIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oomdoctor.devices.card import Card
+    from oomdoctor.tracing.taking import Call
+
+_SINCE_HOPPER: Final = 9
+_OLD_WORKSPACE: Final = 8_519_680
+_NEW_WORKSPACE: Final = 32 << 20
+_LT_WORKSPACE: Final = 1 << 20
+_KEEPS_NONE: Final = (2, 15)
+_UNIFIED: Final = (2, 8)
+"""From here until cuBLAS keeps none, cuBLASLt works in what cuBLAS keeps."""
+
+
+def workspace_bytes(card: Card) -> int:
+    """What cuBLAS takes, unless `CUBLAS_WORKSPACE_CONFIG` says otherwise: pairs of KiB and how many of them."""
+    configured = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if configured:
+        numbers = [int(word) for word in configured.split(":") if word.isdecimal()]
+        return sum(size * count for size, count in zip(numbers[::2], numbers[1::2], strict=False)) * KIB
+    return _NEW_WORKSPACE if card.compute_capability[0] >= _SINCE_HOPPER else _OLD_WORKSPACE
+
+
+def _product(call: Call) -> Temporaries:
+    nbytes = workspace_bytes(call.card)
+    if not nbytes:
+        return Temporaries()
+    return Temporaries(after=(nbytes if _keeps_none() else Workspace("cublas", nbytes),))
+
+
+def _keeps_none() -> bool:
+    return TORCH >= _KEEPS_NONE and os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") != "1"
+
+
+def _product_and_sum(call: Call) -> Temporaries:
+    """`addmm` goes to cuBLASLt where it can add the bias on the way."""
+    bias, _, right = call.args[:3]
+    fused = bias.dim() == 1 and bias.is_contiguous() and bias.shape[0] == right.shape[1] and min(right.shape) > 1
+    if not fused or call.kwargs.get("beta", 1) != 1:
+        return _product(call)
+    lt = int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", "0")) * KIB or _LT_WORKSPACE
+    if _keeps_none():
+        return Temporaries(after=(lt,))
+    kept = Workspace("cublas", workspace_bytes(call.card))
+    return Temporaries(after=(kept,) if TORCH >= _UNIFIED else (lt, kept))
+
+
+MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {
+    **dict.fromkeys(("mm", "bmm", "baddbmm", "dot", "vdot", "mv", "addmv", "addbmm"), _product),
+    **dict.fromkeys(("addmm", "addmm_", "_addmm_activation"), _product_and_sum),
+}

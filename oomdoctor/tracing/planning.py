@@ -1,0 +1,195 @@
+"""What an operator gives back, found out by running it on `meta` tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from oomdoctor.tracing.errors import cannot_trace, different_devices
+from oomdoctor.tracing.pointwise import pointwise_result
+from oomdoctor.tracing.taking import Call
+from oomdoctor.tracing.temporaries import temporaries_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.tracing.device import EmulatedDevice
+    from oomdoctor.tracing.taking import Taken
+
+
+class Fresh(NamedTuple):
+    """A tensor with memory of its own."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Host(NamedTuple):
+    """A tensor of the host."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class View(NamedTuple):
+    """A tensor in the memory of an argument."""
+
+    argument: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Same(NamedTuple):
+    """An argument itself."""
+
+    argument: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to do for an operator at some shapes.
+
+    Attributes:
+        results: What it returns, lists laid flat.
+        order: Which of the results are allocated, in their order.
+        before: What is taken before the results are made.
+        after: What is taken after that; see `temporaries`.
+        resized: Arguments that change their shape.
+        shape: How the results are arranged: None for one, a type, or the lengths of lists in a tuple.
+        single: The one result and nothing else, as most operators have it.
+    """
+
+    results: list[Any]
+    order: list[int]
+    before: tuple[Taken, ...]
+    after: tuple[Taken, ...]
+    resized: list[tuple[int, Any, Any]]
+    shape: Any
+    single: Fresh | None = field(init=False, default=None)
+    needs_arguments: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.needs_arguments = bool(self.resized) or any(isinstance(what, Same | View) for what in self.results)
+        if (
+            self.shape is None
+            and isinstance(self.results[0], Fresh)
+            and not (self.before or self.after or self.resized)
+        ):
+            self.single = self.results[0]
+
+    def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors among the arguments, as the plan counts them."""
+        return list(tensors_of((args, tuple(kwargs.values()))))
+
+    def arrange(self, results: list[Any]) -> Any:  # noqa: ANN401 - whatever the operator returns
+        """Results as the operator returns them."""
+        if self.shape is None:
+            return results[0]
+        if isinstance(self.shape, type):
+            return self.shape(results)
+        flat = iter(results)
+        return tuple(next(flat) if length is None else [next(flat) for _ in range(length)] for length in self.shape)
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - nests of arguments
+    """Every tensor of a nest of lists and tuples, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_of(item)
+
+
+class Planner:
+    """Plans operators for one device."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._device = device
+
+    def plan(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:  # noqa: ANN401
+        """Find out what `operator` does.
+
+        Raises:
+            NoAnswerError: It cannot be told without computing.
+        """
+        given = list(tensors_of((args, tuple(kwargs.values()))))
+        different_devices(operator, given)
+        quick = pointwise_result(operator, args, kwargs)
+        if quick is not None:
+            return Plan([Fresh(tuple(quick.shape), quick.stride(), quick.dtype)], [0], (), (), [], None)
+        metas: dict[int, torch.Tensor] = {}
+        meta_args, meta_kwargs = _to_meta(args, metas), _to_meta(kwargs, metas)
+        try:
+            returned = operator(*meta_args, **meta_kwargs)
+        except NotImplementedError as error:
+            if operator._schema.returns:  # noqa: SLF001 - an operator that returns nothing works in place
+                raise cannot_trace(operator, error) from None
+            returned = None
+        in_order = [metas[id(tensor)] for tensor in given]
+        flat, shape = _flatten(returned)
+        results = [_what(value, in_order) for value in flat]
+        temporaries = temporaries_of(Call(self._device.card, operator, args, kwargs, results))
+        for index in temporaries.on_host:
+            results[index] = Host(results[index].size, results[index].dtype)
+        return Plan(
+            results,
+            temporaries.order or [index for index, what in enumerate(results) if isinstance(what, Fresh)],
+            temporaries.before,
+            temporaries.after,
+            [
+                (index, tuple(meta.shape), meta.stride())
+                for index, (tensor, meta) in enumerate(zip(given, in_order, strict=True))
+                if tensor.shape != meta.shape
+            ],
+            shape,
+        )
+
+
+def _flatten(returned: Any) -> tuple[list[Any], Any]:  # noqa: ANN401
+    if isinstance(returned, list):
+        return returned, list
+    if not isinstance(returned, tuple):
+        return [returned], None
+    if not any(isinstance(item, list) for item in returned):
+        return list(returned), tuple
+    flat: list[Any] = []
+    for item in returned:
+        flat.extend(item if isinstance(item, list) else [item])
+    return flat, [len(item) if isinstance(item, list) else None for item in returned]
+
+
+def _to_meta(value: Any, metas: dict[int, torch.Tensor]) -> Any:  # noqa: ANN401
+    if isinstance(value, torch.Tensor):
+        if id(value) not in metas:
+            is_number = value.is_cpu and value.dim() == 0
+            metas[id(value)] = value if is_number else _meta_like(value)
+        return metas[id(value)]
+    if isinstance(value, list | tuple):
+        return type(value)(_to_meta(item, metas) for item in value)
+    if isinstance(value, dict):
+        return {name: _to_meta(item, metas) for name, item in value.items()}
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    return None if isinstance(value, torch.Generator) else value
+
+
+def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _what(value: Any, given: list[torch.Tensor]) -> Any:  # noqa: ANN401
+    """What a result on `meta` is: fresh, an argument or a view of one."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    for index, argument in enumerate(given):
+        if value is argument:
+            return Same(index)
+    storage = value.untyped_storage()._cdata  # noqa: SLF001 - the identity of a storage
+    for index, argument in enumerate(given):
+        if not argument.is_cpu and argument.untyped_storage()._cdata == storage:  # noqa: SLF001
+            return View(index, tuple(value.shape), value.stride(), int(value.storage_offset()))
+    return Fresh(tuple(value.shape), value.stride(), value.dtype)

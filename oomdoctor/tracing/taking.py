@@ -1,0 +1,64 @@
+"""How a kernel's memory is told: what it takes besides its results, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from oomdoctor.devices.card import Card
+
+
+class Workspace(NamedTuple):
+    """Memory that a library takes once for each of a process's threads, and keeps.
+
+    Attributes:
+        library: Whose it is.
+        nbytes: Its size.
+    """
+
+    library: str
+    nbytes: int
+
+
+Taken = int | Workspace
+"""Bytes of an allocation, `-1 - position` of one that is given back, or a library's workspace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator's call, as the models see it.
+
+    Attributes:
+        card: On what it runs.
+        operator: The operator.
+        args: Its arguments.
+        kwargs: Its arguments by name.
+        results: What it returns; see `planning`.
+    """
+
+    card: Card
+    operator: Any
+    args: Any
+    kwargs: Any
+    results: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Temporaries:
+    """What an operator takes besides its results.
+
+    Attributes:
+        before: What it takes before its results are there.
+        after: What it takes after that; what is left is given back when it ends.
+        order: Which results are allocated, in their order; None for all in theirs.
+        on_host: Which results are tensors of the host.
+    """
+
+    before: tuple[Taken, ...] = ()
+    after: tuple[Taken, ...] = ()
+    order: list[int] | None = None
+    on_host: tuple[int, ...] = ()
+
+
+NOTHING = Temporaries()

@@ -1,0 +1,19 @@
+"""Which operators of CUDA take memory besides their results; `models` say how much."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oomdoctor.tracing.models import attention, blas, embedding, normalization, reductions
+from oomdoctor.tracing.taking import NOTHING
+
+if TYPE_CHECKING:
+    from oomdoctor.tracing.taking import Call, Temporaries
+
+_MODELS = {**blas.MODELS, **reductions.MODELS, **attention.MODELS, **embedding.MODELS, **normalization.MODELS}
+
+
+def temporaries_of(call: Call) -> Temporaries:
+    """What a call takes."""
+    model = _MODELS.get(call.operator.name().partition(".")[0].removeprefix("aten::"))
+    return model(call) if model else NOTHING

@@ -1,0 +1,124 @@
+"""`--engine trace`: an answer without a GPU, without CUDA and without a compiler."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from running import Run
+from targets_for_tests import write_target
+
+SCHEMA = json.loads((files("oomdoctor") / "schemas" / "probe.schema.json").read_text(encoding="utf-8"))
+_COMPARED = ("outcome", "peak_allocated_bytes", "peak_reserved_bytes", "fixed_bytes", "alloc_retries", "phases")
+
+_CHOOSES = """
+def training_step(model, batch):
+    outputs = model(batch)
+    return outputs[outputs > 0].sum()
+"""
+_LOOKS = """
+def training_step(model, batch):
+    loss = model(batch).square().mean()
+    print(loss.item())
+    return loss
+"""
+
+
+def _probe(run: Run, *arguments: str, **options: Any) -> dict[str, Any]:
+    ended = run("probe", *arguments, "--json", "--quiet", **options)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    document = json.loads(ended.stdout)
+    jsonschema.validate(document, SCHEMA)
+    return document["result"]
+
+
+def _trials(result: dict[str, Any]) -> dict[tuple[int, int], list[Any]]:
+    return {
+        (trial["micro_batch"], trial["allowed_bytes"]): [trial[name] for name in _COMPARED]
+        for trial in result["trials"]
+    }
+
+
+@pytest.mark.null_gpu
+@pytest.mark.parametrize(("example", "precision"), [("gpt2", "bf16"), ("resnet50", "fp32")])
+def test_a_trace_answers_as_the_null_gpu(oomdoctor: Run, example: str, precision: str) -> None:
+    """Each trial has the outcome, the peaks, the phases and the retries that PyTorch has on a null GPU, to the byte."""
+    question = (example, "--target-batch", "256", "--gpu", "rtx-4090", "--precision", precision)
+    traced, run = (_probe(oomdoctor, *question, "--engine", engine) for engine in ("trace", "null"))
+
+    assert traced["micro_batch"] == run["micro_batch"]
+    assert traced["accumulation"] == run["accumulation"]
+    assert _trials(traced) == _trials(run)
+    assert (traced["device"]["kind"], run["device"]["kind"]) == ("trace", "null")
+    assert {**traced["device"], "kind": None} == {**run["device"], "kind": None}
+
+
+def test_a_trace_needs_no_gpu_and_no_compiler(oomdoctor: Run) -> None:
+    """With nothing but Python on the path the answer is there, and says how it was had."""
+    result = _probe(
+        oomdoctor, "gpt2", "--target-batch", "256", "--gpu", "rtx-4090", "--engine", "trace",
+        PATH="/nowhere",
+        CC="/nowhere/cc",
+    )  # fmt: skip
+
+    assert result["micro_batch"] == {"maximum": 16, "recommended": 16, "limited_by": "memory", "smallest": 1}
+    assert sum(result["accumulation"]["micro_batches"]) == 256
+    reasons = {reason["subject"]: reason["text"] for reason in result["reasons"]}
+    assert reasons["engine"].startswith("trace: asked for by `--engine trace`")
+    assert "simulation" in reasons["peaks"]
+    assert result["memory"] is None
+
+
+def test_without_a_null_gpu_a_trace_answers_by_itself(oomdoctor: Run, tmp_path: Path) -> None:
+    """Where the null GPU cannot be had, because there is no compiler or no CUDA, `auto` traces and says why."""
+    environment = {"CC": "/nowhere/cc", "PATH": "/nowhere", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    write_target(tmp_path)
+    question = ("model.py", "--target-batch", "65536", "--memory", "1GiB")
+
+    result = _probe(oomdoctor, *question, **environment)
+
+    assert result["device"]["kind"] == "trace"
+    assert result["reasons"][0]["text"].startswith("trace: the null GPU")
+    assert 1 < result["micro_batch"]["maximum"] < 65536
+
+
+def test_a_step_that_depends_on_data_is_named(oomdoctor: Run, tmp_path: Path) -> None:
+    """The operator and the user's line are told, and the engine that can run it; it is no fault of the target."""
+    write_target(tmp_path, training_step=_CHOOSES)
+
+    ended = oomdoctor("probe", "model.py", "--target-batch", "64", "--gpu", "t4", "--engine", "trace")
+
+    line = (tmp_path / "model.py").read_text().splitlines().index("    return outputs[outputs > 0].sum()") + 1
+    assert ended.returncode == 3
+    assert "`aten.index.Tensor` cannot be traced" in ended.stderr
+    assert f"model.py:{line}" in ended.stderr
+    assert "--engine null" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_what_a_step_prints_of_its_loss_is_a_placeholder(oomdoctor: Run, tmp_path: Path) -> None:
+    """`.item()` is answered, and the result warns that what depends on it is not counted."""
+    write_target(tmp_path, training_step=_LOOKS)
+
+    result = _probe(oomdoctor, "model.py", "--target-batch", "64", "--gpu", "t4", "--engine", "trace")
+
+    assert any("read data back from the GPU" in warning and "in a trace" in warning for warning in result["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("gpt2", "--device", "0"), "`--engine trace` uses none"),
+        (("gpt2",), "neither `--gpu` nor `--memory`"),
+    ],
+)
+def test_a_trace_has_to_know_its_card(oomdoctor: Run, arguments: tuple[str, ...], said: str) -> None:
+    """Without a card there is nothing to emulate, and a local GPU is not used."""
+    ended = oomdoctor("probe", *arguments, "--target-batch", "64", "--engine", "trace")
+
+    assert ended.returncode in (2, 3)
+    assert said in ended.stderr.replace("\n", " ")

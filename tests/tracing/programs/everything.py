@@ -1,0 +1,30 @@
+"""Print what the other programs here answer, as JSON; one process, because importing torch takes longer than most.
+
+Usage: everything.py trace|null
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import examples
+import steps
+
+from oomdoctor.devices.catalogue import find_card
+
+
+def traced() -> dict[str, object]:
+    """Answers on the emulated device."""
+    import device
+
+    from oomdoctor.tracing.emulation import emulated_cuda
+
+    found: dict[str, object] = {"device": device.answers()}
+    with emulated_cuda(find_card("rtx-4090")):
+        return {**found, "steps": steps.answers(), "examples": examples.answers()}
+
+
+if __name__ == "__main__":
+    on_null_gpu = sys.argv[1] == "null"
+    json.dump({"steps": steps.answers(), "examples": examples.answers()} if on_null_gpu else traced(), sys.stdout)

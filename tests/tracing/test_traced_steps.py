@@ -1,0 +1,37 @@
+"""Training steps of many kinds take the memory on the emulated device that they take on the null GPU."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from traced_runs import PYTHONS, RECORDED, each_python, run, truth
+
+from oomdoctor.errors import NoAnswerError
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@each_python
+def test_every_step_takes_what_it_takes_on_the_null_gpu(python: str) -> None:
+    """Peaks and what is left after each phase are equal to the byte, for 35 kinds of training."""
+    expected, traced = truth(python)["steps"], run(python)["steps"]
+    assert len(expected) == 35
+    assert {title: marks for title, marks in traced.items() if marks != expected[title]} == {}
+
+
+@each_python
+def test_the_examples_take_what_they_take_on_the_null_gpu(python: str) -> None:
+    """Trials of the examples have the same outcome, peaks and phases, reserved bytes too, and run out at one place."""
+    expected, traced = truth(python)["examples"], run(python)["examples"]
+    assert [trial["outcome"] for trials in expected.values() for trial in trials] == ["fits", "oom", *["fits"] * 4]
+    assert traced == expected
+
+
+def test_the_recorded_figures_are_the_null_gpus() -> None:
+    """What builds without CUDA are held to is what the null GPU says on this machine."""
+    try:
+        found = run(PYTHONS[0], null=True)
+    except NoAnswerError as error:
+        pytest.skip(error.message)
+    assert json.loads(RECORDED.read_text(encoding="utf-8")) == found

@@ -1,0 +1,61 @@
+"""Run programs on the emulated device and on the null GPU, with each interpreter whose torch is to be tested."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oomdoctor.devices.catalogue import find_card
+from oomdoctor.devices.null_gpu import environment
+from oomdoctor.devices.torch_build import TorchBuild, parse_version_file
+from oomdoctor.errors import NoAnswerError
+
+PROGRAMS = Path(__file__).parent / "programs"
+RECORDED = Path(__file__).parent / "data" / "null_gpu.json"
+ROOT = Path(__file__).parents[2]
+PYTHONS = [sys.executable, *(path for path in os.environ.get("OOMDOCTOR_TEST_PYTHONS", "").split(":") if path)]
+each_python = pytest.mark.parametrize("python", PYTHONS, ids=[Path(path).parents[1].name for path in PYTHONS])
+
+KEPT = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
+"""Has torch 2.15 keep cuBLAS's workspaces as older ones do: else they hide what else a peak is made of."""
+
+
+@cache
+def build_of(python: str) -> TorchBuild:
+    """The torch of an interpreter."""
+    code = "from importlib.util import find_spec; print(find_spec('torch').origin)"
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    root = Path(found.stdout.strip()).parent
+    return parse_version_file((root / "version.py").read_text(encoding="utf-8"), root)
+
+
+@cache
+def run(python: str, *, null: bool = False) -> Any:
+    """What the programs of `programs/` answer, traced or on a null GPU."""
+    base = {**os.environ, "PYTHONPATH": str(ROOT), **KEPT}
+    ran = subprocess.run(
+        [python, "-W", "ignore", str(PROGRAMS / "everything.py"), "null" if null else "trace"],
+        env=environment(find_card("rtx-4090"), build_of(python), base) if null else base,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return json.loads(ran.stdout)
+
+
+def truth(python: str) -> Any:
+    """What the null GPU says: with this interpreter's torch, or as recorded where that cannot run on it."""
+    try:
+        return run(python, null=True)
+    except NoAnswerError:
+        return json.loads(RECORDED.read_text(encoding="utf-8"))
