@@ -23,12 +23,12 @@ def test_every_step_takes_what_it_takes_on_the_null_gpu(python: str) -> None:
 
 @each_python
 def test_every_step_asks_for_what_it_asks_for_on_the_null_gpu(python: str) -> None:
-    """All that each phase allocates adds up to the same, though it be for a moment, to a fifth of a percent.
+    """All that each phase allocates adds up to the same, though it be for a moment, to 0.3 percent.
 
     Older versions' kernels are not modelled as closely.
     """
     expected, traced = truth(python)["steps"], run(python)["steps"]
-    tolerance = 2e-3 if python == PYTHONS[0] else 6e-2
+    tolerance = 3e-3 if python == PYTHONS[0] else 8e-2
     for title, marks in traced.items():
         asked = [mark[2] for mark in marks]
         assert asked == pytest.approx([mark[2] for mark in expected[title]], rel=tolerance), title
