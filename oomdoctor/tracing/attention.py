@@ -69,6 +69,8 @@ def attend(  # noqa: PLR0913, PLR0917 - PyTorch's signature
             query, key, value, bias, keeps, dropout_p, is_causal, scale=scale
         )[0]
         return output
+    if not sdp_enabled("math"):
+        raise RuntimeError("No available kernel. Aborting execution.")  # as PyTorch has it
     product: torch.Tensor = _aten._scaled_dot_product_attention_math(  # noqa: SLF001
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
