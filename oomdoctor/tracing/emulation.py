@@ -42,6 +42,9 @@ _OWN_KERNELS: Final = (
 _OWN_ABOVE_AUTOGRAD: Final = ("silu_backward", "mish_backward")
 """The same, where these other means stand above autograd."""
 
+_LAZY_BITS = ("Conjugate", "Negative")
+"""Dispatch keys of tensors that are to be read as their conjugate or negative."""
+
 
 @contextmanager
 def emulated_cuda(card: Card, settings: Settings | None = None) -> Iterator[EmulatedDevice]:
@@ -85,6 +88,8 @@ def _register(patches: Patches, device: EmulatedDevice) -> None:
         own.impl(name, kernels.kernel(operator_named(name)), BACKEND_KEY)
     for name in _OWN_ABOVE_AUTOGRAD:
         own.impl(name, kernels.kernel(operator_named(name)), AUTOGRAD_KEY)
+    for key in _LAZY_BITS:  # a copy heeds the bit itself; to resolve it first would be to copy for ever
+        own.impl("_copy_from", kernels.kernel(operator_named("_copy_from")), key)
     for name, function in composites(device).items():
         own.impl(name, function, AUTOGRAD_KEY)
         own.impl(name, function, BACKEND_KEY)
