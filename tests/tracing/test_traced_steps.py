@@ -28,7 +28,7 @@ def test_every_step_asks_for_what_it_asks_for_on_the_null_gpu(python: str) -> No
     Older versions' kernels are not modelled as closely.
     """
     expected, traced = truth(python)["steps"], run(python)["steps"]
-    tolerance = 3e-3 if python == PYTHONS[0] else 8e-2
+    tolerance = 3e-3 if run(python)["device"]["torch"].startswith("2.15") else 8e-2
     for title, marks in traced.items():
         asked = [mark[2] for mark in marks]
         assert asked == pytest.approx([mark[2] for mark in expected[title]], rel=tolerance), title
