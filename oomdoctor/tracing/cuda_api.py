@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import torch
 from torch.backends.cudnn import rnn as cudnn_rnn
 
+from oomdoctor.tracing.errors import cannot_trace
 from oomdoctor.tracing.private import c_module, foreach_grouping
 from oomdoctor.tracing.stand_ins import stand_in_for_compiler
 from oomdoctor.tracing.tensors import CUDA
@@ -38,6 +39,8 @@ def answer_for(patches: Patches, device: EmulatedDevice) -> None:
     patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: torch.backends.cudnn.enabled and tensor.is_cuda)
     patches.set(cudnn_rnn, "get_cudnn_mode", _RNN_MODES.index)
     patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
+    patches.set(torch, "Generator", HostGenerator)
+    patches.set(torch.Tensor, "record_stream", lambda *_: None)
     _name_device_of_groups(patches)
     stand_in_for_compiler(patches)
 
@@ -66,6 +69,7 @@ def _answers(device: EmulatedDevice) -> dict[str, Any]:
         "mem_get_info": lambda _=None: (device.allocator.memory.free_bytes, device.card.total_bytes),
         "current_stream": lambda _=None: _STREAM,
         "default_stream": lambda _=None: _STREAM,
+        "set_stream": _set_stream,
         "Stream": Stream,
         "Event": Event,
         "default_generators": (Generator(),),
@@ -113,8 +117,14 @@ def _accelerator_answers(device: EmulatedDevice) -> dict[str, Callable[..., Any]
     }
 
 
+def _set_stream(stream: Stream) -> None:
+    """Allow the default stream alone: memory is kept apart by stream, and autograd goes back to that of the forward."""
+    if stream is not _STREAM:
+        raise cannot_trace("a stream of the program's own")
+
+
 class Stream:
-    """The one stream there is; what is put on it has happened at once."""
+    """A stream; what is put on it has happened at once."""
 
     cuda_stream = 0
     stream_id = 0
@@ -124,6 +134,7 @@ class Stream:
     def __init__(self, *_: object, **__: object) -> None: ...
 
     def __enter__(self) -> Self:
+        _set_stream(self)
         return self
 
     def __exit__(self, *_: object) -> None: ...
@@ -193,6 +204,15 @@ class Generator:
     def initial_seed(self) -> int:
         """Zero."""
         return 0
+
+
+class HostGenerator(torch.Generator):
+    """A generator of the host in place of the device's: no kernel asks it for numbers."""
+
+    def __new__(cls, device: object = "cpu") -> Self:
+        """Whatever the device, the host's."""
+        del device
+        return super().__new__(cls)
 
 
 _STREAM: Final = Stream()

@@ -11,6 +11,7 @@ import torch
 
 from oomdoctor.allocator.rules import rules_of
 from oomdoctor.allocator.settings import Settings, settings_of
+from oomdoctor.tracing.compiling import refuse_compiled
 from oomdoctor.tracing.composites import composites
 from oomdoctor.tracing.cuda_api import answer_for
 from oomdoctor.tracing.device import EmulatedDevice
@@ -70,6 +71,7 @@ def emulated_cuda(card: Card, settings: Settings | None = None) -> Iterator[Emul
         _register(patches, device)
         patch_tensors(patches, device)
         answer_for(patches, device)
+        refuse_compiled(patches)
         stack.enter_context(without_threads())
         yield device
 

@@ -116,6 +116,7 @@ class Planner:
         Raises:
             NoAnswerError: It cannot be told without computing.
         """
+        args = _with_tensors(operator, args)
         given = list(tensors_of((args, tuple(kwargs.values()))))
         different_devices(operator, given)
         quick = pointwise_result(operator, args, kwargs)
@@ -147,6 +148,15 @@ class Planner:
             ],
             shape,
         )
+
+
+def _with_tensors(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa: ANN401 - an operator
+    """Arguments with tensors where tensors are declared: a kernel in Python is given a number as it is."""
+    declared = operator._schema.arguments  # noqa: SLF001 - no public way
+    return tuple(
+        torch.tensor(given) if isinstance(given, int | float | complex) and str(one.type) == "Tensor" else given
+        for given, one in zip(args, declared, strict=False)
+    )
 
 
 def _flatten(returned: Any) -> tuple[list[Any], Any]:  # noqa: ANN401
