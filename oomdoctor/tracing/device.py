@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from oomdoctor.allocator.rules import Rules
     from oomdoctor.allocator.settings import Settings
     from oomdoctor.devices.card import Card
+    from oomdoctor.tracing.journal import Journal
+    from oomdoctor.tracing.taking import Call
 
 STREAM: Final = 0
 DROPOUT_BYTES_A_THREAD: Final = 16
@@ -34,6 +36,7 @@ class EmulatedDevice:
         card: What it looks like.
         allocator: PyTorch's caching allocator, simulated.
         history: What the allocator did, while somebody wants to know; else None.
+        journal: Notes for other sizes and cards, while somebody wants them; else None.
         reads: Times that data was read back from the device, which answers with zeros.
     """
 
@@ -41,6 +44,7 @@ class EmulatedDevice:
         self.card = card
         self.allocator = CachingAllocator(DeviceMemory(card.total_bytes, card.context_bytes), settings, rules)
         self.history: list[dict[str, Any]] | None = None
+        self.journal: Journal | None = None
         self.reads = 0
         self._workspaces: dict[object, Block | None] = {}
         self._dropout_state: Block | None = None
@@ -59,14 +63,24 @@ class EmulatedDevice:
         if self.history is not None:
             self._requested[address] = nbytes
             self.history.append(_event("alloc", address, nbytes))
+        if self.journal is not None:
+            self.journal.allocated(address, nbytes)
         return address
 
     def free(self, address: int) -> None:
         """Give an allocation back."""
         self.allocator.free(address)
+        if self.journal is not None:
+            self.journal.freed(address)
         if self.history is not None:
             nbytes = self._requested.pop(address, 0)
             self.history += (_event("free_requested", address, nbytes), _event("free_completed", address, nbytes))
+
+    def empty_cache(self) -> None:
+        """Give back to the driver what is in no use."""
+        self.allocator.empty_cache()
+        if self.journal is not None:
+            self.journal.emptied()
 
     def record(self, *, enabled: bool) -> None:
         """Begin to note what the allocator does, or end."""
@@ -84,6 +98,19 @@ class EmulatedDevice:
         if nbytes:
             storage._oomdoctor_block = Block(self, self.malloc(nbytes))  # type: ignore[attr-defined] # noqa: SLF001 - ours
         return tensor
+
+    def take_noted(self, call: Call, script: tuple[Taken, ...], held: list[Block | None], *, is_after: bool) -> None:
+        """As `take`; the journal has the call instead of what it takes on this card."""
+        journal = self.journal
+        if journal is None:
+            self.take(script, held)
+            return
+        journal.takes(call, is_after=is_after, in_backward=in_backward())
+        journal.is_inside = True
+        try:
+            self.take(script, held)
+        finally:
+            journal.is_inside = False
 
     def take(self, script: tuple[Taken, ...], held: list[Block | None]) -> None:
         """Allocate and give back what a kernel does: bytes, `-1 - position` of what is given back, or a workspace."""
@@ -111,6 +138,12 @@ class EmulatedDevice:
     def clear_workspaces(self) -> None:
         """Give back what libraries keep."""
         self._workspaces.clear()
+        if self.journal is not None:
+            self.journal.cleared()
+
+    def forget_dropout_state(self) -> None:
+        """Be as a process that has used no dropout of cuDNN's."""
+        self._dropout_state = None
 
 
 class Block:
