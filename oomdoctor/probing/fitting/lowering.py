@@ -1,24 +1,45 @@
-"""From what a step does to what the allocator of one card is asked for: operators' models are asked for that card."""
+"""From what a step does to what an allocator is asked for: what operators take is asked of their models, for a card."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from oomdoctor.tracing.journal import Cleared, Ended
+from oomdoctor.tracing.journal import Cleared, Section
 from oomdoctor.tracing.taking import Workspace
 from oomdoctor.tracing.temporaries import temporaries_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from oomdoctor.allocator.caching import CachingAllocator
     from oomdoctor.devices.card import Card
     from oomdoctor.probing.fitting.scaling import Steps
-    from oomdoctor.tracing.journal import Section
+    from oomdoctor.tracing.journal import Ended, Entry
     from oomdoctor.tracing.taking import Taken
 
 Scripts = tuple[tuple[tuple["Taken", ...], tuple["Taken", ...]], ...]
 """What each call takes before its results are made, and after."""
-Events = list[int]
-"""Bytes of an allocation, `-1 - position` of one that is given back, or 0 for the cache."""
+Run = tuple[list[int], "Section | Ended | Cleared | None"]
+"""What happens to tensors, and what an operator does after that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the allocator is asked for, but for what depends on the card.
+
+    Attributes:
+        loading: While the target is loaded.
+        trial: In the trial.
+    """
+
+    loading: list[Run]
+    trial: list[Run]
+
+
+def program_of(steps: Steps) -> Program:
+    """What a step asks for, in runs that need no look at what they are made of."""
+    return Program(_runs(steps.entries[: steps.start]), _runs(steps.entries[steps.start :]))
 
 
 def scripts_for(steps: Steps, card: Card) -> Scripts:
@@ -27,60 +48,72 @@ def scripts_for(steps: Steps, card: Card) -> Scripts:
     return tuple((answer.before, answer.after) for answer in answers)
 
 
-def lower(steps: Steps, scripts: Scripts) -> tuple[Events, Events]:
-    """What the allocator is asked for while the target is loaded, and in the trial."""
-    lowering = _Lowering(scripts)
-    for entry in steps.entries[: steps.start]:
-        lowering.add(entry)
-    loading, lowering.events = lowering.events, []
-    for entry in steps.entries[steps.start :]:
-        lowering.add(entry)
-    return loading, lowering.events
-
-
-class _Lowering:
-    def __init__(self, scripts: Scripts) -> None:
-        self._scripts = scripts
-        self._positions: list[int] = []
-        self._count = 0
-        self._held: list[int | None] = []
-        self._workspaces: dict[object, int] = {}
-        self.events: Events = []
-
-    def add(self, entry: object) -> None:
+def _runs(entries: Sequence[Entry]) -> list[Run]:
+    runs: list[Run] = []
+    numbers: list[int] = []
+    for entry in entries:
         if isinstance(entry, int):
-            self._add_number(entry)
-        elif isinstance(entry, Ended):
-            self._free(self._held)
-            self._held = []
-        elif isinstance(entry, Cleared):
-            self._free([*self._workspaces.values()])
-            self._workspaces.clear()
+            numbers.append(entry)
         else:
-            self._add_section(entry)  # type: ignore[arg-type] - what is left of the kinds
+            runs.append((numbers, entry))
+            numbers = []
+    return [*runs, (numbers, None)]
 
-    def _add_number(self, number: int) -> None:
-        if number > 0:
-            self._positions.append(self._allocate(number))
-        else:
-            self.events.append(-1 - self._positions[-1 - number] if number else 0)
 
-    def _add_section(self, section: Section) -> None:
+class Player:
+    """Asks an allocator for what a program says, on one card.
+
+    Args:
+        allocator: The allocator.
+        scripts: What the program's calls take on the card.
+    """
+
+    def __init__(self, allocator: CachingAllocator, scripts: Scripts) -> None:
+        self._allocator = allocator
+        self._scripts = scripts
+        self._addresses: list[int] = []
+        self._held: list[int] = []
+        self._workspaces: dict[object, int] = {}
+
+    def play(self, runs: Sequence[Run]) -> None:
+        """Allocate and give back.
+
+        Raises:
+            AllocationError: Memory is out.
+        """
+        malloc, free = self._allocator.malloc, self._allocator.free
+        addresses = self._addresses
+        for numbers, marker in runs:
+            for number in numbers:
+                if number > 0:
+                    addresses.append(malloc(number))
+                elif number < 0:
+                    free(addresses[-1 - number])
+                else:
+                    self._allocator.empty_cache()
+            if isinstance(marker, Section):
+                self._take(marker, malloc)
+            elif marker is not None:
+                self._give_back(is_workspace=isinstance(marker, Cleared))
+
+    def _take(self, section: Section, malloc: Callable[[int], int]) -> None:
         for step in self._scripts[section.call][section.is_after]:
             if isinstance(step, Workspace):
                 key = (step.library, section.in_backward)
-                if key not in self._workspaces and step.nbytes:
-                    self._workspaces[key] = self._allocate(step.nbytes)
+                if key not in self._workspaces:
+                    self._workspaces[key] = malloc(step.nbytes)
             elif step < 0:
-                self._free([self._held[-1 - step]])
-                self._held[-1 - step] = None
+                self._allocator.free(self._held[-1 - step])
+                self._held[-1 - step] = 0
             else:
-                self._held.append(self._allocate(step) if step else None)
+                self._held.append(malloc(step))
 
-    def _allocate(self, nbytes: int) -> int:
-        self.events.append(nbytes)
-        self._count += 1
-        return self._count - 1
-
-    def _free(self, positions: list[int | None] | list[int]) -> None:
-        self.events += [-1 - position for position in positions if position is not None]
+    def _give_back(self, *, is_workspace: bool) -> None:
+        """The allocator gives no address for no bytes, and takes none back."""
+        kept = [*self._workspaces.values()] if is_workspace else self._held
+        for address in kept:
+            self._allocator.free(address)
+        if is_workspace:
+            self._workspaces.clear()
+        else:
+            self._held = []

@@ -9,14 +9,12 @@ from oomdoctor.allocator.caching import CachingAllocator
 from oomdoctor.allocator.device_memory import DeviceMemory
 from oomdoctor.allocator.out_of_memory import AllocationError
 from oomdoctor.allocator.rounding import NO_LIMIT
-from oomdoctor.units import TIB
+from oomdoctor.probing.fitting.lowering import Player
 
 if TYPE_CHECKING:
     from oomdoctor.allocator.rules import Rules
     from oomdoctor.allocator.settings import Settings
-    from oomdoctor.probing.fitting.lowering import Events
-
-_BOUNDLESS = 8 * TIB
+    from oomdoctor.probing.fitting.lowering import Program, Run, Scripts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +37,6 @@ class Room:
         return self.total_bytes - self.context_bytes
 
 
-BOUNDLESS = Room(_BOUNDLESS, 0, _BOUNDLESS)
-
-
 @dataclass(frozen=True, slots=True)
 class Placement:
     """How it went.
@@ -51,7 +46,7 @@ class Placement:
         was_loaded: False where it ran out while the target was loaded.
         peak_allocated_bytes: Most bytes in live tensors in the trial.
         peak_reserved_bytes: Most bytes held from the driver in the trial.
-        retries: How often all cached blocks were given back to try again.
+        retries: How often all cached blocks were given back to try again, loading included.
     """
 
     error: str | None
@@ -61,23 +56,19 @@ class Placement:
     retries: int
 
 
-def place(loading: Events, trial: Events, room: Room, settings: Settings, rules: Rules) -> Placement:
-    """Run what was asked for through an allocator."""
+def place(program: Program, scripts: Scripts, room: Room, settings: Settings, rules: Rules) -> Placement:
+    """Run what is asked for through an allocator."""
     allocator = CachingAllocator(DeviceMemory(room.total_bytes, room.context_bytes), settings, rules)
-    addresses: list[int] = []
-    error = _run(allocator, loading, addresses, room.capacity_bytes, room.total_bytes)
-    was_loaded = error is None
-    allocator.reset_peak_stats()
-    retries = allocator.retries
-    if was_loaded:
-        error = _run(allocator, trial, addresses, room.allowed_bytes, room.total_bytes)
-    return Placement(
-        error,
-        was_loaded,
-        allocator.peak_allocated_bytes,
-        allocator.peak_reserved_bytes,
-        allocator.retries - retries,
-    )
+    player = Player(allocator, scripts)
+    _allow(allocator, room.capacity_bytes, room.total_bytes)
+    error, was_loaded = _play(player, program.loading), False
+    if error is None:
+        was_loaded = True
+        _allow(allocator, room.allowed_bytes, room.total_bytes)
+        allocator.reset_peak_stats()
+        error = _play(player, program.trial)
+    allocated, reserved = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+    return Placement(error, was_loaded, allocated, reserved, allocator.retries)
 
 
 def is_plain(settings: Settings) -> bool:
@@ -90,20 +81,15 @@ def is_plain(settings: Settings) -> bool:
     )
 
 
-def _run(
-    allocator: CachingAllocator, events: Events, addresses: list[int], allowed_bytes: int, total_bytes: int
-) -> str | None:
-    """The message where memory ran out."""
+def _allow(allocator: CachingAllocator, allowed_bytes: int, total_bytes: int) -> None:
+    """As `oomdoctor.probing.trial.allow`."""
     allocator.set_memory_fraction(min(1.0, (allowed_bytes + 0.5) / total_bytes))
-    malloc, free = allocator.malloc, allocator.free
+
+
+def _play(player: Player, runs: list[Run]) -> str | None:
+    """The message where memory ran out."""
     try:
-        for event in events:
-            if event > 0:
-                addresses.append(malloc(event))
-            elif event < 0:
-                free(addresses[-1 - event])
-            else:
-                allocator.empty_cache()
+        player.play(runs)
     except AllocationError as error:
         return str(error)
     return None

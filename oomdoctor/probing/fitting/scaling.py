@@ -96,9 +96,7 @@ def _kinds_agree(small: Steps, large: Steps) -> bool:
     )
 
 
-def _lines(
-    small: Sequence[Entry], large: Sequence[Entry], small_size: int, distance: int
-) -> list[_Line] | None:
+def _lines(small: Sequence[Entry], large: Sequence[Entry], small_size: int, distance: int) -> list[_Line] | None:
     """Lines through the numbers that differ; None where one is no line through whole numbers."""
     if len(small) != len(large):
         return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from oomdoctor.probing.fitting.lowering import Events, Scripts, lower, scripts_for
-from oomdoctor.probing.fitting.placing import BOUNDLESS, Placement, Room, is_plain, place
+from oomdoctor.probing.fitting.lowering import Program, Scripts, program_of, scripts_for
+from oomdoctor.probing.fitting.placing import Placement, Room, is_plain, place
 from oomdoctor.probing.fitting.tracer import Family, Tracer, live_peak
 from oomdoctor.results import Outcome, Trial
 
@@ -30,7 +30,8 @@ class Shared:
         family: The cards that do the same.
         settings: What the allocator is told.
         rules: What its version does differently.
-        boundless: Placements without bounds, by size, micro-steps and what operators take on a card.
+        programs: What the allocator is asked for, by size and micro-steps.
+        unpressed: Placements that never came near a bound, by size, micro-steps and what operators take on a card.
         lives: Most bytes that are alive at one time, by size.
     """
 
@@ -38,7 +39,8 @@ class Shared:
     family: Family
     settings: Settings
     rules: Rules
-    boundless: dict[_Key, Placement] = field(default_factory=dict)
+    programs: dict[tuple[int, int], Program] = field(default_factory=dict)
+    unpressed: dict[_Key, Placement] = field(default_factory=dict)
     lives: dict[int, int] = field(default_factory=dict)
 
 
@@ -98,9 +100,7 @@ class CardSource:
         reach = 1
         while high - reach > low and not self._can_place(high - reach, allowed_bytes, retries=retries):
             high, reach = high - reach, 2 * reach
-        return _bisect(
-            lambda size: self._can_place(size, allowed_bytes, retries=retries), max(low, high - reach), high
-        )
+        return _bisect(lambda size: self._can_place(size, allowed_bytes, retries=retries), max(low, high - reach), high)
 
     def _can_place(self, micro_batch: int, allowed_bytes: int, *, retries: bool) -> bool:
         micro_steps = self._micro_steps(micro_batch)
@@ -124,22 +124,25 @@ class CardSource:
         return self._placements[key]
 
     def _placed(self, steps: Steps, micro_batch: int, micro_steps: int, allowed_bytes: int) -> Placement:
-        """On an allocator as large as the card's, unless one without bounds does not need more."""
-        shared = self._shared
-        scripts = scripts_for(steps, self._card)
-        key = micro_batch, micro_steps, scripts
-        known = shared.boundless.get(key)
+        """On an allocator as large as the card's, unless another card has shown that less is enough."""
+        shared, card = self._shared, self._card
+        size = micro_batch, micro_steps
+        key = (*size, self._taken(steps, size))
+        known = shared.unpressed.get(key)
         if known is not None and known.peak_reserved_bytes <= allowed_bytes:
             return known
-        events = lower(steps, scripts)
-        if known is None and is_plain(shared.settings):
-            known = shared.boundless[key] = self._played(events, BOUNDLESS)
-            if known.peak_reserved_bytes <= allowed_bytes:
-                return known
-        return self._played(events, Room(self._card.total_bytes, self._card.context_bytes, allowed_bytes))
+        if size not in shared.programs:
+            shared.programs[size] = program_of(steps)
+        room = Room(card.total_bytes, card.context_bytes, allowed_bytes)
+        placement = place(shared.programs[size], key[2], room, shared.settings, shared.rules)
+        if placement.error is None and not placement.retries and is_plain(shared.settings):
+            shared.unpressed[key] = placement
+        return placement
 
-    def _played(self, events: tuple[Events, Events], room: Room) -> Placement:
-        return place(*events, room, self._shared.settings, self._shared.rules)
+    def _taken(self, steps: Steps, size: tuple[int, int]) -> Scripts:
+        if size not in self._scripts:
+            self._scripts[size] = scripts_for(steps, self._card)
+        return self._scripts[size]
 
 
 def _trial(micro_batch: int, allowed_bytes: int, steps: Steps, placement: Placement) -> Trial:
