@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -9,10 +10,13 @@ import torch
 from oomdoctor.allocator.caching import CachingAllocator
 from oomdoctor.allocator.device_memory import DeviceMemory
 from oomdoctor.allocator.out_of_memory import AllocationError
+from oomdoctor.tracing.models.dropout_state import dropout_state_bytes, making_dropout_state
 from oomdoctor.tracing.private import bare_tensor, in_backward
 from oomdoctor.tracing.taking import Taken, Workspace
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from oomdoctor.allocator.rules import Rules
     from oomdoctor.allocator.settings import Settings
     from oomdoctor.devices.card import Card
@@ -20,8 +24,6 @@ if TYPE_CHECKING:
     from oomdoctor.tracing.taking import Call
 
 STREAM: Final = 0
-DROPOUT_BYTES_A_THREAD: Final = 16
-"""As the null GPU has it."""
 
 
 class EmulatedDevice:
@@ -106,11 +108,20 @@ class EmulatedDevice:
             self.take(script, held)
             return
         journal.takes(call, is_after=is_after, in_backward=in_backward())
-        journal.is_inside = True
-        try:
+        with self._unnoted():
             self.take(script, held)
+
+    @contextmanager
+    def _unnoted(self) -> Iterator[None]:
+        """Keep what happens inside out of the journal, which has the call."""
+        if self.journal is None:
+            yield
+            return
+        self.journal.is_inside = True
+        try:
+            yield
         finally:
-            journal.is_inside = False
+            self.journal.is_inside = False
 
     def take(self, script: tuple[Taken, ...], held: list[Block | None]) -> None:
         """Allocate and give back what a kernel does: bytes, `-1 - position` of what is given back, or a workspace."""
@@ -132,8 +143,10 @@ class EmulatedDevice:
         """Allocate what cuDNN's dropout keeps for the process, once. Source: `get_dropout_state`, RNN.cpp."""
         if self._dropout_state is None:
             self.block(8)  # the seed
-            threads = self.card.sm_count * self.card.max_threads_per_sm
-            self._dropout_state = self.block(threads * DROPOUT_BYTES_A_THREAD)
+            if self.journal is not None:
+                self.journal.takes(making_dropout_state(self.card), is_after=True, in_backward=False)
+            with self._unnoted():
+                self._dropout_state = self.block(dropout_state_bytes(self.card))
 
     def clear_workspaces(self) -> None:
         """Give back what libraries keep."""

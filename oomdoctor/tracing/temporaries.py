@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oomdoctor.tracing.models import attention, blas, embedding, normalization, reductions
+from oomdoctor.tracing.models import attention, blas, dropout_state, embedding, normalization, reductions
 from oomdoctor.tracing.taking import NOTHING
 
 if TYPE_CHECKING:
     from oomdoctor.tracing.taking import Call, Temporaries
 
-_MODELS = {**blas.MODELS, **reductions.MODELS, **attention.MODELS, **embedding.MODELS, **normalization.MODELS}
+_MODELS = {
+    **blas.MODELS,
+    **reductions.MODELS,
+    **attention.MODELS,
+    **embedding.MODELS,
+    **normalization.MODELS,
+    **dropout_state.MODELS,
+}
 
 
 def temporaries_of(call: Call) -> Temporaries:

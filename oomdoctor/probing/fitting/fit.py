@@ -70,7 +70,8 @@ def fit(request: ProbeRequest, cards: Sequence[Card], progress: Progress, *, sto
         progress.stage(f"loading {request.target}")
         load = {"op": "load_for_many", "reference": asdict(reference), "cards": [encode(card) for card in cards]}
         loaded = _ask(child, request, "loading the target", load | _settings(request))
-        answers = [*_answers(child, request, cards, progress)]
+        progress.stage(f"placing a step of it on {len(cards)} cards")
+        answers = [*_answers(child, request, cards)]
     return Fits(
         tuple(decode(Fitted, answer["fitted"], "fitted") for answer in answers),
         loaded["weights_bytes"],
@@ -80,11 +81,8 @@ def fit(request: ProbeRequest, cards: Sequence[Card], progress: Progress, *, sto
     )
 
 
-def _answers(
-    child: Child, request: ProbeRequest, cards: Sequence[Card], progress: Progress
-) -> Iterator[dict[str, Any]]:
-    for number, card in enumerate(cards, 1):
-        progress.stage(f"{card.key} ({number} of {len(cards)})")
+def _answers(child: Child, request: ProbeRequest, cards: Sequence[Card]) -> Iterator[dict[str, Any]]:
+    for card in cards:
         question = {"op": "fit", "gpu": card.key, "headroom": request.headroom}
         yield _ask(child, request, f"fitting {card.key}", question)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from oomdoctor.results import Accumulation
+from oomdoctor.results import Accumulation  # noqa: TC001 - read when a document is decoded
 
 
 @dataclass(frozen=True, slots=True)
