@@ -70,7 +70,9 @@ def gpus(
         )
         _show_fits(request, as_json=as_json, quiet=quiet)
     elif target_batch is not None:
-        raise UsageError("`--target-batch` is for `--fit`, which names what is to be trained", hint="add `--fit TARGET`")
+        raise UsageError(
+            "`--target-batch` is for `--fit`, which names what is to be trained", hint="add `--fit TARGET`"
+        )
     elif known:
         _show_catalogue(as_json=as_json)
     else:

@@ -40,9 +40,9 @@ def render_fits(request: ProbeRequest, found: Fits, cards: Sequence[Card], termi
 
 def _legend(request: ProbeRequest, found: Fits) -> list[str]:
     devices = "" if request.world_size == 1 else f" on {request.world_size} devices"
+    asked = f"{request.target}, {request.precision}, a target batch of {request.target_batch}{devices}"
     return [
-        f"{request.target}, {request.precision}, a target batch of {request.target_batch}{devices}; "
-        f"{len(found.rows)} cards, {format_size(found.weights_bytes)} of weights",
+        f"{asked}; {len(found.rows)} cards, {format_size(found.weights_bytes)} of weights",
         f"largest: the largest micro-batch; recommended: one that leaves {request.headroom:.0%} of the capacity free",
         "steps: accumulation steps that reach the target batch",
         "traced: what a step allocates was placed on a simulated allocator of each card's size",

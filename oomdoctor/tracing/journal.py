@@ -42,7 +42,19 @@ class Cleared(NamedTuple):
     """Libraries' workspaces were given back."""
 
 
-Entry = int | Section | Ended | Cleared
+class Mark(NamedTuple):
+    """A phase began or ended, as whoever keeps the journal says.
+
+    Attributes:
+        phase: Which.
+        is_end: Whether it ended.
+    """
+
+    phase: object
+    is_end: bool
+
+
+Entry = int | Section | Ended | Cleared | Mark
 """Bytes of an allocation, `-1 - position` of one that is given back, `EMPTIED`, or what has to be asked again."""
 
 
@@ -123,6 +135,10 @@ class Journal:
     def ended(self) -> None:
         """The operator ended."""
         self.entries.append(Ended())
+
+    def mark(self, phase: object, *, is_end: bool) -> None:
+        """A phase begins or ends."""
+        self.entries.append(Mark(phase, is_end))
 
     def chosen(self, choose: Callable[[Card], object]) -> None:
         """A kernel was chosen by the card."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from oomdoctor.tracing.journal import Cleared, Section
+from oomdoctor.probing.fitting.phases import PhasePeaks
+from oomdoctor.tracing.journal import Cleared, Mark, Section
 from oomdoctor.tracing.taking import Workspace
 from oomdoctor.tracing.temporaries import temporaries_of
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 Scripts = tuple[tuple[tuple["Taken", ...], tuple["Taken", ...]], ...]
 """What each call takes before its results are made, and after."""
-Run = tuple[list[int], "Section | Ended | Cleared | None"]
+Run = tuple[list[int], "Section | Ended | Cleared | Mark | None"]
 """What happens to tensors, and what an operator does after that."""
 
 
@@ -66,6 +67,9 @@ class Player:
     Args:
         allocator: The allocator.
         scripts: What the program's calls take on the card.
+
+    Attributes:
+        peaks: What the phases hold.
     """
 
     def __init__(self, allocator: CachingAllocator, scripts: Scripts) -> None:
@@ -74,6 +78,7 @@ class Player:
         self._addresses: list[int] = []
         self._held: list[int] = []
         self._workspaces: dict[object, int] = {}
+        self.peaks = PhasePeaks(allocator)
 
     def play(self, runs: Sequence[Run]) -> None:
         """Allocate and give back.
@@ -93,6 +98,8 @@ class Player:
                     self._allocator.empty_cache()
             if isinstance(marker, Section):
                 self._take(marker, malloc)
+            elif isinstance(marker, Mark):
+                self.peaks.note(marker)
             elif marker is not None:
                 self._give_back(is_workspace=isinstance(marker, Cleared))
 

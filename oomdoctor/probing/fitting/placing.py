@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from oomdoctor.allocator.rules import Rules
     from oomdoctor.allocator.settings import Settings
     from oomdoctor.probing.fitting.lowering import Program, Run, Scripts
+    from oomdoctor.results import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Placement:
         peak_allocated_bytes: Most bytes in live tensors in the trial.
         peak_reserved_bytes: Most bytes held from the driver in the trial.
         retries: How often all cached blocks were given back to try again, loading included.
+        phases: Memory by phase.
     """
 
     error: str | None
@@ -54,6 +56,7 @@ class Placement:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     retries: int
+    phases: tuple[Phase, ...]
 
 
 def place(program: Program, scripts: Scripts, room: Room, settings: Settings, rules: Rules) -> Placement:
@@ -65,10 +68,10 @@ def place(program: Program, scripts: Scripts, room: Room, settings: Settings, ru
     if error is None:
         was_loaded = True
         _allow(allocator, room.allowed_bytes, room.total_bytes)
-        allocator.reset_peak_stats()
+        player.peaks.begin()
         error = _play(player, program.trial)
-    allocated, reserved = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
-    return Placement(error, was_loaded, allocated, reserved, allocator.retries)
+    peaks = player.peaks
+    return Placement(error, was_loaded, peaks.allocated_bytes, peaks.reserved_bytes, allocator.retries, peaks.phases)
 
 
 def is_plain(settings: Settings) -> bool:
@@ -91,5 +94,6 @@ def _play(player: Player, runs: list[Run]) -> str | None:
     try:
         player.play(runs)
     except AllocationError as error:
+        player.peaks.fail()
         return str(error)
     return None

@@ -67,6 +67,7 @@ class CardSource:
         self._explain = explain
         self._scripts: dict[tuple[int, int], Scripts] = {}
         self._placements: dict[tuple[int, int, int], Placement] = {}
+        self._in_line: set[int] = set()
         self.capacity_bytes = card.capacity_bytes
         self.problem: dict[str, str | None] | None = None
         self.replaced = 0
@@ -89,12 +90,17 @@ class CardSource:
         if traced.steps is None:
             raise RuntimeError("a trial that was not run is told by others")
         placement = self._place(traced.steps, micro_batch, micro_steps, allowed_bytes)
+        if placement.error is None and micro_steps > 1 and micro_batch >= self._shared.family.lowest:
+            self._in_line.add(micro_batch)
         return _trial(micro_batch, allowed_bytes, traced.steps, placement)
 
     def foresee(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
-        """The largest size between two that can be placed; None where every size is traced by itself."""
-        scale = self._shared.family.scale
-        if scale is None or low < self._shared.family.lowest - 1:
+        """The largest size between two that can be placed.
+
+        None where every size is traced by itself, or where a probe of this card could not foresee yet, for want of two
+        trials that did the same: the search has to go the same way here.
+        """
+        if self._shared.family.scale is None or len(self._in_line) < 2:  # noqa: PLR2004 - a line needs two points
             return None
         high = min(high, 1 + _bisect(lambda size: self._live(size) <= allowed_bytes, low, high))
         reach = 1
@@ -155,7 +161,7 @@ def _trial(micro_batch: int, allowed_bytes: int, steps: Steps, placement: Placem
         fixed_bytes=steps.fixed_bytes,
         alloc_retries=placement.retries,
         swallowed_ooms=0,
-        phases=(),
+        phases=placement.phases,
         error=placement.error,
         seconds=0.0,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
@@ -14,9 +14,12 @@ from oomdoctor.probing.trial import Setup, run_trial, settle
 from oomdoctor.results import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from oomdoctor.devices.card import Card
     from oomdoctor.probing.trial import Attempt
     from oomdoctor.tracing.device import EmulatedDevice
+    from oomdoctor.results import PhaseName
     from oomdoctor.tracing.journal import Journal
 
 _SMALL, _LARGE = 4, 8
@@ -127,7 +130,7 @@ class Tracer:
         self._device.card = replace(card, total_bytes=emulated.total_bytes, context_bytes=emulated.context_bytes)
         self._journal.begin()
         try:
-            attempt = run_trial(self._setup, micro_batch, micro_steps, emulated.total_bytes, _Unrecorded())
+            attempt = run_trial(self._setup, micro_batch, micro_steps, emulated.total_bytes, _Marking(self._journal))
         finally:
             settle(self._setup.model, self._start_bytes)
             self._device.forget_dropout_state()
@@ -139,11 +142,22 @@ class Tracer:
         return Traced(attempt, Steps(entries, calls, self._journal.start, attempt.trial.fixed_bytes or 0))
 
 
-class _Unrecorded(TrialRecorder):
-    """A recorder without the allocator's history: the journal has more."""
+class _Marking(TrialRecorder):
+    """A recorder that tells a journal of phases, and leaves the allocator's history alone: the journal has more."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__()
+        self._journal = journal
 
     def whole(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    @contextmanager
+    def micro_phase(self, iteration: int, _micro_step: int, name: PhaseName) -> Iterator[None]:
+        self._journal.mark((iteration, name), is_end=False)
+        with self.phase(iteration, name):
+            yield
+        self._journal.mark((iteration, name), is_end=True)
 
 
 def _left_behind(micro_batch: int) -> NoAnswerError:
