@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from oomdoctor.probing.request import ProbeRequest
 
 
-def gpus(
+def gpus(  # noqa: PLR0913 - one parameter an option
     *,
     known: Annotated[
         bool, typer.Option("--known", help="List the cards that `--gpu` knows instead of the GPUs of this machine.")

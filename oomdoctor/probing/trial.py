@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from oomdoctor.errors import TargetError
+from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.oom.classifier import Evidence, classify, walk_chain
 from oomdoctor.probing.recorder import TrialRecorder
 from oomdoctor.results import Outcome, PhaseName, Trial
@@ -175,7 +175,7 @@ def _end_of(setup: Setup, training: _Training, micro_batch: int, micro_steps: in
     try:
         with training.recorder.whole():
             _train(setup, training, micro_batch, micro_steps)
-    except TargetError:
+    except (TargetError, NoAnswerError):  # the latter from an emulated device, of an operator that it cannot trace
         raise
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is an outcome
         ending = _judge(setup, error, _evidence(training, allowed_bytes))

@@ -102,7 +102,7 @@ def _answer(worker: _Worker, request: Message) -> Message:
 
 
 def _texts(error: OomdoctorError) -> Message:
-    kind = type(error).__name__
+    kind = NoAnswerError.__name__ if isinstance(error, NoAnswerError) else type(error).__name__
     return {"kind": kind, "message": error.message, "hint": error.hint, "details": error.details}
 
 
@@ -243,7 +243,9 @@ _OPERATIONS = {
 
 def _problem_of(attempt: Attempt) -> Message | None:
     """What a trial that failed for another reason than memory failed with."""
-    return attempt.problem and _texts(blame(attempt.problem, zeros_read=attempt.zeros_read))
+    if attempt.problem is None:
+        return None
+    return _texts(blame(attempt.problem, zeros_read=attempt.zeros_read))
 
 
 def _versions() -> Message:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from oomdoctor.devices.card import Card
     from oomdoctor.probing.trial import Attempt
-    from oomdoctor.tracing.device import EmulatedDevice
     from oomdoctor.results import PhaseName
+    from oomdoctor.tracing.device import EmulatedDevice
     from oomdoctor.tracing.journal import Journal
 
 _SMALL, _LARGE = 4, 8
