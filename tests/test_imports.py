@@ -13,7 +13,7 @@ TIERS = {
     **dict.fromkeys(("cli", "api", "pytest_plugin"), 5),
     "checking": 4,
     **dict.fromkeys(("probing", "diagnosis", "lint", "reports"), 3),
-    "running": 2,
+    **dict.fromkeys(("running", "tracing"), 2),
     **dict.fromkeys(("oom", "targets", "devices", "examples", "schemas", "configuration", "allocator"), 1),
 }
 """Tier by first name below the package; modules that lie in the package itself are the lowest, 0."""
