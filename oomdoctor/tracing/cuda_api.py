@@ -20,6 +20,7 @@ from oomdoctor.tracing.tensors import CUDA
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oomdoctor.devices.card import Card
     from oomdoctor.tracing.device import EmulatedDevice
     from oomdoctor.tracing.patches import Patches
 
@@ -47,7 +48,6 @@ def answer_for(patches: Patches, device: EmulatedDevice) -> None:
 
 def _answers(device: EmulatedDevice) -> dict[str, Any]:
     """What would otherwise start CUDA, or ask a driver."""
-    capability, properties = device.card.compute_capability, _properties(device)
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -59,14 +59,19 @@ def _answers(device: EmulatedDevice) -> dict[str, Any]:
         "set_device": lambda _: None,
         "_exchange_device": lambda _: 0,
         "_maybe_exchange_device": lambda _: 0,
-        "get_device_properties": lambda _=None: properties,
-        "get_device_name": lambda _=None: device.card.name,
-        "get_device_capability": lambda _=None: capability,
-        "get_arch_list": lambda: [f"sm_{capability[0]}{capability[1]}"],
-        "is_bf16_supported": lambda including_emulation=True: including_emulation or capability >= _LEAST_FOR_BF16,
+        "get_device_properties": lambda _=None: _told(device, "get_device_properties", _properties),
+        "get_device_name": lambda _=None: _told(device, "get_device_name", lambda card: card.name),
+        "get_device_capability": lambda _=None: _told(device, "get_device_capability", _capability),
+        "get_arch_list": lambda: _told(device, "get_arch_list", lambda card: ["sm_{}{}".format(*_capability(card))]),
+        "is_bf16_supported": lambda including_emulation=True: (
+            including_emulation or _told(device, "is_bf16_supported", lambda card: _capability(card) >= _LEAST_FOR_BF16)
+        ),
         "synchronize": lambda _=None: None,
         "is_current_stream_capturing": lambda: False,
-        "mem_get_info": lambda _=None: (device.allocator.memory.free_bytes, device.card.total_bytes),
+        "mem_get_info": lambda _=None: (
+            device.allocator.memory.free_bytes,
+            _told(device, "mem_get_info", lambda card: card.total_bytes),
+        ),
         "current_stream": lambda _=None: _STREAM,
         "default_stream": lambda _=None: _STREAM,
         "set_stream": _set_stream,
@@ -85,7 +90,7 @@ def _c_answers(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_synchronize": lambda *_: None,
         "_cuda_memoryStats": lambda _=0: allocator.memory_stats(),
-        "_cuda_emptyCache": lambda *_: allocator.empty_cache(),
+        "_cuda_emptyCache": lambda *_: device.empty_cache(),
         "_cuda_resetPeakMemoryStats": lambda _=0: allocator.reset_peak_stats(),
         "_cuda_resetAccumulatedMemoryStats": lambda _=0: allocator.reset_accumulated_stats(),
         "_cuda_setMemoryFraction": lambda fraction, _=0: allocator.set_memory_fraction(fraction),
@@ -109,7 +114,7 @@ def _accelerator_answers(device: EmulatedDevice) -> dict[str, Callable[..., Any]
         "_accelerator_synchronizeDevice": lambda _: None,
         "_accelerator_getStream": lambda _=0: _STREAM,
         "_accelerator_isAllocatorInitialized": lambda: True,
-        "_accelerator_emptyCache": allocator.empty_cache,
+        "_accelerator_emptyCache": device.empty_cache,
         "_accelerator_getDeviceStats": lambda _=0: allocator.memory_stats(),
         "_accelerator_resetPeakStats": lambda _=0: allocator.reset_peak_stats(),
         "_accelerator_resetAccumulatedStats": lambda _=0: allocator.reset_accumulated_stats(),
@@ -218,8 +223,18 @@ class HostGenerator(torch.Generator):
 _STREAM: Final = Stream()
 
 
-def _properties(device: EmulatedDevice) -> SimpleNamespace:
-    card = device.card
+def _told(device: EmulatedDevice, what: str, answer: Callable[[Card], Any]) -> Any:  # noqa: ANN401 - as PyTorch has it
+    """What the card answers; the journal has that somebody asked."""
+    if device.journal is not None:
+        device.journal.asked(what, answer)
+    return answer(device.card)
+
+
+def _capability(card: Card) -> tuple[int, int]:
+    return card.compute_capability
+
+
+def _properties(card: Card) -> SimpleNamespace:
     return SimpleNamespace(
         name=card.name,
         major=card.compute_capability[0],
