@@ -26,6 +26,7 @@ from oomdoctor.devices.card import Card
 from oomdoctor.devices.emulated import card_of
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.oom.classifier import classify
+from oomdoctor.probing.architectures import has_kernels
 from oomdoctor.probing.blame import blame
 from oomdoctor.probing.channel import Channel, ChannelClosedError, Message
 from oomdoctor.probing.dependency_watch import report, watch
@@ -136,7 +137,7 @@ class _Worker:
             "event": "loaded",
             "name": torch.cuda.get_device_name(device),
             "compute_capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
-            "has_kernels": _has_kernels(torch.cuda.get_arch_list(), torch.cuda.get_device_capability(device)),
+            "has_kernels": has_kernels(torch.cuda.get_arch_list(), torch.cuda.get_device_capability(device)),
             "total_bytes": total_bytes,
             "used_before_bytes": context_bytes,
             "capacity_bytes": _capacity(self._cap_bytes),
@@ -280,16 +281,6 @@ def _device() -> torch.device:
         )
     torch.cuda.set_device(0)
     return torch.device("cuda", 0)
-
-
-def _has_kernels(architectures: list[str], capability: tuple[int, int]) -> bool:
-    """Whether this torch can run on such a card: kernels for it, or intermediate code that the driver compiles."""
-    for name in architectures:
-        kind, _, number = name.rstrip("af").partition("_")
-        built_for = divmod(int(number), 10)
-        if built_for <= capability and (kind == "compute" or built_for[0] == capability[0]):
-            return True
-    return False
 
 
 def _capacity(cap_bytes: int | None) -> int:

@@ -49,6 +49,15 @@ def scripts_for(steps: Steps, card: Card) -> Scripts:
     return tuple((answer.before, answer.after) for answer in answers)
 
 
+def shape_of(scripts: Scripts) -> object:
+    """What scripts have in common that allocate and give back in the same order, whatever the bytes."""
+    return tuple(
+        tuple(step if not isinstance(step, Workspace) and step <= 0 else 1 for step in part)
+        for script in scripts
+        for part in script
+    )
+
+
 def _runs(entries: Sequence[Entry]) -> list[Run]:
     runs: list[Run] = []
     numbers: list[int] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from oomdoctor.probing.fitting.lowering import Program, Scripts, program_of, scripts_for
+from oomdoctor.probing.fitting.lowering import Program, Scripts, program_of, scripts_for, shape_of
 from oomdoctor.probing.fitting.placing import Placement, Room, is_plain, place
 from oomdoctor.probing.fitting.tracer import Family, Tracer, live_peak
 from oomdoctor.results import Outcome, Trial
@@ -67,7 +67,7 @@ class CardSource:
         self._explain = explain
         self._scripts: dict[tuple[int, int], Scripts] = {}
         self._placements: dict[tuple[int, int, int], Placement] = {}
-        self._in_line: set[int] = set()
+        self._alike: dict[object, set[int]] = {}
         self.capacity_bytes = card.capacity_bytes
         self.problem: dict[str, str | None] | None = None
         self.replaced = 0
@@ -91,7 +91,8 @@ class CardSource:
             raise RuntimeError("a trial that was not run is told by others")
         placement = self._place(traced.steps, micro_batch, micro_steps, allowed_bytes)
         if placement.error is None and micro_steps > 1 and micro_batch >= self._shared.family.lowest:
-            self._in_line.add(micro_batch)
+            shape = shape_of(self._taken(traced.steps, (micro_batch, micro_steps)))
+            self._alike.setdefault(shape, set()).add(micro_batch)
         return _trial(micro_batch, allowed_bytes, traced.steps, placement)
 
     def foresee(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
@@ -100,7 +101,8 @@ class CardSource:
         None where every size is traced by itself, or where a probe of this card could not foresee yet, for want of two
         trials that did the same: the search has to go the same way here.
         """
-        if self._shared.family.scale is None or len(self._in_line) < 2:  # noqa: PLR2004 - a line needs two points
+        most_alike = max(map(len, self._alike.values()), default=0)
+        if self._shared.family.scale is None or most_alike < 2:  # noqa: PLR2004 - a line needs two points
             return None
         high = min(high, 1 + _bisect(lambda size: self._live(size) <= allowed_bytes, low, high))
         reach = 1
