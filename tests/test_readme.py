@@ -198,6 +198,14 @@ def test_the_speed_figures_are_those_of_the_results() -> None:
     assert f"the probe of the picture {claims[2]['ratio']:g} times as long" in PROSE
 
 
+def test_the_catalogues_speed_is_the_measured_one() -> None:
+    """What the README says of `gpus --fit` is in the committed measurement, and within the promise."""
+    measured = json.loads((ROOT / "tests/bench/results/fit_speed.json").read_text(encoding="utf-8"))
+
+    assert f"takes {measured['rows']['wall']['times']:.2f} times as long as `import torch`" in README
+    assert measured["rows"]["wall"]["times"] < measured["claims"]["at_most_times"]
+
+
 def test_the_figures_of_check_are_those_of_the_results() -> None:
     """What the README says of a check's time is what was measured and committed, and within what it promises."""
     results = json.loads((ROOT / "tests/bench/results/check_speed.json").read_text(encoding="utf-8"))

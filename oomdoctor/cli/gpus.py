@@ -6,26 +6,74 @@ import json
 import os
 import sys
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from oomdoctor import __version__
 from oomdoctor.cli.options import Help, JsonFlag
-from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, NoAnswerError
+from oomdoctor.cli.probe import (
+    Headroom,
+    OptimizerName,
+    PrecisionName,
+    QuietFlag,
+    TargetBatch,
+    TrialTimeout,
+    WorldSize,
+    fit_request,
+)
+from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, NoAnswerError, UsageError
 from oomdoctor.output import MAXIMUM_WIDTH, Terminal, deliver, is_terminal
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-def gpus(
+    from oomdoctor.probing.request import ProbeRequest
+
+
+def gpus(  # noqa: PLR0913 - one parameter an option
     *,
     known: Annotated[
         bool, typer.Option("--known", help="List the cards that `--gpu` knows instead of the GPUs of this machine.")
     ] = False,
+    fit: Annotated[
+        str | None,
+        typer.Option(
+            "--fit",
+            metavar="TARGET",
+            help="Say what fits each card that `--gpu` knows: a file to probe, or an example's name such as `gpt2`.",
+            show_default=False,
+        ),
+    ] = None,
+    target_batch: TargetBatch = None,
+    world_size: WorldSize = 1,
+    precision: PrecisionName = None,
+    optimizer: OptimizerName = None,
+    headroom: Headroom = "5%",
+    trial_timeout: TrialTimeout = 300.0,
     as_json: JsonFlag = False,
+    quiet: QuietFlag = False,
     _help: Help = False,
 ) -> None:
-    """Show this machine's GPUs and who holds their memory, or the catalogue of known cards."""
-    if known:
+    """Show this machine's GPUs and who holds their memory, the catalogue of known cards, or what fits each of them."""
+    if fit is not None:
+        if known:
+            raise UsageError("`--fit` and `--known` exclude each other", hint="`--fit` asks about every known card")
+        request = fit_request(
+            fit,
+            target_batch,
+            world_size=world_size,
+            precision=precision,
+            optimizer=optimizer,
+            headroom=headroom,
+            trial_timeout=trial_timeout,
+        )
+        _show_fits(request, as_json=as_json, quiet=quiet)
+    elif target_batch is not None:
+        raise UsageError(
+            "`--target-batch` is for `--fit`, which names what is to be trained", hint="add `--fit TARGET`"
+        )
+    elif known:
         _show_catalogue(as_json=as_json)
     else:
         _show_local(as_json=as_json)
@@ -51,6 +99,26 @@ def _show_catalogue(*, as_json: bool) -> None:
     from oomdoctor.reports.gpus_text import render_cards
 
     deliver(render_cards(cards, _terminal()))
+
+
+def _show_fits(request: ProbeRequest, *, as_json: bool, quiet: bool) -> None:
+    from oomdoctor.devices.catalogue import all_cards
+    from oomdoctor.probing.fitting.fit import fit
+    from oomdoctor.reports.progress import make_progress
+
+    cards, progress = all_cards(), make_progress(quiet=quiet)
+    try:
+        found = fit(request, cards, progress)
+    finally:
+        progress.close()
+    if as_json:
+        from oomdoctor.reports.fit_json import result_of
+
+        deliver(_document("fitted", EXIT_OK, result_of(request, found, cards), found.versions))
+        return
+    from oomdoctor.reports.fit_text import render_fits
+
+    deliver(render_fits(request, found, cards, _terminal()))
 
 
 def _show_local(*, as_json: bool) -> None:
@@ -82,7 +150,7 @@ def _terminal() -> Terminal:
     return replace(terminal, width=MAXIMUM_WIDTH) if boundless else terminal
 
 
-def _document(status: str, exit_code: int, result: dict[str, object]) -> str:
+def _document(status: str, exit_code: int, result: dict[str, object], versions: Mapping[str, str] | None = None) -> str:
     import platform
 
     from oomdoctor.results import SCHEMA_VERSION
@@ -92,7 +160,7 @@ def _document(status: str, exit_code: int, result: dict[str, object]) -> str:
         "command": "gpus",
         "status": status,
         "exit_code": exit_code,
-        "versions": {"oomdoctor": __version__, "python": platform.python_version()},
+        "versions": {"oomdoctor": __version__, "python": platform.python_version(), **(versions or {})},
         "result": result,
     }
     return json.dumps(document, indent=2, allow_nan=False) + "\n"

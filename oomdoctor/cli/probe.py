@@ -148,6 +148,37 @@ def probe(  # noqa: PLR0913 - one parameter an option
     raise typer.Exit(document.exit_code)
 
 
+def fit_request(  # noqa: PLR0913 - one parameter an option
+    target: str,
+    target_batch: int | None,
+    *,
+    world_size: int,
+    precision: Literal["fp32", "bf16", "fp16"] | None,
+    optimizer: str | None,
+    headroom: str,
+    trial_timeout: float,
+) -> ProbeRequest:
+    """The question of `oomdoctor gpus --fit`, which is that of a probe of every card.
+
+    Raises:
+        UsageError: An option is missing or says nothing.
+    """
+    from oomdoctor.probing.request import ProbeRequest
+    from oomdoctor.units import parse_fraction
+
+    return ProbeRequest(
+        target=target,
+        directory=Path.cwd(),
+        target_batch=_required_target_batch(target_batch, dry_run=False),
+        world_size=world_size,
+        precision=precision or "fp32",
+        optimizer=optimizer,
+        headroom=parse_fraction(headroom, option="--headroom"),
+        engine="trace",
+        trial_timeout_seconds=trial_timeout,
+    )
+
+
 def _dry_run(request: ProbeRequest, progress: Progress, output: Path | None) -> int:
     from oomdoctor.output import deliver
     from oomdoctor.probing.probe import dry_run

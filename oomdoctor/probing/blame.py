@@ -16,7 +16,7 @@ def blame(error: OomdoctorError, *, zeros_read: int) -> OomdoctorError:
         error: What the target's code seems to have done wrong.
         zeros_read: Times that the code read data back from the GPU before.
     """
-    if kind() == "cuda":
+    if kind() == "cuda" or (kind() == "trace" and isinstance(error, NoAnswerError)):
         return error
     details = "\n\n".join(filter(None, (error.message, error.details)))
     if calls := unknown_calls():

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.devices.choice import Engine, choose_engine
 from oomdoctor.errors import UsageError
-from oomdoctor.probing.accumulation import per_device_target, plan_accumulation
+from oomdoctor.probing.accumulation import per_device_target
 from oomdoctor.probing.assembly import Findings, assemble
 from oomdoctor.probing.command.probe import dry_run_command, engine_for_command, probe_command
 from oomdoctor.probing.found import DryRun, Probe
+from oomdoctor.probing.planning import checked_plan
 from oomdoctor.probing.profile.asking import Asking
 from oomdoctor.probing.session import Session
 from oomdoctor.probing.stability import OtherProcesses
@@ -52,7 +53,7 @@ def probe(
     with _running(request, progress, engine, stop) as run:
         search = None if run.loaded.placement_error else run.session.find_maximum(run.loaded.weights_bytes or 0)
         recommended = 0 if search is None else run.session.find_recommended(search, request.headroom)
-        plan = None if search is None else _checked_plan(request, run.session, search.maximum, recommended)
+        plan = None if search is None else _plan(request, run.session, search.maximum, recommended)
         trials = tuple(run.session.trials)
         asking = Asking(request, run.reference, run.engine, run.supervisor, trials, progress, stop)
         recorded = asking.record(0 if search is None else search.maximum)
@@ -104,19 +105,9 @@ def _running(
         supervisor.dependencies()  # now, while the worker can say
 
 
-def _checked_plan(request: ProbeRequest, session: Session, maximum: int, recommended: int) -> Accumulation | None:
-    """A plan whose every micro-batch was run.
-
-    Near the maximum fitting is not monotone: a size may fit because its blocks happen to be whole pages, and the one
-    below it not. Then the next plan is that of the recommended size, which fits without any luck.
-    """
-    limit = maximum
-    while limit > 0:
-        plan = plan_accumulation(request.target_batch, limit, request.world_size)
-        if session.check_plan(plan):
-            return plan
-        limit = recommended if recommended < limit else limit * 9 // 10
-    return None
+def _plan(request: ProbeRequest, session: Session, maximum: int, recommended: int) -> Accumulation | None:
+    batch, devices = request.target_batch, request.world_size
+    return checked_plan(session, batch, devices, maximum=maximum, recommended=recommended)
 
 
 def engine_for(request: ProbeRequest) -> Engine:

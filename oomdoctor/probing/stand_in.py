@@ -26,6 +26,17 @@ def is_emulated_by(device: EmulatedDevice) -> None:
     _EMULATION.device = device
 
 
+def emulated() -> EmulatedDevice:
+    """The emulated device of this process.
+
+    Raises:
+        RuntimeError: It has none.
+    """
+    if _EMULATION.device is None:
+        raise RuntimeError("nothing is emulated in this process")
+    return _EMULATION.device
+
+
 def kind() -> Literal["cuda", "null", "trace"]:
     """What the process runs on."""
     if _EMULATION.device is not None:

@@ -175,7 +175,7 @@ def _end_of(setup: Setup, training: _Training, micro_batch: int, micro_steps: in
     try:
         with training.recorder.whole():
             _train(setup, training, micro_batch, micro_steps)
-    except (TargetError, NoAnswerError):  # of a step that cannot be traced, too
+    except (TargetError, NoAnswerError):  # the latter from an emulated device, of an operator that it cannot trace
         raise
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is an outcome
         ending = _judge(setup, error, _evidence(training, allowed_bytes))

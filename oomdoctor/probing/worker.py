@@ -1,8 +1,9 @@
 """The child process that holds torch, the device and the user's code; it answers one request at a time.
 
 Requests: `{"op": "load", ...}` once, then `{"op": "trial", ...}`, `{"op": "foresee", ...}`, `{"op": "profile", ...}`
-and `{"op": "dependencies"}` as often as wanted. Answers: `{"event": "loaded"}`, `{"event": "trial"}`,
-`{"event": "foreseen"}`, `{"event": "profiled"}`, `{"event": "dependencies"}`, or `{"event": "error"}` with one of our
+and `{"op": "dependencies"}` as often as wanted; or, for many cards, `{"op": "load_for_many", ...}` once, then
+`{"op": "fit", ...}`. Answers: `{"event": "loaded"}`, `{"event": "trial"}`, `{"event": "foreseen"}`,
+`{"event": "profiled"}`, `{"event": "dependencies"}`, `{"event": "fitted"}`, or `{"event": "error"}` with one of our
 errors, after which the parent asks no more.
 
 Usage: worker READ_FD WRITE_FD
@@ -21,9 +22,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from oomdoctor.devices.card import Card
 from oomdoctor.devices.emulated import card_of
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.oom.classifier import classify
+from oomdoctor.probing.architectures import has_kernels
 from oomdoctor.probing.blame import blame
 from oomdoctor.probing.channel import Channel, ChannelClosedError, Message
 from oomdoctor.probing.dependency_watch import report, watch
@@ -32,10 +35,10 @@ from oomdoctor.probing.profile.profiled import Profiled
 from oomdoctor.probing.profile.record import profile
 from oomdoctor.probing.recorder import PhaseRecorder
 from oomdoctor.probing.replay import largest_size
-from oomdoctor.probing.stand_in import is_emulated_by, kind, reads, unknown_calls
-from oomdoctor.probing.trial import Setup, allow, clean, run_trial, settle
+from oomdoctor.probing.stand_in import emulated, is_emulated_by, kind, reads, unknown_calls
+from oomdoctor.probing.trial import Attempt, Setup, allow, clean, run_trial, settle
 from oomdoctor.results import Outcome, PhaseName
-from oomdoctor.serialisation import encode
+from oomdoctor.serialisation import decode, encode
 from oomdoctor.targets.contract import (
     Target,
     build,
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oomdoctor.probing.dependency_recorder import Recorder
+    from oomdoctor.probing.fitting.fitting import Fitting
 
 
 def main(arguments: list[str]) -> int:
@@ -110,6 +114,7 @@ class _Worker:
     _setup: Setup
     _cap_bytes: int | None
     _start_bytes: int
+    _fitting: Fitting
 
     def load(self, request: Message) -> Message:
         self._used = watch()
@@ -132,7 +137,7 @@ class _Worker:
             "event": "loaded",
             "name": torch.cuda.get_device_name(device),
             "compute_capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
-            "has_kernels": _has_kernels(torch.cuda.get_arch_list(), torch.cuda.get_device_capability(device)),
+            "has_kernels": has_kernels(torch.cuda.get_arch_list(), torch.cuda.get_device_capability(device)),
             "total_bytes": total_bytes,
             "used_before_bytes": context_bytes,
             "capacity_bytes": _capacity(self._cap_bytes),
@@ -151,7 +156,7 @@ class _Worker:
         return {
             "event": "trial",
             "trial": encode(attempt.trial),
-            "problem": attempt.problem and _texts(blame(attempt.problem, zeros_read=attempt.zeros_read)),
+            "problem": _problem_of(attempt),
             "trace": attempt.trace,
             "loss_is_finite": attempt.loss_is_finite,
             "zeros_read": attempt.zeros_read,
@@ -196,6 +201,31 @@ class _Worker:
         )
         return {"event": "foreseen", "size": size}
 
+    def load_for_many(self, request: Message) -> Message:
+        """Load the target on an emulated device, to ask about many cards."""
+        from oomdoctor.probing.fitting.fitting import Fitting, begin  # noqa: PLC0415 - only where something is emulated
+
+        device = emulated()
+        cards = [decode(Card, card, "card") for card in request["cards"]]
+        begin(device, cards)
+        loaded = self.load(request | {"memory_bytes": None})
+        self._fitting = Fitting(
+            setup=self._setup,
+            device=device,
+            cards=cards,
+            target_batch=request["target_batch"],
+            world_size=request["world_size"],
+            start_bytes=self._start_bytes,
+            weights_bytes=loaded["weights_bytes"],
+            explain=_problem_of,
+        )
+        return loaded
+
+    def fit(self, request: Message) -> Message:
+        """One card's answer, without a trial on it."""
+        fitted = self._fitting.fit(request["gpu"], request["headroom"])
+        return {"event": "fitted", "fitted": encode(fitted), "questions": self._fitting.questions}
+
     def dependencies(self, _: Message) -> Message:
         """What the target used so far."""
         return {"event": "dependencies", "dependencies": encode(report(self._used))}
@@ -207,7 +237,16 @@ _OPERATIONS = {
     "foresee": _Worker.foresee,
     "profile": _Worker.profile,
     "dependencies": _Worker.dependencies,
+    "load_for_many": _Worker.load_for_many,
+    "fit": _Worker.fit,
 }
+
+
+def _problem_of(attempt: Attempt) -> Message | None:
+    """What a trial that failed for another reason than memory failed with."""
+    if attempt.problem is None:
+        return None
+    return _texts(blame(attempt.problem, zeros_read=attempt.zeros_read))
 
 
 def _versions() -> Message:
@@ -242,16 +281,6 @@ def _device() -> torch.device:
         )
     torch.cuda.set_device(0)
     return torch.device("cuda", 0)
-
-
-def _has_kernels(architectures: list[str], capability: tuple[int, int]) -> bool:
-    """Whether this torch can run on such a card: kernels for it, or intermediate code that the driver compiles."""
-    for name in architectures:
-        kind, _, number = name.rstrip("af").partition("_")
-        built_for = divmod(int(number), 10)
-        if built_for <= capability and (kind == "compute" or built_for[0] == capability[0]):
-            return True
-    return False
 
 
 def _capacity(cap_bytes: int | None) -> int:

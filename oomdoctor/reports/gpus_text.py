@@ -25,8 +25,14 @@ _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
-    """A heading and the cells below it; sizes and numbers stand to the right."""
+class Column:
+    """A heading and the cells below it; sizes and numbers stand to the right.
+
+    Attributes:
+        heading: The heading.
+        cells: One a row.
+        right: Whether they stand to the right.
+    """
 
     heading: str
     cells: Sequence[str]
@@ -42,17 +48,17 @@ class _Column:
 def render_cards(cards: Sequence[Card], terminal: Terminal) -> str:
     """The catalogue, one card a line; the names that PyTorch prints are left out where the terminal is narrow."""
     columns = [
-        _Column("--gpu", [card.key for card in cards]),
-        _Column("name", [card.name for card in cards]),
-        _Column("memory", [format_size(card.total_bytes) for card in cards], right=True),
-        _Column("usable", [format_size(card.capacity_bytes) for card in cards], right=True),
-        _Column("cc", [".".join(map(str, card.compute_capability)) for card in cards], right=True),
+        Column("--gpu", [card.key for card in cards]),
+        Column("name", [card.name for card in cards]),
+        Column("memory", [format_size(card.total_bytes) for card in cards], right=True),
+        Column("usable", [format_size(card.capacity_bytes) for card in cards], right=True),
+        Column("cc", [".".join(map(str, card.compute_capability)) for card in cards], right=True),
     ]
     if terminal.width < _WIDTH_FOR_NAMES:
         del columns[1]
     return "\n".join(
         [
-            *_table(columns, terminal),
+            *table(columns, terminal),
             "",
             f"{len(cards)} cards",
             "memory: what CUDA sees on Linux; usable: what PyTorch may take of it, after the CUDA context",
@@ -66,14 +72,14 @@ def render_reading(reading: GpuReading, terminal: Terminal) -> str:
     """The local GPUs, one a line, and below them the processes that hold their memory."""
     gpus = reading.gpus
     columns = [
-        _Column("GPU", [str(gpu.index) for gpu in gpus], right=True),
-        _Column("name", [_name(gpu) for gpu in gpus]),
-        _Column("total", [_size(gpu.total_bytes) for gpu in gpus], right=True),
-        _Column("used", [_size(gpu.used_bytes) for gpu in gpus], right=True),
-        _Column("free", [_size(gpu.free_bytes) for gpu in gpus], right=True),
-        _Column("busy", [_percent(gpu.utilisation_percent) for gpu in gpus], right=True),
+        Column("GPU", [str(gpu.index) for gpu in gpus], right=True),
+        Column("name", [_name(gpu) for gpu in gpus]),
+        Column("total", [_size(gpu.total_bytes) for gpu in gpus], right=True),
+        Column("used", [_size(gpu.used_bytes) for gpu in gpus], right=True),
+        Column("free", [_size(gpu.free_bytes) for gpu in gpus], right=True),
+        Column("busy", [_percent(gpu.utilisation_percent) for gpu in gpus], right=True),
     ]
-    return "\n".join([*_table(columns, terminal), "", *_process_lines(reading, terminal), ""])
+    return "\n".join([*table(columns, terminal), "", *_process_lines(reading, terminal), ""])
 
 
 def _process_lines(reading: GpuReading, terminal: Terminal) -> list[str]:
@@ -82,12 +88,12 @@ def _process_lines(reading: GpuReading, terminal: Terminal) -> list[str]:
     untold = [str(gpu.index) for gpu in reading.gpus if gpu.processes is None]
     if held:
         columns = [
-            _Column("GPU", [str(index) for index, _ in held], right=True),
-            _Column("pid", [str(process.pid) for _, process in held], right=True),
-            _Column("holds", [_size(process.used_bytes) for _, process in held], right=True),
-            _Column("process", [process.name or _UNKNOWN for _, process in held]),
+            Column("GPU", [str(index) for index, _ in held], right=True),
+            Column("pid", [str(process.pid) for _, process in held], right=True),
+            Column("holds", [_size(process.used_bytes) for _, process in held], right=True),
+            Column("process", [process.name or _UNKNOWN for _, process in held]),
         ]
-        lines += _table(columns, terminal)
+        lines += table(columns, terminal)
     elif not untold:
         lines.append("no process holds memory, as far as the driver tells")
     if untold:
@@ -95,7 +101,8 @@ def _process_lines(reading: GpuReading, terminal: Terminal) -> list[str]:
     return lines
 
 
-def _table(columns: Sequence[_Column], terminal: Terminal) -> list[str]:
+def table(columns: Sequence[Column], terminal: Terminal) -> list[str]:
+    """Lines of a table: the headings, a rule and the rows."""
     heading, *rows = (
         _GAP.join(cells).rstrip() for cells in zip(*(column.aligned() for column in columns), strict=True)
     )

@@ -69,10 +69,31 @@ def attend(  # noqa: PLR0913, PLR0917 - PyTorch's signature
             query, key, value, bias, keeps, dropout_p, is_causal, scale=scale
         )[0]
         return output
+    if not sdp_enabled("math"):
+        raise RuntimeError("No available kernel. Aborting execution.")  # as PyTorch has it
     product: torch.Tensor = _aten._scaled_dot_product_attention_math(  # noqa: SLF001
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
     return product
+
+
+def kernel_of(  # noqa: PLR0913, PLR0917 - PyTorch's signature
+    card: Card,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002
+    *,
+    scale: float | None = None,  # noqa: ARG001
+    enable_gqa: bool = False,
+) -> str:
+    """Which kernel `attend` would take on a card."""
+    asked = _Question(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    if _takes_flash(card, asked):
+        return "flash"
+    return "efficient" if _takes_efficient(card, asked) else "math"
 
 
 def _flash(asked: _Question, scale: float | None) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from oomdoctor.tracing.attention import attend
+from oomdoctor.tracing.attention import attend, kernel_of
 from oomdoctor.tracing.recurrent_roads import recurrent_roads
 
 if TYPE_CHECKING:
@@ -22,12 +22,17 @@ _MATRIX: Final = 2
 
 def composites(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
     """Functions by the operator's name."""
-    card = device.card
+
+    def attention(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - PyTorch's signature
+        if device.journal is not None:
+            device.journal.chosen(lambda card: kernel_of(card, *args, **kwargs))
+        return attend(device.card, *args, **kwargs)
+
     return {
         **recurrent_roads(device),
         "linear": _linear,
         "dropout": _dropout,
-        "scaled_dot_product_attention": lambda *args, **kwargs: attend(card, *args, **kwargs),
+        "scaled_dot_product_attention": attention,
     }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import torch
 from torch.backends.cudnn import rnn as cudnn_rnn
 
+from oomdoctor.tracing.errors import cannot_trace
 from oomdoctor.tracing.private import c_module, foreach_grouping
 from oomdoctor.tracing.stand_ins import stand_in_for_compiler
 from oomdoctor.tracing.tensors import CUDA
@@ -19,6 +20,7 @@ from oomdoctor.tracing.tensors import CUDA
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oomdoctor.devices.card import Card
     from oomdoctor.tracing.device import EmulatedDevice
     from oomdoctor.tracing.patches import Patches
 
@@ -38,13 +40,14 @@ def answer_for(patches: Patches, device: EmulatedDevice) -> None:
     patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: torch.backends.cudnn.enabled and tensor.is_cuda)
     patches.set(cudnn_rnn, "get_cudnn_mode", _RNN_MODES.index)
     patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
+    patches.set(torch, "Generator", HostGenerator)
+    patches.set(torch.Tensor, "record_stream", lambda *_: None)
     _name_device_of_groups(patches)
     stand_in_for_compiler(patches)
 
 
 def _answers(device: EmulatedDevice) -> dict[str, Any]:
     """What would otherwise start CUDA, or ask a driver."""
-    capability, properties = device.card.compute_capability, _properties(device)
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -56,16 +59,22 @@ def _answers(device: EmulatedDevice) -> dict[str, Any]:
         "set_device": lambda _: None,
         "_exchange_device": lambda _: 0,
         "_maybe_exchange_device": lambda _: 0,
-        "get_device_properties": lambda _=None: properties,
-        "get_device_name": lambda _=None: device.card.name,
-        "get_device_capability": lambda _=None: capability,
-        "get_arch_list": lambda: [f"sm_{capability[0]}{capability[1]}"],
-        "is_bf16_supported": lambda including_emulation=True: including_emulation or capability >= _LEAST_FOR_BF16,
+        "get_device_properties": lambda _=None: _told(device, "get_device_properties", _properties),
+        "get_device_name": lambda _=None: _told(device, "get_device_name", lambda card: card.name),
+        "get_device_capability": lambda _=None: _told(device, "get_device_capability", _capability),
+        "get_arch_list": lambda: _told(device, "get_arch_list", lambda card: ["sm_{}{}".format(*_capability(card))]),
+        "is_bf16_supported": lambda including_emulation=True: (
+            including_emulation or _told(device, "is_bf16_supported", lambda card: _capability(card) >= _LEAST_FOR_BF16)
+        ),
         "synchronize": lambda _=None: None,
         "is_current_stream_capturing": lambda: False,
-        "mem_get_info": lambda _=None: (device.allocator.memory.free_bytes, device.card.total_bytes),
+        "mem_get_info": lambda _=None: (
+            device.allocator.memory.free_bytes,
+            _told(device, "mem_get_info", lambda card: card.total_bytes),
+        ),
         "current_stream": lambda _=None: _STREAM,
         "default_stream": lambda _=None: _STREAM,
+        "set_stream": _set_stream,
         "Stream": Stream,
         "Event": Event,
         "default_generators": (Generator(),),
@@ -81,7 +90,7 @@ def _c_answers(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_synchronize": lambda *_: None,
         "_cuda_memoryStats": lambda _=0: allocator.memory_stats(),
-        "_cuda_emptyCache": lambda *_: allocator.empty_cache(),
+        "_cuda_emptyCache": lambda *_: device.empty_cache(),
         "_cuda_resetPeakMemoryStats": lambda _=0: allocator.reset_peak_stats(),
         "_cuda_resetAccumulatedMemoryStats": lambda _=0: allocator.reset_accumulated_stats(),
         "_cuda_setMemoryFraction": lambda fraction, _=0: allocator.set_memory_fraction(fraction),
@@ -105,7 +114,7 @@ def _accelerator_answers(device: EmulatedDevice) -> dict[str, Callable[..., Any]
         "_accelerator_synchronizeDevice": lambda _: None,
         "_accelerator_getStream": lambda _=0: _STREAM,
         "_accelerator_isAllocatorInitialized": lambda: True,
-        "_accelerator_emptyCache": allocator.empty_cache,
+        "_accelerator_emptyCache": device.empty_cache,
         "_accelerator_getDeviceStats": lambda _=0: allocator.memory_stats(),
         "_accelerator_resetPeakStats": lambda _=0: allocator.reset_peak_stats(),
         "_accelerator_resetAccumulatedStats": lambda _=0: allocator.reset_accumulated_stats(),
@@ -113,8 +122,14 @@ def _accelerator_answers(device: EmulatedDevice) -> dict[str, Callable[..., Any]
     }
 
 
+def _set_stream(stream: Stream) -> None:
+    """Allow the default stream alone: memory is kept apart by stream, and autograd goes back to that of the forward."""
+    if stream is not _STREAM:
+        raise cannot_trace("a stream of the program's own")
+
+
 class Stream:
-    """The one stream there is; what is put on it has happened at once."""
+    """A stream; what is put on it has happened at once."""
 
     cuda_stream = 0
     stream_id = 0
@@ -124,6 +139,7 @@ class Stream:
     def __init__(self, *_: object, **__: object) -> None: ...
 
     def __enter__(self) -> Self:
+        _set_stream(self)
         return self
 
     def __exit__(self, *_: object) -> None: ...
@@ -195,11 +211,30 @@ class Generator:
         return 0
 
 
+class HostGenerator(torch.Generator):
+    """A generator of the host in place of the device's: no kernel asks it for numbers."""
+
+    def __new__(cls, device: object = "cpu") -> Self:
+        """Whatever the device, the host's."""
+        del device
+        return super().__new__(cls)
+
+
 _STREAM: Final = Stream()
 
 
-def _properties(device: EmulatedDevice) -> SimpleNamespace:
-    card = device.card
+def _told(device: EmulatedDevice, what: str, answer: Callable[[Card], Any]) -> Any:  # noqa: ANN401 - as PyTorch has it
+    """What the card answers; the journal has that somebody asked."""
+    if device.journal is not None:
+        device.journal.asked(what, answer)
+    return answer(device.card)
+
+
+def _capability(card: Card) -> tuple[int, int]:
+    return card.compute_capability
+
+
+def _properties(card: Card) -> SimpleNamespace:
     return SimpleNamespace(
         name=card.name,
         major=card.compute_capability[0],

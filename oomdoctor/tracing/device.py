@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -9,17 +10,20 @@ import torch
 from oomdoctor.allocator.caching import CachingAllocator
 from oomdoctor.allocator.device_memory import DeviceMemory
 from oomdoctor.allocator.out_of_memory import AllocationError
+from oomdoctor.tracing.models.dropout_state import dropout_state_bytes, making_dropout_state
 from oomdoctor.tracing.private import bare_tensor, in_backward
 from oomdoctor.tracing.taking import Taken, Workspace
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from oomdoctor.allocator.rules import Rules
     from oomdoctor.allocator.settings import Settings
     from oomdoctor.devices.card import Card
+    from oomdoctor.tracing.journal import Journal
+    from oomdoctor.tracing.taking import Call
 
 STREAM: Final = 0
-DROPOUT_BYTES_A_THREAD: Final = 16
-"""As the null GPU has it."""
 
 
 class EmulatedDevice:
@@ -34,6 +38,7 @@ class EmulatedDevice:
         card: What it looks like.
         allocator: PyTorch's caching allocator, simulated.
         history: What the allocator did, while somebody wants to know; else None.
+        journal: Notes for other sizes and cards, while somebody wants them; else None.
         reads: Times that data was read back from the device, which answers with zeros.
     """
 
@@ -41,6 +46,7 @@ class EmulatedDevice:
         self.card = card
         self.allocator = CachingAllocator(DeviceMemory(card.total_bytes, card.context_bytes), settings, rules)
         self.history: list[dict[str, Any]] | None = None
+        self.journal: Journal | None = None
         self.reads = 0
         self._workspaces: dict[object, Block | None] = {}
         self._dropout_state: Block | None = None
@@ -59,14 +65,24 @@ class EmulatedDevice:
         if self.history is not None:
             self._requested[address] = nbytes
             self.history.append(_event("alloc", address, nbytes))
+        if self.journal is not None:
+            self.journal.allocated(address, nbytes)
         return address
 
     def free(self, address: int) -> None:
         """Give an allocation back."""
         self.allocator.free(address)
+        if self.journal is not None:
+            self.journal.freed(address)
         if self.history is not None:
             nbytes = self._requested.pop(address, 0)
             self.history += (_event("free_requested", address, nbytes), _event("free_completed", address, nbytes))
+
+    def empty_cache(self) -> None:
+        """Give back to the driver what is in no use."""
+        self.allocator.empty_cache()
+        if self.journal is not None:
+            self.journal.emptied()
 
     def record(self, *, enabled: bool) -> None:
         """Begin to note what the allocator does, or end."""
@@ -84,6 +100,28 @@ class EmulatedDevice:
         if nbytes:
             storage._oomdoctor_block = Block(self, self.malloc(nbytes))  # type: ignore[attr-defined] # noqa: SLF001 - ours
         return tensor
+
+    def take_noted(self, call: Call, script: tuple[Taken, ...], held: list[Block | None], *, is_after: bool) -> None:
+        """As `take`; the journal has the call instead of what it takes on this card."""
+        journal = self.journal
+        if journal is None:
+            self.take(script, held)
+            return
+        journal.takes(call, is_after=is_after, in_backward=in_backward())
+        with self._unnoted():
+            self.take(script, held)
+
+    @contextmanager
+    def _unnoted(self) -> Iterator[None]:
+        """Keep what happens inside out of the journal, which has the call."""
+        if self.journal is None:
+            yield
+            return
+        self.journal.is_inside = True
+        try:
+            yield
+        finally:
+            self.journal.is_inside = False
 
     def take(self, script: tuple[Taken, ...], held: list[Block | None]) -> None:
         """Allocate and give back what a kernel does: bytes, `-1 - position` of what is given back, or a workspace."""
@@ -105,12 +143,20 @@ class EmulatedDevice:
         """Allocate what cuDNN's dropout keeps for the process, once. Source: `get_dropout_state`, RNN.cpp."""
         if self._dropout_state is None:
             self.block(8)  # the seed
-            threads = self.card.sm_count * self.card.max_threads_per_sm
-            self._dropout_state = self.block(threads * DROPOUT_BYTES_A_THREAD)
+            if self.journal is not None:
+                self.journal.takes(making_dropout_state(self.card), is_after=True, in_backward=False)
+            with self._unnoted():
+                self._dropout_state = self.block(dropout_state_bytes(self.card))
 
     def clear_workspaces(self) -> None:
         """Give back what libraries keep."""
         self._workspaces.clear()
+        if self.journal is not None:
+            self.journal.cleared()
+
+    def forget_dropout_state(self) -> None:
+        """Be as a process that has used no dropout of cuDNN's."""
+        self._dropout_state = None
 
 
 class Block:

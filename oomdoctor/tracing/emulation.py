@@ -11,6 +11,7 @@ import torch
 
 from oomdoctor.allocator.rules import rules_of
 from oomdoctor.allocator.settings import Settings, settings_of
+from oomdoctor.tracing.compiling import refuse_compiled
 from oomdoctor.tracing.composites import composites
 from oomdoctor.tracing.cuda_api import answer_for
 from oomdoctor.tracing.device import EmulatedDevice
@@ -42,6 +43,9 @@ _OWN_KERNELS: Final = (
 _OWN_ABOVE_AUTOGRAD: Final = ("silu_backward", "mish_backward")
 """The same, where these other means stand above autograd."""
 
+_LAZY_BITS = ("Conjugate", "Negative")
+"""Dispatch keys of tensors that are to be read as their conjugate or negative."""
+
 
 @contextmanager
 def emulated_cuda(card: Card, settings: Settings | None = None) -> Iterator[EmulatedDevice]:
@@ -67,6 +71,7 @@ def emulated_cuda(card: Card, settings: Settings | None = None) -> Iterator[Emul
         _register(patches, device)
         patch_tensors(patches, device)
         answer_for(patches, device)
+        refuse_compiled(patches)
         stack.enter_context(without_threads())
         yield device
 
@@ -85,6 +90,8 @@ def _register(patches: Patches, device: EmulatedDevice) -> None:
         own.impl(name, kernels.kernel(operator_named(name)), BACKEND_KEY)
     for name in _OWN_ABOVE_AUTOGRAD:
         own.impl(name, kernels.kernel(operator_named(name)), AUTOGRAD_KEY)
+    for key in _LAZY_BITS:  # a copy heeds the bit itself; to resolve it first would be to copy for ever
+        own.impl("_copy_from", kernels.kernel(operator_named("_copy_from")), key)
     for name, function in composites(device).items():
         own.impl(name, function, AUTOGRAD_KEY)
         own.impl(name, function, BACKEND_KEY)

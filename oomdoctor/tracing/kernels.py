@@ -52,19 +52,28 @@ class Kernels:
 
     def _carry_out(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         device = self._device
-        if plan.single is not None:
+        if plan.single is not None and (plan.call is None or device.journal is None):
             return device.tensor(*plan.single)
         held: list[Block | None] = []
-        device.take(plan.before, held)
+        self._take(plan, held, is_after=False)
         made = {index: device.tensor(*plan.results[index]) for index in plan.order}
-        device.take(plan.after, held)
+        self._take(plan, held, is_after=True)
         for index in range(len(held)):
             held[index] = None
+        if plan.call is not None and device.journal is not None:
+            device.journal.ended()
         given = plan.tensors(args, kwargs) if plan.needs_arguments else ()
         for index, size, stride in plan.resized:
             resize(device, given[index], size, stride)
         results = [made[index] if index in made else _result(what, given) for index, what in enumerate(plan.results)]
         return plan.arrange(results)
+
+    def _take(self, plan: Plan, held: list[Block | None], *, is_after: bool) -> None:
+        script = plan.after if is_after else plan.before
+        if plan.call is None:
+            self._device.take(script, held)
+        else:
+            self._device.take_noted(plan.call, script, held, is_after=is_after)
 
 
 def _result(what: object, given: Any) -> Any:  # noqa: ANN401

@@ -10,7 +10,7 @@ import torch
 from oomdoctor.tracing.errors import cannot_trace, different_devices
 from oomdoctor.tracing.pointwise import pointwise_result
 from oomdoctor.tracing.taking import Call
-from oomdoctor.tracing.temporaries import temporaries_of
+from oomdoctor.tracing.temporaries import has_model, temporaries_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +60,7 @@ class Plan:
         after: What is taken after that; see `temporaries`.
         resized: Arguments that change their shape.
         shape: How the results are arranged: None for one, a type, or the lengths of lists in a tuple.
+        call: The call, without its tensors' memory, where a model says what is taken; else None.
         single: The one result and nothing else, as most operators have it.
     """
 
@@ -69,6 +70,7 @@ class Plan:
     after: tuple[Taken, ...]
     resized: list[tuple[int, Any, Any]]
     shape: Any
+    call: Call | None = None
     single: Fresh | None = field(init=False, default=None)
     needs_arguments: bool = field(init=False)
 
@@ -116,6 +118,7 @@ class Planner:
         Raises:
             NoAnswerError: It cannot be told without computing.
         """
+        args = _with_tensors(operator, args)
         given = list(tensors_of((args, tuple(kwargs.values()))))
         different_devices(operator, given)
         quick = pointwise_result(operator, args, kwargs)
@@ -133,6 +136,7 @@ class Planner:
         flat, shape = _flatten(returned)
         results = [_what(value, in_order) for value in flat]
         temporaries = temporaries_of(Call(self._device.card, operator, args, kwargs, results))
+        call = self._noted(operator, args, kwargs, results)
         for index in temporaries.on_host:
             results[index] = Host(results[index].size, results[index].dtype)
         return Plan(
@@ -146,7 +150,24 @@ class Planner:
                 if tensor.shape != meta.shape
             ],
             shape,
+            call,
         )
+
+    def _noted(self, operator: Any, args: Any, kwargs: Any, results: list[Any]) -> Call | None:  # noqa: ANN401
+        """The call for a journal, if somebody keeps one and a model says what is taken."""
+        if self._device.journal is None or not has_model(operator):
+            return None
+        metas: dict[int, torch.Tensor] = {}
+        return Call(self._device.card, operator, _to_meta(args, metas), _to_meta(kwargs, metas), [*results])
+
+
+def _with_tensors(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa: ANN401 - an operator
+    """Arguments with tensors where tensors are declared: a kernel in Python is given a number as it is."""
+    declared = operator._schema.arguments  # noqa: SLF001 - no public way
+    return tuple(
+        torch.tensor(given) if isinstance(given, int | float | complex) and str(one.type) == "Tensor" else given
+        for given, one in zip(args, declared, strict=False)
+    )
 
 
 def _flatten(returned: Any) -> tuple[list[Any], Any]:  # noqa: ANN401

@@ -43,12 +43,12 @@ def _common_stride(tensors: list[torch.Tensor], size: torch.Size) -> tuple[int, 
     if all(tensor.is_contiguous() for tensor in tensors):
         return torch.empty(size, device="meta").stride()
     strides = {tensor.stride() for tensor in whole}
-    if len(whole) == sum(tensor.dim() > 0 for tensor in tensors) and len(strides) == 1 and _is_dense(whole[0]):
+    if len(whole) == sum(tensor.dim() > 0 for tensor in tensors) and len(strides) == 1 and is_dense(whole[0]):
         return strides.pop()
     return None
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
     """Whether its elements lie side by side in some order."""
     expected = 1
     for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

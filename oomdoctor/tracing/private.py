@@ -179,28 +179,11 @@ def tensor_base() -> Any:  # noqa: ANN401 - a class of C++
     return _TENSOR
 
 
-_HELD_BY_ENGINE: Final = 3
-"""References to a gradient that only the engine holds: its own, the call's and Python's."""
-_UNSHARED: Final = 2
-"""References to its storage: the tensor's and Python's."""
-
-
-def accumulates(buffer: Any, gradient: Any) -> bool:  # noqa: ANN401 - tensors, or numbers
-    """Whether autograd's engine would add a gradient to what it has in place, were there nobody but itself to hold it.
-
-    From torch 2.10 on a storage that Python has seen counts Python among its owners, and the engine, which owns it
-    then no longer alone, adds out of place. Source: `can_accumulate_inplace`, input_buffer.cpp.
-    """
-    if not (in_backward() and isinstance(gradient, torch.Tensor) and isinstance(buffer, torch.Tensor)):
-        return False
-    if torch.is_grad_enabled() or buffer.shape != gradient.shape or buffer.dtype != gradient.dtype:
-        return False
-    storage = buffer.untyped_storage()._cdata  # noqa: SLF001
-    return bool(
-        buffer._use_count() == _HELD_BY_ENGINE  # noqa: SLF001
-        and _C._storage_Use_Count(storage) == _UNSHARED  # noqa: SLF001
-        and buffer.is_contiguous()
-    )
+def references(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many refer to a tensor, and how many to its storage, as C++ counts them."""
+    counted: Any = tensor
+    storage = tensor.untyped_storage()._cdata  # noqa: SLF001
+    return counted._use_count(), _C._storage_Use_Count(storage)  # noqa: SLF001
 
 
 def sdp_enabled(kind: str) -> bool:

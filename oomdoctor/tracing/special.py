@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from oomdoctor.tracing.accumulation import accumulates
 from oomdoctor.tracing.convolutions import convolution_kernels
 from oomdoctor.tracing.errors import cannot_trace
-from oomdoctor.tracing.private import HOST_VIEWS, accumulates, operator_named, view_on_host
+from oomdoctor.tracing.private import HOST_VIEWS, operator_named, view_on_host
 from oomdoctor.tracing.recurrent import recurrent_kernels
 from oomdoctor.tracing.storage import resize
 

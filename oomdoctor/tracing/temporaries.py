@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from oomdoctor.tracing.models import attention, blas, embedding, normalization, reductions
+from oomdoctor.tracing.models import attention, blas, dropout_state, embedding, normalization, reductions
 from oomdoctor.tracing.taking import NOTHING
 
 if TYPE_CHECKING:
     from oomdoctor.tracing.taking import Call, Temporaries
 
-_MODELS = {**blas.MODELS, **reductions.MODELS, **attention.MODELS, **embedding.MODELS, **normalization.MODELS}
+_MODELS = {
+    **blas.MODELS,
+    **reductions.MODELS,
+    **attention.MODELS,
+    **embedding.MODELS,
+    **normalization.MODELS,
+    **dropout_state.MODELS,
+}
 
 
 def temporaries_of(call: Call) -> Temporaries:
     """What a call takes."""
-    model = _MODELS.get(call.operator.name().partition(".")[0].removeprefix("aten::"))
+    model = _MODELS.get(_name(call.operator))
     return model(call) if model else NOTHING
+
+
+def has_model(operator: Any) -> bool:  # noqa: ANN401 - an operator
+    """Whether an operator may take something besides its results."""
+    return _name(operator) in _MODELS
+
+
+def _name(operator: Any) -> str:  # noqa: ANN401 - an operator
+    return str(operator.name().partition(".")[0].removeprefix("aten::"))

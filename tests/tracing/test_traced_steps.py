@@ -14,10 +14,24 @@ pytestmark = pytest.mark.timeout(400)
 
 @each_python
 def test_every_step_takes_what_it_takes_on_the_null_gpu(python: str) -> None:
-    """Peaks and what is left after each phase are equal to the byte, for 35 kinds of training."""
+    """Peaks and what is left after each phase are equal to the byte, for 36 kinds of training."""
     expected, traced = truth(python)["steps"], run(python)["steps"]
-    assert len(expected) == 35
-    assert {title: marks for title, marks in traced.items() if marks != expected[title]} == {}
+    assert len(expected) == 36
+    kept = {title: [mark[:2] for mark in marks] for title, marks in traced.items()}
+    assert kept == {title: [mark[:2] for mark in marks] for title, marks in expected.items()}
+
+
+@each_python
+def test_every_step_asks_for_what_it_asks_for_on_the_null_gpu(python: str) -> None:
+    """All that each phase allocates adds up to the same, though it be for a moment, to 0.3 percent.
+
+    Older versions' kernels are not modelled as closely.
+    """
+    expected, traced = truth(python)["steps"], run(python)["steps"]
+    tolerance = 3e-3 if run(python)["device"]["torch"].startswith("2.15") else 8e-2
+    for title, marks in traced.items():
+        asked = [mark[2] for mark in marks]
+        assert asked == pytest.approx([mark[2] for mark in expected[title]], rel=tolerance), title
 
 
 @each_python

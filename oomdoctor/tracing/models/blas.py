@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from oomdoctor.tracing.taking import Temporaries, Workspace
 from oomdoctor.tracing.version import TORCH
 from oomdoctor.units import KIB
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from oomdoctor.devices.card import Card
     from oomdoctor.tracing.taking import Call
 
+_PLANE: Final = 2
 _SINCE_HOPPER: Final = 9
 _OLD_WORKSPACE: Final = 8_519_680
 _NEW_WORKSPACE: Final = 32 << 20
@@ -40,9 +43,27 @@ def workspace_bytes(card: Card) -> int:
 
 def _product(call: Call) -> Temporaries:
     nbytes = workspace_bytes(call.card)
-    if not nbytes:
-        return Temporaries()
-    return Temporaries(after=(nbytes if _keeps_none() else Workspace("cublas", nbytes),))
+    workspace = () if not nbytes else (nbytes if _keeps_none() else Workspace("cublas", nbytes),)
+    return Temporaries(after=(*_copies(call), *workspace))
+
+
+def _copies(call: Call) -> tuple[int, ...]:
+    """Bytes of each factor that cuBLAS cannot read as it lies, such as a gradient that is one number, expanded.
+
+    Source: `prepare_matrix_for_cublas` and `prepare_batch_matrix_for_cublas`, Blas.cpp.
+    """
+    matrices = [given for given in call.args if isinstance(given, torch.Tensor)][-2:]
+    return tuple(
+        matrix.numel() * matrix.element_size()
+        for matrix in matrices
+        if matrix.dim() > 1 and not _is_readable(matrix) and not (matrix.dim() > _PLANE and matrix.is_contiguous())
+    )
+
+
+def _is_readable(matrix: torch.Tensor) -> bool:
+    """Whether its rows or its columns lie side by side."""
+    (rows, columns), (row_step, column_step) = matrix.shape[-2:], matrix.stride()[-2:]
+    return (row_step == 1 and column_step >= max(1, rows)) or (column_step == 1 and row_step >= max(1, columns))
 
 
 def _keeps_none() -> bool:
@@ -56,10 +77,11 @@ def _product_and_sum(call: Call) -> Temporaries:
     if not fused or call.kwargs.get("beta", 1) != 1:
         return _product(call)
     lt = int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", "0")) * KIB or _LT_WORKSPACE
+    copies = _copies(call)
     if _keeps_none():
-        return Temporaries(after=(lt,))
+        return Temporaries(after=(*copies, lt))
     kept = Workspace("cublas", workspace_bytes(call.card))
-    return Temporaries(after=(kept,) if TORCH >= _UNIFIED else (lt, kept))
+    return Temporaries(after=(*copies, kept) if TORCH >= _UNIFIED else (*copies, lt, kept))
 
 
 MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {

@@ -14,13 +14,16 @@ from torch.utils.checkpoint import checkpoint
 
 Loss = Callable[[nn.Module, list[Tensor]], Tensor]
 Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-MARKS: list[tuple[int, int]] = []
+MARKS: list[tuple[int, int, int]] = []
 
 
 def mark() -> None:
-    """Note the peak since the last mark, and what is allocated now."""
-    MARKS.append((torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()))
+    """Note the peak since the last mark, what is allocated now, and all that was asked for since, kernels' own too."""
+    stats = torch.cuda.memory_stats()
+    names = ("allocated_bytes.all.peak", "allocated_bytes.all.current", "requested_bytes.all.allocated")
+    MARKS.append((stats[names[0]], stats[names[1]], stats[names[2]]))
     torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
 
 
 def mean_square(model: nn.Module, batch: list[Tensor]) -> Tensor:
@@ -136,6 +139,19 @@ class Residual(nn.Module):
         return y + first * 2
 
 
+class Reused(nn.Module):
+    """A value whose gradients are added up while little else is alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2048, 2048))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run it."""
+        y = self.weight + 1
+        return y.flip(0) + y.roll(1, 0) + y.transpose(0, 1) * 2 + x.sum()
+
+
 class Exponential(torch.autograd.Function):
     """A function with a backward of its own."""
 
@@ -225,13 +241,14 @@ def reading(model: nn.Module, batch: list[Tensor]) -> Tensor:
 
 
 X, LONG = torch.zeros(64, 256), torch.zeros(2, 200, 256)
+MANY = torch.zeros(8192, 256)  # so that activations outweigh weights and workspaces
 TOKENS = torch.zeros(8, 50, dtype=torch.long)
 LAST = {"memory_format": torch.channels_last}
 CASES: dict[str, Callable[[], None]] = {
     "accumulated and clipped": lambda: train(layers(), X, micro_steps=2, clips=True),
-    "bf16": lambda: train(layers(), X, autocast=torch.bfloat16),
+    "bf16": lambda: train(layers(), MANY, autocast=torch.bfloat16),
     "fp16, scaled and clipped": lambda: train(layers(), X, autocast=torch.float16, clips=True),
-    "checkpoint": lambda: train(Recomputed(reentrant=False), X),
+    "checkpoint": lambda: train(Recomputed(reentrant=False), MANY),
     "reentrant checkpoint": lambda: train(Recomputed(reentrant=True), X.clone().requires_grad_()),
     "convolutions": lambda: train(pictures(), *picture_batch(), loss=classes),
     "convolutions, channels last": lambda: train(
@@ -247,11 +264,12 @@ CASES: dict[str, Callable[[], None]] = {
     "attention by hand": lambda: train(Attention(is_causal=True), LONG, loss=math_attention),
     "odd heads": lambda: train(Attention(20, 2), torch.zeros(2, 200, 40), autocast=torch.bfloat16),
     "transformer": lambda: train(nn.TransformerEncoderLayer(256, 4, 512, batch_first=True), LONG),
-    "residual": lambda: train(Residual(), X),
-    "own function": lambda: train(Own(), X),
+    "residual": lambda: train(Residual(), MANY),
+    "reused": lambda: train(Reused(), X),
+    "own function": lambda: train(Own(), MANY),
     "tied": lambda: train(Tied(), TOKENS, loss=next_token),
     "averaged": lambda: train(layers(), X, after=averages()),
-    "dropout": lambda: train(nn.Sequential(nn.Linear(256, 256), nn.Dropout(0.1), nn.Linear(256, 256)), X),
+    "dropout": lambda: train(nn.Sequential(nn.Linear(256, 256), nn.Dropout(0.1), nn.Linear(256, 256)), MANY),
     "read back": lambda: train(layers(), X, loss=reading),
 }
 
@@ -271,18 +289,19 @@ for title, chosen in optimizers():
     CASES[title] = lambda chosen=chosen: train(layers(2, 128), X[:, :128], optimizer=chosen)
 
 
-def measure(case: Callable[[], None]) -> list[tuple[int, int]]:
-    """Peaks and ends of a case, from what was allocated before it."""
+def measure(case: Callable[[], None]) -> list[tuple[int, int, int]]:
+    """Marks of a case, from what was allocated before it."""
     MARKS.clear()
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
     case()
-    return [(peak - before, end - before) for peak, end in MARKS]
+    return [(peak - before, end - before, asked) for peak, end, asked in MARKS]
 
 
-def answers() -> dict[str, list[tuple[int, int]]]:
+def answers() -> dict[str, list[tuple[int, int, int]]]:
     """What memory each kind took, by step and phase."""
     return {title: measure(case) for title, case in CASES.items()}

@@ -1,0 +1,100 @@
+"""The whole catalogue's answers for one target, from one worker with an emulated device."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from oomdoctor.devices import emulated
+from oomdoctor.devices.choice import choose_engine
+from oomdoctor.probing.accumulation import per_device_target
+from oomdoctor.probing.child import Child
+from oomdoctor.probing.fitting.fitted import Fitted
+from oomdoctor.serialisation import decode, encode
+from oomdoctor.targets.reference import parse_reference
+from oomdoctor.units import TIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from oomdoctor.devices.card import Card
+    from oomdoctor.probing.request import ProbeRequest
+    from oomdoctor.probing.stopping import Stop
+    from oomdoctor.progress import Progress
+    from oomdoctor.results import Reason
+
+_BOUNDLESS_BYTES = 4 * TIB
+"""Memory of the device that is traced on: more than any card has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """Every card's answer.
+
+    Attributes:
+        rows: By card, in the order in which they were given.
+        weights_bytes: Bytes of parameters and buffers.
+        versions: Version by name.
+        reasons: What decided besides the cards.
+        questions: What the target asked about the GPU, which it was told of one card of its kind.
+    """
+
+    rows: tuple[Fitted, ...]
+    weights_bytes: int
+    versions: dict[str, str]
+    reasons: tuple[Reason, ...]
+    questions: tuple[str, ...]
+
+
+def fit(request: ProbeRequest, cards: Sequence[Card], progress: Progress, *, stop: Stop | None = None) -> Fits:
+    """Find what `probe` with `--engine trace` would find for each of some cards.
+
+    Args:
+        request: The question; what it says of a card is passed over.
+        cards: The cards.
+        progress: Told of each stage.
+        stop: Ends it from another thread.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        TargetError: The user's file is at fault.
+        NoAnswerError: The step cannot be traced, a crash, or a time limit.
+        KeyboardInterrupt: The stop was set.
+    """
+    per_device_target(request.target_batch, request.world_size)
+    reference = parse_reference(request.target, directory=request.directory)
+    engine = choose_engine(engine="trace", gpu=cards[0].key, device=None, memory_bytes=None, base=os.environ)
+    boundless = replace(cards[0], total_bytes=_BOUNDLESS_BYTES, context_bytes=0)
+    with Child(emulated.environment(boundless, engine.environment), stop) as child:
+        progress.stage(f"loading {request.target}")
+        load = {"op": "load_for_many", "reference": asdict(reference), "cards": [encode(card) for card in cards]}
+        loaded = _ask(child, request, "loading the target", load | _settings(request))
+        progress.stage(f"placing a step of it on {len(cards)} cards")
+        answers = [*_answers(child, request, cards)]
+    return Fits(
+        tuple(decode(Fitted, answer["fitted"], "fitted") for answer in answers),
+        loaded["weights_bytes"],
+        loaded["versions"],
+        tuple(reason for reason in engine.reasons if reason.subject == "allocator"),
+        tuple(answers[-1]["questions"]) if answers else (),
+    )
+
+
+def _answers(child: Child, request: ProbeRequest, cards: Sequence[Card]) -> Iterator[dict[str, Any]]:
+    for card in cards:
+        question = {"op": "fit", "gpu": card.key, "headroom": request.headroom}
+        yield _ask(child, request, f"fitting {card.key}", question)
+
+
+def _settings(request: ProbeRequest) -> dict[str, object]:
+    return {
+        "precision": request.precision,
+        "optimizer": request.optimizer,
+        "target_batch": request.target_batch,
+        "world_size": request.world_size,
+    }
+
+
+def _ask(child: Child, request: ProbeRequest, what: str, question: dict[str, Any]) -> dict[str, Any]:
+    return child.ask(question, what=what, timeout_seconds=request.trial_timeout_seconds)

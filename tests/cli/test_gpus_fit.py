@@ -1,0 +1,156 @@
+"""`oomdoctor gpus --fit`: one table for all cards, whose answers are those that a probe of each card gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from running import marked_processes, run_command
+
+import oomdoctor
+
+SCHEMA = Path(oomdoctor.__file__).parent / "schemas" / "fit.schema.json"
+
+# Attention, a sum over many rows, a dictionary: what differs from card to card and what does not.
+ATTENDING = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(1000, 512)
+        self.layer = torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
+        self.out = torch.nn.Linear(512, 1000)
+
+    def forward(self, x):
+        return self.out(self.layer(self.words(x)))
+
+def build_model():
+    return Model()
+
+def make_batch(size):
+    return torch.randint(1000, (size, 1024))
+
+def training_step(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+"""
+
+# As above, but for sizes that are no line over the micro-batch: rows are filled up to a multiple of 32.
+PADDING = ATTENDING.replace(
+    "return torch.nn.functional.cross_entropy",
+    "batch = torch.nn.functional.pad(batch, (0, 0, 0, -len(batch) % 32))\n    return torch.nn.functional.cross_entropy",
+)
+
+UNTRACEABLE = ATTENDING.replace(
+    "return torch.nn.functional.cross_entropy",
+    "batch = batch[batch.nonzero()[:, 0]]\n    return torch.nn.functional.cross_entropy",
+)
+
+
+def fitted(directory: Path, code: str, *options: str) -> dict[str, Any]:
+    """What the command says of a target, by card."""
+    (directory / "train.py").write_text(code)
+    finished = run_command(["gpus", "--fit", "train.py", *options, "--json", "-q"], cwd=directory)
+    assert finished.returncode == 0, finished.stderr
+    document = json.loads(finished.stdout)
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    return {card["gpu"]: card for card in document["result"]["cards"]}
+
+
+def probed(directory: Path, gpu: str, engine: str, *options: str) -> tuple[dict[str, Any], Any]:
+    """What a probe says of the same target."""
+    arguments = ["probe", "train.py", "--gpu", gpu, "--engine", engine, *options, "--json", "-q"]
+    finished = run_command(arguments, cwd=directory)
+    assert finished.returncode == 0, finished.stderr
+    result = json.loads(finished.stdout)["result"]
+    return result["micro_batch"], result["accumulation"]
+
+
+def agrees(card: dict[str, Any], answer: tuple[dict[str, Any], Any]) -> bool:
+    """Whether a card's row is a probe's answer."""
+    micro_batch, plan = answer
+    return plan == card["accumulation"] and all(micro_batch[name] == size for name, size in card["micro_batch"].items())
+
+
+def test_every_card_has_the_answer_of_its_own_probe(tmp_path: Path) -> None:
+    """Cards of two generations agree with a probe of each, and with PyTorch itself on where memory ends."""
+    cards = fitted(tmp_path, ATTENDING, "--target-batch", "600")
+    for gpu in ("gtx-1060-6gb", "rtx-3060-12gb"):
+        assert agrees(cards[gpu], probed(tmp_path, gpu, "trace", "--target-batch", "600")), gpu
+    micro_batch, plan = probed(tmp_path, "gtx-1060-6gb", "null", "--target-batch", "600")
+    card = cards["gtx-1060-6gb"]
+    assert (micro_batch["maximum"], plan) == (card["micro_batch"]["maximum"], card["accumulation"])
+    assert [cards[gpu]["micro_batch"]["limited_by"] for gpu in ("gtx-1060-6gb", "h200")] == ["memory", "target"]
+
+
+def test_sizes_that_are_no_line_over_the_micro_batch_are_traced_each(tmp_path: Path) -> None:
+    """A step that fills its batch up to a multiple gets the same maximum and plan as from a probe."""
+    card = fitted(tmp_path, PADDING, "--target-batch", "100")["gtx-1060-6gb"]
+    micro_batch, plan = probed(tmp_path, "gtx-1060-6gb", "trace", "--target-batch", "100")
+    assert (card["micro_batch"]["maximum"], card["accumulation"]) == (micro_batch["maximum"], plan)
+    assert card["micro_batch"]["limited_by"] == "memory"
+
+
+def test_the_table_has_a_line_for_every_card(tmp_path: Path) -> None:
+    """A card on which the model alone does not fit says so, and a card with room names its steps."""
+    extra = "self.extra = torch.nn.Parameter(torch.empty(1_100_000_000), requires_grad=False)"
+    code = ATTENDING.replace("        self.out =", f"        {extra}\n        self.out =")
+    (tmp_path / "train.py").write_text(code)
+    finished = run_command(["gpus", "--fit", "train.py", "--target-batch", "4"], cwd=tmp_path, COLUMNS="100")
+    lines = {line.split()[0]: line for line in finished.stdout.splitlines() if line}
+    assert finished.returncode == 0, finished.stderr
+    assert lines["gtx-1650"].endswith("-            -      -  the model alone does not fit")
+    assert lines["b200"].split()[3:] == ["4", "4", "1", "target", "batch"]
+    assert "train.py, fp32, a target batch of 4; " in finished.stdout
+
+
+def test_a_step_that_cannot_be_traced_is_one_clear_error(tmp_path: Path) -> None:
+    """The operator is named, and the engine that can run it."""
+    (tmp_path / "train.py").write_text(UNTRACEABLE)
+    finished = run_command(["gpus", "--fit", "train.py", "--target-batch", "64", "-q"], cwd=tmp_path)
+    assert finished.returncode == 3, finished.stderr
+    assert "nonzero" in finished.stderr
+    assert "--engine null" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--fit", "nowhere.py", "--target-batch", "8"), "nowhere.py"),
+        (("--fit", "gpt2"), "`--target-batch` is missing"),
+        (("--fit", "gpt2", "--target-batch", "9", "--world-size", "2"), "does not divide"),
+        (("--fit", "gpt2", "--target-batch", "8", "--known"), "exclude each other"),
+        (("--target-batch", "8"), "is for `--fit`"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    """The error says what is wrong, with exit code 2."""
+    finished = run_command(["gpus", *arguments], cwd=tmp_path)
+    assert finished.returncode == 2
+    assert says in finished.stderr
+
+
+def test_an_interrupt_ends_it_and_leaves_no_process(tmp_path: Path) -> None:
+    """Ctrl-C while the target is being loaded exits with 130, and the worker is gone."""
+    (tmp_path / "train.py").write_text(
+        f"import time, pathlib\npathlib.Path('begun').touch()\ntime.sleep(60)\n{ATTENDING}"
+    )
+    command = [sys.executable, "-m", "oomdoctor", "gpus", "--fit", "train.py", "--target-batch", "8"]
+    mark = f"fit-{os.getpid()}"
+    environment = os.environ | {"OOMDOCTOR_TEST_MARK": mark}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert not marked_processes(mark)
