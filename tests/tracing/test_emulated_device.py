@@ -49,6 +49,13 @@ def test_a_moved_module_keeps_its_parameters(answers: dict[str, Any]) -> None:
 
 
 @each_python
+def test_a_parameter_moves_whatever_refers_to_it(answers: dict[str, Any]) -> None:
+    """Views, graphs, weak references and hooks keep no parameter from moving, and it keeps its hooks and attributes."""
+    expected = {"same": True, "device": "cuda:0", "gradient": "cuda:0", "note": "kept", "called": ["hook", True]}
+    assert answers["held"] == expected
+
+
+@each_python
 def test_runs_out_of_memory_as_the_allocator_does(answers: dict[str, Any]) -> None:
     """What does not fit raises PyTorch's error with its text, is counted, and leaves the rest usable."""
     ran_out = answers["run_out"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from importlib import import_module
 from typing import Any
 
@@ -54,6 +55,25 @@ def moved() -> dict[str, Any]:
         "tied": model[0].weight is model[1].weight,
         "storages": len(storages),
         "back": {str(parameter.device) for parameter in model.to("cpu").parameters()} == {"cpu"},
+    }
+
+
+def moved_while_held() -> dict[str, Any]:
+    """What becomes of a parameter that has hooks, and that a view, a graph and a weak reference refer to."""
+    model, called = nn.Linear(4, 4), []
+    weight = model.weight
+    weight.register_hook(lambda _: called.append("hook"))
+    weight.register_post_accumulate_grad_hook(lambda parameter: called.append(parameter is weight))
+    weight.note = "kept"
+    held = (weight[0], model(torch.zeros(2, 4)), weakref.ref(weight))
+    model.to("cuda")
+    model(torch.zeros(2, 4, device="cuda")).sum().backward()
+    return {
+        "same": model.weight is weight is held[2](),
+        "device": str(weight.device),
+        "gradient": str(weight.grad.device),
+        "note": weight.note,
+        "called": called,
     }
 
 
@@ -141,7 +161,8 @@ def answers() -> dict[str, Any]:
     """All that."""
     found: dict[str, Any] = {"torch": torch.__version__}
     with emulated_cuda(find_card("rtx-4090")):
-        found |= {"light": light(), "seen": seen(), "moved": moved(), "run_out": run_out()}
+        found |= {"light": light(), "seen": seen(), "moved": moved(), "held": moved_while_held()}
+        found["run_out"] = run_out()
     with emulated_cuda(find_card("h100-sxm-80gb")):
         found["refused"] = refused()
     return {**found, "missing": missing(), "left": left()}
