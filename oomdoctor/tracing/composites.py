@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from oomdoctor.tracing.attention import attend
+from oomdoctor.tracing.double_convolution import convolution_double_backward
 from oomdoctor.tracing.recurrent_roads import recurrent_roads
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def composites(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
         **recurrent_roads(device),
         "linear": _linear,
         "dropout": _dropout,
+        "_convolution_double_backward": convolution_double_backward,
         "scaled_dot_product_attention": lambda *args, **kwargs: attend(card, *args, **kwargs),
     }
 

@@ -14,6 +14,7 @@ from oomdoctor.allocator.settings import Settings, settings_of
 from oomdoctor.tracing.composites import composites
 from oomdoctor.tracing.cuda_api import answer_for
 from oomdoctor.tracing.device import EmulatedDevice
+from oomdoctor.tracing.engine_thread import run_double_backward_apart
 from oomdoctor.tracing.kernels import Kernels
 from oomdoctor.tracing.patches import Patches
 from oomdoctor.tracing.private import (
@@ -71,6 +72,7 @@ def emulated_cuda(card: Card, settings: Settings | None = None) -> Iterator[Emul
         patch_tensors(patches, device)
         answer_for(patches, device)
         stack.enter_context(without_threads())
+        run_double_backward_apart(patches)
         yield device
 
 
