@@ -12,6 +12,7 @@ import torch
 from oomdoctor.tracing.attention import attend
 from oomdoctor.tracing.double_convolution import convolution_double_backward
 from oomdoctor.tracing.recurrent_roads import recurrent_roads
+from oomdoctor.tracing.refusals import sparse_refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,7 @@ def composites(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
     card = device.card
     return {
         **recurrent_roads(device),
+        **sparse_refusals(),
         "linear": _linear,
         "dropout": _dropout,
         "_convolution_double_backward": convolution_double_backward,

@@ -26,6 +26,7 @@ from oomdoctor.tracing.private import (
     operator_named,
     without_threads,
 )
+from oomdoctor.tracing.refusals import refuse_elsewhere
 from oomdoctor.tracing.tensors import patch_tensors
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def emulated_cuda(card: Card, settings: Settings | None = None) -> Iterator[Emul
         answer_for(patches, device)
         stack.enter_context(without_threads())
         run_double_backward_apart(patches)
+        refuse_elsewhere(patches)
         yield device
 
 
@@ -93,6 +95,8 @@ def _register(patches: Patches, device: EmulatedDevice) -> None:
     for key in _LAZY_BITS:  # a copy heeds the bit itself; to resolve it first would be to copy for ever
         own.impl("_copy_from", kernels.kernel(operator_named("_copy_from")), key)
     for name, function in composites(device).items():
+        if operator_named(name) is None:
+            continue
         own.impl(name, function, AUTOGRAD_KEY)
         own.impl(name, function, BACKEND_KEY)
 

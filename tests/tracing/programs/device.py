@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import weakref
 from importlib import import_module
@@ -101,6 +102,9 @@ def refused() -> dict[str, Any]:
         "mask": lambda x: x[x > 0],
         "nonzero": torch.nonzero,
         "unknown": torch.ops.oomdoctor_test.unknown,
+        "sparse": lambda x: nn.Embedding(3, 4, sparse=True).cuda()(x.long()).sum().backward(),
+        "scripted": lambda _: torch.jit.script(nn.Linear(3, 3)).to("cuda"),
+        "saved": lambda x: torch.save({"x": x}, io.BytesIO()),
         "mixed": lambda x: x + torch.ones(3),
     }
     return {name: _error_of(call) for name, call in calls.items()}
@@ -110,7 +114,7 @@ def _error_of(call: Any) -> list[str]:
     try:
         call(torch.zeros(3, device="cuda"))
     except (NoAnswerError, RuntimeError) as error:
-        return [type(error).__name__, str(error), getattr(error, "hint", None) or ""]
+        return [type(error).__name__, str(error), getattr(error, "hint", None) or "", getattr(error, "details", "")]
     return []
 
 
