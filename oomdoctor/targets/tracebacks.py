@@ -8,7 +8,7 @@ from pathlib import Path
 from traceback import StackSummary, TracebackException, format_exception_only, walk_tb
 from typing import TYPE_CHECKING, TypeVar
 
-from oomdoctor.errors import TargetError
+from oomdoctor.errors import NoAnswerError, TargetError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +83,7 @@ def call_user(
     try:
         return function(*args)
     except BaseException as error:  # SystemExit is raised by `exit()`, and any other may be
-        if passes(error):
+        if passes(error) or isinstance(error, NoAnswerError):  # what cannot be traced is no fault of the code's
             raise
         raised = failure(error, f"`{call}`", own_roots, hint=advise(error))
     raise raised  # outside of the `except`, whose error would otherwise live on as the context

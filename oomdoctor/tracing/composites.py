@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from oomdoctor.tracing.attention import attend, kernel_of
+from oomdoctor.tracing.double_convolution import convolution_double_backward
 from oomdoctor.tracing.recurrent_roads import recurrent_roads
+from oomdoctor.tracing.refusals import sparse_refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +32,10 @@ def composites(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
 
     return {
         **recurrent_roads(device),
+        **sparse_refusals(),
         "linear": _linear,
         "dropout": _dropout,
+        "_convolution_double_backward": convolution_double_backward,
         "scaled_dot_product_attention": attention,
     }
 

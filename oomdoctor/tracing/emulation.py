@@ -15,6 +15,7 @@ from oomdoctor.tracing.compiling import refuse_compiled
 from oomdoctor.tracing.composites import composites
 from oomdoctor.tracing.cuda_api import answer_for
 from oomdoctor.tracing.device import EmulatedDevice
+from oomdoctor.tracing.engine_thread import run_double_backward_apart
 from oomdoctor.tracing.kernels import Kernels
 from oomdoctor.tracing.patches import Patches
 from oomdoctor.tracing.private import (
@@ -26,6 +27,7 @@ from oomdoctor.tracing.private import (
     operator_named,
     without_threads,
 )
+from oomdoctor.tracing.refusals import refuse_elsewhere
 from oomdoctor.tracing.tensors import patch_tensors
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ def emulated_cuda(card: Card, settings: Settings | None = None) -> Iterator[Emul
         answer_for(patches, device)
         refuse_compiled(patches)
         stack.enter_context(without_threads())
+        run_double_backward_apart(patches)
+        refuse_elsewhere(patches)
         yield device
 
 
@@ -93,6 +97,8 @@ def _register(patches: Patches, device: EmulatedDevice) -> None:
     for key in _LAZY_BITS:  # a copy heeds the bit itself; to resolve it first would be to copy for ever
         own.impl("_copy_from", kernels.kernel(operator_named("_copy_from")), key)
     for name, function in composites(device).items():
+        if operator_named(name) is None:
+            continue
         own.impl(name, function, AUTOGRAD_KEY)
         own.impl(name, function, BACKEND_KEY)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.errors import NoAnswerError
@@ -13,6 +15,12 @@ if TYPE_CHECKING:
     import torch
 
 _ELSEWHERE: Final = "run it on PyTorch itself: `--engine null` on Linux with a CUDA build of torch, or a real GPU"
+_NO_LINE: Final = "; none of your lines calls it, as where PyTorch calls it in a backward"
+_ADVICE: Final = re.compile(r"\n|(?<=\.) (?=To |This |Please |If |You )")
+"""Where what PyTorch says of itself ends, and what it would have its own developers do begins."""
+_PACKAGE: Final = str(Path(__file__).parents[1])
+_EXAMPLES: Final = str(Path(_PACKAGE, "examples"))
+_NOBODYS: Final = ("torch.", "functools", "contextlib", "threading", "concurrent.", "runpy")
 _MIXING: Final = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
 """Operators that take tensors of the host besides those of the device."""
 
@@ -26,20 +34,21 @@ def cannot_trace(operator: Any, why: object = None) -> UntraceableError:  # noqa
     name = str(operator).removesuffix(".default")
     line = user_line()
     return UntraceableError(
-        f"`{name}` cannot be traced{f', at {line}' if line else ''}",
+        f"`{name}` cannot be traced{f', at {line}' if line else _NO_LINE}",
         hint=_ELSEWHERE,
-        details=str(why).partition("\n")[0] if why else None,
+        details=_ADVICE.split(str(why))[0].strip() or None if why else None,
     )
 
 
 def user_line() -> str | None:
-    """File and line of the innermost frame that is neither torch's nor ours."""
+    """File and line of the innermost frame that is the user's; None where there is none, as in most backwards."""
     # the only way to one's callers without reading their source
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if not module.startswith(("torch.", "oomdoctor.tracing", "functools", "contextlib")):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        path = frame.f_code.co_filename
+        is_ours = path.startswith(_PACKAGE) and not path.startswith(_EXAMPLES)
+        if not is_ours and not frame.f_globals.get("__name__", "").startswith(_NOBODYS):
+            return f"{path}:{frame.f_lineno}"
         frame = frame.f_back
     return None
 

@@ -9,7 +9,9 @@ so; nothing else imports this file but its neighbours, and they are imported onl
 | `torch._C._DisableTorchDispatch`, `Tensor._make_wrapper_subclass` | tensors of a device without memory | 1.11 |
 | `torch._C._AutoDispatchBelowAutograd` | kernels run below autograd | 1.12 |
 | `torch._C._dispatch_get_all_op_names` | the `_foreach` operators | 1.13 |
+| `torch._C._swap_tensor_impl` | moved modules keep their parameters | 2.3 |
 | `torch._C._current_graph_task_id` | whether a backward runs | 2.1 |
+| `torch.autograd.graph._engine_run_backward` | backward that makes a graph; see `engine_thread` | 2.1 |
 | `torch.optim.optimizer`, `torch.utils._device` | see `cuda_api` | 2.0 |
 """
 
@@ -46,6 +48,7 @@ _NEEDED: Final = (
     "_DisableTorchDispatch",
     "_current_graph_task_id",
     "_dispatch_get_all_op_names",
+    "_swap_tensor_impl",
     "DispatchKey",
     "DispatchKeySet",
 )
@@ -194,3 +197,24 @@ def sdp_enabled(kind: str) -> bool:
 def without_threads() -> Any:  # noqa: ANN401 - a context
     """A context in which backward runs on the calling thread: the stand-in device has no thread of its own."""
     return torch.autograd.set_multithreading_enabled(False)
+
+
+def engine_module() -> Any:  # noqa: ANN401 - a module
+    """The module whose `_engine_run_backward` all backward goes through."""
+    return torch.autograd.graph
+
+
+def has_modes() -> bool:
+    """Whether this thread has hooks or modes that another would not have; torch 2.6 does not tell of hooks."""
+    top = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)  # noqa: SLF001
+    return bool(
+        (top and top(True))  # noqa: FBT003 - its argument
+        or _C._len_torch_dispatch_stack()  # noqa: SLF001
+        or _C._len_torch_function_stack()  # noqa: SLF001
+        or _C._functorch.peek_interpreter_stack()  # noqa: SLF001
+    )
+
+
+def swap_implementations(first: torch.Tensor, second: torch.Tensor) -> None:
+    """Swap what two tensors of Python stand for in C++."""
+    _C._swap_tensor_impl(first, second)  # noqa: SLF001

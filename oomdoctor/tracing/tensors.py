@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from oomdoctor.tracing.private import STAND_IN, tensor_base
+from oomdoctor.tracing.private import STAND_IN, swap_implementations, tensor_base
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +34,19 @@ def patch_tensors(patches: Patches, device: EmulatedDevice) -> None:
     _patch_printing(patches, device)
     # else `Module.to` would make new parameters, of which an optimizer or a tied layer knows nothing
     patches.set(torch.__future__, "_swap_module_params_on_conversion", True)  # noqa: FBT003 - its value
+    patches.set(torch.utils, "swap_tensors", _swap)
+
+
+def _swap(first: torch.Tensor, second: torch.Tensor) -> None:
+    """Swap what two tensors stand for; each keeps its class, its attributes and its hooks.
+
+    PyTorch's own refuses where others refer to a tensor: views, graphs, weak references. `.to("cuda")` on CUDA does
+    not mind them, and loses no hook.
+    """
+    swap_implementations(first, second)
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if (hooks := getattr(first, name)) is not None:
+            setattr(first, name, hooks)  # they are called by what was swapped away
 
 
 def _is_not_xla(_: torch.Tensor) -> bool:

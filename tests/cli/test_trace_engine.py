@@ -20,6 +20,18 @@ def training_step(model, batch):
     outputs = model(batch)
     return outputs[outputs > 0].sum()
 """
+_SAVES = """
+def build_model():
+    model = nn.Linear(1024, 1024).cuda()
+    torch.save(model.state_dict(), "weights.pt")
+    return model
+"""
+_IN_BACKWARD = """
+def training_step(model, batch):
+    outputs = model(batch).log_softmax(-1).unsqueeze(0)
+    ones = torch.ones(outputs.shape[1], dtype=torch.long, device=outputs.device)
+    return nn.functional.ctc_loss(outputs, ones.unsqueeze(1), ones, ones)
+"""
 _LOOKS = """
 def training_step(model, batch):
     loss = model(batch).square().mean()
@@ -98,6 +110,27 @@ def test_a_step_that_depends_on_data_is_named(oomdoctor: Run, tmp_path: Path) ->
     assert f"model.py:{line}" in ended.stderr
     assert "--engine null" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "said"),
+    [
+        ("build_model", _SAVES, "`torch.save` cannot be traced, at "),
+        ("training_step", _IN_BACKWARD, "`aten._ctc_loss_backward` cannot be traced; none of your lines calls it"),
+    ],
+)
+def test_what_cannot_be_traced_is_nobodys_fault(
+    oomdoctor: Run, tmp_path: Path, function: str, code: str, said: str
+) -> None:
+    """Wherever it is called, it is named as such, and no line of oomdoctor's is named as the user's."""
+    write_target(tmp_path, **{function: code})
+
+    ended = oomdoctor("probe", "model.py", "--target-batch", "64", "--gpu", "t4", "--engine", "trace")
+
+    assert ended.returncode == 3
+    assert said in ended.stderr
+    assert "--engine null" in ended.stderr
+    assert "oomdoctor/" not in ended.stderr.replace(str(tmp_path), "")
 
 
 def test_what_a_step_prints_of_its_loss_is_a_placeholder(oomdoctor: Run, tmp_path: Path) -> None:

@@ -49,6 +49,13 @@ def test_a_moved_module_keeps_its_parameters(answers: dict[str, Any]) -> None:
 
 
 @each_python
+def test_a_parameter_moves_whatever_refers_to_it(answers: dict[str, Any]) -> None:
+    """Views, graphs, weak references and hooks keep no parameter from moving, and it keeps its hooks and attributes."""
+    expected = {"same": True, "device": "cuda:0", "gradient": "cuda:0", "note": "kept", "called": ["hook", True]}
+    assert answers["held"] == expected
+
+
+@each_python
 def test_runs_out_of_memory_as_the_allocator_does(answers: dict[str, Any]) -> None:
     """What does not fit raises PyTorch's error with its text, is counted, and leaves the rest usable."""
     ran_out = answers["run_out"]
@@ -62,21 +69,29 @@ def test_runs_out_of_memory_as_the_allocator_does(answers: dict[str, Any]) -> No
 @each_python
 @pytest.mark.parametrize(
     ("case", "operator"),
-    [("mask", "aten.index.Tensor"), ("nonzero", "aten.nonzero"), ("unknown", "oomdoctor_test.unknown")],
+    [
+        ("mask", "aten.index.Tensor"),
+        ("nonzero", "aten.nonzero"),
+        ("unknown", "oomdoctor_test.unknown"),
+        ("sparse", "embedding_sparse_backward"),
+        ("scripted", "torch.jit.ScriptModule"),
+        ("saved", "torch.save"),
+    ],
 )
 def test_names_what_cannot_be_traced(answers: dict[str, Any], case: str, operator: str) -> None:
-    """An operator whose result depends on data, or that nobody knows, is named with the line and another engine."""
-    kind, message, hint = answers["refused"][case]
+    """What depends on data, or has no kernel, is named with the line and another engine, without PyTorch's advice."""
+    kind, message, hint, details = answers["refused"][case]
     assert kind == "UntraceableError"
     assert message.startswith(f"`{operator}` cannot be traced, at ")
     assert "device.py:" in message
     assert "`--engine null`" in hint
+    assert "please set" not in details
 
 
 @each_python
 def test_refuses_tensors_of_two_devices(answers: dict[str, Any]) -> None:
     """What CUDA refuses for tensors of the host among those of the device is refused here."""
-    kind, message, _ = answers["refused"]["mixed"]
+    kind, message, *_ = answers["refused"]["mixed"]
     assert kind == "RuntimeError"
     assert message.startswith("Expected all tensors to be on the same device")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import weakref
 from importlib import import_module
 from typing import Any
 
@@ -57,6 +59,25 @@ def moved() -> dict[str, Any]:
     }
 
 
+def moved_while_held() -> dict[str, Any]:
+    """What becomes of a parameter that has hooks, and that a view, a graph and a weak reference refer to."""
+    model, called = nn.Linear(4, 4), []
+    weight = model.weight
+    weight.register_hook(lambda _: called.append("hook"))
+    weight.register_post_accumulate_grad_hook(lambda parameter: called.append(parameter is weight))
+    weight.note = "kept"
+    held = (weight[0], model(torch.zeros(2, 4)), weakref.ref(weight))
+    model.to("cuda")
+    model(torch.zeros(2, 4, device="cuda")).sum().backward()
+    return {
+        "same": model.weight is weight is held[2](),
+        "device": str(weight.device),
+        "gradient": str(weight.grad.device),
+        "note": weight.note,
+        "called": called,
+    }
+
+
 def run_out() -> dict[str, Any]:
     """What an allocation that does not fit says, and what goes on after it."""
     torch.cuda.set_per_process_memory_fraction(2 * GIB / torch.cuda.get_device_properties(0).total_memory)
@@ -81,6 +102,9 @@ def refused() -> dict[str, Any]:
         "mask": lambda x: x[x > 0],
         "nonzero": torch.nonzero,
         "unknown": torch.ops.oomdoctor_test.unknown,
+        "sparse": lambda x: nn.Embedding(3, 4, sparse=True).cuda()(x.long()).sum().backward(),
+        "scripted": lambda _: torch.jit.script(nn.Linear(3, 3)).to("cuda"),
+        "saved": lambda x: torch.save({"x": x}, io.BytesIO()),
         "mixed": lambda x: x + torch.ones(3),
     }
     return {name: _error_of(call) for name, call in calls.items()}
@@ -90,7 +114,7 @@ def _error_of(call: Any) -> list[str]:
     try:
         call(torch.zeros(3, device="cuda"))
     except (NoAnswerError, RuntimeError) as error:
-        return [type(error).__name__, str(error), getattr(error, "hint", None) or ""]
+        return [type(error).__name__, str(error), getattr(error, "hint", None) or "", getattr(error, "details", "")]
     return []
 
 
@@ -141,7 +165,8 @@ def answers() -> dict[str, Any]:
     """All that."""
     found: dict[str, Any] = {"torch": torch.__version__}
     with emulated_cuda(find_card("rtx-4090")):
-        found |= {"light": light(), "seen": seen(), "moved": moved(), "run_out": run_out()}
+        found |= {"light": light(), "seen": seen(), "moved": moved(), "held": moved_while_held()}
+        found["run_out"] = run_out()
     with emulated_cuda(find_card("h100-sxm-80gb")):
         found["refused"] = refused()
     return {**found, "missing": missing(), "left": left()}

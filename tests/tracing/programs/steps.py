@@ -240,6 +240,22 @@ def reading(model: nn.Module, batch: list[Tensor]) -> Tensor:
     return value
 
 
+def critic() -> nn.Sequential:
+    """Convolutions of every kind."""
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(64, 128, 4, 2, 1, groups=4), nn.LeakyReLU(0.2),
+        nn.ConvTranspose2d(128, 32, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(32, 1, 3),
+    )  # fmt: skip
+
+
+def penalty(model: nn.Module, batch: list[Tensor]) -> Tensor:
+    """A loss on the gradient of the input."""
+    x = batch[0].detach().requires_grad_()
+    output = model(x)
+    gradient = torch.autograd.grad(output.sum(), x, create_graph=True)[0]
+    return output.mean() + gradient.flatten(1).norm(2, 1).sub(1).pow(2).mean()
+
+
 X, LONG = torch.zeros(64, 256), torch.zeros(2, 200, 256)
 MANY = torch.zeros(8192, 256)  # so that activations outweigh weights and workspaces
 TOKENS = torch.zeros(8, 50, dtype=torch.long)
@@ -254,6 +270,7 @@ CASES: dict[str, Callable[[], None]] = {
     "convolutions, channels last": lambda: train(
         pictures().to(**LAST), *picture_batch(**LAST), loss=classes, autocast=torch.bfloat16
     ),
+    "gradient penalty": lambda: train(critic(), torch.zeros(32, 3, 32, 32), loss=penalty),
     "lstm": lambda: train(Recurrent(nn.LSTM), TOKENS, loss=next_token),
     "gru": lambda: train(Recurrent(nn.GRU), TOKENS, loss=next_token),
     "causal attention": lambda: train(Attention(is_causal=True), LONG),
