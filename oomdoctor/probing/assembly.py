@@ -160,6 +160,8 @@ def _device_warnings(request: ProbeRequest, engine: Engine, supervisor: TrialSou
         found.append(
             f"compute capability {loaded.compute_capability} emulates bf16; `--precision fp16` may suit it better"
         )
+        if engine.kind == "trace":
+            found.append("on this card a trace of bf16 is too low; `--engine null` runs what such a card runs instead")
     if supervisor.zeros_read and request.command is None:  # a command reads back what it logs
         found.append(_zeros_read(supervisor.zeros_read, engine))
     if supervisor.unknown_calls and engine.kind == "null":

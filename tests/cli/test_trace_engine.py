@@ -155,3 +155,14 @@ def test_a_trace_has_to_know_its_card(oomdoctor: Run, arguments: tuple[str, ...]
 
     assert ended.returncode in (2, 3)
     assert said in ended.stderr.replace("\n", " ")
+
+
+def test_what_is_known_to_be_too_low_is_said(oomdoctor: Run, tmp_path: Path) -> None:
+    """A card without bf16 runs it in ways that a trace does not know: the result warns."""
+    write_target(tmp_path)
+    question = ("model.py", "--target-batch", "64", "--engine", "trace", "--precision", "bf16")
+
+    on_old, on_new = (_probe(oomdoctor, *question, "--gpu", gpu)["warnings"] for gpu in ("t4", "rtx-4090"))
+
+    assert any("a trace of bf16 is too low" in warning for warning in on_old)
+    assert not any("too low" in warning for warning in on_new)
