@@ -80,15 +80,30 @@ def agrees(card: dict[str, Any], answer: tuple[dict[str, Any], Any]) -> bool:
     return plan == card["accumulation"] and all(micro_batch[name] == size for name, size in card["micro_batch"].items())
 
 
-def test_every_card_has_the_answer_of_its_own_probe(tmp_path: Path) -> None:
-    """Cards of two generations agree with a probe of each, and with PyTorch itself on where memory ends."""
-    cards = fitted(tmp_path, ATTENDING, "--target-batch", "600")
+@pytest.fixture(scope="module")
+def cards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the command says of a target with attention."""
+    return fitted(tmp_path_factory.mktemp("fitted"), ATTENDING, "--target-batch", "600")
+
+
+def test_every_card_has_the_answer_of_its_own_probe(cards: dict[str, Any], tmp_path: Path) -> None:
+    """Cards of two generations agree with a probe of each."""
+    (tmp_path / "train.py").write_text(ATTENDING)
+
     for gpu in ("gtx-1060-6gb", "rtx-3060-12gb"):
         assert agrees(cards[gpu], probed(tmp_path, gpu, "trace", "--target-batch", "600")), gpu
-    micro_batch, plan = probed(tmp_path, "gtx-1060-6gb", "null", "--target-batch", "600")
-    card = cards["gtx-1060-6gb"]
-    assert (micro_batch["maximum"], plan) == (card["micro_batch"]["maximum"], card["accumulation"])
     assert [cards[gpu]["micro_batch"]["limited_by"] for gpu in ("gtx-1060-6gb", "h200")] == ["memory", "target"]
+
+
+@pytest.mark.null_gpu
+def test_a_card_has_the_answer_of_pytorch_itself(cards: dict[str, Any], tmp_path: Path) -> None:
+    """A card's maximum and plan are those of PyTorch on a null GPU."""
+    (tmp_path / "train.py").write_text(ATTENDING)
+    card = cards["gtx-1060-6gb"]
+
+    micro_batch, plan = probed(tmp_path, "gtx-1060-6gb", "null", "--target-batch", "600")
+
+    assert (micro_batch["maximum"], plan) == (card["micro_batch"]["maximum"], card["accumulation"])
 
 
 def test_sizes_that_are_no_line_over_the_micro_batch_are_traced_each(tmp_path: Path) -> None:
