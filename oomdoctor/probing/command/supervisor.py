@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from oomdoctor.probing.command.ahead import Ahead
+from oomdoctor.probing.command.draws import Draws
 from oomdoctor.probing.command.following import Following
 from oomdoctor.probing.command.forks import ForkServer
 from oomdoctor.probing.command.hearing import Heard
@@ -66,6 +67,10 @@ class CommandSupervisor:
         self.uses = Uses(self._room.path) if request.watched else None
         if self.uses is not None:
             self._environment |= self.uses.environment
+        # Who watches what a command reads would see that it reads this.
+        self._draws = None if request.fresh or request.watched else Draws()
+        if self._draws is not None:
+            self._environment["OOMDOCTOR_TRIAL_DRAWS"] = self._draws.path
         self._forks: ForkServer | None = None
         self._has_port = False
         self._ahead = Ahead()
@@ -134,6 +139,8 @@ class CommandSupervisor:
         self._ahead.close()
         if self._forks is not None:
             self._forks.close()
+        if self._draws is not None:
+            self._draws.close()
         self._room.close()
 
     # --- one trial ---------------------------------------------------------------------------------------------------

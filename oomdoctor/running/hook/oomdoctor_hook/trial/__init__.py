@@ -13,6 +13,7 @@ knows enough it kills the command.
     backward    where a backward begins and ends
     modes       `train()` and `eval()`
     batch       the shapes of the first batch
+    draws       what a generator has drawn in an earlier trial, which `drawn` keeps
     phases      which phase it is, and the borders between them
     history     what the allocator did, from which `blocks` knows how much was allocated at each time
     peaks       the program's own resets of the peaks

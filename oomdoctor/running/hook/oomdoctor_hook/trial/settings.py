@@ -23,3 +23,6 @@ STEPS = _steps()
 
 DESCRIBE = os.environ.get("OOMDOCTOR_TRIAL_DESCRIBE", "") == "1"
 """Whether the process shall be described for the fork server."""
+
+DRAWS = os.environ.get("OOMDOCTOR_TRIAL_DRAWS", "")
+"""Path of the memory for what trials draw; empty where there is none."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import agreeing, resting
 from ..guard import guarded
-from . import backward, batch, device, ends, modes, settings, steps
+from . import backward, batch, device, draws, ends, modes, settings, steps
 from .channel import CHANNEL
 from .phases import PHASES
 
@@ -26,6 +26,7 @@ def watch(torch: Any) -> None:
     guarded(backward.watch)(torch)
     guarded(modes.watch)(torch)
     guarded(batch.watch)(torch)
+    guarded(draws.watch)(torch)
     guarded(resting.watch)()
     guarded(agreeing.watch)()
     guarded(ends.watch)(torch)
