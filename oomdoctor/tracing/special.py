@@ -32,6 +32,7 @@ def special_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
         "empty_strided": partial(_empty_strided, device),
         "resize_": partial(_resize, device),
         "_copy_from": partial(_copy, device),
+        "_to_copy": partial(_convert, device),
         "_local_scalar_dense": partial(_read, device),
         "add.Tensor": _add,
         "native_layer_norm": _layer_norm,
@@ -89,6 +90,20 @@ def _copy(device: EmulatedDevice, source: torch.Tensor, target: torch.Tensor, *_
         if not is_alike and not target.is_contiguous():
             device.block(target.numel() * target.element_size())
     return target
+
+
+def _convert(
+    ours: EmulatedDevice, /, source: torch.Tensor, *, device: torch.device | None = None, **kwargs: Any
+) -> Any:  # noqa: ANN401 - or NotImplemented
+    """A copy keeps its strides, which C++ thinks XLA has none of. On the device it is a plan's."""
+    if not source.is_cpu and (device is None or device.type != "cpu"):
+        return NotImplemented
+    like = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
+    kept = {name: value for name, value in kwargs.items() if name in ("dtype", "memory_format")}
+    meta = torch.ops.aten._to_copy(like, **kept)  # noqa: SLF001 - the operator itself
+    if source.is_cpu:
+        return ours.tensor(meta.shape, meta.stride(), meta.dtype)
+    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype).copy_(source)
 
 
 def _read(device: EmulatedDevice, tensor: torch.Tensor) -> float | bool:

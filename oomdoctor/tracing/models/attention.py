@@ -93,15 +93,16 @@ def _rounded_head(size: int) -> int:
 
 
 def _efficient_backward(call: Call) -> Temporaries:
-    gradient, query = call.args[:2]
+    gradient, query, key, value = call.args[:4]
     batch, heads, length, size = query.shape
     rows = batch * heads * length * 4
     workspace = batch * heads * _accumulator_floats(call, size) * 4
     copies = _contiguous_copies(gradient)
+    shared = tuple(heads * t.numel() // t.shape[1] * t.element_size() for t in (key, value) if t.shape[1] != heads)
     if query.dtype in _HALVES:
-        return Temporaries(copies, (rows, workspace))
-    product, first = gradient.numel() * 4, len(copies)
-    return Temporaries(copies, (product, rows, rows, -2 - first, -1 - first, workspace))
+        return Temporaries(copies, (*shared, rows, workspace))
+    product, first = gradient.numel() * 4, len(copies) + len(shared)
+    return Temporaries(copies, (*shared, product, rows, rows, -2 - first, -1 - first, workspace))
 
 
 def _accumulator_floats(call: Call, size: int) -> int:
