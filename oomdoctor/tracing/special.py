@@ -13,6 +13,7 @@ from oomdoctor.tracing.errors import cannot_trace
 from oomdoctor.tracing.private import HOST_VIEWS, operator_named, view_on_host
 from oomdoctor.tracing.recurrent import recurrent_kernels
 from oomdoctor.tracing.storage import resize
+from oomdoctor.tracing.windows import window_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ def special_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
         "_weight_norm_interface_backward": _weight_norm_backward,
     }
     found: dict[object, Callable[..., Any]] = {operator_named(name): kernel for name, kernel in named.items()}
-    found |= convolution_kernels() | recurrent_kernels()
+    found |= convolution_kernels() | recurrent_kernels() | window_kernels(device)
     found |= {operator: partial(view_on_host, operator) for operator in map(operator_named, HOST_VIEWS)}
     return found | {operator: partial(_refuse, operator) for operator in map(operator_named, _DATA_DEPENDENT)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oomdoctor.tracing.models import attention, blas, dropout_state, embedding, normalization, reductions
+from oomdoctor.tracing.models import attention, blas, dropout_state, embedding, losses, normalization, reductions
 from oomdoctor.tracing.taking import NOTHING
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ _MODELS = {
     **reductions.MODELS,
     **attention.MODELS,
     **embedding.MODELS,
+    **losses.MODELS,
     **normalization.MODELS,
     **dropout_state.MODELS,
 }

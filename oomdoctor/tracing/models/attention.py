@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _ROWS: Final = 128
 _HALVES: Final = (torch.float16, torch.bfloat16)
 _LOCK_FLOATS: Final = 4
+_STATE_BYTES: Final = 16
 _NEARLY_FULL: Final = 0.8
 _AS_GOOD: Final = 0.85
 _SHARED_MEMORY_OF_WIDE: Final = 128 << 10
@@ -63,7 +64,9 @@ def _flash(call: Call) -> Temporaries:
     on_host = (6, 7) if TORCH < _SEED_ON_DEVICE else ()
     query, key = call.args[:2]
     dropout = call.args[3] if len(call.args) > 3 else 0.0  # noqa: PLR2004 - its place
-    splits = 1 if dropout else _splits(call.card, query, key)
+    if dropout:  # and its first state is thrown away
+        return Temporaries(after=() if on_host else (_STATE_BYTES,), on_host=on_host)
+    splits = _splits(call.card, query, key)
     if splits == 1:
         return Temporaries(on_host=on_host)
     rows = splits * query.shape[0] * query.shape[1] * query.shape[2] * 4

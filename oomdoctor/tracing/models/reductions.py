@@ -149,4 +149,14 @@ def _sum(call: Call) -> Temporaries:
     return Temporaries(after=partial_results(call.card, tensor, dims, max(4, call.results[0].dtype.itemsize)))
 
 
-MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = dict.fromkeys(("sum", "mean", "amax", "amin", "prod"), _sum)
+def _norm(call: Call) -> Temporaries:
+    """Summed in fp32 too; the dimensions come after the order of the norm."""
+    tensor, dims = call.args[0], call.args[2] if len(call.args) > 2 else None  # noqa: PLR2004 - their place
+    item_bytes = 8 if tensor.element_size() == 8 else 4  # noqa: PLR2004 - double precision
+    return Temporaries(after=partial_results(call.card, tensor, dims, item_bytes))
+
+
+MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "prod"), _sum),
+    "linalg_vector_norm": _norm,
+}
