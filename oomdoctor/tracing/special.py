@@ -94,14 +94,20 @@ def _copy(device: EmulatedDevice, source: torch.Tensor, target: torch.Tensor, *_
 
 
 def _convert(
-    ours: EmulatedDevice, /, source: torch.Tensor, *, device: torch.device | None = None, **kwargs: Any
+    ours: EmulatedDevice,
+    /,
+    source: torch.Tensor,
+    *,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    memory_format: torch.memory_format | None = None,
+    **_: object,
 ) -> Any:  # noqa: ANN401 - or NotImplemented
     """A copy keeps its strides, which C++ thinks XLA has none of. On the device it is a plan's."""
     if not source.is_cpu and (device is None or device.type != "cpu"):
         return NotImplemented
     like = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
-    kept = {name: value for name, value in kwargs.items() if name in ("dtype", "memory_format")}
-    meta = torch.ops.aten._to_copy(like, **kept)  # noqa: SLF001 - the operator itself
+    meta = torch.ops.aten._to_copy(like, dtype=dtype, memory_format=memory_format)  # noqa: SLF001 - the operator itself
     if source.is_cpu:
         return ours.tensor(meta.shape, meta.stride(), meta.dtype)
     return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype).copy_(source)

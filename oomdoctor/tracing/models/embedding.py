@@ -37,7 +37,7 @@ class Sorted(NamedTuple):
 
     Attributes:
         card: On what.
-        count: How many rows are added.
+        added: How many rows are added.
         index_bytes: Bytes of an index.
         rows: Rows of the weight.
         width: Numbers in a row.
@@ -46,7 +46,7 @@ class Sorted(NamedTuple):
     """
 
     card: Card
-    count: int
+    added: int
     index_bytes: int
     rows: int
     width: int
@@ -55,20 +55,20 @@ class Sorted(NamedTuple):
 
     def sorting(self, held: int, *, by_frequency: bool) -> tuple[int, ...]:
         """What is taken before the gradient of the weight; `held` allocations are there already."""
-        each = self.count * self.index_bytes
-        sort_bytes = sort_pairs_bytes(self.count, self.index_bytes, self.rows.bit_length())
+        each = self.added * self.index_bytes
+        sort_bytes = sort_pairs_bytes(self.added, self.index_bytes, self.rows.bit_length())
         taken: tuple[int, ...] = (each, each, each, sort_bytes, -4 - held, -3 - held)
         if by_frequency:
-            scan_bytes = scan_by_key_bytes(self.count)
+            scan_bytes = scan_by_key_bytes(self.added)
             taken += (each, scan_bytes, -6 - held, scan_bytes, -7 - held)
         return taken
 
     def adding(self, held: int) -> tuple[int, ...]:
         """What is taken after it: the segments of equal indices, in parts, and the sums of the parts."""
-        each = self.count * self.index_bytes
-        segments = min(self.count, self.rows)
-        parts = self.count // _ROWS_A_PART + segments
-        unique = (each, 8, each, unique_by_key_bytes(self.count, self.index_bytes), -4 - held, -3 - held)
+        each = self.added * self.index_bytes
+        segments = min(self.added, self.rows)
+        parts = self.added // _ROWS_A_PART + segments
+        unique = (each, 8, each, unique_by_key_bytes(self.added, self.index_bytes), -4 - held, -3 - held)
         segment_bytes = segments * self.index_bytes
         scan = (segment_bytes, segment_bytes, exclusive_sum_bytes(segments, self.index_bytes), -7 - held)
         return (*unique, *scan, 8, parts * self.index_bytes, *self._sums(segments, parts))
