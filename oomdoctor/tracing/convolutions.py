@@ -99,6 +99,8 @@ def _cudnn_gradients(
     for_x = for_weight = None
     if mask[1]:
         x = x.contiguous(memory_format=layout)
+    if _suggests(gradient, _LAST[x.dim()]) != _suggests(x, _LAST[x.dim()]):
+        gradient = gradient.contiguous(memory_format=layout)
     if mask[0]:
         for_x = _like(x, layout)
         _copies = [tensor.contiguous(memory_format=layout) for tensor in (gradient, weight)]

@@ -11,6 +11,7 @@ from functools import cmp_to_key
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.tracing.taking import Temporaries
+from oomdoctor.tracing.version import TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ _FEWEST_VALUES: Final = 16
 _MOST_VALUES: Final = 256
 _VECTOR: Final = 4
 _LARGEST_32_BIT: Final = 2**31 - 1
+_CHUNK: Final = 65536
+_CHUNKS_OF_ALL: Final = (2, 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,20 @@ def _norm(call: Call) -> Temporaries:
     return Temporaries(after=partial_results(call.card, tensor, dims, item_bytes))
 
 
+def _foreach_norm(call: Call) -> Temporaries:
+    """A partial norm of each chunk; before those, since torch 2.7, where each tensor's begin.
+
+    Source: `foreach_tensor_norm_cuda`, ForeachReduceOp.cu; seen on null GPUs in 2.6 and 2.15.
+    """
+    tensors = call.args[0]
+    chunks = [-(-tensor.numel() // _CHUNK) for tensor in tensors]
+    if TORCH < _CHUNKS_OF_ALL:
+        return Temporaries((len(tensors) * max(chunks) * 4,))
+    return Temporaries(((len(tensors) + 1) * 8, sum(chunks) * 4))
+
+
 MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {
+    "_foreach_norm": _foreach_norm,
     **dict.fromkeys(("sum", "mean", "amax", "amin", "prod"), _sum),
     "linalg_vector_norm": _norm,
 }
