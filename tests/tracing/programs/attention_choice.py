@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import torch
-from torch.nn import functional as F
+from torch.nn.functional import scaled_dot_product_attention
 
 KERNELS = {0: "math", 1: "flash", 2: "efficient"}
 QUESTIONS = 600
@@ -79,7 +79,7 @@ def on_null_gpu(asked: dict[str, Any]) -> str:
     """What PyTorch takes; `error` for what it does not do."""
     args, kwargs = _arguments(asked)
     try:
-        F.scaled_dot_product_attention(*args, **kwargs)
+        scaled_dot_product_attention(*args, **kwargs)
     except RuntimeError:
         return "error"
     return KERNELS[torch._fused_sdp_choice(*args, **kwargs)]
