@@ -99,8 +99,8 @@ def _cudnn_gradients(
     for_x = for_weight = None
     if mask[1]:
         x = x.contiguous(memory_format=layout)
-    if _suggests(gradient, _LAST[x.dim()]) != _suggests(x, _LAST[x.dim()]):
-        gradient = gradient.contiguous(memory_format=layout)
+    if _suggests(gradient) != _suggests(x):  # also where one pixel lies in any order
+        gradient = gradient.clone(memory_format=_LAST[x.dim()] if _suggests(x) else torch.contiguous_format)
     if mask[0]:
         for_x = _like(x, layout)
         _copies = [tensor.contiguous(memory_format=layout) for tensor in (gradient, weight)]
@@ -122,14 +122,22 @@ def _size(x: torch.Tensor, weight: torch.Tensor, settings: _Settings) -> tuple[i
 
 def _layout(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     """`cudnn_conv_suggest_memory_format`: channels last where either of the two is, and not double precision."""
-    last = _LAST[x.dim()]
-    if x.dtype is not torch.float64 and any(_suggests(tensor, last) for tensor in (x, weight)):
-        return last
+    if x.dtype is not torch.float64 and (_suggests(x) or _suggests(weight)):
+        return _LAST[x.dim()]
     return torch.contiguous_format
 
 
-def _suggests(tensor: torch.Tensor, last: torch.memory_format) -> bool:
-    return tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous()
+def _suggests(tensor: torch.Tensor) -> bool:
+    """Whether the strides are those of channels last. Source: `is_channels_last_strides_2d`, MemoryFormat.h."""
+    least = 0
+    if tensor.stride(1) == 0:
+        return False
+    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        step, length = tensor.stride(dim), tensor.shape[dim]
+        if length == 0 or step < least or (dim == 0 and least == tensor.stride(1)):
+            return False
+        least = step * length
+    return True
 
 
 def _is_depthwise(x: torch.Tensor, weight: torch.Tensor, settings: _Settings) -> bool:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oomdoctor.tracing.models import attention, blas, dropout_state, embedding, losses, normalization, reductions
+from oomdoctor.tracing.models import (
+    attention,
+    blas,
+    dropout_state,
+    embedding,
+    losses,
+    normalization,
+    pooling,
+    reductions,
+)
 from oomdoctor.tracing.taking import NOTHING
 
 if TYPE_CHECKING:
@@ -16,6 +25,7 @@ _MODELS = {
     **attention.MODELS,
     **embedding.MODELS,
     **losses.MODELS,
+    **pooling.MODELS,
     **normalization.MODELS,
     **dropout_state.MODELS,
 }

@@ -54,7 +54,8 @@ def _softmax_backward(call: Call) -> Temporaries:
 
 def _layer_norm_backward(call: Call) -> Temporaries:
     """Source: `layer_norm_backward_cuda`, layer_norm_kernel.cu."""
-    return Temporaries(_copies(*call.args[:2]))
+    gradient, x = call.args[:2]
+    return Temporaries(_copies(x), _copies(gradient))
 
 
 def _mask_first(_: Call) -> Temporaries:
