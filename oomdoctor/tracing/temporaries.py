@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oomdoctor.tracing.models import attention, blas, dropout_state, embedding, normalization, reductions
+from oomdoctor.tracing.models import (
+    attention,
+    blas,
+    dropout_state,
+    embedding,
+    indexing,
+    normalization,
+    radix_sort,
+    reductions,
+)
 from oomdoctor.tracing.taking import NOTHING
 
 if TYPE_CHECKING:
@@ -17,6 +26,8 @@ _MODELS = {
     **embedding.MODELS,
     **normalization.MODELS,
     **dropout_state.MODELS,
+    **indexing.MODELS,
+    **radix_sort.MODELS,
 }
 
 
