@@ -12,7 +12,7 @@ from oomdoctor.tracing.models import (
     indexing,
     normalization,
     radix_sort,
-    reductions,
+    reducing,
 )
 from oomdoctor.tracing.taking import NOTHING
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MODELS = {
     **blas.MODELS,
-    **reductions.MODELS,
+    **reducing.MODELS,
     **attention.MODELS,
     **embedding.MODELS,
     **normalization.MODELS,
