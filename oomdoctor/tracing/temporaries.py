@@ -13,6 +13,8 @@ from oomdoctor.tracing.models import (
     normalization,
     radix_sort,
     reducing,
+    scans,
+    selection,
 )
 from oomdoctor.tracing.taking import NOTHING
 
@@ -28,6 +30,8 @@ _MODELS = {
     **dropout_state.MODELS,
     **indexing.MODELS,
     **radix_sort.MODELS,
+    **scans.MODELS,
+    **selection.MODELS,
 }
 
 

@@ -1,6 +1,7 @@
-"""Sorting along a dimension.
+"""Sorting along a dimension, and selecting what is largest.
 
-Source: `sort_cuda_kernel`, Sort.cpp; `launch_stable_sort_kernel`, SortStable.cu; torch 2.6 to 2.15.
+Source: `sort_cuda_kernel`, Sort.cpp; `launch_stable_sort_kernel`, SortStable.cu; `topk_out_cuda`, TensorTopK.cpp;
+torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from oomdoctor.tracing.models.radix_sort import SORT_PAIRS, segmented_sort_bytes
+from oomdoctor.tracing.models.selection import SELECT, is_by_blocks
 from oomdoctor.tracing.pointwise import is_dense
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ _LARGEST_INT: Final = 2**31 - 1
 
 def kernels(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
     """Kernels by the operator's name."""
-    return {"sort.stable": partial(_sort, device)}
+    return {"sort.stable": partial(_sort, device), "topk": partial(_topk, device)}
 
 
 def _sort(
@@ -104,3 +106,32 @@ def _sort_twice(device: EmulatedDevice, segments: int, count: int, key_bytes: in
     del keys
     device.call_library(SORT_PAIRS, count, _INDEX_BYTES, 0, max(1, (segments - 1).bit_length()))
     del pairs
+
+
+def _topk(  # noqa: PLR0913, PLR0917 - PyTorch's signature
+    device: EmulatedDevice,
+    x: torch.Tensor,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,  # noqa: ARG001, FBT001, FBT002
+    is_sorted: bool = True,  # noqa: FBT001, FBT002
+) -> Any:  # noqa: ANN401 - or NotImplemented
+    if not x.dim() or not x.numel() or not k:
+        return NotImplemented
+    dim %= x.dim()
+    length = x.shape[dim]
+    values = torch.empty((*x.shape[:dim], k, *x.shape[dim + 1 :]), dtype=x.dtype, device=x.device)
+    indices = torch.empty_like(values, dtype=torch.int64)
+    contiguous = x.contiguous()
+    if is_by_blocks(x.numel() // length, length):
+        device.call_library(SELECT, x.numel() // length, length, x.element_size())
+    del contiguous
+    if is_sorted and k > _SORTED_IN_PLACE:
+        _sort_selected(device, values, indices, dim)
+    return values, indices
+
+
+def _sort_selected(device: EmulatedDevice, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:
+    places, others = torch.empty_like(indices), torch.empty_like(values)
+    _sort_long(device, values, dim, others)
+    indices.gather(dim, places)
