@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oomdoctor.tracing.compositions import indexing, reducing, scanning, sorting
+from oomdoctor.tracing.compositions import indexing, losses, reducing, scanning, sorting
 from oomdoctor.tracing.private import operator_named
 
 if TYPE_CHECKING:
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 def composed_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
     """Kernels by operator. One that returns NotImplemented leaves the call to a plan."""
-    named = (
-        indexing.kernels(device) | reducing.kernels() | scanning.kernels(device) | sorting.kernels(device)
-    )
+    named = {
+        **indexing.kernels(device),
+        **losses.kernels(),
+        **reducing.kernels(),
+        **scanning.kernels(device),
+        **sorting.kernels(device),
+    }
     return {operator: kernel for name, kernel in named.items() if (operator := operator_named(name)) is not None}

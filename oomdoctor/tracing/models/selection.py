@@ -48,7 +48,7 @@ def _select(call: Call) -> Temporaries:
     first = (
         (slices * item_bytes, 2 * word, 2 * word, counts, slices * _DIGITS * _WORD)
         if _KEEPS_SUMS
-        else (slices * item_bytes, word, word, word, word, counts)
+        else (slices * item_bytes, word, word, word, counts)
     )
     scan = _scan_by_key_bytes(call.card, blocks)
     before = (*first, blocks * _WORD, blocks * _WORD)
