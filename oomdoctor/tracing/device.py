@@ -12,7 +12,8 @@ from oomdoctor.allocator.device_memory import DeviceMemory
 from oomdoctor.allocator.out_of_memory import AllocationError
 from oomdoctor.tracing.models.dropout_state import dropout_state_bytes, making_dropout_state
 from oomdoctor.tracing.private import bare_tensor, in_backward
-from oomdoctor.tracing.taking import Taken, Workspace
+from oomdoctor.tracing.taking import Call, LibraryFunction, Taken, Workspace
+from oomdoctor.tracing.temporaries import temporaries_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from oomdoctor.allocator.settings import Settings
     from oomdoctor.devices.card import Card
     from oomdoctor.tracing.journal import Journal
-    from oomdoctor.tracing.taking import Call
 
 STREAM: Final = 0
 
@@ -110,6 +110,15 @@ class EmulatedDevice:
         journal.takes(call, is_after=is_after, in_backward=in_backward())
         with self._unnoted():
             self.take(script, held)
+
+    def call_library(self, function: str, *args: object) -> None:
+        """Take what a library's function takes while it runs, and give it back; `models` say how much."""
+        call = Call(self.card, LibraryFunction(function), args, {}, [])
+        held: list[Block | None] = []
+        self.take_noted(call, temporaries_of(call).after, held, is_after=True)
+        held.clear()
+        if self.journal is not None:
+            self.journal.ended()
 
     @contextmanager
     def _unnoted(self) -> Iterator[None]:

@@ -57,14 +57,14 @@ class Kernels:
         held: list[Block | None] = []
         self._take(plan, held, is_after=False)
         made = {index: device.tensor(*plan.results[index]) for index in plan.order}
+        given = plan.tensors(args, kwargs) if plan.needs_arguments else ()
+        for index, size, stride in plan.resized:
+            resize(device, given[index], size, stride)
         self._take(plan, held, is_after=True)
         for index in range(len(held)):
             held[index] = None
         if plan.call is not None and device.journal is not None:
             device.journal.ended()
-        given = plan.tensors(args, kwargs) if plan.needs_arguments else ()
-        for index, size, stride in plan.resized:
-            resize(device, given[index], size, stride)
         results = [made[index] if index in made else _result(what, given) for index, what in enumerate(plan.results)]
         return plan.arrange(results)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from oomdoctor.tracing.accumulation import accumulates
+from oomdoctor.tracing.compositions.table import composed_kernels
 from oomdoctor.tracing.convolutions import convolution_kernels
 from oomdoctor.tracing.errors import cannot_trace
 from oomdoctor.tracing.private import HOST_VIEWS, operator_named, view_on_host
@@ -40,6 +41,7 @@ def special_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
         "_weight_norm_interface_backward": _weight_norm_backward,
     }
     found: dict[object, Callable[..., Any]] = {operator_named(name): kernel for name, kernel in named.items()}
+    found |= composed_kernels(device)
     found |= convolution_kernels() | recurrent_kernels() | window_kernels(device)
     found |= {operator: partial(view_on_host, operator) for operator in map(operator_named, HOST_VIEWS)}
     return found | {operator: partial(_refuse, operator) for operator in map(operator_named, _DATA_DEPENDENT)}

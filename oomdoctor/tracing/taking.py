@@ -25,6 +25,20 @@ Taken = int | Workspace
 """Bytes of an allocation, `-1 - position` of one that is given back, or a library's workspace."""
 
 
+class LibraryFunction(NamedTuple):
+    """A function of a library that a kernel calls; it stands where an operator would.
+
+    Attributes:
+        function: Its name.
+    """
+
+    function: str
+
+    def name(self) -> str:
+        """As an operator's."""
+        return self.function
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """An operator's call, as the models see it.

@@ -9,10 +9,15 @@ from oomdoctor.tracing.models import (
     blas,
     dropout_state,
     embedding,
+    indexing,
     losses,
     normalization,
+    norms,
     pooling,
-    reductions,
+    radix_sort,
+    reducing,
+    scans,
+    selection,
 )
 from oomdoctor.tracing.taking import NOTHING
 
@@ -21,13 +26,18 @@ if TYPE_CHECKING:
 
 _MODELS = {
     **blas.MODELS,
-    **reductions.MODELS,
+    **reducing.MODELS,
     **attention.MODELS,
     **embedding.MODELS,
-    **losses.MODELS,
     **pooling.MODELS,
     **normalization.MODELS,
+    **norms.MODELS,
     **dropout_state.MODELS,
+    **indexing.MODELS,
+    **losses.MODELS,
+    **radix_sort.MODELS,
+    **scans.MODELS,
+    **selection.MODELS,
 }
 
 

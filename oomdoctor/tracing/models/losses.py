@@ -1,6 +1,6 @@
-"""Losses: the order of their results, and contiguous copies.
+"""The losses of classes, by row and by pixel, read only what is contiguous; the weight of all pixels comes first.
 
-Source: NLLLoss2d.cu.
+Source: NLLLoss.cu and NLLLoss2d.cu, torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
@@ -17,23 +17,31 @@ if TYPE_CHECKING:
     from oomdoctor.tracing.taking import Call
 
 
-def _copies(*tensors: torch.Tensor | None) -> tuple[int, ...]:
-    """Bytes of contiguous copies of those that are not."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    return tuple(tensor.numel() * tensor.element_size() for tensor in given if not tensor.is_contiguous())
+def _rows(call: Call) -> Temporaries:
+    return Temporaries(after=_copies(*call.args[:3]))
 
 
-def _nll_2d(call: Call) -> Temporaries:
-    """The weight of all comes first."""
+def _rows_backward(call: Call) -> Temporaries:
+    return Temporaries(after=_copies(*call.args[1:4]))
+
+
+def _pixels(call: Call) -> Temporaries:
     _, target, weight, reduction = call.args[:4]
     return Temporaries(after=_copies(weight, target) if reduction else (), order=[1, 0])
 
 
-def _nll_2d_backward(call: Call) -> Temporaries:
+def _pixels_backward(call: Call) -> Temporaries:
     return Temporaries(after=_copies(*call.args[2:4]))
 
 
+def _copies(*given: torch.Tensor | None) -> tuple[int, ...]:
+    """Bytes of contiguous copies of those that are not."""
+    return tuple(t.numel() * t.element_size() for t in given if t is not None and not t.is_contiguous())
+
+
 MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {
-    "nll_loss2d_forward": _nll_2d,
-    "nll_loss2d_backward": _nll_2d_backward,
+    "nll_loss_forward": _rows,
+    "nll_loss_backward": _rows_backward,
+    "nll_loss2d_forward": _pixels,
+    "nll_loss2d_backward": _pixels_backward,
 }

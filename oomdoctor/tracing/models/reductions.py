@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from functools import cmp_to_key
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.tracing.taking import Temporaries
 from oomdoctor.tracing.version import TORCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import torch
 
     from oomdoctor.devices.card import Card
-    from oomdoctor.tracing.taking import Call
 
 _WARP: Final = 32
 _MOST_THREADS: Final = 512
@@ -27,8 +25,8 @@ _FEWEST_VALUES: Final = 16
 _MOST_VALUES: Final = 256
 _VECTOR: Final = 4
 _LARGEST_32_BIT: Final = 2**31 - 1
-_CHUNK: Final = 65536
-_CHUNKS_OF_ALL: Final = (2, 7)
+_WORTH_A_VECTOR: Final = 128 if TORCH >= (2, 7) else 129
+"""Fewest values that are read as vectors: in 2.15 and in 2.6; between them nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,9 @@ class _Loop:
         return product
 
 
-def partial_results(card: Card, tensor: torch.Tensor, dims: Sequence[int] | None, item_bytes: int) -> tuple[int, ...]:
+def partial_results(
+    card: Card, tensor: torch.Tensor, dims: Sequence[int] | None, item_bytes: int, vector: int = _VECTOR
+) -> tuple[int, ...]:
     """Bytes of the buffer and of its semaphores; nothing where one block does for each result.
 
     Args:
@@ -62,11 +62,12 @@ def partial_results(card: Card, tensor: torch.Tensor, dims: Sequence[int] | None
         tensor: What is reduced.
         dims: Over which dimensions; None or none for all.
         item_bytes: Size of one partial result.
+        vector: How many values a thread reads at once, where they lie side by side.
     """
     if not 0 < tensor.numel() <= _LARGEST_32_BIT:
         return ()
     loop = _loop_over(tensor, dims)
-    return _buffers(card, loop, item_bytes)
+    return _buffers(card, loop, item_bytes, vector)
 
 
 def _loop_over(tensor: torch.Tensor, dims: Sequence[int] | None) -> _Loop:
@@ -95,13 +96,13 @@ def _slower(first: tuple[int, int, bool], second: tuple[int, int, bool]) -> int:
     return first[1] - second[1] or first[0] - second[0]
 
 
-def _buffers(card: Card, loop: _Loop, item_bytes: int) -> tuple[int, ...]:
+def _buffers(card: Card, loop: _Loop, item_bytes: int, input_vector: int) -> tuple[int, ...]:
     outputs, values = loop.outputs, loop.values
     along_input = loop.reduced == len(loop.sizes) or (loop.reduced > 0 and loop.strides[0] < loop.strides[loop.reduced])
     width, height = (values, outputs) if along_input else (outputs, values)
     vector = 1
-    if along_input and loop.strides[0] == 1 and width > 128 and len(loop.sizes) == 1:  # noqa: PLR2004 - Reduce.cuh
-        width //= _VECTOR
+    if along_input and loop.strides[0] == 1 and width >= _WORTH_A_VECTOR and loop.reduced == 1:
+        width //= input_vector
     elif not along_input and loop.strides[loop.reduced] == 1:
         vector = _output_vector(loop)
         width //= vector
@@ -143,36 +144,3 @@ def _block(width: int, height: int, threads: int) -> tuple[int, int]:
 def _power_of_two(number: int) -> int:
     """The largest power of two that is not above it."""
     return 1 << (max(number, 1).bit_length() - 1)
-
-
-def _sum(call: Call) -> Temporaries:
-    """Summed in fp32, or in the result's type where that is larger."""
-    tensor = call.args[0]
-    dims = call.args[1] if len(call.args) > 1 and isinstance(call.args[1], list | tuple) else None
-    return Temporaries(after=partial_results(call.card, tensor, dims, max(4, call.results[0].dtype.itemsize)))
-
-
-def _norm(call: Call) -> Temporaries:
-    """Summed in fp32 too; the dimensions come after the order of the norm."""
-    tensor, dims = call.args[0], call.args[2] if len(call.args) > 2 else None  # noqa: PLR2004 - their place
-    item_bytes = 8 if tensor.element_size() == 8 else 4  # noqa: PLR2004 - double precision
-    return Temporaries(after=partial_results(call.card, tensor, dims, item_bytes))
-
-
-def _foreach_norm(call: Call) -> Temporaries:
-    """A partial norm of each chunk; before those, since torch 2.7, where each tensor's begin.
-
-    Source: `foreach_tensor_norm_cuda`, ForeachReduceOp.cu; seen on null GPUs in 2.6 and 2.15.
-    """
-    tensors = call.args[0]
-    chunks = [-(-tensor.numel() // _CHUNK) for tensor in tensors]
-    if TORCH < _CHUNKS_OF_ALL:
-        return Temporaries((len(tensors) * max(chunks) * 4,))
-    return Temporaries(((len(tensors) + 1) * 8, sum(chunks) * 4))
-
-
-MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {
-    "_foreach_norm": _foreach_norm,
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "prod"), _sum),
-    "linalg_vector_norm": _norm,
-}

@@ -1,0 +1,25 @@
+"""All compositions, by the operator that they stand for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from oomdoctor.tracing.compositions import indexing, losses, reducing, scanning, sorting
+from oomdoctor.tracing.private import operator_named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oomdoctor.tracing.device import EmulatedDevice
+
+
+def composed_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
+    """Kernels by operator. One that returns NotImplemented leaves the call to a plan."""
+    named = {
+        **indexing.kernels(device),
+        **losses.kernels(),
+        **reducing.kernels(),
+        **scanning.kernels(device),
+        **sorting.kernels(device),
+    }
+    return {operator: kernel for name, kernel in named.items() if (operator := operator_named(name)) is not None}
