@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from oomdoctor.tracing.layouts import suggested_layout
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -18,7 +20,6 @@ _aten: Final[Any] = torch.ops.aten
 _HALVES: Final = (torch.float16, torch.bfloat16)
 _SPATIAL: Final = 3
 _MOST_SAMPLES: Final = {True: 880_801, False: 65_535}
-_LEAST_EPSILON: Final = 0.0
 _VALUES_A_THREAD: Final = 16
 _THREADS_WIDE: Final = 32
 _MOST_THREADS: Final = 512
@@ -56,7 +57,7 @@ def _choose(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     cudnn_enabled: bool,  # noqa: FBT001
 ) -> tuple[Any, ...]:
     if cudnn_enabled and _fits_cudnn(x, weight, bias, mean, variance, training=training):
-        x = x.contiguous(memory_format=_suggested(x))
+        x = x.contiguous(memory_format=suggested_layout(x))
         return *_aten.cudnn_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon), 1
     done = _aten.native_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon)
     return *done, torch.empty(0, dtype=torch.uint8, device=x.device), 0
@@ -70,13 +71,6 @@ def _fits_cudnn(
     if torch.bfloat16 in (x.dtype, weight.dtype) or (x.dtype is torch.float16 and weight.dtype is not torch.float32):
         return False
     return (mean is None) == (variance is None) and (mean is not None or training)
-
-
-def _suggested(x: torch.Tensor) -> torch.memory_format:
-    for rank, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if x.dim() == rank and x.is_contiguous(memory_format=layout) and not x.is_contiguous():
-            return layout
-    return torch.contiguous_format
 
 
 def _row(x: torch.Tensor) -> torch.Tensor:
@@ -105,7 +99,7 @@ def _native(x: torch.Tensor, _: Optional, __: Optional, *rest: Any) -> Tensors: 
 
 def _has_channels_last(x: torch.Tensor) -> bool:
     """Whether the channels of a sample lie side by side."""
-    return (x.is_contiguous() and x.stride(1) == 1) or _suggested(x) is not torch.contiguous_format
+    return (x.is_contiguous() and x.stride(1) == 1) or suggested_layout(x) is not torch.contiguous_format
 
 
 def _staging(x: torch.Tensor, rows: int) -> None:
