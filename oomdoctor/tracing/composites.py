@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from oomdoctor.tracing.attention import attend, kernel_of
+from oomdoctor.tracing.compositions.batch_norm import batch_norm_roads
 from oomdoctor.tracing.double_convolution import convolution_double_backward
 from oomdoctor.tracing.recurrent_roads import recurrent_roads
 from oomdoctor.tracing.refusals import sparse_refusals
@@ -33,6 +34,7 @@ def composites(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
 
     return {
         **recurrent_roads(device),
+        **batch_norm_roads(),
         **sparse_refusals(),
         "linear": _linear,
         "dropout": _dropout,

@@ -1,6 +1,6 @@
 """Losses: each is computed for every element before it is reduced, and some keep that room for their one number.
 
-Source: `mse_loss_out` and `smooth_l1_loss_out`, BinaryOps.cpp and Loss.cpp; `huber_loss`, `soft_margin_loss_out`,
+Source: `mse_loss_out` and `smooth_l1_loss_out`, BinaryOps.cpp and Loss.cpp; `huber_loss`,
 Loss.cpp; `binary_cross_entropy_out_cuda`, Loss.cu; `log_sigmoid_forward_cuda`, Activation.cpp; torch 2.6 to 2.15.
 """
 
@@ -26,8 +26,6 @@ def kernels() -> dict[str, Callable[..., Any]]:
         "huber_loss": _reduced,
         "huber_loss_backward.out": _written,
         "binary_cross_entropy": _bce,
-        "soft_margin_loss": _soft_margin,
-        "soft_margin_loss_backward": _soft_margin_backward,
         "log_sigmoid_forward": _log_sigmoid,
     }
 
@@ -57,20 +55,6 @@ def _bce(
     if weight is not None:
         losses.mul_(weight)
     return _reduced_in_place(losses, reduction)
-
-
-def _soft_margin(x: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN) -> torch.Tensor:
-    return _reduced_in_place(x.neg().mul_(target), reduction)
-
-
-def _soft_margin_backward(
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    target: torch.Tensor,
-    reduction: int,  # noqa: ARG001 - PyTorch's signature
-) -> torch.Tensor:
-    powers = torch.exp(-target * x)
-    return (target * powers).div_(powers.add_(1)).mul_(gradient)
 
 
 def _reduced_in_place(losses: torch.Tensor, reduction: int) -> torch.Tensor:

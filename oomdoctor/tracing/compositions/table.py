@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oomdoctor.tracing.compositions import indexing, losses, reducing, scanning, sorting
+from oomdoctor.tracing.compositions import batch_norm, indexing, losses, reducing, scanning, sorting
 from oomdoctor.tracing.private import operator_named
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def composed_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
     """Kernels by operator. One that returns NotImplemented leaves the call to a plan."""
     named = {
+        **batch_norm.kernels(),
         **indexing.kernels(device),
         **losses.kernels(),
         **reducing.kernels(),

@@ -1,6 +1,6 @@
-"""Norms, and fused cells: rows of numbers that a kernel needs between its passes, and the order of its results.
+"""Softmax: copies that a kernel reads, and its product; fused cells: the order of their results.
 
-Source: group_norm_kernel.cu and RNN.cu, torch 2.6 to 2.15.
+Source: SoftMax.cu and RNN.cu, torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
@@ -9,29 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from oomdoctor.tracing.taking import NOTHING, Temporaries
+from oomdoctor.tracing.taking import Temporaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oomdoctor.tracing.taking import Call
-
-_FLOAT: Final = 4
-
-
-def _group_norm(call: Call) -> Temporaries:
-    _, weight, bias, batch, channels, pixels = call.args[:6]
-    if pixels == 1 or (weight is None and bias is None):
-        return NOTHING
-    return Temporaries(after=(batch * channels * _FLOAT,) * 2)
-
-
-def _group_norm_backward(call: Call) -> Temporaries:
-    weight, (batch, channels, pixels, groups) = call.args[4], call.args[5:9]
-    if pixels == 1:
-        return NOTHING
-    each, grouped = batch * channels * _FLOAT, batch * groups * _FLOAT
-    return Temporaries(after=(each, each, grouped, grouped, *(() if weight is None else (each,))))
 
 
 def _copies(*tensors: object) -> tuple[int, ...]:
@@ -72,8 +55,6 @@ def _gru_workspace_first(_: Call) -> Temporaries:
 
 
 MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {
-    "native_group_norm": _group_norm,
-    "native_group_norm_backward": _group_norm_backward,
     **dict.fromkeys(("_softmax", "_log_softmax", "_log_softmax_backward_data"), _softmax),
     "_softmax_backward_data": _softmax_backward,
     "native_layer_norm_backward": _layer_norm_backward,
