@@ -86,9 +86,15 @@ def _depthwise_gradients(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]
 ) -> tuple[torch.Tensor | None, ...]:
     """The weight's comes first. Source: `conv_depthwise2d_backward_cuda`, DepthwiseConv2d.cu."""
-    _copies = [tensor.contiguous() for tensor in (x, gradient, weight)]
-    for_weight = _like(weight, torch.contiguous_format) if mask[1] else None
+    _held = gradient.contiguous()
+    for_weight = _depthwise_weight_gradient(x, weight) if mask[1] else None
+    _copy = weight.contiguous()
     return _like(x, torch.contiguous_format) if mask[0] else None, for_weight
+
+
+def _depthwise_weight_gradient(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    _copy = x.contiguous()
+    return _like(weight, torch.contiguous_format)
 
 
 def _cudnn_gradients(
