@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from oomdoctor.devices.card import Card
+from oomdoctor.devices.catalogue import all_cards
 from oomdoctor.errors import NoAnswerError
 from oomdoctor.targets.tracebacks import summary
 
 _LEAST_SHARED_MEMORY_BYTES = 48 << 10
-"""What every card has; PyTorch has told what each can be asked for since 2.5 or so."""
+"""What every card has."""
 _SOURCE = "read from this GPU"
 
 
@@ -61,8 +62,18 @@ def own_card(device: torch.device) -> Card:
         compute_capability=(properties.major, properties.minor),
         sm_count=properties.multi_processor_count,
         max_threads_per_sm=properties.max_threads_per_multi_processor,
-        shared_memory_per_block_bytes=getattr(properties, "shared_memory_per_block_optin", _LEAST_SHARED_MEMORY_BYTES),
+        shared_memory_per_block_bytes=_shared_memory_bytes(properties),
         l2_bytes=getattr(properties, "L2_cache_size", 0),
         context_bytes=total_bytes - free_bytes,
         context_source=f"{_SOURCE}, other processes included",
     )
+
+
+def _shared_memory_bytes(properties: object) -> int:
+    """What a block can have; PyTorch 2.6 does not tell, and then it is what cards of this generation have."""
+    told: int | None = getattr(properties, "shared_memory_per_block_optin", None)
+    if told is not None:
+        return told
+    capability = torch.cuda.get_device_capability()
+    alike = (card.shared_memory_per_block_bytes for card in all_cards() if card.compute_capability == capability)
+    return next(alike, _LEAST_SHARED_MEMORY_BYTES)
