@@ -72,7 +72,7 @@ class Guide:
             card = replace(card, context_bytes=card.total_bytes - cap_bytes)
         self._card = card
         load = {"op": "load_for_many", "reference": asdict(self._reference), "cards": [encode(card)]}
-        self._ask(None, load | settings_of(self._request))
+        self._ask(None, load | settings_of(self._request) | {"gives_way": True})
         self._ask_about(card.capacity_bytes)
 
     def guess(self, capacity_bytes: int) -> Fitted | None:

@@ -30,6 +30,7 @@ from oomdoctor.probing.architectures import has_kernels
 from oomdoctor.probing.blame import blame
 from oomdoctor.probing.channel import Channel, ChannelClosedError, Message
 from oomdoctor.probing.dependency_watch import report, watch
+from oomdoctor.probing.giving_way import give_way
 from oomdoctor.probing.guardian import die_with_parent
 from oomdoctor.probing.own_device import capacity_bytes, held, own_card, own_device
 from oomdoctor.probing.profile.profiled import Profiled
@@ -209,6 +210,8 @@ class _Worker:
         """Load the target on an emulated device, to ask about many cards."""
         from oomdoctor.probing.fitting.fitting import Fitting, begin  # noqa: PLC0415 - only where something is emulated
 
+        if request["gives_way"]:
+            give_way()
         device = emulated()
         cards = [decode(Card, card, "card") for card in request["cards"]]
         begin(device, cards)

@@ -94,6 +94,7 @@ def settings_of(request: ProbeRequest) -> dict[str, object]:
         "optimizer": request.optimizer,
         "target_batch": request.target_batch,
         "world_size": request.world_size,
+        "gives_way": False,
     }
 
 
