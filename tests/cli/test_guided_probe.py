@@ -27,7 +27,7 @@ from oomdoctor.results import Guidance
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow, pytest.mark.usefixtures("real")]
 
 SCHEMA = json.loads((files("oomdoctor") / "schemas" / "probe.schema.json").read_text(encoding="utf-8"))
-QUESTION = ("model.py", "--target-batch", "65536", "--memory", "2GiB")
+QUESTION = ("model.py", "--target-batch", "4096", "--memory", "256MiB")
 
 # The guide's worker is the one that is shown no GPU.
 _IN_GUIDE = """
@@ -148,7 +148,7 @@ def test_a_guide_that_takes_too_long_is_not_waited_for(tmp_path: Path, monkeypat
     monkeypatch.setattr(guide.Guide, "_patience", lambda _: 0.5)
     monkeypatch.chdir(tmp_path)
 
-    result = probe("model.py", target_batch=65536, memory="2GiB", engine="cuda").result
+    result = probe("model.py", target_batch=4096, memory="256MiB", engine="cuda").result
 
     assert result.micro_batch.maximum > 1
     assert result.guide == Guidance((), "tracing the step took longer than 0.5 s")
@@ -162,7 +162,7 @@ def test_a_guide_may_be_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
 
     guided, plain = (
-        probe("model.py", target_batch=65536, memory="2GiB", engine="cuda", guide=is_guided).result
+        probe("model.py", target_batch=4096, memory="256MiB", engine="cuda", guide=is_guided).result
         for is_guided in (True, False)
     )
 
