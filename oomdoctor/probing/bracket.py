@@ -57,8 +57,9 @@ _FORESIGHT_FIRST_SIZE = 4
 _FORESIGHT_STEP = 0.4
 _FORESIGHT_MOST_FITS = 3
 _FORESIGHT_TRIALS = 6
-# Guesses that may prove wrong before there is no more guessing; a second one is had where the capacity has changed.
-_GUESS_MISSES = 2
+# Guesses that are heard; a second one is had where the capacity has changed. Each may take a trial or two for nothing.
+_MOST_GUESSES = 2
+_GUESS_TRIALS = 2 * _MOST_GUESSES
 
 
 def trial_limit(largest: int, smallest: int = 1) -> int:
@@ -101,13 +102,12 @@ class Bracket:
     _limit: int = field(init=False)
     _foretold: int | None = None
     _foresight_misses: int = 0
-    _guessed: int | None = None
-    _guess_misses: int = 0
+    _guesses: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.low, self.high = self.smallest - 1, self.largest + 1
         self._limit = trial_limit(self.largest, self.smallest)
-        self._limit += (_FORESIGHT_TRIALS if self.foresee else 0) + (_GUESS_MISSES if self.guess else 0)
+        self._limit += (_FORESIGHT_TRIALS if self.foresee else 0) + (_GUESS_TRIALS if self.guess else 0)
 
     @property
     def is_open(self) -> bool:
@@ -142,12 +142,8 @@ class Bracket:
             self.refusals.append(f"the model refuses a micro-batch of 1, so that 2 is the smallest: {_reason(trial)}")
         else:
             self.failed = trial
-        self._foresight_misses += self._is_refuted(self._foretold)
-        self._guess_misses += self._is_refuted(self._guessed)
-
-    def _is_refuted(self, size: int | None) -> bool:
-        """Whether what was said to be the largest size that fits is not."""
-        return size is not None and not self.low <= size < self.high
+        if self._foretold is not None and not self.low <= self._foretold < self.high:
+            self._foresight_misses += 1
 
     def next_size(self) -> int:
         """Choose the size to run: the wanted one, as near as bisection can still end in time from."""
@@ -158,9 +154,9 @@ class Bracket:
 
     def _wanted_size(self, reach: int) -> int:
         bounded = self.high <= self.largest
-        self._guessed = self._guess()
-        self._foretold = self._foresee() if self._guessed is None else None
-        told = self._foretold if self._guessed is None else self._guessed
+        guessed = self._guess()
+        self._foretold = self._foresee() if guessed is None else None
+        told = self._foretold if guessed is None else guessed
         if told is not None:
             fails_first = not bounded and not self._is_near(told, reach)
             return told + 1 if fails_first or told <= self.low else told
@@ -185,13 +181,12 @@ class Bracket:
 
     def _guess(self) -> int | None:
         """The guess, where nothing that was run speaks against it."""
-        if self.guess is None or self._guess_misses >= _GUESS_MISSES:
-            return None
-        guess = self.guess()
+        guess = None if self.guess is None else self.guess()
         if guess is None:
             return None
+        self._guesses.add(guess)
         size = min(max(guess, self.smallest - 1), self.largest)
-        return size if self.low <= size < self.high else None
+        return size if len(self._guesses) <= _MOST_GUESSES and self.low <= size < self.high else None
 
     def _foresee(self) -> int | None:
         if self.foresee is None or not self.fits or self._foresight_misses >= _FORESIGHT_MISSES:

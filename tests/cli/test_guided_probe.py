@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import psutil
 import pytest
 from running import Run, marked_processes
 from targets_for_tests import MLP, write_target
@@ -21,6 +22,7 @@ from oomdoctor import probe
 from oomdoctor.devices.catalogue import find_card
 from oomdoctor.devices.null_gpu import environment
 from oomdoctor.devices.torch_build import find_torch
+from oomdoctor.errors import TargetError
 from oomdoctor.probing import guide
 from oomdoctor.results import Guidance
 
@@ -152,7 +154,20 @@ def test_a_guide_that_takes_too_long_is_not_waited_for(tmp_path: Path, monkeypat
 
     assert result.micro_batch.maximum > 1
     assert result.guide == Guidance((), "tracing the step took longer than 0.5 s")
-    assert [process for process in marked_processes(mark) if process.pid != os.getpid()] == []
+    assert _others(mark) == []
+
+
+def test_an_error_ends_the_guide_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the target is at fault, that is what is raised, and the guide that is still at work is ended."""
+    write_target(tmp_path, MLP + _IN_GUIDE.format("time.sleep(300)\nraise KeyError('absent')"))
+    mark = f"failing-{os.getpid()}"
+    monkeypatch.setenv("OOMDOCTOR_TEST_MARK", mark)
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(TargetError, match="absent"):
+        probe("model.py", target_batch=4096, memory="256MiB", engine="cuda")
+
+    assert _others(mark) == []
 
 
 def test_a_guide_may_be_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +207,10 @@ def test_an_interrupt_ends_the_guide_too(tmp_path: Path, number: signal.Signals)
 
     assert process.wait(60) in (130, -number)
     _wait_for(lambda: marked_processes(mark) == [])
+
+
+def _others(mark: str) -> list[psutil.Process]:
+    return [process for process in marked_processes(mark) if process.pid != os.getpid()]
 
 
 def _wait_for(condition: Any, seconds: float = 60.0) -> None:

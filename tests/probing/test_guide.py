@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pytest
-from oracles import GIB, Oracle
+from oracles import GIB, MIB, Oracle
 from targets_for_tests import write_target
 
 from oomdoctor.devices.catalogue import find_card
+from oomdoctor.probing.child import Child
 from oomdoctor.probing.fitting.fitted import Fitted
 from oomdoctor.probing.guide import Guide
 from oomdoctor.probing.request import ProbeRequest
@@ -21,6 +22,12 @@ from oomdoctor.targets.reference import parse_reference
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_NOTING = """
+def make_batch(batch_size):
+    print(batch_size, file=open({!r}, "a"))
+    return torch.randn(batch_size, 2**15, 8)
+"""
 
 
 @pytest.mark.parametrize(("cap_bytes", "first"), [(None, 16), (8 * GIB, 4)])
@@ -52,6 +59,35 @@ def test_what_a_guide_cannot_load_is_no_guess(tmp_path: Path) -> None:
     assert "nowhere_to_be_found" in said.problem
 
 
+def test_a_guide_makes_no_batch_that_cannot_fit(tmp_path: Path) -> None:
+    """With `--memory` it traces up to what that leaves of the card, since a larger batch may not fit the host."""
+    sizes = tmp_path / "sizes"
+    small = "def build_model():\n    return nn.Linear(8, 8)"
+    write_target(tmp_path, build_model=small, make_batch=_NOTING.format(str(sizes)))
+    request = ProbeRequest("model.py", tmp_path, target_batch=65536, memory_bytes=256 * MIB)
+    with Guide(request, parse_reference("model.py", directory=tmp_path), os.environ) as guide:
+        guide.begin(find_card("rtx-4090"))
+        guess = guide.guess(256 * MIB)
+
+    assert guess is not None
+    assert max(map(int, sizes.read_text().split())) < 2 * guess.maximum
+
+
+def test_a_bug_in_the_guide_is_a_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last line of its traceback is what the result says, and the probe goes on."""
+
+    def bug(*_: object, **__: object) -> None:
+        raise RuntimeError("Traceback (most recent call last):\n  somewhere\nKeyError: 'size'\n")
+
+    monkeypatch.setattr(Child, "answer", bug)
+    request = ProbeRequest("gpt2", tmp_path, target_batch=256)
+    with Guide(request, parse_reference("gpt2", directory=tmp_path), os.environ) as guide:
+        guide.begin(find_card("rtx-4090"))
+        assert guide.guess(GIB) is None
+
+    assert guide.guidance() == Guidance((), "KeyError: 'size'")
+
+
 @dataclass
 class ShrinkingSource:
     """Trials on a GPU whose kernels take memory when they are first run, and its guide."""
@@ -78,7 +114,7 @@ class ShrinkingSource:
     def guess(self, capacity_bytes: int) -> Fitted:
         """Right for the capacity that it is told."""
         maximum = capacity_bytes // GIB
-        return Fitted("own", maximum, maximum - 2, "memory", None, ())
+        return Fitted("own", maximum, maximum - 3, "memory", None, ())
 
 
 def test_a_guess_for_less_memory_is_asked_for_where_memory_has_become_less() -> None:
@@ -89,6 +125,6 @@ def test_a_guess_for_less_memory_is_asked_for_where_memory_has_become_less() -> 
     search = session.find_maximum(0)
     recommended = session.find_recommended(search, 0.05)
 
-    assert (search.maximum, recommended) == (22, 20)
-    assert source.asked == [24, 22, 23, 20]
+    assert (search.maximum, recommended) == (22, 19)
+    assert source.asked == [24, 22, 23, 19]
     assert [trial.outcome for trial in session.trials] == [Outcome.OOM, Outcome.FITS, Outcome.OOM, Outcome.FITS]
