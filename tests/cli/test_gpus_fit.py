@@ -95,6 +95,18 @@ def test_every_card_has_the_answer_of_its_own_probe(cards: dict[str, Any], tmp_p
     assert [cards[gpu]["micro_batch"]["limited_by"] for gpu in ("gtx-1060-6gb", "h200")] == ["memory", "target"]
 
 
+def test_a_search_goes_the_way_of_its_own_probe(tmp_path: Path) -> None:
+    """Where a larger size fits again above one that does not, the same of the two is found."""
+    question = ("vit_b16", "--target-batch", "4096", "--precision", "bf16", "--json", "-q")
+
+    fit = run_command(["gpus", "--fit", *question], cwd=tmp_path)
+    probe = run_command(["probe", *question, "--gpu", "rtx-4090", "--engine", "trace"], cwd=tmp_path)
+
+    (card,) = [card for card in json.loads(fit.stdout)["result"]["cards"] if card["gpu"] == "rtx-4090"]
+    result = json.loads(probe.stdout)["result"]
+    assert agrees(card, (result["micro_batch"], result["accumulation"]))
+
+
 @pytest.mark.null_gpu
 def test_a_card_has_the_answer_of_pytorch_itself(cards: dict[str, Any], tmp_path: Path) -> None:
     """A card's maximum and plan are those of PyTorch on a null GPU."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from oomdoctor.probing.fitting.phases import PhasePeaks
 from oomdoctor.tracing.journal import Cleared, Mark, Section
@@ -13,7 +13,6 @@ from oomdoctor.tracing.temporaries import temporaries_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from oomdoctor.allocator.caching import CachingAllocator
     from oomdoctor.devices.card import Card
     from oomdoctor.probing.fitting.scaling import Steps
     from oomdoctor.tracing.journal import Ended, Entry
@@ -70,6 +69,38 @@ def _runs(entries: Sequence[Entry]) -> list[Run]:
     return [*runs, (numbers, None)]
 
 
+class Memory(Protocol):
+    """What a program asks: an allocator, or who only counts."""
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes in use."""
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The most that were."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes held from the driver."""
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most that were."""
+
+    def malloc(self, nbytes: int, /) -> int:
+        """Allocate; an address."""
+
+    def free(self, address: int, /) -> None:
+        """Give back."""
+
+    def empty_cache(self) -> None:
+        """Give the cache back to the driver."""
+
+    def reset_peak_stats(self) -> None:
+        """Peaks begin at what is now."""
+
+
 class Player:
     """Asks an allocator for what a program says, on one card.
 
@@ -81,7 +112,7 @@ class Player:
         peaks: What the phases hold.
     """
 
-    def __init__(self, allocator: CachingAllocator, scripts: Scripts) -> None:
+    def __init__(self, allocator: Memory, scripts: Scripts) -> None:
         self._allocator = allocator
         self._scripts = scripts
         self._addresses: list[int] = []

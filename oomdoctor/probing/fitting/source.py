@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from oomdoctor.probing.fitting.living import live_peak
 from oomdoctor.probing.fitting.lowering import Program, Scripts, program_of, scripts_for, shape_of
 from oomdoctor.probing.fitting.placing import Placement, Room, is_plain, place
-from oomdoctor.probing.fitting.tracer import Family, Tracer, live_peak
 from oomdoctor.results import Outcome, Trial
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from oomdoctor.allocator.settings import Settings
     from oomdoctor.devices.card import Card
     from oomdoctor.probing.fitting.scaling import Steps
+    from oomdoctor.probing.fitting.tracer import Family, Tracer
 
 _Key = tuple[int, int, Scripts]
 
@@ -32,7 +33,7 @@ class Shared:
         rules: What its version does differently.
         programs: What the allocator is asked for, by size and micro-steps.
         unpressed: Placements that never came near a bound, by size, micro-steps and what operators take on a card.
-        lives: Most bytes that are alive at one time, by size.
+        lives: Most bytes that are alive at one time, by size, micro-steps and what operators take.
     """
 
     tracer: Tracer
@@ -41,7 +42,7 @@ class Shared:
     rules: Rules
     programs: dict[tuple[int, int], Program] = field(default_factory=dict)
     unpressed: dict[_Key, Placement] = field(default_factory=dict)
-    lives: dict[int, int] = field(default_factory=dict)
+    lives: dict[_Key, int] = field(default_factory=dict)
 
 
 class CardSource:
@@ -119,11 +120,21 @@ class CardSource:
         return placement.error is None and (retries or not placement.retries)
 
     def _live(self, micro_batch: int) -> int:
-        lives = self._shared.lives
-        if micro_batch not in lives:
-            steps = self._shared.tracer.at(self._shared.family, micro_batch, 2).steps
-            lives[micro_batch] = 0 if steps is None else live_peak(steps)
-        return lives[micro_batch]
+        """Most bytes that are alive at one time, as two trials of the probe would have it."""
+        steps = self._shared.tracer.at(self._shared.family, micro_batch, 2).steps
+        if steps is None:
+            return 0
+        size, lives = (micro_batch, 2), self._shared.lives
+        key = (*size, self._taken(steps, size))
+        if key not in lives:
+            lives[key] = live_peak(self._program(steps, size), key[2])
+        return lives[key]
+
+    def _program(self, steps: Steps, size: tuple[int, int]) -> Program:
+        programs = self._shared.programs
+        if size not in programs:
+            programs[size] = program_of(steps)
+        return programs[size]
 
     def _place(self, steps: Steps, micro_batch: int, micro_steps: int, allowed_bytes: int) -> Placement:
         key = micro_batch, micro_steps, allowed_bytes
@@ -139,10 +150,8 @@ class CardSource:
         known = shared.unpressed.get(key)
         if known is not None and known.peak_reserved_bytes <= allowed_bytes:
             return known
-        if size not in shared.programs:
-            shared.programs[size] = program_of(steps)
         room = Room(card.total_bytes, card.context_bytes, allowed_bytes)
-        placement = place(shared.programs[size], key[2], room, shared.settings, shared.rules)
+        placement = place(self._program(steps, size), key[2], room, shared.settings, shared.rules)
         if placement.error is None and not placement.retries and is_plain(shared.settings):
             shared.unpressed[key] = placement
         return placement

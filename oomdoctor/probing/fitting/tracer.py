@@ -173,7 +173,7 @@ def _left_behind(micro_batch: int) -> NoAnswerError:
     )
 
 
-def live_peak(steps: Steps) -> int:
+def _live_peak(steps: Steps) -> int:
     """Most bytes that tensors take at one time, whatever operators need besides."""
     sizes: list[int] = []
     changes: list[int] = []
@@ -187,7 +187,7 @@ def live_peak(steps: Steps) -> int:
 
 def _size_that_fills(capacity_bytes: int, small: Steps, large: Steps) -> int:
     """Where a line through two peaks meets the capacity."""
-    low, high = live_peak(small), live_peak(large)
+    low, high = _live_peak(small), _live_peak(large)
     if high <= low:
         return _LARGEST
     return _LARGE + (capacity_bytes - high) * (_LARGE - _SMALL) // (high - low)
