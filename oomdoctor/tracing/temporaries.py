@@ -16,6 +16,7 @@ from oomdoctor.tracing.models import (
     radix_sort,
     reducing,
     scans,
+    searching,
     selection,
 )
 from oomdoctor.tracing.taking import NOTHING
@@ -35,6 +36,7 @@ _MODELS = {
     **losses.MODELS,
     **radix_sort.MODELS,
     **scans.MODELS,
+    **searching.MODELS,
     **selection.MODELS,
 }
 

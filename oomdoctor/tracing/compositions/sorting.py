@@ -119,16 +119,23 @@ def _topk(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     if not x.dim() or not x.numel() or not k:
         return NotImplemented
     dim %= x.dim()
-    length = x.shape[dim]
     values = torch.empty((*x.shape[:dim], k, *x.shape[dim + 1 :]), dtype=x.dtype, device=x.device)
     indices = torch.empty_like(values, dtype=torch.int64)
+    select(device, x, values, indices, dim, is_sorted=is_sorted)
+    return values, indices
+
+
+def select(  # noqa: PLR0913 - what the operator is given
+    device: EmulatedDevice, x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int, *, is_sorted: bool
+) -> None:
+    """Find the largest of `x` along a dimension, for results that are there."""
+    length = x.shape[dim]
     contiguous = x.contiguous()
     if is_by_blocks(x.numel() // length, length):
         device.call_library(SELECT, x.numel() // length, length, x.element_size())
     del contiguous
-    if is_sorted and k > _SORTED_IN_PLACE:
-        _sort_selected(device, values, indices, dim)
-    return values, indices
+    if is_sorted and values.shape[dim] > _SORTED_IN_PLACE:
+        _sort_selected(device, values, indices, dim % x.dim())
 
 
 def _sort_selected(device: EmulatedDevice, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:
