@@ -21,9 +21,11 @@ _aten: Any = torch.ops.aten
 _HALVES: Final = (torch.float16, torch.bfloat16)
 _LARGEST_FLASH_HEAD: Final = 256
 _ALIGNMENT: Final = 8
+_WITHOUT_HEADS: Final = 3
 _MASK_BY_WHERE: Final = (2, 7)
-_EFFICIENT_IS_GROUPED: Final = (2, 14)
-"""Since pull request 191085; seen on null GPUs in 2.15, and not in 2.6."""
+_FUSES_MORE: Final = (2, 14)
+"""Efficient attention with grouped heads (pull request 191085), one head of keys for all of the query's, and tensors
+without a dimension of heads; seen on null GPUs in 2.15, and not in 2.6."""
 
 
 class _Question(NamedTuple):
@@ -44,8 +46,22 @@ class _Question(NamedTuple):
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def attend(  # noqa: PLR0913, PLR0917 - PyTorch's signature
-    card: Card,
+def attend(card: Card, query: torch.Tensor, *args: Any, scale: float | None = None, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+    """`scaled_dot_product_attention` as CUDA does it; the arguments are PyTorch's."""
+    asked = _question(query, *args, **kwargs)
+    output = _attended(card, asked, scale)
+    return output if asked.query.dim() == query.dim() else output[0]
+
+
+def kernel_of(card: Card, *args: Any, scale: float | None = None, **kwargs: Any) -> str:  # noqa: ANN401, ARG001
+    """Which kernel `attend` would take on a card."""
+    asked = _question(*args, **kwargs)
+    if _takes_flash(card, asked):
+        return "flash"
+    return "efficient" if _takes_efficient(card, asked) else "math"
+
+
+def _question(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -53,47 +69,39 @@ def attend(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     dropout_p: float = 0.0,
     is_causal: bool = False,  # noqa: FBT001, FBT002
     *,
-    scale: float | None = None,
     enable_gqa: bool = False,
-) -> torch.Tensor:
-    """`scaled_dot_product_attention` as CUDA does it."""
-    asked = _Question(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+) -> _Question:
+    if _FUSES_MORE <= TORCH and query.dim() == key.dim() == value.dim() == _WITHOUT_HEADS:
+        query, key, value = query[None], key[None], value[None]
+        if attn_mask is not None and attn_mask.dim() == _WITHOUT_HEADS:
+            attn_mask = attn_mask[None]
+    return _Question(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+
+
+def _attended(card: Card, asked: _Question, scale: float | None) -> torch.Tensor:
     if _takes_flash(card, asked):
         return _flash(asked, scale)
-    if attn_mask is not None and attn_mask.dtype is torch.bool:
-        attn_mask = _as_numbers(attn_mask, query.dtype)
+    mask = asked.mask
+    if mask is not None and mask.dtype is torch.bool:
+        mask = _as_numbers(mask, asked.query.dtype)
     if _takes_efficient(card, asked):
-        bias = None if attn_mask is None else _aligned(attn_mask).expand(*query.shape[:3], key.shape[2])
-        keeps = torch.is_grad_enabled() and asked.needs_grad
-        output: torch.Tensor = _aten._scaled_dot_product_efficient_attention(  # noqa: SLF001
-            query, key, value, bias, keeps, dropout_p, is_causal, scale=scale
-        )[0]
-        return output
+        return _efficient(asked, mask, scale)
     if not sdp_enabled("math"):
         raise RuntimeError("No available kernel. Aborting execution.")  # as PyTorch has it
+    tensors = (asked.query, asked.key, asked.value, mask, asked.dropout, asked.causal, None)
     product: torch.Tensor = _aten._scaled_dot_product_attention_math(  # noqa: SLF001
-        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        *tensors, scale=scale, enable_gqa=asked.grouped
     )[0]
     return product
 
 
-def kernel_of(  # noqa: PLR0913, PLR0917 - PyTorch's signature
-    card: Card,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,  # noqa: FBT001, FBT002
-    *,
-    scale: float | None = None,  # noqa: ARG001
-    enable_gqa: bool = False,
-) -> str:
-    """Which kernel `attend` would take on a card."""
-    asked = _Question(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    if _takes_flash(card, asked):
-        return "flash"
-    return "efficient" if _takes_efficient(card, asked) else "math"
+def _efficient(asked: _Question, mask: torch.Tensor | None, scale: float | None) -> torch.Tensor:
+    bias = None if mask is None else _aligned(mask).expand(*asked.query.shape[:3], asked.key.shape[2])
+    keeps = torch.is_grad_enabled() and asked.needs_grad
+    output: torch.Tensor = _aten._scaled_dot_product_efficient_attention(  # noqa: SLF001
+        asked.query, asked.key, asked.value, bias, keeps, asked.dropout, asked.causal, scale=scale
+    )[0]
+    return output
 
 
 def _flash(asked: _Question, scale: float | None) -> torch.Tensor:
@@ -156,7 +164,7 @@ def _takes_efficient(card: Card, asked: _Question) -> bool:
     types = (torch.float32, *_HALVES) if card.compute_capability >= (8, 0) else (torch.float32, torch.float16)
     if not sdp_enabled("mem_efficient") or asked.query.dtype not in types:
         return False
-    if not _is_plain(asked, grouped_too=TORCH >= _EFFICIENT_IS_GROUPED) or asked.query.shape[-1] != asked.key.shape[-1]:
+    if not _is_plain(asked, grouped_too=TORCH >= _FUSES_MORE) or asked.query.shape[-1] != asked.key.shape[-1]:
         return False
     if asked.mask is not None and (asked.mask.stride(-1) != 1 or asked.causal):
         return False
@@ -173,11 +181,13 @@ def _head_multiple(card: Card, dtype: torch.dtype) -> int:
 
 
 def _is_plain(asked: _Question, *, grouped_too: bool) -> bool:
-    """Four dimensions, as many keys' heads as queries', nothing empty, rows without gaps."""
+    """Four dimensions, heads that go together, nothing empty, rows without gaps."""
     tensors = (asked.query, asked.key, asked.value)
     if any(tensor.dim() != 4 or tensor.numel() == 0 for tensor in tensors):  # noqa: PLR2004
         return False
     if any(tensor.stride(-1) != 1 and tensor.shape[-1] != 1 for tensor in tensors):
         return False
-    same_heads = len({tensor.shape[:2] for tensor in tensors}) == 1
-    return same_heads or (grouped_too and asked.grouped and len({tensor.shape[0] for tensor in tensors}) == 1)
+    batches, heads = ({tensor.shape[place] for tensor in tensors} for place in (0, 1))
+    if len(batches) > 1 or asked.key.shape[1] != asked.value.shape[1]:
+        return False
+    return len(heads) == 1 or (grouped_too and asked.grouped) or (_FUSES_MORE <= TORCH and asked.key.shape[1] == 1)

@@ -5,6 +5,7 @@ Each takes CUDA's road here. They stand above autograd, so what they are made of
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -39,6 +40,8 @@ def composites(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
         "dropout": _dropout,
         "_convolution_double_backward": convolution_double_backward,
         "scaled_dot_product_attention": attention,
+        "softmax.int": partial(_softmax, torch.ops.aten._softmax),  # noqa: SLF001 - what it is made of
+        "log_softmax.int": partial(_softmax, torch.ops.aten._log_softmax),  # noqa: SLF001 - the same
     }
 
 
@@ -52,6 +55,15 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
         flat = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight.t())
         return flat.view(*x.shape[:-1], flat.shape[-1])
     return torch.matmul(x, weight.t()).add_(bias)
+
+
+def _softmax(operator: Any, x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:  # noqa: ANN401
+    """From fp16 to fp32 in the kernel itself, and all else after a cast. Source: `softmax`, SoftMax.cpp."""
+    if x.dtype is torch.float16 and dtype is torch.float32:
+        wide: torch.Tensor = operator(x, dim, True)  # noqa: FBT003 - from half to float
+        return wide
+    plain: torch.Tensor = operator(x if dtype is None else x.to(dtype), dim, False)  # noqa: FBT003
+    return plain
 
 
 def _dropout(x: torch.Tensor, probability: float, train: bool) -> torch.Tensor:  # noqa: FBT001

@@ -1,6 +1,7 @@
 """Convolutions as cuDNN's are done, with what PyTorch makes before and after: contiguous copies and the bias.
 
-Source: `_convolution` and `convolution_backward`, Convolution.cpp, and ConvShared.cpp of cuDNN, torch 2.6 to 2.15.
+Source: `_convolution`, `convolution_backward` and `use_cudnn_depthwise`, Convolution.cpp, and ConvShared.cpp of cuDNN,
+torch 2.6 to 2.15.
 cuDNN's own workspace is not known without a GPU, and is no part of this.
 """
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 _SIGNAL: Final = 3
 _PICTURE: Final = 4
 _LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
-_HALVES: Final = (torch.float16, torch.bfloat16)
+_FEWEST_CHANNELS: Final = 32
+_NARROWEST: Final = 7
+_QUICK_STRIDE: Final = 2
 
 
 class _Settings(NamedTuple):
@@ -66,7 +69,7 @@ def _backward(
     settings, mask = _Settings(*rest[:-1]), rest[-1]
     if x.dim() != _SIGNAL:
         return _gradients(gradient, x, weight, settings, mask)
-    rows = (gradient.contiguous().unsqueeze(2), x.contiguous().unsqueeze(2), weight.unsqueeze(2))
+    rows = (gradient.unsqueeze(2), x.contiguous().unsqueeze(2), weight.unsqueeze(2))
     for_x, for_weight, for_bias = _gradients(*rows, settings, mask)
     return *(None if found is None else found.squeeze(2) for found in (for_x, for_weight)), for_bias
 
@@ -74,18 +77,48 @@ def _backward(
 def _gradients(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, settings: _Settings, mask: Sequence[bool]
 ) -> tuple[torch.Tensor | None, ...]:
-    depthwise = _is_depthwise(x, weight, settings)
-    layout = torch.contiguous_format if depthwise else _layout(x, weight)
-    copies = [gradient.contiguous(memory_format=layout)]
-    if mask[1] or depthwise:
-        copies.append(x.contiguous(memory_format=layout))
-    copies.append(weight.contiguous(memory_format=layout))
-    found = [
-        torch.empty(like.shape, dtype=like.dtype, device=like.device, memory_format=layout) if wanted else None
-        for like, wanted in zip((x, weight), mask, strict=False)
-    ]
-    copies.clear()
+    by_kernel = _depthwise_gradients if _is_depthwise(x, weight, settings) else _cudnn_gradients
+    found = by_kernel(gradient, x, weight, mask)
     return *found, gradient.sum([0, *range(2, gradient.dim())]) if mask[2] else None
+
+
+def _depthwise_gradients(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]
+) -> tuple[torch.Tensor | None, ...]:
+    """The weight's comes first. Source: `conv_depthwise2d_backward_cuda`, DepthwiseConv2d.cu."""
+    _held = gradient.contiguous()
+    for_weight = _depthwise_weight_gradient(x, weight) if mask[1] else None
+    _copy = weight.contiguous()
+    return _like(x, torch.contiguous_format) if mask[0] else None, for_weight
+
+
+def _depthwise_weight_gradient(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    _copy = x.contiguous()
+    return _like(weight, torch.contiguous_format)
+
+
+def _cudnn_gradients(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]
+) -> tuple[torch.Tensor | None, ...]:
+    """Each part makes the copies that it needs. Source: `cudnn_convolution_backward`, ConvShared.cpp of cuDNN."""
+    layout = _layout(x, weight)
+    for_x = for_weight = None
+    if mask[1]:
+        x = x.contiguous(memory_format=layout)
+    if _suggests(gradient) != _suggests(x):  # also where one pixel lies in any order
+        gradient = gradient.clone(memory_format=_LAST[x.dim()] if _suggests(x) else torch.contiguous_format)
+    if mask[0]:
+        for_x = _like(x, layout)
+        _copies = [tensor.contiguous(memory_format=layout) for tensor in (gradient, weight)]
+        _copies.clear()
+    if mask[1]:
+        _copies = [gradient.contiguous(memory_format=layout)]
+        for_weight = _like(weight, layout)
+    return for_x, for_weight
+
+
+def _like(tensor: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout)
 
 
 def _size(x: torch.Tensor, weight: torch.Tensor, settings: _Settings) -> tuple[int, ...]:
@@ -95,17 +128,52 @@ def _size(x: torch.Tensor, weight: torch.Tensor, settings: _Settings) -> tuple[i
 
 def _layout(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     """`cudnn_conv_suggest_memory_format`: channels last where either of the two is, and not double precision."""
-    last = _LAST[x.dim()]
-    if x.dtype is not torch.float64 and any(_suggests(tensor, last) for tensor in (x, weight)):
-        return last
+    if x.dtype is not torch.float64 and (_suggests(x) or _suggests(weight)):
+        return _LAST[x.dim()]
     return torch.contiguous_format
 
 
-def _suggests(tensor: torch.Tensor, last: torch.memory_format) -> bool:
-    return tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous()
+def _suggests(tensor: torch.Tensor) -> bool:
+    """Whether the strides are those of channels last. Source: `is_channels_last_strides_2d`, MemoryFormat.h."""
+    least = 0
+    if tensor.stride(1) == 0:
+        return False
+    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        step, length = tensor.stride(dim), tensor.shape[dim]
+        if length == 0 or step < least or (dim == 0 and least == tensor.stride(1)):
+            return False
+        least = step * length
+    return True
 
 
 def _is_depthwise(x: torch.Tensor, weight: torch.Tensor, settings: _Settings) -> bool:
-    """Whether PyTorch's own kernel for one filter a channel is taken; half precision goes to cuDNN."""
+    """Whether PyTorch's own kernel for one filter a channel is taken, and not cuDNN."""
     one_a_channel = x.shape[1] == settings.groups > 1 and weight.shape[0] % x.shape[1] == 0
-    return one_a_channel and not settings.transposed and x.dim() == _PICTURE and x.dtype not in _HALVES
+    if not one_a_channel or settings.transposed or x.dim() != _PICTURE:
+        return False
+    if _layout(x, weight) is not torch.contiguous_format:
+        return False
+    return not (x.dtype is weight.dtype is torch.float16 and _suits_cudnn(x, weight, settings))
+
+
+def _suits_cudnn(x: torch.Tensor, weight: torch.Tensor, settings: _Settings) -> bool:
+    """`use_cudnn_depthwise` for fp16, and the workloads that it was found to be quicker with."""
+    batch, channels, height, width = x.shape
+    vertical, stride = settings.stride[0], settings.stride[-1]  # of a signal there is one
+    if any(step > 1 for step in settings.dilation) or channels < _FEWEST_CHANNELS:
+        return False
+    if height == 1:
+        return stride == 1 or _is_quick(batch, channels, width, weight, stride)
+    return vertical == stride and _is_quick(batch, channels, width, weight, stride)
+
+
+def _is_quick(batch: int, channels: int, width: int, weight: torch.Tensor, stride: int) -> bool:
+    """`check_cudnn_depthwise_workload_with_filter`."""
+    filter_size = weight.shape[3]
+    if weight.shape[2] != filter_size or filter_size not in {1, 3, 5} or width < _NARROWEST or stride > _QUICK_STRIDE:
+        return False
+    if stride == 1:
+        return True
+    if filter_size == 1:
+        return width <= 28 if batch == 1 else batch <= 16 and channels >= 128 and width <= _NARROWEST  # noqa: PLR2004
+    return batch == 1 or channels >= 512 or (channels >= 256 and width >= 28)  # noqa: PLR2004 - the rule's numbers

@@ -40,7 +40,7 @@ _FACTORIES: Final = ("empty.memory_format", "empty_strided", "tril_indices", "tr
 """Operators that make tensors of no other tensor, and are told the device."""
 _OWN_KERNELS: Final = (
     "native_layer_norm", "native_group_norm", "convolution", "convolution_backward", "addr", "_chunk_cat",
-    "any.dims", "all.dims", "_fused_rms_norm", "_grouped_mm",
+    "any.dims", "all.dims", "_fused_rms_norm", "_grouped_mm", "_to_copy",
 )  # fmt: skip
 """Operators that CUDA has a kernel for, and C++ other means for devices without."""
 _OWN_ABOVE_AUTOGRAD: Final = ("silu_backward", "mish_backward")

@@ -164,10 +164,16 @@ class Planner:
 def _with_tensors(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa: ANN401 - an operator
     """Arguments with tensors where tensors are declared: a kernel in Python is given a number as it is."""
     declared = operator._schema.arguments  # noqa: SLF001 - no public way
+    first = next(tensors_of(args), None)
     return tuple(
-        torch.tensor(given) if isinstance(given, int | float | complex) and str(one.type) == "Tensor" else given
+        _number(given, first) if isinstance(given, int | float | complex) and str(one.type) == "Tensor" else given
         for given, one in zip(args, declared, strict=False)
     )
+
+
+def _number(given: complex, beside: torch.Tensor | None) -> torch.Tensor:
+    """A number as a tensor of a type that does not change that of the tensor beside it, as numbers do not."""
+    return torch.tensor(given, dtype=None if beside is None else torch.result_type(beside, given))
 
 
 def _flatten(returned: Any) -> tuple[list[Any], Any]:  # noqa: ANN401

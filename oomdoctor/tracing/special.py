@@ -14,6 +14,7 @@ from oomdoctor.tracing.errors import cannot_trace
 from oomdoctor.tracing.private import HOST_VIEWS, operator_named, view_on_host
 from oomdoctor.tracing.recurrent import recurrent_kernels
 from oomdoctor.tracing.storage import resize
+from oomdoctor.tracing.windows import window_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ def special_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
         "empty_strided": partial(_empty_strided, device),
         "resize_": partial(_resize, device),
         "_copy_from": partial(_copy, device),
+        "_to_copy": partial(_convert, device),
         "_local_scalar_dense": partial(_read, device),
         "add.Tensor": _add,
         "native_layer_norm": _layer_norm,
@@ -40,7 +42,7 @@ def special_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
     }
     found: dict[object, Callable[..., Any]] = {operator_named(name): kernel for name, kernel in named.items()}
     found |= composed_kernels(device)
-    found |= convolution_kernels() | recurrent_kernels()
+    found |= convolution_kernels() | recurrent_kernels() | window_kernels(device)
     found |= {operator: partial(view_on_host, operator) for operator in map(operator_named, HOST_VIEWS)}
     return found | {operator: partial(_refuse, operator) for operator in map(operator_named, _DATA_DEPENDENT)}
 
@@ -91,6 +93,26 @@ def _copy(device: EmulatedDevice, source: torch.Tensor, target: torch.Tensor, *_
         if not is_alike and not target.is_contiguous():
             device.block(target.numel() * target.element_size())
     return target
+
+
+def _convert(
+    ours: EmulatedDevice,
+    /,
+    source: torch.Tensor,
+    *,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    memory_format: torch.memory_format | None = None,
+    **_: object,
+) -> Any:  # noqa: ANN401 - or NotImplemented
+    """A copy keeps its strides, which C++ thinks XLA has none of. On the device it is a plan's."""
+    if not source.is_cpu and (device is None or device.type != "cpu"):
+        return NotImplemented
+    like = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
+    meta = torch.ops.aten._to_copy(like, dtype=dtype, memory_format=memory_format)  # noqa: SLF001 - the operator itself
+    if source.is_cpu:
+        return ours.tensor(meta.shape, meta.stride(), meta.dtype)
+    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype).copy_(source)
 
 
 def _read(device: EmulatedDevice, tensor: torch.Tensor) -> float | bool:

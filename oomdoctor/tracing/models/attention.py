@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _ROWS: Final = 128
 _HALVES: Final = (torch.float16, torch.bfloat16)
 _LOCK_FLOATS: Final = 4
+_STATE_BYTES: Final = 16
 _NEARLY_FULL: Final = 0.8
 _AS_GOOD: Final = 0.85
 _SHARED_MEMORY_OF_WIDE: Final = 128 << 10
@@ -63,7 +64,9 @@ def _flash(call: Call) -> Temporaries:
     on_host = (6, 7) if TORCH < _SEED_ON_DEVICE else ()
     query, key = call.args[:2]
     dropout = call.args[3] if len(call.args) > 3 else 0.0  # noqa: PLR2004 - its place
-    splits = 1 if dropout else _splits(call.card, query, key)
+    if dropout:  # and its first state is thrown away
+        return Temporaries(after=() if on_host else (_STATE_BYTES,), on_host=on_host)
+    splits = _splits(call.card, query, key)
     if splits == 1:
         return Temporaries(on_host=on_host)
     rows = splits * query.shape[0] * query.shape[1] * query.shape[2] * 4
@@ -93,15 +96,16 @@ def _rounded_head(size: int) -> int:
 
 
 def _efficient_backward(call: Call) -> Temporaries:
-    gradient, query = call.args[:2]
+    gradient, query, key, value = call.args[:4]
     batch, heads, length, size = query.shape
     rows = batch * heads * length * 4
     workspace = batch * heads * _accumulator_floats(call, size) * 4
     copies = _contiguous_copies(gradient)
+    shared = tuple(heads * t.numel() // t.shape[1] * t.element_size() for t in (key, value) if t.shape[1] != heads)
     if query.dtype in _HALVES:
-        return Temporaries(copies, (rows, workspace))
-    product, first = gradient.numel() * 4, len(copies)
-    return Temporaries(copies, (product, rows, rows, -2 - first, -1 - first, workspace))
+        return Temporaries(copies, (*shared, rows, workspace))
+    product, first = gradient.numel() * 4, len(copies) + len(shared)
+    return Temporaries(copies, (*shared, product, rows, rows, -2 - first, -1 - first, workspace))
 
 
 def _accumulator_floats(call: Call, size: int) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from oomdoctor.tracing.taking import Temporaries, Workspace
+from oomdoctor.tracing.taking import NOTHING, Temporaries, Workspace
 from oomdoctor.tracing.version import TORCH
 from oomdoctor.units import KIB
 
@@ -45,6 +45,13 @@ def _product(call: Call) -> Temporaries:
     nbytes = workspace_bytes(call.card)
     workspace = () if not nbytes else (nbytes if _keeps_none() else Workspace("cublas", nbytes),)
     return Temporaries(after=(*_copies(call), *workspace))
+
+
+def _batched_product(call: Call) -> Temporaries:
+    """Columns by rows are multiplied element by element; seen on null GPUs in torch 2.15, and not in 2.6."""
+    if TORCH >= _KEEPS_NONE and call.args[0].shape[-1] == 1:
+        return NOTHING
+    return _product(call)
 
 
 def _copies(call: Call) -> tuple[int, ...]:
@@ -85,6 +92,7 @@ def _product_and_sum(call: Call) -> Temporaries:
 
 
 MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {
-    **dict.fromkeys(("mm", "bmm", "baddbmm", "dot", "vdot", "mv", "addmv", "addbmm"), _product),
+    **dict.fromkeys(("mm", "baddbmm", "dot", "vdot", "mv", "addmv", "addmv_", "addbmm"), _product),
+    "bmm": _batched_product,
     **dict.fromkeys(("addmm", "addmm_", "_addmm_activation"), _product_and_sum),
 }

@@ -1,38 +1,101 @@
 """The backward of an embedding sorts the indices, so that each row is written by one block.
 
 Source: `embedding_dense_backward_cuda`, Embedding.cu, and `embedding_backward_cuda_kernel`, EmbeddingBackwardKernel.cu.
-What CUB takes to sort was seen on null GPUs.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import torch
+
+from oomdoctor.tracing.models.cub import (
+    IS_NEW,
+    exclusive_sum_bytes,
+    scan_by_key_bytes,
+    sort_pairs_bytes,
+    unique_by_key_bytes,
+)
 from oomdoctor.tracing.taking import Temporaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oomdoctor.devices.card import Card
     from oomdoctor.tracing.taking import Call
 
 _NO_SORT: Final = 3072
-_ROWS_A_THREAD: Final = 10
+_ROWS_A_PART: Final = 10
+_WARP: Final = 32
+_MOST_THREADS: Final = 1024
+_ATOMIC_BLOCKS_A_PROCESSOR: Final = 4
+_HALVES: Final = (torch.float16, torch.bfloat16)
+
+
+class Sorted(NamedTuple):
+    """Rows of a gradient that are added to rows of a weight, once their indices are sorted.
+
+    Attributes:
+        card: On what.
+        added: How many rows are added.
+        index_bytes: Bytes of an index.
+        rows: Rows of the weight.
+        width: Numbers in a row.
+        dtype: Of the numbers.
+        is_in_bags: Whether several rows belong to one bag.
+    """
+
+    card: Card
+    added: int
+    index_bytes: int
+    rows: int
+    width: int
+    dtype: torch.dtype
+    is_in_bags: bool = False
+
+    def sorting(self, held: int, *, by_frequency: bool) -> tuple[int, ...]:
+        """What is taken before the gradient of the weight; `held` allocations are there already."""
+        each = self.added * self.index_bytes
+        sort_bytes = sort_pairs_bytes(self.added, self.index_bytes, self.rows.bit_length())
+        taken: tuple[int, ...] = (each, each, each, sort_bytes, -4 - held, -3 - held)
+        if by_frequency:
+            scan_bytes = scan_by_key_bytes(self.added)
+            taken += (each, scan_bytes, -6 - held, scan_bytes, -7 - held)
+        return taken
+
+    def adding(self, held: int) -> tuple[int, ...]:
+        """What is taken after it: the segments of equal indices, in parts, and the sums of the parts."""
+        each = self.added * self.index_bytes
+        segments = min(self.added, self.rows)
+        parts = self.added // _ROWS_A_PART + segments
+        unique = (each, 8, each, unique_by_key_bytes(self.added, self.index_bytes), -4 - held, -3 - held)
+        segment_bytes = segments * self.index_bytes
+        scan = (segment_bytes, segment_bytes, exclusive_sum_bytes(segments, self.index_bytes), -7 - held)
+        return (*unique, *scan, 8, parts * self.index_bytes, *self._sums(segments, parts))
+
+    def _sums(self, segments: int, parts: int) -> tuple[int, ...]:
+        """Sums of the parts; or which segment each belongs to, where there are too few segments to fill the card."""
+        width = max(1, self.dtype.itemsize if self.dtype is torch.float64 else 4) * self.width
+        row_threads = -(-self.width // _WARP) * _WARP
+        blocks = -(-segments * row_threads // min(row_threads, _MOST_THREADS))
+        few = blocks < self.card.sm_count * _ATOMIC_BLOCKS_A_PROCESSOR and parts > 4 * blocks
+        if not IS_NEW or self.is_in_bags or not few or torch.are_deterministic_algorithms_enabled():
+            return (parts * width,)
+        in_fp32 = (self.rows * width,) if self.dtype in _HALVES else ()
+        return (parts * self.index_bytes, *in_fp32)
 
 
 def _embedding_backward(call: Call) -> Temporaries:
     gradient, indices, rows = call.args[:3]
     count, by_frequency = indices.numel(), call.args[4] if len(call.args) > 4 else False  # noqa: PLR2004 - its place
-    copy = () if gradient.is_contiguous() else (gradient.numel() * gradient.element_size(),)
+    copies = tuple(t.numel() * t.element_size() for t in (gradient, indices) if not t.is_contiguous())
     if count <= _NO_SORT and not by_frequency:
-        return Temporaries(copy)
-    each = count * indices.element_size()
-    segments = count // _ROWS_A_THREAD + min(count, rows)
+        return Temporaries(copies)
     width = gradient.numel() // count
-    sort_bytes = 7679 + 16 * count
-    first = len(copy)  # positions of what is given back count from here
-    before = (*copy, each, each, each, sort_bytes, -4 - first, -3 - first)
-    after = (each, 8, each, 1535, -8 - first, -7 - first, each, each, 1279, -11 - first)
-    return Temporaries(before, (*after, 8, segments * 8, segments * width * 4))
+    add = Sorted(call.card, count, indices.element_size(), rows, width, gradient.dtype)
+    sorting = add.sorting(len(copies), by_frequency=by_frequency)
+    held = len(copies) + sum(step >= 0 for step in sorting)
+    return Temporaries((*copies, *sorting), add.adding(held))
 
 
 MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {"embedding_dense_backward": _embedding_backward}

@@ -16,17 +16,34 @@ if TYPE_CHECKING:
 
     from oomdoctor.tracing.taking import Call
 
+
+def _copies(*tensors: object) -> tuple[int, ...]:
+    """Bytes of contiguous copies of those that are not."""
+    given = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    return tuple(tensor.numel() * tensor.element_size() for tensor in given if not tensor.is_contiguous())
+
+
 def _softmax(call: Call) -> Temporaries:
     """Contiguous copies of what is not. Source: `host_softmax`, SoftMax.cu."""
-    given = [argument for argument in call.args if isinstance(argument, torch.Tensor)]
-    return Temporaries(tuple(t.numel() * t.element_size() for t in given if not t.is_contiguous()))
+    return Temporaries(after=_copies(*call.args))
 
 
 def _softmax_backward(call: Call) -> Temporaries:
-    """The product of gradient and output, too. Source: `softmax_backward_cuda_out`, SoftMax.cu."""
-    copies = _softmax(call).before
+    """The product of gradient and output, and copies. Source: `softmax_backward_cuda_out`, SoftMax.cu."""
     gradient, output = call.args[:2]
-    return Temporaries(copies, (gradient.numel() * max(gradient.element_size(), output.element_size()),))
+    product = gradient.numel() * max(gradient.element_size(), output.element_size())
+    return Temporaries(after=(product, *_copies(gradient, output)))
+
+
+def _layer_norm_backward(call: Call) -> Temporaries:
+    """Source: `layer_norm_backward_cuda`, layer_norm_kernel.cu."""
+    gradient, x = call.args[:2]
+    return Temporaries(_copies(x), _copies(gradient))
+
+
+def _mask_first(_: Call) -> Temporaries:
+    """Source: `dropout_cuda`, Dropout.cu."""
+    return Temporaries(order=[1, 0])
 
 
 def _workspace_first(_: Call) -> Temporaries:
@@ -40,6 +57,8 @@ def _gru_workspace_first(_: Call) -> Temporaries:
 MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {
     **dict.fromkeys(("_softmax", "_log_softmax", "_log_softmax_backward_data"), _softmax),
     "_softmax_backward_data": _softmax_backward,
+    "native_layer_norm_backward": _layer_norm_backward,
+    "native_dropout": _mask_first,
     "_thnn_fused_lstm_cell": _workspace_first,
     "_thnn_fused_gru_cell": _gru_workspace_first,
 }

@@ -1,0 +1,57 @@
+"""Pools: contiguous copies of what the kernels cannot read or write as it lies.
+
+Source: AdaptiveMaxPooling2d.cu and DilatedMaxPool2d.cu, torch 2.6 to 2.15.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from oomdoctor.tracing.taking import Temporaries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oomdoctor.tracing.taking import Call
+
+_PICTURE: Final = 4
+
+
+def _copies(*tensors: torch.Tensor) -> tuple[int, ...]:
+    return tuple(tensor.numel() * tensor.element_size() for tensor in tensors if not tensor.is_contiguous())
+
+
+def _result_copies(call: Call) -> tuple[int, ...]:
+    """Bytes of contiguous tensors to write to, where the results are not."""
+    return tuple(prod(result.size) * result.dtype.itemsize for result in call.results if not _is_contiguous(result))
+
+
+def _is_contiguous(result: Any) -> bool:  # noqa: ANN401 - see `planning`
+    return torch.empty_strided(result.size, result.stride, device="meta").is_contiguous()
+
+
+def _adaptive(call: Call) -> Temporaries:
+    return Temporaries(after=(*_result_copies(call), *_copies(call.args[0])))
+
+
+def _adaptive_backward(call: Call) -> Temporaries:
+    gradient, _, indices = call.args[:3]
+    return Temporaries(after=(*_copies(gradient, indices), *_result_copies(call)))
+
+
+def _dilated(call: Call) -> Temporaries:
+    """Channels last are read as they lie."""
+    x = call.args[0] if call.operator.name() == "aten::max_pool2d_with_indices" else call.args[1]
+    is_last = x.dim() == _PICTURE and x.is_contiguous(memory_format=torch.channels_last)
+    return Temporaries(after=() if is_last else _copies(x))
+
+
+MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {
+    "adaptive_max_pool2d": _adaptive,
+    "adaptive_max_pool2d_backward": _adaptive_backward,
+    "max_pool2d_with_indices": _dilated,
+    "max_pool2d_with_indices_backward": _dilated,
+}
