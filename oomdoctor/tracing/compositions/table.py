@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from oomdoctor.tracing.compositions import (
     batch_norm,
     complex_numbers,
+    ctc,
     distances,
     drawing,
     indexing,
@@ -30,6 +31,7 @@ def composed_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]
     named = {
         **batch_norm.kernels(),
         **complex_numbers.kernels(),
+        **ctc.kernels(),
         **distances.kernels(),
         **drawing.kernels(device),
         **indexing.kernels(device),
