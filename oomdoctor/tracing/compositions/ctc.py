@@ -20,15 +20,15 @@ def kernels() -> dict[str, Callable[..., Any]]:
 
 def _loss(
     log_probs: torch.Tensor,
-    targets: torch.Tensor,
+    _: torch.Tensor,
     input_lengths: Sequence[int],  # noqa: ARG001 - PyTorch's signature
     target_lengths: Sequence[int],
-    *_: object,
+    *__: object,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The losses, and what the backward needs, which is there first."""
     steps, batch = log_probs.shape[:2]
     lengths = _lengths(batch, log_probs)
-    longest = targets.shape[1] if targets.dim() > 1 else max(target_lengths, default=0)
+    longest = max(target_lengths, default=0)
     alignments = log_probs.new_empty((batch, steps, 2 * longest + 1))
     losses = log_probs.new_empty(batch)
     del lengths
