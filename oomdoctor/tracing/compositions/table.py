@@ -17,6 +17,7 @@ from oomdoctor.tracing.compositions import (
     scanning,
     searching,
     sorting,
+    trilinear,
 )
 from oomdoctor.tracing.private import operator_named
 
@@ -41,5 +42,6 @@ def composed_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]
         **scanning.kernels(device),
         **searching.kernels(),
         **sorting.kernels(device),
+        **trilinear.kernels(),
     }
     return {operator: kernel for name, kernel in named.items() if (operator := operator_named(name)) is not None}

@@ -1,6 +1,6 @@
 """Print what little uses of many operators ask the allocator for, forward and backward, as JSON.
 
-Usage: operators.py null|CARD
+Usage: operators.py null|CARD [KIND...], with kinds by their modules in `operator_cases`; all if none is named.
 
 Of each case the bytes that are allocated, in order; `-1 - k` where the k-th of them is given back. What is given back
 without an allocation between is sorted, since it comes to the same; so is cut what is given back at the end.
@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 import torch
 from operator_cases import layers, losses, numbers, places, sweeps
 from operator_cases.making import Case
 
-CASES = {**layers.CASES, **losses.CASES, **places.CASES, **numbers.CASES, **sweeps.CASES}
+KINDS = {
+    "layers": layers.CASES,
+    "losses": losses.CASES,
+    "places": places.CASES,
+    "numbers": numbers.CASES,
+    "sweeps": sweeps.CASES,
+}
 
 
 def asked(function: Callable[[], None]) -> list[int]:
@@ -54,9 +60,9 @@ def _tidied(numbers: Iterator[int]) -> Iterator[int]:
             yield from run
 
 
-def answers() -> dict[str, list[int] | str]:
+def answers(kinds: Sequence[str]) -> dict[str, list[int] | str]:
     """What each case asks for, once libraries have what they keep; or the error that it raises."""
-    return {name: _answer(case) for name, case in CASES.items()}
+    return {name: _answer(case) for kind in kinds or KINDS for name, case in KINDS[kind].items()}
 
 
 def _answer(case: Case) -> list[int] | str:
@@ -69,11 +75,12 @@ def _answer(case: Case) -> list[int] | str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "null":
-        json.dump(answers(), sys.stdout)
+    _, engine, *chosen = sys.argv
+    if engine == "null":
+        json.dump(answers(chosen), sys.stdout)
     else:
         from oomdoctor.devices.catalogue import find_card
         from oomdoctor.tracing.emulation import emulated_cuda
 
-        with emulated_cuda(find_card(sys.argv[1])):
-            json.dump(answers(), sys.stdout)
+        with emulated_cuda(find_card(engine)):
+            json.dump(answers(chosen), sys.stdout)
