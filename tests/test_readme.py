@@ -198,12 +198,14 @@ def test_the_speed_figures_are_those_of_the_results() -> None:
     assert f"the probe of the picture {claims[2]['ratio']:g} times as long" in PROSE
 
 
-def test_the_catalogues_speed_is_the_measured_one() -> None:
-    """What the README says of `gpus --fit` is in the committed measurement, and within the promise."""
-    measured = json.loads((ROOT / "tests/bench/results/fit_speed.json").read_text(encoding="utf-8"))
+def test_the_speed_of_traces_is_the_measured_one() -> None:
+    """What the README says of a traced probe and of `gpus --fit` is in the committed measurement, within the promise."""
+    rows = json.loads((ROOT / "tests/bench/results/trace_speed.json").read_text(encoding="utf-8"))["rows"]
+    probe, catalogue = (rows[name]["wall"]["times"] for name in ("probe", "catalogue"))
 
-    assert f"takes {measured['rows']['wall']['times']:.2f} times as long as `import torch`" in README
-    assert measured["rows"]["wall"]["times"] < measured["claims"]["at_most_times"]
+    assert f"takes {catalogue:.2f} times as long as `import torch`, and one card's {probe:.2f} times" in PROSE
+    assert probe < rows["probe"]["at_most_times"] == 2.5
+    assert catalogue < rows["catalogue"]["at_most_times"] == 6
 
 
 def test_the_figures_of_check_are_those_of_the_results() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
     from oomdoctor.tracing.device import EmulatedDevice
     from oomdoctor.tracing.taking import Taken
+
+
+_CONTIGUOUS: Final = ("aten::native_layer_norm_backward", "aten::_log_softmax_backward_data")
+"""Operators whose first result is contiguous on CUDA, and on `meta` lies as the gradient does."""
 
 
 class Fresh(NamedTuple):
@@ -135,6 +139,8 @@ class Planner:
         in_order = [metas[id(tensor)] for tensor in given]
         flat, shape = _flatten(returned)
         results = [_what(value, in_order) for value in flat]
+        if operator.name() in _CONTIGUOUS:
+            results[0] = Fresh(results[0].size, torch.empty(results[0].size, device="meta").stride(), results[0].dtype)
         temporaries = temporaries_of(Call(self._device.card, operator, args, kwargs, results))
         call = self._noted(operator, args, kwargs, results)
         for index in temporaries.on_host:

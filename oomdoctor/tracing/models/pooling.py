@@ -1,6 +1,6 @@
 """Pools: contiguous copies of what the kernels cannot read or write as it lies.
 
-Source: AdaptiveMaxPooling2d.cu and DilatedMaxPool2d.cu, torch 2.6 to 2.15.
+Source: AdaptiveMaxPooling2d.cu, DilatedMaxPool2d.cu and AveragePool2d.cu, torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
@@ -43,15 +43,30 @@ def _adaptive_backward(call: Call) -> Temporaries:
 
 
 def _dilated(call: Call) -> Temporaries:
-    """Channels last are read as they lie."""
-    x = call.args[0] if call.operator.name() == "aten::max_pool2d_with_indices" else call.args[1]
-    is_last = x.dim() == _PICTURE and x.is_contiguous(memory_format=torch.channels_last)
-    return Temporaries(after=() if is_last else _copies(x))
+    return Temporaries(after=_copies_like(call.args[0], call.args[0]))
+
+
+def _dilated_backward(call: Call) -> Temporaries:
+    gradient, x = call.args[:2]
+    return Temporaries(after=_copies_like(x, x, gradient))
+
+
+def _average_backward(call: Call) -> Temporaries:
+    gradient, x = call.args[:2]
+    return Temporaries(after=_copies_like(x, gradient))
+
+
+def _copies_like(x: torch.Tensor, *tensors: torch.Tensor) -> tuple[int, ...]:
+    """Copies of those that do not lie as kernels for `x` read them: channels last, if it does, or contiguous."""
+    is_last = x.dim() == _PICTURE and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    layout = torch.channels_last if is_last else torch.contiguous_format
+    return tuple(t.numel() * t.element_size() for t in tensors if not t.is_contiguous(memory_format=layout))
 
 
 MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {
     "adaptive_max_pool2d": _adaptive,
     "adaptive_max_pool2d_backward": _adaptive_backward,
     "max_pool2d_with_indices": _dilated,
-    "max_pool2d_with_indices_backward": _dilated,
+    "max_pool2d_with_indices_backward": _dilated_backward,
+    "avg_pool2d_backward": _average_backward,
 }
