@@ -23,11 +23,11 @@ def extreme_roads() -> dict[str, Callable[..., Any]]:
 
 
 def _largest(x: torch.Tensor) -> Any:  # noqa: ANN401 - a tensor
-    return _Extreme.apply(x, _aten.max.default)  # type: ignore[no-untyped-call]
+    return _Extreme.apply(x, _aten.max.default)
 
 
 def _least(x: torch.Tensor) -> Any:  # noqa: ANN401
-    return _Extreme.apply(x, _aten.min.default)  # type: ignore[no-untyped-call]
+    return _Extreme.apply(x, _aten.min.default)
 
 
 class _Extreme(torch.autograd.Function):

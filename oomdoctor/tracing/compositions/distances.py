@@ -30,7 +30,7 @@ def _pdist_backward(_: torch.Tensor, x: torch.Tensor, *__: object) -> Any:  # no
 def _cdist_backward(_: torch.Tensor, x: torch.Tensor, other: torch.Tensor, *__: object) -> Any:  # noqa: ANN401
     if not x.numel() or not other.numel():
         return NotImplemented
-    batch = torch.broadcast_shapes(x.shape[:-2], other.shape[:-2])
+    batch = torch.broadcast_shapes(x.shape[:-2], other.shape[:-2])  # type: ignore[no-untyped-call]
     result = x.new_empty((*batch, *x.shape[-2:]))
     pairs = x.new_empty((*batch, other.shape[-2], *x.shape[-2:]))
     return torch.sum(pairs, -3, out=result)

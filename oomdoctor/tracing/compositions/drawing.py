@@ -100,7 +100,8 @@ def _randperm(device: EmulatedDevice, count: int, *, out: torch.Tensor, **_: obj
 def _normal(mean: torch.Tensor | float, deviation: torch.Tensor, **_: object) -> torch.Tensor:
     """Whether a deviation is negative is found out twice."""
     _check(deviation)
-    shape = torch.broadcast_shapes(deviation.shape, mean.shape if isinstance(mean, torch.Tensor) else ())
+    other = mean.shape if isinstance(mean, torch.Tensor) else ()
+    shape = torch.broadcast_shapes(deviation.shape, other)  # type: ignore[no-untyped-call]
     result = torch.empty(shape, dtype=deviation.dtype, device=deviation.device)
     _check(deviation)
     if not isinstance(mean, torch.Tensor):

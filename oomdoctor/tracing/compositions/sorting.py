@@ -68,7 +68,7 @@ def _sort_long(device: EmulatedDevice, x: torch.Tensor, dim: int, values: torch.
 
 def _stride_with_last(x: torch.Tensor, dim: int) -> tuple[int, ...]:
     """Strides without gaps in which `dim` comes last, the others in the order that they have."""
-    order = sorted((other for other in range(x.dim()) if other != dim), key=lambda other: -x.stride(other))
+    order = sorted((other for other in range(x.dim()) if other != dim), key=x.stride, reverse=True)
     strides, step = [0] * x.dim(), 1
     for other in (dim, *reversed(order)):
         strides[other] = step

@@ -30,7 +30,7 @@ def _trilinear(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     unrolled: int = 1,
 ) -> torch.Tensor:
     tensors = [_expanded(tensor, dims) for tensor, dims in ((first, expand1), (second, expand2), (third, expand3))]
-    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    shape = [max(lengths) for lengths in zip(*(tensor.shape for tensor in tensors), strict=True)]
     output = first.new_zeros([1 if dim in summed else length for dim, length in enumerate(shape)])
     for place in range(shape[unrolled]):
         part = output if unrolled in summed else output.narrow(unrolled, place, 1)

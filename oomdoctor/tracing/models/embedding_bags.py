@@ -31,9 +31,7 @@ def _backward(call: Call) -> Temporaries:
     if mode == _MAX:
         return Temporaries(copies)
     width = gradient.shape[-1]
-    add = Sorted(
-        call.card, indices.numel(), indices.element_size(), rows, width, gradient.dtype, is_in_bags=True
-    )
+    add = Sorted(call.card, indices.numel(), indices.element_size(), rows, width, gradient.dtype, is_in_bags=True)
     sorting = add.sorting(len(copies), by_frequency=by_frequency)
     held = len(copies) + sum(step >= 0 for step in sorting)
     return Temporaries((*copies, *sorting), add.adding(held))
