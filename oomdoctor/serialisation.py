@@ -51,7 +51,13 @@ _DOCUMENTS: Mapping[str, type[Document]] = MappingProxyType(
     {"probe": ProbeDocument, "diagnose": DiagnosisDocument, "lint": LintDocument, "check": CheckDocument}
 )
 ADDED_LATER: frozenset[tuple[type, str]] = frozenset(
-    {(ProbeResult, "memory"), (ProbeResult, "command_plan"), (CheckedEntry, "not_kept"), (SnapshotSummary, "replay")}
+    {
+        (ProbeResult, "memory"),
+        (ProbeResult, "command_plan"),
+        (ProbeResult, "guide"),
+        (CheckedEntry, "not_kept"),
+        (SnapshotSummary, "replay"),
+    }
 )
 """Fields that documents of this schema version did not have from the first; one that lacks them has their defaults."""
 

@@ -49,6 +49,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     trial_timeout: float = DEFAULT_TRIAL_TIMEOUT_SECONDS,
     steps: int | None = None,
     fresh: bool = False,
+    guide: bool = True,
     progress: Progress | None = None,
 ) -> ProbeDocument:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch.
@@ -72,6 +73,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         trial_timeout: Longest time that a trial may take, in seconds.
         steps: Optimizer steps after which a trial of a command is ended; None for 3.
         fresh: Whether each trial of a command starts its Pythons anew.
+        guide: Whether the search on a real GPU begins at the size that a trace of a file's step foretells.
         progress: Told of each stage and trial; None for silence.
 
     Returns:
@@ -88,6 +90,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         command=command,
         steps=DEFAULT_STEPS if steps is None else whole_number("steps", steps),
         fresh=fresh,
+        guide=guide,
         directory=Path.cwd(),
         target_batch=whole_number("target_batch", target_batch),
         world_size=whole_number("world_size", world_size),

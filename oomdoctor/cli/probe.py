@@ -74,6 +74,13 @@ FreshFlag: TypeAlias = Annotated[
     bool,
     typer.Option("--fresh", help="Start a command's Pythons anew in each trial; do not fork what has imported torch."),
 ]
+GuideFlag: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--guide/--no-guide",
+        help="On a real GPU, begin where a trace of a file's step says, or do not.",
+    ),
+]
 QuietFlag: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
@@ -92,6 +99,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     trial_timeout: TrialTimeout = 300.0,
     steps: Steps = None,
     fresh: FreshFlag = False,
+    guide: GuideFlag = True,
     dry_run: DryRunFlag = False,
     form: Format = None,
     json: JsonFlag = False,
@@ -130,6 +138,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         optimizer=optimizer,
         steps=steps or DEFAULT_STEPS,
         fresh=fresh,
+        guide=guide,
         headroom=parse_fraction(headroom, option="--headroom"),
         gpu=gpu,
         device=device,

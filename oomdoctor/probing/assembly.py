@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from oomdoctor.probing.source import TrialSource
     from oomdoctor.probing.stability import OtherProcesses
     from oomdoctor.probing.supervisor import Loaded
-    from oomdoctor.results import Accumulation
+    from oomdoctor.results import Accumulation, Guidance
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class Findings:
         trials: Every trial in order.
         recorded: What memory is made of.
         moved: Whether other processes' memory moved meanwhile; None where nobody can say.
+        guidance: What the guide said; None where there was none.
     """
 
     loaded: Loaded
@@ -41,6 +42,7 @@ class Findings:
     trials: tuple[Trial, ...]
     recorded: Recorded
     moved: bool | None
+    guidance: Guidance | None = None
 
 
 def assemble(
@@ -72,9 +74,11 @@ def assemble(
             *_measured_reasons(engine, loaded),
             _optimizer_reason(request, loaded),
             *findings.recorded.reasons,
+            *_guide_reasons(findings.guidance, maximum),
         ),
         warnings=tuple(_warnings(request, engine, supervisor, findings)),
         memory=findings.recorded.memory,
+        guide=findings.guidance,
     )
 
 
@@ -108,6 +112,17 @@ def _measured_reasons(engine: Engine, loaded: Loaded) -> list[Reason]:
         Reason("context", "measured: in use on the GPU before the model, less other processes"),
         Reason("peaks", "measured on this GPU by PyTorch's caching allocator"),
     ]
+
+
+def _guide_reasons(guidance: Guidance | None, maximum: int) -> list[Reason]:
+    """What the search began with; that there was no guess is no more than a line, as it changes no answer."""
+    if guidance is None:
+        return []
+    if not guidance.guesses:
+        return [Reason("guide", f"the trace engine could not guide: {guidance.problem}")]
+    said = ", then ".join(map(str, guidance.guesses))
+    verdict = "which the trials confirmed" if guidance.guesses[-1] == maximum else f"and the trials found {maximum}"
+    return [Reason("guide", f"the trace engine foretold {said}, {verdict}")]
 
 
 def _optimizer_reason(request: ProbeRequest, loaded: Loaded) -> Reason:

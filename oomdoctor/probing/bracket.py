@@ -15,7 +15,8 @@ to fail, or bisecting is all that can still end in time. So the second size is o
 showed. From there on the bracket is far narrower than the bound asks for, and the prediction is free.
 
 With foresight the limit is wider by the sizes that foresight rests on, and so is the window: the same invariant holds
-with that many trials more. In practice those are what make two further trials enough.
+with that many trials more. In practice those are what make two further trials enough. A guess needs no trial to rest
+on: where it is right, it and the next size are all that is run; the limit is wider by the guesses that may be wrong.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Foresee = Callable[[int, int], int | None]
+Guess = Callable[[], int | None]
 
 # With nothing known a sample is taken to need this much: the first trial must fit often enough to measure growth, and
 # be large enough that growth stands out from what is there at any size.
@@ -55,6 +57,9 @@ _FORESIGHT_FIRST_SIZE = 4
 _FORESIGHT_STEP = 0.4
 _FORESIGHT_MOST_FITS = 3
 _FORESIGHT_TRIALS = 6
+# Guesses that are heard; a second one is had where the capacity has changed. Each may take a trial or two for nothing.
+_MOST_GUESSES = 2
+_GUESS_TRIALS = 2 * _MOST_GUESSES
 
 
 def trial_limit(largest: int, smallest: int = 1) -> int:
@@ -72,6 +77,7 @@ class Bracket:
         capacity_bytes: Bytes that PyTorch may take during a trial.
         smallest: Smallest size to consider; 2 once the model has refused 1.
         foresee: Foretells the largest size that fits, see `find_maximum`.
+        guess: Says the largest size that fits, see `find_maximum`.
         low: Largest size that fits; `smallest - 1` stands for none.
         high: Smallest size above it that does not fit; `largest + 1` is never run.
         fits: Trials that fit, by size.
@@ -85,6 +91,7 @@ class Bracket:
     capacity_bytes: int
     smallest: int = 1
     foresee: Foresee | None = None
+    guess: Guess | None = None
     low: int = field(init=False)
     high: int = field(init=False)
     fits: dict[int, Trial] = field(default_factory=dict)
@@ -95,10 +102,12 @@ class Bracket:
     _limit: int = field(init=False)
     _foretold: int | None = None
     _foresight_misses: int = 0
+    _guesses: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.low, self.high = self.smallest - 1, self.largest + 1
-        self._limit = trial_limit(self.largest, self.smallest) + (_FORESIGHT_TRIALS if self.foresee else 0)
+        self._limit = trial_limit(self.largest, self.smallest)
+        self._limit += (_FORESIGHT_TRIALS if self.foresee else 0) + (_GUESS_TRIALS if self.guess else 0)
 
     @property
     def is_open(self) -> bool:
@@ -145,10 +154,12 @@ class Bracket:
 
     def _wanted_size(self, reach: int) -> int:
         bounded = self.high <= self.largest
-        self._foretold = self._foresee()
-        if self._foretold is not None:
-            fails_first = not bounded and not self._is_near(self._foretold, reach)
-            return self._foretold + 1 if fails_first or self._foretold <= self.low else self._foretold
+        guessed = self._guess()
+        self._foretold = self._foresee() if guessed is None else None
+        told = self._foretold if guessed is None else guessed
+        if told is not None:
+            fails_first = not bounded and not self._is_near(told, reach)
+            return told + 1 if fails_first or told <= self.low else told
         prediction = predict((*self.fits.values(), *self.misses.values()), self.capacity_bytes)
         if prediction is None:
             return self._blind_size(bounded=bounded)
@@ -167,6 +178,15 @@ class Bracket:
     def _is_near(self, size: float, reach: int) -> bool:
         """Whether a trial there bounds the range well enough even if it fits: the target is not far above it."""
         return 2 * (self.high - size) <= reach
+
+    def _guess(self) -> int | None:
+        """The guess, where nothing that was run speaks against it."""
+        guess = None if self.guess is None else self.guess()
+        if guess is None:
+            return None
+        self._guesses.add(guess)
+        size = min(max(guess, self.smallest - 1), self.largest)
+        return size if len(self._guesses) <= _MOST_GUESSES and self.low <= size < self.high else None
 
     def _foresee(self) -> int | None:
         if self.foresee is None or not self.fits or self._foresight_misses >= _FORESIGHT_MISSES:
@@ -187,7 +207,8 @@ class Bracket:
         if self.fits:
             return (self.low + self.high) // 2
         if bounded:
-            return self.low + max(1, (self.high - self.low) // _STEP_DOWN)
+            step = max(1, (self.high - self.low) // _STEP_DOWN)
+            return self.low + (step if self.foresee is None else min(step, _FORESIGHT_FIRST_SIZE))
         if self.foresee is not None:
             return self.largest if self.largest <= 2 * _FORESIGHT_FIRST_SIZE else _FORESIGHT_FIRST_SIZE
         samples = max(1.0, self.capacity_bytes / _FIRST_GUESS_BYTES)

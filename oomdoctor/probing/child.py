@@ -50,6 +50,33 @@ class Child:
 
         Args:
             request: What `oomdoctor.probing.worker` understands.
+            what: As for `answer`.
+            timeout_seconds: As for `answer`.
+
+        Raises:
+            TargetError: As for `answer`.
+            UsageError: As for `answer`.
+            NoAnswerError: As for `answer`.
+            KeyboardInterrupt: The stop was set.
+        """
+        self.begin(request, what=what)
+        return self.answer(what=what, timeout_seconds=timeout_seconds)
+
+    def begin(self, request: Message, *, what: str) -> None:
+        """Send a request; its answer comes after those to earlier ones.
+
+        Raises:
+            NoAnswerError: The worker is gone.
+        """
+        try:
+            self._channel.send(request)
+        except ChannelClosedError:
+            self._raise_lost(what)
+
+    def answer(self, *, what: str, timeout_seconds: float) -> Message:
+        """Wait for the next answer.
+
+        Args:
             what: What is being done, to name it in errors, such as `the trial at micro-batch 8`.
             timeout_seconds: Longest time to wait.
 
@@ -60,12 +87,11 @@ class Child:
             KeyboardInterrupt: The stop was set.
         """
         try:
-            self._channel.send(request)
             answer = self._channel.receive(timeout_seconds)
         except ChannelTimeoutError:
             self._raise_timeout(what, timeout_seconds)
         except ChannelClosedError:
-            raise NoAnswerError(f"the worker was lost during {what}", details=self._process.tail()) from None
+            self._raise_lost(what)
         if answer["event"] == "died":
             self._raise_died(answer["return_code"], what)
         if answer["event"] == "bug":
@@ -79,6 +105,9 @@ class Child:
         if self._process.is_open:
             self._process.close()
             self._channel.close()
+
+    def _raise_lost(self, what: str) -> NoReturn:
+        raise NoAnswerError(f"the worker was lost during {what}", details=self._process.tail()) from None
 
     def _raise_timeout(self, what: str, timeout_seconds: float) -> NoReturn:
         self.close()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from oomdoctor.devices.choice import Engine, choose_engine
@@ -13,6 +13,7 @@ from oomdoctor.probing.accumulation import per_device_target
 from oomdoctor.probing.assembly import Findings, assemble
 from oomdoctor.probing.command.probe import dry_run_command, engine_for_command, probe_command
 from oomdoctor.probing.found import DryRun, Probe
+from oomdoctor.probing.guide import Guide
 from oomdoctor.probing.planning import checked_plan
 from oomdoctor.probing.profile.asking import Asking
 from oomdoctor.probing.session import Session
@@ -52,12 +53,15 @@ def probe(
         return probe_command(request, progress, stop=stop)
     with _running(request, progress, engine, stop) as run:
         search = None if run.loaded.placement_error else run.session.find_maximum(run.loaded.weights_bytes or 0)
+        if run.guide is not None:
+            run.guide.close()  # what it holds of the host's memory is of no more use
         recommended = 0 if search is None else run.session.find_recommended(search, request.headroom)
         plan = None if search is None else _plan(request, run.session, search.maximum, recommended)
         trials = tuple(run.session.trials)
         asking = Asking(request, run.reference, run.engine, run.supervisor, trials, progress, stop)
         recorded = asking.record(0 if search is None else search.maximum)
-    findings = Findings(run.loaded, search, recommended, plan, trials, recorded, moved=run.others.moved())
+    guidance = None if run.guide is None or search is None else run.guide.guidance()
+    findings = Findings(run.loaded, search, recommended, plan, trials, recorded, run.others.moved(), guidance)
     result = assemble(request, run.engine, run.supervisor, run.others, findings)
     return Probe(result, run.loaded.versions, run.supervisor.dependencies())
 
@@ -72,13 +76,13 @@ def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:
     """
     if request.command is not None:
         return dry_run_command(request, progress)
-    with _running(request, progress, None) as run:
+    with _running(replace(request, guide=False), progress, None) as run:
         return DryRun(run.engine, run.loaded, None if run.loaded.placement_error else run.session.try_smallest())
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A worker with the target loaded, and what runs trials in it."""
+    """A worker with the target loaded, what runs trials in it, and what guides them."""
 
     engine: Engine
     reference: Reference
@@ -86,6 +90,7 @@ class _Run:
     supervisor: Supervisor
     loaded: Loaded
     session: Session
+    guide: Guide | None
 
 
 @contextmanager
@@ -97,12 +102,27 @@ def _running(
     reference = parse_reference(request.target, directory=request.directory)
     engine = engine or engine_for(request)
     others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
-    with Supervisor(request, reference, engine.environment, stop) as supervisor:
+    with (
+        _guiding(request, reference, engine, stop) as guide,
+        Supervisor(request, reference, engine.environment, stop) as supervisor,
+    ):
         progress.stage(f"loading {request.target}")
+        if guide is not None:
+            guide.begin(supervisor.device())
         loaded = supervisor.load()
         _check_memory(request, loaded)
-        yield _Run(engine, reference, others, supervisor, loaded, Session(supervisor, progress, per_device))
+        session = Session(supervisor, progress, per_device, guide)
+        yield _Run(engine, reference, others, supervisor, loaded, session, guide)
         supervisor.dependencies()  # now, while the worker can say
+
+
+def _guiding(
+    request: ProbeRequest, reference: Reference, engine: Engine, stop: Stop | None
+) -> AbstractContextManager[Guide | None]:
+    """A guide for trials on a real GPU, whose steps take time; elsewhere a trial is as quick as a trace."""
+    if not request.guide or engine.kind != "cuda":
+        return nullcontext()
+    return Guide(request, reference, engine.environment, stop)
 
 
 def _plan(request: ProbeRequest, session: Session, maximum: int, recommended: int) -> Accumulation | None:

@@ -39,6 +39,8 @@ class ProbeRequest:
             decides its precision and its optimizer itself.
         steps: Optimizer steps after which a trial of a command is ended.
         watched: Whether what a command uses is recorded, for an answer that is to be used again.
+        guide: Whether a trace of the step tells where the search begins, which only a probe of a file on a real GPU has
+            need of.
         fresh: Whether each trial of a command starts its Pythons anew, instead of forking one that has imported torch.
     """
 
@@ -58,4 +60,5 @@ class ProbeRequest:
     command: tuple[str, ...] | None = None
     steps: int = DEFAULT_STEPS
     fresh: bool = False
+    guide: bool = True
     watched: bool = False

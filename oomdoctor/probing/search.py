@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from oomdoctor.errors import UsageError
-from oomdoctor.probing.bracket import Bracket, Foresee
+from oomdoctor.probing.bracket import Bracket, Foresee, Guess
 from oomdoctor.probing.prediction import memory_line, unused_share
 from oomdoctor.results import Outcome, Trial
 
@@ -55,6 +55,7 @@ def find_maximum(  # noqa: PLR0913 - each is a fact of its own, and all but one 
     smallest: int = 1,
     known: Sequence[Trial] = (),
     foresee: Foresee | None = None,
+    guess: Guess | None = None,
 ) -> SearchResult:
     """Find the largest size that fits.
 
@@ -66,6 +67,9 @@ def find_maximum(  # noqa: PLR0913 - each is a fact of its own, and all but one 
         known: Trials of this model that have been run already.
         foresee: Foretells the largest size that fits, between one that does (or `smallest - 1`) and one that does not
             (or `largest + 1`); None when it cannot. A hint: what it says is run like any other size.
+        guess: Says the largest size that fits before any was run; None when it cannot. A hint as well, and one that
+            goes before `foresee` until a trial speaks against it. It is asked again before each trial, since the
+            capacity may have changed.
 
     Returns:
         The answer. With a monotone oracle it is exact; with any oracle it is a size that was run and fits, whose
@@ -79,7 +83,7 @@ def find_maximum(  # noqa: PLR0913 - each is a fact of its own, and all but one 
             f"there is no micro-batch size from {smallest} to {largest}",
             hint="the smallest size must be 1 or more, and the per-device target no smaller than it",
         )
-    bracket = Bracket(largest, capacity_bytes, smallest, foresee)
+    bracket = Bracket(largest, capacity_bytes, smallest, foresee, guess)
     bracket.absorb(known)
     while bracket.is_open:
         bracket.record(try_batch(bracket.next_size()))

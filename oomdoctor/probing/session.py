@@ -12,7 +12,8 @@ from oomdoctor.results import Outcome, Trial
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oomdoctor.probing.source import TrialSource
+    from oomdoctor.probing.fitting.fitted import Fitted
+    from oomdoctor.probing.source import Guide, TrialSource
     from oomdoctor.progress import Progress
     from oomdoctor.results import Accumulation
 
@@ -34,15 +35,20 @@ class Session:
         progress: Told of each.
         per_device_target: Samples per optimizer step on one device; nothing above it is tried, and below it gradients
             are accumulated.
+        guide: Guesses what the search will find; None to do without.
 
     Attributes:
         trials: Every trial, in the order it ran.
     """
 
-    def __init__(self, supervisor: TrialSource, progress: Progress, per_device_target: int) -> None:
+    def __init__(
+        self, supervisor: TrialSource, progress: Progress, per_device_target: int, guide: Guide | None = None
+    ) -> None:
         self._supervisor = supervisor
         self._progress = progress
         self._per_device_target = per_device_target
+        self._guide = guide
+        self._guessed: Fitted | None = None
         self._low = 0
         self._high = per_device_target + 1
         self.trials: list[Trial] = []
@@ -74,7 +80,13 @@ class Session:
             foresee=lambda low, high: self._supervisor.foresee(
                 low, high, allowed_bytes=self._supervisor.capacity_bytes, retries=True
             ),
+            guess=self._guess if self._guide else None,
         )
+
+    def _guess(self) -> int | None:
+        if self._guide is not None:
+            self._guessed = self._guide.guess(self._supervisor.capacity_bytes)
+        return None if self._guessed is None else self._guessed.maximum
 
     def check_plan(self, plan: Accumulation) -> bool:
         """Whether no micro-batch of the plan runs out; runs those that were not run yet."""
@@ -115,11 +127,15 @@ class Session:
     def find_recommended(self, search: SearchResult, headroom: float) -> int:
         """The largest tested size that fits with `headroom` of the capacity withheld, and never runs at its edge."""
         allowed = int(self._supervisor.capacity_bytes * (1 - headroom))
+
+        def foresee(low: int, high: int) -> int | None:
+            # A guide that was right about the maximum knows the step well enough.
+            if self._guessed and self._guessed.maximum == search.maximum and low < self._guessed.recommended < high:
+                return self._guessed.recommended
+            return self._supervisor.foresee(low, high, allowed_bytes=allowed, retries=False)
+
         return find_recommended(
-            lambda size: self._run(size, allowed),
-            search=search,
-            allowed_bytes=allowed,
-            foresee=lambda low, high: self._supervisor.foresee(low, high, allowed_bytes=allowed, retries=False),
+            lambda size: self._run(size, allowed), search=search, allowed_bytes=allowed, foresee=foresee
         )
 
     def tried(self, micro_batch: int, steps: int) -> Trial:

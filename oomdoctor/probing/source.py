@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from oomdoctor.probing.fitting.fitted import Fitted
     from oomdoctor.results import Trial
 
 
@@ -40,3 +41,10 @@ class TrialSource(Protocol):
 
     def foresee(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
         """The largest size between two that should fit; None where nobody can say."""
+
+
+class Guide(Protocol):
+    """Guesses what a search will find, so that it can begin there."""
+
+    def guess(self, capacity_bytes: int) -> Fitted | None:
+        """What it takes for the answer with so much memory; None where it cannot say."""

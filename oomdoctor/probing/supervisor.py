@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from oomdoctor.devices.card import Card
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.probing.child import Child
 from oomdoctor.probing.dependencies import Dependencies
@@ -94,6 +95,7 @@ class Supervisor:
         self._environment = environment
         self._stop = stop
         self._child: Child | None = None
+        self._fresh: Child | None = None
         self._start: Held | None = None
         self._traces: dict[int, list[int]] = {}
         self.held: Held | None = None
@@ -112,15 +114,27 @@ class Supervisor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def device(self) -> Card:
+        """Start a worker and have it say what it runs on; the next `load` is its.
+
+        Raises:
+            NoAnswerError: No device, a crash, or the time limit.
+        """
+        self._fresh = self._child = Child(self._environment, self._stop)
+        answer = self._ask(self._child, "looking at the GPU", {"op": "device"})
+        return decode(Card, answer["card"], "card")
+
     def load(self) -> Loaded:
-        """Start a worker and have it load the target.
+        """Start a worker, where there is none that has loaded nothing yet, and have it load the target.
 
         Raises:
             TargetError: The target's code is at fault.
             NoAnswerError: No device, a crash, or the time limit.
         """
-        self.close()
-        self._child = child = Child(self._environment, self._stop)
+        if self._fresh is None:
+            self.close()
+        self._child = child = self._fresh or Child(self._environment, self._stop)
+        self._fresh = None
         answer = self._ask(
             child,
             "loading the target",

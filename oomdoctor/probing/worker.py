@@ -1,10 +1,10 @@
 """The child process that holds torch, the device and the user's code; it answers one request at a time.
 
-Requests: `{"op": "load", ...}` once, then `{"op": "trial", ...}`, `{"op": "foresee", ...}`, `{"op": "profile", ...}`
-and `{"op": "dependencies"}` as often as wanted; or, for many cards, `{"op": "load_for_many", ...}` once, then
-`{"op": "fit", ...}`. Answers: `{"event": "loaded"}`, `{"event": "trial"}`, `{"event": "foreseen"}`,
-`{"event": "profiled"}`, `{"event": "dependencies"}`, `{"event": "fitted"}`, or `{"event": "error"}` with one of our
-errors, after which the parent asks no more.
+Requests: `{"op": "device"}` where that is asked first, `{"op": "load", ...}` once, then `{"op": "trial", ...}`,
+`{"op": "foresee", ...}`, `{"op": "profile", ...}` and `{"op": "dependencies"}` as often as wanted; or, for many cards,
+`{"op": "load_for_many", ...}` once, then `{"op": "fit", ...}`. Answers: `{"event": "device"}`, `{"event": "loaded"}`,
+`{"event": "trial"}`, `{"event": "foreseen"}`, `{"event": "profiled"}`, `{"event": "dependencies"}`,
+`{"event": "fitted"}`, or `{"event": "error"}` with one of our errors, after which the parent asks no more.
 
 Usage: worker READ_FD WRITE_FD
 """
@@ -24,13 +24,15 @@ import torch
 
 from oomdoctor.devices.card import Card
 from oomdoctor.devices.emulated import card_of
-from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
+from oomdoctor.errors import OomdoctorError, TargetError
 from oomdoctor.oom.classifier import classify
 from oomdoctor.probing.architectures import has_kernels
 from oomdoctor.probing.blame import blame
 from oomdoctor.probing.channel import Channel, ChannelClosedError, Message
 from oomdoctor.probing.dependency_watch import report, watch
+from oomdoctor.probing.giving_way import give_way
 from oomdoctor.probing.guardian import die_with_parent
+from oomdoctor.probing.own_device import capacity_bytes, held, own_card, own_device
 from oomdoctor.probing.profile.profiled import Profiled
 from oomdoctor.probing.profile.record import profile
 from oomdoctor.probing.recorder import PhaseRecorder
@@ -50,7 +52,6 @@ from oomdoctor.targets.contract import (
 )
 from oomdoctor.targets.importing import load_target
 from oomdoctor.targets.reference import Reference
-from oomdoctor.targets.tracebacks import summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,9 +117,13 @@ class _Worker:
     _start_bytes: int
     _fitting: Fitting
 
+    def device(self, _: Message) -> Message:
+        """What it runs on, before anything is loaded."""
+        return {"event": "device", "card": encode(own_card(own_device()))}
+
     def load(self, request: Message) -> Message:
         self._used = watch()
-        device = _device()
+        device = own_device()
         self._cap_bytes = request["memory_bytes"]
         total_bytes = torch.cuda.get_device_properties(device).total_memory
         context_bytes = total_bytes - torch.cuda.mem_get_info(device)[0]
@@ -126,7 +131,7 @@ class _Worker:
         model = _build(target)
         _check_batches(target)
         recorder = PhaseRecorder()
-        allow(_capacity(self._cap_bytes))
+        allow(capacity_bytes(self._cap_bytes))
         error = _place_model(model, device, recorder)
         clean(model)
         self._setup = Setup(target, model, device, request["precision"], request["optimizer"], kind() == "cuda")
@@ -140,10 +145,10 @@ class _Worker:
             "has_kernels": has_kernels(torch.cuda.get_arch_list(), torch.cuda.get_device_capability(device)),
             "total_bytes": total_bytes,
             "used_before_bytes": context_bytes,
-            "capacity_bytes": _capacity(self._cap_bytes),
+            "capacity_bytes": capacity_bytes(self._cap_bytes),
             "weights_bytes": _weights_bytes(model),
             "placement_error": error,
-            "held": _held(),
+            "held": held(),
             "phases": [encode(phase) for phase in recorder.phases],
             "found": describe(target),
             "versions": _versions(),
@@ -161,8 +166,8 @@ class _Worker:
             "loss_is_finite": attempt.loss_is_finite,
             "zeros_read": attempt.zeros_read,
             "optimizer": attempt.optimizer_name,
-            "held": _held(),
-            "capacity_bytes": _capacity(self._cap_bytes),
+            "held": held(),
+            "capacity_bytes": capacity_bytes(self._cap_bytes),
             "unknown_calls": unknown_calls(),
         }
 
@@ -184,7 +189,7 @@ class _Worker:
             "memory": encode(found.memory),
             "reason": found.reason,
             "outcome": found.outcome.value,
-            "held": _held(),
+            "held": held(),
         }
 
     def _freeze(self) -> None:
@@ -205,6 +210,8 @@ class _Worker:
         """Load the target on an emulated device, to ask about many cards."""
         from oomdoctor.probing.fitting.fitting import Fitting, begin  # noqa: PLC0415 - only where something is emulated
 
+        if request["gives_way"]:
+            give_way()
         device = emulated()
         cards = [decode(Card, card, "card") for card in request["cards"]]
         begin(device, cards)
@@ -222,8 +229,8 @@ class _Worker:
         return loaded
 
     def fit(self, request: Message) -> Message:
-        """One card's answer, without a trial on it."""
-        fitted = self._fitting.fit(request["gpu"], request["headroom"])
+        """One card's answer, or one's with another capacity, without a trial on it."""
+        fitted = self._fitting.fit(request["gpu"], request["headroom"], request["capacity_bytes"])
         return {"event": "fitted", "fitted": encode(fitted), "questions": self._fitting.questions}
 
     def dependencies(self, _: Message) -> Message:
@@ -232,6 +239,7 @@ class _Worker:
 
 
 _OPERATIONS = {
+    "device": _Worker.device,
     "load": _Worker.load,
     "trial": _Worker.trial,
     "foresee": _Worker.foresee,
@@ -261,37 +269,6 @@ def _import_what_optimizers_import() -> None:
     maps and unmaps again: 160,000 times, which takes as long as all the rest.
     """
     import_module("torch._dynamo")
-
-
-def _device() -> torch.device:
-    try:
-        available = torch.cuda.is_available()
-        if available:
-            torch.empty(1, device="cuda")  # the first allocation is where PyTorch reads its allocator's settings
-            torch.cuda.empty_cache()
-    except (RuntimeError, ValueError) as error:
-        raise NoAnswerError(
-            f"CUDA cannot be used: {summary(error)}",
-            hint="`PYTORCH_CUDA_ALLOC_CONF` is where the allocator is set up; unset it and try again",
-        ) from None
-    if not available:
-        raise NoAnswerError(
-            f"torch {torch.__version__} sees no CUDA GPU",
-            hint="name a card with `--gpu` to ask about it without one; `oomdoctor gpus --known` lists them",
-        )
-    torch.cuda.set_device(0)
-    return torch.device("cuda", 0)
-
-
-def _capacity(cap_bytes: int | None) -> int:
-    """Bytes that PyTorch may take in all: what is free and what it holds, under the cap where there is one."""
-    available = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
-    return available if cap_bytes is None else min(cap_bytes, available)
-
-
-def _held() -> Message:
-    """What PyTorch holds between trials; each has to start from the same."""
-    return {"allocated_bytes": torch.cuda.memory_allocated(), "reserved_bytes": torch.cuda.memory_reserved()}
 
 
 def _build(target: Target) -> torch.nn.Module:

@@ -160,6 +160,20 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
+class Guidance:
+    """What the trace engine said before the trials on a real GPU, so that the search could begin there.
+
+    Attributes:
+        guesses: The largest micro-batch as it was foretold; another for each capacity that was measured meanwhile.
+            Empty where nothing could be foretold.
+        problem: Why nothing could be foretold; None where something was.
+    """
+
+    guesses: tuple[int, ...]
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeResult:
     """Everything that a probe found.
 
@@ -180,6 +194,7 @@ class ProbeResult:
         warnings: What the reader should know before relying on the answer.
         memory: What memory is made of at one micro-batch; None where nothing fits or it could not be recorded.
         command_plan: What to start, where a command was probed; else None.
+        guide: What the search was begun with; None where it had no guide.
     """
 
     target: str
@@ -198,6 +213,7 @@ class ProbeResult:
     warnings: tuple[str, ...] = ()
     memory: StepMemory | None = None
     command_plan: CommandPlan | None = None
+    guide: Guidance | None = None
 
     @property
     def plan(self) -> Accumulation:

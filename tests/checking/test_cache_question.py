@@ -35,6 +35,7 @@ REQUESTS = st.builds(
     command=st.none() | st.sampled_from([("python", "{micro_batch}"), ("python", "-u", "{micro_batch}")]),
     steps=st.integers(2, 3),
     fresh=st.booleans(),
+    guide=st.booleans(),
     watched=st.booleans(),
 )
 ENVIRONMENTS = st.dictionaries(

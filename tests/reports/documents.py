@@ -13,6 +13,7 @@ from oomdoctor.results import (
     CategoryBytes,
     CommandPlan,
     Device,
+    Guidance,
     MicroBatch,
     ModuleBytes,
     Outcome,
@@ -251,6 +252,7 @@ any_probe_result = st.builds(
     warnings=st.lists(texts, max_size=2).map(tuple),
     memory=st.none() | step_memories,
     command_plan=st.none() | st.builds(CommandPlan, _words, st.none() | _words, st.none() | _uniform_plans),
+    guide=st.none() | st.builds(Guidance, st.lists(_integers, max_size=2).map(tuple), st.none() | texts),
 )
 any_probe_document = st.builds(
     ProbeDocument,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from oomdoctor.progress import Progress
     from oomdoctor.results import Reason
 
-_BOUNDLESS_BYTES = 4 * TIB
+BOUNDLESS_BYTES = 4 * TIB
 """Memory of the device that is traced on: more than any card has."""
 
 
@@ -65,11 +65,11 @@ def fit(request: ProbeRequest, cards: Sequence[Card], progress: Progress, *, sto
     per_device_target(request.target_batch, request.world_size)
     reference = parse_reference(request.target, directory=request.directory)
     engine = choose_engine(engine="trace", gpu=cards[0].key, device=None, memory_bytes=None, base=os.environ)
-    boundless = replace(cards[0], total_bytes=_BOUNDLESS_BYTES, context_bytes=0)
+    boundless = replace(cards[0], total_bytes=BOUNDLESS_BYTES, context_bytes=0)
     with Child(emulated.environment(boundless, engine.environment), stop) as child:
         progress.stage(f"loading {request.target}")
         load = {"op": "load_for_many", "reference": asdict(reference), "cards": [encode(card) for card in cards]}
-        loaded = _ask(child, request, "loading the target", load | _settings(request))
+        loaded = _ask(child, request, "loading the target", load | settings_of(request))
         progress.stage(f"placing a step of it on {len(cards)} cards")
         answers = [*_answers(child, request, cards)]
     return Fits(
@@ -83,16 +83,18 @@ def fit(request: ProbeRequest, cards: Sequence[Card], progress: Progress, *, sto
 
 def _answers(child: Child, request: ProbeRequest, cards: Sequence[Card]) -> Iterator[dict[str, Any]]:
     for card in cards:
-        question = {"op": "fit", "gpu": card.key, "headroom": request.headroom}
+        question = {"op": "fit", "gpu": card.key, "headroom": request.headroom, "capacity_bytes": None}
         yield _ask(child, request, f"fitting {card.key}", question)
 
 
-def _settings(request: ProbeRequest) -> dict[str, object]:
+def settings_of(request: ProbeRequest) -> dict[str, object]:
+    """What a worker is told to fit cards by, besides the target and the cards."""
     return {
         "precision": request.precision,
         "optimizer": request.optimizer,
         "target_batch": request.target_batch,
         "world_size": request.world_size,
+        "gives_way": False,
     }
 
 

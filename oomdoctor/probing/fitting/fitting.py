@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from oomdoctor.probing.fitting.fitted import Fitted
 from oomdoctor.probing.fitting.source import CardSource, Shared
-from oomdoctor.probing.fitting.tracer import Tracer
+from oomdoctor.probing.fitting.tracer import Tracer, as_boundless
 from oomdoctor.probing.planning import checked_plan
 from oomdoctor.probing.session import Session, micro_steps
 from oomdoctor.progress import SilentProgress
@@ -24,7 +25,8 @@ _FIRST_SIZE = 4
 
 
 def begin(device: EmulatedDevice, cards: Sequence[Card]) -> Journal:
-    """Have the device keep a journal; before the target is loaded."""
+    """Have the device look like the first card and keep a journal; before the target is loaded."""
+    device.card = as_boundless(cards[0], device.card)
     device.journal = Journal([*_by_capability(cards).values()])
     return device.journal
 
@@ -76,14 +78,21 @@ class Fitting:
         """What the target asked about the GPU."""
         return sorted(self._journal.questions)
 
-    def fit(self, key: str, headroom: float) -> Fitted:
+    def fit(self, key: str, headroom: float, capacity_bytes: int | None = None) -> Fitted:
         """One card's answer.
+
+        Args:
+            key: The card.
+            headroom: Part of the capacity that the recommended size leaves free.
+            capacity_bytes: What PyTorch may take of it, where that is not all that the context leaves.
 
         Raises:
             TargetError: The user's code is at fault.
             NoAnswerError: The step cannot be traced, or keeps memory.
         """
         card = self._cards[key]
+        if capacity_bytes is not None:
+            card = replace(card, context_bytes=card.total_bytes - capacity_bytes)
         source = CardSource(card, self._shared_of(card), lambda size: micro_steps(size, self._share), self._explain)
         first = min(_FIRST_SIZE, max(1, self._share - 1))
         if not source.has_room_for_model(first, micro_steps(first, self._share)):

@@ -127,7 +127,7 @@ class Tracer:
 
     def _trace(self, card: Card, micro_batch: int, micro_steps: int) -> Traced:
         emulated = self._device.card
-        self._device.card = replace(card, total_bytes=emulated.total_bytes, context_bytes=emulated.context_bytes)
+        self._device.card = as_boundless(card, emulated)
         self._journal.begin()
         try:
             attempt = run_trial(self._setup, micro_batch, micro_steps, emulated.total_bytes, _Marking(self._journal))
@@ -140,6 +140,11 @@ class Tracer:
             raise _left_behind(micro_batch)
         entries, calls = [*self._journal.entries], [*self._journal.calls]
         return Traced(attempt, Steps(entries, calls, self._journal.start, attempt.trial.fixed_bytes or 0))
+
+
+def as_boundless(card: Card, emulated: Card) -> Card:
+    """The card with the memory of the one that is emulated, which the device has been made with."""
+    return replace(card, total_bytes=emulated.total_bytes, context_bytes=emulated.context_bytes)
 
 
 class _Marking(TrialRecorder):

@@ -35,12 +35,6 @@ def _softmax_backward(call: Call) -> Temporaries:
     return Temporaries(after=(product, *_copies(gradient, output)))
 
 
-def _layer_norm_backward(call: Call) -> Temporaries:
-    """Source: `layer_norm_backward_cuda`, layer_norm_kernel.cu."""
-    gradient, x = call.args[:2]
-    return Temporaries(_copies(x), _copies(gradient))
-
-
 def _mask_first(_: Call) -> Temporaries:
     """Source: `dropout_cuda`, Dropout.cu."""
     return Temporaries(order=[1, 0])
@@ -57,7 +51,6 @@ def _gru_workspace_first(_: Call) -> Temporaries:
 MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {
     **dict.fromkeys(("_softmax", "_log_softmax", "_log_softmax_backward_data"), _softmax),
     "_softmax_backward_data": _softmax_backward,
-    "native_layer_norm_backward": _layer_norm_backward,
     "native_dropout": _mask_first,
     "_thnn_fused_lstm_cell": _workspace_first,
     "_thnn_fused_gru_cell": _gru_workspace_first,
