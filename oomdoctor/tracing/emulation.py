@@ -16,6 +16,7 @@ from oomdoctor.tracing.composites import composites
 from oomdoctor.tracing.cuda_api import answer_for
 from oomdoctor.tracing.device import EmulatedDevice
 from oomdoctor.tracing.engine_thread import run_double_backward_apart
+from oomdoctor.tracing.extremes import extreme_roads
 from oomdoctor.tracing.kernels import Kernels
 from oomdoctor.tracing.patches import Patches
 from oomdoctor.tracing.private import (
@@ -96,6 +97,8 @@ def _register(patches: Patches, device: EmulatedDevice) -> None:
         own.impl(name, kernels.kernel(operator_named(name)), AUTOGRAD_KEY)
     for key in _LAZY_BITS:  # a copy heeds the bit itself; to resolve it first would be to copy for ever
         own.impl("_copy_from", kernels.kernel(operator_named("_copy_from")), key)
+    for name, function in extreme_roads().items():
+        own.impl(name, function, AUTOGRAD_KEY)
     for name, function in composites(device).items():
         if operator_named(name) is None:
             continue

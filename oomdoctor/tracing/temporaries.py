@@ -9,6 +9,7 @@ from oomdoctor.tracing.models import (
     blas,
     dropout_state,
     embedding,
+    embedding_bags,
     group_norm,
     indexing,
     layer_norm,
@@ -19,6 +20,7 @@ from oomdoctor.tracing.models import (
     radix_sort,
     reducing,
     scans,
+    searching,
     selection,
 )
 from oomdoctor.tracing.taking import NOTHING
@@ -31,6 +33,7 @@ _MODELS = {
     **reducing.MODELS,
     **attention.MODELS,
     **embedding.MODELS,
+    **embedding_bags.MODELS,
     **pooling.MODELS,
     **normalization.MODELS,
     **group_norm.MODELS,
@@ -41,6 +44,7 @@ _MODELS = {
     **losses.MODELS,
     **radix_sort.MODELS,
     **scans.MODELS,
+    **searching.MODELS,
     **selection.MODELS,
 }
 

@@ -63,7 +63,7 @@ def _choose(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     return *done, torch.empty(0, dtype=torch.uint8, device=x.device), 0
 
 
-def _fits_cudnn(
+def _fits_cudnn(  # noqa: PLR0913 - what the operator is given
     x: torch.Tensor, weight: Optional, bias: Optional, mean: Optional, variance: Optional, *, training: bool
 ) -> bool:
     if weight is None or bias is None or x.dim() < _SPATIAL or x.shape[0] > _MOST_SAMPLES[training]:
@@ -148,20 +148,21 @@ def _native_backward(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     if is_reduced and wanted[0] and not _has_channels_last(x):
         result = torch.empty_like(x)
         return result, *_weight_rows(x, weight, wanted)
-    kept = _remade(x, mean, saved_mean, saved_deviation, is_reduced=is_reduced)
+    kept = _remade(x, mean, (saved_mean, saved_deviation), is_reduced=is_reduced)
     rows: Sequence[Optional] = (None, None)
     if is_reduced:
         sums, rows = _reduced(gradient, x, weight, wanted)
         kept += sums
-    result = torch.empty_like(x) if wanted[0] else None
+    whole = torch.empty_like(x) if wanted[0] else None
     del kept
-    return result, *rows
+    return whole, *rows
 
 
 def _remade(
-    x: torch.Tensor, mean: Optional, saved_mean: Optional, saved_deviation: Optional, *, is_reduced: bool
+    x: torch.Tensor, mean: Optional, saved: tuple[Optional, Optional], *, is_reduced: bool
 ) -> list[torch.Tensor]:
     """What cuDNN does not keep of an evaluation is made again."""
+    saved_mean, saved_deviation = saved
     made = []
     if is_reduced and not _is_there(saved_mean) and mean is not None and mean.dtype is not _row_type(x):
         made.append(mean.to(_row_type(x)))

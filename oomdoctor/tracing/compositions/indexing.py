@@ -41,6 +41,7 @@ def _index_put(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     is_sorted = accumulate or torch.are_deterministic_algorithms_enabled()
     if not is_sorted or _are_masks(indices) or any(index is not None and index.is_cpu for index in indices):
         return NotImplemented
+    value = value.to(target.device)
     whole = target if target.is_contiguous() else target.contiguous()
     linear, is_permuted, places, width = _linear_index(whole, indices, is_checked=not unsafe)
     expanded = value.expand(places).contiguous() if value.numel() < prod(places) else value.contiguous()
@@ -66,10 +67,10 @@ def _are_masks(indices: Sequence[torch.Tensor | None]) -> bool:
 def _linear_index(
     target: torch.Tensor, indices: Sequence[torch.Tensor | None], *, is_checked: bool
 ) -> tuple[torch.Tensor, bool, list[int], int]:
-    """One index for each place, whether dimensions were reordered for it, the shape of the values, and a row's width."""
+    """One index for each place, whether dimensions were reordered for it, the values' shape, and a row's width."""
     given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     wide = [index.long() if index.dtype is torch.int32 else index for _, index in given]
-    tensors = torch.broadcast_tensors(*wide)
+    tensors = torch.broadcast_tensors(*wide)  # type: ignore[no-untyped-call]
     dims = [dim for dim, _ in given]
     is_permuted = dims != list(range(dims[0], dims[0] + len(dims)))
     linear = _summed(target, dims, tensors, is_checked=is_checked)
@@ -84,15 +85,16 @@ def _summed(
     target: torch.Tensor, dims: Sequence[int], tensors: Sequence[torch.Tensor], *, is_checked: bool
 ) -> torch.Tensor:
     """Each index wrapped and times its stride, and all of them added up."""
-    linear: torch.Tensor | None = None
-    for dim, index in zip(dims, tensors, strict=True):
-        if is_checked and index.numel():
-            _check(index)
-        scaled = index.remainder(target.shape[dim]) * 1
-        linear = scaled if linear is None else linear.add_(scaled)
-        del scaled
-    assert linear is not None
+    linear = _scaled(target, dims[0], tensors[0], is_checked=is_checked)
+    for dim, index in zip(dims[1:], tensors[1:], strict=True):
+        linear.add_(_scaled(target, dim, index, is_checked=is_checked))
     return linear
+
+
+def _scaled(target: torch.Tensor, dim: int, index: torch.Tensor, *, is_checked: bool) -> torch.Tensor:
+    if is_checked and index.numel():
+        _check(index)
+    return index.remainder(target.shape[dim]) * target.stride(dim)
 
 
 def _check(index: torch.Tensor) -> None:

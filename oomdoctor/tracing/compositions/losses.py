@@ -49,7 +49,10 @@ def _written(*_: object, grad_input: torch.Tensor) -> torch.Tensor:
 
 
 def _bce(
-    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = _MEAN
+    x: torch.Tensor,
+    target: torch.Tensor,  # noqa: ARG001 - PyTorch's signature
+    weight: torch.Tensor | None = None,
+    reduction: int = _MEAN,
 ) -> torch.Tensor:
     losses = torch.empty_like(x)
     if weight is not None:

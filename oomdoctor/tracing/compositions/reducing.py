@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 _aten: Final[Any] = torch.ops.aten
 
@@ -22,7 +22,7 @@ def kernels() -> dict[str, Callable[..., Any]]:
 
 def _logsumexp(
     x: torch.Tensor,
-    dims: Sequence[int],
+    dims: list[int],
     keepdim: bool = False,  # noqa: FBT001, FBT002 - PyTorch's signature
     *,
     out: torch.Tensor,
@@ -33,11 +33,11 @@ def _logsumexp(
     if not x.numel():
         return torch.sum(x.exp(), dims, keepdim, out=out)
     largest = torch.amax(x, dims, keepdim=True)
-    squeezed = largest if keepdim else largest.squeeze(tuple(dims) or None)
+    squeezed = largest if keepdim else largest.squeeze(tuple(dims))
     squeezed.masked_fill_(squeezed.abs() == float("inf"), 0)
     torch.sum((x - largest).exp_(), dims, keepdim, out=out)
     return out.log_().add_(squeezed)
 
 
-def _count_nonzero(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+def _count_nonzero(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
     return (x if x.dtype is torch.bool else x != 0).sum(dims)

@@ -68,7 +68,7 @@ def _sort_long(device: EmulatedDevice, x: torch.Tensor, dim: int, values: torch.
 
 def _stride_with_last(x: torch.Tensor, dim: int) -> tuple[int, ...]:
     """Strides without gaps in which `dim` comes last, the others in the order that they have."""
-    order = sorted((other for other in range(x.dim()) if other != dim), key=lambda other: -x.stride(other))
+    order = sorted((other for other in range(x.dim()) if other != dim), key=x.stride, reverse=True)
     strides, step = [0] * x.dim(), 1
     for other in (dim, *reversed(order)):
         strides[other] = step
@@ -119,16 +119,23 @@ def _topk(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     if not x.dim() or not x.numel() or not k:
         return NotImplemented
     dim %= x.dim()
-    length = x.shape[dim]
     values = torch.empty((*x.shape[:dim], k, *x.shape[dim + 1 :]), dtype=x.dtype, device=x.device)
     indices = torch.empty_like(values, dtype=torch.int64)
+    select(device, x, values, indices, dim, is_sorted=is_sorted)
+    return values, indices
+
+
+def select(  # noqa: PLR0913 - what the operator is given
+    device: EmulatedDevice, x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int, *, is_sorted: bool
+) -> None:
+    """Find the largest of `x` along a dimension, for results that are there."""
+    length = x.shape[dim]
     contiguous = x.contiguous()
     if is_by_blocks(x.numel() // length, length):
         device.call_library(SELECT, x.numel() // length, length, x.element_size())
     del contiguous
-    if is_sorted and k > _SORTED_IN_PLACE:
-        _sort_selected(device, values, indices, dim)
-    return values, indices
+    if is_sorted and values.shape[dim] > _SORTED_IN_PLACE:
+        _sort_selected(device, values, indices, dim % x.dim())
 
 
 def _sort_selected(device: EmulatedDevice, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:

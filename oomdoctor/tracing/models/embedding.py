@@ -13,9 +13,9 @@ from oomdoctor.tracing.models.cub import (
     IS_NEW,
     exclusive_sum_bytes,
     scan_by_key_bytes,
-    sort_pairs_bytes,
     unique_by_key_bytes,
 )
+from oomdoctor.tracing.models.radix_sort import radix_sort_bytes
 from oomdoctor.tracing.taking import Temporaries
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class Sorted(NamedTuple):
     def sorting(self, held: int, *, by_frequency: bool) -> tuple[int, ...]:
         """What is taken before the gradient of the weight; `held` allocations are there already."""
         each = self.added * self.index_bytes
-        sort_bytes = sort_pairs_bytes(self.added, self.index_bytes, self.rows.bit_length())
+        bits = self.rows.bit_length() if IS_NEW else 8 * self.index_bytes
+        sort_bytes = radix_sort_bytes(self.card, self.added, self.index_bytes, self.index_bytes, bits)
         taken: tuple[int, ...] = (each, each, each, sort_bytes, -4 - held, -3 - held)
         if by_frequency:
             scan_bytes = scan_by_key_bytes(self.added)

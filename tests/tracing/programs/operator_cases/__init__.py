@@ -1,0 +1,1 @@
+"""Little uses of operators, by kind; each module has a table of them."""
