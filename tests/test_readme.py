@@ -199,7 +199,7 @@ def test_the_speed_figures_are_those_of_the_results() -> None:
 
 
 def test_the_speed_of_traces_is_the_measured_one() -> None:
-    """What the README says of a traced probe and of `gpus --fit` is in the committed measurement, within the promise."""
+    """What the README says of a traced probe and of `gpus --fit` was measured, and is within the promise."""
     rows = json.loads((ROOT / "tests/bench/results/trace_speed.json").read_text(encoding="utf-8"))["rows"]
     probe, catalogue = (rows[name]["wall"]["times"] for name in ("probe", "catalogue"))
 

@@ -1,7 +1,7 @@
 """The backward of layer norm and RMS norm: copies, and partial gradients of the weights where there are many rows.
 
-Source: `layer_norm_backward_cuda` and `LaunchGammaBetaBackwardCUDAKernel`, layer_norm_kernel.cu; partial gradients since
-torch 2.8 (pull request 150773). How many rows of them there are at most was seen on null GPUs in 2.15.
+Source: `layer_norm_backward_cuda` and `LaunchGammaBetaBackwardCUDAKernel`, layer_norm_kernel.cu; partial gradients
+since torch 2.8 (pull request 150773). How many rows of them there are at most was seen on null GPUs in 2.15.
 """
 
 from __future__ import annotations
