@@ -78,11 +78,12 @@ def _run(device: EmulatedDevice, mode: int, x: torch.Tensor, batch_sizes: list[i
 
 
 def _cast(given: _Inputs) -> _Inputs:
-    """Under autocast, all in half precision, and the weights in a new buffer at every call."""
+    """Under autocast, all in fp16, whatever its type, and the weights in a new buffer at every call; the last first."""
     if not torch.is_autocast_enabled("cuda") or given.x.dtype is torch.float64:
         return given
-    weights, *params = _Flattened.apply(torch.get_autocast_dtype("cuda"), *given.params)
-    state, cell = given.state.to(weights.dtype), None if given.cell is None else given.cell.to(weights.dtype)
+    weights, params = _flattened(given.params, torch.float16)
+    cell = None if given.cell is None else given.cell.to(weights.dtype)
+    state = given.state.to(weights.dtype)
     return _Inputs(given.x.to(weights.dtype), state, cell, params, weights)
 
 
@@ -93,20 +94,23 @@ def _buffer_of(params: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return params[0].detach().as_strided((sum(param.numel() for param in params),), (1,), 0)
 
 
-class _Flattened(torch.autograd.Function):
-    """Weights cast into one new buffer, as `_cudnn_rnn_cast_reflatten` does."""
+def _flattened(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Weights cast into one new buffer, as `_cudnn_rnn_cast_reflatten` does: the buffer, and they in it."""
+    whole = whole_of(weights, dtype)
+    return whole, [_Cast.apply(*pair) for pair in zip(weights, parts(whole, weights), strict=True)]
+
+
+class _Cast(torch.autograd.Function):
+    """A weight's copy in the buffer; each gradient is cast back by itself."""
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ANN401
-        ctx.dtype = weights[0].dtype
-        whole = whole_of(weights, dtype)
-        ctx.mark_non_differentiable(whole)
-        ctx.set_materialize_grads(False)
-        return (whole, *parts(whole, weights))
+    def forward(ctx: Any, weight: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        ctx.dtype = weight.dtype
+        return copy
 
     @staticmethod
-    def backward(ctx: Any, _: None, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
-        return (None, *(None if gradient is None else gradient.to(ctx.dtype) for gradient in gradients))
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
+        return gradient.to(ctx.dtype), None
 
 
 def _lstm_cell(x: torch.Tensor, hx: Sequence[torch.Tensor], *rest: Any) -> Any:  # noqa: ANN401 - as the operator
