@@ -67,6 +67,7 @@ bench: $(INSTALLED)  ## Measure what the README claims, and write it to tests/be
 	$(BIN)/python tests/bench/lint_fuzz.py
 	$(BIN)/python tests/bench/check_speed.py
 	$(BIN)/python tests/bench/allocator_speed.py
+	$(BIN)/python tests/bench/trace_speed.py
 
 .PHONY: bench-lint
 bench-lint: $(INSTALLED)  ## Measure lint on installed projects: make bench-lint PROJECTS="folder folder"
@@ -76,6 +77,7 @@ bench-lint: $(INSTALLED)  ## Measure lint on installed projects: make bench-lint
 .PHONY: accuracy
 accuracy: $(INSTALLED)  ## Compare the engines over a zoo of models, and write it to tests/bench/results
 	$(BIN)/python tests/bench/accuracy.py
+	$(BIN)/python tests/bench/accuracy_readme.py
 
 .PHONY: interrupts
 interrupts: $(INSTALLED)  ## End 200 probes of a model and 50 of a command at random moments: nothing may stay

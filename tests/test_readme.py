@@ -208,6 +208,17 @@ def test_the_speed_of_traces_is_the_measured_one() -> None:
     assert catalogue < rows["catalogue"]["at_most_times"] == 6
 
 
+def test_the_tables_of_accuracy_are_those_of_the_results() -> None:
+    """What the README shows of the trace engine is what the committed results make of it."""
+    sys.path.insert(0, str(ROOT / "tests/bench"))
+    from accuracy_readme import with_block
+
+    found = json.loads((ROOT / "tests/bench/results/accuracy.json").read_text(encoding="utf-8"))
+
+    assert with_block(README, found) == README
+    assert found["summary"]["trace"]["cases"] >= 38
+
+
 def test_the_figures_of_check_are_those_of_the_results() -> None:
     """What the README says of a check's time is what was measured and committed, and within what it promises."""
     results = json.loads((ROOT / "tests/bench/results/check_speed.json").read_text(encoding="utf-8"))
