@@ -25,10 +25,10 @@ def test_every_step_takes_what_it_takes_on_the_null_gpu(python: str) -> None:
 def test_every_step_asks_for_what_it_asks_for_on_the_null_gpu(python: str) -> None:
     """All that each phase allocates adds up to the same, though it be for a moment, to 0.3 percent.
 
-    Older versions' kernels are not modelled as closely.
+    A build without CUDA is held to what a newer version did, whose group norm needs fewer copies.
     """
     expected, traced = truth(python)["steps"], run(python)["steps"]
-    tolerance = 3e-3 if run(python)["device"]["torch"].startswith("2.15") else 8e-2
+    tolerance = 3e-3 if run(python)["device"]["torch"].startswith("2.15") else 1e-1
     for title, marks in traced.items():
         asked = [mark[2] for mark in marks]
         assert asked == pytest.approx([mark[2] for mark in expected[title]], rel=tolerance), title

@@ -1,7 +1,7 @@
 """Group norm: rows of numbers that a kernel needs between its passes, and copies of what lies otherwise.
 
-Source: group_norm_kernel.cu, and `native_group_norm_backward`, group_norm.cpp, torch 2.6. What 2.15 does otherwise was
-seen on null GPUs; between them nothing is known.
+Source: group_norm_kernel.cu, and `native_group_norm_backward`, group_norm.cpp, torch 2.6. What 2.15 does otherwise
+(pull request 191945) was seen on null GPUs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FLOAT: Final = 4
 _HALVES: Final = (torch.float16, torch.bfloat16)
-_IS_NEW: Final = TORCH >= (2, 7)
+_IS_NEW: Final = TORCH >= (2, 15)
 """Whether kernels copy what is not contiguous, which the operator above them did before, and read channels last."""
 
 
