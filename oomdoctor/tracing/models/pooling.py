@@ -42,6 +42,11 @@ def _adaptive_backward(call: Call) -> Temporaries:
     return Temporaries(after=(*_copies(gradient, indices), *_result_copies(call)))
 
 
+def _average(call: Call) -> Temporaries:
+    """Source: AdaptiveAveragePooling.cu."""
+    return Temporaries(_copies_like(call.args[0], call.args[0]))
+
+
 def _dilated(call: Call) -> Temporaries:
     return Temporaries(after=_copies_like(call.args[0], call.args[0]))
 
@@ -66,6 +71,7 @@ def _copies_like(x: torch.Tensor, *tensors: torch.Tensor) -> tuple[int, ...]:
 MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {
     "adaptive_max_pool2d": _adaptive,
     "adaptive_max_pool2d_backward": _adaptive_backward,
+    "_adaptive_avg_pool2d": _average,
     "max_pool2d_with_indices": _dilated,
     "max_pool2d_with_indices_backward": _dilated_backward,
     "avg_pool2d_backward": _average_backward,
