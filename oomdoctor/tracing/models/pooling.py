@@ -42,23 +42,18 @@ def _adaptive_backward(call: Call) -> Temporaries:
     return Temporaries(after=(*_copies(gradient, indices), *_result_copies(call)))
 
 
-def _average(call: Call) -> Temporaries:
+def _adaptive_average(call: Call) -> Temporaries:
     """Source: AdaptiveAveragePooling.cu."""
     return Temporaries(_copies_like(call.args[0], call.args[0]))
 
 
-def _dilated(call: Call) -> Temporaries:
+def _windowed(call: Call) -> Temporaries:
     return Temporaries(after=_copies_like(call.args[0], call.args[0]))
 
 
-def _dilated_backward(call: Call) -> Temporaries:
+def _windowed_backward(call: Call) -> Temporaries:
     gradient, x = call.args[:2]
     return Temporaries(after=_copies_like(x, x, gradient))
-
-
-def _average_backward(call: Call) -> Temporaries:
-    gradient, x = call.args[:2]
-    return Temporaries(after=_copies_like(x, gradient))
 
 
 def _copies_like(x: torch.Tensor, *tensors: torch.Tensor) -> tuple[int, ...]:
@@ -71,8 +66,9 @@ def _copies_like(x: torch.Tensor, *tensors: torch.Tensor) -> tuple[int, ...]:
 MODELS: Final[dict[str, Callable[[Call], Temporaries]]] = {
     "adaptive_max_pool2d": _adaptive,
     "adaptive_max_pool2d_backward": _adaptive_backward,
-    "_adaptive_avg_pool2d": _average,
-    "max_pool2d_with_indices": _dilated,
-    "max_pool2d_with_indices_backward": _dilated_backward,
-    "avg_pool2d_backward": _average_backward,
+    "_adaptive_avg_pool2d": _adaptive_average,
+    "max_pool2d_with_indices": _windowed,
+    "max_pool2d_with_indices_backward": _windowed_backward,
+    "avg_pool2d": _windowed,
+    "avg_pool2d_backward": _windowed_backward,
 }

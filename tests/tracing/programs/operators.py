@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 import torch
-from operator_cases import layers, losses, numbers, places, sweeps
+from operator_cases import layers, losses, numbers, pictures, places, sweeps
 from operator_cases.making import Case
 
 KINDS = {
     "layers": layers.CASES,
     "losses": losses.CASES,
+    "pictures": pictures.CASES,
     "places": places.CASES,
     "numbers": numbers.CASES,
     "sweeps": sweeps.CASES,

@@ -1,0 +1,77 @@
+"""What goes over pictures: convolutions, pools and upsampling, of tensors that lie in several ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody has it
+
+from operator_cases.making import HALF, Case, case, channels_last, leaf
+
+TYPES = (torch.float32, HALF, torch.float16)
+_PICTURE = (4, 32, 20, 20)
+
+_LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "as it is": lambda x: x,
+    "channels last": channels_last,
+    "transposed": lambda x: x.transpose(2, 3),
+    "sliced": lambda x: x[:, ::2],
+}
+_RESULTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "whole": lambda x: x,
+    "joined": lambda x: torch.cat([x, x], 1),
+    "transposed": lambda x: x.transpose(2, 3),
+    "summed": lambda x: x.sum(),
+}
+_POOLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "max": lambda x: F.max_pool2d(x, 2),
+    "average": lambda x: F.avg_pool2d(x, 2),
+    "adaptive max": lambda x: F.adaptive_max_pool2d(x, 3),
+    "adaptive average": lambda x: F.adaptive_avg_pool2d(x, 3),
+    "to one pixel": lambda x: F.adaptive_avg_pool2d(x, 1),
+    **{
+        f"upsampled {mode}": lambda x, mode=mode: F.interpolate(x, (33, 33), mode=mode)
+        for mode in ("nearest", "bilinear")
+    },
+    "unfolded": lambda x: F.unfold(x, 3)[:, :, None],
+}
+_FILTERS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "all channels": ((16, 32, 3, 3), {"padding": 1}),
+    "one pixel": ((16, 32, 1, 1), {}),
+    "groups": ((32, 8, 3, 3), {"groups": 4}),
+    "depthwise": ((32, 1, 3, 3), {"groups": 32}),
+    "depthwise, strided": ((32, 1, 3, 3), {"groups": 32, "stride": 2}),
+    "depthwise, wide": ((64, 1, 7, 7), {"groups": 32}),
+}
+
+
+def _pooled(name: str, layout: str, result: str) -> Case:
+    pool, lay, end = _POOLS[name], _LAYOUTS[layout], _RESULTS[result]
+    return case(lambda x: end(pool(lay(x))), leaf(*_PICTURE))
+
+
+def _convolved(name: str, layout: str, result: str, dtype: torch.dtype) -> Case:
+    (shape, settings), lay, end = _FILTERS[name], _LAYOUTS[layout], _RESULTS[result]
+    return case(
+        lambda x, weight, bias: end(F.conv2d(lay(x), weight, bias, **settings)),
+        leaf(*_PICTURE, dtype=dtype), leaf(*shape, dtype=dtype), leaf(shape[0], dtype=dtype),
+    )  # fmt: skip
+
+
+CASES = {
+    **{
+        f"{name}, {layout}, {result}": _pooled(name, layout, result)
+        for name in _POOLS
+        for layout in _LAYOUTS
+        for result in ("whole", "joined", "transposed")
+    },
+    **{
+        f"convolution with {name}, {layout}, {result}, {dtype}": _convolved(name, layout, result, dtype)
+        for name in _FILTERS
+        for layout in ("as it is", "channels last", "transposed")
+        for result in ("whole", "transposed", "summed")
+        for dtype in TYPES
+    },
+}
