@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from sharing import directory_of, shared
 
 _DROPPED = ("PYTEST_", "COV_", "GITHUB_", "FORCE_COLOR", "NO_COLOR", "LD_PRELOAD", "OOMDOCTOR_", "CUDA_VISIBLE_DEVICES")
 
@@ -79,17 +79,14 @@ def run_once(
     environment: Mapping[str, str] | None = None,
 ) -> PytestRun:
     """Run pytest on files once, also where several workers of xdist want the result."""
-    own = factory.getbasetemp()
-    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    folder = root / name
-    with (root / f"{name}.lock").open("w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        kept = folder / "run.json"
-        if not kept.exists():
-            folder.mkdir()
-            run = run_pytest(write_files(folder, **files), *arguments, environment=environment)
-            kept.write_text(json.dumps([run.code, run.output]), encoding="utf-8")
-    code, output = json.loads(kept.read_text(encoding="utf-8"))
+    folder = directory_of(factory) / name
+
+    def make() -> str:
+        folder.mkdir()
+        run = run_pytest(write_files(folder, **files), *arguments, environment=environment)
+        return json.dumps([run.code, run.output])
+
+    code, output = json.loads(shared(folder.with_suffix(".json"), make))
     return PytestRun(code, output, _cases(folder / "junit.xml"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ GIB = 1 << 30
 
 
 @pytest.fixture
-def answers(python: str) -> dict[str, Any]:
+def answers(python: str, directory: Path) -> dict[str, Any]:
     """What the program printed with that interpreter; it runs once for each."""
-    found: dict[str, Any] = run(python)["device"]
+    found: dict[str, Any] = run(python, directory)["device"]
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from traced_runs import PYTHONS, RECORDED, each_python, run, truth
@@ -13,39 +14,39 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @each_python
-def test_every_step_takes_what_it_takes_on_the_null_gpu(python: str) -> None:
+def test_every_step_takes_what_it_takes_on_the_null_gpu(python: str, directory: Path) -> None:
     """Peaks and what is left after each phase are equal to the byte, for 37 kinds of training."""
-    expected, traced = truth(python)["steps"], run(python)["steps"]
+    expected, traced = truth(python, directory)["steps"], run(python, directory)["steps"]
     assert len(expected) == 37
     kept = {title: [mark[:2] for mark in marks] for title, marks in traced.items()}
     assert kept == {title: [mark[:2] for mark in marks] for title, marks in expected.items()}
 
 
 @each_python
-def test_every_step_asks_for_what_it_asks_for_on_the_null_gpu(python: str) -> None:
+def test_every_step_asks_for_what_it_asks_for_on_the_null_gpu(python: str, directory: Path) -> None:
     """All that each phase allocates adds up to the same, though it be for a moment, to 0.3 percent.
 
     A build without CUDA is held to what a newer version did, whose group norm needs fewer copies.
     """
-    expected, traced = truth(python)["steps"], run(python)["steps"]
-    tolerance = 3e-3 if run(python)["device"]["torch"].startswith("2.15") else 1e-1
+    expected, traced = truth(python, directory)["steps"], run(python, directory)["steps"]
+    tolerance = 3e-3 if run(python, directory)["device"]["torch"].startswith("2.15") else 1e-1
     for title, marks in traced.items():
         asked = [mark[2] for mark in marks]
         assert asked == pytest.approx([mark[2] for mark in expected[title]], rel=tolerance), title
 
 
 @each_python
-def test_the_examples_take_what_they_take_on_the_null_gpu(python: str) -> None:
+def test_the_examples_take_what_they_take_on_the_null_gpu(python: str, directory: Path) -> None:
     """Trials of the examples have the same outcome, peaks and phases, reserved bytes too, and run out at one place."""
-    expected, traced = truth(python)["examples"], run(python)["examples"]
+    expected, traced = truth(python, directory)["examples"], run(python, directory)["examples"]
     assert [trial["outcome"] for trials in expected.values() for trial in trials] == ["fits", "oom", *["fits"] * 4]
     assert traced == expected
 
 
-def test_the_recorded_figures_are_the_null_gpus() -> None:
+def test_the_recorded_figures_are_the_null_gpus(directory: Path) -> None:
     """What builds without CUDA are held to is what the null GPU says on this machine."""
     try:
-        found = run(PYTHONS[0], null=True)
+        found = run(PYTHONS[0], directory, null=True)
     except NoAnswerError as error:
         pytest.skip(error.message)
     assert json.loads(RECORDED.read_text(encoding="utf-8")) == found

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sharing import shared
 
 from oomdoctor.devices.catalogue import find_card
 from oomdoctor.devices.null_gpu import environment
@@ -36,9 +37,17 @@ def build_of(python: str) -> TorchBuild:
     return parse_version_file((root / "version.py").read_text(encoding="utf-8"), root)
 
 
-@cache
-def run(python: str, *, null: bool = False) -> Any:
-    """What the programs of `programs/` answer, traced or on a null GPU."""
+def run(python: str, directory: Path, *, null: bool = False) -> Any:
+    """What the programs of `programs/` answer, traced or on a null GPU; each is run once for the suite.
+
+    Raises:
+        NoAnswerError: The null GPU cannot run with this interpreter's torch.
+    """
+    file = directory / f"{Path(python).parents[1].name}-{'null' if null else 'trace'}.json"
+    return json.loads(shared(file, lambda: _run(python, null=null)))
+
+
+def _run(python: str, *, null: bool) -> str:
     base = {**os.environ, "PYTHONPATH": str(ROOT), **KEPT}
     ran = subprocess.run(
         [python, "-W", "ignore", str(PROGRAMS / "everything.py"), "null" if null else "trace"],
@@ -50,12 +59,12 @@ def run(python: str, *, null: bool = False) -> Any:
         stdin=subprocess.DEVNULL,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    return json.loads(ran.stdout)
+    return ran.stdout
 
 
-def truth(python: str) -> Any:
+def truth(python: str, directory: Path) -> Any:
     """What the null GPU says: with this interpreter's torch, or as recorded where that cannot run on it."""
     try:
-        return run(python, null=True)
+        return run(python, directory, null=True)
     except NoAnswerError:
         return json.loads(RECORDED.read_text(encoding="utf-8"))

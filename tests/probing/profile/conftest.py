@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
-from profiles import CASES, PLAIN, SETTINGS, Case, Profiled, profile, read, run, shared
+from profiles import CASES, PLAIN, SETTINGS, Case, Profiled, profile, read, run
+from sharing import directory_of, shared
 
 
 @pytest.fixture(scope="session")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of this run of the suite, the same in each of its processes."""
-    base = tmp_path_factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return directory_of(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

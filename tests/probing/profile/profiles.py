@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -23,7 +22,7 @@ from oomdoctor.serialisation import decode
 from oomdoctor.units import GIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[3]
@@ -133,12 +132,3 @@ def read(answer: dict[str, Any]) -> Profiled:
 def by_category(totals: tuple[int, ...]) -> dict[Category, int]:
     """Bytes by category, those that are there."""
     return {category: total for category, total in zip(Category, totals, strict=True) if total}
-
-
-def shared(file: Path, make: Callable[[], str]) -> str:
-    """What a file holds, made once by whichever of several processes comes first."""
-    with file.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not file.exists():
-            file.write_text(make())
-        return file.read_text()
