@@ -129,7 +129,8 @@ class Planner:
         if quick is not None:
             return Plan([Fresh(tuple(quick.shape), quick.stride(), quick.dtype)], [0], (), (), [], None)
         metas: dict[int, torch.Tensor] = {}
-        meta_args, meta_kwargs = _to_meta(args, metas), _to_meta(kwargs, metas)
+        # What is written into a tensor is not copied there from the host.
+        meta_args, meta_kwargs = (_to_meta(part, metas, keeps_numbers="out" not in kwargs) for part in (args, kwargs))
         try:
             returned = operator(*meta_args, **meta_kwargs)
         except NotImplementedError as error:
@@ -195,16 +196,16 @@ def _flatten(returned: Any) -> tuple[list[Any], Any]:  # noqa: ANN401
     return flat, [len(item) if isinstance(item, list) else None for item in returned]
 
 
-def _to_meta(value: Any, metas: dict[int, torch.Tensor]) -> Any:  # noqa: ANN401
+def _to_meta(value: Any, metas: dict[int, torch.Tensor], *, keeps_numbers: bool = True) -> Any:  # noqa: ANN401
     if isinstance(value, torch.Tensor):
         if id(value) not in metas:
-            is_number = value.is_cpu and value.dim() == 0
+            is_number = keeps_numbers and value.is_cpu and value.dim() == 0
             metas[id(value)] = value if is_number else _meta_like(value)
         return metas[id(value)]
     if isinstance(value, list | tuple):
-        return type(value)(_to_meta(item, metas) for item in value)
+        return type(value)(_to_meta(item, metas, keeps_numbers=keeps_numbers) for item in value)
     if isinstance(value, dict):
-        return {name: _to_meta(item, metas) for name, item in value.items()}
+        return {name: _to_meta(item, metas, keeps_numbers=keeps_numbers) for name, item in value.items()}
     if isinstance(value, torch.device):
         return torch.device("meta")
     return None if isinstance(value, torch.Generator) else value
