@@ -19,6 +19,7 @@ from oomdoctor.tracing.engine_thread import run_double_backward_apart
 from oomdoctor.tracing.extremes import extreme_roads
 from oomdoctor.tracing.kernels import Kernels
 from oomdoctor.tracing.patches import Patches
+from oomdoctor.tracing.pinning import patch_pinning
 from oomdoctor.tracing.private import (
     AUTOGRAD_KEY,
     BACKEND_KEY,
@@ -73,6 +74,7 @@ def emulated_cuda(card: Card, settings: Settings | None = None) -> Iterator[Emul
         patches = Patches(stack)
         _register(patches, device)
         patch_tensors(patches, device)
+        patch_pinning(patches)
         answer_for(patches, device)
         refuse_compiled(patches)
         stack.enter_context(without_threads())

@@ -139,6 +139,8 @@ class Planner:
             returned = None
         in_order = [metas[id(tensor)] for tensor in given]
         flat, shape = _flatten(returned)
+        if any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in flat):
+            raise cannot_trace(operator, "sparse tensors are not emulated")
         results = [_what(value, in_order) for value in flat]
         if operator.name() in _CONTIGUOUS:
             results[0] = Fresh(results[0].size, torch.empty(results[0].size, device="meta").stride(), results[0].dtype)

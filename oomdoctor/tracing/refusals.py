@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _SPARSE: Final = (
     "embedding_sparse_backward", "_embedding_bag_sparse_backward", "sparse_coo_tensor.indices",
-    "sparse_coo_tensor.indices_size", "sparse_coo_tensor.size", "_to_sparse", "_to_sparse.sparse_dim",
+    "sparse_coo_tensor.indices_size", "sparse_coo_tensor.size", "_sparse_coo_tensor_unsafe", "_to_sparse",
+    "_to_sparse.sparse_dim",
 )  # fmt: skip
 
 
@@ -25,7 +26,9 @@ def sparse_refusals() -> dict[str, Callable[..., Any]]:
 
 
 def refuse_elsewhere(patches: Patches) -> None:
-    """Refuse scripted modules, whose tensors C++ holds, and saving tensors that have no data."""
+    """Refuse scripted modules, whose tensors C++ holds, nested tensors, and saving tensors that have no data."""
+    for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged"):
+        patches.set(torch.nested, name, _refusing(f"torch.nested.{name}", "nested tensors are not emulated"))
     scripted = _refusing("torch.jit.ScriptModule", "the tensors of a scripted or traced module cannot be moved")
     patches.set(torch.jit.ScriptModule, "_apply", scripted)
     tag, save = torch.serialization.location_tag, _refusing("torch.save", "tensors on an emulated GPU have no data")

@@ -5,12 +5,15 @@ Source: `ctc_loss_gpu_template` and `ctc_loss_backward_gpu_template`, LossCTC.cu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+_LARGE: Final = 450
+"""From here on all blanks' probabilities are summed in one operator."""
 
 
 def kernels() -> dict[str, Callable[..., Any]]:
@@ -36,9 +39,14 @@ def _loss(
 
 
 def _backward(_: torch.Tensor, log_probs: torch.Tensor, *rest: Any) -> torch.Tensor:  # noqa: ANN401 - PyTorch's
-    held = _lengths(log_probs.shape[1], log_probs)
-    held.append(torch.empty_like(rest[4]))
-    return torch.empty_like(log_probs)
+    (steps, batch, labels), alignments = log_probs.shape, rest[4]
+    held = _lengths(batch, log_probs)
+    held.append(torch.empty_like(alignments))
+    result = torch.empty_like(log_probs)
+    if 2 * steps + 24 * batch // 10 + 2 * labels // 10 > _LARGE:
+        blanks = log_probs.new_empty((batch, steps, alignments.shape[2] // 2 + 1))
+        torch.logsumexp(blanks, 2, keepdim=True)
+    return result
 
 
 def _lengths(batch: int, like: torch.Tensor) -> list[torch.Tensor]:
