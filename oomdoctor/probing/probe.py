@@ -57,6 +57,8 @@ def probe(
             run.guide.close()  # what it holds of the host's memory is of no more use
         recommended = 0 if search is None else run.session.find_recommended(search, request.headroom)
         plan = None if search is None else _plan(request, run.session, search.maximum, recommended)
+        if search is not None and run.engine.kind == "trace":
+            run.session.try_profiled(request.profile_micro_batch, search.maximum)
         trials = tuple(run.session.trials)
         asking = Asking(request, run.reference, run.engine, run.supervisor, trials, progress, stop)
         recorded = asking.record(0 if search is None else search.maximum)

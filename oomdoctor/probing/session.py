@@ -145,6 +145,14 @@ class Session:
             return seen[-1]
         return self._run(micro_batch, self._supervisor.capacity_bytes, steps)
 
+    def try_profiled(self, size: int | None, maximum: int) -> None:
+        """Run the size whose memory is asked for, with all memory, where the search did not and it can fit.
+
+        Where nothing tells what memory is made of, its peaks and phases are those of this trial.
+        """
+        if size is not None and size <= maximum:
+            self.tried(size, micro_steps(size, self._per_device_target))
+
     def _run(self, micro_batch: int, allowed_bytes: int, steps: int | None = None) -> Trial:
         steps = steps or micro_steps(micro_batch, self._per_device_target)
         return self.record(

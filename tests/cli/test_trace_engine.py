@@ -28,9 +28,9 @@ def build_model():
 """
 _IN_BACKWARD = """
 def training_step(model, batch):
-    outputs = model(batch).log_softmax(-1).unsqueeze(0)
-    ones = torch.ones(outputs.shape[1], dtype=torch.long, device=outputs.device)
-    return nn.functional.ctc_loss(outputs, ones.unsqueeze(1), ones, ones)
+    outputs = model(batch)
+    classes = torch.zeros(outputs.shape[0], dtype=torch.long, device=outputs.device)
+    return nn.functional.multi_margin_loss(outputs, classes)
 """
 _LOOKS = """
 def training_step(model, batch):
@@ -116,7 +116,7 @@ def test_a_step_that_depends_on_data_is_named(oomdoctor: Run, tmp_path: Path) ->
     ("function", "code", "said"),
     [
         ("build_model", _SAVES, "`torch.save` cannot be traced, at "),
-        ("training_step", _IN_BACKWARD, "`aten._ctc_loss_backward` cannot be traced; none of your lines calls it"),
+        ("training_step", _IN_BACKWARD, "`aten.multi_margin_loss_backward` cannot be traced; none of your lines calls it"),
     ],
 )
 def test_what_cannot_be_traced_is_nobodys_fault(
@@ -166,3 +166,34 @@ def test_what_is_known_to_be_too_low_is_said(oomdoctor: Run, tmp_path: Path) -> 
 
     assert any("a trace of bf16 is too low" in warning for warning in on_old)
     assert not any("too low" in warning for warning in on_new)
+
+
+def test_a_check_without_cuda_compares_peaks_and_phases(oomdoctor: Run, tmp_path: Path) -> None:
+    """Where only a trace answers, what a baseline holds are the trials' peaks, and growth at the same maximum fails."""
+    environment = {"CC": "/nowhere/cc", "PATH": "/nowhere", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    write_target(tmp_path)
+    settings = """
+[tool.oomdoctor]
+gpu = "rtx-4090"
+target-batch = 64
+[[tool.oomdoctor.check]]
+name = "model"
+target = "model.py"
+optimizer = "{}"
+micro-batch = 48
+max-memory = "1 GiB"
+baseline = true
+"""
+    (tmp_path / "pyproject.toml").write_text(settings.format("SGD"))
+    assert oomdoctor("check", "--update", "--quiet", **environment).returncode == 0
+    entry = json.loads((tmp_path / "oomdoctor-baseline.json").read_text())["entries"]["model"]
+    same = oomdoctor("check", "--quiet", **environment)
+
+    (tmp_path / "pyproject.toml").write_text(settings.format("AdamW"))
+    grown = oomdoctor("check", "--quiet", **environment)
+
+    assert (same.returncode, grown.returncode) == (0, 1)
+    assert entry["memory"] is None
+    assert "48" in entry["trials"]
+    assert "peak allocated" in grown.stdout
+    assert "could not be measured" not in same.stdout

@@ -51,7 +51,7 @@ def differences(before: Figures, after: Figures) -> tuple[str, ...]:
 
 
 def common_trials(before: Figures, after: Figures) -> tuple[TrialFigures, TrialFigures] | None:
-    """A command's trials at the largest size that both have and that can be compared; None where there is none."""
+    """Trials at the largest size that both have and that can be compared; None where there is none."""
     sizes = sorted(before.trials.keys() & after.trials.keys(), reverse=True)
     pairs = ((before.trials[size], after.trials[size]) for size in sizes)
     return next((pair for pair in pairs if is_comparable(*pair)), None)
@@ -62,10 +62,10 @@ def not_compared(before: Figures, after: Figures) -> str | None:
     if before.is_command != after.is_command:
         was, now = ("a command", "a file") if before.is_command else ("a file", "a command")
         return f"the baseline is of {was}, and the entry is {now} now, so that nothing is compared"
-    if not before.is_command:
-        return left_out(before.memory, after.memory)
-    if not before.trials or common_trials(before, after) is not None:
-        return None
+    if not before.trials:
+        return None if before.is_command else left_out(before.memory, after.memory)
+    if after.memory is not None or common_trials(before, after) is not None:
+        return None  # of the first it is said that circumstances differ
     sizes = " and ".join(map(str, sorted(before.trials)))
     return (
         f"the baseline has memory at micro-batch {sizes}, this check has none to compare: only the maximum is compared"

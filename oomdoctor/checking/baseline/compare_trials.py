@@ -1,4 +1,4 @@
-"""A command's memory at one micro-batch, then and now: which phase of training has grown.
+"""The memory of trials at one micro-batch, then and now: which phase of training has grown.
 
 What fails: the peaks, and each phase that both have, where they are worse by more than the tolerance. A phase that only
 one has, such as an evaluation that was added, fails nothing by itself: where it needs more than training, the peak

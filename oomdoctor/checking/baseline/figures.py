@@ -80,9 +80,9 @@ class Figures:
         maximum: Largest micro-batch that fits; 0 where none does.
         limited_by: What ended the search: `memory`, `target` or `limit`.
         accumulation_steps: Steps that reach the target batch on each device; None where nothing fits.
-        memory: Memory at one micro-batch; None where it could not be recorded, and of a command.
+        memory: Memory at one micro-batch; None where it could not be recorded, of a command, and of a trace.
         is_command: Whether a command was probed, and not a file.
-        trials: Of a command, memory by phase at some micro-batches; none where nothing fits.
+        trials: Of a command and of a trace, memory by phase at some micro-batches; none where nothing fits.
     """
 
     circumstances: Circumstances
@@ -135,8 +135,13 @@ def figures_of(result: ProbeResult, versions: Mapping[str, str] | None = None, s
         accumulation_steps=plan.steps if plan else None,
         memory=None if result.memory is None else memory_figures(result.memory),
         is_command=result.command_plan is not None,
-        trials={} if result.command_plan is None else trial_figures(result, size),
+        trials=trial_figures(result, size) if _has_phases_alone(result) else {},
     )
+
+
+def _has_phases_alone(result: ProbeResult) -> bool:
+    """Whether nobody says what memory is made of: of a command, and on an emulated device."""
+    return result.command_plan is not None or result.device.kind == "trace"
 
 
 def memory_figures(memory: StepMemory) -> MemoryFigures:

@@ -16,7 +16,8 @@
 }
 
 An entry that is a command has no `memory`, and `trials` by micro-batch instead, each with `micro_steps`,
-`peak_allocated_bytes`, `peak_reserved_bytes` and `phases`, whose values are sizes.
+`peak_allocated_bytes`, `peak_reserved_bytes` and `phases`, whose values are sizes. One that was traced has both, and
+its `memory` is null.
 """
 
 from __future__ import annotations
@@ -54,9 +55,11 @@ def to_plain(figures: Figures) -> Plain:
             "maximum": figures.maximum,
         },
     }
-    if figures.is_command:
-        return {**plain, "trials": {str(size): _trial_to_plain(trial) for size, trial in figures.trials.items()}}
-    return {**plain, "memory": None if figures.memory is None else _memory_to_plain(figures.memory)}
+    if figures.is_command or figures.trials:
+        plain["trials"] = {str(size): _trial_to_plain(trial) for size, trial in figures.trials.items()}
+    if not figures.is_command:
+        plain["memory"] = None if figures.memory is None else _memory_to_plain(figures.memory)
+    return plain
 
 
 def _trial_to_plain(trial: TrialFigures) -> Plain:
@@ -75,7 +78,7 @@ def from_table(table: Table) -> Figures:
         ParsingError: Something is missing, unknown or of another kind.
     """
     with table, table.table("micro_batch") as answer:
-        is_command = table.has("trials")
+        is_command = table.has("trials") and not table.has("memory")
         memory = None if is_command else table.optional_table("memory")
         return Figures(
             circumstances=_circumstances(table.table("circumstances")),
@@ -84,7 +87,7 @@ def from_table(table: Table) -> Figures:
             accumulation_steps=answer.optional_integer("accumulation_steps"),
             memory=None if memory is None else _memory(memory),
             is_command=is_command,
-            trials=_trials(table.table("trials")) if is_command else {},
+            trials=_trials(table.table("trials")) if table.has("trials") else {},
         )
 
 

@@ -1,7 +1,7 @@
-"""Memory of a command's trials by phase: what a baseline keeps where nobody can say what the memory is made of.
+"""Memory of trials by phase: what a baseline keeps where nobody can say what the memory is made of.
 
-Two sizes are kept: the first that is tried, which every probe of the command tries, and the one whose memory was asked
-for. Where the second does not fit any more, the first still shows which phase has grown.
+That is so of a command, and of a trace. Two sizes are kept: the first that is tried, which every probe tries, and the
+one whose memory was asked for. Where the second does not fit any more, the first still shows which phase has grown.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def place_of(phase: str) -> tuple[int, int, str]:
 
 
 def trial_figures(result: ProbeResult, size: int | None) -> dict[int, TrialFigures]:
-    """What a baseline keeps of a command's trials, by micro-batch.
+    """What a baseline keeps of the trials, by micro-batch.
 
     Args:
         result: What the probe found.
@@ -82,10 +82,10 @@ def _figures(trial: Trial, result: ProbeResult) -> TrialFigures:
         name = f"iteration {phase.iteration} {phase.phase.value}"
         phases[name] = max(phases.get(name, 0), phase.peak_allocated_bytes)
     is_whole = result.micro_batch.limited_by == "target" and trial.micro_batch == result.micro_batch.maximum
-    words = () if result.command_plan is None else result.command_plan.words
+    accumulated = result.command_plan is None or accumulates(result.command_plan.words)
     return TrialFigures(
         micro_batch=trial.micro_batch,
-        micro_steps=1 if is_whole or not accumulates(words) else 2,
+        micro_steps=1 if is_whole or not accumulated else 2,
         peak_allocated_bytes=trial.peak_allocated_bytes or 0,
         peak_reserved_bytes=trial.peak_reserved_bytes or 0,
         phases=phases,

@@ -78,7 +78,7 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: Stop | Non
         progress.stage(f"starting {request.target}")
         _first_trial(supervisor, session, min(_FIRST_SIZE, share), share)
         search = session.find_maximum(supervisor.noted.gradient_bytes)
-        _run_profiled_size(request, session, search.maximum, share)
+        session.try_profiled(request.profile_micro_batch, search.maximum)
         recommended = session.find_recommended(search, request.headroom)
         plan, chosen = _checked_plan(request, session, search.maximum, recommended)
         supervisor.settle()
@@ -120,13 +120,6 @@ def _dependencies(request: ProbeRequest, supervisor: CommandSupervisor) -> Depen
     if supervisor.uses is None:
         return _UNWATCHED
     return supervisor.uses.dependencies(request.command or (), request.directory, os.environ)
-
-
-def _run_profiled_size(request: ProbeRequest, session: Session, maximum: int, share: int) -> None:
-    """Run the size whose memory is asked for, with all memory, where the search did not and it can fit."""
-    size = request.profile_micro_batch
-    if size is not None and size <= maximum:
-        session.tried(size, micro_steps(size, share))
 
 
 def _first_trial(supervisor: CommandSupervisor, session: Session, size: int, share: int) -> None:
