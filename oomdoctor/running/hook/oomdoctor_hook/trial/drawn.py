@@ -19,29 +19,29 @@ _ALIGNMENT = 64
 
 
 class Found(NamedTuple):
-    """What was drawn; both are views of the shared memory.
+    """What was drawn.
 
     Attributes:
-        numbers: Bytes of the numbers.
+        begin: Where the numbers begin in the memory.
         state: Of the generator, after it.
     """
 
-    numbers: memoryview
-    state: memoryview
+    begin: int
+    state: bytes
 
 
 class Drawn:
     """What has been drawn so far, by this process or another.
 
+    It is read and written as a file: to map it would take a fault for each of its pages.
+
     Args:
-        path: Of the memory, as a file.
+        path: Of the memory.
     """
 
     def __init__(self, path: str) -> None:
-        import mmap
-
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._map = memoryview(mmap.mmap(self._descriptor, 0))
+        self._size = os.fstat(self._descriptor).st_size
         self._known: dict[bytes, Found] = {}
         self._read_until = _HEADER.size
 
@@ -50,7 +50,20 @@ class Drawn:
         self._read()
         return self._known.get(key)
 
-    def keep(self, key: bytes, numbers: Any, state: bytes) -> None:  # noqa: ANN401 - whatever has bytes
+    def copy(self, found: Found, target: Any) -> None:  # noqa: ANN401 - whatever has bytes
+        """Copy the numbers to where the program wants them.
+
+        Raises:
+            OSError: They are not all there.
+        """
+        rest, begin = memoryview(target).cast("B"), found.begin
+        while rest:
+            done = os.preadv(self._descriptor, [rest], begin)
+            if not done:
+                raise OSError("the memory ends before its numbers")
+            rest, begin = rest[done:], begin + done
+
+    def keep(self, key: bytes, numbers: Any, state: bytes) -> None:  # noqa: ANN401 - as above
         """Add what was drawn, where there is room and nobody else is adding."""
         import fcntl
 
@@ -67,20 +80,25 @@ class Drawn:
     def _append(self, key: bytes, numbers: memoryview, state: bytes) -> None:
         begin = self._read_until
         places = _places(begin, len(numbers), len(state))
-        if places.end > len(self._map):
+        if places.end > self._size:
             return
-        _RECORD.pack_into(self._map, begin, key, len(numbers), len(state))
-        self._map[places.state : places.state + len(state)] = state
-        self._map[places.numbers : places.numbers + len(numbers)] = numbers
-        _HEADER.pack_into(self._map, 0, places.end)
+        self._write(_RECORD.pack(key, len(numbers), len(state)), begin)
+        self._write(state, places.state)
+        self._write(numbers, places.numbers)
+        self._write(_HEADER.pack(places.end), 0)
+
+    def _write(self, data: bytes | memoryview, begin: int) -> None:
+        rest = memoryview(data)
+        while rest:
+            done = os.pwrite(self._descriptor, rest, begin)
+            rest, begin = rest[done:], begin + done
 
     def _read(self) -> None:
-        (end,) = _HEADER.unpack_from(self._map, 0)
+        (end,) = _HEADER.unpack(os.pread(self._descriptor, _HEADER.size, 0))
         while self._read_until < end:
-            key, numbers, state = _RECORD.unpack_from(self._map, self._read_until)
+            key, numbers, state = _RECORD.unpack(os.pread(self._descriptor, _RECORD.size, self._read_until))
             places = _places(self._read_until, numbers, state)
-            found = (self._map[places.numbers :][:numbers], self._map[places.state :][:state])
-            self._known[key] = Found(*found)
+            self._known[key] = Found(places.numbers, os.pread(self._descriptor, state, places.state))
             self._read_until = places.end
 
 

@@ -104,10 +104,9 @@ def _is_answered(torch: Any, drawn: Drawn, question: _Question, tensor: Any) -> 
         found = drawn.find(question.key)
         if found is None:
             return False
-        state = torch.frombuffer(found.state, dtype=torch.uint8).clone()
-        with torch.no_grad():
-            tensor.copy_(torch.frombuffer(found.numbers, dtype=tensor.dtype).view(tensor.shape))
-        question.generator.set_state(state)
+        drawn.copy(found, _memory_of(tensor))
+        torch.autograd.graph.increment_version(tensor)
+        question.generator.set_state(torch.frombuffer(bytearray(found.state), dtype=torch.uint8))
     except Exception as error:  # noqa: BLE001 - it is drawn then, as without us
         note_failure("draws", error)
         return False
