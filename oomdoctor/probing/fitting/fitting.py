@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from oomdoctor.tracing.device import EmulatedDevice
 
 _FIRST_SIZE = 4
+_BLOCKS_BEFORE_A_COLLECTION = 200_000
+"""Blocks of simulated allocators refer to each other, and are made by the million."""
 
 
 def begin(device: EmulatedDevice, cards: Sequence[Card]) -> Journal:
@@ -117,6 +119,7 @@ class Fitting:
         family, choices = self._tracer.prepare(card, self._share - 1, capacity)
         if not self._shared:
             gc.freeze()  # torch has a million objects, which every collection would go through
+            gc.set_threshold(_BLOCKS_BEFORE_A_COLLECTION)
         heap = self._device.allocator.heap
         shared = Shared(self._tracer, family, heap.settings, heap.rules)
         own = choices[rivals.index(card.compute_capability)]

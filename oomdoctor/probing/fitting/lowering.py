@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from oomdoctor.probing.fitting.phases import PhasePeaks
-from oomdoctor.tracing.journal import Cleared, Mark, Section
+from oomdoctor.tracing.journal import Cleared, Ended, Mark, Section
 from oomdoctor.tracing.taking import Workspace
 from oomdoctor.tracing.temporaries import temporaries_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from oomdoctor.allocator.caching import CachingAllocator
     from oomdoctor.devices.card import Card
     from oomdoctor.probing.fitting.scaling import Steps
-    from oomdoctor.tracing.journal import Ended, Entry
+    from oomdoctor.tracing.journal import Entry
     from oomdoctor.tracing.taking import Taken
 
 Scripts = tuple[tuple[tuple["Taken", ...], tuple["Taken", ...]], ...]
@@ -40,6 +41,35 @@ class Program:
 def program_of(steps: Steps) -> Program:
     """What a step asks for, in runs that need no look at what they are made of."""
     return Program(_runs(steps.entries[: steps.start]), _runs(steps.entries[steps.start :]))
+
+
+def condensed(program: Program, scripts: Scripts) -> Program:
+    """The same without the sections that take nothing, which are most, and without the ends that give nothing back."""
+    return Program(_condensed(program.loading, scripts), _condensed(program.trial, scripts))
+
+
+def _condensed(runs: list[Run], scripts: Scripts) -> list[Run]:
+    kept: list[Run] = []
+    numbers: list[int] = []
+    takes = False
+    for chunk, marker in runs:
+        numbers += chunk
+        if isinstance(marker, Section):
+            if not scripts[marker.call][marker.is_after]:
+                continue
+            takes = True
+        elif isinstance(marker, Ended):
+            if not takes:
+                continue
+            takes = False
+        kept.append((numbers, marker))
+        numbers = []
+    return kept
+
+
+def what_takes(scripts: Scripts) -> object:
+    """Which sections take something: programs are condensed alike where that is the same."""
+    return tuple(bool(part) for script in scripts for part in script)
 
 
 def scripts_for(steps: Steps, card: Card) -> Scripts:
@@ -69,38 +99,6 @@ def _runs(entries: Sequence[Entry]) -> list[Run]:
     return [*runs, (numbers, None)]
 
 
-class Memory(Protocol):
-    """What a program asks: an allocator, or who only counts."""
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Bytes in use."""
-
-    @property
-    def peak_allocated_bytes(self) -> int:
-        """The most that were."""
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes held from the driver."""
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        """The most that were."""
-
-    def malloc(self, nbytes: int, /) -> int:
-        """Allocate; an address."""
-
-    def free(self, address: int, /) -> None:
-        """Give back."""
-
-    def empty_cache(self) -> None:
-        """Give the cache back to the driver."""
-
-    def reset_peak_stats(self) -> None:
-        """Peaks begin at what is now."""
-
-
 class Player:
     """Asks an allocator for what a program says, on one card.
 
@@ -112,7 +110,7 @@ class Player:
         peaks: What the phases hold.
     """
 
-    def __init__(self, allocator: Memory, scripts: Scripts) -> None:
+    def __init__(self, allocator: CachingAllocator, scripts: Scripts) -> None:
         self._allocator = allocator
         self._scripts = scripts
         self._addresses: list[int] = []

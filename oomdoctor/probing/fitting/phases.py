@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from oomdoctor.results import Phase
 
 if TYPE_CHECKING:
-    from oomdoctor.probing.fitting.lowering import Memory
+    from oomdoctor.allocator.caching import CachingAllocator
     from oomdoctor.tracing.journal import Mark
 
 
@@ -21,7 +21,7 @@ class PhasePeaks:
         reserved_bytes: Most bytes held from the driver in any phase so far, or before the first.
     """
 
-    def __init__(self, allocator: Memory) -> None:
+    def __init__(self, allocator: CachingAllocator) -> None:
         self._allocator = allocator
         self._phases: dict[Any, Phase] = {}
         self._open: Any = None

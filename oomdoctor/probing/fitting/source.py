@@ -6,7 +6,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from oomdoctor.probing.fitting.living import live_peak
-from oomdoctor.probing.fitting.lowering import Program, Scripts, program_of, scripts_for, shape_of
+from oomdoctor.probing.fitting.lowering import (
+    Program,
+    Scripts,
+    condensed,
+    program_of,
+    scripts_for,
+    shape_of,
+    what_takes,
+)
 from oomdoctor.probing.fitting.placing import Placement, Room, is_plain, place
 from oomdoctor.results import Outcome, Trial
 
@@ -31,7 +39,7 @@ class Shared:
         family: The cards that do the same.
         settings: What the allocator is told.
         rules: What its version does differently.
-        programs: What the allocator is asked for, by size and micro-steps.
+        programs: What the allocator is asked for, by size, micro-steps and which sections take something.
         unpressed: Placements that never came near a bound, by size, micro-steps and what operators take on a card.
         lives: Most bytes that are alive at one time, by size, micro-steps and what operators take.
     """
@@ -40,7 +48,7 @@ class Shared:
     family: Family
     settings: Settings
     rules: Rules
-    programs: dict[tuple[int, int], Program] = field(default_factory=dict)
+    programs: dict[tuple[int, int, object], Program] = field(default_factory=dict)
     unpressed: dict[_Key, Placement] = field(default_factory=dict)
     lives: dict[_Key, int] = field(default_factory=dict)
 
@@ -127,14 +135,15 @@ class CardSource:
         size, lives = (micro_batch, 2), self._shared.lives
         key = (*size, self._taken(steps, size))
         if key not in lives:
-            lives[key] = live_peak(self._program(steps, size), key[2])
+            lives[key] = live_peak(self._program(steps, size, key[2]), key[2])
         return lives[key]
 
-    def _program(self, steps: Steps, size: tuple[int, int]) -> Program:
+    def _program(self, steps: Steps, size: tuple[int, int], scripts: Scripts) -> Program:
         programs = self._shared.programs
-        if size not in programs:
-            programs[size] = program_of(steps)
-        return programs[size]
+        key = (*size, what_takes(scripts))
+        if key not in programs:
+            programs[key] = condensed(program_of(steps), scripts)
+        return programs[key]
 
     def _place(self, steps: Steps, micro_batch: int, micro_steps: int, allowed_bytes: int) -> Placement:
         key = micro_batch, micro_steps, allowed_bytes
@@ -151,7 +160,7 @@ class CardSource:
         if known is not None and known.peak_reserved_bytes <= allowed_bytes:
             return known
         room = Room(card.total_bytes, card.context_bytes, allowed_bytes)
-        placement = place(self._program(steps, size), key[2], room, shared.settings, shared.rules)
+        placement = place(self._program(steps, size, key[2]), key[2], room, shared.settings, shared.rules)
         if placement.error is None and not placement.retries and is_plain(shared.settings):
             shared.unpressed[key] = placement
         return placement
