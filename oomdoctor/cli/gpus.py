@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -50,6 +50,10 @@ def gpus(  # noqa: PLR0913 - one parameter an option
     precision: PrecisionName = None,
     optimizer: OptimizerName = None,
     headroom: Headroom = "5%",
+    engine: Annotated[
+        Literal["trace", "null"],
+        typer.Option(help="How `--fit` answers: traced, in seconds, or by a probe of each card on a null GPU."),
+    ] = "trace",
     trial_timeout: TrialTimeout = 300.0,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
@@ -67,6 +71,7 @@ def gpus(  # noqa: PLR0913 - one parameter an option
             optimizer=optimizer,
             headroom=headroom,
             trial_timeout=trial_timeout,
+            engine=engine,
         )
         _show_fits(request, as_json=as_json, quiet=quiet)
     elif target_batch is not None:
@@ -104,11 +109,12 @@ def _show_catalogue(*, as_json: bool) -> None:
 def _show_fits(request: ProbeRequest, *, as_json: bool, quiet: bool) -> None:
     from oomdoctor.devices.catalogue import all_cards
     from oomdoctor.probing.fitting.fit import fit
+    from oomdoctor.probing.fitting.probed import probe_cards
     from oomdoctor.reports.progress import make_progress
 
     cards, progress = all_cards(), make_progress(quiet=quiet)
     try:
-        found = fit(request, cards, progress)
+        found = (probe_cards if request.engine == "null" else fit)(request, cards, progress)
     finally:
         progress.close()
     if as_json:

@@ -166,6 +166,7 @@ def fit_request(  # noqa: PLR0913 - one parameter an option
     optimizer: str | None,
     headroom: str,
     trial_timeout: float,
+    engine: Literal["trace", "null"],
 ) -> ProbeRequest:
     """The question of `oomdoctor gpus --fit`, which is that of a probe of every card.
 
@@ -183,7 +184,7 @@ def fit_request(  # noqa: PLR0913 - one parameter an option
         precision=precision or "fp32",
         optimizer=optimizer,
         headroom=parse_fraction(headroom, option="--headroom"),
-        engine="trace",
+        engine=engine,
         trial_timeout_seconds=trial_timeout,
     )
 

@@ -24,7 +24,7 @@ def result_of(request: ProbeRequest, found: Fits, cards: Sequence[Card]) -> dict
         "precision": request.precision,
         "optimizer": request.optimizer,
         "headroom": request.headroom,
-        "engine": "trace",
+        "engine": request.engine,
         "weights_bytes": found.weights_bytes,
         "questions": [*found.questions],
         "reasons": encode(found.reasons),

@@ -23,6 +23,11 @@ _LIMITS: Final = {
     "model": "the model alone does not fit",
 }
 
+_HOW: Final = {
+    "trace": "traced: what a step allocates was placed on a simulated allocator of each card's size",
+    "null": "probed: the step ran on a null GPU of each card's size, with PyTorch's own allocator",
+}
+
 
 def render_fits(request: ProbeRequest, found: Fits, cards: Sequence[Card], terminal: Terminal) -> str:
     """What fits each card, and below it what the columns say."""
@@ -45,7 +50,7 @@ def _legend(request: ProbeRequest, found: Fits) -> list[str]:
         f"{asked}; {len(found.rows)} cards, {format_size(found.weights_bytes)} of weights",
         f"largest: the largest micro-batch; recommended: one that leaves {request.headroom:.0%} of the capacity free",
         "steps: accumulation steps that reach the target batch",
-        "traced: what a step allocates was placed on a simulated allocator of each card's size",
+        _HOW[request.engine],
         *(f"allocator: {reason.text}" for reason in found.reasons),
         *_cautions(found),
     ]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ import pytest
 from running import marked_processes, run_command
 
 import oomdoctor
+from oomdoctor.devices.catalogue import find_card
+from oomdoctor.probing.fitting.fit import fit
+from oomdoctor.probing.fitting.probed import probe_cards
+from oomdoctor.probing.request import ProbeRequest
+from oomdoctor.progress import SilentProgress
 
 SCHEMA = Path(oomdoctor.__file__).parent / "schemas" / "fit.schema.json"
 
@@ -116,6 +122,20 @@ def test_a_card_has_the_answer_of_pytorch_itself(cards: dict[str, Any], tmp_path
     micro_batch, plan = probed(tmp_path, "gtx-1060-6gb", "null", "--target-batch", "600")
 
     assert (micro_batch["maximum"], plan) == (card["micro_batch"]["maximum"], card["accumulation"])
+
+
+@pytest.mark.null_gpu
+def test_probes_of_cards_make_the_table_that_a_trace_makes(tmp_path: Path) -> None:
+    """By a probe on a null GPU two cards have the rows that they have by a trace, but for what was warned of."""
+    (tmp_path / "train.py").write_text(ATTENDING)
+    request = ProbeRequest(target="train.py", directory=tmp_path, target_batch=600, engine="null")
+    cards = [find_card("gtx-1060-6gb"), find_card("h200")]
+
+    found = probe_cards(request, cards, SilentProgress())
+    traced = fit(replace(request, engine="trace"), cards, SilentProgress())
+
+    assert [replace(row, notes=()) for row in found.rows] == [replace(row, notes=()) for row in traced.rows]
+    assert (found.weights_bytes, found.versions) == (traced.weights_bytes, traced.versions)
 
 
 def test_sizes_that_are_no_line_over_the_micro_batch_are_traced_each(tmp_path: Path) -> None:
