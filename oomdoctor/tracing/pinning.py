@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from oomdoctor.tracing.private import keep_constructors
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -17,6 +19,7 @@ _MAKERS: Final = ("empty", "empty_like", "empty_strided", "zeros", "ones", "full
 
 def patch_pinning(patches: Patches) -> None:
     """Let tensors be pinned without being it."""
+    keep_constructors()  # by which `with torch.device("cuda")` knows the functions that are replaced here
     for name in _MAKERS:
         patches.set(torch, name, _unpinned(getattr(torch, name)))
     patches.set(torch.Tensor, "pin_memory", _itself)

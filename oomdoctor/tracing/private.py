@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.utils import _device
 
 from oomdoctor.errors import NoAnswerError
 
@@ -213,6 +214,11 @@ def has_modes() -> bool:
         or _C._len_torch_function_stack()  # noqa: SLF001
         or _C._functorch.peek_interpreter_stack()  # noqa: SLF001
     )
+
+
+def keep_constructors() -> None:
+    """Have PyTorch look up now, and once for all, which functions `with torch.device(...)` means."""
+    _device._device_constructors()  # noqa: SLF001
 
 
 def swap_implementations(first: torch.Tensor, second: torch.Tensor) -> None:
