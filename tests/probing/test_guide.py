@@ -39,9 +39,11 @@ def test_a_guide_guesses_for_every_capacity(tmp_path: Path, cap_bytes: int | Non
         guide.begin(card)
         guesses = [guide.guess(size) for size in (cap_bytes or card.capacity_bytes, 12 * GIB, 12 * GIB)]
 
-    assert [guess and guess.maximum for guess in guesses] == [first, 8, 8]
+    second = guesses[1].maximum if guesses[1] else None
+    assert [guess and guess.maximum for guess in guesses] == [first, second, second]
+    assert second in {7, 8}  # before torch 2.15 a workspace is kept
     assert guide.guess(20 * GIB) is None  # it has ended
-    assert guide.guidance() == Guidance((first, 8), None)
+    assert guide.guidance() == Guidance((first, second), None)
 
 
 def test_what_a_guide_cannot_load_is_no_guess(tmp_path: Path) -> None:
