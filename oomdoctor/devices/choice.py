@@ -6,10 +6,10 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from oomdoctor.devices import emulated
 from oomdoctor.devices.catalogue import find_card, generic_card
+from oomdoctor.devices.emulated import environment as emulated_environment
 from oomdoctor.devices.monitor import has_local_gpu
-from oomdoctor.devices.null_gpu import environment as null_gpu_environment
+from oomdoctor.devices.null_gpu.environment import environment as null_gpu_environment
 from oomdoctor.devices.torch_build import TorchBuild, find_torch
 from oomdoctor.errors import NoAnswerError, UsageError
 from oomdoctor.results import Reason
@@ -102,7 +102,7 @@ def _check_may_trace(*, may_trace: bool) -> None:
 
 def _trace(card: Card, base: Mapping[str, str], why: str, reasons: tuple[Reason, ...]) -> Engine:
     text = f"trace: {why}; no kernel runs, and what each would allocate is told by its operator"
-    return Engine("trace", card, emulated.environment(card, base), (Reason("engine", text), *reasons))
+    return Engine("trace", card, emulated_environment(card, base), (Reason("engine", text), *reasons))
 
 
 def _torch() -> TorchBuild:

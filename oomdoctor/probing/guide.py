@@ -10,8 +10,8 @@ import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from oomdoctor.devices import emulated
 from oomdoctor.devices.catalogue import generic_card
+from oomdoctor.devices.emulated import environment as emulated_environment
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.probing.child import Child
 from oomdoctor.probing.fitting.fit import BOUNDLESS_BYTES, settings_of
@@ -49,7 +49,7 @@ class Guide:
         self._request = request
         self._reference = reference
         self._started = time.monotonic()
-        self._child = Child(emulated.environment(generic_card(BOUNDLESS_BYTES), environment), stop)
+        self._child = Child(emulated_environment(generic_card(BOUNDLESS_BYTES), environment), stop)
         self._card: Card | None = None
         self._unheard: list[int | None] = []
         self._heard: dict[int, Fitted] = {}

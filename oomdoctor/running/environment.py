@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from oomdoctor.devices.catalogue import find_card, generic_card
 from oomdoctor.devices.choice import choose_engine
 from oomdoctor.devices.monitor import has_local_gpu
-from oomdoctor.devices.null_gpu import environment as null_gpu_environment
+from oomdoctor.devices.null_gpu.environment import environment as null_gpu_environment
 from oomdoctor.errors import NoAnswerError, UsageError
 from oomdoctor.running.interpreter import find_interpreter, torch_of
 

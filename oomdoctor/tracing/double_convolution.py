@@ -13,7 +13,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    Found = torch.Tensor | None
+Found = torch.Tensor | None
 
 
 class _Settings(NamedTuple):

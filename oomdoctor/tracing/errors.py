@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import oomdoctor
 from oomdoctor.errors import NoAnswerError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _ELSEWHERE: Final = "run it on PyTorch itself: `--engine null` on Linux with a C
 _NO_LINE: Final = "; none of your lines calls it, as where PyTorch calls it in a backward"
 _ADVICE: Final = re.compile(r"\n|(?<=\.) (?=To |This |Please |If |You )")
 """Where what PyTorch says of itself ends, and what it would have its own developers do begins."""
-_PACKAGE: Final = str(Path(__file__).parents[1])
+_PACKAGE: Final = str(Path(oomdoctor.__file__).parent)
 _EXAMPLES: Final = str(Path(_PACKAGE, "examples"))
 _NOBODYS: Final = ("torch.", "functools", "contextlib", "threading", "concurrent.", "runpy")
 _MIXING: Final = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})

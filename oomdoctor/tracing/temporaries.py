@@ -4,50 +4,48 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oomdoctor.tracing.models import (
-    attention,
-    blas,
-    dropout_state,
-    embedding,
-    embedding_bags,
-    group_norm,
-    indexing,
-    layer_norm,
-    losses,
-    normalization,
-    norms,
-    pooling,
-    radix_sort,
-    reducing,
-    resampling,
-    scans,
-    searching,
-    selection,
-)
+from oomdoctor.tracing.models.attention import MODELS as ATTENTION_MODELS
+from oomdoctor.tracing.models.blas import MODELS as BLAS_MODELS
+from oomdoctor.tracing.models.dropout_state import MODELS as DROPOUT_STATE_MODELS
+from oomdoctor.tracing.models.embedding import MODELS as EMBEDDING_MODELS
+from oomdoctor.tracing.models.embedding_bags import MODELS as EMBEDDING_BAGS_MODELS
+from oomdoctor.tracing.models.group_norm import MODELS as GROUP_NORM_MODELS
+from oomdoctor.tracing.models.indexing import MODELS as INDEXING_MODELS
+from oomdoctor.tracing.models.layer_norm import MODELS as LAYER_NORM_MODELS
+from oomdoctor.tracing.models.losses import MODELS as LOSSES_MODELS
+from oomdoctor.tracing.models.normalization import MODELS as NORMALIZATION_MODELS
+from oomdoctor.tracing.models.norms import MODELS as NORMS_MODELS
+from oomdoctor.tracing.models.pooling import MODELS as POOLING_MODELS
+from oomdoctor.tracing.models.radix_sort import MODELS as RADIX_SORT_MODELS
+from oomdoctor.tracing.models.reducing import MODELS as REDUCING_MODELS
+from oomdoctor.tracing.models.resampling import MODELS as RESAMPLING_MODELS
+from oomdoctor.tracing.models.scans import MODELS as SCANS_MODELS
+from oomdoctor.tracing.models.searching import MODELS as SEARCHING_MODELS
+from oomdoctor.tracing.models.selection import MODELS as SELECTION_MODELS
 from oomdoctor.tracing.taking import NOTHING
 
 if TYPE_CHECKING:
     from oomdoctor.tracing.taking import Call, Temporaries
 
 _MODELS = {
-    **blas.MODELS,
-    **reducing.MODELS,
-    **attention.MODELS,
-    **embedding.MODELS,
-    **embedding_bags.MODELS,
-    **pooling.MODELS,
-    **normalization.MODELS,
-    **group_norm.MODELS,
-    **norms.MODELS,
-    **dropout_state.MODELS,
-    **indexing.MODELS,
-    **layer_norm.MODELS,
-    **losses.MODELS,
-    **radix_sort.MODELS,
-    **resampling.MODELS,
-    **scans.MODELS,
-    **searching.MODELS,
-    **selection.MODELS,
+    **BLAS_MODELS,
+    **REDUCING_MODELS,
+    **ATTENTION_MODELS,
+    **EMBEDDING_MODELS,
+    **EMBEDDING_BAGS_MODELS,
+    **POOLING_MODELS,
+    **NORMALIZATION_MODELS,
+    **GROUP_NORM_MODELS,
+    **NORMS_MODELS,
+    **DROPOUT_STATE_MODELS,
+    **INDEXING_MODELS,
+    **LAYER_NORM_MODELS,
+    **LOSSES_MODELS,
+    **RADIX_SORT_MODELS,
+    **RESAMPLING_MODELS,
+    **SCANS_MODELS,
+    **SEARCHING_MODELS,
+    **SELECTION_MODELS,
 }
 
 

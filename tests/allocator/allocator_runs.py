@@ -14,7 +14,7 @@ import pytest
 from running import ROOT
 
 from oomdoctor.devices.catalogue import generic_card
-from oomdoctor.devices.null_gpu import environment
+from oomdoctor.devices.null_gpu.environment import environment
 from oomdoctor.devices.torch_build import TorchBuild, parse_version_file
 from oomdoctor.units import GIB
 

@@ -26,7 +26,7 @@ from measuring import EXAMPLES, RESULTS, gibibytes, machine, save
 
 from oomdoctor.devices.card import Card
 from oomdoctor.devices.choice import Engine
-from oomdoctor.devices.null_gpu import environment as null_gpu_environment
+from oomdoctor.devices.null_gpu.environment import environment as null_gpu_environment
 from oomdoctor.devices.torch_build import find_torch
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.probing.found import Probe

@@ -12,7 +12,7 @@ import pytest
 from running import ROOT
 
 from oomdoctor.devices.catalogue import find_card
-from oomdoctor.devices.null_gpu import environment
+from oomdoctor.devices.null_gpu.environment import environment
 from oomdoctor.devices.torch_build import find_torch
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow]

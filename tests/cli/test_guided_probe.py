@@ -20,7 +20,7 @@ from targets_for_tests import MLP, write_target
 
 from oomdoctor import probe
 from oomdoctor.devices.catalogue import find_card
-from oomdoctor.devices.null_gpu import environment
+from oomdoctor.devices.null_gpu.environment import environment
 from oomdoctor.devices.torch_build import find_torch
 from oomdoctor.errors import TargetError
 from oomdoctor.probing import guide

@@ -11,7 +11,7 @@ import pytest
 from traced_runs import PROGRAMS, PYTHONS, ROOT, build_of, each_python
 
 from oomdoctor.devices.catalogue import find_card
-from oomdoctor.devices.null_gpu import environment
+from oomdoctor.devices.null_gpu.environment import environment
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.timeout(200)]
 

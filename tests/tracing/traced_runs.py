@@ -14,7 +14,7 @@ import pytest
 from sharing import shared
 
 from oomdoctor.devices.catalogue import find_card
-from oomdoctor.devices.null_gpu import environment
+from oomdoctor.devices.null_gpu.environment import environment
 from oomdoctor.devices.torch_build import TorchBuild, parse_version_file
 from oomdoctor.errors import NoAnswerError
 

@@ -6,8 +6,8 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from oomdoctor.devices import emulated
 from oomdoctor.devices.choice import choose_engine
+from oomdoctor.devices.emulated import environment as emulated_environment
 from oomdoctor.probing.accumulation import per_device_target
 from oomdoctor.probing.child import Child
 from oomdoctor.probing.fitting.fitted import Fitted
@@ -66,7 +66,7 @@ def fit(request: ProbeRequest, cards: Sequence[Card], progress: Progress, *, sto
     reference = parse_reference(request.target, directory=request.directory)
     engine = choose_engine(engine="trace", gpu=cards[0].key, device=None, memory_bytes=None, base=os.environ)
     boundless = replace(cards[0], total_bytes=BOUNDLESS_BYTES, context_bytes=0)
-    with Child(emulated.environment(boundless, engine.environment), stop) as child:
+    with Child(emulated_environment(boundless, engine.environment), stop) as child:
         progress.stage(f"loading {request.target}")
         load = {"op": "load_for_many", "reference": asdict(reference), "cards": [encode(card) for card in cards]}
         loaded = _ask(child, request, "loading the target", load | settings_of(request))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.devices.null_gpu import with_total_bytes
+from oomdoctor.devices.null_gpu.environment import with_total_bytes
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.probing.accumulation import per_device_target
 from oomdoctor.probing.profile.profiled import Profiled

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from oomdoctor.devices.card import Card
-from oomdoctor.devices.null_gpu import environment
+from oomdoctor.devices.null_gpu.environment import environment
 from oomdoctor.devices.torch_build import TorchBuild, parse_version_file
 
 PROGRAMS = Path(__file__).parent / "programs"

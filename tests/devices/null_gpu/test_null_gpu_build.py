@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from null_gpu_runs import CARD, build_of, each_python
 
 from oomdoctor.devices.null_gpu import build as build_module
-from oomdoctor.devices.null_gpu import environment
 from oomdoctor.devices.null_gpu.build import LIBRARY, build_library
 from oomdoctor.devices.null_gpu.elf import read_shared_library
+from oomdoctor.devices.null_gpu.environment import environment
 from oomdoctor.devices.null_gpu.stubs import answer_of, read_cuda_libraries, stub_source
 from oomdoctor.devices.torch_build import TorchBuild
 from oomdoctor.errors import NoAnswerError

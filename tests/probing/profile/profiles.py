@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from targets_to_profile import TARGETS
 
 from oomdoctor.devices.catalogue import generic_card
-from oomdoctor.devices.null_gpu import environment
+from oomdoctor.devices.null_gpu.environment import environment
 from oomdoctor.devices.torch_build import TorchBuild, parse_version_file
 from oomdoctor.results import Category, StepMemory, Trial
 from oomdoctor.serialisation import decode
