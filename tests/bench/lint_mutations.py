@@ -7,8 +7,13 @@ import json
 import keyword
 import random
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from lint_cases import SCRIPTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,8 +102,7 @@ PIECES: Final = (
 @functools.cache
 def seeds() -> tuple[str, ...]:
     """The scripts of the tests: those with mistakes, and those without."""
-    paths = sorted([*LINT.glob("fixtures/**/*.py"), *LINT.glob("clean/*.py")])
-    return tuple(path.read_text(encoding="utf-8") for path in paths)
+    return (*(path.read_text(encoding="utf-8") for path in sorted(LINT.glob("clean/*.py"))), *SCRIPTS.values())
 
 
 def mutated(number: int, more: tuple[str, ...] = ()) -> tuple[str, bytes]:

@@ -5,49 +5,46 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import lint_cases
 import pytest
+from lint_cases import Case
 
 from oomdoctor.cli import main
 from oomdoctor.lint.checking import check
 from oomdoctor.lint.code.parsing import parse
 from oomdoctor.lint.rules import ALL
 
-FIXTURES = Path(__file__).parent / "fixtures"
+
+def is_fixable(case: Case) -> bool:
+    """Whether a finding in a case has a fix."""
+    rules = [rule for rule in ALL if rule.default or rule.code == case.code]
+    return any(hit.edits for _, hit in check(parse(case.text, Path("case.py")), rules))
 
 
-def fixable() -> list[Path]:
-    """Scripts with a finding that can be put right."""
-    found = []
-    for path in sorted(FIXTURES.rglob("bad_*.py")):
-        if not path.name.endswith(".fixed.py"):
-            rules = [rule for rule in ALL if rule.default or rule.code == path.parent.name]
-            if any(hit.edits for _, hit in check(parse(path.read_text(encoding="utf-8"), path), rules)):
-                found.append(path)
-    return found
+FIXABLE = [case for case in lint_cases.CASES if case.name.startswith("bad_") and is_fixable(case)]
 
 
-def fixed(path: Path, folder: Path) -> str:
+def fixed(case: Case, folder: Path) -> str:
     """The text that `lint --fix` leaves of a script, which it must not change a second time."""
-    script = folder / path.name
-    script.write_bytes(path.read_bytes())
-    extra = ["--extend-select", path.parent.name] if path.parent.name.startswith("OOM") else []
-    main(["lint", "--isolated", "--fix", *extra, str(script)])
+    script = folder / f"{case.name}.py"
+    script.write_text(case.text, encoding="utf-8")
+    main(["lint", "--isolated", "--fix", "--extend-select", case.code, str(script)])
     once = script.read_text(encoding="utf-8")
-    main(["lint", "--isolated", "--fix", *extra, str(script)])
+    main(["lint", "--isolated", "--fix", "--extend-select", case.code, str(script)])
     assert script.read_text(encoding="utf-8") == once
     return once
 
 
-@pytest.mark.parametrize("path", fixable(), ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_script_is_put_right_as_its_twin_shows(path: Path, tmp_path: Path) -> None:
-    """`--fix` turns a script into its twin, once and for all, and leaves nothing else different."""
-    twin = path.with_suffix(".fixed.py")
-    text = fixed(path, tmp_path)
-    if os.environ.get("OOMDOCTOR_TEST_REWRITE"):
-        twin.write_text(text, encoding="utf-8")
-    assert text == twin.read_text(encoding="utf-8")
+@pytest.mark.parametrize("case", FIXABLE, ids=str)
+def test_a_script_is_fixed_as_its_second_block_shows(case: Case, tmp_path: Path) -> None:
+    """`--fix` turns a script into its fixed text, once and for all, and leaves nothing else different."""
+    text = fixed(case, tmp_path)
+    if os.environ.get("OOMDOCTOR_TEST_REWRITE") and text != case.fixed:
+        lint_cases.write_fixed(case, text)
+        case = lint_cases.Case(case.code, case.name, case.text, text)
+    assert text == case.fixed
 
 
-def test_each_twin_belongs_to_a_script_that_can_be_put_right() -> None:
-    """No twin is left behind by a rule that has changed."""
-    assert {path.with_suffix(".fixed.py") for path in fixable()} == set(FIXTURES.rglob("*.fixed.py"))
+def test_each_fixed_text_belongs_to_a_script_with_a_fix() -> None:
+    """No fixed text is left behind by a rule that has changed."""
+    assert [case for case in lint_cases.CASES if case.fixed is not None] == FIXABLE

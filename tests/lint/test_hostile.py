@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import time
-from pathlib import Path
 
+import lint_cases
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -77,7 +77,6 @@ def test_bytes_that_are_no_text_do_no_harm(body: bytes) -> None:
 
 def test_a_finding_outlives_what_stands_around_it() -> None:
     """A mistake is still found between pieces that parse: the rest of the file does not hide it."""
-    script = Path(__file__).parent / "fixtures" / "OOM121" / "bad_recursive.py"
-    text = script.read_text(encoding="utf-8")
+    text = lint_cases.case("OOM121/bad_recursive").text
     around = GIANTS["elif"]()
     assert "OOM121" in {finding.code for finding in linted((text + "\n" + around).encode()).findings}

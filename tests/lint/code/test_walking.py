@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
+import lint_cases
 import pytest
 
 from oomdoctor.lint.code.walking import walk
 
-FIXTURES = sorted((Path(__file__).parents[1] / "fixtures").rglob("*.py"))[::20]
 
-
-@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
-def test_all_nodes_come_in_the_order_of_the_standard_library(path: Path) -> None:
+@pytest.mark.parametrize("name", list(lint_cases.SCRIPTS)[::20])
+def test_all_nodes_come_in_the_order_of_the_standard_library(name: str) -> None:
     """The walk gives what `ast.walk` gives, but for the marks that tell reading from setting."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = ast.parse(lint_cases.SCRIPTS[name])
     expected = [node for node in ast.walk(tree) if not isinstance(node, ast.expr_context)]
     assert walk(tree) == expected

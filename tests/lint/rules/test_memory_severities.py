@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lint_cases
 import pytest
 
 from oomdoctor.lint.checking import check
@@ -11,25 +12,23 @@ from oomdoctor.lint.code.parsing import parse
 from oomdoctor.lint.rules import ALL
 from oomdoctor.results import Severity
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
-
 
 def severities(name: str) -> list[tuple[str, Severity]]:
-    """Code and severity of each finding of a fixture, in order."""
-    path = FIXTURES / name
-    hits = check(parse(path.read_text(encoding="utf-8"), path), [rule for rule in ALL if rule.default])
+    """Code and severity of each finding of a case, in order."""
+    text = lint_cases.case(name).text
+    hits = check(parse(text, Path("case.py")), [rule for rule in ALL if rule.default])
     return [(rule.code, hit.severity or rule.severity) for rule, hit in hits]
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("OOM102/bad_total.py", [("OOM102", Severity.WARNING)]),
-        ("OOM102/bad_other_fraction.py", [("OOM102", Severity.WARNING)]),
-        ("OOM102/bad_outputs_for_metrics.py", [("OOM102", Severity.WARNING)]),
-        ("OOM102/bad_several_tasks.py", [("OOM102", Severity.WARNING)]),
-        ("OOM102/bad_never_used.py", [("OOM102", Severity.ERROR)]),
-        ("OOM102/bad_validation.py", [("OOM101", Severity.ERROR), ("OOM102", Severity.ERROR)]),
+        ("OOM102/bad_total", [("OOM102", Severity.WARNING)]),
+        ("OOM102/bad_other_fraction", [("OOM102", Severity.WARNING)]),
+        ("OOM102/bad_outputs_for_metrics", [("OOM102", Severity.WARNING)]),
+        ("OOM102/bad_several_tasks", [("OOM102", Severity.WARNING)]),
+        ("OOM102/bad_never_used", [("OOM102", Severity.ERROR)]),
+        ("OOM102/bad_validation", [("OOM101", Severity.ERROR), ("OOM102", Severity.ERROR)]),
     ],
 )
 def test_a_graph_that_has_had_its_backward_pass_is_milder(name: str, expected: list[tuple[str, Severity]]) -> None:
@@ -40,10 +39,10 @@ def test_a_graph_that_has_had_its_backward_pass_is_milder(name: str, expected: l
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("OOM111/bad_weights.py", Severity.NOTE),
-        ("OOM111/bad_resume.py", Severity.WARNING),
-        ("OOM111/bad_distributed.py", Severity.ERROR),
-        ("OOM111/bad_spawned.py", Severity.ERROR),
+        ("OOM111/bad_weights", Severity.NOTE),
+        ("OOM111/bad_resume", Severity.WARNING),
+        ("OOM111/bad_distributed", Severity.ERROR),
+        ("OOM111/bad_spawned", Severity.ERROR),
     ],
 )
 def test_loading_is_worse_with_an_optimizer_and_worst_in_many_processes(name: str, expected: Severity) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lint_cases
 import pytest
 
 from oomdoctor.lint.checking import check
@@ -11,24 +12,22 @@ from oomdoctor.lint.code.parsing import parse
 from oomdoctor.lint.rules import ALL
 from oomdoctor.results import Severity
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-
 
 def severities(name: str) -> list[Severity]:
-    """Of the findings in a script, by the rule in whose folder it lies."""
-    path = FIXTURES / name
-    rules = [rule for rule in ALL if rule.code == path.parent.name]
-    return [hit.severity or rule.severity for rule, hit in check(parse(path.read_text(encoding="utf-8"), path), rules)]
+    """Severities of the findings in a case, by the rule that the case belongs to."""
+    case = lint_cases.case(name)
+    rules = [rule for rule in ALL if rule.code == case.code]
+    return [hit.severity or rule.severity for rule, hit in check(parse(case.text, Path("case.py")), rules)]
 
 
 @pytest.mark.parametrize(
     ("name", "severity"),
     [
-        ("OOM121/bad_recursive.py", Severity.WARNING),
-        ("OOM121/bad_cpu_fallback.py", Severity.NOTE),
-        ("OOM122/bad_str.py", Severity.WARNING),
-        ("OOM122/bad_not_in.py", Severity.NOTE),
-        ("OOM123/bad_continue.py", Severity.ERROR),
+        ("OOM121/bad_recursive", Severity.WARNING),
+        ("OOM121/bad_cpu_fallback", Severity.NOTE),
+        ("OOM122/bad_str", Severity.WARNING),
+        ("OOM122/bad_not_in", Severity.NOTE),
+        ("OOM123/bad_continue", Severity.ERROR),
     ],
 )
 def test_a_handler_is_as_bad_as_what_it_costs(name: str, severity: Severity) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent
 
+import lint_cases
 import pytest
 
 from oomdoctor.lint.checking import check
@@ -14,7 +15,6 @@ from oomdoctor.lint.rules import ALL
 from oomdoctor.results import Severity
 
 RULES = {rule.code: rule for rule in ALL}
-FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 
 def hit_in(code: str, text: str) -> Hit:
@@ -24,8 +24,8 @@ def hit_in(code: str, text: str) -> Hit:
 
 
 def hit_of(code: str, name: str) -> Hit:
-    """The only finding of one rule in a fixture."""
-    return hit_in(code, (FIXTURES / code / f"{name}.py").read_text(encoding="utf-8"))
+    """The only finding of one rule in a case."""
+    return hit_in(code, lint_cases.case(f"{code}/{name}").text)
 
 
 def severity_of(code: str, hit: Hit) -> Severity:
@@ -97,7 +97,7 @@ def test_a_scaler_is_not_given_a_call_that_it_would_refuse() -> None:
 
 def test_unscaling_is_not_added_to_each_micro_step() -> None:
     """Where the step waits for a boundary and the clipping does not, `unscale_` would come twice: there is no fix."""
-    text = (FIXTURES / "OOM212" / "bad_at_the_boundary.py").read_text(encoding="utf-8")
+    text = lint_cases.case("OOM212/bad_at_the_boundary").text
     boundary = "        if (i + 1) % k == 0 or i + 1 == len(loader):\n"
     clip = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # expect: OOM212\n"
     moved = text.replace(boundary + "            " + clip, "        " + clip + boundary)
