@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from oomdoctor.api.accumulate import accumulate
     from oomdoctor.api.probe import probe
-    from oomdoctor.api.result import load_result
-    from oomdoctor.probing.accumulation import plan_accumulation
+    from oomdoctor.results.codec import load_result
+    from oomdoctor.search.accumulation import plan_accumulation
 
 __version__ = "0.1.0"
 __all__ = ["accumulate", "load_result", "plan_accumulation", "probe"]
@@ -25,8 +25,8 @@ __all__ = ["accumulate", "load_result", "plan_accumulation", "probe"]
 _HOMES: Mapping[str, str] = MappingProxyType(
     {
         "accumulate": "oomdoctor.api.accumulate",
-        "load_result": "oomdoctor.api.result",
-        "plan_accumulation": "oomdoctor.probing.accumulation",
+        "load_result": "oomdoctor.results.codec",
+        "plan_accumulation": "oomdoctor.search.accumulation",
         "probe": "oomdoctor.api.probe",
     }
 )

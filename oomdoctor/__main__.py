@@ -1,4 +1,4 @@
-"""`python -m oomdoctor`: the interpreter that runs this is the one whose torch is asked."""
+"""`python -m oomdoctor`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every error that oomdoctor raises on purpose.
+"""Exit codes and the errors that people see.
 
-    OomdoctorError
+OomdoctorError
     ├── UsageError        exit 2   the command line or a configuration
     ├── TargetError       exit 2   the user's file: not found, not importable, not the contract
     └── NoAnswerError     exit 3   nothing is wrong with the question, but no answer could be had

@@ -1,4 +1,7 @@
-"""Where finished text goes: to standard output as its terminal takes it, or into a file, whole or not at all."""
+"""The standard streams as they really are, and where finished text goes.
+
+To a terminal as it takes it, or into a file, whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from oomdoctor.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
 
 DEFAULT_WIDTH = 80
 """Columns where nobody can say how many there are: a file, a pipe."""
@@ -175,3 +179,26 @@ def _has_unicode(stream: TextIO) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
+
+
+_CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def open_standard_streams() -> None:
+    """Open what is closed of stdin, stdout and stderr on the null device.
+
+    A pipe that is opened later would otherwise get the number of one of them, and a child would take it for its own.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+    sys.stdin = sys.stdin or os.fdopen(0, "r", closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def printable(text: str) -> str:
+    """Text without the control characters that a terminal would obey; lines and tabs stay."""
+    return text.translate(_CONTROL)

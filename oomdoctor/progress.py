@@ -1,4 +1,4 @@
-"""How library code tells what it is doing, without knowing who listens: it is handed a `Progress`."""
+"""The progress of a probe, as its caller is told of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes and fractions as people write them: text in, integers of bytes out, and back.
+"""Sizes and shares, read and written.
 
 `G` and `GiB` are both 1024**3, since whoever types `24G` means what nvidia-smi and PyTorch print; `GB` is 10**9, as
 vendors print it on the box. Arithmetic is exact until the last step, so that a size never depends on a float.

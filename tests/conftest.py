@@ -58,7 +58,7 @@ def oomdoctor(tmp_path: Path) -> Run:
 @pytest.fixture
 def null_environment() -> Callable[[int], dict[str, str]]:
     """A worker's environment with a null GPU of so many bytes."""
-    from oomdoctor.devices.choice import choose_engine
+    from oomdoctor.engines.choice import choose_engine
 
     def environment(memory_bytes: int) -> dict[str, str]:
         engine = choose_engine(engine="null", gpu=None, device=None, memory_bytes=memory_bytes, base=os.environ)

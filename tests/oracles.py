@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from oomdoctor.probing.search import SearchResult, find_maximum
 from oomdoctor.results import Outcome, Phase, PhaseName, Trial
+from oomdoctor.search.bracket import SearchResult, find_maximum
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -1,1 +1,1 @@
-"""What Python programs use, with the commands' own names and results; `import oomdoctor` offers it."""
+"""Functions for Python programs; `oomdoctor` exports them."""

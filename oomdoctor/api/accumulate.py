@@ -1,4 +1,4 @@
-"""Gradient accumulation as planned: a batch in micro-batches, weighted so that their gradients sum to the batch's own.
+"""A training loop's batch as micro-batches by a plan, with each loss's weight.
 
 The mean of a batch is not the sum of the means of its parts: each part counts by its share of what the mean is over.
 Whoever leaves the shares out trains with gradients that are as many times too large as there are micro-batches, and no
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import torch
 
-from oomdoctor.api.rows import samples_in
-from oomdoctor.api.splitting import split
+from oomdoctor.api.splitting import samples_in, split
 from oomdoctor.errors import UsageError
-from oomdoctor.probing.accumulation import plan_accumulation, whole_number
 from oomdoctor.results import Accumulation
-from oomdoctor.targets.placement import place
+from oomdoctor.search.accumulation import plan_accumulation, whole_number
+from oomdoctor.target.placement import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
 
 Batch = TypeVar("Batch")
 

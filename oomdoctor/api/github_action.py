@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+
 COMMANDS: Final = ("check", "probe", "lint", "diagnose")
 _OOMDOCTOR: Final = (sys.executable, "-P", "-m", "oomdoctor")
 _EXIT_USAGE: Final = 2

@@ -7,12 +7,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from oomdoctor.command.template import command_line
 from oomdoctor.errors import UsageError
-from oomdoctor.probing.accumulation import whole_number
-from oomdoctor.probing.command.template import one_line
-from oomdoctor.probing.document import document_of
-from oomdoctor.probing.probe import probe as run_probe
-from oomdoctor.probing.request import (
+from oomdoctor.progress import SilentProgress
+from oomdoctor.request import (
     DEFAULT_HEADROOM,
     DEFAULT_STEPS,
     DEFAULT_TRIAL_TIMEOUT_SECONDS,
@@ -20,7 +18,9 @@ from oomdoctor.probing.request import (
     Precision,
     ProbeRequest,
 )
-from oomdoctor.progress import SilentProgress
+from oomdoctor.search.accumulation import whole_number
+from oomdoctor.trial.answer import document_of
+from oomdoctor.trial.probe import probe as run_probe
 from oomdoctor.units import parse_fraction, parse_size
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.progress import Progress
     from oomdoctor.results import ProbeDocument
+
 
 Word = TypeVar("Word", bound=str)
 EngineName = Literal["auto", "cuda", "null", "trace"]
@@ -86,7 +87,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     """
     command = _command(target)
     request = ProbeRequest(
-        target=one_line(command) if command is not None else _path(target),
+        target=command_line(command) if command is not None else _path(target),
         command=command,
         steps=DEFAULT_STEPS if steps is None else whole_number("steps", steps),
         fresh=fresh,

@@ -19,11 +19,12 @@ from oomdoctor.cli.probe import probe
 from oomdoctor.cli.report import report
 from oomdoctor.cli.rule import rule
 from oomdoctor.cli.run import RUN_SETTINGS, CommandExit, run
-from oomdoctor.cli.streams import open_standard_streams, printable
 from oomdoctor.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, OomdoctorError
+from oomdoctor.output import open_standard_streams, printable
 
 if TYPE_CHECKING:
     from types import FrameType
+
 
 app = typer.Typer(
     name="oomdoctor",

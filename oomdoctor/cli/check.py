@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 import typer
 
 from oomdoctor import __version__
-from oomdoctor.cli.check_options import Gpus, Jobs, Memory, Names, NoCacheFlag, Tolerance, UpdateFlag
-from oomdoctor.cli.lint_options import ConfigFile, VerboseFlag
+from oomdoctor.cli.lint import ConfigFile, VerboseFlag
 from oomdoctor.cli.options import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output
 from oomdoctor.cli.probe import QuietFlag
 from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, EXIT_USAGE
@@ -17,10 +16,47 @@ from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, EXIT_USAGE
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from oomdoctor.checking.cache.store import Cache
-    from oomdoctor.checking.check import Check, Plan
-    from oomdoctor.configuration.check import CheckConfiguration
+    from oomdoctor.check.cache import Cache
+    from oomdoctor.check.runner import Check, Plan
+    from oomdoctor.config.check import CheckConfiguration
     from oomdoctor.results import CheckDocument
+
+
+Names: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME", help="Entries to run; without any, all of them.", show_default=False),
+]
+Gpus: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu",
+        metavar="CARD",
+        help="Card to ask about instead of those in the configuration; may be given several times.",
+        show_default=False,
+    ),
+]
+Memory: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Capacity to ask about, such as 16GiB.", show_default=False)
+]
+Tolerance: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Share by which a figure may be worse than in the baseline, such as 5% [default: 2%].",
+        show_default=False,
+    ),
+]
+Jobs: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", min=1, help="Entries that run at once [default: one a core].", show_default=False),
+]
+UpdateFlag: TypeAlias = Annotated[
+    bool, typer.Option("--update", help="Write what is found to the baseline; limits are held to all the same.")
+]
+NoCacheFlag: TypeAlias = Annotated[
+    bool, typer.Option("--no-cache", help="Run every entry, even one that nothing has changed for.")
+]
+
 
 Status: TypeAlias = Literal["error", "no_answer", "failed", "passed"]
 
@@ -57,15 +93,15 @@ def check(  # noqa: PLR0913 - one parameter an option
     """
     import os
 
-    from oomdoctor.checking.check import check as run_check
-    from oomdoctor.checking.crew import default_jobs
-    from oomdoctor.checking.entries import DEFAULTS
-    from oomdoctor.cli.check_progress import CheckLines
-    from oomdoctor.cli.linting import say
+    from oomdoctor.check.entries import DEFAULTS
+    from oomdoctor.check.runner import check as run_check
+    from oomdoctor.cli.lint_actions import say
     from oomdoctor.cli.report import format_name, render
-    from oomdoctor.configuration.check import configure_check
-    from oomdoctor.configuration.schema import CheckKeys
+    from oomdoctor.config.check import configure_check
+    from oomdoctor.config.schema import CheckKeys
+    from oomdoctor.multi_card.pool import default_jobs
     from oomdoctor.output import check_writable
+    from oomdoctor.report.progress import CheckProgress
 
     chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)
     if output is not None:
@@ -77,7 +113,7 @@ def check(  # noqa: PLR0913 - one parameter an option
     if verbose:
         say([*configuration.lines(), f"running at once: {at_once}"])
     cache = None if no_cache else _cache(configuration, os.environ)
-    document = document_of(run_check(plan, CheckLines(quiet=quiet), jobs=at_once, cache=cache))
+    document = document_of(run_check(plan, CheckProgress(quiet=quiet), jobs=at_once, cache=cache))
     render(document, chosen, output)
     raise typer.Exit(document.exit_code)
 
@@ -100,9 +136,9 @@ def document_of(found: Check) -> CheckDocument:
 def _plan(configuration: CheckConfiguration, names: Sequence[str], *, update: bool) -> Plan:
     from pathlib import Path
 
-    from oomdoctor.checking.baseline.files import NAME
-    from oomdoctor.checking.check import Plan
-    from oomdoctor.checking.entries import chosen_entries
+    from oomdoctor.check.baseline.file import NAME
+    from oomdoctor.check.entries import chosen_entries
+    from oomdoctor.check.runner import Plan
 
     return Plan(
         configuration=configuration.file,
@@ -116,7 +152,6 @@ def _plan(configuration: CheckConfiguration, names: Sequence[str], *, update: bo
 def _cache(configuration: CheckConfiguration, environment: Mapping[str, str]) -> Cache:
     from pathlib import Path
 
-    from oomdoctor.checking.cache.folder import cache_folder
-    from oomdoctor.checking.cache.store import Cache
+    from oomdoctor.check.cache import Cache, cache_folder
 
     return Cache(cache_folder(Path(configuration.file), environment), environment=environment)

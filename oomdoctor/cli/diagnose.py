@@ -1,4 +1,4 @@
-"""`oomdoctor diagnose`: parse, call, render, exit code."""
+"""`oomdoctor diagnose`: parse, diagnose, render, exit code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from oomdoctor.results import DiagnosisDocument, DiagnosisResult
+
 
 Files: TypeAlias = Annotated[
     list[str],
@@ -37,8 +38,8 @@ def diagnose(  # noqa: PLR0913 - one parameter an option
 ) -> None:
     """Say why a run ran out of memory, from its log or its snapshot, and what to change."""
     from oomdoctor.cli.report import format_name, render
-    from oomdoctor.diagnosis.diagnose import diagnose as run_diagnosis
-    from oomdoctor.diagnosis.inputs import sources
+    from oomdoctor.diagnose.diagnose import diagnose as run_diagnosis
+    from oomdoctor.diagnose.sources import sources
     from oomdoctor.output import check_writable
 
     chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)

@@ -1,4 +1,4 @@
-"""`oomdoctor gpus`: parse, call, render, exit code."""
+"""`oomdoctor gpus`: the catalogue, the local GPUs, or what fits each card."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from oomdoctor.output import MAXIMUM_WIDTH, Terminal, deliver, is_terminal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oomdoctor.probing.request import ProbeRequest
+    from oomdoctor.request import ProbeRequest
 
 
 def gpus(  # noqa: PLR0913 - one parameter an option
@@ -85,11 +85,11 @@ def gpus(  # noqa: PLR0913 - one parameter an option
 
 
 def _show_catalogue(*, as_json: bool) -> None:
-    from oomdoctor.devices.catalogue import all_cards
+    from oomdoctor.engines.catalogue import all_cards
 
     cards = all_cards()
     if as_json:
-        from oomdoctor.serialisation import encode
+        from oomdoctor.results.codec import encode
 
         rows = [
             {
@@ -101,34 +101,34 @@ def _show_catalogue(*, as_json: bool) -> None:
         ]
         deliver(_document("known", EXIT_OK, {"cards": rows}))
         return
-    from oomdoctor.reports.gpus_text import render_cards
+    from oomdoctor.report.gpus import render_cards
 
     deliver(render_cards(cards, _terminal()))
 
 
 def _show_fits(request: ProbeRequest, *, as_json: bool, quiet: bool) -> None:
-    from oomdoctor.devices.catalogue import all_cards
-    from oomdoctor.probing.fitting.fit import fit
-    from oomdoctor.probing.fitting.probed import probe_cards
-    from oomdoctor.reports.progress import make_progress
+    from oomdoctor.engines.catalogue import all_cards
+    from oomdoctor.multi_card.card_probes import probe_cards
+    from oomdoctor.multi_card.fit import fit_cards
+    from oomdoctor.report.progress import make_progress
 
     cards, progress = all_cards(), make_progress(quiet=quiet)
     try:
-        found = (probe_cards if request.engine == "null" else fit)(request, cards, progress)
+        found = (probe_cards if request.engine == "null" else fit_cards)(request, cards, progress)
     finally:
         progress.close()
     if as_json:
-        from oomdoctor.reports.fit_json import result_of
+        from oomdoctor.report.fit.text import result_of
 
         deliver(_document("fitted", EXIT_OK, result_of(request, found, cards), found.versions))
         return
-    from oomdoctor.reports.fit_text import render_fits
+    from oomdoctor.report.fit.text import render_fits
 
     deliver(render_fits(request, found, cards, _terminal()))
 
 
 def _show_local(*, as_json: bool) -> None:
-    from oomdoctor.devices.monitor import read_gpus
+    from oomdoctor.engines.monitor import read_gpus
 
     try:
         reading = read_gpus()
@@ -138,11 +138,11 @@ def _show_local(*, as_json: bool) -> None:
             deliver(_document("no_gpu", EXIT_NO_ANSWER, {"gpus": [], "notes": notes}))
         raise
     if as_json:
-        from oomdoctor.serialisation import encode
+        from oomdoctor.results.codec import encode
 
         deliver(_document("read", EXIT_OK, _object(encode(reading))))
         return
-    from oomdoctor.reports.gpus_text import render_reading
+    from oomdoctor.report.gpus import render_reading
 
     deliver(render_reading(reading, _terminal()))
     for note in reading.notes:

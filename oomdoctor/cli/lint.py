@@ -1,38 +1,103 @@
-"""`oomdoctor lint`: parse, lint, fix, render, exit code."""
+"""`oomdoctor lint`: parse, lint, render, exit code."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 import typer
 
 from oomdoctor import __version__
-from oomdoctor.cli.lint_options import (
-    ConfigFile,
-    DiffFlag,
-    Exclude,
-    ExitZero,
-    ExtendSelect,
-    FailOn,
-    FixFlag,
-    Ignore,
-    IsolatedFlag,
-    Paths,
-    PerFileIgnores,
-    Select,
-    StatisticsFlag,
-    StdinFilename,
-    VerboseFlag,
-    Words,
-)
-from oomdoctor.cli.options import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output
+from oomdoctor.cli.options import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output, metavar, one_of
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from oomdoctor.results import LintDocument, LintResult
+
+
+Paths: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="PATH",
+        help="Files and folders; `-` for standard input. Without any, the working directory.",
+        show_default=False,
+    ),
+]
+Words: TypeAlias = list[str] | None
+"""Values that may be given several times, or at once with commas between them."""
+
+Select: TypeAlias = Annotated[
+    Words,
+    typer.Option(
+        "--select",
+        metavar="RULES",
+        help="Rules to use instead of the default ones: codes, beginnings of codes such as OOM2, names, or ALL.",
+        show_default=False,
+    ),
+]
+Ignore: TypeAlias = Annotated[
+    Words, typer.Option("--ignore", metavar="RULES", help="Rules not to use.", show_default=False)
+]
+ExtendSelect: TypeAlias = Annotated[
+    Words, typer.Option("--extend-select", metavar="RULES", help="Rules to use besides.", show_default=False)
+]
+PerFileIgnores: TypeAlias = Annotated[
+    Words,
+    typer.Option(
+        "--per-file-ignores",
+        metavar="GLOB:RULE",
+        help="Rules not to use in some files, such as 'tests/**:OOM101'.",
+        show_default=False,
+    ),
+]
+Exclude: TypeAlias = Annotated[
+    Words,
+    typer.Option(
+        "--exclude",
+        metavar="GLOBS",
+        help="Files and folders to pass over, besides those in .gitignore.",
+        show_default=False,
+    ),
+]
+Least: TypeAlias = Literal["note", "warning", "error"]
+FailOn: TypeAlias = Annotated[
+    Least | None,
+    typer.Option(
+        "--fail-on",
+        parser=one_of(*get_args(Least)),
+        metavar=metavar(*get_args(Least)),
+        help="Mildest finding that makes the exit code 1 [default: warning].",
+        show_default=False,
+    ),
+]
+ExitZero: TypeAlias = Annotated[bool, typer.Option("--exit-zero", help="Exit with 0 whatever is found.")]
+FixFlag: TypeAlias = Annotated[bool, typer.Option("--fix", help="Put right what can safely be put right.")]
+DiffFlag: TypeAlias = Annotated[
+    bool,
+    typer.Option("--diff", help="Show what --fix would change, and write nothing; exit with 1 if that is anything."),
+]
+StatisticsFlag: TypeAlias = Annotated[
+    bool, typer.Option("--statistics", help="Count findings by rule instead of showing them.")
+]
+StdinFilename: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="What to call standard input; .ipynb makes it a notebook.", show_default=False),
+]
+ConfigFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Configuration to read, instead of the nearest oomdoctor.toml or pyproject.toml.",
+        show_default=False,
+    ),
+]
+IsolatedFlag: TypeAlias = Annotated[bool, typer.Option("--isolated", help="Read no configuration file.")]
+VerboseFlag: TypeAlias = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say on stderr which settings hold, and where they come from.")
+]
 
 
 def lint(  # noqa: PLR0913 - one parameter an option
@@ -67,10 +132,10 @@ def lint(  # noqa: PLR0913 - one parameter an option
     """
     import os
 
-    from oomdoctor.cli import linting
+    from oomdoctor.cli import lint_actions
     from oomdoctor.cli.report import format_name, render
-    from oomdoctor.configuration.lint import configure_lint
-    from oomdoctor.configuration.schema import LintTable
+    from oomdoctor.config.lint import configure_lint
+    from oomdoctor.config.schema import LintTable
 
     chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)
     _check_plain(chosen, diff=diff, statistics=statistics)
@@ -85,18 +150,18 @@ def lint(  # noqa: PLR0913 - one parameter an option
         fail_on=fail_on,
     )
     configuration = configure_lint(given, os.environ, config=config, isolated=isolated)
-    question = linting.ask(paths or ["."], configuration, stdin_filename, verbose=verbose)
+    question = lint_actions.ask(paths or ["."], configuration, stdin_filename, verbose=verbose)
     if diff:
-        would_change = linting.show_difference(question, output)
+        would_change = lint_actions.show_difference(question, output)
         raise typer.Exit(EXIT_GATE if would_change and not exit_zero else EXIT_OK)
     is_report = chosen == "text" and output is None and not statistics
-    result = linting.fixed(question, told=is_report) if fix else linting.found(question)
+    result = lint_actions.fixed(question, told=is_report) if fix else lint_actions.found(question)
     document = document_of(result, configuration.settled.values.fail_on, exit_zero=exit_zero)
     is_taken = fix and question.stdin is not None
     if statistics:
-        linting.show_statistics(result, output, aside=is_taken)
+        lint_actions.show_statistics(result, output, aside=is_taken)
     elif is_taken and output is None:
-        linting.show_report(document, chosen)
+        lint_actions.show_report(document, chosen)
     else:
         render(document, chosen, output)
     raise typer.Exit(document.exit_code)
@@ -128,7 +193,7 @@ def document_of(result: LintResult, fail_on: str | None, *, exit_zero: bool = Fa
 
 def _words(given: Words) -> tuple[str, ...] | None:
     """Values of an option that may be repeated, each with commas in it."""
-    from oomdoctor.configuration.environment import items
+    from oomdoctor.config.layers import items
 
     return None if given is None else tuple(word for text in given for word in items(text))
 
@@ -146,7 +211,7 @@ def _rules(given: Words, option: str) -> tuple[str, ...] | None:
 
 
 def _ignores(given: Words) -> dict[str, tuple[str, ...]] | None:
-    from oomdoctor.configuration.environment import pairs
+    from oomdoctor.config.layers import pairs
 
     if given is None:
         return None

@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from oomdoctor.cli.command import as_command, check_options
 from oomdoctor.cli.options import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
-from oomdoctor.probing.request import DEFAULT_STEPS
+from oomdoctor.request import DEFAULT_STEPS
 
 if TYPE_CHECKING:
-    from oomdoctor.probing.request import ProbeRequest
+    from collections.abc import Sequence
+
     from oomdoctor.progress import Progress
+    from oomdoctor.request import ProbeRequest
+
+
+def as_command(words: Sequence[str]) -> tuple[str, ...] | None:
+    """The command that was given; None where the one word names a file.
+
+    Raises:
+        UsageError: A file stands before a command.
+    """
+    if len(words) == 1 and "{micro_batch}" not in words[0]:
+        return None
+    if words[0].endswith(".py") and shutil.which(words[0]) is None and shutil.which(words[1]) is not None:
+        raise UsageError(
+            f"a file, `{words[0]}`, and a command, `{words[1]} ...`, are both given", hint="probe one at a time"
+        )
+    return tuple(words)
+
+
+def check_target_options(
+    command: Sequence[str] | None, *, precision: str | None, optimizer: str | None, steps: int | None, fresh: bool
+) -> None:
+    """See that each option goes with what is probed.
+
+    Raises:
+        UsageError: One does not.
+    """
+    if command is None:
+        given = {"--steps": steps is not None, "--fresh": fresh}
+        why, hint = "is for commands, and a file is probed", "a trial of a file takes two optimizer steps"
+    else:
+        given = {"--precision": precision is not None, "--optimizer": optimizer is not None}
+        why, hint = "is for files, and a command is probed", "give the command the option of its own that says so"
+    for option, is_given in given.items():
+        if is_given:
+            raise UsageError(f"`{option}` {why}", hint=f"drop it; {hint}")
 
 
 TargetArgument: TypeAlias = Annotated[
@@ -110,12 +146,12 @@ def probe(  # noqa: PLR0913 - one parameter an option
 ) -> None:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch."""
     from oomdoctor.cli.report import format_name, render
+    from oomdoctor.command.template import command_line
     from oomdoctor.output import check_writable
-    from oomdoctor.probing.command.template import one_line
-    from oomdoctor.probing.document import document_of
-    from oomdoctor.probing.probe import probe as run_probe
-    from oomdoctor.probing.request import ProbeRequest
-    from oomdoctor.reports.progress import make_progress
+    from oomdoctor.report.progress import make_progress
+    from oomdoctor.request import ProbeRequest
+    from oomdoctor.trial.answer import document_of
+    from oomdoctor.trial.probe import probe as run_probe
     from oomdoctor.units import parse_fraction, parse_size
 
     # What a dry run explains is text, whatever the file is called.
@@ -127,9 +163,9 @@ def probe(  # noqa: PLR0913 - one parameter an option
         check_writable(output)
     progress = make_progress(quiet=quiet)
     command = as_command(target)
-    check_options(command, precision=precision, optimizer=optimizer, steps=steps, fresh=fresh)
+    check_target_options(command, precision=precision, optimizer=optimizer, steps=steps, fresh=fresh)
     request = ProbeRequest(
-        target=target[0] if command is None else one_line(command),
+        target=target[0] if command is None else command_line(command),
         command=command,
         directory=Path.cwd(),
         target_batch=_required_target_batch(target_batch, dry_run=dry_run),
@@ -173,7 +209,7 @@ def fit_request(  # noqa: PLR0913 - one parameter an option
     Raises:
         UsageError: An option is missing or says nothing.
     """
-    from oomdoctor.probing.request import ProbeRequest
+    from oomdoctor.request import ProbeRequest
     from oomdoctor.units import parse_fraction
 
     return ProbeRequest(
@@ -191,8 +227,8 @@ def fit_request(  # noqa: PLR0913 - one parameter an option
 
 def _dry_run(request: ProbeRequest, progress: Progress, output: Path | None) -> int:
     from oomdoctor.output import deliver
-    from oomdoctor.probing.probe import dry_run
-    from oomdoctor.reports.probe.dry_run import render as render_dry_run
+    from oomdoctor.report.probe.text import render_dry_run
+    from oomdoctor.trial.probe import dry_run
 
     tried = dry_run(request, progress)
     progress.close()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.results import Document
 
+
 FORMAT_BY_ENDING: Mapping[str, str] = MappingProxyType(
     {
         ".json": "json",
@@ -48,7 +49,7 @@ def report(  # noqa: PLR0913 - one parameter an option
     output: Output = None,
 ) -> None:
     """Render a saved result again, in any format."""
-    from oomdoctor.serialisation import read_document
+    from oomdoctor.results.codec import read_document
 
     name = format_name(form, json=json, markdown=markdown, html=html, output=output)
     document = read_document(file)
@@ -102,9 +103,9 @@ def render(document: Document, name: str, output: Path | None) -> None:
         UsageError: `output` cannot be written.
     """
     from oomdoctor.output import Terminal, deliver
-    from oomdoctor.reports import FORMATS, step_summary
+    from oomdoctor.report import FORMATS, github
 
     terminal = Terminal.of(sys.stdout) if output is None else Terminal()
     deliver(FORMATS[document.command, name](document, terminal), output)
     if name == "github":
-        step_summary.append(FORMATS[document.command, "markdown"](document, terminal))
+        github.append(FORMATS[document.command, "markdown"](document, terminal))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 import typer
 
 from oomdoctor import __version__
-from oomdoctor.cli.choices import metavar, one_of
-from oomdoctor.cli.options import Help, JsonFlag, MarkdownFlag
+from oomdoctor.cli.options import Help, JsonFlag, MarkdownFlag, metavar, one_of
 from oomdoctor.errors import EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oomdoctor.lint.rule import Rule
+
 
 RuleName: TypeAlias = Annotated[
     str | None, typer.Argument(metavar="RULE", help="A code such as OOM102, or a name.", show_default=False)
@@ -70,32 +70,40 @@ def _named(name: str, rules: Sequence[Rule]) -> Rule:
 
 def _hint(wanted: str, rules: Sequence[Rule], near: Rule | None) -> str:
     """What to ask for instead: rules whose code begins so, what codes there are, or the nearest name."""
-    from oomdoctor.lint.selection import beginning_with, is_code, series
+    from oomdoctor.lint.settings import code_ranges, is_code, rules_with_prefix
 
-    if begun := beginning_with(rules, wanted):
+    if begun := rules_with_prefix(rules, wanted):
         codes = ", ".join(f"`{rule.code}`" for rule in begun)
         return f"did you mean {'one of ' if len(begun) > 1 else ''}{codes}?"
     if is_code(wanted):
-        return f"codes are {series(rules)}; `oomdoctor rule --all` lists them"
+        return f"codes are {code_ranges(rules)}; `oomdoctor rule --all` lists them"
     return "`oomdoctor rule --all` lists them" if near is None else f"did you mean `{near.code}`, `{near.name}`?"
 
 
 def _page(rule: Rule, form: str) -> str:
     from oomdoctor.output import Terminal
-    from oomdoctor.reports.rule import markdown, text
+    from oomdoctor.report import rule as markdown
+    from oomdoctor.report import rule as text
 
     if form == "json":
         return _document([rule])
-    return markdown.render_rule(rule) if form == "markdown" else text.render_rule(rule, Terminal.of(sys.stdout))
+    return (
+        markdown.render_rule_markdown(rule) if form == "markdown" else text.render_rule(rule, Terminal.of(sys.stdout))
+    )
 
 
 def _list(rules: Sequence[Rule], form: str) -> str:
     from oomdoctor.output import Terminal
-    from oomdoctor.reports.rule import markdown, text
+    from oomdoctor.report import rule as markdown
+    from oomdoctor.report import rule as text
 
     if form == "json":
         return _document(rules)
-    return markdown.render_rules(rules) if form == "markdown" else text.render_rules(rules, Terminal.of(sys.stdout))
+    return (
+        markdown.render_rules_markdown(rules)
+        if form == "markdown"
+        else text.render_rules(rules, Terminal.of(sys.stdout))
+    )
 
 
 def _document(rules: Sequence[Rule]) -> str:

@@ -19,7 +19,8 @@ from oomdoctor.errors import EXIT_OK, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oomdoctor.running.run import Finished
+    from oomdoctor.run.run import FinishedRun
+
 
 RUN_SETTINGS: Final[dict[str, Any]] = {"allow_interspersed_args": False}
 """Context settings to register the command with: options end where the command begins."""
@@ -64,9 +65,9 @@ def run(  # noqa: PLR0913 - one parameter an option
 
     Its streams, its signals and its exit code are passed through; where it succeeds nothing is added.
     """
-    from oomdoctor.running.environment import Device as ShownDevice
-    from oomdoctor.running.run import RunRequest
-    from oomdoctor.running.run import run as run_command
+    from oomdoctor.run.environment import CommandDevice as ShownDevice
+    from oomdoctor.run.run import RunRequest
+    from oomdoctor.run.run import run as run_command
     from oomdoctor.units import parse_size
 
     if not command:
@@ -85,7 +86,7 @@ def run(  # noqa: PLR0913 - one parameter an option
     raise CommandExit(finished.exit_code)
 
 
-def _explain(finished: Finished) -> None:
+def _explain(finished: FinishedRun) -> None:
     """Say on stderr why the command ended, after all that it printed itself."""
     if finished.notice is not None:
         typer.echo(f"\noomdoctor: {finished.notice.message}\n\nhint: {finished.notice.hint}", err=True)
@@ -98,11 +99,11 @@ def _explain(finished: Finished) -> None:
 def _diagnose(reports: Sequence[Path]) -> None:
     """Print the diagnosis of what the processes left, as `oomdoctor diagnose DIRECTORY` would."""
     from oomdoctor.cli.diagnose import document_of
-    from oomdoctor.diagnosis.diagnose import diagnose
-    from oomdoctor.diagnosis.inputs import sources
+    from oomdoctor.diagnose.diagnose import diagnose
+    from oomdoctor.diagnose.sources import sources
     from oomdoctor.output import Terminal, deliver
-    from oomdoctor.reports import FORMATS
-    from oomdoctor.running.files import files_of
+    from oomdoctor.report import FORMATS
+    from oomdoctor.run.run import files_of
 
     files = [str(_shown(path)) for report in reports for path in files_of(report)]
     document = document_of(diagnose(sources(files)))

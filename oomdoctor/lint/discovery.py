@@ -1,23 +1,221 @@
-"""From the paths on the command line to the files that are linted, in a stable order."""
+"""From the paths on the command line to the files that are linted: folders, globs and `.gitignore`."""
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.errors import UsageError
-from oomdoctor.lint.gitignore import Ignores, repository_of
-from oomdoctor.lint.globs import Globs
+from oomdoctor.lint.source import UnreadableError, read
 from oomdoctor.results.lint import Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from oomdoctor.lint.settings import Settings
+
+
+_PIECE: Final = re.compile(
+    r"(?P<any_folders>(?:(?<=/)|^)\*\*/)"
+    r"|(?P<all_below>(?<=/)\*\*$)"
+    r"|(?P<stars>\*+)"
+    r"|(?P<one>\?)"
+    r"|(?P<set>\[(?P<turned>[!^])?(?P<members>\]?+(?:\[:\w+:\]|\\.|[^]\\])*)\])"
+    r"|\\(?P<literal>.)"
+    r"|(?P<broken>[\[\\])"
+    r"|(?P<plain>.)",
+    re.DOTALL,
+)
+_MEMBER: Final = re.compile(r"\[:(?P<class>\w+):\]|\\?(?P<first>.)(?:-\\?(?P<last>.))?", re.DOTALL)
+_TRAILING: Final = re.compile(r"(?<!\\)[ ]+$|\r$")
+_CLASSES: Final = {
+    "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r" \t", "cntrl": r"\x00-\x1f\x7f", "digit": "0-9",
+    "graph": "!-~", "lower": "a-z", "print": " -~", "punct": r"!-/:-@\[-`{-~", "space": r"\s", "upper": "A-Z",
+    "xdigit": "0-9A-Fa-f",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Wildcard:
+    """One pattern.
+
+    Attributes:
+        regex: What it matches whole: a path relative to the pattern's folder, without a slash at either end.
+        ignores: False where it begins with `!` and takes back what earlier ones say.
+        folders_only: Whether it ends with `/`.
+    """
+
+    regex: re.Pattern[str]
+    ignores: bool
+    folders_only: bool
+
+    def fits(self, name: str, *, is_dir: bool) -> bool:
+        """Whether it means this path itself, not one that this lies in."""
+        return (is_dir or not self.folders_only) and self.regex.fullmatch(name) is not None
+
+
+def wildcard(line: str) -> Wildcard | None:
+    """The pattern that a line holds; None for a comment, for an empty line and for what git never matches."""
+    line = _TRAILING.sub("", line)
+    if line.startswith("#"):
+        return None
+    ignores, body = not line.startswith("!"), line.removeprefix("!")
+    folders_only, body = body.endswith("/"), body.removesuffix("/")
+    if not body:
+        return None
+    # A slash at the beginning or in the middle ties the pattern to its folder; without one any depth is meant.
+    head = "" if "/" in body else "(?:.*/)?"
+    try:
+        regex = re.compile(head + "".join(_translated(body.removeprefix("/"))), re.DOTALL)
+    except (re.error, ValueError):
+        return None
+    return Wildcard(regex, ignores, folders_only)
+
+
+def _translated(body: str) -> Iterator[str]:
+    """The parts of a regular expression.
+
+    Raises:
+        ValueError: A bracket or a backslash has nothing after it.
+    """
+    for piece in _PIECE.finditer(body):
+        if piece.lastgroup == "broken" or piece["broken"]:
+            raise ValueError(body)
+        if piece["members"] is not None:
+            yield _set(piece["members"], turned=bool(piece["turned"]))
+        elif piece["plain"] or piece["literal"]:
+            yield re.escape(piece["plain"] or piece["literal"])
+        else:
+            yield _WILD[piece.lastgroup or ""]
+
+
+_WILD: Final = {"any_folders": "(?:.*/)?", "all_below": ".+", "stars": "[^/]*", "one": "[^/]"}
+
+
+def _set(members: str, *, turned: bool) -> str:
+    inside = "".join(_member(member) for member in _MEMBER.finditer(members))
+    return f"[^/{inside}]" if turned else f"(?!/)[{inside}]"
+
+
+def _member(member: re.Match[str]) -> str:
+    """A part of a set.
+
+    Raises:
+        ValueError: It is a class of characters that there is not.
+    """
+    if member["class"]:
+        if member["class"] not in _CLASSES:
+            raise ValueError(member["class"])
+        return _CLASSES[member["class"]]
+    first, last = member["first"], member["last"] or member["first"]
+    # What begins a range is in the set for git even where the range is the wrong way round.
+    span = f"-{re.escape(last)}" if first < last else ""
+    return re.escape(first) + span
+
+
+_HERE: Final = re.compile(r"(?:(?<=/)|^)(?:\./)+")
+
+
+class Globs:
+    """Patterns that paths may fit: `tests/` and `*.py` at any depth, `src/legacy/**` and `./a.py` below the folder.
+
+    Args:
+        patterns: What is matched; one that begins with `!` fits what it does not match.
+        root: The folder that they are relative to.
+    """
+
+    def __init__(self, patterns: Iterable[str], root: Path) -> None:
+        self._root = root
+        self._patterns = [found for found in map(wildcard, map(_tied, patterns)) if found is not None]
+
+    def fit(self, path: Path, is_dir: bool = False) -> bool:  # noqa: FBT001, FBT002 - as a path's own methods give it
+        """Whether an absolute path fits one of them, or lies in a folder that does."""
+        if not self._patterns:
+            return False
+        below = path.relative_to(self._root) if path.is_relative_to(self._root) else path.relative_to(path.anchor)
+        folders = [parent.as_posix() for parent in below.parents[:-1]]
+        return any(
+            pattern.ignores
+            == (pattern.fits(str(below), is_dir=is_dir) or any(pattern.fits(name, is_dir=True) for name in folders))
+            for pattern in self._patterns
+        )
+
+
+def _tied(pattern: str) -> str:
+    """A pattern without `./`, which git never matches: one that begins so means the folder itself."""
+    body = pattern.removeprefix("!")
+    sign = pattern[: len(pattern) - len(body)]
+    return f"{sign}{'/' if body.startswith('./') else ''}{_HERE.sub('', body)}"
+
+
+_NAME: Final = ".gitignore"
+_MOST_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ignores:
+    """The patterns that hold in a folder.
+
+    Attributes:
+        patterns: From each file in its order, the nearest file's last; each file with the length of the path of the
+            folder that its patterns are relative to.
+    """
+
+    patterns: tuple[tuple[int, tuple[Wildcard, ...]], ...] = ()
+
+    @classmethod
+    def above(cls, folder: Path, repository: Path | None) -> Ignores:
+        """What holds above a folder in its repository; its own file is not among it.
+
+        Where git ignores the folder itself, whoever names it wants what is in it: nothing above it holds then.
+        """
+        if repository is None:
+            return cls()
+        found = cls().and_file(repository, repository / ".git" / "info" / "exclude")
+        if folder == repository:
+            return found
+        between = [parent for parent in reversed(folder.parents) if parent.is_relative_to(repository)]
+        for parent, child in zip(between, [*between[1:], folder], strict=True):
+            found = found.inside(parent)
+            if found.ignore(child, is_dir=True):
+                return cls()
+        return found
+
+    def inside(self, folder: Path) -> Ignores:
+        """What holds in a folder, its own file included."""
+        return self.and_file(folder, folder / _NAME)
+
+    def and_file(self, root: Path, file: Path) -> Ignores:
+        """These, and the patterns of a file that are relative to `root`."""
+        if not os.access(file, os.R_OK):
+            return self
+        try:
+            lines = read(file, _MOST_BYTES).decode("utf-8", "surrogateescape").removeprefix("\ufeff").split("\n")
+        except UnreadableError:
+            return self
+        found = tuple(filter(None, map(wildcard, lines)))
+        return Ignores((*self.patterns, (len(str(root).rstrip("/")) + 1, found))) if found else self
+
+    def ignore(self, path: Path, is_dir: bool) -> bool:  # noqa: FBT001 - as `Globs.fit`
+        """Whether git ignores a path in a folder that it does not ignore: the last pattern that fits says it."""
+        name = str(path)
+        for start, patterns in reversed(self.patterns):
+            below = name[start:]
+            for pattern in reversed(patterns):
+                if pattern.fits(below, is_dir=is_dir):
+                    return pattern.ignores
+        return False
+
+
+def repository_of(path: Path) -> Path | None:
+    """The nearest folder with a `.git` at or above a path; None where there is none."""
+    return next((parent for parent in (path, *path.parents) if os.access(parent / ".git", os.F_OK)), None)
+
 
 STANDARD_INPUT: Final = "-"
 ENDINGS: Final = (".py", ".ipynb")
@@ -73,24 +271,26 @@ def discover(arguments: Sequence[str], settings: Settings) -> Discovered:
         if not argument:
             raise UsageError("a path is empty", hint="give `.` for the working directory")
         if argument == STANDARD_INPUT:
-            found.files.append(File(None, printable(settings.stdin_filename or STANDARD_INPUT)))
+            found.files.append(File(None, printable_name(settings.stdin_filename or STANDARD_INPUT)))
             continue
         path = _existing(argument)
         for file in _walk(_listable(path), excluded, found) if path.is_dir() else [path]:
             if file not in seen:
                 seen.add(file)
-                found.files.append(File(file, shown(file)))
+                found.files.append(File(file, display_path(file)))
     return found
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """How an absolute path is called in reports: from the working directory where it lies below that."""
     with_links = Path(os.path.abspath(path))  # noqa: PTH100 - keeps symbolic links
     here = Path.cwd()
-    return printable(with_links.relative_to(here).as_posix() if with_links.is_relative_to(here) else str(with_links))
+    return printable_name(
+        with_links.relative_to(here).as_posix() if with_links.is_relative_to(here) else str(with_links)
+    )
 
 
-def printable(name: str) -> str:
+def printable_name(name: str) -> str:
     r"""A name as text; bytes that are not UTF-8 become `\xe9`."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
@@ -106,15 +306,15 @@ def _existing(argument: str) -> Path:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(argument):  # noqa: PTH114 - a path of `pathlib` has lost the slash at its end
-            target = printable(os.readlink(argument))  # noqa: PTH115 - the same
+            target = printable_name(os.readlink(argument))  # noqa: PTH115 - the same
             hint = "mend the link, or name the file itself"
             raise UsageError(
-                f"`{printable(argument)}` is a link to `{target}`, which is not there", hint=hint
+                f"`{printable_name(argument)}` is a link to `{target}`, which is not there", hint=hint
             ) from None
-        raise UsageError(f"no such file or folder: `{printable(argument)}`", hint=_nearest(argument)) from None
+        raise UsageError(f"no such file or folder: `{printable_name(argument)}`", hint=_nearest(argument)) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"`{printable(argument)}` cannot be read: {reason}") from None
+        raise UsageError(f"`{printable_name(argument)}` cannot be read: {reason}") from None
     return path
 
 
@@ -128,7 +328,7 @@ def _listable(folder: Path) -> Path:
         os.scandir(folder).close()
     except OSError as error:
         hint = "name a folder that you may read"
-        raise UsageError(f"`{shown(folder)}` cannot be listed: {error.strerror or error}", hint=hint) from None
+        raise UsageError(f"`{display_path(folder)}` cannot be listed: {error.strerror or error}", hint=hint) from None
     return folder
 
 
@@ -140,7 +340,7 @@ def _nearest(argument: str) -> str | None:
     except (OSError, ValueError):
         return None
     near = difflib.get_close_matches(path.name, names, n=1)
-    return f"did you mean `{printable(str(path.with_name(near[0])))}`?" if near else None
+    return f"did you mean `{printable_name(str(path.with_name(near[0])))}`?" if near else None
 
 
 def _walk(top: Path, excluded: Globs, found: Discovered) -> Iterator[Path]:
@@ -164,7 +364,7 @@ def _listed(folder: Path, found: Discovered) -> list[tuple[Path, bool]]:
             wanted = [entry for entry in entries if _is_wanted(entry)]
     except OSError as error:
         problem = f"cannot be listed: {error.strerror or error}"
-        found.unreadable.append(Unreadable(shown(folder), None, None, problem))
+        found.unreadable.append(Unreadable(display_path(folder), None, None, problem))
         return []
     wanted.sort(key=lambda entry: os.fsencode(entry.name), reverse=True)
     return [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in wanted]

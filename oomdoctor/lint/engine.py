@@ -1,26 +1,34 @@
-"""From paths to findings."""
+"""From paths to findings: every file is read, parsed, run abstractly and checked by each rule."""
 
 from __future__ import annotations
 
+import ast
+import gc
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.checking import check
-from oomdoctor.lint.code.parsing import parse
-from oomdoctor.lint.code.project import Project
-from oomdoctor.lint.discovery import STANDARD_INPUT, Discovered, File, discover
-from oomdoctor.lint.documents import Document, most_bytes, parse_document
-from oomdoctor.lint.gitignore import repository_of
-from oomdoctor.lint.globs import Globs
-from oomdoctor.lint.inputs import Inputs, digest, resolved
-from oomdoctor.lint.notebooks import BrokenCellError, Notebook
-from oomdoctor.lint.positions import with_line_feeds
-from oomdoctor.lint.quiet import Collector, is_deep, quiet
+from oomdoctor.lint.discovery import STANDARD_INPUT, Discovered, File, Globs, discover, repository_of
+from oomdoctor.lint.flow.hints import calls_other_files, is_relevant
+from oomdoctor.lint.flow.runs import runs_of
+from oomdoctor.lint.module import parse
+from oomdoctor.lint.notebooks import (
+    BrokenCellError,
+    Document,
+    Inputs,
+    Notebook,
+    digest,
+    most_bytes,
+    parse_document,
+    resolved,
+)
+from oomdoctor.lint.project import Project
 from oomdoctor.lint.reporting import Collected, View
-from oomdoctor.lint.selection import matching, selected
-from oomdoctor.lint.source import UnreadableError, decode
+from oomdoctor.lint.rule import Subject
+from oomdoctor.lint.settings import matching, selected
+from oomdoctor.lint.source import UnreadableError, decode, with_line_feeds
 from oomdoctor.results.lint import LintResult, Unreadable
 
 if TYPE_CHECKING:
@@ -28,9 +36,103 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    from oomdoctor.lint.code.functions import Module
+    from oomdoctor.lint.module import Module
     from oomdoctor.lint.rule import Edit, Hit, Rule
     from oomdoctor.lint.settings import Settings
+
+
+FRAMES: Final = 3000
+"""Calls inside each other. A sum of 300 terms is a tree 300 deep, and each level takes a few calls; the default of 1000
+is too few for it, while 3000 stay within the stack that C code has."""
+
+_COLLECTED_AFTER: Final = 5_000_000
+"""Characters of source after which to look for what is in cycles all the same; files take theirs apart when done."""
+
+DEEP: Final = 60
+"""Levels of a tree from which on running out of frames is the code's fault, not that of a rule."""
+
+
+class Collector:
+    """Frees what is left behind in cycles, seldom: looking through all objects takes longer than parsing most files."""
+
+    def __init__(self) -> None:
+        self._characters = 0
+
+    def done(self, characters: int) -> None:
+        """Note that a text was judged."""
+        self._characters += characters
+        if self._characters >= _COLLECTED_AFTER:
+            self._characters = 0
+            gc.collect()
+
+
+@contextmanager
+def interpreter_settings() -> Iterator[Collector]:
+    """Turn the collector off and allow deeper calls; both are as before in the end."""
+    enabled, frames, frozen = gc.isenabled(), sys.getrecursionlimit(), gc.get_freeze_count()
+    gc.disable()
+    if not frozen:
+        gc.freeze()  # what is there already need not be looked through each time
+    sys.setrecursionlimit(max(frames, FRAMES))
+    try:
+        yield Collector()
+    finally:
+        sys.setrecursionlimit(frames)
+        if not frozen:
+            gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
+def is_deep(tree: ast.AST) -> bool:
+    """Whether a tree has more levels than people write; found without recursion."""
+    level: list[ast.AST] = [tree]
+    for _ in range(DEEP):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return False
+    return True
+
+
+def check_module(module: Module, rules: Sequence[Rule]) -> list[tuple[Rule, Hit]]:
+    """Look for each rule's mistake.
+
+    Args:
+        module: The file; its project, where it has one, is followed into.
+        rules: Which rules.
+
+    Returns:
+        Each rule with each place where it fires, once, ordered by line, column and code. A place may lie in another
+        file of the project.
+    """
+    # A part of the mistake may stand in a file that this one calls.
+    everything = calls_other_files(module)
+    wanted = [rule for rule in rules if everything or any(word in module.text for word in rule.words)]
+    if not wanted or not is_relevant(module):
+        return []
+    subject = Subject(module, runs_of(module))
+    found: dict[tuple[object, ...], tuple[Rule, Hit]] = {}
+    for rule in wanted:
+        for hit in rule.check(subject):
+            line, column = position_of_hit(hit)
+            key = (str(hit.module.path), line, column, rule.code)
+            if key not in found or _is_worse(hit, found[key][1]):
+                found[key] = (rule, hit)
+    return [found[key] for key in sorted(found, key=lambda key: (key[0] != str(module.path), *key))]
+
+
+def position_of_hit(hit: Hit) -> tuple[int, int]:
+    """Line from 1, and column in UTF-8 bytes from 0."""
+    return getattr(hit.node, "lineno", 1), getattr(hit.node, "col_offset", 0)
+
+
+def _is_worse(hit: Hit, other: Hit) -> bool:
+    """Whether a finding says more than another at the same place that a different run has made."""
+    return (
+        hit.severity is not None
+        and other.severity is not None
+        and list(type(hit.severity)).index(hit.severity) > list(type(other.severity)).index(other.severity)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +151,7 @@ class Fixable:
 
 
 @dataclass(frozen=True, slots=True)
-class Linted:
+class LintRun:
     """What was found, and what can be done about it.
 
     Attributes:
@@ -82,7 +184,7 @@ def lint(
     *,
     overlay: Mapping[Path, bytes] | None = None,
     rules: Sequence[Rule] | None = None,
-) -> Linted:
+) -> LintRun:
     """Look for mistakes in files, in folders and in what standard input gives.
 
     Args:
@@ -106,7 +208,7 @@ def lint(
     found = discover(paths, settings)
     data = _standard_input(stdin, settings) if STANDARD_INPUT in paths else None
     inputs = Inputs(overlay or {}, data, settings.stdin_filename)
-    with quiet() as collector:
+    with interpreter_settings() as collector:
         return _Pass(on, ignores, found, inputs, collector).run()
 
 
@@ -134,14 +236,14 @@ class _Pass:
     project: Project | None = None
     by_path: dict[Path, File] = field(default_factory=dict)
 
-    def run(self) -> Linted:
+    def run(self) -> LintRun:
         for file in self.found.files:
             try:
                 self._lint(file)
             except Exception as error:
                 error.add_note(f"while linting {file.shown}")
                 raise
-        return Linted(self._result(), tuple(self._fixable()), self.inputs)
+        return LintRun(self._result(), tuple(self._fixable()), self.inputs)
 
     def _lint(self, file: File) -> None:
         place = self.inputs.place(file)
@@ -242,7 +344,7 @@ def _checked(module: Module, rules: Sequence[Rule]) -> list[tuple[Rule, Hit]]:
         UnreadableError: The code is nested too deeply to be followed.
     """
     try:
-        return check(module, rules)
+        return check_module(module, rules)
     except RecursionError:
         if not is_deep(module.tree):
             raise  # a rule that does not end, which is a bug

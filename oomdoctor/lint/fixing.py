@@ -1,28 +1,95 @@
-"""`--fix`: fixes made pass after pass, in memory, until there is nothing left that can be made."""
+"""`--fix`: choose edits that do not overlap, apply them pass after pass, write the files, show the difference."""
 
 from __future__ import annotations
 
+import difflib
+from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from oomdoctor.lint.choosing import together
-from oomdoctor.lint.code.parsing import parse
-from oomdoctor.lint.documents import Document, parse_document
-from oomdoctor.lint.inputs import resolved
-from oomdoctor.lint.notebooks import Notebook
-from oomdoctor.lint.overwriting import ChangedError, overwrite
+from oomdoctor.lint.module import parse
+from oomdoctor.lint.notebooks import Document, Notebook, parse_document, resolved
 from oomdoctor.lint.source import UnreadableError, decode
+from oomdoctor.output import replace_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from oomdoctor.lint.engine import Fixable, Linted
+    from oomdoctor.lint.engine import Fixable, LintRun
     from oomdoctor.lint.rule import Edit
+    from oomdoctor.lint.source import Script
 
+
+Position: TypeAlias = tuple[int, int]
+Span: TypeAlias = tuple[Position, Position]
+
+
+def compatible_fixes(fixes: Sequence[tuple[Edit, ...]]) -> list[tuple[Edit, ...]]:
+    """Fixes that leave each other alone, the first by position first.
+
+    A fix is made whole or not at all. One that overlaps an earlier one, or only touches it, is left for the next pass:
+    what it was to do may look different by then. One whose own edits overlap is never made.
+
+    Args:
+        fixes: The edits of each finding.
+    """
+    taken: list[Span] = []
+    chosen = []
+    for fix in sorted(filter(None, fixes), key=_first):
+        spans = sorted({(edit.start, edit.end) for edit in fix})
+        if len(spans) == len(set(fix)) and _are_apart(spans) and all(_is_free(span, taken) for span in spans):
+            chosen.append(fix)
+            for span in spans:
+                insort(taken, span)
+    return chosen
+
+
+def _first(fix: tuple[Edit, ...]) -> Position:
+    return min(edit.start for edit in fix)
+
+
+def _are_apart(spans: Sequence[Span]) -> bool:
+    is_ordered = all(start <= end for start, end in spans)
+    return is_ordered and all(before[1] <= after[0] for before, after in pairwise(spans))
+
+
+def _is_free(span: Span, taken: Sequence[Span]) -> bool:
+    """Whether nothing taken overlaps or touches a span; `taken` is in order and free of overlaps."""
+    index = bisect_left(taken, span)
+    is_free_before = index == 0 or taken[index - 1][1] < span[0]
+    return is_free_before and (index == len(taken) or span[1] < taken[index][0])
+
+
+class ChangedError(Exception):
+    """The file is no longer what was read."""
+
+
+def overwrite(path: Path, old: bytes, new: bytes) -> None:
+    """Put `new` where `old` was; the mode stays as it is.
+
+    Args:
+        path: The file, without symbolic links, which would otherwise be replaced by it.
+        old: What it is thought to hold.
+        new: What it is to hold.
+
+    Raises:
+        ChangedError: Somebody else has written to the file since it was read.
+        OSError: It cannot be written.
+    """
+    if path.read_bytes() != old:
+        raise ChangedError
+    # Where the file itself may not be written, renaming another over it would be a way around that.
+    with path.open("r+b"):
+        pass
+    replace_atomically(path, new)
+
+
+if TYPE_CHECKING:
     Overlay: TypeAlias = Mapping[Path | None, bytes]
-    Lint: TypeAlias = Callable[[Overlay], Linted]
+    Lint: TypeAlias = Callable[[Overlay], LintRun]
 
 MOST_PASSES: Final = 10
 _MOST_TRIED_ALONE: Final = 20
@@ -46,7 +113,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class Fixing:
+class FixRun:
     """Fixes that were made in memory.
 
     Attributes:
@@ -56,7 +123,7 @@ class Fixing:
         notes: Why fixes were not made, one sentence each.
     """
 
-    linted: Linted
+    linted: LintRun
     changes: dict[Path | None, Change] = field(default_factory=dict)
     counts: Counter[Path | None] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
@@ -71,13 +138,13 @@ class Fixing:
         return {path: change.new for path, change in self.changes.items()}
 
 
-def fix(lint: Lint) -> Fixing:
+def fix(lint: Lint) -> FixRun:
     """Make all fixes that can be made, without writing anything.
 
     Args:
         lint: Lints with the contents of some files, or of standard input, replaced.
     """
-    fixing = Fixing(lint({}))
+    fixing = FixRun(lint({}))
     refused: dict[str, str] = {}
     for _ in range(MOST_PASSES):
         before = fixing.overlay()
@@ -94,7 +161,7 @@ def fix(lint: Lint) -> Fixing:
     return fixing
 
 
-def write(fixing: Fixing, lint: Lint) -> None:
+def write(fixing: FixRun, lint: Lint) -> None:
     """Write the changed files; one that cannot be written stays as it was, and its findings are found again."""
     failed = False
     for path, change in list(fixing.changes.items()):
@@ -118,7 +185,7 @@ def _write(path: Path, change: Change) -> str | None:
     return None
 
 
-def _fix(fixable: Fixable, fixing: Fixing) -> str | None:
+def _fix(fixable: Fixable, fixing: FixRun) -> str | None:
     """Make the fixes of one file that leave each other alone; why that cannot be, or None."""
     file = fixable.file
     try:
@@ -128,7 +195,7 @@ def _fix(fixable: Fixable, fixing: Fixing) -> str | None:
     if document.edited(()) != data:
         return "its encoding does not lead back to the same bytes"
     name = fixing.linted.inputs.place(file).name
-    for fixes in _attempts(together(fixable.edits)):
+    for fixes in _attempts(compatible_fixes(fixable.edits)):
         new = _edited(document, [edit for fix in fixes for edit in fix], name)
         if new is not None:
             path = None if file.path is None else resolved(file.path)
@@ -170,3 +237,39 @@ def program(data: bytes, name: str) -> Document:
 
 def _broken(document: Document) -> Sequence[object]:
     return document.broken if isinstance(document, Notebook) else ()
+
+
+_NO_LINE_END = "\n\\ No newline at end of file\n"
+
+
+def unified(path: str, old: Script | Notebook, new: Script | Notebook) -> str:
+    """The difference between two states of a file; a notebook's is shown by cell, as its authors see them.
+
+    Args:
+        path: The file as it is to be named.
+        old: What it holds.
+        new: What it would hold.
+    """
+    if isinstance(old, Notebook) and isinstance(new, Notebook):
+        after = {cell.number: cell.source for cell in new.cells}
+        pairs = [(f"{path}:cell {cell.number}", cell.source, after.get(cell.number, "")) for cell in old.cells]
+        return "".join(_difference(name, before, later) for name, before, later in pairs)
+    return _difference(path, old.shown(), new.shown())
+
+
+def _difference(name: str, old: str, new: str) -> str:
+    lines = difflib.unified_diff(_lines(old), _lines(new), name, name)
+    return "".join(line if line.endswith("\n") else line + _NO_LINE_END for line in lines)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines with their ends; other than `str.splitlines` does, only a line feed ends one, as for `patch`."""
+    return list(_split(text))
+
+
+def _split(text: str) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start) + 1 or len(text)
+        yield text[start:end]
+        start = end

@@ -1,4 +1,4 @@
-"""Jupyter notebooks: their code cells as one program, and edits written back into the cells they belong to."""
+"""Jupyter notebooks as one program, and any file as a document that can be linted and edited."""
 
 from __future__ import annotations
 
@@ -8,19 +8,33 @@ import json
 import re
 import warnings
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint import json_spans
-from oomdoctor.lint.json_spans import JsonError, Span
-from oomdoctor.lint.magics import python_of
-from oomdoctor.lint.positions import LINE_END, Lines, spans
-from oomdoctor.lint.source import UnreadableError, check_size, stands_on_torch
+from oomdoctor.lint import notebook_format
+from oomdoctor.lint.notebook_format import JsonError, Span, python_of
+from oomdoctor.lint.source import (
+    LINE_END,
+    MOST_BYTES,
+    Lines,
+    Script,
+    UnreadableError,
+    check_size,
+    decode,
+    read,
+    spans,
+    stands_on_torch,
+    within,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from oomdoctor.lint.discovery import File
     from oomdoctor.lint.rule import Edit
+
 
 MOST_NOTEBOOK_BYTES: Final = 64 << 20
 """The largest notebook that is read. Pictures in its outputs are most of a large one; they are passed over."""
@@ -131,8 +145,8 @@ def parse_notebook(data: bytes) -> Notebook | None:
         UnreadableError: It is not the JSON of a notebook, or its code is too much.
     """
     try:
-        root = json_spans.whole(data, len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0)
-        top = json_spans.members(data, root)
+        root = notebook_format.whole(data, len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0)
+        top = notebook_format.members(data, root)
         if not _is_python(data, top):
             return None
         found = list(_sources(data, top))
@@ -175,10 +189,10 @@ def _error(cell: Cell) -> BrokenCellError | None:
 
 def _is_python(data: bytes, top: dict[str, Span]) -> bool:
     """Whether its kernel's language is Python, or is not said."""
-    metadata = json_spans.members(data, top["metadata"]) if "metadata" in top else {}
+    metadata = notebook_format.members(data, top["metadata"]) if "metadata" in top else {}
     for holder, key in (("kernelspec", "language"), ("language_info", "name")):
-        inner = json_spans.members(data, metadata[holder]) if holder in metadata else {}
-        language = json_spans.text(data, inner[key]) if key in inner else None
+        inner = notebook_format.members(data, metadata[holder]) if holder in metadata else {}
+        language = notebook_format.text(data, inner[key]) if key in inner else None
         if language:
             return language.lower() in _MODES
     return True
@@ -189,11 +203,11 @@ def _sources(data: bytes, top: dict[str, Span]) -> Iterator[tuple[int, str, tupl
     for number, span in enumerate(_cells(data, top), 1):
         if number > _MOST_CELLS:
             raise JsonError(f"more than {_MOST_CELLS:,} cells", span[0])
-        cell = json_spans.members(data, span)
-        if "cell_type" in cell and json_spans.text(data, cell["cell_type"]) == "code":
+        cell = notebook_format.members(data, span)
+        if "cell_type" in cell and notebook_format.text(data, cell["cell_type"]) == "code":
             source = cell.get("source") or cell.get("input")  # the latter until nbformat 4
             parts = _strings(data, source) if source else ()
-            yield number, "".join(json_spans.text(data, part) or "" for part in parts), parts
+            yield number, "".join(notebook_format.text(data, part) or "" for part in parts), parts
 
 
 def _code_cells(found: list[tuple[int, str, tuple[Span, ...]]]) -> Iterator[Cell]:
@@ -205,19 +219,19 @@ def _code_cells(found: list[tuple[int, str, tuple[Span, ...]]]) -> Iterator[Cell
 
 def _cells(data: bytes, top: dict[str, Span]) -> Iterator[Span]:
     if "cells" in top:
-        yield from json_spans.items(data, top["cells"])
+        yield from notebook_format.items(data, top["cells"])
     elif "worksheets" in top:
-        for sheet in json_spans.items(data, top["worksheets"]):
-            inner = json_spans.members(data, sheet)
+        for sheet in notebook_format.items(data, top["worksheets"]):
+            inner = notebook_format.members(data, sheet)
             if "cells" in inner:
-                yield from json_spans.items(data, inner["cells"])
+                yield from notebook_format.items(data, inner["cells"])
     else:
         raise JsonError("it has no cells", 0)
 
 
 def _strings(data: bytes, span: Span) -> tuple[Span, ...]:
     """The one string, or the strings of the list, that a cell's source is."""
-    parts = (span,) if data[span[0] : span[0] + 1] == b'"' else tuple(json_spans.items(data, span))
+    parts = (span,) if data[span[0] : span[0] + 1] == b'"' else tuple(notebook_format.items(data, span))
     return tuple(part for part in parts if data[part[0] : part[0] + 1] == b'"')
 
 
@@ -243,7 +257,7 @@ def _offsets(data: bytes, cell: Cell) -> list[int]:
     """The character of the source with which each of its strings begins."""
     starts = [0]
     for part in cell.parts:
-        starts.append(starts[-1] + len(json_spans.text(data, part) or ""))
+        starts.append(starts[-1] + len(notebook_format.text(data, part) or ""))
     return starts
 
 
@@ -295,3 +309,86 @@ def _place(data: bytes, offset: int) -> tuple[int, int]:
     """Line and column, from 1, of a byte."""
     before = data[:offset]
     return before.count(b"\n") + 1, len(before) - (before.rfind(b"\n") + 1) + 1
+
+
+NOTEBOOK: str = ".ipynb"
+"""What a notebook's name ends with; any other file is a script."""
+
+Document = Script | Notebook
+
+
+def read_document(path: Path) -> Document | None:
+    """What a file holds; None where that has nothing to do with torch.
+
+    Raises:
+        UnreadableError: It cannot be read or understood.
+    """
+    return parse_document(read(path, most_bytes(path.name)), path.name)
+
+
+def parse_document(data: bytes, name: str) -> Document | None:
+    """What these bytes hold; None where that has nothing to do with torch.
+
+    Args:
+        data: The file's bytes.
+        name: Its name, whose ending tells a notebook.
+
+    Raises:
+        UnreadableError: They are too many or cannot be understood.
+    """
+    within(data, most_bytes(name))
+    if PurePath(name).suffix == NOTEBOOK:
+        return parse_notebook(data)
+    script = decode(data)
+    if not stands_on_torch(script.text):
+        return None
+    check_size(script.text)
+    return script
+
+
+def most_bytes(name: str) -> int:
+    """As many bytes as are read of a file of this name."""
+    return MOST_NOTEBOOK_BYTES if PurePath(name).suffix == NOTEBOOK else MOST_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What files hold.
+
+    Attributes:
+        overlay: What some hold in place of what is on the disk, by resolved path.
+        stdin: What standard input gave; None where nobody reads it.
+        stdin_filename: What it is called.
+    """
+
+    overlay: Mapping[Path, bytes] = field(default_factory=dict)
+    stdin: bytes | None = None
+    stdin_filename: str | None = None
+
+    def read(self, file: File) -> bytes:
+        """The bytes of a file.
+
+        Raises:
+            UnreadableError: It cannot be read, or is too large.
+        """
+        if file.path is None:
+            return self.stdin or b""
+        instead = self.overlay.get(resolved(file.path)) if self.overlay else None
+        return read(file.path, most_bytes(file.path.name)) if instead is None else instead
+
+    def place(self, file: File) -> Path:
+        """Where a file lies, or where it would lie if standard input were a file."""
+        return file.path or Path.cwd() / (self.stdin_filename or "stdin.py")
+
+
+def resolved(path: Path) -> Path:
+    """A path without symbolic links; the path itself where they lead in a circle."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return path
+
+
+def digest(data: bytes) -> bytes:
+    """What tells one content from another."""
+    return blake2b(data, digest_size=16).digest()

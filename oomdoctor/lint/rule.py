@@ -1,4 +1,4 @@
-"""What a rule is, and what it says where it fires."""
+"""A rule: what it is called, what it says, and what it gives where it fires."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import ast
     from collections.abc import Callable, Iterator
 
-    from oomdoctor.lint.code.functions import Module
     from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.module import Module
     from oomdoctor.results import Concern, Severity
 
 

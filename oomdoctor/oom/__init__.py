@@ -1,1 +1,1 @@
-"""Which errors mean that memory ran out: one table, and what decides by it."""
+"""Out-of-memory errors: one table of them, and the classifier that decides by it."""

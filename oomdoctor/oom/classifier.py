@@ -1,4 +1,4 @@
-"""Whether an error means that the GPU ran out of memory, decided by a table, the chain of causes and the evidence.
+"""Decide whether an error is an OOM, by the table of errors, the chain of causes and the evidence.
 
 An OOM arrives as many types and texts, often wrapped in another exception; some texts mean it only when memory was
 nearly exhausted, and many errors that mention memory are no OOM at all. Taking one of those for an OOM would hide a
@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.oom.matching import lowered, search
-from oomdoctor.oom.table import EXHAUSTED, TORCH_TYPE, Row
-from oomdoctor.oom.table_other import AMBIGUOUS, LIMITS, NOT_DEVICE_MEMORY
+from oomdoctor.oom.table import AMBIGUOUS, EXHAUSTED, LIMITS, NOT_DEVICE_MEMORY, TORCH_TYPE, Row, lowered, search
 from oomdoctor.results import Outcome
 from oomdoctor.units import GIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
 
 TABLE: Final = (*EXHAUSTED, *LIMITS, *NOT_DEVICE_MEMORY, TORCH_TYPE, *AMBIGUOUS)
 """In order of precedence: the first row that matches a text is the one that counts."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     import pytest
 
+
 _OPTIONS: Final[Mapping[str, str]] = {
     "gpu_memory_limit": "most GPU memory that a test may allocate at one time, where its marker does not say: `20GiB`",
     "gpu_memory_gpu": "card to run marked tests on that name none, on a null GPU: `rtx-4090`",
@@ -40,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         '"20 GiB" or bytes; with `gpu`, such as "rtx-4090", it runs on that card, played by a null GPU.',
     )
     if any(config.getoption(name) or config.getini(name) for name in _OPTIONS):
-        from oomdoctor.pytest_plugin.joining import check_options  # noqa: PLC0415 - see above
+        from oomdoctor.pytest_plugin.remote_runner import check_options  # noqa: PLC0415 - see above
 
         check_options(config)
 
@@ -50,7 +51,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     limited = config.getoption("gpu_memory_limit") or config.getini("gpu_memory_limit")
     if limited or any(item.get_closest_marker("gpu_memory") for item in session.items):
-        from oomdoctor.pytest_plugin.joining import join  # noqa: PLC0415 - see above
+        from oomdoctor.pytest_plugin.remote_runner import join  # noqa: PLC0415 - see above
 
         join(session)
 
@@ -58,6 +59,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
     """List the peaks where that was asked for and tests ran."""
     if exitstatus in _RAN and (config.getoption("gpu_memory_report") or config.getini("gpu_memory_report")):
-        from oomdoctor.pytest_plugin.summary import summarise  # noqa: PLC0415 - see above
+        from oomdoctor.pytest_plugin.report import summarise  # noqa: PLC0415 - see above
 
         summarise(terminalreporter)

@@ -1,4 +1,4 @@
-"""What a test does to the memory of the GPUs, measured by PyTorch's allocator. Runs where the test runs."""
+"""The meter of one test's GPU memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from oomdoctor.devices.null_gpu import control
+from oomdoctor.engines.null_gpu import control
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 _MOST_EVENTS = 200_000
 

@@ -1,20 +1,10 @@
-"""What commands found: frozen dataclasses that every report renders and that serialise to one JSON document each.
+"""Results: frozen dataclasses, one document a command.
 
 Bytes are integers in fields named `..._bytes`; what is unknown is None. The documents' names are a promise to others:
 `oomdoctor/schemas/*.schema.json` state them, and a test holds the two together.
 """
 
-from oomdoctor.results.check import (
-    CheckedEntry,
-    CheckResult,
-    FigureKind,
-    Limit,
-    LimitName,
-    Movement,
-    Problem,
-    Verdict,
-)
-from oomdoctor.results.code import SourceLine, TrainingPhase
+from oomdoctor.results.check import CheckedEntry, CheckResult, FigureKind, Limit, LimitName, Movement, Problem, Verdict
 from oomdoctor.results.diagnosis import (
     Cause,
     CauseId,
@@ -37,17 +27,20 @@ from oomdoctor.results.document import (
     ProbeDocument,
 )
 from oomdoctor.results.lint import Concern, Finding, LintResult, Severity, Unreadable
-from oomdoctor.results.memory import ModuleBytes, PhaseMemory, StepMemory
-from oomdoctor.results.phase import Phase, PhaseName
 from oomdoctor.results.probe import (
     Accumulation,
     CommandPlan,
     Device,
     Guidance,
     MicroBatch,
+    ModuleBytes,
     Outcome,
+    Phase,
+    PhaseMemory,
+    PhaseName,
     ProbeResult,
     Reason,
+    StepMemory,
     Trial,
     UniformPlan,
 )
@@ -63,7 +56,9 @@ from oomdoctor.results.snapshot import (
     MemoryLine,
     SnapshotComparison,
     SnapshotSummary,
+    SourceLine,
     TimelinePoint,
+    TrainingPhase,
 )
 
 __all__ = [

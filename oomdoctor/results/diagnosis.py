@@ -1,4 +1,4 @@
-"""What a diagnosis found."""
+"""The result of a diagnosis."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
-from oomdoctor.results.code import SourceLine, TrainingPhase
-from oomdoctor.results.snapshot import SnapshotComparison, SnapshotSummary
+from oomdoctor.results.snapshot import SnapshotComparison, SnapshotSummary, SourceLine, TrainingPhase
 
 MemoryDevice: TypeAlias = Literal["cuda", "hip", "xpu", "mps", "npu", "hpu", "xla", "cpu", "none"]
 """Whose memory ran out; `cpu` is the host's, `none` where no memory did."""

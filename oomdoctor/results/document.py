@@ -1,4 +1,4 @@
-"""The one JSON document that each command writes and that every report renders."""
+"""The documents, one a command."""
 
 from __future__ import annotations
 

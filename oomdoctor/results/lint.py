@@ -1,4 +1,4 @@
-"""What `oomdoctor lint` found."""
+"""The result of a lint run."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from running import ROOT
 
-from oomdoctor.devices.catalogue import generic_card
-from oomdoctor.devices.null_gpu.environment import environment
-from oomdoctor.devices.torch_build import TorchBuild, parse_version_file
+from oomdoctor.engines.catalogue import generic_card
+from oomdoctor.engines.null_gpu.environment import environment
+from oomdoctor.engines.torch_build import TorchBuild, parse_version_file
 from oomdoctor.units import GIB
 
 PROGRAMS = Path(__file__).parent / "programs"

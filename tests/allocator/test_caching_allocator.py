@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.allocator.caching import CachingAllocator
-from oomdoctor.allocator.device_memory import FIRST_ADDRESS, DeviceMemory
-from oomdoctor.allocator.out_of_memory import AllocationError, pytorch_size
-from oomdoctor.allocator.rules import NEWEST, OLDEST, rules_of
-from oomdoctor.allocator.settings import parse_settings, settings_of
+from oomdoctor.engines.allocator.caching import CachingAllocator
+from oomdoctor.engines.allocator.device_memory import FIRST_ADDRESS, AllocationError, DeviceMemory, pytorch_size
+from oomdoctor.engines.allocator.settings import NEWEST, OLDEST, parse_settings, rules_of, settings_from_environment
 from oomdoctor.errors import NoAnswerError, UsageError
 from oomdoctor.units import GIB, KIB, MIB
 
@@ -148,9 +146,9 @@ def test_which_variable_holds() -> None:
     """Newer versions read the variable of all accelerators where CUDA's is not set; older ones never do."""
     both = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}
     one = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    assert not settings_of(both, NEWEST).expandable
-    assert settings_of(one, NEWEST).expandable
-    assert not settings_of(one, OLDEST).expandable
+    assert not settings_from_environment(both, NEWEST).expandable
+    assert settings_from_environment(one, NEWEST).expandable
+    assert not settings_from_environment(one, OLDEST).expandable
 
 
 def test_settings_that_cannot_be() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oomdoctor import load_result, plan_accumulation
 from oomdoctor.results import ProbeDocument
-from oomdoctor.serialisation import to_json
+from oomdoctor.results.codec import to_json
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oomdoctor.api.rows import samples_in
-from oomdoctor.api.splitting import split
+from oomdoctor.api.splitting import samples_in, split
 from oomdoctor.errors import UsageError
 
 

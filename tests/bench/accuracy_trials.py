@@ -15,15 +15,15 @@ from typing import Any, cast
 from measuring import CAPACITIES_GIB, TARGET_BATCH, gibibytes
 from zoo.cases import ZOO, Case
 
-from oomdoctor.devices.choice import Engine
+from oomdoctor.engines.choice import Engine
 from oomdoctor.errors import OomdoctorError, UsageError
-from oomdoctor.probing.probe import engine_for
-from oomdoctor.probing.request import ProbeRequest
-from oomdoctor.probing.session import Session
-from oomdoctor.probing.supervisor import Loaded, Supervisor
 from oomdoctor.progress import SilentProgress
+from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Outcome, Trial
-from oomdoctor.targets.reference import parse_reference
+from oomdoctor.search.probe_search import ProbeSearch
+from oomdoctor.target.reference import parse_reference
+from oomdoctor.trial.client import LoadedTarget, WorkerTrialSource
+from oomdoctor.trial.probe import engine_for
 
 Row = dict[str, Any]
 LARGEST_GIB = max(CAPACITIES_GIB)
@@ -63,7 +63,7 @@ def answer(case: Case, engine: str) -> Row:
     question = request(case, engine)
     try:
         reference = parse_reference(case.target, directory=ZOO)
-        with Supervisor(question, reference, _engine(question).environment) as supervisor:
+        with WorkerTrialSource(question, reference, _engine(question).environment) as supervisor:
             _ask(case, supervisor, row)
     except (OomdoctorError, RuntimeError) as error:  # the latter is how a worker tells of a bug of ours
         row["problem"] = f"{type(error).__name__}: {error}"
@@ -78,7 +78,7 @@ def _engine(question: ProbeRequest) -> Engine:
     return engine
 
 
-def _ask(case: Case, supervisor: Supervisor, row: Row) -> None:
+def _ask(case: Case, supervisor: WorkerTrialSource, row: Row) -> None:
     """Fill the row, so that what was found before a failure stays in it."""
     started = time.monotonic()
     loaded = supervisor.load()
@@ -104,9 +104,9 @@ def _peaks(trial: Trial) -> Row:
     return {"allocated_bytes": trial.peak_allocated_bytes, "reserved_bytes": trial.peak_reserved_bytes}
 
 
-def _maximum(supervisor: Supervisor, loaded: Loaded, capacity_bytes: int, trials: list[Trial]) -> int:
+def _maximum(supervisor: WorkerTrialSource, loaded: LoadedTarget, capacity_bytes: int, trials: list[Trial]) -> int:
     """The largest micro-batch that fits a capacity; trials of other capacities are proof where they can be."""
-    session = Session(Capped(supervisor, capacity_bytes), SilentProgress(), TARGET_BATCH)
+    session = ProbeSearch(Capped(supervisor, capacity_bytes), SilentProgress(), TARGET_BATCH)
     session.trials = list(trials)
     search = session.find_maximum(loaded.weights_bytes or 0)
     trials[:] = session.trials
@@ -124,7 +124,7 @@ class Capped:
         capacity_bytes: What the smaller card lets PyTorch take.
     """
 
-    supervisor: Supervisor
+    supervisor: WorkerTrialSource
     capacity_bytes: int
 
     def __getattr__(self, name: str) -> Any:

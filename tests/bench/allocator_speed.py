@@ -16,9 +16,9 @@ from typing import Final
 
 from measuring import RESULTS, gibibytes, machine, save
 
-from oomdoctor.allocator.caching import CachingAllocator
-from oomdoctor.allocator.device_memory import DeviceMemory
-from oomdoctor.allocator.settings import parse_settings
+from oomdoctor.engines.allocator.caching import CachingAllocator
+from oomdoctor.engines.allocator.device_memory import DeviceMemory
+from oomdoctor.engines.allocator.settings import parse_settings
 from oomdoctor.units import KIB, MIB
 
 ABOVE_EVENTS: Final = 300_000

@@ -19,10 +19,10 @@ from measuring import RESULTS, machine, save
 from mutating import mutated
 
 from oomdoctor.cli.diagnose import document_of
-from oomdoctor.diagnosis.diagnose import diagnose
-from oomdoctor.diagnosis.inputs import sources
+from oomdoctor.diagnose.diagnose import diagnose
+from oomdoctor.diagnose.sources import sources
 from oomdoctor.errors import UsageError
-from oomdoctor.serialisation import to_json
+from oomdoctor.results.codec import to_json
 
 INPUTS = 100_000
 LIMIT_BYTES = 200 * 10**6

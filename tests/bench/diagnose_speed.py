@@ -58,7 +58,7 @@ ALIKE: Final = ("every line is an error", "every line has the same error")
 
 SCAN: Final = """
 import json, resource, sys, time
-from oomdoctor.diagnosis.text.scanning import scan
+from oomdoctor.diagnose.text.scan import scan
 started = time.perf_counter()
 with open(sys.argv[1], "rb") as stream:
     result = scan(stream, sys.argv[1])

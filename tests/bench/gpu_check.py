@@ -24,16 +24,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run from a checkout, witho
 
 from measuring import EXAMPLES, RESULTS, gibibytes, machine, save
 
-from oomdoctor.devices.card import Card
-from oomdoctor.devices.choice import Engine
-from oomdoctor.devices.null_gpu.environment import environment as null_gpu_environment
-from oomdoctor.devices.torch_build import find_torch
+from oomdoctor.engines.catalogue import Card
+from oomdoctor.engines.choice import Engine
+from oomdoctor.engines.null_gpu.environment import environment as null_gpu_environment
+from oomdoctor.engines.torch_build import find_torch
 from oomdoctor.errors import OomdoctorError
-from oomdoctor.probing.found import Probe
-from oomdoctor.probing.probe import probe
-from oomdoctor.probing.request import Precision, ProbeRequest
 from oomdoctor.progress import SilentProgress
-from oomdoctor.serialisation import encode
+from oomdoctor.request import Precision, ProbeRequest
+from oomdoctor.results.codec import encode
+from oomdoctor.trial.answer import ProbeRun
+from oomdoctor.trial.probe import probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +118,7 @@ def cases(examples: list[str], caps: list[int]) -> Iterator[Case]:
                 yield Case(example, precision, cap)
 
 
-def answer(found: Probe) -> dict[str, Any]:
+def answer(found: ProbeRun) -> dict[str, Any]:
     """What the results file keeps of one probe."""
     result = found.result
     return {

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from running import ROOT
 
-from oomdoctor.devices.catalogue import find_card
-from oomdoctor.devices.null_gpu.environment import environment
-from oomdoctor.devices.torch_build import find_torch
+from oomdoctor.engines.catalogue import find_card
+from oomdoctor.engines.null_gpu.environment import environment
+from oomdoctor.engines.torch_build import find_torch
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow]
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, get_args
 
 from measuring import CAPACITIES_GIB, EXAMPLES, RESULTS, TARGET_BATCH, gibibytes, machine, save
 
-from oomdoctor.devices.choice import choose_engine
-from oomdoctor.probing.found import Probe
-from oomdoctor.probing.probe import probe
-from oomdoctor.probing.request import Precision, ProbeRequest
-from oomdoctor.probing.supervisor import Supervisor
+from oomdoctor.engines.choice import choose_engine
 from oomdoctor.progress import SilentProgress
+from oomdoctor.request import Precision, ProbeRequest
 from oomdoctor.results import Outcome
-from oomdoctor.targets.reference import parse_reference
+from oomdoctor.target.reference import parse_reference
+from oomdoctor.trial.answer import ProbeRun
+from oomdoctor.trial.client import WorkerTrialSource
+from oomdoctor.trial.probe import probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ def fits_in_a_fresh_process(request: ProbeRequest, micro_batch: int) -> bool:
     """Run one trial in a worker of its own."""
     engine = choose_engine(engine="null", gpu=None, device=None, memory_bytes=request.memory_bytes, base=os.environ)
     reference = parse_reference(request.target, directory=request.directory)
-    with Supervisor(request, reference, engine.environment) as supervisor:
+    with WorkerTrialSource(request, reference, engine.environment) as supervisor:
         if supervisor.load().placement_error:
             return False
         trial = supervisor.run(micro_batch, micro_steps=2, allowed_bytes=supervisor.capacity_bytes)
@@ -103,7 +103,7 @@ def _earlier_bisections(path: Path) -> dict[Case, tuple[int, int]]:
     }
 
 
-def row(case: Case, found: Probe, by_hand: tuple[int, int] | None) -> dict[str, object]:
+def row(case: Case, found: ProbeRun, by_hand: tuple[int, int] | None) -> dict[str, object]:
     """What the results file keeps of one case."""
     # The trials up to the one that completed the proof: the maximum fits and its successor does not.
     maximum = found.result.micro_batch.maximum

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from oomdoctor.checking.baseline.figures import Baseline, Circumstances, Figures, MemoryFigures
+from oomdoctor.check.baseline.figures import Baseline, Circumstances, Figures, MemoryFigures
 from oomdoctor.results import Category
 
 MIB = 1024**2

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_figures import CIRCUMSTANCES, FIGURES, GIB, MEMORY, MIB, any_figures, figures, with_category
 
-from oomdoctor.checking.baseline.circumstances import differences, left_out
-from oomdoctor.checking.baseline.compare import compare
-from oomdoctor.checking.baseline.figures import Figures
+from oomdoctor.check.baseline.comparison import compare, differences, left_out
+from oomdoctor.check.baseline.figures import Figures
 from oomdoctor.results import Category, FigureKind, Movement
 
 TOLERANCE = 0.02

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from documents import gpt2
 
-from oomdoctor.checking.baseline.figures import MOST_MODULES, figures_of, memory_figures
+from oomdoctor.check.baseline.figures import MOST_MODULES, figures_of, memory_figures
 from oomdoctor.results import (
     Category,
     MicroBatch,

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_figures import FIGURES, MEMORY, MIB, any_baseline, figures
 
-from oomdoctor.checking.baseline.figures import Baseline
-from oomdoctor.checking.baseline.files import read_baseline, write_baseline
-from oomdoctor.checking.baseline.parsing import ParsingError, parse
+from oomdoctor.check.baseline.figures import Baseline
+from oomdoctor.check.baseline.file import read_baseline, write_baseline
+from oomdoctor.check.baseline.parsing import ParsingError, parse
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Category
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.checking.cache.store import Cache
-from oomdoctor.probing.found import Probe
-from oomdoctor.probing.probe import probe
-from oomdoctor.probing.request import ProbeRequest
+from oomdoctor.check.cache import Cache
 from oomdoctor.progress import SilentProgress
+from oomdoctor.request import ProbeRequest
+from oomdoctor.trial.answer import ProbeRun
+from oomdoctor.trial.probe import probe
 
 pytestmark = pytest.mark.null_gpu
 
@@ -88,7 +88,7 @@ class Kept:
     request: ProbeRequest
     environment: dict[str, str]
     cache: Cache
-    answer: Probe
+    answer: ProbeRun
 
     def reopened(self, **environment: str) -> Cache:
         """The cache, as a later check opens it."""

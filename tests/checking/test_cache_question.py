@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.checking.cache import installation, question
-from oomdoctor.checking.cache.question import key_of
-from oomdoctor.devices.torch_build import TorchBuild
-from oomdoctor.probing.request import PRECISIONS, ProbeRequest
+from oomdoctor.check import cache_key
+from oomdoctor.check.cache_key import key_of
+from oomdoctor.engines.torch_build import TorchBuild
+from oomdoctor.request import PRECISIONS, ProbeRequest
 
 HERE = Path(__file__).parent
 REQUESTS = st.builds(
@@ -68,8 +68,8 @@ def test_only_a_null_gpu_answers_alike_each_time(
     asked: dict[str, Any], has_gpu: bool, is_repeatable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What fits a real one depends on who else uses it."""
-    monkeypatch.setattr(question, "has_local_gpu", lambda _: has_gpu)
-    assert question.is_repeatable(ProbeRequest("gpt2", HERE, target_batch=1, **asked), {}) is is_repeatable
+    monkeypatch.setattr(cache_key, "has_local_gpu", lambda _: has_gpu)
+    assert cache_key.is_repeatable(ProbeRequest("gpt2", HERE, target_batch=1, **asked), {}) is is_repeatable
 
 
 @given(REQUESTS, st.data())
@@ -98,7 +98,7 @@ def test_what_is_installed_matters(name: str, monkeypatch: pytest.MonkeyPatch) -
     """Another oomdoctor, torch or package makes another question."""
     request = ProbeRequest("gpt2", HERE, target_batch=1)
     before = key_of(request, {})
-    monkeypatch.setattr(question, name, lambda: "another")
+    monkeypatch.setattr(cache_key, name, lambda: "another")
     assert key_of(request, {}) != before
 
 
@@ -125,19 +125,19 @@ def torch_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libtorch_cuda.so").write_bytes(b"12345")
     (tmp_path / "version.py").write_text("__version__ = '2.15.0+cu132'\ngit_version = 'a'\n")
-    monkeypatch.setattr(installation, "find_torch", lambda: TorchBuild("2.15.0+cu132", "13.2", tmp_path))
+    monkeypatch.setattr(cache_key, "find_torch", lambda: TorchBuild("2.15.0+cu132", "13.2", tmp_path))
     return tmp_path
 
 
 def test_another_build_of_torch_is_another(torch_root: Path) -> None:
     """Its version, its commit and its native libraries count; when it was installed does not."""
-    before = installation.torch_files()
+    before = cache_key.torch_files()
     (torch_root / "version.py").touch()
-    assert installation.torch_files() == before
+    assert cache_key.torch_files() == before
     (torch_root / "version.py").write_text("__version__ = '2.15.0+cu132'\ngit_version = 'b'\n")
-    after = installation.torch_files()
+    after = cache_key.torch_files()
     (torch_root / "lib" / "libtorch_cuda.so").write_bytes(b"123456")
-    assert len({before, after, installation.torch_files()}) == 3
+    assert len({before, after, cache_key.torch_files()}) == 3
 
 
 def test_other_packages_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,20 +146,20 @@ def test_other_packages_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (site / "numpy-2.4.0.dist-info").mkdir(parents=True)
     (site / "project.pth").write_text("/one\n")
     monkeypatch.setattr(sys, "path", [str(site), str(tmp_path)])
-    seen = {installation.installed_packages()}
+    seen = {cache_key.installed_packages()}
     (site / "__pycache__").mkdir()
     (tmp_path / "unrelated.txt").write_text("")
-    assert installation.installed_packages() in seen
+    assert cache_key.installed_packages() in seen
     (site / "numpy-2.4.0.dist-info").rename(site / "numpy-2.4.1.dist-info")
-    seen.add(installation.installed_packages())
+    seen.add(cache_key.installed_packages())
     (site / "project.pth").write_text("/two\n")
-    seen.add(installation.installed_packages())
+    seen.add(cache_key.installed_packages())
     assert len(seen) == 3
 
 
 def test_the_code_that_probes_is_part_of_the_question() -> None:
     """The null GPU's source, the catalogue and the examples are; what renders a report is not."""
-    names = {str(path.relative_to(installation._PACKAGE)) for path in installation._own_files()}
+    names = {str(path.relative_to(cache_key._PACKAGE)) for path in cache_key._own_files()}
     assert {"probing/trial.py", "devices/gpus.toml", "devices/null_gpu/source/memory.c", "examples/gpt2.py"} <= names
     assert {"results/probe.py", "serialisation.py", "oom/classifier.py", "targets/importing.py"} <= names
     assert not any(name.startswith(("reports/", "lint/", "cli/", "checking/")) for name in names)

@@ -13,12 +13,12 @@ from textwrap import dedent
 
 import pytest
 
-from oomdoctor.probing.dependencies import Dependencies
-from oomdoctor.serialisation import decode
+from oomdoctor.results.codec import decode
+from oomdoctor.trial.dependencies import Dependencies
 
 DRIVER = """
 import json, os, runpy, sys, traceback
-from oomdoctor.probing.dependency_watch import report, watch
+from oomdoctor.trial.dependency_watch import report, watch
 from oomdoctor.serialisation import encode
 
 for line in sys.stdin:
@@ -105,7 +105,7 @@ def test_a_file_that_is_read_or_asked_about_is_seen(record: Record, project: Pat
 
 NATIVE = """
 import ctypes, json, os, sys
-from oomdoctor.probing.dependency_watch import report, watch
+from oomdoctor.trial.dependency_watch import report, watch
 from oomdoctor.serialisation import encode
 
 libc = ctypes.CDLL(None)

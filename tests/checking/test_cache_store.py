@@ -14,15 +14,13 @@ from documents import gpt2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.checking.cache import folder as folder_module
-from oomdoctor.checking.cache.folder import cache_folder
-from oomdoctor.checking.cache.store import Cache
-from oomdoctor.probing.dependencies import Dependencies
-from oomdoctor.probing.found import Probe
-from oomdoctor.probing.looking import Look, look
-from oomdoctor.probing.request import ProbeRequest
+from oomdoctor.check import cache as folder_module
+from oomdoctor.check.cache import Cache, cache_folder
+from oomdoctor.request import ProbeRequest
 from oomdoctor.results import ProbeDocument
-from oomdoctor.serialisation import to_json
+from oomdoctor.results.codec import to_json
+from oomdoctor.trial.answer import ProbeRun
+from oomdoctor.trial.dependencies import Dependencies, Fingerprint, fingerprint
 
 RESULT = gpt2().result
 RESULT = replace(RESULT, device=replace(RESULT.device, kind="null"))
@@ -53,11 +51,11 @@ def question(project: Path, **changes: object) -> ProbeRequest:
     return replace(ProbeRequest("model.py", project, target_batch=256, gpu="rtx-4090"), **changes)  # type: ignore[arg-type]
 
 
-def answer(project: Path, **used: object) -> Probe:
+def answer(project: Path, **used: object) -> ProbeRun:
     """What a probe would have found, had it used the target and nothing else."""
     model = str(project / "model.py")
-    seen = {f"content {model}": look(Look.CONTENT, model)}
-    return Probe(RESULT, VERSIONS, replace(Dependencies(seen, ("MODEL_WIDTH",)), **used))  # type: ignore[arg-type]
+    seen = {f"content {model}": fingerprint(Fingerprint.CONTENT, model)}
+    return ProbeRun(RESULT, VERSIONS, replace(Dependencies(seen, ("MODEL_WIDTH",)), **used))  # type: ignore[arg-type]
 
 
 def entries(folder: Path) -> list[Path]:
@@ -255,7 +253,7 @@ def test_any_bytes_are_passed_over(tmp_path_factory: pytest.TempPathFactory, con
     """No content of a file is an error."""
     path = tmp_path_factory.getbasetemp() / "any.json"
     path.write_bytes(content)
-    from oomdoctor.checking.cache.store import _read
+    from oomdoctor.check.cache import _read
 
     assert _read(path) is None
 

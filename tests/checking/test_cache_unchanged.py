@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.checking.cache import unchanged
-from oomdoctor.checking.cache.unchanged import Looker, digest_of
-from oomdoctor.probing.dependencies import Dependencies
-from oomdoctor.probing.looking import Look, look
+from oomdoctor.check import cache
+from oomdoctor.check.cache import Fingerprints, digest_of
+from oomdoctor.trial.dependencies import Dependencies, Fingerprint, fingerprint
 
 
 @pytest.fixture
@@ -24,9 +23,9 @@ def project(tmp_path: Path) -> Path:
 
 def test_an_edit_between_two_questions_is_noticed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that was read for one question, long after it was written, is read again for another."""
-    looker, model = Looker(), project / "model.py"
-    seen = {f"content {model}": look(Look.CONTENT, str(model))}
-    monkeypatch.setattr(unchanged.time, "time", lambda: model.stat().st_mtime + 60)
+    looker, model = Fingerprints(), project / "model.py"
+    seen = {f"content {model}": fingerprint(Fingerprint.CONTENT, str(model))}
+    monkeypatch.setattr(cache.time, "time", lambda: model.stat().st_mtime + 60)
     assert looker.sees(seen)
     times = model.stat()
     model.write_text("def build_model(): .. \n")
@@ -36,9 +35,11 @@ def test_an_edit_between_two_questions_is_noticed(project: Path, monkeypatch: py
 
 def test_a_file_that_has_just_been_changed_is_always_read(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two edits within one tick of the file system's clock look alike from outside."""
-    looker, model = Looker(), project / "model.py"
-    seen = {f"content {model}": look(Look.CONTENT, str(model))}
-    monkeypatch.setattr(unchanged, "look", lambda way, path: "the same" if way is Look.SIGNATURE else look(way, path))
+    looker, model = Fingerprints(), project / "model.py"
+    seen = {f"content {model}": fingerprint(Fingerprint.CONTENT, str(model))}
+    monkeypatch.setattr(
+        cache, "fingerprint", lambda way, path: "the same" if way is Fingerprint.SIGNATURE else fingerprint(way, path)
+    )
     assert looker.sees(seen)
     model.write_text("def build_model(): .. \n")
     assert not looker.sees(seen)
@@ -46,11 +47,13 @@ def test_a_file_that_has_just_been_changed_is_always_read(project: Path, monkeyp
 
 def test_a_file_that_has_not_changed_is_read_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries that share a project do not read it again each."""
-    looker, model = Looker(), project / "model.py"
-    seen = {f"content {model}": look(Look.CONTENT, str(model))}
-    monkeypatch.setattr(unchanged.time, "time", lambda: model.stat().st_mtime + 60)
+    looker, model = Fingerprints(), project / "model.py"
+    seen = {f"content {model}": fingerprint(Fingerprint.CONTENT, str(model))}
+    monkeypatch.setattr(cache.time, "time", lambda: model.stat().st_mtime + 60)
     assert looker.sees(seen)
-    monkeypatch.setattr(unchanged, "look", lambda way, path: "read again" if way is Look.CONTENT else look(way, path))
+    monkeypatch.setattr(
+        cache, "fingerprint", lambda way, path: "read again" if way is Fingerprint.CONTENT else fingerprint(way, path)
+    )
     assert looker.sees(seen)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from targets_for_tests import write_target
 
-from oomdoctor.probing.request import ProbeRequest
-from oomdoctor.probing.supervisor import Supervisor
-from oomdoctor.targets.reference import parse_reference
+from oomdoctor.request import ProbeRequest
+from oomdoctor.target.reference import parse_reference
+from oomdoctor.trial.client import WorkerTrialSource
 
 pytestmark = pytest.mark.null_gpu
 
@@ -33,16 +33,16 @@ kept = []
 
 
 @pytest.fixture
-def supervisor(tmp_path: Path, null_environment: Callable[[int], dict[str, str]]) -> Iterator[Supervisor]:
+def supervisor(tmp_path: Path, null_environment: Callable[[int], dict[str, str]]) -> Iterator[WorkerTrialSource]:
     """One whose target leaves memory behind or crashes where a file says so, loaded."""
     name = write_target(tmp_path, make_batch=LEAKING)
     request = ProbeRequest(name, tmp_path, target_batch=2, memory_bytes=CAPACITY, engine="null")
-    with Supervisor(request, parse_reference(name, directory=tmp_path), null_environment(CAPACITY)) as made:
+    with WorkerTrialSource(request, parse_reference(name, directory=tmp_path), null_environment(CAPACITY)) as made:
         made.load()
         yield made
 
 
-def test_what_a_replaced_worker_used_is_not_forgotten(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_what_a_replaced_worker_used_is_not_forgotten(supervisor: WorkerTrialSource, tmp_path: Path) -> None:
     """The file that only the first worker read is a dependency, and so is that its sign was there."""
     (tmp_path / "leaked.txt").write_text("read once")
     (tmp_path / "leak").touch()
@@ -56,7 +56,7 @@ def test_what_a_replaced_worker_used_is_not_forgotten(supervisor: Supervisor, tm
     assert used.unseen == ()
 
 
-def test_what_a_lost_worker_used_is_not_known(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_what_a_lost_worker_used_is_not_known(supervisor: WorkerTrialSource, tmp_path: Path) -> None:
     """An answer that it took part in is not to be kept."""
     supervisor.run(1, micro_steps=1, allowed_bytes=CAPACITY)
     assert supervisor.dependencies().unseen == ()

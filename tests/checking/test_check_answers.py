@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from oomdoctor.checking import answers as answers_module
-from oomdoctor.checking.answers import Answerer
+from oomdoctor.check import runner as answers_module
+from oomdoctor.check.runner import Answerer
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
-from oomdoctor.probing.request import ProbeRequest
+from oomdoctor.request import ProbeRequest
 
 
 class Told:

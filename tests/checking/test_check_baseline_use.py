@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from targets_for_tests import write_target
 
-from oomdoctor.checking.baseline.files import NAME, read_baseline
-from oomdoctor.checking.check import Check, Plan, check
-from oomdoctor.checking.entry import Entry
-from oomdoctor.cli.check_progress import CheckLines
+from oomdoctor.check.baseline.file import NAME, read_baseline
+from oomdoctor.check.entries import Entry
+from oomdoctor.check.runner import Check, Plan, check
 from oomdoctor.errors import UsageError
-from oomdoctor.probing.found import Probe
-from oomdoctor.probing.probe import probe
-from oomdoctor.probing.request import ProbeRequest
 from oomdoctor.progress import SilentProgress
+from oomdoctor.report.progress import CheckProgress
+from oomdoctor.request import ProbeRequest
 from oomdoctor.results import CheckedEntry, LimitName, MicroBatch, Verdict
+from oomdoctor.trial.answer import ProbeRun
+from oomdoctor.trial.probe import probe
 from oomdoctor.units import MIB
 
 pytestmark = pytest.mark.null_gpu
@@ -28,7 +28,7 @@ QUESTION = ProbeRequest(target="model.py", directory=Path("/"), target_batch=64,
 
 
 @pytest.fixture(scope="module")
-def answer(tmp_path_factory: pytest.TempPathFactory) -> Probe:
+def answer(tmp_path_factory: pytest.TempPathFactory) -> ProbeRun:
     """What a real probe found, its memory recorded at micro-batch 8."""
     folder = tmp_path_factory.mktemp("model")
     write_target(folder)
@@ -39,10 +39,10 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> Probe:
 class Answers:
     """A cache that has an answer to everything but what is not there, and remembers what it was asked."""
 
-    answer: Probe
+    answer: ProbeRun
     asked: list[ProbeRequest]
 
-    def find(self, request: ProbeRequest) -> Probe | None:
+    def find(self, request: ProbeRequest) -> ProbeRun | None:
         """The answer."""
         self.asked.append(request)
         return None if request.target == "gone.py" else self.answer
@@ -52,14 +52,14 @@ Run = Callable[..., Check]
 
 
 @pytest.fixture
-def run(answer: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(answer: ProbeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Check entries in an empty folder, with the known answer or another."""
     monkeypatch.chdir(tmp_path)
 
     def run(*entries: Entry, update: bool = False, is_whole: bool = True, **others: Any) -> Check:
         plan = Plan("oomdoctor.toml", entries, NAME, update, is_whole)
         cache: Any = Answers(others.get("answer", answer), others.get("asked", []))
-        return check(plan, CheckLines(quiet=True), jobs=1, cache=cache)
+        return check(plan, CheckProgress(quiet=True), jobs=1, cache=cache)
 
     return run
 
@@ -80,7 +80,7 @@ def names() -> list[str]:
     return sorted(read_baseline(Path(NAME)).entries)
 
 
-def worse(answer: Probe) -> Probe:
+def worse(answer: ProbeRun) -> ProbeRun:
     """The answer with half of the maximum, at the hands of memory."""
     return replace(answer, result=replace(answer.result, micro_batch=MicroBatch(32, 32, "memory")))
 
@@ -124,7 +124,7 @@ def test_two_updates_write_the_same(run: Run) -> None:
     assert Path(NAME).read_bytes() == first
 
 
-def test_what_got_worse_fails_until_it_is_updated(run: Run, answer: Probe) -> None:
+def test_what_got_worse_fails_until_it_is_updated(run: Run, answer: ProbeRun) -> None:
     """A maximum that falls fails the check; an update shows once more what moved, and takes it."""
     run(entry("a"), update=True)
     checked = only(run(entry("a"), answer=worse(answer)))
@@ -232,7 +232,7 @@ def test_an_update_goes_by_the_configuration(run: Run) -> None:
 # --- the rest of the result ------------------------------------------------------------------------------------------
 
 
-def test_versions_are_those_of_what_answered(run: Run, answer: Probe) -> None:
+def test_versions_are_those_of_what_answered(run: Run, answer: ProbeRun) -> None:
     """Torch's version is that of the workers; where none answered, of the torch that is installed."""
     assert run(entry("a")).versions == answer.versions
     silent = run(entry("a", "gone.py", baseline=False)).versions

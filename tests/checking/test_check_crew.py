@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from oomdoctor.checking.crew import default_jobs, run_all
-from oomdoctor.probing.stopping import Stop
+from oomdoctor.multi_card.pool import default_jobs, run_all
+from oomdoctor.trial.process import CancelToken
 
 SECONDS = 20
 
@@ -20,7 +20,7 @@ def test_pieces_run_at_once_and_answer_in_order() -> None:
     """Two jobs are two pieces at one time, and the results are in the order of the work."""
     both = threading.Barrier(2)
 
-    def meet(number: int, _stop: Stop) -> int:
+    def meet(number: int, _stop: CancelToken) -> int:
         both.wait(SECONDS)
         return number
 
@@ -31,7 +31,7 @@ def test_no_more_run_at_once_than_there_are_jobs() -> None:
     """One job is one piece at a time."""
     running = threading.Semaphore(1)
 
-    def alone(_stop: Stop) -> bool:
+    def alone(_stop: CancelToken) -> bool:
         is_alone = running.acquire(blocking=False)
         time.sleep(0.01)
         running.release()
@@ -40,7 +40,7 @@ def test_no_more_run_at_once_than_there_are_jobs() -> None:
     assert run_all([alone] * 5, 1) == [True] * 5
 
 
-def waiting(ended: list[int], number: int, stop: Stop) -> None:
+def waiting(ended: list[int], number: int, stop: CancelToken) -> None:
     """A piece that would wait for long, as one does for its worker."""
     readable, _, _ = select.select([stop.fd], [], [], SECONDS)
     if readable:
@@ -51,7 +51,7 @@ def test_an_interrupt_ends_all() -> None:
     """What is running hears of it and has ended when the interrupt goes on; what is not does not begin."""
     ended: list[int] = []
 
-    def interrupting(_stop: Stop) -> None:
+    def interrupting(_stop: CancelToken) -> None:
         _thread.interrupt_main()
 
     work = [partial(waiting, ended, 1), partial(waiting, ended, 2), interrupting, partial(waiting, ended, 3)]
@@ -67,7 +67,7 @@ def test_a_bug_in_one_piece_ends_the_others() -> None:
     """What nobody expected is raised, and not before the others have ended."""
     ended: list[int] = []
 
-    def broken(_stop: Stop) -> None:
+    def broken(_stop: CancelToken) -> None:
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
@@ -85,7 +85,7 @@ def test_there_are_as_many_jobs_as_are_of_use(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_stop_is_heard_by_everyone_and_forever() -> None:
     """It may be given twice, is heard by all that wait, and by those who come later."""
-    stop = Stop()
+    stop = CancelToken()
     assert select.select([stop.fd], [], [], 0)[0] == []
     stop.set()
     stop.set()

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from running import run_command
 
-from oomdoctor.checking.cache.folder import cache_folder
-from oomdoctor.checking.cache.store import Cache
-from oomdoctor.checking.entries import DEFAULTS, all_entries
-from oomdoctor.configuration.check import configure_check
-from oomdoctor.configuration.schema import CheckKeys
+from oomdoctor.check.cache import Cache, cache_folder
+from oomdoctor.check.entries import DEFAULTS, all_entries
+from oomdoctor.config.check import configure_check
+from oomdoctor.config.schema import CheckKeys
 
 pytestmark = pytest.mark.null_gpu
 

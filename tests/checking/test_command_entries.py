@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from running import run_here
 
-from oomdoctor.checking.commands import check_program
-from oomdoctor.checking.entries import DEFAULTS, all_entries
-from oomdoctor.checking.entry import Entry
-from oomdoctor.configuration.check import CheckConfiguration, configure_check
-from oomdoctor.configuration.schema import CheckKeys
+from oomdoctor.check.entries import DEFAULTS, Entry, all_entries
+from oomdoctor.check.runner import check_program
+from oomdoctor.config.check import CheckConfiguration, configure_check
+from oomdoctor.config.schema import CheckKeys
 from oomdoctor.errors import UsageError
-from oomdoctor.probing.request import ProbeRequest
+from oomdoctor.request import ProbeRequest
 
 COMMAND = 'command = ["python", "train.py", "--batch-size", "{micro_batch}"]\n'
 WORDS = ("python", "train.py", "--batch-size", "{micro_batch}")

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from sample_figures import CIRCUMSTANCES, FIGURES, GIB, MIB
 
-from oomdoctor.checking.baseline.circumstances import common_trials, differences, not_compared
-from oomdoctor.checking.baseline.compare import compare
-from oomdoctor.checking.baseline.figures import Baseline, Figures, figures_of
-from oomdoctor.checking.baseline.files import read_baseline, write_baseline
-from oomdoctor.checking.baseline.trials import TrialFigures
+from oomdoctor.check.baseline.comparison import common_trials, compare, differences, not_compared
+from oomdoctor.check.baseline.figures import Baseline, Figures, TrialFigures, figures_of
+from oomdoctor.check.baseline.file import read_baseline, write_baseline
 from oomdoctor.errors import UsageError
 from oomdoctor.results import (
     CommandPlan,

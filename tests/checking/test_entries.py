@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.checking.entries import DEFAULTS, all_entries, chosen_entries
-from oomdoctor.checking.entry import Entry
-from oomdoctor.configuration.check import CheckConfiguration, configure_check
-from oomdoctor.configuration.schema import CheckKeys
+from oomdoctor.check.entries import DEFAULTS, Entry, all_entries, chosen_entries
+from oomdoctor.config.check import CheckConfiguration, configure_check
+from oomdoctor.config.schema import CheckKeys
 from oomdoctor.errors import UsageError
-from oomdoctor.probing.request import ProbeRequest
+from oomdoctor.request import ProbeRequest
 from oomdoctor.units import GIB
 
 PRETRAIN = '[[check]]\nname = "pretrain"\ntarget = "train/model.py"\n'

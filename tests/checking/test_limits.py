@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.checking.entry import Entry
-from oomdoctor.checking.limits import baseline_limit, judge
-from oomdoctor.probing.accumulation import plan_accumulation
-from oomdoctor.probing.request import ProbeRequest
+from oomdoctor.check.entries import Entry
+from oomdoctor.check.verdicts import baseline_limit, judge
+from oomdoctor.request import ProbeRequest
 from oomdoctor.results import (
     Device,
     FigureKind,
@@ -27,6 +26,7 @@ from oomdoctor.results import (
     StepMemory,
     Trial,
 )
+from oomdoctor.search.accumulation import plan_accumulation
 from oomdoctor.units import MIB
 
 CAPACITY = 1000 * MIB

@@ -233,7 +233,7 @@ def test_bad_input_is_answered(case: Case, tmp_path: Path, oomdoctor: Run) -> No
     for text in case.says:
         assert text in ended.stderr
     assert case.hint in ended.stderr.rpartition("hint:")[2]
-    assert "oomdoctor/probing" not in ended.stderr
+    assert "oomdoctor/trial" not in ended.stderr
     assert {path.name for path in tmp_path.iterdir()} <= {"model.py", "__pycache__"}
 
 

@@ -13,7 +13,7 @@ import pytest
 from running import INVOCATIONS, Run, run_command, run_here
 from targets_for_tests import write_target
 
-from oomdoctor.checking.check import Check
+from oomdoctor.check.runner import Check
 from oomdoctor.cli.check import document_of
 from oomdoctor.results import CheckedEntry, CheckResult, Verdict
 

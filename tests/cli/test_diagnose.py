@@ -180,7 +180,7 @@ def test_bad_input(oomdoctor: Run, tmp_path: Path, arguments: list[str], said: s
     (tmp_path / "saved.json").write_text('{"schema_version": 1, "command": "diagnose", "status": "oom"}')
     (tmp_path / "report.json").write_text('{"schema_version": 1, "written_by": "oomdoctor run", ')
     if any("\0" in argument for argument in arguments):
-        from oomdoctor.diagnosis.inputs import sources
+        from oomdoctor.diagnose.sources import sources
         from oomdoctor.errors import UsageError
 
         with pytest.raises(UsageError, match=said):

@@ -117,7 +117,7 @@ def test_known_imports_no_torch(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code], cwd=PACKAGE_PARENT, check=True, capture_output=True, timeout=60)
     modules = set(report.read_text().split())
-    assert "oomdoctor.devices.catalogue" in modules
+    assert "oomdoctor.engines.catalogue" in modules
     assert not {"torch", "pynvml", "GPUtil"} & modules
 
 

@@ -17,11 +17,11 @@ import pytest
 from running import marked_processes, run_command
 
 import oomdoctor
-from oomdoctor.devices.catalogue import find_card
-from oomdoctor.probing.fitting.fit import fit
-from oomdoctor.probing.fitting.probed import probe_cards
-from oomdoctor.probing.request import ProbeRequest
+from oomdoctor.engines.catalogue import find_card
+from oomdoctor.multi_card.card_probes import probe_cards
+from oomdoctor.multi_card.fit import fit_cards
 from oomdoctor.progress import SilentProgress
+from oomdoctor.request import ProbeRequest
 
 SCHEMA = Path(oomdoctor.__file__).parent / "schemas" / "fit.schema.json"
 
@@ -132,7 +132,7 @@ def test_probes_of_cards_make_the_table_that_a_trace_makes(tmp_path: Path) -> No
     cards = [find_card("gtx-1060-6gb"), find_card("h200")]
 
     found = probe_cards(request, cards, SilentProgress())
-    traced = fit(replace(request, engine="trace"), cards, SilentProgress())
+    traced = fit_cards(replace(request, engine="trace"), cards, SilentProgress())
 
     assert [replace(row, notes=()) for row in found.rows] == [replace(row, notes=()) for row in traced.rows]
     assert (found.weights_bytes, found.versions) == (traced.weights_bytes, traced.versions)

@@ -19,12 +19,12 @@ from running import Run, marked_processes
 from targets_for_tests import MLP, write_target
 
 from oomdoctor import probe
-from oomdoctor.devices.catalogue import find_card
-from oomdoctor.devices.null_gpu.environment import environment
-from oomdoctor.devices.torch_build import find_torch
+from oomdoctor.engines.catalogue import find_card
+from oomdoctor.engines.null_gpu.environment import environment
+from oomdoctor.engines.torch_build import find_torch
 from oomdoctor.errors import TargetError
-from oomdoctor.probing import guide
 from oomdoctor.results import Guidance
+from oomdoctor.trial import warm_start
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow, pytest.mark.usefixtures("real")]
 
@@ -147,7 +147,7 @@ def test_a_guide_that_takes_too_long_is_not_waited_for(tmp_path: Path, monkeypat
     write_target(tmp_path, MLP + _IN_GUIDE.format("time.sleep(300)"))
     mark = f"slow-guide-{os.getpid()}"
     monkeypatch.setenv("OOMDOCTOR_TEST_MARK", mark)
-    monkeypatch.setattr(guide.Guide, "_patience", lambda _: 0.5)
+    monkeypatch.setattr(warm_start.TracedWarmStart, "_patience", lambda _: 0.5)
     monkeypatch.chdir(tmp_path)
 
     result = probe("model.py", target_batch=4096, memory="256MiB", engine="cuda").result

@@ -12,7 +12,7 @@ import pytest
 from running import INVOCATIONS, Run
 from targets_for_tests import MLP, write_target
 
-from oomdoctor.devices.catalogue import find_card
+from oomdoctor.engines.catalogue import find_card
 
 pytestmark = pytest.mark.null_gpu
 

@@ -20,9 +20,9 @@ from oomdoctor.cli.options import FormatName
 from oomdoctor.cli.report import report
 from oomdoctor.errors import UsageError
 from oomdoctor.output import Terminal
-from oomdoctor.reports import FORMATS
+from oomdoctor.report import FORMATS
 from oomdoctor.results import Document
-from oomdoctor.serialisation import read_document, to_json
+from oomdoctor.results.codec import read_document, to_json
 
 INVOCATIONS = {
     "oomdoctor": [str(Path(sys.executable).parent / "oomdoctor")],

@@ -13,7 +13,8 @@ from oomdoctor.errors import UsageError
 from oomdoctor.lint.rule import Rule
 from oomdoctor.lint.rules import ALL
 from oomdoctor.output import Terminal
-from oomdoctor.reports.rule import markdown, text
+from oomdoctor.report import rule as markdown
+from oomdoctor.report import rule as text
 
 
 @pytest.mark.parametrize("invocation", INVOCATIONS)
@@ -92,14 +93,14 @@ def test_every_rule_has_its_page(rule: Rule) -> None:
     assert max(map(len, prose.splitlines())) <= 72
     assert "\x1b" not in page
     assert "\x1b[1m" in text.render_rule(rule, Terminal(color=True))
-    page = markdown.render_rule(rule)
+    page = markdown.render_rule_markdown(rule)
     assert page.count("```") % 2 == 0
     assert f"```python\n{rule.bad.strip()}\n```" in page
 
 
 def test_markdown_table() -> None:
     """The table has one row a rule, whatever its summary holds."""
-    lines = markdown.render_rules(ALL).splitlines()
+    lines = markdown.render_rules_markdown(ALL).splitlines()
     assert len(lines) == len(ALL) + 2
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {8}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from running import INVOCATIONS, ROOT, Run
 
-from oomdoctor.running.environment import HOOK
+from oomdoctor.run.environment import AGENT_DIRECTORY
 
 RUN = [*INVOCATIONS["python -m oomdoctor"], "run"]
 
@@ -111,7 +111,7 @@ def test_the_environment_differs_by_the_hook_alone(tmp_path: Path) -> None:
     changed = {name for name in plain if under.get(name) != plain[name]}
 
     assert changed <= {"PYTHONPATH"}
-    assert under["PYTHONPATH"] == f"{HOOK}:{before}"
+    assert under["PYTHONPATH"] == f"{AGENT_DIRECTORY}:{before}"
     assert added == {"OOMDOCTOR_RUN_DIRECTORY", "OOMDOCTOR_RUN_MAX_ENTRIES", "OOMDOCTOR_RUN_MEMORY_BYTES"}
 
 

@@ -1,13 +1,13 @@
-"""Made-up messages of the hook, as `oomdoctor_hook.trial` sends them, and what a trial that sent them ended as."""
+"""Made-up messages of the hook, as `oomdoctor.agent` sends them, and what a trial that sent them ended as."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from oomdoctor.probing.command.hearing import Heard
-from oomdoctor.probing.command.judging import Judged, judge
-from oomdoctor.probing.command.trial import Ended
+from oomdoctor.command.outcome import ClassifiedTrial, classify_trial
+from oomdoctor.command.trial import EndedTrial
+from oomdoctor.command.trial_events import TrialEvents
 
 CAPACITY = 256 * 2**20
 STEPS = 3
@@ -79,9 +79,9 @@ OOM_TEXT = "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total c
 OOM_ERROR = error(OOM_TEXT, "torch.OutOfMemoryError", "RuntimeError")
 
 
-def heard(messages: Iterable[Message]) -> Heard:
+def heard(messages: Iterable[Message]) -> TrialEvents:
     """What a trial's record is after these."""
-    record = Heard()
+    record = TrialEvents()
     for message in messages:
         record.add(message)
     return record
@@ -89,11 +89,11 @@ def heard(messages: Iterable[Message]) -> Heard:
 
 def ended(
     *messages: Message, return_code: int | None = None, timed_out: bool = False, tail: str | None = TAIL
-) -> Ended:
+) -> EndedTrial:
     """A trial that these messages came from."""
-    return Ended(heard(messages), return_code, timed_out, 12.0, tail)
+    return EndedTrial(heard(messages), return_code, timed_out, 12.0, tail)
 
 
-def judged(*messages: Message, **how: Any) -> Judged:
+def judged(*messages: Message, **how: Any) -> ClassifiedTrial:
     """What the trial is taken for, at micro-batch 8 of 256 MiB and three steps."""
-    return judge(ended(*messages, **how), 8, CAPACITY, STEPS)
+    return classify_trial(ended(*messages, **how), 8, CAPACITY, STEPS)

@@ -17,12 +17,12 @@ from typing import Any, Self
 import jsonschema
 from running import run_command
 
-from oomdoctor.devices.choice import choose_engine
-from oomdoctor.probing.command.forks import ForkServer
-from oomdoctor.probing.command.hearing import Heard
-from oomdoctor.probing.command.judging import Judged, judge
-from oomdoctor.probing.command.trial import Ended, Start, run_trial
-from oomdoctor.running.environment import with_hook
+from oomdoctor.command.fork_server import ForkServer
+from oomdoctor.command.outcome import ClassifiedTrial, classify_trial
+from oomdoctor.command.trial import EndedTrial, TrialStart, run_trial
+from oomdoctor.command.trial_events import TrialEvents
+from oomdoctor.engines.choice import choose_engine
+from oomdoctor.run.environment import with_agent
 
 SMALL = Path(__file__).with_name("scripts") / "small"
 PYTHON = sys.executable
@@ -73,13 +73,13 @@ class Forks:
     """
 
     directory: Path
-    first: Ended = field(init=False)
+    first: EndedTrial = field(init=False)
 
     def __enter__(self) -> Self:
         self._room = Path(tempfile.mkdtemp(prefix="oomdoctor-test-"))
         self._count = itertools.count()
         engine = choose_engine(engine="null", gpu=None, device=None, memory_bytes=MEMORY_BYTES, base=os.environ)
-        self._environment = with_hook(engine.environment)
+        self._environment = with_agent(engine.environment)
         self.first = self._run([PYTHON, "plain_loop.py"], OOMDOCTOR_TRIAL_DESCRIBE="1")
         self._server = ForkServer(self.first.heard.trainers()[0].process, self._room)
         assert self._server.wait(60, ()), self._server.reason
@@ -89,17 +89,17 @@ class Forks:
         self._server.close()
         shutil.rmtree(self._room)
 
-    def trial(self, *words: str, steps: int = 3, timeout: float = 60, **environment: str) -> Ended:
+    def trial(self, *words: str, steps: int = 3, timeout: float = 60, **environment: str) -> EndedTrial:
         """Run a command for so many steps."""
         forked = {"OOMDOCTOR_FORK_SOCKET": str(self._server.path), **environment}
         return self._run([PYTHON, *words], steps=steps, timeout=timeout, **forked)
 
-    def judged(self, *words: str, steps: int = 3, **options: Any) -> Judged:
+    def judged(self, *words: str, steps: int = 3, **options: Any) -> ClassifiedTrial:
         """What a trial of a command is taken for."""
-        return judge(self.trial(*words, steps=steps, **options), 0, MEMORY_BYTES, steps)
+        return classify_trial(self.trial(*words, steps=steps, **options), 0, MEMORY_BYTES, steps)
 
-    def _run(self, words: list[str], *, steps: int = 3, timeout: float = 60, **environment: str) -> Ended:
-        start = Start(
+    def _run(self, words: list[str], *, steps: int = 3, timeout: float = 60, **environment: str) -> EndedTrial:
+        start = TrialStart(
             command=words,
             directory=self.directory,
             environment={**self._environment, "OOMDOCTOR_TRIAL_STEPS": str(steps), **environment},
@@ -107,4 +107,4 @@ class Forks:
             name=f"trial-{next(self._count)}",
             timeout_seconds=timeout,
         )
-        return run_trial(start, Heard())
+        return run_trial(start, TrialEvents())

@@ -7,13 +7,13 @@ from command_messages import batch, device, heard, started
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oomdoctor.command.outcome import BatchSizeCheck
 from oomdoctor.errors import OomdoctorError
-from oomdoctor.probing.command.following import Following
 
 MIB = 2**20
 
 
-def _problem(following: Following, size: int, peak: int, *shapes: list[int]) -> OomdoctorError | None:
+def _problem(following: BatchSizeCheck, size: int, peak: int, *shapes: list[int]) -> OomdoctorError | None:
     return following.problem_of(size, heard([started(), device(), batch(*shapes)]), peak)
 
 
@@ -24,7 +24,7 @@ def _problem(following: Following, size: int, peak: int, *shapes: list[int]) -> 
 )
 def test_a_command_that_heeds_its_size_has_no_problem(sizes: list[int], shapes_of: object, sample: int) -> None:
     """Batches first or second, flattened or not seen at all: memory that grows shows that the size is heeded."""
-    following = Following()
+    following = BatchSizeCheck()
     assert callable(shapes_of)
 
     assert [_problem(following, size, 10 * MIB + size * sample, *shapes_of(size)) for size in sizes] == [None] * len(
@@ -34,7 +34,7 @@ def test_a_command_that_heeds_its_size_has_no_problem(sizes: list[int], shapes_o
 
 def test_a_size_that_changes_nothing_is_a_problem() -> None:
     """The same batch and the same memory at two sizes: the placeholder stands where nobody reads it."""
-    following = Following()
+    following = BatchSizeCheck()
     assert _problem(following, 8, 100 * MIB, [16, 3]) is None
     problem = _problem(following, 4, 100 * MIB, [16, 3])
 
@@ -45,7 +45,7 @@ def test_a_size_that_changes_nothing_is_a_problem() -> None:
 
 def test_the_same_size_twice_is_no_problem() -> None:
     """A size that is run again, as a forked trial or with less memory, takes the same memory and must."""
-    following = Following()
+    following = BatchSizeCheck()
 
     assert [_problem(following, 8, 100 * MIB, [8, 3]) for _ in range(2)] == [None, None]
 
@@ -53,7 +53,7 @@ def test_the_same_size_twice_is_no_problem() -> None:
 @pytest.mark.parametrize(("peak", "shape"), [(100 * MIB, [8, 3]), (200 * MIB, [16, 3])])
 def test_either_sign_of_heeding_is_enough(peak: int, shape: list[int]) -> None:
     """Another batch with the same memory, or the same batch with other memory, is no proof of an ignored size."""
-    following = Following()
+    following = BatchSizeCheck()
     _problem(following, 4, 100 * MIB, [16, 3])
 
     assert _problem(following, 8, peak, shape) is None
@@ -61,7 +61,7 @@ def test_either_sign_of_heeding_is_enough(peak: int, shape: list[int]) -> None:
 
 def test_fewer_samples_than_asked_for_is_a_problem() -> None:
     """A batch that was cut to the data's size says so, with how many samples there were."""
-    following = Following()
+    following = BatchSizeCheck()
     assert _problem(following, 64, 64 * MIB, [64, 3]) is None
     problem = _problem(following, 128, 100 * MIB, [100, 3])
 
@@ -72,14 +72,14 @@ def test_fewer_samples_than_asked_for_is_a_problem() -> None:
 
 def test_batches_that_never_follow_are_not_cut() -> None:
     """A model that is given no batch first, such as one of single samples, is not taken for short of data."""
-    following = Following()
+    following = BatchSizeCheck()
 
     assert [_problem(following, size, size * MIB, [1, 3]) for size in (4, 8, 16)] == [None] * 3
 
 
 def test_only_processes_with_a_gpu_are_looked_at() -> None:
     """What a data loader's process showed a model of its own says nothing."""
-    following = Following()
+    following = BatchSizeCheck()
     first = heard([started(), device(), batch([4, 3]), started(2), batch([16, 3], pid=2)])
     second = heard([started(), device(), batch([8, 3]), started(2), batch([16, 3], pid=2)])
 

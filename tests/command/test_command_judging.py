@@ -23,10 +23,10 @@ from command_messages import (
     step,
 )
 
+from oomdoctor.command.notes import Observations
+from oomdoctor.command.outcome import SWALLOWED, classify_trial
+from oomdoctor.command.trial import EndedTrial
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
-from oomdoctor.probing.command.judging import SWALLOWED, judge
-from oomdoctor.probing.command.noting import Noted
-from oomdoctor.probing.command.trial import Ended
 from oomdoctor.results import Outcome
 
 _BEGUN = (started(), device(), batch([8, 512, 256]))
@@ -281,14 +281,14 @@ def test_what_was_written_is_told_once_and_in_order() -> None:
     assert list(heard({"event": "wrote", "pid": 1, "path": path} for path in paths).written) == ["/b", "/a"]
 
 
-def _noted(*peaks: int, parameter_bytes: int = 1000) -> Noted:
+def _noted(*peaks: int, parameter_bytes: int = 1000) -> Observations:
     phases = [
         {"iteration": number, "phase": "backward", "peak_allocated_bytes": peak, "end_allocated_bytes": 1}
         for number, peak in enumerate(peaks, 1)
     ]
     said = heard([started(), device(), measured("steps", len(peaks), phases=phases, parameter_bytes=parameter_bytes)])
-    noted = Noted()
-    noted.take(said, judge(Ended(said, None, False, 1.0, None), 8, CAPACITY, len(peaks)), 8)  # noqa: FBT003 - by name
+    noted = Observations()
+    noted.take(said, classify_trial(EndedTrial(said, None, False, 1.0, None), 8, CAPACITY, len(peaks)), 8)  # noqa: FBT003 - by name
     return noted
 
 

@@ -13,12 +13,10 @@ from command_messages import CAPACITY, STEPS, TAIL, batch, device, measured, oom
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomdoctor.probing.command.following import Following
-from oomdoctor.probing.command.hearing import Heard
-from oomdoctor.probing.command.judging import judge
-from oomdoctor.probing.command.listener import Listener
-from oomdoctor.probing.command.noting import Noted
-from oomdoctor.probing.command.trial import Ended
+from oomdoctor.command.notes import Observations
+from oomdoctor.command.outcome import BatchSizeCheck, classify_trial
+from oomdoctor.command.trial import EndedTrial, Listener
+from oomdoctor.command.trial_events import TrialEvents
 
 _GOOD = [
     started(),
@@ -50,14 +48,14 @@ def _nearly_good(draw: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _take_in(messages: list[dict[str, Any]]) -> None:
-    heard = Heard()
+    heard = TrialEvents()
     for message in messages:
         heard.add(message)
     assert heard.world_size >= 0
     assert heard.has_all_steps in {True, False}
-    judged = judge(Ended(heard, 0, False, 1.0, TAIL), 8, CAPACITY, STEPS)  # noqa: FBT003 - as its fields are called
-    Following().problem_of(8, heard, judged.trial.peak_allocated_bytes)
-    Noted().take(heard, judged, 8)
+    judged = classify_trial(EndedTrial(heard, 0, False, 1.0, TAIL), 8, CAPACITY, STEPS)  # noqa: FBT003 - as its fields are called
+    BatchSizeCheck().problem_of(8, heard, judged.trial.peak_allocated_bytes)
+    Observations().take(heard, judged, 8)
 
 
 @settings(max_examples=300)

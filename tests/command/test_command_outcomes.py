@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from command_running import MEMORY_BYTES, Forks, small_copy
 
+from oomdoctor.command.outcome import SWALLOWED, BatchSizeCheck, classify_trial
 from oomdoctor.errors import NoAnswerError, TargetError
-from oomdoctor.probing.command.following import Following
-from oomdoctor.probing.command.judging import SWALLOWED, judge
 from oomdoctor.results import Outcome
 
 pytestmark = pytest.mark.null_gpu
@@ -108,7 +107,7 @@ def _peak(forks: Forks, *words: str, steps: int = 3) -> int:
 
 def test_a_forked_trial_is_the_fresh_one(forks: Forks) -> None:
     """A forked trial takes the same memory in the same phases as one whose Python imported torch itself."""
-    fresh = judge(forks.first, 0, MEMORY_BYTES, 3).trial
+    fresh = classify_trial(forks.first, 0, MEMORY_BYTES, 3).trial
     forked = forks.judged("plain_loop.py").trial
 
     assert fresh.outcome is forked.outcome is Outcome.FITS
@@ -226,7 +225,7 @@ def test_workers_of_a_data_loader_are_no_ranks(forks: Forks) -> None:
 
     assert (ended.heard.world_size, len(ended.heard.trainers())) == (1, 1)
     assert [batch.shapes[0][0] for batch in ended.heard.batches.values()] == [6]
-    assert judge(ended, 6, MEMORY_BYTES, 3).trial.outcome is Outcome.FITS
+    assert classify_trial(ended, 6, MEMORY_BYTES, 3).trial.outcome is Outcome.FITS
 
 
 def test_a_package_is_run_as_a_module(forks: Forks) -> None:
@@ -243,7 +242,7 @@ def test_ten_megabytes_of_output_do_not_matter(forks: Forks) -> None:
     """A script that prints a lot is not held up, and the end of it is kept."""
     ended = forks.trial("talkative.py")
 
-    assert judge(ended, 8, MEMORY_BYTES, 3).trial.outcome is Outcome.FITS
+    assert classify_trial(ended, 8, MEMORY_BYTES, 3).trial.outcome is Outcome.FITS
     assert ended.tail is not None
     assert len(ended.tail) < 5000
 
@@ -302,7 +301,7 @@ def test_a_good_end_after_a_step_fits(forks: Forks) -> None:
     ended = forks.trial("ends.py", "pass")
 
     assert (ended.return_code, ended.heard.done_steps) == (0, 1)
-    assert judge(ended, 2, MEMORY_BYTES, 3).trial.outcome is Outcome.FITS
+    assert classify_trial(ended, 2, MEMORY_BYTES, 3).trial.outcome is Outcome.FITS
 
 
 @pytest.mark.parametrize(
@@ -331,10 +330,10 @@ def test_a_script_that_stands_still_is_ended_in_time(forks: Forks) -> None:
 
 
 def _problem_between(forks: Forks, script: str, first: int, second: int) -> str:
-    following, problem = Following(), None
+    following, problem = BatchSizeCheck(), None
     for size in (first, second):
         ended = forks.trial(script, "--batch-size", str(size))
-        trial = judge(ended, size, MEMORY_BYTES, 3).trial
+        trial = classify_trial(ended, size, MEMORY_BYTES, 3).trial
         assert trial.outcome is Outcome.FITS, trial.error
         problem = following.problem_of(size, ended.heard, trial.peak_allocated_bytes)
     return "" if problem is None else problem.message

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oomdoctor.errors import UsageError
-from oomdoctor.probing.command.template import (
+from oomdoctor.command.template import (
     ACCUMULATION,
     PLACEHOLDERS,
     REQUIRED,
     Sizes,
     accumulates,
     check_command,
-    filled,
+    command_line,
+    fill_command,
     near_misses,
-    one_line,
 )
+from oomdoctor.errors import UsageError
 
 _VALUES = {REQUIRED: "12", ACCUMULATION: "34", "{world_size}": "56"}
 _SIZES = Sizes(micro_batch=12, accumulation_steps=34, world_size=56)
@@ -42,7 +42,7 @@ _BETWEEN = st.text("{}[]\"'$\\,: =-12\n\t")
 @example(["{MICRO_BATCH}", "{micro_batch!r}", "{micro_batch:d}", "%d", "$micro_batch", "${other}", "", " ", "*.py"])
 def test_what_is_no_placeholder_is_passed_through(words: list[str]) -> None:
     """Words without a placeholder stay as they are: braces, JSON, globs, quotes and near misses."""
-    assert filled(words, _SIZES) == words
+    assert fill_command(words, _SIZES) == words
 
 
 @given(st.lists(st.tuples(_BETWEEN, st.sampled_from(PLACEHOLDERS))), _BETWEEN)
@@ -51,20 +51,20 @@ def test_every_placeholder_is_filled_wherever_it_stands(parts: list[tuple[str, s
     """Each placeholder of a word is replaced, several times and between braces too, and the rest is kept."""
     word = "".join(before + name for before, name in parts) + rest
 
-    assert filled([word], _SIZES) == ["".join(before + _VALUES[name] for before, name in parts) + rest]
+    assert fill_command([word], _SIZES) == ["".join(before + _VALUES[name] for before, name in parts) + rest]
 
 
 @given(st.lists(st.one_of(_ANY_WORD, st.tuples(_BETWEEN, st.sampled_from(PLACEHOLDERS)).map("".join))))
 @example(["python", "my train.py", "--lr='1e-3'", "a;b", "$(rm x)", "`x`", "~", "!", "#", "é", ""])
 def test_one_line_is_read_back_by_a_shell(words: list[str]) -> None:
     """The command in one line is split by a shell's rules into the words that it was made of."""
-    assert shlex.split(one_line(words)) == words
+    assert shlex.split(command_line(words)) == words
 
 
 @pytest.mark.parametrize("name", PLACEHOLDERS)
 def test_a_placeholder_is_not_quoted(name: str) -> None:
     """What a reader types again is not cluttered: a placeholder needs no quotes."""
-    assert one_line(["python", f"--size={name}"]) == f"python --size={name}"
+    assert command_line(["python", f"--size={name}"]) == f"python --size={name}"
 
 
 def test_accumulation_is_seen_within_a_word() -> None:

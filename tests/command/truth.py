@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from oomdoctor.devices.choice import choose_engine
+from oomdoctor.engines.choice import choose_engine
 
 SCRIPTS = Path(__file__).with_name("scripts")
 STEPS = 3

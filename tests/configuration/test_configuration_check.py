@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oomdoctor.configuration.check import CheckConfiguration, configure_check
-from oomdoctor.configuration.lint import configure_lint
-from oomdoctor.configuration.schema import CheckEntry, CheckKeys, LintTable
+from oomdoctor.config.check import CheckConfiguration, configure_check
+from oomdoctor.config.lint import configure_lint
+from oomdoctor.config.schema import CheckEntry, CheckKeys, LintTable
 from oomdoctor.errors import UsageError
 
 DEFAULTS = CheckEntry(world_size=1, precision="fp32", tolerance=0.02, baseline=False)

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.configuration.decoding import Place, decode
-from oomdoctor.configuration.schema import Configuration
-from oomdoctor.configuration.writing import dotted
+from oomdoctor.config.decoding import KeyPath, decode, dotted
+from oomdoctor.config.schema import Configuration
 from oomdoctor.errors import UsageError
 
 
@@ -43,7 +42,7 @@ class Schema:
 
 def read(text: str, schema: type = Schema) -> Any:
     """A schema out of the text of an `oomdoctor.toml`."""
-    return decode(schema, tomllib.loads(text), Place("`x.toml`", schema))
+    return decode(schema, tomllib.loads(text), KeyPath("`x.toml`", schema))
 
 
 def test_every_type_is_read() -> None:
@@ -129,7 +128,7 @@ def test_the_hint_says_what_to_write(text: str, hint: str) -> None:
 
 def test_a_key_in_the_wrong_table_of_pyproject_is_sent_to_its_own() -> None:
     """The table is named as `pyproject.toml` has it."""
-    place = Place("`pyproject.toml`", Configuration, ("tool", "oomdoctor"), 2)
+    place = KeyPath("`pyproject.toml`", Configuration, ("tool", "oomdoctor"), 2)
     with pytest.raises(UsageError, match="unknown key `fail-on`") as caught:
         decode(Configuration, {"fail-on": "error"}, place)
     assert caught.value.message == "unknown key `fail-on` in `[tool.oomdoctor]` of `pyproject.toml`"
@@ -150,7 +149,7 @@ _values: st.SearchStrategy[object] = st.recursive(
 def test_anything_else_is_a_usage_error(data: dict[str, object]) -> None:
     """Whatever TOML may hold is either read or refused, and nothing else happens."""
     with suppress(UsageError):
-        assert isinstance(decode(Configuration, data, Place("`x.toml`", Configuration)), Configuration)
+        assert isinstance(decode(Configuration, data, KeyPath("`x.toml`", Configuration)), Configuration)
 
 
 @given(st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=3))

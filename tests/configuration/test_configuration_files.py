@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oomdoctor.configuration.files import find_configuration, read_configuration
-from oomdoctor.configuration.schema import Configuration, LintTable
+from oomdoctor.config.files import find_configuration, read_configuration
+from oomdoctor.config.schema import Configuration, LintTable
 from oomdoctor.errors import UsageError
 
 SECTION = '[tool.oomdoctor.lint]\nselect = ["OOM1"]\n'

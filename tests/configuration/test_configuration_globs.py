@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pathspec import GitIgnoreSpec
 
-from oomdoctor.configuration.globs import below
+from oomdoctor.config.lint import below
 
 _names = st.text(alphabet="ab*[]!#? \\", min_size=1, max_size=3).filter(lambda name: name not in {".", ".."})
 _globs = st.text(alphabet="ab*/?", min_size=1, max_size=6).filter(lambda glob: glob.strip("/*") and "***" not in glob)

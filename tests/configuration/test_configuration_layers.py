@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.configuration.environment import pairs, read_environment
-from oomdoctor.configuration.files import ConfigurationFile
-from oomdoctor.configuration.layers import Layer, settle
-from oomdoctor.configuration.lint import DEFAULTS, file_layer
-from oomdoctor.configuration.schema import Configuration, LintTable
+from oomdoctor.config.files import ConfigurationFile
+from oomdoctor.config.layers import Layer, pairs, read_environment, settle
+from oomdoctor.config.lint import DEFAULTS, file_layer
+from oomdoctor.config.schema import Configuration, LintTable
 from oomdoctor.errors import UsageError
 
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from oomdoctor.devices import catalogue
-from oomdoctor.devices.catalogue import all_cards, find_card, generic_card
+from oomdoctor.engines import catalogue
+from oomdoctor.engines.catalogue import all_cards, find_card, generic_card
 from oomdoctor.errors import UsageError
 from oomdoctor.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from oomdoctor.devices.card import Card
+    from oomdoctor.engines.catalogue import Card
 
 CARDS = {card.key: card for card in all_cards()}
 ENTRIES: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from oomdoctor.devices.choice import choose_engine
+from oomdoctor.engines.choice import choose_engine
 from oomdoctor.errors import NoAnswerError, UsageError
 from oomdoctor.units import GIB
 

@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oomdoctor
-from oomdoctor.devices.local_gpu import SourceError
-from oomdoctor.devices.monitor import GpuProcess, LocalGpu, cuda_device, cuda_devices, held_by_others
-from oomdoctor.devices.smi import read_nvidia_smi
+from oomdoctor.engines.local_gpus import GpuProcess, LocalGpu, SourceError, read_nvidia_smi
+from oomdoctor.engines.monitor import cuda_device, cuda_devices, held_by_others
 from oomdoctor.units import MIB
 
 SOURCE = Path(__file__).with_name("stand_in_nvml.c")
@@ -32,7 +31,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="the sta
 READ = """
 import json
 from dataclasses import asdict
-from oomdoctor.devices.monitor import read_gpus
+from oomdoctor.engines.monitor import read_gpus
 from oomdoctor.errors import OomdoctorError
 try:
     print(json.dumps(asdict(read_gpus())))
@@ -399,7 +398,7 @@ def test_memory_of_others_is_unknown_where_nobody_tells() -> None:
 
 OWN_MEMORY = """
 import json, os, subprocess, sys
-from oomdoctor.devices.monitor import has_local_gpu, other_process_bytes
+from oomdoctor.engines.monitor import has_local_gpu, other_process_bytes
 if os.environ["HOLDER"] == "child":
     holder = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     os.environ["STAND_IN_PID"] = str(holder.pid)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from oomdoctor.diagnosis.evidence import Case, Event, Message, Window
-from oomdoctor.diagnosis.situation import Situation
+from oomdoctor.diagnose.evidence import Case, Event, Message, Situation, Window
 from oomdoctor.results import (
     Category,
     CategoryBytes,

@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from situations import full, gib, situation, snapshot, trend, with_facts
 
-from oomdoctor.diagnosis.causes.judge import RULES, judge
-from oomdoctor.diagnosis.evidence import Case
-from oomdoctor.diagnosis.remedies.prescribe import prescribe
-from oomdoctor.diagnosis.situation import Situation
-from oomdoctor.oom.table_other import LIMITS
+from oomdoctor.diagnose.diagnose import CAUSE_RULES, choose_remedies, find_causes
+from oomdoctor.diagnose.evidence import Case, Situation
+from oomdoctor.oom.table import LIMITS
 from oomdoctor.results import (
     Category,
     CauseId,
@@ -31,12 +29,12 @@ from oomdoctor.units import MIB, format_size
 
 def first(one: Situation) -> CauseId:
     """The cause that comes first."""
-    return judge(one)[0].id
+    return find_causes(one)[0].id
 
 
 def causes(one: Situation) -> dict[CauseId, Confidence]:
     """Every cause with its confidence."""
-    return {cause.id: cause.confidence for cause in judge(one)}
+    return {cause.id: cause.confidence for cause in find_causes(one)}
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -46,9 +44,9 @@ def test_request_beyond_the_card_is_one_huge_allocation() -> None:
     """What is larger than the whole card can fit nowhere, whatever else is on it."""
     one = situation(tried=127, total=15, free=12, allocated=1, unallocated=0.1)
     assert first(one) is CauseId.SINGLE_HUGE_ALLOCATION
-    assert judge(one)[0].confidence is Confidence.CERTAIN
-    assert "127.00 GiB" in judge(one)[0].evidence
-    assert "15.00 GiB" in judge(one)[0].evidence
+    assert find_causes(one)[0].confidence is Confidence.CERTAIN
+    assert "127.00 GiB" in find_causes(one)[0].evidence
+    assert "15.00 GiB" in find_causes(one)[0].evidence
 
 
 def test_absurd_request_needs_no_card_to_be_absurd() -> None:
@@ -81,8 +79,8 @@ def test_listed_process_is_certain() -> None:
     one = situation(
         tried=1, total=24, free=0.1, allocated=5, unallocated=0.1, process=5.5, others=((4242, 18.0), (77, 0.2))
     )
-    assert judge(one)[0].confidence is Confidence.CERTAIN
-    assert "process 4242 holds 18.00 GiB" in judge(one)[0].evidence.lower().replace("gib", "GiB")
+    assert find_causes(one)[0].confidence is Confidence.CERTAIN
+    assert "process 4242 holds 18.00 GiB" in find_causes(one)[0].evidence.lower().replace("gib", "GiB")
 
 
 def test_own_line_of_a_container_is_no_other_process() -> None:
@@ -107,7 +105,7 @@ def test_holes_that_would_be_enough_are_fragmentation() -> None:
     """More is reserved in vain than was asked for."""
     one = situation(tried=0.15, total=31.7, free=0.01, allocated=24.9, unallocated=5.8)
     assert first(one) is CauseId.FRAGMENTATION
-    assert "5.80 GiB" in judge(one)[0].evidence
+    assert "5.80 GiB" in find_causes(one)[0].evidence
 
 
 @pytest.mark.parametrize("unallocated", [0.02, 0.2, 1.5])
@@ -189,9 +187,9 @@ def test_batch_size_in_the_code_counts() -> None:
     numbers = {"tried": 0.37, "total": 3.95, "free": 0.35, "allocated": 1.72, "unallocated": 0.74}
     assert first(situation(**numbers)) is CauseId.FRAGMENTATION
     one = situation(**numbers, code="run(data, batch_size=256)")
-    assert judge(one)[0].id is CauseId.BATCH_TOO_LARGE
-    assert judge(one)[0].confidence is Confidence.LIKELY
-    assert "batch size 256" in judge(one)[0].evidence
+    assert find_causes(one)[0].id is CauseId.BATCH_TOO_LARGE
+    assert find_causes(one)[0].confidence is Confidence.LIKELY
+    assert "batch size 256" in find_causes(one)[0].evidence
 
 
 def test_handle_of_cublas_fails_behind_a_full_model() -> None:
@@ -224,14 +222,14 @@ def test_growing_line_is_a_leak() -> None:
     line = GrowingLine(SourceLine("train.py", 12, "main"), "activations", gib(1) or 0, gib(18) or 0, 10, 180)  # type: ignore[arg-type]
     one = full(phase=TrainingPhase.FORWARD, snapshots=(snapshot(activations=20.0, growing=(line,)),))
     assert first(one) is CauseId.LEAK_ACROSS_STEPS
-    assert "`train.py:12`" in judge(one)[0].evidence
+    assert "`train.py:12`" in find_causes(one)[0].evidence
 
 
 def test_growing_log_is_a_leak_and_a_flat_one_is_none() -> None:
     """The memory that a log prints rises or it does not."""
     rising = full(phase=TrainingPhase.FORWARD, trend=trend(first=4, last=22), step=100)
     assert first(rising) is CauseId.LEAK_ACROSS_STEPS
-    assert "4.00 GiB at step 1" in judge(rising)[0].evidence
+    assert "4.00 GiB at step 1" in find_causes(rising)[0].evidence
     assert CauseId.LEAK_ACROSS_STEPS not in causes(
         full(phase=TrainingPhase.FORWARD, trend=trend(first=20, last=20), step=100)
     )
@@ -252,8 +250,8 @@ def test_a_late_window_still_names_the_line_and_the_whole_leak() -> None:
     end = replace(held.end, lines=(MemoryLine(place, Category.ACTIVATIONS, gib(19) or 0, 760),))
     late = MemoryTrend(32, 756, 787, gib(5.99) or 0, gib(6.23) or 0, growing=True, bytes_per_step=8 * MIB)
     one = full(phase=TrainingPhase.FORWARD, trend=late, snapshots=(replace(held, end=end),))
-    assert "`train.py:8`" in judge(one)[0].evidence
-    drop = next(remedy for remedy in prescribe(one, judge(one)) if remedy.id == "drop_graph")
+    assert "`train.py:8`" in find_causes(one)[0].evidence
+    drop = next(remedy for remedy in choose_remedies(one, find_causes(one)) if remedy.id == "drop_graph")
     assert drop.frees_bytes == 8 * MIB * 787
 
 
@@ -307,7 +305,7 @@ def test_other_errors_are_not_out_of_memory() -> None:
     """An error that is none of memory is quoted, with the reason."""
     one = situation(kind="device-assert", is_oom=False, device="none", text="CUDA error: device-side assert triggered")
     assert causes(one) == {CauseId.NOT_OOM: Confidence.CERTAIN}
-    assert "index" in judge(one)[0].evidence
+    assert "index" in find_causes(one)[0].evidence
 
 
 def test_status_that_may_be_either_stays_open() -> None:
@@ -352,7 +350,7 @@ def test_nothing_allocated_is_no_batch() -> None:
 def test_unknown_tells_what_it_has() -> None:
     """A message with one number is not said to have none."""
     one = situation(kind="xla-allocator", tried=2.17)
-    assert "2.17 GiB" in judge(one)[0].evidence
+    assert "2.17 GiB" in find_causes(one)[0].evidence
 
 
 # --- every situation -------------------------------------------------------------------------------------------------
@@ -384,7 +382,7 @@ any_situation = st.builds(
 @given(any_situation)
 def test_every_situation_has_a_cause_whose_numbers_are_its_own(one: Situation) -> None:
     """There is always an answer, most certain first, and no evidence prints a size that was not read."""
-    found = judge(one)
+    found = find_causes(one)
     assert found
     assert [cause.confidence for cause in found] == sorted(
         (cause.confidence for cause in found), key=list(Confidence).index
@@ -410,31 +408,31 @@ def known_sizes(one: Situation) -> set[str]:
 
 def test_rules_are_listed_once() -> None:
     """No rule is in the list twice, and none that is written is forgotten."""
-    assert len(set(RULES)) == len(RULES)
-    from oomdoctor.diagnosis.causes import activity, elsewhere, numbers, time
+    assert len(set(CAUSE_RULES)) == len(CAUSE_RULES)
+    from oomdoctor.diagnose import device_causes, training_causes
 
     ids = {cause.value for cause in CauseId} | {"unexplained_refusal", "large_allocation", "batch_named_in_code"}
     ids |= {"fragmentation_beside_free", "unseen_process"}
     written = {
         function
-        for module in (activity, elsewhere, numbers, time)
+        for module in (training_causes, device_causes, device_causes, training_causes)
         for name, function in vars(module).items()
         if name in ids and callable(function)
     }
-    assert written == set(RULES)
+    assert written == set(CAUSE_RULES)
 
 
 def test_empty_case() -> None:
     """Without any error and snapshot there is nothing to judge by."""
-    assert judge(Situation(Case(()), None)) == ()
+    assert find_causes(Situation(Case(()), None)) == ()
 
 
 def test_a_snapshot_of_a_program_that_went_on_is_no_failure() -> None:
     """Where nothing ran out, what fills the memory is shown and not blamed; only growth is a cause."""
-    assert judge(Situation(Case((), snapshots=(snapshot(weights=20.0),)), None)) == ()
+    assert find_causes(Situation(Case((), snapshots=(snapshot(weights=20.0),)), None)) == ()
     line = GrowingLine(SourceLine("train.py", 12, "main"), Category.ACTIVATIONS, 1, 9, 1, 9)
     grown = Situation(Case((), snapshots=(snapshot(activations=9.0, growing=(line,)),)), None)
-    assert [cause.id for cause in judge(grown)] == [CauseId.LEAK_ACROSS_STEPS]
+    assert [cause.id for cause in find_causes(grown)] == [CauseId.LEAK_ACROSS_STEPS]
 
 
 def test_what_leaks_is_not_counted_as_the_batch() -> None:
@@ -450,4 +448,4 @@ def test_a_checkpoint_that_stayed_is_named() -> None:
     held = replace(snapshot(weights=10.0, activations=4.0), largest=(loaded,))
     one = full(phase=TrainingPhase.BACKWARD, snapshots=(held,))
     assert first(one) is CauseId.CHECKPOINT_LOAD
-    assert "`train.py:11`" in judge(one)[0].evidence
+    assert "`train.py:11`" in find_causes(one)[0].evidence

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from mutating import mutated
 
 from oomdoctor.cli.diagnose import document_of
-from oomdoctor.diagnosis.diagnose import diagnose
-from oomdoctor.diagnosis.inputs import sources
+from oomdoctor.diagnose.diagnose import diagnose
+from oomdoctor.diagnose.sources import sources
 from oomdoctor.errors import UsageError
 from oomdoctor.output import Terminal
-from oomdoctor.reports import FORMATS
+from oomdoctor.report import FORMATS
 from oomdoctor.results import DiagnosisDocument
-from oomdoctor.serialisation import from_json, to_json
+from oomdoctor.results.codec import from_json, to_json
 
 
 def diagnosed(data: bytes) -> DiagnosisDocument | None:

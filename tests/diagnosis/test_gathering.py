@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oomdoctor.diagnosis.gathering import gather
-from oomdoctor.diagnosis.inputs import sources
+from oomdoctor.diagnose.diagnose import read_sources
+from oomdoctor.diagnose.sources import sources
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,5 +18,5 @@ def test_a_trend_needs_three_readings(tmp_path: Path, readings: int, expected: i
     """One or two readings of memory are points, and only three can be a line."""
     log = tmp_path / "train.log"
     log.write_text("".join(f"step {number * 10} mem {1000 + number} MiB\n" for number in range(readings)))
-    trend = gather(sources([str(log)])).trend
+    trend = read_sources(sources([str(log)])).trend
     assert (trend and trend.readings) == expected

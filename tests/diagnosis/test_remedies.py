@@ -7,16 +7,15 @@ from hypothesis import given
 from situations import full, gib, situation, snapshot, trend
 from test_causes import any_situation
 
-from oomdoctor.diagnosis import advice
-from oomdoctor.diagnosis.causes.judge import judge
-from oomdoctor.diagnosis.remedies.prescribe import RULES, prescribe
-from oomdoctor.diagnosis.situation import Situation
+from oomdoctor.diagnose import diagnose
+from oomdoctor.diagnose.diagnose import REMEDY_RULES, choose_remedies, find_causes
+from oomdoctor.diagnose.evidence import Situation
 from oomdoctor.results import CauseId, Remedy, SourceLine, TrainingPhase
 
 
 def remedies(one: Situation) -> dict[str, Remedy]:
     """Remedies by name, in their order."""
-    return {remedy.id: remedy for remedy in prescribe(one, judge(one))}
+    return {remedy.id: remedy for remedy in choose_remedies(one, find_causes(one))}
 
 
 def best(one: Situation) -> str:
@@ -56,7 +55,7 @@ def test_first_remedy_is_for_the_first_cause(one: Situation, expected: str) -> N
 
 def test_every_cause_but_the_open_ones_has_a_remedy() -> None:
     """Only `unknown` has nothing to offer but what to collect."""
-    assert set(CauseId) - set(RULES) == {CauseId.UNKNOWN}
+    assert set(CauseId) - set(REMEDY_RULES) == {CauseId.UNKNOWN}
 
 
 def test_frees_are_computed_from_the_facts() -> None:
@@ -95,7 +94,7 @@ def test_process_ids_can_be_pasted() -> None:
 def test_each_device_has_its_own_words(device: str, kind: str, words: list[str], not_words: list[str]) -> None:
     """Nobody is sent to a tool or a variable of another vendor."""
     one = situation(device=device, kind=kind, tried=1, total=24, free=0.1, allocated=4, unallocated=0.1)  # type: ignore[arg-type]
-    said = " ".join(f"{remedy.change} {remedy.how}" for remedy in prescribe(one, judge(one)))
+    said = " ".join(f"{remedy.change} {remedy.how}" for remedy in choose_remedies(one, find_causes(one)))
     assert all(word in said for word in words)
     assert not any(word in said for word in not_words)
 
@@ -104,8 +103,8 @@ def test_apple_gpus_get_their_own_words() -> None:
     """On MPS autocast and memory figures go by `mps`, and no probe is offered that cannot run there."""
     one = full(device="mps", kind="mps-allocator", total=None, free=None)
     said = " ".join(
-        [f"{remedy.change} {remedy.how}" for remedy in prescribe(one, judge(one))]
-        + [step.command for step in advice.next_steps(one, judge(one))]
+        [f"{remedy.change} {remedy.how}" for remedy in choose_remedies(one, find_causes(one))]
+        + [step.command for step in diagnose.next_steps(one, find_causes(one))]
     )
     assert 'autocast("mps"' in said
     assert "torch.mps.current_allocated_memory()" in said
@@ -118,7 +117,7 @@ def test_other_frameworks_are_not_told_to_write_pytorch() -> None:
     one = full(kind="paddle-allocator")
     assert remedies(one)
     assert not any("torch" in (remedy.how or "") for remedy in remedies(one).values())
-    assert not list(advice.next_steps(one, judge(one)))
+    assert not list(diagnose.next_steps(one, find_causes(one)))
 
 
 def test_servers_have_no_training_batch() -> None:
@@ -169,7 +168,7 @@ def test_smaller_batch_needs_more_than_one_sample() -> None:
     one = full(phase=TrainingPhase.FORWARD, command=("train.py", "--batch-size", "1"))
     assert "smaller_micro_batch" not in remedies(one)
     assert "shorter_samples" in remedies(one)
-    assert any("single sample" in note for note in advice.notes(one))
+    assert any("single sample" in note for note in diagnose.read_notes(one))
 
 
 @pytest.mark.parametrize(
@@ -203,25 +202,25 @@ def test_never_pointless(one: Situation) -> None:
 
 def test_segment_is_explained() -> None:
     """20 MiB is what PyTorch takes from the driver, not what the program asked for."""
-    notes = list(advice.notes(full(tried=20 / 1024)))
+    notes = list(diagnose.read_notes(full(tried=20 / 1024)))
     assert len(notes) == 1
     assert "1 to 10 MiB" in notes[0]
-    assert not list(advice.notes(full(tried=22 / 1024)))
+    assert not list(diagnose.read_notes(full(tried=22 / 1024)))
 
 
 def test_open_answers_say_what_to_collect() -> None:
     """Where no cause is more than possible, there is a command that would tell."""
     open_question = full()
-    commands = [step.command for step in advice.next_steps(open_question, judge(open_question))]
+    commands = [step.command for step in diagnose.next_steps(open_question, find_causes(open_question))]
     assert "oomdoctor run -- python train.py" in commands
     answered = full(phase=TrainingPhase.FORWARD)
-    assert not list(advice.next_steps(answered, judge(answered)))
+    assert not list(diagnose.next_steps(answered, find_causes(answered)))
 
 
 def test_number_less_message_asks_for_the_card() -> None:
     """Without numbers the card itself has to be asked who holds it."""
     one = situation(kind="cudnn-no-engine", text="Unable to find a valid cuDNN algorithm")
-    assert "nvidia-smi" in [step.command for step in advice.next_steps(one, judge(one))]
+    assert "nvidia-smi" in [step.command for step in diagnose.next_steps(one, find_causes(one))]
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def parts():
     """Give each function of the hook, and what else may fail about it."""
     yield "nothing", lambda: None
     for name, module in sorted(sys.modules.items()):
-        if not name.startswith("oomdoctor_hook.") or name == "oomdoctor_hook.guard":
+        if not name.startswith("oomdoctor_agent.") or name == "oomdoctor_agent.guard":
             continue
         for attribute, value in sorted(vars(module).items()):
             if isinstance(value, types.FunctionType) and value.__module__ == name:
@@ -66,7 +66,7 @@ def parts():
                     functools.partial(break_function, module, attribute, value),
                 )
         yield f"{name} missing", functools.partial(sys.modules.__setitem__, name, None)
-    settings = sys.modules["oomdoctor_hook.settings"]
+    settings = sys.modules["oomdoctor_agent.settings"]
     yield "an unwritable directory", functools.partial(setattr, settings, "DIRECTORY", "/proc/no/directory")
     yield "no directory", functools.partial(setattr, settings, "DIRECTORY", "")
     yield "a full disk", functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100, 100))
@@ -78,7 +78,7 @@ def break_function(module, attribute, value):
     def broken(*_arguments, **_named):
         raise RuntimeError("broken on purpose")
 
-    guarded = sys.modules["oomdoctor_hook.guard"].guarded
+    guarded = sys.modules["oomdoctor_agent.guard"].guarded
     setattr(module, attribute, guarded(broken) if hasattr(value, "__wrapped__") else broken)
 
 
@@ -96,7 +96,7 @@ def start(part):
 
 def main():
     """Return the pipe to write to in a child, None in the parent when all have ended."""
-    from oomdoctor_hook import evidence, store  # noqa: F401 - otherwise loaded when the program dies
+    from oomdoctor.agent import crash_report  # noqa: F401 - otherwise loaded when the program dies
 
     running = []
     for name, part in list(parts()):

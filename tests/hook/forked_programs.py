@@ -18,7 +18,7 @@ print(json.dumps({
     "streams": [[s.name, s.mode, s.encoding, s.errors, s.line_buffering, s.write_through, s.newlines, s.fileno(),
                  s.isatty(), type(s.buffer).__name__] for s in (sys.stdin, sys.stdout, sys.stderr)],
     "dunder": [sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__],
-    "ours": sorted(name for name in sys.modules if name.startswith("oomdoctor_hook.forking.s")),
+    "ours": sorted(name for name in sys.modules if name.startswith("oomdoctor_agent.forking.s")),
     "stdin": sys.stdin.read(),
 }, indent=1))
 print("to stderr", file=sys.stderr)

@@ -17,30 +17,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oomdoctor.running.environment import HOOK
+from oomdoctor.run.environment import AGENT_DIRECTORY
 
-_SERVER = HOOK / "oomdoctor_hook/forking/server.py"
+_SERVER = AGENT_DIRECTORY.parent / "forking/server.py"
 _DESCRIBE = """
 import json, sys
 {code}
 sys.path.insert(0, {hook!r})
-from oomdoctor_hook.forking import describe
+import sitecustomize
 sys.path.remove({hook!r})
-print(json.dumps(describe.describe()))
+sitecustomize._load_agent()
+from oomdoctor_agent.forking import admission
+print(json.dumps(admission.describe_process()))
 """
 _SECONDS = 120
 
 
 def plain_environment(base: Mapping[str, str] = os.environ, **more: str) -> dict[str, str]:
     """What a program has that is started without a fork server, with the hook's folder there but idle."""
-    return {**base, "PYTHONPATH": str(HOOK), "PYTHONDONTWRITEBYTECODE": "1", **more}
+    return {**base, "PYTHONPATH": str(AGENT_DIRECTORY), "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
 def describe(code: str, environment: Mapping[str, str], *, python: str = sys.executable) -> dict[str, Any]:
     """What a process says of itself that has run `code`."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "first_trial.py"
-        script.write_text(_DESCRIBE.format(code=code, hook=str(HOOK)))
+        script.write_text(_DESCRIBE.format(code=code, hook=str(AGENT_DIRECTORY)))
         ended = subprocess.run([python, script], env=environment, capture_output=True, text=True, check=True)
     return json.loads(ended.stdout.splitlines()[-1])
 

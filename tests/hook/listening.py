@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from oomdoctor.running.environment import HOOK
+from oomdoctor.run.environment import AGENT_DIRECTORY
 
 
 class Listener:
@@ -74,7 +74,7 @@ def trial_environment(path: Path | str, base: Mapping[str, str] = os.environ, **
     """What a trial adds to an environment, and `more`."""
     return {
         **base,
-        "PYTHONPATH": str(HOOK),
+        "PYTHONPATH": str(AGENT_DIRECTORY),
         "OOMDOCTOR_TRIAL_SOCKET": str(path),
         "PYTHONDONTWRITEBYTECODE": "1",
         **more,

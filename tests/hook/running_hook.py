@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from oomdoctor.running.environment import HOOK
+from oomdoctor.run.environment import AGENT_DIRECTORY
 
 SCENARIOS = Path(__file__).with_name("scenarios.py")
 
@@ -17,7 +17,7 @@ def hook_environment(directory: Path, base: Mapping[str, str] = os.environ, **mo
     """What `oomdoctor run` adds to an environment, and `more`."""
     return {
         **base,
-        "PYTHONPATH": str(HOOK),
+        "PYTHONPATH": str(AGENT_DIRECTORY),
         "OOMDOCTOR_RUN_DIRECTORY": str(directory),
         "OOMDOCTOR_RUN_MAX_ENTRIES": "1000",
         "PYTHONDONTWRITEBYTECODE": "1",

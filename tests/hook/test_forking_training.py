@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from forking import ForkServer, describe, fork_server, plain_environment
 
-from oomdoctor.devices.choice import choose_engine
+from oomdoctor.engines.choice import choose_engine
 
 pytestmark = pytest.mark.null_gpu
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from running_hook import HOOK, hook_environment, run_python
 
-from oomdoctor.devices.choice import choose_engine
+from oomdoctor.engines.choice import choose_engine
 
 pytestmark = pytest.mark.null_gpu
 

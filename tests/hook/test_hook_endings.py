@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 from running_hook import SCENARIOS, hook_environment, read_reports, run_python
 
-from oomdoctor.devices.choice import choose_engine
+from oomdoctor.engines.choice import choose_engine
 
 pytestmark = pytest.mark.null_gpu
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from running_hook import hook_environment, run_python
 
-from oomdoctor.devices.catalogue import generic_card
-from oomdoctor.devices.null_gpu.environment import environment as null_gpu_environment
-from oomdoctor.running.interpreter import torch_of
+from oomdoctor.engines.catalogue import generic_card
+from oomdoctor.engines.null_gpu.environment import environment as null_gpu_environment
+from oomdoctor.run.environment import torch_of
 
 pytestmark = pytest.mark.null_gpu
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from running_hook import hook_environment, run_python
 
-from oomdoctor.running.environment import HOOK
+from oomdoctor.run.environment import AGENT_DIRECTORY
 
 NAMES = ("python2.7", *(f"python3.{minor}" for minor in range(6, 16)))
-SOURCES = sorted(HOOK.rglob("*.py"))
+SOURCES = sorted(AGENT_DIRECTORY.parent.rglob("*.py"))
 SHOW = (
     "import sys, json; print(json.dumps([sys.path, sys.argv, sys.flags.dont_write_bytecode, sys.dont_write_bytecode]))"
 )
@@ -52,13 +52,13 @@ def test_the_hook_is_written_for_old_pythons(source: Path) -> None:
         if isinstance(node, ast.ImportFrom) and node.level == 0
     }
 
-    assert names <= sys.stdlib_module_names | {"oomdoctor_hook", "sitecustomize"}
+    assert names <= sys.stdlib_module_names | {"_frozen_importlib", "_frozen_importlib_external", "sitecustomize"}
 
 
 @pytest.mark.parametrize("flag", ["-I", "-S", "-E"])
 def test_a_python_that_ignores_its_environment_runs_without_the_hook(flag: str, tmp_path: Path) -> None:
     """Isolated Pythons are left alone."""
-    code = "import sys; print(any('oomdoctor_hook' in name for name in sys.modules))"
+    code = "import sys; print(any('oomdoctor_agent' in name for name in sys.modules))"
 
     assert run_python([sys.executable, flag, "-c", code], hook_environment(tmp_path)).stdout == "False\n"
 
@@ -67,7 +67,7 @@ def test_the_next_sitecustomize_runs_as_without_us(tmp_path: Path) -> None:
     """The one that ours hides is imported under its name; ours is gone from `sys.modules`."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.stdout.write('theirs ')\nMARK = 1\n")
     (tmp_path / "usercustomize.py").write_text("import sys\nsys.stdout.write('users ')\n")
-    environment = hook_environment(tmp_path / "reports", PYTHONPATH=f"{HOOK}:{tmp_path}")
+    environment = hook_environment(tmp_path / "reports", PYTHONPATH=f"{AGENT_DIRECTORY}:{tmp_path}")
     code = "import sys, sitecustomize; print(sitecustomize.MARK, sys.modules['sitecustomize'] is sitecustomize)"
 
     ended = run_python([sys.executable, "-c", code], environment)
@@ -79,7 +79,7 @@ def test_the_next_sitecustomize_runs_as_without_us(tmp_path: Path) -> None:
 def test_a_sitecustomize_that_fails_fails_as_without_us(tmp_path: Path) -> None:
     """Python reports the error of the one that ours hides, and goes on."""
     (tmp_path / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
-    environment = hook_environment(tmp_path / "reports", PYTHONPATH=f"{HOOK}:{tmp_path}")
+    environment = hook_environment(tmp_path / "reports", PYTHONPATH=f"{AGENT_DIRECTORY}:{tmp_path}")
     plain = environment | {"PYTHONPATH": str(tmp_path)}
 
     hooked, without = (run_python([sys.executable, "-c", "print(1)"], each) for each in (environment, plain))
@@ -99,7 +99,7 @@ import multiprocessing.process
 import torch
 after = [finder for finder in sys.meta_path if "oomdoctor" in getattr(finder, "__module__", "")]
 own = vars(torch.__loader__).keys() & {"exec_module"}
-print(len(before), len(after), "oomdoctor_hook.recording" in sys.modules, own)
+print(len(before), len(after), "oomdoctor_agent.run_agent" in sys.modules, own)
 """
     ended = run_python([sys.executable, "-c", code], hook_environment(tmp_path / "reports"), cwd=tmp_path)
 
@@ -128,7 +128,7 @@ def test_children_are_hooked_and_those_without_the_variable_are_not(tmp_path: Pa
     """What a program starts inherits the hook, unless the program takes PYTHONPATH away; then it runs all the same."""
     code = """
 import os, subprocess, sys
-child = [sys.executable, "-c", "import sys; print('oomdoctor_hook' in sys.modules, flush=True)"]
+child = [sys.executable, "-c", "import sys; print('oomdoctor_agent' in sys.modules, flush=True)"]
 subprocess.run(child)
 del os.environ["PYTHONPATH"]
 subprocess.run(child)
@@ -148,4 +148,4 @@ def test_a_process_without_torch_loads_two_small_modules(tmp_path: Path) -> None
         for environment in (with_hook, without)
     )
 
-    assert hooked - plain <= {"oomdoctor_hook", "oomdoctor_hook.imports", "__future__", "sitecustomize"}
+    assert hooked - plain <= {"oomdoctor_agent", "oomdoctor_agent.imports", "__future__", "sitecustomize"}

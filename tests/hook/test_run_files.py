@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oomdoctor.errors import UsageError
-from oomdoctor.running.files import ReportDirectory, files_of
+from oomdoctor.run.run import ReportDirectory, files_of
 
 
 def write_report(directory: Path, name: str, *, complete: bool = True) -> Path:

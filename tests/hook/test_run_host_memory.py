@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.running.host_memory import HostMemory, read_host_memory
-from oomdoctor.running.kills import explain_kill
-from oomdoctor.running.process import Ending
+from oomdoctor.run.process import ExitStatus, HostMemory, explain_kill, read_host_memory
 
-KILLED = Ending(1, None, 9)
+KILLED = ExitStatus(1, None, 9)
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:
@@ -86,11 +84,11 @@ def test_a_child_that_the_kernel_killed_is_told(tmp_path: Path) -> None:
     before = read_host_memory(version_2(tmp_path / "before", 0))
     after = read_host_memory(version_2(tmp_path / "after", 2))
 
-    notice = explain_kill(Ending(1, 1, None), before, after)
+    notice = explain_kill(ExitStatus(1, 1, None), before, after)
 
     assert notice is not None
     assert "2 processes beneath the command" in notice.message
-    assert explain_kill(Ending(1, 0, None), before, after) is None
+    assert explain_kill(ExitStatus(1, 0, None), before, after) is None
 
 
 def test_a_kill_on_the_machine_is_only_probably_this_one() -> None:
@@ -105,7 +103,7 @@ def test_a_kill_on_the_machine_is_only_probably_this_one() -> None:
 @pytest.mark.parametrize("reading", [HostMemory(), HostMemory(cgroup_kills=4, system_kills=9)])
 def test_a_kill_without_evidence_may_be_something_else(reading: HostMemory) -> None:
     """No counter rose, or there is none: it is not called out of memory."""
-    notice = explain_kill(Ending(1, 137, None), reading, reading)
+    notice = explain_kill(ExitStatus(1, 137, None), reading, reading)
 
     assert notice is not None
     assert not notice.is_oom
@@ -114,8 +112,8 @@ def test_a_kill_without_evidence_may_be_something_else(reading: HostMemory) -> N
 
 def test_a_bus_error_points_to_shared_memory() -> None:
     """SIGBUS is what a full /dev/shm looks like; other signals are not explained."""
-    notice = explain_kill(Ending(1, None, 7), HostMemory(), HostMemory())
+    notice = explain_kill(ExitStatus(1, None, 7), HostMemory(), HostMemory())
 
     assert notice is not None
     assert "/dev/shm" in notice.message  # noqa: S108 - a text
-    assert explain_kill(Ending(1, None, 11), HostMemory(), HostMemory()) is None
+    assert explain_kill(ExitStatus(1, None, 11), HostMemory(), HostMemory()) is None

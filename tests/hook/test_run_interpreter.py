@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oomdoctor.errors import NoAnswerError
-from oomdoctor.running.interpreter import find_interpreter, torch_of
+from oomdoctor.run.environment import find_interpreter, torch_of
 
 
 @pytest.fixture

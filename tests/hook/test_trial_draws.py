@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from listening import run_trial
 
-from oomdoctor.probing.command.draws import Draws
+from oomdoctor.command.supervisor import RngCache
 
 PYTHONS = [sys.executable, *filter(None, os.environ.get("OOMDOCTOR_TEST_PYTHONS", "").split(":"))]
 PROGRAM = """
@@ -54,9 +54,9 @@ print(seen)
 
 
 @pytest.fixture
-def draws() -> Iterator[Draws]:
+def draws() -> Iterator[RngCache]:
     """Memory for what is drawn."""
-    memory = Draws()
+    memory = RngCache()
     yield memory
     memory.close()
 
@@ -71,19 +71,19 @@ def _plain(python: str) -> str:
     return subprocess.run([python, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=100).stdout
 
 
-def _trial(draws: Draws, python: str = sys.executable) -> str:
+def _trial(draws: RngCache, python: str = sys.executable) -> str:
     ended, listener = run_trial([python, "-c", PROGRAM], OOMDOCTOR_TRIAL_DRAWS=draws.path)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert [message["failures"] for message in listener.named("measured")] == [[]]
     return ended.stdout
 
 
-def _used(draws: Draws) -> int:
+def _used(draws: RngCache) -> int:
     with Path(draws.path).open("rb") as memory:
         return struct.unpack("<Q", memory.read(8))[0]
 
 
-def test_what_is_copied_is_what_is_drawn(draws: Draws, python: str) -> None:
+def test_what_is_copied_is_what_is_drawn(draws: RngCache, python: str) -> None:
     """Numbers, generators, version counters and errors are those of a program without the hook, time after time."""
     plain = _plain(python)
 
@@ -94,7 +94,7 @@ def test_what_is_copied_is_what_is_drawn(draws: Draws, python: str) -> None:
     assert _used(draws) == used > 400 * 401 * 4
 
 
-def test_the_second_trial_draws_nothing(draws: Draws) -> None:
+def test_the_second_trial_draws_nothing(draws: RngCache) -> None:
     """What the memory holds is what it takes, so that other numbers there are other numbers in the program."""
     first = _trial(draws)
     with Path(draws.path).open("r+b") as memory:
@@ -109,10 +109,10 @@ def test_the_second_trial_draws_nothing(draws: Draws) -> None:
     assert len(differing) == 1
 
 
-def test_a_full_memory_keeps_what_it_has(draws: Draws, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_memory_keeps_what_it_has(draws: RngCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not fit is drawn each time."""
-    monkeypatch.setattr("oomdoctor.probing.command.draws._MOST_BYTES", 1 << 20)
-    small = Draws()
+    monkeypatch.setattr("oomdoctor.command.supervisor._MOST_CACHE_BYTES", 1 << 20)
+    small = RngCache()
 
     first, second = _trial(small), _trial(small)
 
@@ -121,7 +121,7 @@ def test_a_full_memory_keeps_what_it_has(draws: Draws, monkeypatch: pytest.Monke
     small.close()
 
 
-def test_a_locked_memory_is_left_alone(draws: Draws) -> None:
+def test_a_locked_memory_is_left_alone(draws: RngCache) -> None:
     """Nobody waits for another trial that adds something."""
     with Path(draws.path).open("r+b") as memory:
         fcntl.lockf(memory, fcntl.LOCK_EX)

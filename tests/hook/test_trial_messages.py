@@ -13,9 +13,9 @@ import psutil
 import pytest
 from listening import Listener, listening, run_trial, trial_environment
 
-from oomdoctor.devices.catalogue import generic_card
-from oomdoctor.devices.null_gpu.environment import environment as null_gpu_environment
-from oomdoctor.running.interpreter import torch_of
+from oomdoctor.engines.catalogue import generic_card
+from oomdoctor.engines.null_gpu.environment import environment as null_gpu_environment
+from oomdoctor.run.environment import torch_of
 
 PROGRAM = Path(__file__).with_name("trial_endings.py")
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from listening import Listener, run_trial
 
-from oomdoctor.devices.catalogue import generic_card
-from oomdoctor.devices.null_gpu.environment import environment as null_gpu_environment
-from oomdoctor.running.interpreter import torch_of
+from oomdoctor.engines.catalogue import generic_card
+from oomdoctor.engines.null_gpu.environment import environment as null_gpu_environment
+from oomdoctor.run.environment import torch_of
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow]
 

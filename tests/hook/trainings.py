@@ -116,6 +116,6 @@ if __name__ == "__main__":
             print(way.__name__, json.dumps(way()), sep="\t", flush=True)
             os._exit(0)
         os.waitpid(child, 0)
-    failures = sys.modules["oomdoctor_hook.guard"].FAILURES
+    failures = sys.modules["oomdoctor_agent.guard"].FAILURES
     print("failures", json.dumps(failures), sep="\t", flush=True)
     os._exit(0)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.lint.checking import check, position
-from oomdoctor.lint.code.parsing import parse
-from oomdoctor.lint.engine import lint
+from oomdoctor.lint.engine import check_module, lint, position_of_hit
+from oomdoctor.lint.module import parse
 from oomdoctor.lint.rules import ALL
 from oomdoctor.lint.settings import Settings
 
@@ -54,7 +53,7 @@ IN_TORCH = {}
 
 def codes(text: str, path: Path) -> list[tuple[int, str]]:
     """Line and code of what lint says of a text."""
-    return [(position(hit)[0], rule.code) for rule, hit in check(parse(text, path), DEFAULT)]
+    return [(position_of_hit(hit)[0], rule.code) for rule, hit in check_module(parse(text, path), DEFAULT)]
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)

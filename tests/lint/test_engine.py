@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from oomdoctor.errors import UsageError
-from oomdoctor.lint.engine import Linted, lint
-from oomdoctor.lint.inputs import resolved
+from oomdoctor.lint.engine import LintRun, lint
+from oomdoctor.lint.notebooks import resolved
 from oomdoctor.lint.rule import Edit, Hit, Rule, Subject
 from oomdoctor.lint.settings import Settings
 from oomdoctor.lint.source import UnreadableError
@@ -47,14 +47,14 @@ WORSE = rule("OOM902", "worse", lambda subject: _calls("worse", subject))
 RULES = (BAD, WORSE)
 
 
-def run(*paths: str, stdin: bytes | None = None, rules: tuple[Rule, ...] = RULES, **options: object) -> Linted:
+def run(*paths: str, stdin: bytes | None = None, rules: tuple[Rule, ...] = RULES, **options: object) -> LintRun:
     """Lint with the rules of the tests."""
     overlay = options.pop("overlay", None)
     given = None if stdin is None else io.BytesIO(stdin)
     return lint(paths or (".",), Settings(**options), given, overlay=overlay, rules=rules)  # type: ignore[arg-type]
 
 
-def places(linted: Linted) -> list[tuple[str, int, int, str]]:
+def places(linted: LintRun) -> list[tuple[str, int, int, str]]:
     """Where which rule fires."""
     return [(one.path, one.line, one.column, one.code) for one in linted.result.findings]
 

@@ -10,15 +10,15 @@ import pytest
 from lint_cases import Case
 
 from oomdoctor.cli import main
-from oomdoctor.lint.checking import check
-from oomdoctor.lint.code.parsing import parse
+from oomdoctor.lint.engine import check_module
+from oomdoctor.lint.module import parse
 from oomdoctor.lint.rules import ALL
 
 
 def is_fixable(case: Case) -> bool:
     """Whether a finding in a case has a fix."""
     rules = [rule for rule in ALL if rule.default or rule.code == case.code]
-    return any(hit.edits for _, hit in check(parse(case.text, Path("case.py")), rules))
+    return any(hit.edits for _, hit in check_module(parse(case.text, Path("case.py")), rules))
 
 
 FIXABLE = [case for case in lint_cases.CASES if case.name.startswith("bad_") and is_fixable(case)]

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oomdoctor.lint.engine import Linted, lint
-from oomdoctor.lint.fixing import MOST_PASSES, Fixing, fix, write
+from oomdoctor.lint.engine import LintRun, lint
+from oomdoctor.lint.fixing import MOST_PASSES, FixRun, fix, write
 from oomdoctor.lint.rule import Edit, Hit, Rule, Subject
 from oomdoctor.lint.settings import Settings
 from oomdoctor.results import Concern, Severity
@@ -43,10 +43,10 @@ def renames(old: str, new: str) -> Callable[[Subject], Iterator[Hit]]:
     return check
 
 
-def fixed(root: Path, *rules: Rule, paths: tuple[str, ...] = (".",)) -> Fixing:
+def fixed(root: Path, *rules: Rule, paths: tuple[str, ...] = (".",)) -> FixRun:
     """Fixes of these rules, written."""
 
-    def ask(overlay: Mapping[Path | None, bytes]) -> Linted:
+    def ask(overlay: Mapping[Path | None, bytes]) -> LintRun:
         files = {path: data for path, data in overlay.items() if path is not None}
         return lint(paths, Settings(root=root), BytesIO(overlay.get(None, b"")), overlay=files, rules=rules)
 
@@ -182,7 +182,7 @@ def test_a_mistake_in_another_file_is_fixed_once(folder: Path) -> None:
 def test_standard_input_is_fixed_in_memory(folder: Path) -> None:
     """The new content of standard input is there to be printed."""
 
-    def ask(overlay: Mapping[Path | None, bytes]) -> Linted:
+    def ask(overlay: Mapping[Path | None, bytes]) -> LintRun:
         return lint(["-"], Settings(root=folder), BytesIO(overlay.get(None, HEAD.encode() + b"bad\n")), rules=[BAD])
 
     fixing = fix(ask)
@@ -262,7 +262,7 @@ def test_what_was_changed_meanwhile_is_left_alone(folder: Path) -> None:
     """What an editor has saved since the file was read is not overwritten."""
     (folder / "x.py").write_text(HEAD + "bad = 1\n")
 
-    def ask(overlay: Mapping[Path | None, bytes]) -> Linted:
+    def ask(overlay: Mapping[Path | None, bytes]) -> LintRun:
         files = {path: data for path, data in overlay.items() if path is not None}
         return lint(["."], Settings(root=folder), overlay=files, rules=[BAD])
 

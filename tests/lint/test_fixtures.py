@@ -8,8 +8,8 @@ import lint_cases
 import pytest
 from lint_cases import Case
 
-from oomdoctor.lint.checking import check, position
-from oomdoctor.lint.code.parsing import parse
+from oomdoctor.lint.engine import check_module, position_of_hit
+from oomdoctor.lint.module import parse
 from oomdoctor.lint.rules import ALL
 
 DEFAULT = [rule for rule in ALL if rule.default]
@@ -18,7 +18,9 @@ DEFAULT = [rule for rule in ALL if rule.default]
 def found(case: Case) -> list[tuple[int, str]]:
     """Line and code of each finding in a case, of the rules that are on and of the rule that the case belongs to."""
     rules = [rule for rule in ALL if rule.default or rule.code == case.code]
-    return sorted((position(hit)[0], rule.code) for rule, hit in check(parse(case.text, Path("case.py")), rules))
+    return sorted(
+        (position_of_hit(hit)[0], rule.code) for rule, hit in check_module(parse(case.text, Path("case.py")), rules)
+    )
 
 
 @pytest.mark.parametrize("case", lint_cases.CASES, ids=str)
@@ -31,9 +33,9 @@ def test_each_mistake_is_found_at_its_line_and_nothing_else(case: Case) -> None:
 def test_the_examples_in_a_rule_are_what_they_say(rule) -> None:  # noqa: ANN001
     """The bad example has the mistake, and in the good and the fixed one no rule that is on finds anything."""
     on = [*DEFAULT, rule]
-    assert rule.code in {other.code for other, _ in check(parse(rule.bad, Path("bad.py")), on)}
+    assert rule.code in {other.code for other, _ in check_module(parse(rule.bad, Path("bad.py")), on)}
     for text in (rule.good, rule.fixed or ""):
-        assert not check(parse(text, Path("good.py")), on)
+        assert not check_module(parse(text, Path("good.py")), on)
 
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.code)

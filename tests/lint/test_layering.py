@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.configuration.layers import Layer
-from oomdoctor.configuration.schema import LintTable
+from oomdoctor.config.layers import Layer
+from oomdoctor.config.schema import LintTable
 from oomdoctor.errors import UsageError
-from oomdoctor.lint.layering import check_selection, with_rules
 from oomdoctor.lint.rule import Rule
-from oomdoctor.lint.selection import selected
-from oomdoctor.lint.settings import Settings
+from oomdoctor.lint.settings import Settings, check_selection, selected, with_rules
 from oomdoctor.results import Concern, Severity
 
 

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.lint.magics import python_of
+from oomdoctor.lint.notebook_format import python_of
 from oomdoctor.lint.notebooks import Notebook, parse_notebook
-from oomdoctor.lint.positions import Lines
 from oomdoctor.lint.rule import Edit
-from oomdoctor.lint.source import MOST_TOKENS, UnreadableError
+from oomdoctor.lint.source import MOST_TOKENS, Lines, UnreadableError
 
 IMPORT = "import torch\n"
 

@@ -6,8 +6,7 @@ import pytest
 
 from oomdoctor.errors import UsageError
 from oomdoctor.lint.rule import Rule
-from oomdoctor.lint.selection import matching, selected
-from oomdoctor.lint.settings import Settings
+from oomdoctor.lint.settings import Settings, matching, selected
 from oomdoctor.results.lint import Concern, Severity
 
 

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running import PEAK
 
-from oomdoctor.lint.documents import parse_document, read_document
-from oomdoctor.lint.positions import Lines
+from oomdoctor.lint.notebooks import parse_document, read_document
 from oomdoctor.lint.rule import Edit
 from oomdoctor.lint.source import (
     FOUNDATIONS,
     MOST_BYTES,
     MOST_FIELDS,
     MOST_TOKENS,
+    Lines,
     UnreadableError,
     check_size,
     decode,

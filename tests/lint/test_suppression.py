@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oomdoctor.lint.reporting import Suppressions
 from oomdoctor.lint.rule import Rule
-from oomdoctor.lint.suppression import Suppressions
 from oomdoctor.results.lint import Concern, Severity
 
 RUFF = Path(sys.executable).with_name("ruff")

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from oomdoctor.lint.globs import Globs
-from oomdoctor.lint.wildcards import wildcard
+from oomdoctor.lint.discovery import Globs, wildcard
 
 PATHS = (
     "a", "b", "ab", "a/b", "a/a/b", "b/a", "x.py", "a/x.py", "a-b", "[a]", "a b", "!a", "#a", "ba/ab/a", "B", "1",

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oomdoctor.probing.request import ProbeRequest
-from oomdoctor.probing.supervisor import Supervisor
+from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Outcome
-from oomdoctor.targets.reference import parse_reference
+from oomdoctor.target.reference import parse_reference
+from oomdoctor.trial.client import WorkerTrialSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +102,7 @@ def test_fifty_trials_in_one_worker_start_from_the_same_byte(
     (tmp_path / "model.py").write_text(TARGET.replace("USE_REENTRANT", str(reentrant)))
     request = ProbeRequest(target="model.py", directory=tmp_path, target_batch=64)
     reference = parse_reference("model.py", directory=tmp_path)
-    with Supervisor(request, reference, null_environment(2 * 1024**3)) as supervisor:
+    with WorkerTrialSource(request, reference, null_environment(2 * 1024**3)) as supervisor:
         start = supervisor.load().held
         outcomes, phases = [], set()
         for micro_batch in range(1, 51):
@@ -147,7 +147,7 @@ def test_a_worker_that_a_trial_left_dirty_is_replaced(
     (tmp_path / "model.py").write_text(LEAKY)
     request = ProbeRequest(target="model.py", directory=tmp_path, target_batch=64)
     reference = parse_reference("model.py", directory=tmp_path)
-    with Supervisor(request, reference, null_environment(2 * 1024**3)) as supervisor:
+    with WorkerTrialSource(request, reference, null_environment(2 * 1024**3)) as supervisor:
         supervisor.load()
         peaks = [
             supervisor.run(8, micro_steps=2, allowed_bytes=supervisor.capacity_bytes).peak_allocated_bytes

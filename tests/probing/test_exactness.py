@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from trials import Case, bisect, fits_in_a_fresh_process
 
-from oomdoctor.probing.probe import probe
 from oomdoctor.progress import SilentProgress
 from oomdoctor.results import Outcome
+from oomdoctor.trial.probe import probe
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow, pytest.mark.timeout(600)]
 

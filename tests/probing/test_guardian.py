@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from oomdoctor.probing import guardian
+from oomdoctor.trial import guardian
 
 DAEMON = """
 import os, sys, time

@@ -10,15 +10,15 @@ import pytest
 from oracles import GIB, MIB, Oracle
 from targets_for_tests import write_target
 
-from oomdoctor.devices.catalogue import find_card
-from oomdoctor.probing.child import Child
-from oomdoctor.probing.fitting.fitted import Fitted
-from oomdoctor.probing.guide import Guide
-from oomdoctor.probing.request import ProbeRequest
-from oomdoctor.probing.session import Session
+from oomdoctor.engines.catalogue import find_card
+from oomdoctor.multi_card.fit import CardFit
 from oomdoctor.progress import SilentProgress
+from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Guidance, Outcome, Trial
-from oomdoctor.targets.reference import parse_reference
+from oomdoctor.search.probe_search import ProbeSearch
+from oomdoctor.target.reference import parse_reference
+from oomdoctor.trial.client import WorkerProcess
+from oomdoctor.trial.warm_start import TracedWarmStart
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ def test_a_guide_guesses_for_every_capacity(tmp_path: Path, cap_bytes: int | Non
     """It traces once, for the card or what `--memory` leaves of it, and says of each capacity what would fit."""
     request = ProbeRequest("gpt2", tmp_path, target_batch=256, memory_bytes=cap_bytes)
     card = find_card("rtx-4090")
-    with Guide(request, parse_reference("gpt2", directory=tmp_path), os.environ) as guide:
+    with TracedWarmStart(request, parse_reference("gpt2", directory=tmp_path), os.environ) as guide:
         guide.begin(card)
         guesses = [guide.guess(size) for size in (cap_bytes or card.capacity_bytes, 12 * GIB, 12 * GIB)]
 
@@ -51,7 +51,7 @@ def test_what_a_guide_cannot_load_is_no_guess(tmp_path: Path) -> None:
     write_target(tmp_path, "import nowhere_to_be_found")
     request = ProbeRequest("model.py", tmp_path, target_batch=256)
     card = find_card("rtx-4090")
-    with Guide(request, parse_reference("model.py", directory=tmp_path), os.environ) as guide:
+    with TracedWarmStart(request, parse_reference("model.py", directory=tmp_path), os.environ) as guide:
         guide.begin(card)
         assert [guide.guess(size) for size in (card.capacity_bytes, GIB)] == [None, None]
 
@@ -67,7 +67,7 @@ def test_a_guide_makes_no_batch_that_cannot_fit(tmp_path: Path) -> None:
     small = "def build_model():\n    return nn.Linear(8, 8)"
     write_target(tmp_path, build_model=small, make_batch=_NOTING.format(str(sizes)))
     request = ProbeRequest("model.py", tmp_path, target_batch=65536, memory_bytes=256 * MIB)
-    with Guide(request, parse_reference("model.py", directory=tmp_path), os.environ) as guide:
+    with TracedWarmStart(request, parse_reference("model.py", directory=tmp_path), os.environ) as guide:
         guide.begin(find_card("rtx-4090"))
         guess = guide.guess(256 * MIB)
 
@@ -81,9 +81,9 @@ def test_a_bug_in_the_guide_is_a_line_too(tmp_path: Path, monkeypatch: pytest.Mo
     def bug(*_: object, **__: object) -> None:
         raise RuntimeError("Traceback (most recent call last):\n  somewhere\nKeyError: 'size'\n")
 
-    monkeypatch.setattr(Child, "answer", bug)
+    monkeypatch.setattr(WorkerProcess, "answer", bug)
     request = ProbeRequest("gpt2", tmp_path, target_batch=256)
-    with Guide(request, parse_reference("gpt2", directory=tmp_path), os.environ) as guide:
+    with TracedWarmStart(request, parse_reference("gpt2", directory=tmp_path), os.environ) as guide:
         guide.begin(find_card("rtx-4090"))
         assert guide.guess(GIB) is None
 
@@ -113,16 +113,16 @@ class ShrinkingSource:
     def foresee(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> None:
         """Nobody can say."""
 
-    def guess(self, capacity_bytes: int) -> Fitted:
+    def guess(self, capacity_bytes: int) -> CardFit:
         """Right for the capacity that it is told."""
         maximum = capacity_bytes // GIB
-        return Fitted("own", maximum, maximum - 3, "memory", None, ())
+        return CardFit("own", maximum, maximum - 3, "memory", None, ())
 
 
 def test_a_guess_for_less_memory_is_asked_for_where_memory_has_become_less() -> None:
     """The first guess runs out because the kernels are there now; the next one is right, and so is the recommended."""
     source = ShrinkingSource()
-    session = Session(source, SilentProgress(), 256, source)
+    session = ProbeSearch(source, SilentProgress(), 256, source)
 
     search = session.find_maximum(0)
     recommended = session.find_recommended(search, 0.05)

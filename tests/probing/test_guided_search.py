@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from oracles import CAPACITY, GIB, MIB, Oracle, assert_proven
 
 if TYPE_CHECKING:
-    from oomdoctor.probing.bracket import Foresee
+    from oomdoctor.search.bracket import PredictMax
 
 _GUESSES = 2
 """Different guesses that are heard."""
 
 
-def foreseeing(oracle: Oracle, maximum: int) -> Foresee:
+def foreseeing(oracle: Oracle, maximum: int) -> PredictMax:
     """Foresight as a replay has it: right, once there are two sizes that fit."""
 
     def foresee(low: int, high: int) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from oomdoctor.probing.output_tail import OutputTail
+from oomdoctor.trial.process import OutputTail
 
 
 def test_the_last_lines_of_much_output_are_kept() -> None:

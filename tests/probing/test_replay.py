@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from targets_for_tests import MLP, write_target
 
-from oomdoctor.probing.replay import in_order
-from oomdoctor.probing.request import ProbeRequest
-from oomdoctor.probing.supervisor import Supervisor
+from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Outcome
-from oomdoctor.targets.reference import parse_reference
+from oomdoctor.target.reference import parse_reference
+from oomdoctor.trial.client import WorkerTrialSource
+from oomdoctor.trial.replay import canonical_order
 from oomdoctor.units import GIB
 
 pytestmark = pytest.mark.null_gpu
@@ -26,13 +26,15 @@ CHANGING = MLP.replace(
 @pytest.fixture
 def start(
     tmp_path: Path, null_environment: Callable[[int], dict[str, str]]
-) -> Iterator[Callable[[str, int], Supervisor]]:
+) -> Iterator[Callable[[str, int], WorkerTrialSource]]:
     """Start a supervisor for a target with so much memory."""
-    running: list[Supervisor] = []
+    running: list[WorkerTrialSource] = []
 
-    def start(target: str, memory_bytes: int) -> Supervisor:
+    def start(target: str, memory_bytes: int) -> WorkerTrialSource:
         request = ProbeRequest(target=target, directory=tmp_path, target_batch=2**20)
-        supervisor = Supervisor(request, parse_reference(target, directory=tmp_path), null_environment(memory_bytes))
+        supervisor = WorkerTrialSource(
+            request, parse_reference(target, directory=tmp_path), null_environment(memory_bytes)
+        )
         running.append(supervisor)
         supervisor.load()
         return supervisor
@@ -42,16 +44,16 @@ def start(
         supervisor.close()
 
 
-def _run(supervisor: Supervisor, micro_batch: int) -> Outcome:
+def _run(supervisor: WorkerTrialSource, micro_batch: int) -> Outcome:
     return supervisor.run(micro_batch, micro_steps=2, allowed_bytes=supervisor.capacity_bytes).outcome
 
 
-def _foresee(supervisor: Supervisor, low: int, high: int, *, retries: bool = True) -> int | None:
+def _foresee(supervisor: WorkerTrialSource, low: int, high: int, *, retries: bool = True) -> int | None:
     return supervisor.foresee(low, high, allowed_bytes=supervisor.capacity_bytes, retries=retries)
 
 
 @pytest.mark.parametrize("memory_gib", [8, 24, 80])
-def test_two_small_trials_foresee_the_maximum(start: Callable[[str, int], Supervisor], memory_gib: int) -> None:
+def test_two_small_trials_foresee_the_maximum(start: Callable[[str, int], WorkerTrialSource], memory_gib: int) -> None:
     """From two and three samples of GPT-2 the largest size is foreseen to the sample, and no byte is left behind."""
     supervisor = start("gpt2", memory_gib * GIB)
     assert [_run(supervisor, size) for size in (2, 3)] == [Outcome.FITS] * 2
@@ -65,7 +67,7 @@ def test_two_small_trials_foresee_the_maximum(start: Callable[[str, int], Superv
     assert supervisor.replaced == 0
 
 
-def test_without_retries_less_is_foreseen(start: Callable[[str, int], Supervisor]) -> None:
+def test_without_retries_less_is_foreseen(start: Callable[[str, int], WorkerTrialSource]) -> None:
     """A size at which the allocator would have to give back its cache is not foreseen as comfortable."""
     supervisor = start("vit_b16", 8 * GIB)
     for size in (8, 24):
@@ -80,7 +82,9 @@ def test_without_retries_less_is_foreseen(start: Callable[[str, int], Supervisor
     assert (trial.outcome, trial.alloc_retries) == (Outcome.FITS, 0)
 
 
-def test_trials_that_are_not_alike_foresee_nothing(tmp_path: Path, start: Callable[[str, int], Supervisor]) -> None:
+def test_trials_that_are_not_alike_foresee_nothing(
+    tmp_path: Path, start: Callable[[str, int], WorkerTrialSource]
+) -> None:
     """A step that does something else at another size gives no line, until two sizes are alike."""
     supervisor = start(write_target(tmp_path, CHANGING), GIB)
     for size in (2, 16):
@@ -94,7 +98,7 @@ def test_trials_that_are_not_alike_foresee_nothing(tmp_path: Path, start: Callab
     assert [_run(supervisor, foreseen + extra) for extra in (0, 1)] == [Outcome.FITS, Outcome.OOM]
 
 
-def test_one_trial_foresees_nothing(tmp_path: Path, start: Callable[[str, int], Supervisor]) -> None:
+def test_one_trial_foresees_nothing(tmp_path: Path, start: Callable[[str, int], WorkerTrialSource]) -> None:
     """One size tells no growth, and a size that ran out tells nothing."""
     supervisor = start(write_target(tmp_path), GIB)
     _run(supervisor, 4)
@@ -113,4 +117,4 @@ def test_one_trial_foresees_nothing(tmp_path: Path, start: Callable[[str, int], 
 )
 def test_frees_that_follow_each_other_have_one_order(events: list[int], ordered: list[int]) -> None:
     """Frees between two allocations stand in the order of their allocations, and allocations stay where they are."""
-    assert list(in_order(events)) == ordered
+    assert list(canonical_order(events)) == ordered

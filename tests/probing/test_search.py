@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from oracles import CAPACITY, GIB, MIB, Oracle, assert_proven
 
 from oomdoctor.errors import UsageError
-from oomdoctor.probing.bracket import trial_limit
-from oomdoctor.probing.search import find_maximum, find_recommended
 from oomdoctor.results import Outcome, Trial
+from oomdoctor.search.bracket import find_maximum, find_recommended, trial_limit
 
 # Together 10,000 cases.
 _CASES = settings(max_examples=2000, deadline=None)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from oomdoctor.probing.search import SearchResult, find_maximum
 from oomdoctor.results import Outcome, Phase, PhaseName, Trial
+from oomdoctor.search.bracket import SearchResult, find_maximum
 
 _CASES = json.loads((Path(__file__).parent / "data" / "search_trials.json").read_text())["cases"]
 _PHASES = {"f": PhaseName.FORWARD, "b": PhaseName.BACKWARD, "o": PhaseName.OPTIMIZER}

@@ -7,9 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.pytest_plugin.allocations import MOST_LINES, Held
 from oomdoctor.pytest_plugin.meter import Reading
-from oomdoctor.pytest_plugin.wording import explanation, null_gpu_notes, over_limit, ran_out
+from oomdoctor.pytest_plugin.report import MOST_LINES, Held, explanation, null_gpu_notes, over_limit, ran_out
 from oomdoctor.results import SourceLine
 
 MIB = 1 << 20

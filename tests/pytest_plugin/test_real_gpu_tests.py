@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pytest_runs import PytestRun, run_once, run_pytest, write_files
 
-from oomdoctor.devices.choice import choose_engine
+from oomdoctor.engines.choice import choose_engine
 
 MIB = 1 << 20
 

@@ -8,8 +8,7 @@ import warnings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.pytest_plugin.vocabulary import GpuMemoryWarning
-from oomdoctor.pytest_plugin.wire import pack, pack_warning, unpack, unpack_warning
+from oomdoctor.pytest_plugin.protocol import GpuMemoryWarning, pack, pack_warning, unpack, unpack_warning
 
 _PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

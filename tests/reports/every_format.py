@@ -12,7 +12,7 @@ import hostile_documents
 import lint_documents
 
 from oomdoctor.output import Terminal
-from oomdoctor.reports import FORMATS
+from oomdoctor.report import FORMATS
 from oomdoctor.results import CheckDocument, CheckResult, Document, ProbeDocument, Reason
 
 WICKED = (

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from lint_documents import BROKEN, LOSS, UNDECODABLE, clean, many, mistakes
 
-from oomdoctor.reports.github import Annotation, command
-from oomdoctor.reports.visible import visible
+from oomdoctor.report.github import Annotation, command
+from oomdoctor.report.plain_text import visible
 from oomdoctor.results import Document
 
 pytestmark = pytest.mark.usefixtures("repository")

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from memory_documents import profiled
 
 from oomdoctor.output import Terminal
-from oomdoctor.reports.check.html import render
-from oomdoctor.reports.wording import clean
+from oomdoctor.report.check.html import render
+from oomdoctor.report.plain_text import clean
 from oomdoctor.results import CheckDocument, Problem
 
 

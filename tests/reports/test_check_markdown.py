@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 from test_probe_markdown import HOSTILE, inline
 
 from oomdoctor.output import Terminal
-from oomdoctor.reports.check.markdown import render
+from oomdoctor.report.check.markdown import render
 from oomdoctor.results import CheckDocument
 
 PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])

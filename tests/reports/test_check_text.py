@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from oomdoctor.output import Terminal
-from oomdoctor.reports.check.text import render
-from oomdoctor.reports.terminal import MINIMUM_WIDTH
+from oomdoctor.report.check.text import render
+from oomdoctor.report.terminal import MINIMUM_WIDTH
 from oomdoctor.results import CheckDocument
 
 REPORT_AT_80 = """\

@@ -26,8 +26,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oomdoctor.output import Terminal
-from oomdoctor.reports.diagnosis.html import render
-from oomdoctor.reports.wording import clean
+from oomdoctor.report.diagnose.html import render
+from oomdoctor.report.plain_text import clean
 from oomdoctor.results import DiagnosisDocument, Facts
 
 

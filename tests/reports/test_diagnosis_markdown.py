@@ -10,8 +10,8 @@ from markdown_it import MarkdownIt
 from test_probe_markdown import HOSTILE, inline
 
 from oomdoctor.output import Terminal
-from oomdoctor.reports.diagnosis.markdown import render
-from oomdoctor.reports.wording import clean
+from oomdoctor.report.diagnose.markdown import render
+from oomdoctor.report.plain_text import clean
 from oomdoctor.results import DiagnosisDocument
 
 PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])

@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from oomdoctor.output import Terminal
-from oomdoctor.reports.diagnosis.text import render
-from oomdoctor.reports.diagnosis.text_timeline import allocated_by_column
-from oomdoctor.reports.terminal import MINIMUM_WIDTH, cells
+from oomdoctor.report.diagnose.text import allocated_by_column, render
+from oomdoctor.report.terminal import MINIMUM_WIDTH, cells
 from oomdoctor.results import (
     Cause,
     CauseId,

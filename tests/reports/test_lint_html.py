@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from lint_documents import LOSS, UNDECODABLE, any_lint, clean, filled_with, many, mistakes
 
 from oomdoctor.output import Terminal
-from oomdoctor.reports.lint.html import MOST_FINDINGS, render
-from oomdoctor.reports.visible import visible
+from oomdoctor.report.lint.html import MOST_FINDINGS, render
+from oomdoctor.report.plain_text import visible
 from oomdoctor.results import LintDocument
 
 

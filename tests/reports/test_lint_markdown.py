@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from test_probe_markdown import HOSTILE, inline
 
 from oomdoctor.output import Terminal
-from oomdoctor.reports.lint.markdown import MOST_FINDINGS, render
+from oomdoctor.report.lint.markdown import MOST_FINDINGS, render
 from oomdoctor.results import LintDocument
 
 PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])

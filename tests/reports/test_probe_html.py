@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from memory_documents import many_modules, profiled, step_memory
 
 from oomdoctor.output import Terminal
-from oomdoctor.reports.probe.html import render
-from oomdoctor.reports.wording import clean
+from oomdoctor.report.plain_text import clean
+from oomdoctor.report.probe.html import render
 from oomdoctor.results import Accumulation, ModuleBytes, ProbeDocument, StepMemory, UniformPlan
 
 

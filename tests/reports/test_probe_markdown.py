@@ -14,9 +14,9 @@ from markdown_it import MarkdownIt
 from memory_documents import profiled, step_memory
 
 from oomdoctor.output import Terminal
-from oomdoctor.reports.markdown import code, code_block, prose
-from oomdoctor.reports.probe.markdown import render
-from oomdoctor.reports.wording import clean
+from oomdoctor.report.markdown import code, code_block, prose
+from oomdoctor.report.plain_text import clean
+from oomdoctor.report.probe.markdown import render
 from oomdoctor.results import Category, ModuleBytes, ProbeDocument
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from memory_documents import profiled, step_memory
 from rich.cells import cell_len
 
 from oomdoctor.output import Terminal
-from oomdoctor.reports.probe.text import render
-from oomdoctor.reports.terminal import MINIMUM_WIDTH
+from oomdoctor.report.probe.text import render
+from oomdoctor.report.terminal import MINIMUM_WIDTH
 from oomdoctor.results import (
     Accumulation,
     Category,

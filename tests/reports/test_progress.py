@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from oomdoctor.reports.progress import Bracket, LineProgress, LiveProgress, SilentProgress, make_progress
+from oomdoctor.progress import SilentProgress
+from oomdoctor.report.progress import Bracket, LineProgress, LiveProgress, make_progress
 from oomdoctor.results import Outcome
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
 PROBE = """
 import os, sys, time
-from oomdoctor.reports.progress import make_progress
+from oomdoctor.report.progress import make_progress
 progress = make_progress()
 try:
     progress.stage("loading the model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diagnosis_documents import snapshot
 
-from oomdoctor.reports.diagnosis.wording import history
+from oomdoctor.report.diagnose.sentences import history
 from oomdoctor.results import HistoryReplay
 
 

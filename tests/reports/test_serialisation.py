@@ -24,7 +24,7 @@ from memory_documents import profiled
 from oomdoctor import results
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Document
-from oomdoctor.serialisation import ADDED_LATER, MAXIMUM_DOCUMENT_BYTES, from_json, read_document, to_data, to_json
+from oomdoctor.results.codec import ADDED_LATER, MAXIMUM_DOCUMENT_BYTES, from_json, read_document, to_data, to_json
 
 KINDS: dict[str, Any] = {get_type_hints(kind)["command"].__args__[0]: kind for kind in get_args(Document)}
 SCHEMAS: dict[str, Any] = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.reports.step_summary import LIMIT_BYTES, append, fitting
+from oomdoctor.report.github import LIMIT_BYTES, append, fitting
 
 CUT = "*This summary was cut: GitHub shows 1 MiB of a step.*\n"
 

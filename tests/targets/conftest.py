@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from oomdoctor.errors import TargetError
-from oomdoctor.targets.importing import load_target
-from oomdoctor.targets.reference import parse_reference
+from oomdoctor.target.importing import load_target
+from oomdoctor.target.reference import parse_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from oomdoctor.targets.contract import Target
+    from oomdoctor.target.contract import Target
 
 GOOD = """
     import torch

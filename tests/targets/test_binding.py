@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from oomdoctor.targets.contract import describe
-from oomdoctor.targets.placement import default_training_step
+from oomdoctor.target.contract import describe
+from oomdoctor.target.placement import default_training_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from types import SimpleNamespace
 
-    from oomdoctor.targets.contract import Target
+    from oomdoctor.target.contract import Target
 
     Load = Callable[..., Target]
     Refuse = Callable[..., SimpleNamespace]

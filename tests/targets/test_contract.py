@@ -11,18 +11,12 @@ import pytest
 import torch
 
 from oomdoctor.errors import EXIT_USAGE, TargetError
-from oomdoctor.targets.contract import (
-    build,
-    check_batch_sizes,
-    check_loss,
-    draw_batch,
-    is_out_of_memory,
-)
+from oomdoctor.target.contract import build, check_batch_sizes, check_loss, is_out_of_memory, make_one_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from oomdoctor.targets.contract import Target
+    from oomdoctor.target.contract import Target
 
     Load = Callable[..., Target]
 
@@ -87,7 +81,7 @@ def test_a_build_that_raises_shows_the_users_line(load: Load) -> None:
     details = caught.value.details or ""
     assert "return torch.nn.Conv2d(3, 4, 3, groups=2)" in details
     assert details.count('  File "') == 2
-    assert "oomdoctor/targets" not in details
+    assert "oomdoctor/target/" not in details
 
 
 @pytest.mark.parametrize("body", ["raise SystemExit(2)", "exit(2)", "import sys; sys.exit(2)"])
@@ -98,7 +92,7 @@ def test_a_function_that_exits_is_told_so(load: Load, body: str) -> None:
         build(built)
     drawn = _batching(load, body)
     with _refused("`make_batch(4)` called exit with 2", "must return"):
-        draw_batch(drawn, 4)
+        make_one_batch(drawn, 4)
 
 
 def test_a_keyboard_interrupt_of_the_files_own_does_not_end_us(load: Load) -> None:
@@ -110,21 +104,21 @@ def test_a_keyboard_interrupt_of_the_files_own_does_not_end_us(load: Load) -> No
 
 def test_a_batch_has_the_size_that_was_asked_for(load: Load) -> None:
     """`make_batch` gets the size."""
-    assert draw_batch(_batching(load, "return torch.zeros(batch_size, 3)"), 5).shape == (5, 3)
+    assert make_one_batch(_batching(load, "return torch.zeros(batch_size, 3)"), 5).shape == (5, 3)
 
 
 def test_a_batch_that_cannot_be_made_names_the_size(load: Load) -> None:
     """A size at which `make_batch` raises is told apart from the others."""
     target = _batching(load, "return torch.zeros(batch_size, 8).view(-1, 16)")
-    assert draw_batch(target, 2).shape == (1, 16)
+    assert make_one_batch(target, 2).shape == (1, 16)
     with _refused("`make_batch(37)` raised `RuntimeError: shape '[-1, 16]' is invalid"):
-        draw_batch(target, 37)
+        make_one_batch(target, 37)
 
 
 def test_a_batch_of_nothing_is_refused(load: Load) -> None:
     """A forgotten `return` is named."""
     with _refused("`make_batch(2)` returned None", "`return`"):
-        draw_batch(_batching(load, "torch.zeros(batch_size)"), 2)
+        make_one_batch(_batching(load, "torch.zeros(batch_size)"), 2)
 
 
 OOM = "raise {}torch.OutOfMemoryError('CUDA out of memory')"
@@ -133,20 +127,22 @@ OOM = "raise {}torch.OutOfMemoryError('CUDA out of memory')"
 def test_an_out_of_memory_error_goes_through_as_it_is(load: Load) -> None:
     """Memory is the trial's affair: neither `build` nor `draw_batch` rewrites its errors."""
     with pytest.raises(torch.OutOfMemoryError):
-        draw_batch(_batching(load, OOM.format("")), 2)
+        make_one_batch(_batching(load, OOM.format("")), 2)
     with pytest.raises(torch.OutOfMemoryError):
         build(_building(load, OOM.format("")))
     with pytest.raises(ValueError, match="no batch"):
-        draw_batch(_batching(load, "raise ValueError('no batch') from torch.OutOfMemoryError('CUDA out of memory')"), 2)
+        make_one_batch(
+            _batching(load, "raise ValueError('no batch') from torch.OutOfMemoryError('CUDA out of memory')"), 2
+        )
 
 
 def test_the_caller_may_say_which_errors_go_through(load: Load) -> None:
     """A classifier that knows more kinds of out of memory can be handed in."""
     target = _batching(load, "raise RuntimeError('CUBLAS_STATUS_ALLOC_FAILED')")
     with pytest.raises(RuntimeError, match="ALLOC_FAILED"):
-        draw_batch(target, 2, passes=lambda error: "ALLOC_FAILED" in str(error))
+        make_one_batch(target, 2, passes=lambda error: "ALLOC_FAILED" in str(error))
     with _refused("ALLOC_FAILED"):
-        draw_batch(target, 2)
+        make_one_batch(target, 2)
 
 
 def test_out_of_memory_is_found_along_the_chain_only() -> None:
@@ -168,7 +164,7 @@ def test_a_failed_call_keeps_no_tensor_alive(load: Load) -> None:
     target = _batching(load, "big = torch.zeros(batch_size); keep(big); raise ValueError('no')")
     target.make_batch.__globals__["keep"] = lambda big: references.append(weakref.ref(big))
     with pytest.raises(TargetError) as caught:
-        draw_batch(target, 2)
+        make_one_batch(target, 2)
     gc.collect()
     assert caught.value.__context__ is None
     assert references[0]() is None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import SimpleNamespace
 
-    from oomdoctor.targets.contract import Target
+    from oomdoctor.target.contract import Target
 
     Load = Callable[..., Target]
     Refuse = Callable[..., SimpleNamespace]

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from oomdoctor.errors import TargetError
-from oomdoctor.targets.placement import batch_size_of, default_training_step, loss_of, place, tensors_in
+from oomdoctor.target.placement import batch_size_of, default_training_step, loss_of, place, tensors_in
 
 # `meta` is a second device that every build of torch has.
 

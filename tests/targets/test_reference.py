@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oomdoctor.errors import EXIT_USAGE, TargetError
-from oomdoctor.targets.reference import Reference, example_names, parse_reference
+from oomdoctor.target.reference import Reference, example_names, parse_reference
 
 Write = Callable[..., Path]
 
@@ -238,7 +238,5 @@ def test_any_text_is_a_reference_or_a_target_error(text: str) -> None:
 
 def test_torch_is_not_imported() -> None:
     """The parent can name a target without torch's seconds."""
-    code = (
-        "import sys, pathlib, oomdoctor.targets.reference as r; r.parse_reference('gpt2', directory=pathlib.Path()); "
-    )
+    code = "import sys, pathlib, oomdoctor.target.reference as r; r.parse_reference('gpt2', directory=pathlib.Path()); "
     subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from oomdoctor.targets.tracebacks import failure, raised_in_user_code, summary, user_traceback
+from oomdoctor.target.tracebacks import failure, raised_in_user_code, summary, user_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,11 +50,11 @@ def test_frames_of_the_standard_library_go(tmp_path: Path) -> None:
 def test_our_own_frames_go_and_the_examples_stay() -> None:
     """What we do on the way to the user's code is not their concern, but an example is read as theirs."""
     from oomdoctor.examples import gpt2
-    from oomdoctor.targets.placement import place
+    from oomdoctor.target.placement import place
 
     with pytest.raises(RuntimeError) as ours:
         place(torch.zeros(2, device="meta"), "nosuchdevice")
-    assert "oomdoctor/targets" not in user_traceback(ours.value)
+    assert "oomdoctor/target/" not in user_traceback(ours.value)
     with pytest.raises(TypeError) as theirs:
         gpt2.make_batch("many")  # type: ignore[arg-type]
     assert "examples/gpt2.py" in user_traceback(theirs.value)

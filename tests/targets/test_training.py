@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from oomdoctor.errors import TargetError
-from oomdoctor.targets.contract import build, make_optimizer, optimizer_names, step_failure
+from oomdoctor.target.contract import build, make_optimizer, optimizer_names, step_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from oomdoctor.targets.contract import Target
+    from oomdoctor.target.contract import Target
 
     Load = Callable[..., Target]
 

@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 from traced_runs import PROGRAMS, ROOT, build_of, each_python
 
-from oomdoctor.devices.catalogue import find_card
-from oomdoctor.devices.null_gpu.environment import environment
+from oomdoctor.engines.catalogue import find_card
+from oomdoctor.engines.null_gpu.environment import environment
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.timeout(200)]
 

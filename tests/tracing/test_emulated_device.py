@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from traced_runs import each_python, run
 
-from oomdoctor.devices.catalogue import find_card
+from oomdoctor.engines.catalogue import find_card
 
 CARD = find_card("rtx-4090")
 GIB = 1 << 30

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from sharing import shared
 
-from oomdoctor.devices.catalogue import find_card
-from oomdoctor.devices.null_gpu.environment import environment
-from oomdoctor.devices.torch_build import TorchBuild, parse_version_file
+from oomdoctor.engines.catalogue import find_card
+from oomdoctor.engines.null_gpu.environment import environment
+from oomdoctor.engines.torch_build import TorchBuild, parse_version_file
 from oomdoctor.errors import NoAnswerError
 
 PROGRAMS = Path(__file__).parent / "programs"

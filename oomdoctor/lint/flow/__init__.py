@@ -1,1 +1,1 @@
-"""What a program does, in order: an abstract run of its code that notes training's own events."""
+"""An abstract run of a program that notes training's events in order."""

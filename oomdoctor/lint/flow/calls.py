@@ -1,26 +1,34 @@
-"""What a call does: whose it is decides which of the other files says."""
+"""Calls: dispatch by what is called, and following a call into a function of the repository."""
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow import known
-from oomdoctor.lint.flow.builtin import BUILTINS, call_builtin
-from oomdoctor.lint.flow.classes import bases_of, find_method, kind_of_class
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.assignment import fields_of
+from oomdoctor.lint.flow.events import UNKNOWN, Act, Frame, GradMode, Graph, Kind, Value
 from oomdoctor.lint.flow.expressions import begins_with_import, evaluate
-from oomdoctor.lint.flow.joining import sources
-from oomdoctor.lint.flow.libraries import call_library, note_backward
+from oomdoctor.lint.flow.hints import (
+    bases_of,
+    find_method,
+    guess,
+    kind_of_class,
+    line_count,
+    relevant_functions,
+    value_of_annotation,
+)
+from oomdoctor.lint.flow.libraries import BUILTINS, call_builtin, call_library, grad_mode_of_function, note_backward
 from oomdoctor.lint.flow.methods import call_method, forward, loss
-from oomdoctor.lint.flow.state import Given, State, text_of
-from oomdoctor.lint.flow.values import UNKNOWN, Graph, Kind, Value
+from oomdoctor.lint.flow.state import MOST_FRAMES, Arguments, Births, Names, State, base_of, join, sources, text_of
+from oomdoctor.lint.flow.statements import execute
 
 if TYPE_CHECKING:
-    from oomdoctor.lint.code.functions import Class, Function
+    from oomdoctor.lint.module import Class, Function
 
 
-def call(state: State, node: ast.Call) -> Value:
+def evaluate_call(state: State, node: ast.Call) -> Value:
     """Evaluate a call: its arguments first, then what it does."""
     function = node.func
     if isinstance(function, ast.Attribute) and not begins_with_import(state, function):
@@ -32,10 +40,10 @@ def call(state: State, node: ast.Call) -> Value:
     return _call_value(state, node, callee, _given(state, node))
 
 
-def _given(state: State, node: ast.Call) -> Given:
+def _given(state: State, node: ast.Call) -> Arguments:
     positional = tuple([evaluate(state, argument) for argument in node.args])
     keywords = {keyword.arg or "**": evaluate(state, keyword.value) for keyword in node.keywords}
-    return Given(positional, keywords)
+    return Arguments(positional, keywords)
 
 
 def _is_super(node: ast.expr) -> bool:
@@ -51,11 +59,11 @@ def _call_super(state: State, node: ast.Call, name: str) -> Value:
         method = find_method(base, name)
         if method is not None:
             receiver = state.names.get("self")
-            return state.follow(state, method, node, Given(given.positional, given.keywords, receiver))
+            return state.follow(state, method, node, Arguments(given.positional, given.keywords, receiver))
     return Value(node=node)
 
 
-def _call_attribute(state: State, node: ast.Call, owner: Value, given: Given) -> Value:
+def _call_attribute(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value:
     function: ast.Attribute = node.func  # type: ignore[assignment]
     stored = state.names.get(text_of(function)) if isinstance(function.value, ast.Name | ast.Attribute) else None
     if stored is not None and stored.kind is not Kind.UNKNOWN:  # `self.model(x)`, `self.criterion(x, y)`
@@ -67,7 +75,7 @@ def _call_attribute(state: State, node: ast.Call, owner: Value, given: Given) ->
         return call_library(state, node, f"{owner.library}.{function.attr}", given)
     closure = _closure(state, node, given)
     if closure is not None:
-        state.follow(state, closure, None, Given())
+        state.follow(state, closure, None, Arguments())
     is_plain = isinstance(function.value, ast.Name | ast.Attribute)
     if is_plain and (owner.kind is Kind.UNKNOWN or owner.class_ is not None):
         callee = evaluate(state, function)  # the attribute of something unknown may itself be a model: `self.net(x)`
@@ -88,17 +96,17 @@ def _own_method(owner: Value, name: str) -> Function | None:
     return find_method(owner.class_, name)
 
 
-def _call_own(state: State, node: ast.Call, owner: Value, method: Function, given: Given) -> Value:
+def _call_own(state: State, node: ast.Call, owner: Value, method: Function, given: Arguments) -> Value:
     decorators = {text_of(decorator) for decorator in method.node.decorator_list if not isinstance(decorator, ast.Call)}
     is_static = "staticmethod" in decorators
     positional = given.positional
     if owner.kind is Kind.CLASS and not is_static and "classmethod" not in decorators and positional:
-        return state.follow(state, method, node, Given(positional[1:], given.keywords, positional[0]))
+        return state.follow(state, method, node, Arguments(positional[1:], given.keywords, positional[0]))
     receiver = None if is_static else owner
-    return state.follow(state, method, node, Given(positional, given.keywords, receiver))
+    return state.follow(state, method, node, Arguments(positional, given.keywords, receiver))
 
 
-def _closure(state: State, node: ast.Call, given: Given) -> Function | None:
+def _closure(state: State, node: ast.Call, given: Arguments) -> Function | None:
     """The function that `optimizer.step(closure)` runs."""
     if not (isinstance(node.func, ast.Attribute) and node.func.attr == "step"):
         return None
@@ -107,10 +115,10 @@ def _closure(state: State, node: ast.Call, given: Given) -> Function | None:
     return next((value.function for value in values if value.function is not None), None)
 
 
-def _call_value(state: State, node: ast.Call, callee: Value, given: Given) -> Value:
+def _call_value(state: State, node: ast.Call, callee: Value, given: Arguments) -> Value:
     if callee.function is not None:
         receiver = callee.receiver
-        return state.follow(state, callee.function, node, Given(given.positional, given.keywords, receiver))
+        return state.follow(state, callee.function, node, Arguments(given.positional, given.keywords, receiver))
     if callee.kind is Kind.CLASS and callee.class_ is not None:
         return _made(node, callee.class_, given)
     if is_import(callee):
@@ -118,7 +126,7 @@ def _call_value(state: State, node: ast.Call, callee: Value, given: Given) -> Va
     return _call_by_kind(state, node, callee, given)
 
 
-def _call_by_kind(state: State, node: ast.Call, callee: Value, given: Given) -> Value:
+def _call_by_kind(state: State, node: ast.Call, callee: Value, given: Arguments) -> Value:
     if callee.kind is Kind.MODEL or callee.kind is Kind.ENGINE:
         return forward(state, node, callee, given)
     if callee.kind is Kind.LOSS_FUNCTION:
@@ -130,18 +138,192 @@ def _call_by_kind(state: State, node: ast.Call, callee: Value, given: Given) -> 
     return Value(node=node, made_from=sources((*given.positional, *given.keywords.values())))
 
 
-def _is_loss_scaler(node: ast.Call, given: Given) -> bool:
+def _is_loss_scaler(node: ast.Call, given: Arguments) -> bool:
     """The way of timm: `loss_scaler(loss, optimizer, ...)` makes the backward pass and the step."""
     return text_of(node.func).rpartition(".")[2] in ("loss_scaler", "_loss_scaler") and len(given.positional) > 1
 
 
-def _scaled_step(state: State, node: ast.Call, given: Given) -> Value:
+def _scaled_step(state: State, node: ast.Call, given: Arguments) -> Value:
     note_backward(state, node, given.positional[0], managed="timm")
     state.note(Act.STEP, node, given.positional[1], call=node, managed="timm")
     return Value(node=node)
 
 
-def _made(node: ast.Call, class_: Class, given: Given) -> Value:
+def _made(node: ast.Call, class_: Class, given: Arguments) -> Value:
     return Value(
         kind=kind_of_class(class_), graph=Graph.NO, node=node, class_=class_, made_from=sources(given.positional)
     )
+
+
+_SELF: Final = "self."
+_LONG: Final = 40
+"""Lines of a function with nothing telling in it from which on it is no small helper that computes a loss."""
+_UNIMPORTANT: Final = frozenset({Act.CALL, Act.TO_HOST, Act.FORGET})
+"""What is noted once for a function in which nothing else happens, not each time it is called."""
+_MOST_FOLLOWED: Final = 5
+"""Times that one function is run for one file: more say nothing new."""
+
+
+def follow(state: State, function: Function, call: ast.Call | None, given: Arguments) -> Value:
+    """Run a function's body as part of the run, and give what it returns."""
+    if not _may_follow(state, function):
+        return Value(node=call, made_from=sources((*given.positional, *given.keywords.values())))
+    key = _key(function, given)
+    silent = state.shared.silent.get(key)
+    if silent is not None:
+        return replace(silent, node=call, identity=Value().identity, made_from=sources(given.positional))
+    happened = len(state.events)
+    returned = _run(state, function, call, given)
+    if not returned.parts and all(event.act in _UNIMPORTANT for event in state.events[happened:]):
+        state.shared.silent[key] = returned
+    return returned
+
+
+def _key(function: Function, given: Arguments) -> tuple[object, ...]:
+    """What a silent function's result depends on, as far as anybody looks."""
+    values = (*given.positional, *given.keywords.values())
+    return (function, tuple([(value.kind, value.graph) for value in values]))
+
+
+def _run(state: State, function: Function, call: ast.Call | None, given: Arguments) -> Value:
+    state.shared.entered.add(function)
+    state.shared.followed[function] += 1
+    names, born = _bound(state, function, call, given)
+    before = (state.module, state.names, state.context, state.born, state.returned)
+    state.module, state.names, state.born, state.returned = function.module, names, born, []
+    state.context = before[2].but(
+        frames=(*before[2].frames, Frame(function, call)),
+        gradients=grad_mode_of_function(function, before[2].gradients),
+        managed=managed_by(function) or before[2].managed,
+    )
+    execute(state, function.node.body)
+    returned, inner = state.returned, state.names
+    state.module, state.names, state.context, state.born, state.returned = before
+    _bring_back(state, inner, given)
+    return _joined(returned, call)
+
+
+def _may_follow(state: State, function: Function) -> bool:
+    frames = state.context.frames
+    if len(frames) >= MOST_FRAMES or state.budget <= 0 or state.shared.followed[function] >= _MOST_FOLLOWED:
+        return False
+    if line_count(function) > _LONG and function not in relevant_functions(function.module):
+        return False
+    return all(frame.function is not function for frame in frames)
+
+
+def _joined(returned: list[Value], call: ast.Call | None) -> Value:
+    if not returned:
+        return Value(kind=Kind.NONE, graph=Graph.NO, node=call)
+    value = returned[0]
+    for other in returned[1:]:
+        value = join(value, other)
+    if value.kind is not Kind.NONE and any(other.kind is Kind.NONE for other in returned):
+        return value.but(kind=Kind.UNKNOWN)  # None at times, which has none of its methods
+    return value
+
+
+def _bound(state: State, function: Function, call: ast.Call | None, given: Arguments) -> tuple[Names, Births]:
+    """What names mean at the start of the body, and since when."""
+    is_inner = function.parent is not None and any(frame.function is function.parent for frame in state.context.frames)
+    names: Names = dict(state.names) if is_inner else dict(state.shared.globals.get(function.module, {}))
+    born = dict(state.born) if is_inner else {}
+    parameters = [argument.arg for argument in (*function.node.args.posonlyargs, *function.node.args.args)]
+    if given.receiver is not None and parameters:
+        _bind_receiver(state, names, born, given.receiver, parameters[0])
+        parameters = parameters[1:]
+    _bind_defaults(state, function, names)
+    for name, value in zip(parameters, given.positional, strict=False):
+        names[name] = _recognised(names.get(name), value)
+    for name, value in given.keywords.items():
+        names[name] = _recognised(names.get(name), value)
+    if call is not None:
+        _carry_births(state, parameters, call, born)
+    return names, born
+
+
+def _recognised(parameter: Value | None, value: Value) -> Value:
+    """What is given, and what the parameter's own name and annotation add to it."""
+    if parameter is None or value.kind is not Kind.UNKNOWN or value.function is not None:
+        return value
+    return value.but(kind=parameter.kind, class_=value.class_ or parameter.class_)
+
+
+def _bind_defaults(state: State, function: Function, names: Names) -> None:
+    """Parameters that nothing is known of yet: what their annotations and names say."""
+    arguments = function.node.args
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        if argument.arg not in ("self", "cls"):
+            names[argument.arg] = _parameter(state, function, argument)
+
+
+def _parameter(state: State, function: Function, argument: ast.arg) -> Value:
+    annotated = None if argument.annotation is None else value_of_annotation(argument.annotation, function.module)
+    return annotated or Value(kind=guess(argument.arg, state.uses(argument.arg)))
+
+
+def _bind_receiver(state: State, names: Names, born: Births, receiver: Value, parameter: str) -> None:
+    """`self`, and what is known of its attributes: as they are in the method that calls, or as the class sets them."""
+    names[parameter] = receiver
+    own = state.names.get("self")
+    if own is not None and own.identity == receiver.identity:
+        names.update({name: value for name, value in state.names.items() if name.startswith(_SELF)})
+        born.update({name: loops for name, loops in state.born.items() if name.startswith(_SELF)})
+    elif receiver.class_ is not None:
+        names.update(fields_of(state, receiver.class_))
+
+
+def _carry_births(state: State, parameters: list[str], call: ast.Call, born: Births) -> None:
+    """A list that is given to a function was there since the caller made it."""
+    named = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+    pairs = [*zip(parameters, call.args, strict=False), *named.items()]
+    for name in parameters:
+        born[name] = state.context.loops
+    for name, argument in pairs:
+        base = base_of(argument)
+        if base is not None:
+            born[name] = state.born.get(base, ())
+
+
+def _bring_back(state: State, inner: Names, given: Arguments) -> None:
+    """What a method did to its object's attributes holds for the caller too, where it is the same object."""
+    own = state.names.get("self")
+    same = given.receiver is not None and own is not None and own.identity == given.receiver.identity
+    if same:
+        state.names.update({name: value for name, value in inner.items() if name.startswith(_SELF)})
+
+
+def managed_by(function: Function) -> str | None:
+    """The framework that zeroes gradients and makes steps around this function, by its class."""
+    class_ = function.class_
+    if class_ is None:
+        return None
+    endings = [base.rpartition(".")[2] for base in class_.bases]
+    if any(ending in known.LIGHTNING_MODULES for ending in endings):
+        return None if "automatic_optimization" in class_.module.text else "lightning"
+    if any(known.TRAINER_BASES.search(ending) for ending in endings) and "transformers" in class_.module.text:
+        return "transformers"
+    return None
+
+
+def called_by_framework(function: Function) -> bool:
+    """Whether Lightning or Transformers calls this method itself."""
+    if function.class_ is None or function.name not in known.CALLED_BY_FRAMEWORKS:
+        return False
+    endings = [base.rpartition(".")[2] for base in function.class_.bases]
+    return any(end in known.LIGHTNING_MODULES or known.TRAINER_BASES.search(end) for end in endings)
+
+
+def gradients_at_entry(function: Function) -> GradMode:
+    """Whether autograd records where a framework calls this function."""
+    class_ = function.class_
+    if class_ is None:
+        return GradMode.ON
+    managed = managed_by(function)
+    endings = [base.rpartition(".")[2] for base in class_.bases]
+    is_lightning = any(ending in known.LIGHTNING_MODULES for ending in endings)
+    if is_lightning and known.LIGHTNING_EVALUATION.search(function.name):
+        return GradMode.OFF
+    if managed == "transformers" and function.name in known.TRAINER_EVALUATION:
+        return GradMode.OFF
+    return GradMode.ON

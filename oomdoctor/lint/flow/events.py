@@ -1,19 +1,242 @@
-"""What happens in a run of the code, as far as memory and gradients are concerned."""
+"""Values, circumstances and events: the vocabulary of an abstract run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import count
 from typing import TYPE_CHECKING
-
-from oomdoctor.lint.flow.values import UNKNOWN, Value
 
 if TYPE_CHECKING:
     import ast
     from collections.abc import Iterable, Iterator
 
-    from oomdoctor.lint.code.functions import Function, Module
-    from oomdoctor.lint.flow.context import Context, Loop
+    from oomdoctor.lint.module import Class, Function, Module
+
+
+_numbers = count(1)
+
+
+class Kind(StrEnum):
+    """What a value is used as."""
+
+    UNKNOWN = "unknown"
+    MODEL = "model"  # a torch module that is trained or evaluated
+    LOSS_FUNCTION = "loss function"  # a criterion: called on outputs, gives a loss
+    OPTIMIZER = "optimizer"
+    SCHEDULER = "scheduler"
+    SCALER = "scaler"  # torch.amp.GradScaler
+    LOADER = "loader"  # gives batches
+    ACCELERATOR = "accelerator"  # accelerate.Accelerator
+    FABRIC = "fabric"  # lightning.Fabric
+    ENGINE = "engine"  # a DeepSpeed engine
+    TRAINER = "trainer"  # a trainer that runs the loop itself
+    TENSOR = "tensor"
+    CONTAINER = "container"  # a list, a dict, a tuple; `parts` are the values of a tuple that is written out
+    NUMBER = "number"  # of Python, or text: holds no tensor
+    ARRAY = "array"  # of NumPy: holds no tensor
+    CHECKPOINT = "checkpoint"  # what torch.load gave, or a part of it
+    FUNCTION = "function"  # `function` says which
+    CLASS = "class"  # `class_` says which
+    NONE = "none"
+
+
+class Graph(StrEnum):
+    """Whether a tensor hangs on the graph that autograd keeps for a backward pass."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+class Device(StrEnum):
+    """Where a tensor lies."""
+
+    GPU = "gpu"  # or wherever the model is
+    CPU = "cpu"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """One value.
+
+    Attributes:
+        kind: What it is used as.
+        graph: Whether it keeps a graph alive; YES is only said where it is sure.
+        device: Where it lies.
+        node: The expression that made it; None where that is not known.
+        identity: A number that two values share only if they are one value.
+        made_from: Identities of the values that it was computed from, its own among them.
+        divided_by: Source texts of what it was divided by on the way, such as `args.accumulation_steps`.
+        parts: Values of a tuple, a list or a dictionary that is written out.
+        function: Which function, for FUNCTION.
+        class_: Which class of the repository, for CLASS and for what is made of one.
+        receiver: For a method taken from an object, that object.
+        library: Qualified name of the library's class or function that made it, such as `torch.optim.AdamW`.
+        wrapped: Whether it is a model under DistributedDataParallel or FullyShardedDataParallel.
+        is_loss: Whether it was made by a loss function, read from `.loss`, or is what backward is called on.
+    """
+
+    kind: Kind = Kind.UNKNOWN
+    graph: Graph = Graph.UNKNOWN
+    device: Device = Device.UNKNOWN
+    node: ast.expr | None = None
+    identity: int = field(default_factory=lambda: next(_numbers))
+    made_from: frozenset[int] = frozenset()
+    divided_by: tuple[str, ...] = ()
+    parts: tuple[Value, ...] = ()
+    function: Function | None = None
+    class_: Class | None = None
+    receiver: Value | None = None
+    library: str | None = None
+    wrapped: bool = False
+    is_loss: bool = False
+
+    def comes_from(self, other: Value) -> bool:
+        """Whether it is `other` or was computed from it."""
+        return self.identity == other.identity or other.identity in self.made_from
+
+    def but(self, **changes: object) -> Value:
+        """The same value, with more known about it."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+UNKNOWN = Value(identity=0)
+"""Nothing is known. It is not one value: `comes_from` means nothing for it."""
+
+
+class GradMode(StrEnum):
+    """Whether autograd records."""
+
+    ON = "on"
+    OFF = "off"  # no_grad, inference_mode, set_grad_enabled(False), or a framework that does it
+    UNKNOWN = "unknown"  # set_grad_enabled(flag), or a decorator or context manager that nobody here knows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """A `for`, a `while` or a comprehension; each is one object, compared by identity.
+
+    Attributes:
+        node: The statement or the comprehension.
+        iterates: What a `for` goes over, without `enumerate`, `tqdm`, `zip` and their like around it.
+        counter: Name of the variable that counts iterations: of `enumerate` or of `for i in range(...)`.
+        start: What `counter` begins with; None where that is not a number that is written out.
+        over_batches: Whether an iteration takes a batch: it goes over a loader, or draws from one with `next`.
+        function: The function whose body has it; None at the top of a module.
+        values: What names meant just before it.
+    """
+
+    node: ast.For | ast.AsyncFor | ast.While | ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+    iterates: Value = UNKNOWN
+    counter: str | None = None
+    start: int | None = None
+    over_batches: bool = False
+    function: Function | None = None
+    values: dict[str, Value] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guard:
+    """A condition that holds where a line runs: of an `if` around it, or of one that left early before it.
+
+    Attributes:
+        test: The condition as written.
+        holds: False where the line runs if the condition does not hold: in an `else`, after `if ...: continue`.
+        values: What names meant where it was tested; a name that stands for a condition leads to its `node`.
+        left_by: `continue`, `break`, `return` or `raise`: how those left for whom it was the other way; None in an
+            `if` around the line.
+        depth: How many loops were around the test.
+    """
+
+    test: ast.expr
+    holds: bool
+    values: dict[str, Value] = field(default_factory=dict, repr=False)
+    left_by: str | None = None
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class With:
+    """A context manager around a line.
+
+    Attributes:
+        node: The expression, such as the call `model.no_sync()`.
+        name: Qualified name of what is called (`torch.no_grad`), or `.` and the method's name (`.no_sync`,
+            `.accumulate`); empty where it is neither.
+        value: The object whose method it is, for the latter.
+    """
+
+    node: ast.expr
+    name: str
+    value: Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TryBlock:
+    """A `try` around a line.
+
+    Attributes:
+        node: The statement.
+        handler: The handler that the line is in; None in the body, in `else` and in `finally`.
+        part: `body`, `handler`, `else` or `finally`.
+    """
+
+    node: ast.Try | ast.TryStar
+    handler: ast.ExceptHandler | None
+    part: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """A call that was followed into the function's body.
+
+    Attributes:
+        function: The function that is called.
+        call: The call; None for the function with which the run begins.
+    """
+
+    function: Function
+    call: ast.Call | None
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """All of it. Each tuple is outermost first and goes through all the calls that were followed.
+
+    Attributes:
+        loops: Loops around the line.
+        guards: Conditions that hold, in the order in which they were tested.
+        withs: Context managers around it.
+        attempts: `try` statements around it.
+        frames: Calls that led to it.
+        gradients: Whether autograd records there.
+        managed: A framework decides when gradients are zeroed and steps are made: `accelerate` (under `accumulate`),
+            `deepspeed`, `lightning`, `transformers`, `ignite`; None where the code itself does.
+    """
+
+    loops: tuple[Loop, ...] = ()
+    guards: tuple[Guard, ...] = ()
+    withs: tuple[With, ...] = ()
+    attempts: tuple[TryBlock, ...] = ()
+    frames: tuple[Frame, ...] = ()
+    gradients: GradMode = GradMode.ON
+    managed: str | None = None
+
+    def but(self, **changes: object) -> Context:
+        """The same circumstances but for these."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    @property
+    def handlers(self) -> tuple[ast.ExceptHandler, ...]:
+        """The exception handlers around the line, outermost first."""
+        return tuple(attempt.handler for attempt in self.attempts if attempt.handler is not None)
+
+    def guards_in(self, loop: Loop) -> tuple[Guard, ...]:
+        """The conditions that are tested inside `loop`."""
+        depth = self.loops.index(loop)
+        return tuple(guard for guard in self.guards if guard.depth > depth)
 
 
 class Act(StrEnum):
@@ -146,3 +369,11 @@ def training_loops(events: Iterable[Event]) -> tuple[Loop, ...]:
         if event.act is Act.BACKWARD and loops:
             found[next((loop for loop in reversed(loops) if loop.over_batches), loops[-1])] = None
     return tuple(found)
+
+
+def model_origins(run: Run, model: Value) -> Iterator[Value]:
+    """The model as it is used, and as the run has seen it being made: DistributedDataParallel hides the library."""
+    yield model
+    for event in run.of(Act.CALL):
+        if event.result.identity == model.identity and event.result.library != model.library:
+            yield event.result

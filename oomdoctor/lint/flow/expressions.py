@@ -1,4 +1,4 @@
-"""What an expression gives, and what happens while it is evaluated."""
+"""Expressions: their values, and the events while they are evaluated."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import ast
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from oomdoctor.lint.code.functions import Class
 from oomdoctor.lint.flow import known
-from oomdoctor.lint.flow.classes import find_method
-from oomdoctor.lint.flow.events import Keeping
-from oomdoctor.lint.flow.guessing import guess
-from oomdoctor.lint.flow.joining import computed, graph_of, join, sources
-from oomdoctor.lint.flow.looping import entered_comprehension
-from oomdoctor.lint.flow.state import NUMBER, State, text_of
-from oomdoctor.lint.flow.values import UNKNOWN, Device, Graph, Kind, Value
+from oomdoctor.lint.flow.events import UNKNOWN, Device, Graph, Keeping, Kind, Value
+from oomdoctor.lint.flow.hints import find_method, guess
+from oomdoctor.lint.flow.loops import enter_comprehension
+from oomdoctor.lint.flow.state import NUMBER, State, computed_value, graph_of, join, sources, text_of
+from oomdoctor.lint.module import Class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from oomdoctor.lint.code.functions import Function
+    from oomdoctor.lint.module import Function
 
 
 def evaluate(state: State, node: ast.expr) -> Value:
@@ -138,7 +135,7 @@ def _constant(_state: State, node: ast.Constant) -> Value:
 
 def _binary(state: State, node: ast.BinOp) -> Value:
     left, right = evaluate(state, node.left), evaluate(state, node.right)
-    value = computed(node, (left, right), state.records)
+    value = computed_value(node, (left, right), state.records)
     divisor = divisor_in(node.op, node.right) or (
         divisor_in(node.op, node.left) if isinstance(node.op, ast.Mult) else None
     )
@@ -161,7 +158,7 @@ def _unary(state: State, node: ast.UnaryOp) -> Value:
     value = evaluate(state, node.operand)
     if isinstance(node.op, ast.Not):
         return Value(kind=Kind.NUMBER, graph=Graph.NO, node=node)
-    return computed(node, (value,), state.records)
+    return computed_value(node, (value,), state.records)
 
 
 def _condition(state: State, node: ast.expr) -> Value:
@@ -251,7 +248,7 @@ def _walrus(state: State, node: ast.NamedExpr) -> Value:
 def _comprehension(state: State, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
     before, names = state.context, dict(state.names)
     for generator in node.generators:
-        entered_comprehension(state, node, generator, evaluate(state, generator.iter))
+        enter_comprehension(state, node, generator, evaluate(state, generator.iter))
         for test in generator.ifs:
             evaluate(state, test)
     element = node.value if isinstance(node, ast.DictComp) else node.elt

@@ -1,4 +1,4 @@
-"""What the libraries' own names do, by qualified name: tables that the abstract run looks things up in."""
+"""Tables of what the libraries' functions, methods and classes do, by qualified name."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act
-from oomdoctor.lint.flow.values import Kind
+from oomdoctor.lint.flow.events import Act, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
 
 LIBRARY_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {

@@ -1,25 +1,184 @@
-"""What a call of a library's function does and gives, by its qualified name."""
+"""Calls of functions of Python and of libraries, and autograd's recording mode."""
 
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow import known
-from oomdoctor.lint.flow.context import Gradients
-from oomdoctor.lint.flow.events import Act
-from oomdoctor.lint.flow.gradients import by_argument
-from oomdoctor.lint.flow.joining import computed, graph_of, sources
-from oomdoctor.lint.flow.state import NUMBER, Given, State, text_of
-from oomdoctor.lint.flow.values import UNKNOWN, Device, Graph, Kind, Value
+from oomdoctor.lint.flow.events import UNKNOWN, Act, Device, GradMode, Graph, Kind, Value
+from oomdoctor.lint.flow.state import NUMBER, Arguments, State, computed_value, graph_of, sources, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from oomdoctor.lint.module import Function, Module
+
+
+_OFF_BY_NAME: Final = re.compile(
+    r"no_?grad|inference_mode|inference_context|disable_grad|torch_inference", re.IGNORECASE
+)
+_PERHAPS_BY_NAME: Final = re.compile(r"grad|infer(?!red)|eval", re.IGNORECASE)
+_MAKE_NO_DIFFERENCE: Final = re.compile(
+    r"autocast|amp|profil|record_function|nullcontext|suppress|open|device|no_sync|accumulate|timer|lock", re.IGNORECASE
+)
+
+
+def grad_mode_of_manager(node: ast.expr, module: Module) -> GradMode | None:
+    """What entering this context manager does to recording; None where it does nothing to it.
+
+    Args:
+        node: The expression of the `with`.
+        module: The file, for what its names mean.
+    """
+    if isinstance(node, ast.IfExp):
+        first, second = grad_mode_of_manager(node.body, module), grad_mode_of_manager(node.orelse, module)
+        return first if first is second else GradMode.UNKNOWN
+    call = node if isinstance(node, ast.Call) else None
+    name = manager_name(node, module)
+    if name in known.GRADIENTS_BY_ARGUMENT:
+        return grad_mode_by_argument(call, empty=GradMode.OFF if name == "torch.inference_mode" else GradMode.UNKNOWN)
+    if name in known.NO_GRADIENTS:
+        return GradMode.OFF
+    if name == "torch.enable_grad":
+        return GradMode.ON
+    return _by_name(name)
+
+
+def _by_name(name: str) -> GradMode | None:
+    last = name.rpartition(".")[2]
+    if _OFF_BY_NAME.search(last):
+        return GradMode.OFF
+    if _PERHAPS_BY_NAME.search(last) and not _MAKE_NO_DIFFERENCE.search(last):
+        return GradMode.UNKNOWN
+    return None
+
+
+def grad_mode_by_argument(call: ast.Call | None, *, empty: GradMode) -> GradMode:
+    """What `set_grad_enabled(x)` or `inference_mode(x)` does.
+
+    Args:
+        call: The call.
+        empty: What it does without an argument. `inference_mode(True)` is off, `set_grad_enabled(True)` on.
+    """
+    arguments = [] if call is None else [*call.args, *(keyword.value for keyword in call.keywords)]
+    if not arguments:
+        return empty
+    value = arguments[0].value if isinstance(arguments[0], ast.Constant) else None
+    if not isinstance(value, bool):
+        return GradMode.UNKNOWN
+    return GradMode.ON if value is (empty is not GradMode.OFF) else GradMode.OFF
+
+
+def manager_name(node: ast.expr, module: Module) -> str:
+    """Qualified name of what a decorator or context manager calls; else its own last name behind a dot, or empty."""
+    function = node.func if isinstance(node, ast.Call) else node
+    qualified = module.qualified(function)
+    if qualified is not None:
+        return known.LIBRARY_ALIASES.get(qualified, qualified)
+    if isinstance(function, ast.Attribute):
+        return f".{function.attr}"
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def grad_mode_of_function(function: Function, outside: GradMode) -> GradMode:
+    """Whether autograd records in a function's body.
+
+    Args:
+        function: The function.
+        outside: Whether it records where the function is called.
+    """
+    for decorator in reversed(function.node.decorator_list):
+        found = grad_mode_of_manager(decorator, function.module)
+        is_idle = found is GradMode.OFF and isinstance(function.node, ast.AsyncFunctionDef)
+        if found is not None and not is_idle:  # the body of a coroutine runs after the decorator has ended
+            outside = found
+    return outside
+
+
+_TO_NUMBERS: Final = frozenset({"float", "int", "bool", "str", "complex"})
+_NUMBERS: Final = frozenset(
+    {
+        "len",
+        "print",
+        "isinstance",
+        "issubclass",
+        "hasattr",
+        "repr",
+        "type",
+        "id",
+        "hash",
+        "format",
+        "range",
+        "callable",
+        "open",
+        "input",
+        "ord",
+        "chr",
+        "hex",
+    }
+)
+_CONTAINERS: Final = frozenset(
+    {
+        "list",
+        "tuple",
+        "set",
+        "frozenset",
+        "dict",
+        "sorted",
+        "reversed",
+        "iter",
+        "enumerate",
+        "zip",
+        "filter",
+        "defaultdict",
+        "deque",
+        "OrderedDict",
+        "Counter",
+    }
+)
+_COMPUTE: Final = frozenset({"sum", "max", "min", "abs", "pow", "round", "divmod"})
+BUILTINS: Final = _TO_NUMBERS | _NUMBERS | _CONTAINERS | _COMPUTE | {"next", "getattr", "map"}
+
+
+def call_builtin(state: State, node: ast.Call, name: str, given: Arguments) -> Value:
+    """Note what a call of one of Python's functions does, and give what it returns."""
+    values = given.positional
+    if name in _NUMBERS:
+        return NUMBER
+    if name in _TO_NUMBERS:
+        if values and values[0].kind is not Kind.NUMBER:
+            state.note(Act.TO_HOST, node, values[0], call=node, name=name)
+        return Value(kind=Kind.NUMBER, graph=Graph.NO, node=node, made_from=sources(values))
+    if name == "next":
+        state.note(Act.NEXT, node, values[0] if values else UNKNOWN, call=node, name=name)
+        return Value(graph=Graph.NO, node=node)
+    if name in _COMPUTE:
+        return computed_value(node, values, state.records)
+    if name in _CONTAINERS:
+        return _container(node, name, values)
+    return Value(node=node, made_from=sources(values))
+
+
+def _container(node: ast.Call, name: str, values: tuple[Value, ...]) -> Value:
+    if name in ("enumerate", "iter", "reversed") and values:
+        return values[0]
+    first = values[0] if values else None
+    return Value(
+        kind=Kind.LOADER if first is not None and first.kind is Kind.LOADER and name == "zip" else Kind.CONTAINER,
+        graph=graph_of(values, Graph.YES) if values else Graph.NO,
+        device=first.device if first is not None else Device.UNKNOWN,
+        node=node,
+        made_from=sources(values),
+        parts=first.parts if first is not None and name in ("list", "tuple") else (),
+    )
+
+
 _NOT_MODELS: Final = ("Tokenizer", "Processor", "Config", "FeatureExtractor", "Collator", "Dataset", "Arguments")
 
 
-def call_library(state: State, node: ast.Call, name: str, given: Given) -> Value:
+def call_library(state: State, node: ast.Call, name: str, given: Arguments) -> Value:
     """Note what a call of a library's function does, and give what it returns.
 
     Args:
@@ -32,7 +191,7 @@ def call_library(state: State, node: ast.Call, name: str, given: Given) -> Value
     if name == known.BACKWARD:
         return note_backward(state, node, given.positional[0] if given.positional else UNKNOWN)
     if name == "torch.set_grad_enabled":
-        state.context = state.context.but(gradients=by_argument(node, empty=Gradients.UNKNOWN))
+        state.context = state.context.but(gradients=grad_mode_by_argument(node, empty=GradMode.UNKNOWN))
         return UNKNOWN
     act = known.CALLS.get(name)
     value = _result(state, node, name, given)
@@ -52,7 +211,7 @@ def note_backward(state: State, node: ast.Call, loss: Value, *, managed: str | N
     return Value(kind=Kind.NONE, graph=Graph.NO, node=node)
 
 
-def _first(given: Given) -> Value:
+def _first(given: Arguments) -> Value:
     return given.positional[0] if given.positional else next(iter(given.keywords.values()), UNKNOWN)
 
 
@@ -63,7 +222,7 @@ def _is_true(node: ast.Call, name: str) -> bool:
     )
 
 
-def _result(state: State, node: ast.Call, name: str, given: Given) -> Value:
+def _result(state: State, node: ast.Call, name: str, given: Arguments) -> Value:
     if name in known.SAME_VALUE or (name in known.WRAPPERS and given.positional):
         return _wrapped(node, name, given)
     if name == "deepspeed.initialize":
@@ -75,7 +234,7 @@ def _result(state: State, node: ast.Call, name: str, given: Given) -> Value:
     return _computed_by(state, node, name, given)
 
 
-def _computed_by(state: State, node: ast.Call, name: str, given: Given) -> Value:
+def _computed_by(state: State, node: ast.Call, name: str, given: Arguments) -> Value:
     if name.startswith("torch.nn.functional."):
         return _functional(state, node, name, given)
     if name.startswith("torch.") and name.count(".") <= 2:  # noqa: PLR2004 - torch.cat, torch.linalg.norm
@@ -106,14 +265,14 @@ def kind_made(name: str) -> Kind | None:
     return Kind.LOSS_FUNCTION if last.endswith("Loss") and last[:1].isupper() else None
 
 
-def _wrapped(node: ast.Call, name: str, given: Given) -> Value:
+def _wrapped(node: ast.Call, name: str, given: Arguments) -> Value:
     value = given.positional[0] if given.positional else UNKNOWN
     if name in known.WRAPPERS:
         return value.but(kind=Kind.MODEL, wrapped=True, node=node, library=name)
     return value
 
 
-def _deepspeed(node: ast.Call, given: Given) -> Value:
+def _deepspeed(node: ast.Call, given: Arguments) -> Value:
     model = given.keywords.get("model") or UNKNOWN
     del given
     engine = Value(kind=Kind.ENGINE, graph=Graph.NO, node=node, library="deepspeed.initialize", class_=model.class_)
@@ -121,23 +280,23 @@ def _deepspeed(node: ast.Call, given: Given) -> Value:
     return Value(kind=Kind.CONTAINER, graph=Graph.NO, node=node, parts=(engine, *parts))
 
 
-def _functional(state: State, node: ast.Call, name: str, given: Given) -> Value:
+def _functional(state: State, node: ast.Call, name: str, given: Arguments) -> Value:
     last = name.rpartition(".")[2]
-    value = computed(node, tuple(_arguments(given)), state.records)
+    value = computed_value(node, tuple(_arguments(given)), state.records)
     is_loss = last.endswith(("_loss", "cross_entropy", "nll_loss", "kl_div")) or last in ("cross_entropy", "kl_div")
     return value.but(kind=Kind.TENSOR, is_loss=is_loss or value.is_loss, library=name)
 
 
-def _arguments(given: Given) -> Iterator[Value]:
+def _arguments(given: Arguments) -> Iterator[Value]:
     yield from given.positional
     yield from given.keywords.values()
 
 
-def _torch(state: State, node: ast.Call, last: str, given: Given) -> Value:
+def _torch(state: State, node: ast.Call, last: str, given: Arguments) -> Value:
     values = tuple(_arguments(given))
     if last in known.GRAPHLESS_FUNCTIONS or last[:1].isupper():
         return Value(kind=Kind.TENSOR, graph=Graph.NO, device=_device(node), node=node, made_from=sources(values))
-    value = computed(node, values, state.records)
+    value = computed_value(node, values, state.records)
     if last in ("div", "true_divide") and len(node.args) > 1:
         value = value.but(divided_by=(*value.divided_by, text_of(node.args[1])))
     if not values or value.kind is Kind.NUMBER:

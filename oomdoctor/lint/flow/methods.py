@@ -1,26 +1,303 @@
-"""What a call of a method does and gives, by the method's name and by what it is called on."""
+"""Calls of methods: of models, losses, optimizers, schedulers, scalers, tensors and containers."""
 
 from __future__ import annotations
 
+import ast
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow import known
-from oomdoctor.lint.flow.events import Act
-from oomdoctor.lint.flow.holding_methods import HOLDING
-from oomdoctor.lint.flow.joining import computed, sources
-from oomdoctor.lint.flow.state import Given, Method, State, text_of
-from oomdoctor.lint.flow.training_methods import TRAINING
-from oomdoctor.lint.flow.values import Device, Graph, Kind, Value
+from oomdoctor.lint.flow.events import UNKNOWN, Act, Device, Event, Graph, Keeping, Kind, Value
+from oomdoctor.lint.flow.libraries import note_backward
+from oomdoctor.lint.flow.state import NUMBER, Arguments, Method, State, base_of, computed_value, sources, text_of
 
 if TYPE_CHECKING:
-    import ast
     from collections.abc import Mapping
+
+
+_MANAGERS: Final = frozenset({Kind.ACCELERATOR, Kind.FABRIC, Kind.ENGINE, Kind.TRAINER})
+
+
+def _backward(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    argument = given.positional[0] if given.positional else given.keywords.get("loss")
+    if owner.kind in _MANAGERS or (argument is not None and _takes_loss(node, owner, argument)):
+        managed = "deepspeed" if owner.kind is Kind.ENGINE else None
+        return note_backward(state, node, argument or UNKNOWN, managed=managed, name=".backward")
+    # It is no sure tensor for that: a helper may give a plain number now and then, and its caller skip those.
+    value = owner.but(graph=state.records, is_loss=True)
+    text = base_of(node.func.value)  # type: ignore[attr-defined]
+    if text is not None and text in state.names and isinstance(node.func.value, ast.Name):  # type: ignore[attr-defined]
+        state.names[text] = value
+    return note_backward(state, node, value, name=".backward")
+
+
+def _takes_loss(node: ast.Call, owner: Value, argument: Value) -> bool:
+    """Whether `x.backward(y)` is a pass of `y`, as of a strategy; in `loss.backward(gradient)` it is of `x`."""
+    if owner.graph is Graph.YES or owner.is_loss:
+        return False
+    first = node.args[0] if node.args else None
+    named = first is not None and known.IS_LOSS_NAME.search(text_of(first).rpartition(".")[2])
+    return argument.is_loss or argument.graph is Graph.YES or bool(named)
+
+
+def _manual_backward(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    del owner
+    return note_backward(state, node, given.positional[0] if given.positional else UNKNOWN, name=".manual_backward")
+
+
+def _step(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    if owner.kind is Kind.SCHEDULER:
+        state.note(Act.SCHEDULE, node, owner, call=node, name=".step")
+    elif owner.kind is Kind.SCALER:
+        state.note(Act.STEP, node, given.positional[0] if given.positional else UNKNOWN, call=node, name=".step")
+    elif owner.kind is Kind.ENGINE:
+        state.note(Act.STEP, node, owner, call=node, name=".step", managed="deepspeed")
+    elif owner.kind is Kind.OPTIMIZER:
+        state.note(Act.STEP, node, owner, call=node, name=".step")
+    else:
+        return None
+    return Value(kind=Kind.NONE, graph=Graph.NO, node=node)
+
+
+def _optimizer_step(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    """Of torch_xla: `xm.optimizer_step(optimizer)`."""
+    del owner
+    if not given.positional:
+        return None
+    state.note(Act.STEP, node, given.positional[0], call=node, name=".optimizer_step")
+    return UNKNOWN
+
+
+def _zero_grad(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    del given
+    managed = "deepspeed" if owner.kind is Kind.ENGINE else None
+    state.note(Act.ZERO_GRAD, node, owner, call=node, name=".zero_grad", managed=managed)
+    return Value(kind=Kind.NONE, graph=Graph.NO, node=node)
+
+
+def _clip(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    """Of an accelerator, an engine, fabric, FSDP, or Lightning's `self.clip_gradients`."""
+    del given
+    state.note(Act.CLIP, node, owner, call=node, name="." + node.func.attr)  # type: ignore[attr-defined]
+    return UNKNOWN
+
+
+def _unscale(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    del owner
+    value = given.positional[0] if given.positional else UNKNOWN
+    state.note(Act.UNSCALE, node, value, call=node, name="." + node.func.attr)  # type: ignore[attr-defined]
+    return UNKNOWN
+
+
+def _update(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    if owner.kind is Kind.SCALER:
+        state.note(Act.SCALER_UPDATE, node, owner, call=node, name=".update")
+        return UNKNOWN
+    if owner.kind is Kind.CONTAINER and given.positional:
+        state.note_kept(node, given.positional[0], node.func.value, Keeping.ITEM)  # type: ignore[attr-defined]
+        return UNKNOWN
+    return None
+
+
+def _scale(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    del state
+    if owner.kind is Kind.SCALER and given.positional:
+        value = given.positional[0]
+        return value.but(node=node)
+    return None
+
+
+def _eval(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    if given.positional or given.keywords or owner.kind in (Kind.ARRAY, Kind.NUMBER):  # `df.eval("a + b")`
+        return None
+    owner = _as_model(state, node, owner)
+    state.note(Act.EVAL_MODE, node, owner, call=node, name=".eval")
+    return owner
+
+
+def _as_model(state: State, node: ast.Call, owner: Value) -> Value:
+    """What `eval()` is called on is a model from there on."""
+    holder = node.func.value  # type: ignore[attr-defined]
+    if owner.kind is not Kind.UNKNOWN:
+        return owner
+    model = owner.but(kind=Kind.MODEL)
+    if isinstance(holder, ast.Name | ast.Attribute):
+        state.names[text_of(holder)] = model
+    return model
+
+
+def _train(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    del given
+    if owner.kind is Kind.UNKNOWN and _is_false(node):
+        owner = _as_model(state, node, owner)
+    if owner.kind is not Kind.MODEL:
+        return None
+    arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+    flag = arguments[0].value if arguments and isinstance(arguments[0], ast.Constant) else True
+    if arguments and not isinstance(arguments[0], ast.Constant):
+        return owner
+    state.note(Act.TRAIN_MODE if flag else Act.EVAL_MODE, node, owner, call=node, name=".train")
+    return owner
+
+
+def _is_false(node: ast.Call) -> bool:
+    return len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and node.args[0].value is False
+
+
+def _load_state_dict(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    value = given.positional[0] if given.positional else next(iter(given.keywords.values()), UNKNOWN)
+    state.note(Act.LOAD_STATE, node, value, call=node, name=".load_state_dict", result=owner)
+    return UNKNOWN
+
+
+def _requires_grad(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    del given
+    flag = node.args[0] if node.args else next((keyword.value for keyword in node.keywords), None)
+    is_off = isinstance(flag, ast.Constant) and flag.value is False
+    state.note(Act.FREEZE if is_off else Act.NEEDS_GRADIENT, node, owner, call=node, name=".requires_grad_")
+    return owner
+
+
+TRAINING: Final[Mapping[str, Method]] = MappingProxyType(
+    {
+        "backward": _backward,
+        "manual_backward": _manual_backward,
+        "step": _step,
+        "optimizer_step": _optimizer_step,
+        "zero_grad": _zero_grad,
+        "clip_grad_norm_": _clip,
+        "clip_grad_value_": _clip,
+        "clip_gradients": _clip,
+        "unscale_": _unscale,
+        "unscale_gradients": _unscale,
+        "update": _update,
+        "scale": _scale,
+        "eval": _eval,
+        "train": _train,
+        "load_state_dict": _load_state_dict,
+        "requires_grad_": _requires_grad,
+    }
+)
+"""By the name of the method; None where it is not what its name says."""
+
+
+def _to_host(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    del given
+    if owner.kind in (Kind.MODEL, Kind.NUMBER, Kind.ARRAY):
+        return owner if owner.kind is Kind.MODEL else NUMBER
+    state.note(Act.TO_HOST, node, owner, call=node, name="." + node.func.attr)  # type: ignore[attr-defined]
+    name = node.func.attr  # type: ignore[attr-defined]
+    if name == "cpu":
+        return owner.but(device=Device.CPU, node=node)
+    kind = Kind.ARRAY if name == "numpy" else Kind.NUMBER
+    return Value(kind=kind, graph=Graph.NO, device=Device.CPU, node=node, made_from=sources((owner,)))
+
+
+def _to(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    del given
+    text = text_of(node.args[0]) if node.args else ""
+    if text in ('"cpu"', "'cpu'") or "torch.device('cpu')" in text:
+        return _to_host_by_to(state, node, owner)
+    if owner.kind is Kind.UNKNOWN or owner.kind is Kind.TENSOR:
+        return owner.but(device=Device.GPU, node=node)
+    return owner
+
+
+def _to_host_by_to(state: State, node: ast.Call, owner: Value) -> Value:
+    if owner.kind is not Kind.MODEL:
+        state.note(Act.TO_HOST, node, owner, call=node, name=".to")
+    return owner.but(device=Device.CPU)
+
+
+def _detach(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    del state, given
+    if owner.kind is Kind.MODEL:
+        return None
+    return Value(
+        kind=Kind.TENSOR,
+        graph=Graph.NO,
+        device=owner.device,
+        node=node,
+        made_from=sources((owner,)),
+        divided_by=owner.divided_by,
+    )
+
+
+def _append(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    if owner.kind in (Kind.MODEL, Kind.TENSOR, Kind.ARRAY) or not given.positional:
+        return None
+    value = given.positional[-1]
+    state.note_kept(node, value, _container_of(node), Keeping.APPEND)
+    base = base_of(node.func.value)  # type: ignore[attr-defined]
+    if base is not None:
+        before = state.names.get(base, owner)
+        state.names[base] = Value(
+            kind=Kind.CONTAINER,
+            graph=value.graph if before.graph is Graph.NO or before.graph is value.graph else Graph.UNKNOWN,
+            device=value.device,
+            node=before.node,
+            made_from=sources((before, value)),
+            is_loss=value.is_loss,
+        )
+    return Value(kind=Kind.NONE, graph=Graph.NO, node=node)
+
+
+def _container_of(node: ast.Call) -> ast.expr:
+    """What is appended to: `log[key]` for `log[key].append(...)`, `log` for `log.setdefault(key, []).append(...)`."""
+    holder: ast.expr = node.func.value  # type: ignore[attr-defined]
+    if isinstance(holder, ast.Call) and isinstance(holder.func, ast.Attribute) and holder.func.attr == "setdefault":
+        return holder.func.value
+    return holder
+
+
+def _clear(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    del given
+    target = text_of(node.func.value)  # type: ignore[attr-defined]
+    state.events.append(Event(Act.FORGET, node, state.module, state.context, owner, call=node, target=target))
+    return UNKNOWN
+
+
+def _prepare(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
+    """Of an accelerator or fabric: gives back what it was given, in the same order."""
+    del state
+    if owner.kind not in (Kind.ACCELERATOR, Kind.FABRIC) or not given.positional:
+        return None
+    if len(given.positional) == 1:
+        return given.positional[0]
+    return Value(kind=Kind.CONTAINER, graph=Graph.NO, node=node, parts=given.positional)
+
+
+HOLDING: Final[Mapping[str, Method]] = MappingProxyType(
+    {
+        "item": _to_host,
+        "cpu": _to_host,
+        "numpy": _to_host,
+        "tolist": _to_host,
+        "to": _to,
+        "cuda": _to,
+        "detach": _detach,
+        "detach_": _detach,
+        "append": _append,
+        "appendleft": _append,
+        "extend": _append,
+        "add": _append,
+        "put": _append,
+        "insert": _append,
+        "clear": _clear,
+        "prepare": _prepare,
+        "setup": _prepare,
+        "setup_module": _prepare,
+        "setup_optimizers": _prepare,
+        "setup_dataloaders": _prepare,
+    }
+)
+"""By the name of the method; None where it is not what its name says."""
+
 
 _METHODS: Final[Mapping[str, Method]] = MappingProxyType({**TRAINING, **HOLDING})
 
 
-def call_method(state: State, node: ast.Call, owner: Value, given: Given) -> Value:
+def call_method(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value:
     """Note what a call of a method does that nobody here can follow, and give what it returns.
 
     Args:
@@ -39,7 +316,7 @@ def call_method(state: State, node: ast.Call, owner: Value, given: Given) -> Val
     return _plain(state, node, owner, given)
 
 
-def forward(state: State, node: ast.Call, model: Value, given: Given) -> Value:
+def forward(state: State, node: ast.Call, model: Value, given: Arguments) -> Value:
     """Note a forward pass, and give the model's output."""
     result = Value(
         kind=Kind.TENSOR,
@@ -52,13 +329,13 @@ def forward(state: State, node: ast.Call, model: Value, given: Given) -> Value:
     return result
 
 
-def loss(state: State, node: ast.Call, given: Given) -> Value:
+def loss(state: State, node: ast.Call, given: Arguments) -> Value:
     """Give the loss that a loss function makes of its arguments."""
-    value = computed(node, (*given.positional, *given.keywords.values()), state.records)
+    value = computed_value(node, (*given.positional, *given.keywords.values()), state.records)
     return value.but(kind=Kind.TENSOR, is_loss=True)
 
 
-def _of_model(state: State, node: ast.Call, owner: Value, given: Given) -> Value:
+def _of_model(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value:
     name = node.func.attr  # type: ignore[attr-defined]
     if name in known.FORWARD_METHODS or known.IS_FORWARD_METHOD.match(name):
         return forward(state, node, owner, given)
@@ -69,13 +346,13 @@ def _of_model(state: State, node: ast.Call, owner: Value, given: Given) -> Value
     return Value(node=node, made_from=sources(given.positional))
 
 
-def _plain(state: State, node: ast.Call, owner: Value, given: Given) -> Value:
+def _plain(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value:
     """A method without an event: of a tensor it mostly gives another tensor on the same graph."""
     name = node.func.attr  # type: ignore[attr-defined]
     if name in known.NUMBER_METHODS:
         return Value(kind=Kind.NUMBER, graph=Graph.NO, node=node, made_from=sources((owner,)))
     if owner.kind is Kind.TENSOR or owner.graph is Graph.YES:
-        value = computed(node, (owner, *given.positional), state.records)
+        value = computed_value(node, (owner, *given.positional), state.records)
         if name in ("div", "div_", "true_divide") and node.args:
             value = value.but(divided_by=(*value.divided_by, text_of(node.args[0])))
         return value.but(graph=Graph.NO) if name in known.GRAPHLESS_METHODS else value

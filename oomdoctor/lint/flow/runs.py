@@ -1,23 +1,25 @@
-"""The runs of a file: from its top level, and from each function that nobody in the file calls."""
+"""Runs of a file: from its top level, from each entry function, and from callers in other files."""
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from oomdoctor.lint.flow.calls import call
-from oomdoctor.lint.flow.classes import kind_of_class
-from oomdoctor.lint.flow.context import Context, Gradients
-from oomdoctor.lint.flow.entries import entries
-from oomdoctor.lint.flow.events import Act, Event, Run, training_loops
-from oomdoctor.lint.flow.following import called_by_framework, follow, gradients_at_entry
-from oomdoctor.lint.flow.guessing import usage
-from oomdoctor.lint.flow.state import MOST_STATEMENTS, Given, Shared, State
+from oomdoctor.lint.flow.calls import called_by_framework, evaluate_call, follow, gradients_at_entry
+from oomdoctor.lint.flow.events import Act, Context, Event, GradMode, Graph, Run, Value, training_loops
+from oomdoctor.lint.flow.hints import entry_functions, kind_of_class, usage
+from oomdoctor.lint.flow.state import MOST_STATEMENTS, Arguments, Shared, State
 from oomdoctor.lint.flow.statements import execute
-from oomdoctor.lint.flow.values import Graph, Value
+from oomdoctor.lint.module import Function, walk
 
 if TYPE_CHECKING:
-    from oomdoctor.lint.code.functions import Function, Module
+    from collections.abc import Iterator
+
+    from oomdoctor.lint.flow.events import Loop
+    from oomdoctor.lint.module import Module
+    from oomdoctor.lint.project import Project
+
 
 _FEWEST_STATEMENTS: Final = 1500
 _STATEMENTS_A_LINE: Final = 4
@@ -31,7 +33,7 @@ def runs_of(module: Module) -> tuple[Run, ...]:
     execute(top, module.tree.body)
     shared.globals[module] = {name: value for name, value in top.names.items() if "." not in name}
     runs = [_run(top, None)]
-    for function in entries(module):
+    for function in entry_functions(module):
         if (function not in shared.entered or called_by_framework(function)) and shared.budget > 0:
             state = _state(module, shared)
             _enter(state, function)
@@ -44,7 +46,7 @@ def _budget(module: Module) -> int:
 
 
 def _state(module: Module, shared: Shared) -> State:
-    return State(module, follow, call, shared=shared, budget=min(MOST_STATEMENTS, shared.budget))
+    return State(module, follow, evaluate_call, shared=shared, budget=min(MOST_STATEMENTS, shared.budget))
 
 
 def _enter(state: State, function: Function) -> None:
@@ -52,7 +54,7 @@ def _enter(state: State, function: Function) -> None:
     receiver = None
     if function.class_ is not None:
         receiver = Value(kind=kind_of_class(function.class_), graph=Graph.NO, class_=function.class_)
-    follow(state, function, None, Given(receiver=receiver))
+    follow(state, function, None, Arguments(receiver=receiver))
 
 
 def _run(state: State, function: Function | None) -> Run:
@@ -67,7 +69,105 @@ def _run(state: State, function: Function | None) -> Run:
 def _with_graph(event: Event, losses: set[int], sources: frozenset[int]) -> Event:
     """What a backward pass was made of hung on a graph, whatever made it."""
     value = event.value
-    if event.act is not Act.KEEP or value.graph is not Graph.UNKNOWN or event.context.gradients is not Gradients.ON:
+    if event.act is not Act.KEEP or value.graph is not Graph.UNKNOWN or event.context.gradients is not GradMode.ON:
         return event
     had = value.identity in losses or (value.is_loss and value.identity in sources)
     return replace(event, value=value.but(graph=Graph.YES)) if had else event
+
+
+_MOST_CALLERS_RUN: Final = 8
+
+_CodePosition: TypeAlias = tuple[str, int, int]
+
+
+def gradients_by_callers(event: Event) -> GradMode | None:
+    """Whether autograd records at an event where other files call the function that its run began with.
+
+    Args:
+        event: Of a run that began with a function of `event.module`.
+
+    Returns:
+        OFF where each call that was found switches recording off, ON or UNKNOWN where one does not; None where no
+        other file calls the function.
+    """
+    project = event.module.project
+    if project is None or not event.context.frames:
+        return None
+    entry = event.context.frames[0].function
+    seen: set[str] = set()
+    for module in project.callers(entry.name, entry.module, _MOST_CALLERS_RUN):
+        seen |= _recorded(project, module).get(_code_position(event), set())
+    if not seen:
+        return None
+    return GradMode(seen.pop()) if len(seen) == 1 else GradMode.UNKNOWN
+
+
+def _recorded(project: Project, module: Module) -> dict[_CodePosition, set[str]]:
+    """By place in other files, whether autograd records there in the runs that begin in `module`."""
+    found = project.recorded.get(module.path)
+    if found is None:
+        found = project.recorded[module.path] = {}
+        for run in runs_of(module):
+            for event in run.events:
+                if event.module is not module:
+                    found.setdefault(_code_position(event), set()).add(event.context.gradients)
+    return found
+
+
+def _code_position(event: Event) -> _CodePosition:
+    return str(event.module.path), event.node.lineno, event.node.col_offset
+
+
+_MOST_CALLERS_ASKED: Final = 8
+_BACKWARD: Final = frozenset({"backward", "grad"})
+
+
+def trained_elsewhere(event: Event, loop: Loop) -> bool:
+    """Whether a function of another file that the loop's function calls, or that calls it, takes a gradient.
+
+    Args:
+        event: The forward pass.
+        loop: The loop over batches that it is in.
+    """
+    return any(_takes_gradients(other) for other in _called(loop)) or _is_wanted_by_callers(event)
+
+
+def _called(loop: Loop) -> Iterator[Function]:
+    """Functions of other files that are called in a loop; `forward` of a model is none of them."""
+    module = None if loop.function is None else loop.function.module
+    if module is None or module.project is None:
+        return
+    for node in walk(loop.node):
+        name = module.qualified(node.func) if isinstance(node, ast.Call) else None
+        found = None if name is None else module.project.definition(name, module)
+        if isinstance(found, Function):
+            yield found
+
+
+def _takes_gradients(function: Function) -> bool:
+    calls = (node.func for node in walk(function.node) if isinstance(node, ast.Call))
+    return any(isinstance(called, ast.Attribute) and called.attr in _BACKWARD for called in calls)
+
+
+def _is_wanted_by_callers(event: Event) -> bool:
+    """Whether a backward pass is made, in a file that calls the function, of what the forward pass gives."""
+    project, frames = event.module.project, event.context.frames
+    if project is None or not frames:
+        return False
+    entry = frames[0].function
+    callers = project.callers(entry.name, entry.module, _MOST_CALLERS_ASKED)
+    return any(_is_wanted_in(module, event) for module in callers)
+
+
+def _is_wanted_in(module: Module, event: Event) -> bool:
+    for run in runs_of(module):
+        passes = [other for other in run.of(Act.FORWARD) if _is_same_place(other, event)]
+        losses = [other.value for other in run.of(Act.BACKWARD, Act.AUTOGRAD)] if passes else []
+        if any(loss.comes_from(other.result) for loss in losses for other in passes):
+            return True
+    return False
+
+
+def _is_same_place(one: Event, other: Event) -> bool:
+    places = [(event.module.path, event.node.lineno, event.node.col_offset) for event in (one, other)]
+    return places[0] == places[1]

@@ -1,4 +1,4 @@
-"""Where an abstract run stands: what names mean, under what circumstances, and what has happened so far."""
+"""State of an abstract run: meanings of names, and how two branches join."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from oomdoctor.lint.flow.context import Context, Gradients, Loop
-from oomdoctor.lint.flow.events import Act, Event, Keeping
-from oomdoctor.lint.flow.values import UNKNOWN, Graph, Kind, Value
+from oomdoctor.lint.flow.events import UNKNOWN, Act, Context, Device, Event, GradMode, Graph, Keeping, Kind, Loop, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from oomdoctor.lint.code.functions import Class, Function, Module
+    from oomdoctor.lint.module import Class, Function, Module
+
 
 MOST_STATEMENTS: Final = 6000
 """That one run looks at, followed calls among them: a bound on time for code that calls itself in circles."""
@@ -30,7 +29,7 @@ Births: TypeAlias = dict[str, tuple[Loop, ...]]
 class Follow(Protocol):
     """Runs a function's body as part of the run."""
 
-    def __call__(self, state: State, function: Function, call: ast.Call | None, given: Given) -> Value:
+    def __call__(self, state: State, function: Function, call: ast.Call | None, given: Arguments) -> Value:
         """Run it and give what it returns."""
         ...
 
@@ -43,12 +42,12 @@ class Call(Protocol):
         ...
 
 
-Method: TypeAlias = "Callable[[State, ast.Call, Value, Given], Value | None]"
+Method: TypeAlias = "Callable[[State, ast.Call, Value, Arguments], Value | None]"
 """What a method of some name does, called on a value: gives what it returns, or None where it is not what it seems."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Arguments:
     """What a call gives a function.
 
     Attributes:
@@ -174,7 +173,7 @@ class State:
         return self.shared.used.get(text, frozenset())
 
 
-_RECORDS: Final = {Gradients.ON: Graph.YES, Gradients.OFF: Graph.NO, Gradients.UNKNOWN: Graph.UNKNOWN}
+_RECORDS: Final = {GradMode.ON: Graph.YES, GradMode.OFF: Graph.NO, GradMode.UNKNOWN: Graph.UNKNOWN}
 
 NUMBER: Final = Value(kind=Kind.NUMBER, graph=Graph.NO, identity=-1)
 
@@ -201,3 +200,99 @@ def base_of(node: ast.expr) -> str | None:
         inner = base_of(node.value)
         return None if inner is None else f"{inner}.{node.attr}"
     return None
+
+
+_MOST_SOURCES: Final = 256
+_TENSORS: Final = frozenset({Kind.TENSOR, Kind.UNKNOWN, Kind.CONTAINER, Kind.CHECKPOINT})
+
+
+def join(first: Value, second: Value) -> Value:
+    """What holds of a value that is one or the other."""
+    if first is second or first.identity == second.identity:
+        return first
+    if first is UNKNOWN or second is UNKNOWN:
+        return UNKNOWN
+    if first.kind is Kind.NONE:  # `optimizer = None` before the branch that makes it
+        return second
+    if second.kind is Kind.NONE:
+        return first
+    return Value(
+        kind=first.kind if first.kind is second.kind else Kind.UNKNOWN,
+        graph=first.graph if first.graph is second.graph else Graph.UNKNOWN,
+        device=first.device if first.device is second.device else Device.UNKNOWN,
+        node=first.node if first.node is second.node else None,
+        made_from=sources((first, second)),
+        divided_by=tuple(dict.fromkeys(first.divided_by + second.divided_by)),
+        parts=_join_parts(first, second),
+        function=first.function if first.function is second.function else None,
+        class_=first.class_ if first.class_ is second.class_ else None,
+        receiver=first.receiver if first.receiver is second.receiver else None,
+        library=first.library if first.library == second.library else None,
+        wrapped=first.wrapped or second.wrapped,
+        is_loss=first.is_loss or second.is_loss,
+    )
+
+
+def _join_parts(first: Value, second: Value) -> tuple[Value, ...]:
+    if len(first.parts) != len(second.parts):
+        return ()
+    return tuple(join(one, other) for one, other in zip(first.parts, second.parts, strict=True))
+
+
+def join_names(first: Names, second: Names) -> Names:
+    """What names mean after two branches; a name that only one of them sets keeps that meaning."""
+    if first is second:
+        return first
+    joined = dict(first)
+    for name, value in second.items():
+        other = first.get(name)
+        if other is not value:
+            joined[name] = value if other is None else join(other, value)
+    return joined
+
+
+def sources(values: Iterable[Value]) -> frozenset[int]:
+    """Identities of all that these values were computed from, their own among them."""
+    found: set[int] = set()
+    for value in values:
+        if value.identity > 0:
+            found.add(value.identity)
+        found |= value.made_from
+    return frozenset(found) if len(found) <= _MOST_SOURCES else frozenset()
+
+
+def graph_of(values: Iterable[Value], records: Graph) -> Graph:
+    """Whether what is computed from these values hangs on a graph.
+
+    Args:
+        values: What goes in.
+        records: YES where autograd records, NO where not.
+    """
+    if records is Graph.NO:
+        return Graph.NO
+    graphs = {value.graph for value in values if value.kind is not Kind.NUMBER}
+    if Graph.YES in graphs:
+        return records
+    return Graph.UNKNOWN if Graph.UNKNOWN in graphs else Graph.NO
+
+
+def computed_value(node: ast.expr, values: tuple[Value, ...], records: Graph) -> Value:
+    """A tensor, or a number, that is computed from these values."""
+    graph = graph_of(values, records)
+    if all(value.kind is Kind.NUMBER for value in values):
+        return Value(kind=Kind.NUMBER, graph=Graph.NO, node=node, made_from=sources(values))
+    known: set[Kind] = {value.kind for value in values if value.kind is not Kind.NUMBER}
+    devices = {value.device for value in values if value.kind is not Kind.NUMBER}
+    return Value(
+        kind=known.pop() if len(known) == 1 and known <= {Kind.TENSOR, Kind.ARRAY} else _tensor_of(known),
+        graph=graph,
+        device=devices.pop() if len(devices) == 1 else Device.UNKNOWN,
+        node=node,
+        made_from=sources(values),
+        divided_by=tuple(dict.fromkeys(text for value in values for text in value.divided_by)),
+        is_loss=any(value.is_loss for value in values),
+    )
+
+
+def _tensor_of(kinds: set[Kind]) -> Kind:
+    return Kind.TENSOR if Kind.TENSOR in kinds and kinds <= _TENSORS else Kind.UNKNOWN

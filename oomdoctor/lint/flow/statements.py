@@ -1,4 +1,4 @@
-"""What statements do, in order: names change, branches part and meet, loops and context managers are entered."""
+"""Statements in order: names change, branches part and join, loops and context managers are entered."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.lint.flow.assignment import assign, assign_in_place, forget
-from oomdoctor.lint.flow.context import Attempt, Guard, With
+from oomdoctor.lint.flow.events import UNKNOWN, Graph, Guard, Kind, TryBlock, Value, With
 from oomdoctor.lint.flow.expressions import evaluate
-from oomdoctor.lint.flow.gradients import name_of, of_manager
-from oomdoctor.lint.flow.joining import join_names
-from oomdoctor.lint.flow.looping import entered, entered_while
-from oomdoctor.lint.flow.values import UNKNOWN, Graph, Kind, Value
+from oomdoctor.lint.flow.libraries import grad_mode_of_manager, manager_name
+from oomdoctor.lint.flow.loops import enter_for, enter_while
+from oomdoctor.lint.flow.state import join_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -162,7 +161,7 @@ def _match(state: State, node: ast.Match) -> str | None:
 def _for(state: State, node: ast.For | ast.AsyncFor) -> None:
     iterated = evaluate(state, node.iter)
     before, names = state.context, dict(state.names)
-    entered(state, node, iterated)
+    enter_for(state, node, iterated)
     execute(state, node.body)
     state.context, state.names = before, _met(state, names, state.names)
     execute(state, node.orelse)
@@ -170,7 +169,7 @@ def _for(state: State, node: ast.For | ast.AsyncFor) -> None:
 
 def _while(state: State, node: ast.While) -> None:
     before, names = state.context, dict(state.names)
-    entered_while(state, node)
+    enter_while(state, node)
     evaluate(state, node.test)
     execute(state, node.body)
     state.context, state.names = before, _met(state, names, state.names)
@@ -193,7 +192,7 @@ def _enter(state: State, node: ast.stmt, item: ast.withitem) -> None:
     value = evaluate(state, item.context_expr)
     manager = _manager(state, item.context_expr)
     context = state.context
-    gradients = of_manager(manager, state.module)
+    gradients = grad_mode_of_manager(manager, state.module)
     names = [_with_of(state, expression) for expression in _choices(manager)]
     state.context = context.but(
         withs=(*context.withs, *names),
@@ -201,7 +200,7 @@ def _enter(state: State, node: ast.stmt, item: ast.withitem) -> None:
         managed="accelerate" if any(entry.name == ".accumulate" for entry in names) else context.managed,
     )
     if item.optional_vars is not None:
-        is_scaled = isinstance(manager, ast.Call) and name_of(manager, state.module).endswith("scale_loss")
+        is_scaled = isinstance(manager, ast.Call) and manager_name(manager, state.module).endswith("scale_loss")
         inner = evaluate(state, manager.args[0]) if is_scaled and manager.args else value  # type: ignore[attr-defined]
         assign(state, node, item.optional_vars, inner)
 
@@ -220,7 +219,7 @@ def _choices(node: ast.expr) -> list[ast.expr]:
 
 
 def _with_of(state: State, node: ast.expr) -> With:
-    name = name_of(node, state.module)
+    name = manager_name(node, state.module)
     function = node.func if isinstance(node, ast.Call) else node
     owner = UNKNOWN
     if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name | ast.Attribute):
@@ -251,7 +250,7 @@ def _part(
     state: State, node: ast.Try | ast.TryStar, body: list[ast.stmt], handler: ast.ExceptHandler | None, part: str
 ) -> str | None:
     before = state.context
-    state.context = before.but(attempts=(*before.attempts, Attempt(node, handler, part)))
+    state.context = before.but(attempts=(*before.attempts, TryBlock(node, handler, part)))
     state.names = dict(state.names)
     left = execute(state, body)
     gradients = state.context.gradients

@@ -1,1 +1,1 @@
-"""Reasoning that several rules share."""
+"""Analyses that several rules share."""

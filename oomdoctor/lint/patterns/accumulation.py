@@ -3,26 +3,172 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, Event, Run
+from oomdoctor.lint.flow.events import Act, Event, Loop, Run, training_loops
 from oomdoctor.lint.flow.state import text_of
+from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.boundary import Boundary, boundary_of
-from oomdoctor.lint.patterns.counting import Count, Place, count_of, loop_counter, set_back
-from oomdoctor.lint.patterns.expanding import expanded, is_small, lifted
-from oomdoctor.lint.patterns.manual_optimization import as_loop
-from oomdoctor.lint.patterns.settings import Settings, is_tested_in
-from oomdoctor.lint.patterns.writes import definitions, writes
+from oomdoctor.lint.patterns.counters import (
+    Count,
+    Settings,
+    TestedCondition,
+    count_of,
+    definitions,
+    is_tested_in,
+    loop_counter,
+    set_back,
+    writes,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from oomdoctor.lint.code.functions import Module
-    from oomdoctor.lint.flow.context import Context, Frame, Guard, Loop
+    from oomdoctor.lint.flow.events import Context, Frame, Guard
+    from oomdoctor.lint.module import Class, Function, Module
+
+
+_INDEX: Final = 2  # (self, batch, batch_idx)
+
+
+def as_loop(run: Run) -> Run | None:
+    """A run of such a step as it looks within the loop that Lightning puts around it; None for any other run."""
+    function = run.function
+    if function is None or function.name != "training_step" or function.class_ is None:
+        return None
+    parameters = function.node.args.args
+    if "automatic_optimization" not in run.module.text or len(parameters) <= _INDEX:
+        return None
+    loop = _around(function, parameters[_INDEX].arg)
+    events = tuple(_within(loop, event) for event in run.events)
+    return Run(run.module, function, events, (loop, *run.loops), training_loops(events))
+
+
+def _around(function: Function, counter: str) -> Loop:
+    """The loop of a number of steps: where an epoch ends in it is Lightning's business."""
+    steps = ast.Call(ast.Name("range", ast.Load()), [ast.Name("batches", ast.Load())], [])
+    node = ast.For(ast.Name(counter, ast.Store()), steps, function.node.body, [])
+    ast.fix_missing_locations(ast.copy_location(node, function.node))
+    return Loop(node, counter=counter, start=0, over_batches=True, function=function)
+
+
+def _within(loop: Loop, event: Event) -> Event:
+    context = event.context
+    guards = tuple(replace(guard, depth=guard.depth + 1) for guard in context.guards)
+    return replace(event, context=context.but(loops=(loop, *context.loops), guards=guards))
+
+
+_DEEPEST: Final = 6
+_MOST_NODES: Final = 120
+"""No condition that people write has as many parts; what grows beyond is left as it is."""
+
+
+def is_small(node: ast.expr) -> bool:
+    """Whether an expression is of a size that people write, so that it is safe to go down into it."""
+    return len(walk(node)) <= _MOST_NODES
+
+
+def expanded(test: ast.expr, meanings: Mapping[str, ast.expr], class_: Class | None) -> ast.expr:
+    """A condition in which names that stand for an expression are that expression.
+
+    Args:
+        test: The condition; it stays as it is.
+        meanings: Expressions by name or dotted text.
+        class_: The class in one of whose methods it is tested, so that `self.should_step(i)` can be looked into.
+    """
+    return _Expander(meanings, class_).visit(copy.deepcopy(test))  # type: ignore[no-any-return]
+
+
+def in_caller_terms(test: ast.expr, frames: Sequence[Frame]) -> ast.expr:
+    """A condition of a function in the words of its callers: parameters are what the calls give.
+
+    Args:
+        test: The condition.
+        frames: The calls that lead to it, outermost first.
+    """
+    for frame in reversed(frames):
+        if frame.call is not None and is_small(frame.call) and is_small(test):
+            given = arguments(frame.function, frame.call)
+            test = _Replacer(given).visit(copy.deepcopy(test))
+    return test
+
+
+def arguments(function: Function, call: ast.Call) -> dict[str, ast.expr]:
+    """What a call gives to each parameter that is not left out; for a method, without `self`."""
+    parameters = [argument.arg for argument in (*function.node.args.posonlyargs, *function.node.args.args)]
+    if function.class_ is not None and parameters and parameters[0] in ("self", "cls"):
+        parameters = parameters[1:]
+    given = dict(zip(parameters, call.args, strict=False))
+    given.update({keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None})
+    return given
+
+
+class _Replacer(ast.NodeTransformer):
+    """Puts expressions in the place of names."""
+
+    def __init__(self, given: Mapping[str, ast.expr]) -> None:
+        self.given = given
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.given.get(node.id, node)
+
+
+class _Expander(ast.NodeTransformer):
+    """Puts what names and calls stand for in their place, again and again."""
+
+    def __init__(self, meanings: Mapping[str, ast.expr], class_: Class | None) -> None:
+        self.meanings = meanings
+        self.class_ = class_
+        self.depth = 0
+        self.nodes = 0
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._replaced(node, self.meanings.get(node.id))
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        meaning = self.meanings.get(text_of(node))
+        if meaning is None:
+            return node
+        return self._replaced(node, meaning)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        returned = self._returned(node)
+        if returned is not None:
+            return self._replaced(node, returned)
+        return self.generic_visit(node)  # type: ignore[return-value]
+
+    def _replaced(self, node: ast.expr, meaning: ast.expr | None) -> ast.expr:
+        if meaning is None or self.depth >= _DEEPEST or not is_small(meaning):
+            return node
+        self.nodes += len(walk(meaning))
+        if self.nodes > _MOST_NODES:
+            return node
+        self.depth += 1
+        replaced: ast.expr = self.visit(copy.deepcopy(meaning))
+        self.depth -= 1
+        return replaced
+
+    def _returned(self, call: ast.Call) -> ast.expr | None:
+        """What a method of one `return` gives, in the words of its caller."""
+        match call.func:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                method = self.class_.methods.get(name) if self.class_ is not None else None
+            case ast.Name(id=name) if self.class_ is None:
+                return None
+            case _:
+                return None
+        body = [] if method is None else [line for line in method.node.body if not isinstance(line, ast.Expr)]
+        if method is None or len(body) != 1 or not isinstance(body[0], ast.Return) or body[0].value is None:
+            return None
+        if not is_small(body[0].value) or not is_small(call):
+            return None
+        return _Replacer(arguments(method, call)).visit(copy.deepcopy(body[0].value))  # type: ignore[no-any-return]
+
 
 _MICRO_STEPS: Final = re.compile(r"accum|micro|(?<![a-z])gas(?![a-z])", re.IGNORECASE)
 """In the text of what an inner loop counts up to, or of its counter: it goes over micro-steps."""
@@ -73,11 +219,11 @@ class Accumulation:
     @cached_property
     def steps_alone(self) -> bool:
         """Whether no other optimizer makes steps beside it."""
-        return len({subject(event) for event in self.run.of(Act.STEP, within=self.step.loop)}) == 1
+        return len({owner_text(event) for event in self.run.of(Act.STEP, within=self.step.loop)}) == 1
 
     def is_same_optimizer(self, event: Event) -> bool:
         """Whether an event is about the optimizer that makes the step, or about its model."""
-        return self.steps_alone or subject(event) == subject(self.step)
+        return self.steps_alone or owner_text(event) == owner_text(self.step)
 
     def is_in_each_micro_step(self, event: Event) -> bool:
         """Whether an event happens in every iteration in which a backward pass does, as far as can be seen."""
@@ -142,7 +288,7 @@ def _found(run: Run) -> Iterator[Accumulation]:
                 yield inner
 
 
-def subject(event: Event) -> str:
+def owner_text(event: Event) -> str:
     """Text of what an event is about: the optimizer of a step, through a scaler too; the owner of any other method."""
     call = event.call
     if call is None or not isinstance(call.func, ast.Attribute):
@@ -194,18 +340,18 @@ def _unguarded_backwards(run: Run, loop: Loop, guard: Guard) -> tuple[Event, ...
 
 def _steps_anyway(run: Run, loop: Loop, step: Event, guard: Guard) -> bool:
     """Whether the same optimizer makes steps outside the boundary as well."""
-    others = [event for event in run.of(Act.STEP, within=loop) if subject(event) == subject(step)]
+    others = [event for event in run.of(Act.STEP, within=loop) if owner_text(event) == owner_text(step)]
     return any(not any(_is_alike(own, guard) for own in event.context.guards_in(loop)) for event in others)
 
 
-def _read(run: Run, guard: Guard, loop: Loop, context: Context) -> tuple[Boundary, Place] | None:
+def _read(run: Run, guard: Guard, loop: Loop, context: Context) -> tuple[Boundary, TestedCondition] | None:
     """A condition in the words of the loop's function: what its names stand for, and what the calls give."""
     frames = _frames_between(loop, guard, context)
-    place = Place(guard.test, loop, frames, run.module.tree if loop.function is None else loop.function.node)
+    place = TestedCondition(guard.test, loop, frames, run.module.tree if loop.function is None else loop.function.node)
     test = guard.test
     if frames:
         inner = frames[-1].function
-        test = lifted(expanded(test, definitions(writes(inner.node.body)), inner.class_), frames)
+        test = in_caller_terms(expanded(test, definitions(writes(inner.node.body)), inner.class_), frames)
     counter, _ = loop_counter(loop, place.tree)
     outer = {text: value for text, value in definitions(writes(body_of(loop))).items() if text != counter}
     test = expanded(test, outer, None if loop.function is None else loop.function.class_)

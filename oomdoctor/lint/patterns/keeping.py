@@ -1,23 +1,87 @@
-"""What a loop over batches keeps from one batch to the next."""
+"""Values that a loop over batches keeps from one batch to the next, and their sizes."""
 
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.code.walking import walk
-from oomdoctor.lint.flow.events import Act, Keeping
+from oomdoctor.lint.flow.events import Act, Graph, Keeping, Kind
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.flow.values import Kind
-from oomdoctor.lint.patterns.batch_loops import batch_loops, depth_of, seen_at
+from oomdoctor.lint.module import targets_of, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.lint.code.functions import Module
-    from oomdoctor.lint.flow.context import Loop
-    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.flow.events import Context, Event, Loop, Run, Value
+    from oomdoctor.lint.module import Class, Function, Module
+
+
+_DATA: Final = re.compile(r"loader|batches$|dataset|data_iter", re.IGNORECASE)
+
+
+def batch_loops(run: Run) -> tuple[Loop, ...]:
+    """The loops whose iteration takes a batch: over a loader, or around a backward pass."""
+    found = [loop for loop in run.loops if loop.over_batches or _goes_over_data(loop)]
+    return (*found, *(loop for loop in run.training_loops() if not any(loop is other for other in found)))
+
+
+def _goes_over_data(loop: Loop) -> bool:
+    """Whether what a `for` goes over is named as data: `self.loader.validation()`, `batches[:10]`."""
+    node = loop.node
+    return isinstance(node, ast.For) and any(
+        _DATA.search(getattr(inner, "id", getattr(inner, "attr", ""))) is not None
+        for inner in walk(node.iter)
+        if isinstance(inner, ast.Name | ast.Attribute)
+    )
+
+
+def innermost(context: Context, loops: tuple[Loop, ...]) -> Loop | None:
+    """The innermost of these loops that is around a line."""
+    return next((loop for loop in reversed(context.loops) if any(loop is other for other in loops)), None)
+
+
+def depth_of(context: Context, loop: Loop) -> int:
+    """How many calls were followed to the function that has the loop; 0 at the top of a module."""
+    if loop.function is None:
+        return 0
+    frames = enumerate(context.frames, 1)
+    return next((depth for depth, frame in frames if frame.function is loop.function), len(context.frames))
+
+
+def seen_at(run: Run, event: Event, depth: int) -> tuple[ast.expr | ast.stmt, Module]:
+    """Where a reader of a function sees an event: at the call that leads to it, or at the event itself.
+
+    Args:
+        run: The run that the event belongs to.
+        event: What happens.
+        depth: How many calls were followed to the function that is read.
+
+    Returns:
+        The node and the file that it lies in.
+    """
+    frames = event.context.frames
+    call = frames[depth].call if len(frames) > depth else None
+    if call is None:
+        return event.node, event.module
+    return call, frames[depth - 1].function.module if depth else run.module
+
+
+def asks_for_gradients(run: Run, loop: Loop) -> bool:
+    """Whether something in a loop asks for gradients: a backward pass, `autograd.grad`, an input that requires them."""
+    acts = (Act.BACKWARD, Act.AUTOGRAD, Act.STEP, Act.NEEDS_GRADIENT)
+    return any(True for _ in run.of(*acts, within=loop))
+
+
+def is_frozen(run: Run, forward: Event) -> bool:
+    """Whether something was frozen that may be all of the model that a pass goes through: nothing of it ever trains."""
+    frozen = [event.value for event in run.of(Act.FREEZE)]
+    if not any(value.kind is not Kind.MODEL or value.identity == forward.value.identity for value in frozen):
+        return False
+    passes = [event.result for event in run.of(Act.FORWARD) if event.value.identity == forward.value.identity]
+    return not any(event.value.comes_from(made) for event in run.of(Act.BACKWARD) for made in passes)
+
 
 _GROW: Final = frozenset({Keeping.SUM, Keeping.APPEND, Keeping.ITEM, Keeping.ITEM_SUM, Keeping.YIELD})
 
@@ -144,3 +208,120 @@ def _is_range(call: ast.Call) -> bool:
     if name in ("range", "trange"):
         return len(call.args) == _WITH_STEP
     return bool(call.args) and isinstance(call.args[0], ast.Call) and _is_range(call.args[0])
+
+
+FRAMEWORKS: Final = frozenset({"lightning", "transformers", "ignite"})
+"""Those that make the backward pass of what a step gives them."""
+_STEPS: Final = frozenset({"training_step", "compute_loss"})
+
+
+def kept_by_steps(run: Run) -> Iterator[Event]:
+    """Each value with its graph that a training step adds to an attribute, and that the class never lets go of."""
+    function = run.function
+    if function is None or function.name not in _STEPS or function.class_ is None:
+        return
+    for event in run.of(Act.KEEP):
+        is_own = event.target.startswith("self.") and len(event.context.frames) == 1 and not event.context.loops
+        is_added = event.context.managed in FRAMEWORKS and event.how in (Keeping.SUM, Keeping.APPEND)
+        if is_own and is_added and _has_graph(event.value) and not _is_emptied(event.target, function.class_):
+            yield event
+
+
+def _has_graph(value: Value) -> bool:
+    """Whether it hangs on the step's graph: a loss does, unless somebody has taken it off."""
+    is_loss = value.is_loss and value.kind is Kind.TENSOR and value.graph is Graph.UNKNOWN
+    return is_loss or value.graph is Graph.YES
+
+
+def _is_emptied(target: str, class_: Class) -> bool:
+    """Whether any method but the constructor begins it anew, clears it or deletes it."""
+    methods = (method.node for name, method in class_.methods.items() if name != "__init__")
+    return any(target in _emptied(node) for method in methods for node in walk(method))
+
+
+def _emptied(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Delete):
+        return [text_of(target).removesuffix("[:]") for target in node.targets]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("clear", "pop"):
+        return [text_of(node.func.value)]
+    return [text_of(target) for target in targets_of(node)]
+
+
+_SMALL: Final = frozenset(
+    {
+        "argmax", "argmin", "max", "min", "amax", "amin", "topk", "mode", "median", "mean", "sum", "prod", "std", "var",
+        "norm", "numel", "any", "all", "eq", "ne", "item", "tolist", "gather", "cross_entropy", "nll_loss", "mse_loss",
+        "cosine_similarity", "squeeze", "flatten_loss", "bincount", "histc", "nonzero", "multinomial", "batch_decode",
+        "count_nonzero", "logsumexp", "square_error", "einsum", "where", "masked_select", "max_memory_allocated",
+    }
+)  # fmt: skip
+"""Calls after which a few numbers a sample, or fewer, are left; or that may leave so few."""
+_LOSS: Final = re.compile(
+    r"loss|criterion|(?:^|_)(?:nll|acc|accuracy|metric|score|error|err|dice|iou|psnr|ssim)(?:$|_)", re.IGNORECASE
+)
+_MOST_NAMES: Final = 4
+
+
+def may_be_small(node: ast.expr | None, module: Module, function: Function | None, names: int = 0) -> bool:
+    """Whether an expression may come down to a few numbers a sample.
+
+    Args:
+        node: What made the tensor; what is not known may be small.
+        module: The file it stands in.
+        function: The function, for what its names were last set to.
+        names: How many names led here.
+    """
+    if node is None:
+        return True
+    return any(_is_small(step, module, function, names) for step in _steps(node))
+
+
+def _steps(node: ast.expr) -> Iterator[ast.expr]:
+    """An expression and what it is taken from: `model(x).logits` and `model(x)`; arguments are not looked at."""
+    while True:
+        yield node
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _last(node) not in ("cat", "stack"):
+            node = node.func.value
+        elif isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
+            node = node.value
+        else:
+            return
+
+
+def _is_small(node: ast.expr, module: Module, function: Function | None, names: int) -> bool:
+    if isinstance(node, ast.Name):
+        made = _last_set(node, module, function) if names < _MOST_NAMES else None
+        is_loss = _LOSS.search(node.id) is not None
+        return is_loss or (made is not None and may_be_small(made, module, function, names + 1))
+    if isinstance(node, ast.Call):
+        return _last(node) in _SMALL or _LOSS.search(_last(node)) is not None
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("loss", "indices", "shape")
+    if isinstance(node, ast.Subscript):
+        return _is_one_column(node.slice)
+    return isinstance(node, ast.Compare)
+
+
+def _last(call: ast.Call) -> str:
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _is_one_column(index: ast.expr) -> bool:
+    """Whether an index picks one of many: `[:, 1]`, `[0]`; `["out"]` and `[-1]` pick a part of the output."""
+    parts = index.elts if isinstance(index, ast.Tuple) else []
+    return len(parts) > 1 and any(isinstance(part, ast.Constant | ast.UnaryOp) for part in parts[1:])
+
+
+def _last_set(name: ast.Name, module: Module, function: Function | None) -> ast.expr | None:
+    """What a name was set to last above where it stands; None where it was not, or to itself."""
+    scope = module.tree if function is None else function.node
+    found = None
+    for node in walk(scope):
+        if isinstance(node, ast.Assign) and node.lineno < name.lineno and _sets(node, name.id):
+            found = node.value if found is None or node.lineno > found.lineno else found
+    return found
+
+
+def _sets(node: ast.Assign, name: str) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)

@@ -6,9 +6,9 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
+from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.accumulation import accumulations
 from oomdoctor.lint.patterns.boundary import boundary_of
 from oomdoctor.lint.rule import Hit, Rule
@@ -17,11 +17,11 @@ from oomdoctor.results import Concern, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.lint.flow.context import With
-    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.flow.events import Event, Run, With
     from oomdoctor.lint.patterns.accumulation import Accumulation
     from oomdoctor.lint.patterns.boundary import Boundary
     from oomdoctor.lint.rule import Subject
+
 
 _SHARDS: Final = re.compile(r"FullyShardedDataParallel|fully_shard|\bFSDP\b|deepspeed")
 _KNOWS: Final = re.compile(

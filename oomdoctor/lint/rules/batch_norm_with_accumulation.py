@@ -6,23 +6,21 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.code.walking import walk
-from oomdoctor.lint.flow.context import Gradients
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Act, GradMode, model_origins
 from oomdoctor.lint.flow.state import text_of
+from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.accumulation import accumulations
-from oomdoctor.lint.patterns.origins import origins
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.lint.code.functions import Class, Module
-    from oomdoctor.lint.flow.events import Event, Run
-    from oomdoctor.lint.flow.values import Value
+    from oomdoctor.lint.flow.events import Event, Run, Value
+    from oomdoctor.lint.module import Class, Module
     from oomdoctor.lint.patterns.accumulation import Accumulation
     from oomdoctor.lint.rule import Subject
+
 
 _NORM: Final = re.compile(r"(?:^|\.)(?:Lazy)?BatchNorm[123]d$")
 _NETWORKS: Final = re.compile(
@@ -43,7 +41,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for found in accumulations(run):
             for event in run.of(Act.FORWARD, within=found.loop):
-                if event.context.gradients is not Gradients.OFF and _is_trained(event, found):
+                if event.context.gradients is not GradMode.OFF and _is_trained(event, found):
                     yield from _judge(run, event)
 
 
@@ -54,7 +52,7 @@ def _is_trained(event: Event, found: Accumulation) -> bool:
 def _judge(run: Run, event: Event) -> Iterator[Hit]:
     if any(_SEEN_TO.search(module.text) for module in {run.module, event.module}) or _is_frozen(run, event):
         return
-    norms = (_norm_of(model, event.module) for model in origins(run, event.value))
+    norms = (_norm_of(model, event.module) for model in model_origins(run, event.value))
     norm = next((norm for norm in norms if norm is not None), None)
     if norm is not None and event.call is not None:
         message = f"`{text_of(event.call.func)}` has {norm}, which takes its statistics from single micro-batches"

@@ -6,9 +6,8 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act
-from oomdoctor.lint.patterns.batch_loops import seen_at
-from oomdoctor.lint.patterns.libraries_used import has_other_tensors
-from oomdoctor.lint.patterns.state_dicts import (
+from oomdoctor.lint.module import has_other_tensors, parents_in
+from oomdoctor.lint.patterns.checkpoints import (
     aliases,
     has_aliases,
     is_copied_later,
@@ -16,7 +15,7 @@ from oomdoctor.lint.patterns.state_dicts import (
     lines_between,
     scope_of,
 )
-from oomdoctor.lint.patterns.syntax import parents_in
+from oomdoctor.lint.patterns.keeping import seen_at
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -24,9 +23,10 @@ if TYPE_CHECKING:
     import ast
     from collections.abc import Iterator
 
-    from oomdoctor.lint.patterns.state_dicts import Alias
-    from oomdoctor.lint.patterns.syntax import Parents
+    from oomdoctor.lint.module import Parents
+    from oomdoctor.lint.patterns.checkpoints import Alias
     from oomdoctor.lint.rule import Subject
+
 
 _ASSIGNED: Final = re.compile(r"=[^=]*\.state_dict\(\)")
 

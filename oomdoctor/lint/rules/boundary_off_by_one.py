@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
-from oomdoctor.lint.patterns.shifting import shifted
+from oomdoctor.lint.patterns.edits import shifted_boundary
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.lint.code.functions import Module
-    from oomdoctor.lint.flow.context import Guard
+    from oomdoctor.lint.flow.events import Guard
+    from oomdoctor.lint.module import Module
     from oomdoctor.lint.patterns.accumulation import Accumulation
     from oomdoctor.lint.patterns.boundary import Boundary
     from oomdoctor.lint.rule import Subject
@@ -36,7 +36,7 @@ def _hit(found: Accumulation, guard: Guard, boundary: Boundary, owner: Module) -
         f"`{text_of(guard.test)}` makes the first step after {first} instead of `{found.period}`: "
         f"`{boundary.counter}` is one {'too few' if found.lead == -1 else 'too many'} there",
         _help(found, boundary),
-        edits=shifted(found),
+        edits=shifted_boundary(found),
     )
 
 

@@ -5,25 +5,21 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.code.walking import walk
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Act, Kind
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.flow.values import Kind
-from oomdoctor.lint.patterns.batch_loops import seen_at
-from oomdoctor.lint.patterns.checkpoints import loads_of, location, shares_memory
-from oomdoctor.lint.patterns.deleting import deleted_after_use
-from oomdoctor.lint.patterns.holders import holder_of
-from oomdoctor.lint.patterns.libraries_used import may_use_gpu
-from oomdoctor.lint.patterns.syntax import own_nodes, targets_of
+from oomdoctor.lint.module import may_use_gpu, own_nodes, targets_of, walk
+from oomdoctor.lint.patterns.checkpoints import holder_of, loads_of, location, shares_memory
+from oomdoctor.lint.patterns.edits import deleted_after_use
+from oomdoctor.lint.patterns.keeping import seen_at
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from oomdoctor.lint.code.functions import Function
     from oomdoctor.lint.flow.events import Event, Run
-    from oomdoctor.lint.patterns.holders import Holder
+    from oomdoctor.lint.module import Function
+    from oomdoctor.lint.patterns.checkpoints import Holder
     from oomdoctor.lint.rule import Subject
 
 

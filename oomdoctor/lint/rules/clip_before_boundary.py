@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from oomdoctor.lint.patterns.accumulation import Accumulation
     from oomdoctor.lint.rule import Subject
 
+
 _BOUNDLESS: Final = re.compile(r"""\binf\b|["']inf|1e\+?\d{2,}|10{5,}""")
 
 

@@ -6,21 +6,29 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.iterations import exclude, implies, shared_loop, start_of
-from oomdoctor.lint.patterns.scaling import optimizer_of, takes_closure
-from oomdoctor.lint.patterns.surroundings import calls_between, explained, is_used, same_place
+from oomdoctor.lint.module import walk
+from oomdoctor.lint.patterns.iterations import (
+    calls_between,
+    exclude,
+    explained_calls,
+    implies,
+    is_used,
+    same_place,
+    shared_loop,
+    start_of,
+)
+from oomdoctor.lint.patterns.windows import optimizer_of, takes_closure
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.lint.flow.context import Loop
-    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.flow.events import Event, Loop, Run
     from oomdoctor.lint.rule import Subject
+
 
 _STEPS: Final = re.compile(r"step|apply|optim", re.IGNORECASE)
 _ON_GRADIENTS: Final = (Act.BACKWARD, Act.AUTOGRAD, Act.STEP, Act.ZERO_GRAD)
@@ -75,7 +83,7 @@ def _finds_nothing(clip: Event, last: Event, following: Event, run: Run) -> bool
 
 def _is_late(run: Run, clip: Event, around: tuple[Event, Event], loop: Loop) -> bool:
     """Whether the step before it and `zero_grad` after it happen whenever it does, and no step is hidden between."""
-    known = explained(run)
+    known = explained_calls(run)
     hidden = (
         node
         for node in walk(loop.node)

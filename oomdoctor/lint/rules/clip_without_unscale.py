@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.iterations import conditions, exclude, start_of
-from oomdoctor.lint.patterns.scaling import is_scaled, optimizer_of, scaler_of, scales_by_hand
-from oomdoctor.lint.patterns.surroundings import same_place, statement_of
+from oomdoctor.lint.patterns.iterations import conditions, exclude, same_place, start_of, statement_of
+from oomdoctor.lint.patterns.windows import is_scaled, optimizer_of, scaler_of, scales_by_hand
 from oomdoctor.lint.rule import Edit, Hit, Rule
 from oomdoctor.results import Concern, Severity
 

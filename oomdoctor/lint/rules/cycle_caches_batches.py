@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Act, Kind
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.flow.values import Kind
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.lint.flow.events import Event
     from oomdoctor.lint.rule import Subject
+
 
 _ONE_LOADER: Final = re.compile(r"(?:loader|_dl)$", re.IGNORECASE)
 _HELP: Final = (

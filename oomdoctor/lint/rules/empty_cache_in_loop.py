@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.context import Gradients
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Act, GradMode
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.iterations import conditions, place_beside
+from oomdoctor.lint.patterns.iterations import conditions, node_beside
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.lint.flow.context import Loop
-    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.flow.events import Event, Loop, Run
     from oomdoctor.lint.rule import Subject
+
 
 _ON_THE_GPU: Final = re.compile(r"is_available\(\)|cuda|gpu", re.IGNORECASE)
 _HELP: Final = "leave it out, or call it once where memory is to go to another process or model"
@@ -34,7 +33,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 
 def _is_rare(event: Event, marks: list[Event], loop: Loop) -> bool:
     """Whether it waits for more than the optimizer's step does: every so many steps, a flag, an error."""
-    if event.context.handlers or event.context.gradients is not Gradients.ON:
+    if event.context.handlers or event.context.gradients is not GradMode.ON:
         return True
     expected = {text for mark in marks for text in conditions(mark.context.guards_in(loop))}
     own = conditions(event.context.guards_in(loop))
@@ -42,7 +41,7 @@ def _is_rare(event: Event, marks: list[Event], loop: Loop) -> bool:
 
 
 def _hit(event: Event, mark: Event, run: Run) -> Hit:
-    node, module = place_beside(event, mark, run)
+    node, module = node_beside(event, mark, run)
     name = text_of(event.call.func) if event.call is not None else "empty_cache"
     return Hit(node, module, f"`{name}` in every step: the GPU waits, and the memory is asked for again", _HELP)
 

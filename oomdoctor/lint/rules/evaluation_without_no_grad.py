@@ -5,26 +5,22 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.callers import gradients_by_callers
-from oomdoctor.lint.flow.context import Gradients
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Act, GradMode, Graph
+from oomdoctor.lint.flow.runs import gradients_by_callers, trained_elsewhere
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.flow.values import Graph
-from oomdoctor.lint.patterns.batch_loops import asks_for_gradients, batch_loops, depth_of, innermost, is_frozen, seen_at
-from oomdoctor.lint.patterns.evaluating import is_evaluation, is_named_so
-from oomdoctor.lint.patterns.harmless_calls import only_evaluates
-from oomdoctor.lint.patterns.libraries_used import is_of_other_tensors
-from oomdoctor.lint.patterns.no_grad_decorator import decorated
-from oomdoctor.lint.patterns.other_files import trained_elsewhere
+from oomdoctor.lint.module import is_of_other_tensors
+from oomdoctor.lint.patterns.edits import with_no_grad
+from oomdoctor.lint.patterns.evaluation import is_evaluation, is_named_so, only_evaluates
+from oomdoctor.lint.patterns.keeping import asks_for_gradients, batch_loops, depth_of, innermost, is_frozen, seen_at
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.lint.flow.context import Loop
-    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.flow.events import Event, Loop, Run
     from oomdoctor.lint.rule import Edit, Subject
+
 
 _HELP: Final = "put `with torch.no_grad():` around the loop, or `@torch.no_grad()` on the function"
 _HELP_ASYNC: Final = "put `with torch.no_grad():` around the loop; on an `async def` the decorator does nothing"
@@ -44,7 +40,7 @@ def _in_run(run: Run) -> Iterator[Hit]:
             continue
         if is_evaluation(run, event, loop) and not _is_wanted(run, event, loop):
             reported.append(loop)
-            if gradients_by_callers(event) in (None, Gradients.ON) and not trained_elsewhere(event, loop):
+            if gradients_by_callers(event) in (None, GradMode.ON) and not trained_elsewhere(event, loop):
                 yield _hit(run, event, loop)
 
 
@@ -73,7 +69,7 @@ def _edits(run: Run, loop: Loop) -> tuple[Edit, ...]:
     if acts & {Act.BACKWARD, Act.AUTOGRAD, Act.STEP, Act.NEEDS_GRADIENT, Act.ZERO_GRAD}:
         return ()
     if (Act.EVAL_MODE in acts or is_named_so(function)) and only_evaluates(function, run.events):
-        return decorated(function)
+        return with_no_grad(function)
     return ()
 
 

@@ -6,12 +6,11 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.code.walking import walk
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Act, Graph
 from oomdoctor.lint.flow.state import base_of, text_of
-from oomdoctor.lint.flow.values import Graph
+from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.boundary import boundary_of
-from oomdoctor.lint.patterns.counting import Place, set_back
+from oomdoctor.lint.patterns.counters import TestedCondition, set_back
 from oomdoctor.lint.patterns.iterations import carried
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
@@ -19,9 +18,9 @@ from oomdoctor.results import Concern, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.lint.flow.context import Loop
-    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.flow.events import Event, Loop, Run
     from oomdoctor.lint.rule import Subject
+
 
 _MICRO_STEPS: Final = re.compile(r"accum|micro|(?<![a-z])gas(?![a-z])|virtual", re.IGNORECASE)
 _HELP: Final = "run backward for each micro-batch: gradients add up by themselves, and each graph is freed at once"
@@ -69,7 +68,7 @@ def _is_micro_loop(run: Run, kept: Event, event: Event) -> bool:
 
 def _is_at_boundary(event: Event, loop: Loop) -> bool:
     for guard in event.context.guards_in(loop):
-        counters = set_back(Place(guard.test, loop, (), loop.node))
+        counters = set_back(TestedCondition(guard.test, loop, (), loop.node))
         boundary = boundary_of(guard.test, holds=guard.holds, set_back=counters)
         if boundary is not None:
             return True

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
-from oomdoctor.lint.patterns.leftovers import fate, gone_over, is_dealt_with
+from oomdoctor.lint.patterns.windows import gone_over, handles_leftovers, leftover_outcome
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for found in accumulations(run):
-            if found.lead == 0 and not is_dealt_with(found):
+            if found.lead == 0 and not handles_leftovers(found):
                 yield from _judged(found)
 
 
 def _judged(found: Accumulation) -> Iterator[Hit]:
-    what_happens = fate(found)
+    what_happens = leftover_outcome(found)
     if what_happens is None or found.guard is None or found.owner is None:
         return
     batches = text_of(gone_over(found.loop))

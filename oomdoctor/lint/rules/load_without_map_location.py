@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Act, Kind
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.flow.values import Kind
+from oomdoctor.lint.module import has_own_checkpoints, may_use_gpu, runs_in_several_processes
 from oomdoctor.lint.patterns.checkpoints import is_only_loaded, loads_of, location, shares_memory
-from oomdoctor.lint.patterns.libraries_used import has_own_checkpoints, may_use_gpu, runs_in_several_processes
-from oomdoctor.lint.patterns.wrapping import with_keyword
+from oomdoctor.lint.patterns.edits import with_keyword
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.lint.flow.events import Event, Run
     from oomdoctor.lint.rule import Edit, Subject
+
 
 _MODES: Final = (Act.EVAL_MODE, Act.TRAIN_MODE, Act.FORWARD)
 _NUMBERS: Final = frozenset({Kind.SCHEDULER, Kind.SCALER})  # no tensors of any size are in their state

@@ -5,18 +5,13 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.callers import gradients_by_callers
-from oomdoctor.lint.flow.context import Gradients
-from oomdoctor.lint.flow.events import Keeping
+from oomdoctor.lint.flow.events import GradMode, Graph, Keeping, Kind
+from oomdoctor.lint.flow.runs import gradients_by_callers, trained_elsewhere
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.flow.values import Graph, Kind
-from oomdoctor.lint.patterns.batch_loops import is_frozen
-from oomdoctor.lint.patterns.evaluating import is_evaluation
-from oomdoctor.lint.patterns.framework_steps import FRAMEWORKS, kept_by_steps
-from oomdoctor.lint.patterns.keeping import kept_expression, kept_over_batches
-from oomdoctor.lint.patterns.other_files import trained_elsewhere
-from oomdoctor.lint.patterns.trained_on import is_given_back, is_handed_on, is_read_back, is_trained_on, own_backward
-from oomdoctor.lint.patterns.wrapping import called_on
+from oomdoctor.lint.patterns.edits import with_method_call
+from oomdoctor.lint.patterns.evaluation import is_evaluation
+from oomdoctor.lint.patterns.graphs import is_given_back, is_handed_on, is_read_back, is_trained_on, own_backward
+from oomdoctor.lint.patterns.keeping import FRAMEWORKS, is_frozen, kept_by_steps, kept_expression, kept_over_batches
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -40,7 +35,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 def _keeps_graph(event: Event) -> bool:
     """Whether it hangs on a graph; what is added up while autograd does not record hangs on none."""
     is_sum = event.how in (Keeping.SUM, Keeping.ITEM_SUM)
-    return event.value.graph is Graph.YES and not (is_sum and event.context.gradients is Gradients.OFF)
+    return event.value.graph is Graph.YES and not (is_sum and event.context.gradients is GradMode.OFF)
 
 
 def _judged(kept: Kept) -> Iterator[Hit]:
@@ -53,7 +48,7 @@ def _judged(kept: Kept) -> Iterator[Hit]:
     went_back = own_backward(kept)
     if forgotten if went_back else not _is_lost(kept):
         return
-    if gradients_by_callers(kept.event) not in (None, Gradients.ON):
+    if gradients_by_callers(kept.event) not in (None, GradMode.ON):
         return
     if any(trained_elsewhere(event, kept.loop) for event in kept.forwards()):
         return
@@ -112,7 +107,7 @@ def _edits(event: Event) -> tuple[Edit, ...]:
     node = kept_expression(event)
     if event.how in (Keeping.SUM, Keeping.ITEM) and isinstance(event.node, ast.Assign):
         node = _plain_addend(event.node, event.target) or node
-    return () if node is None else called_on(node, "detach()")
+    return () if node is None else with_method_call(node, "detach()")
 
 
 def _plain_addend(statement: ast.Assign, target: str) -> ast.expr | None:

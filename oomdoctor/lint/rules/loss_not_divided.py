@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
-from oomdoctor.lint.patterns.dividing import may_be_divided, may_divide
+from oomdoctor.lint.patterns.windows import may_be_divided, may_divide
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oomdoctor.lint.flow.events import Event
     from oomdoctor.lint.patterns.accumulation import Accumulation
     from oomdoctor.lint.rule import Subject
+
 
 _SCALE_FREE: Final = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "AdamW8bit", "Adam8bit", "FusedAdam")
 

@@ -6,22 +6,21 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.iterations import conditions, shared_loop, stored_in, within
-from oomdoctor.lint.patterns.scaling import optimizer_of, takes_closure
-from oomdoctor.lint.patterns.surroundings import explained
+from oomdoctor.lint.module import walk
+from oomdoctor.lint.patterns.iterations import conditions, explained_calls, shared_loop, stored_in, within
+from oomdoctor.lint.patterns.windows import optimizer_of, takes_closure
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.lint.code.functions import Module
-    from oomdoctor.lint.flow.context import Loop
-    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.flow.events import Event, Loop, Run
+    from oomdoctor.lint.module import Module
     from oomdoctor.lint.rule import Subject
+
 
 _ZEROES: Final = re.compile(
     r"\.grad\s*=[^=]|grad(?:\.data)?\.(?:zero_|fill_|mul_)|zero_grad\s*=|(?:clear|reset|clean|null|zero)_\w*grad\w*(?<!zero_grad)\b"
@@ -103,7 +102,7 @@ def _modules(run: Run, step: Event) -> set[Module]:
 
 def _hands_over(subject: Subject, step: Event, module: Module) -> bool:
     """Whether the optimizer is given to a function of which nothing is known, which may set the gradients to zero."""
-    known = explained(*subject.runs)
+    known = explained_calls(*subject.runs)
     optimizer = optimizer_of(step)
     return any(
         isinstance(node, ast.Call)

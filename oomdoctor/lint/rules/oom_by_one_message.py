@@ -7,17 +7,25 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.code.walking import walk
-from oomdoctor.lint.patterns.oom_handlers import always_raises, attempts, enclosing, running
-from oomdoctor.lint.patterns.oom_recognition import Recognition, called_name, mentions_type
+from oomdoctor.lint.module import walk
+from oomdoctor.lint.patterns.oom_handlers import (
+    Recognition,
+    always_raises,
+    attempts,
+    called_name,
+    enclosing_function,
+    executed_nodes,
+    mentions_type,
+)
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.lint.code.functions import Function, Module
+    from oomdoctor.lint.module import Function, Module
     from oomdoctor.lint.rule import Subject
+
 
 _ERROR_NAME: Final = re.compile(r"^(?:e|ex|exc|err|error|exception|problem|failure)\d?$|_(?:err|exc|error|exception)$")
 _FORMATTERS: Final = frozenset({"format_exc", "format_exception", "format_exception_only"})
@@ -67,7 +75,7 @@ def _in_handler(file: _File, handler: ast.ExceptHandler) -> Iterator[Hit]:
     """Tests of the error that a handler caught; where it raises either way, they only choose the words."""
     if always_raises(handler.body):
         return
-    function = enclosing(file.module, handler)
+    function = enclosing_function(file.module, handler)
     scope = file.module.tree if function is None else function.node
     yield from _single(file, handler, {handler.name} if handler.name else set(), scope)
 
@@ -91,7 +99,7 @@ def _is_error(annotation: ast.expr | None) -> bool:
 def _single(file: _File, holder: ast.AST, errors: set[str], scope: ast.AST) -> Iterator[Hit]:
     """The tests below `holder`, unless `scope` knows the type or a second text."""
     recognition = file.recognition.within(holder)
-    children = [inner for child in ast.iter_child_nodes(holder) for inner in running(child)]
+    children = [inner for child in ast.iter_child_nodes(holder) for inner in executed_nodes(child)]
     tests = [
         node for node in children if recognition.is_text_test(node) and _of_an_error(node, recognition, errors, holder)
     ]

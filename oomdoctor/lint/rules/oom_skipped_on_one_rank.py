@@ -6,21 +6,20 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.events import Act
-from oomdoctor.lint.patterns.oom_handlers import OomHandler, oom_handlers, running
-from oomdoctor.lint.patterns.oom_recognition import OOM_WORDS, called_name
+from oomdoctor.lint.module import walk
+from oomdoctor.lint.patterns.oom_handlers import OOM_WORDS, OomHandler, called_name, executed_nodes, oom_handlers
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.lint.code.functions import Module
-    from oomdoctor.lint.flow.context import Context, Loop
-    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.flow.events import Context, Event, Loop, Run
+    from oomdoctor.lint.module import Module
     from oomdoctor.lint.rule import Subject
+
 
 _COLLECTIVE: Final = re.compile(
     r"all_?reduce|all_?gather|barrier|broadcast|^reduce|^gather|rendezvous|any_rank|all_ranks|across|^sync_|agree"
@@ -101,7 +100,7 @@ def _others_know(handler: OomHandler, run: Run, loop: Loop) -> bool:
         if speaks and not _under(handler, event.context):
             return True
     tried = {id(node) for statement in handler.attempt.body for node in walk(statement)}
-    return any(_communicates(node) for node in running(loop.node) if id(node) not in tried)
+    return any(_communicates(node) for node in executed_nodes(loop.node) if id(node) not in tried)
 
 
 def _communicates(node: ast.AST) -> bool:

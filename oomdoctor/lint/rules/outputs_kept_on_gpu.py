@@ -5,22 +5,20 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.code.walking import walk
-from oomdoctor.lint.flow.events import Act, Keeping
+from oomdoctor.lint.flow.events import Act, Device, Graph, Keeping, Kind
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.flow.values import Device, Graph, Kind
-from oomdoctor.lint.patterns.keeping import kept_expression, kept_over_batches
-from oomdoctor.lint.patterns.libraries_used import is_of_other_tensors, may_use_gpu
-from oomdoctor.lint.patterns.sizes import may_be_small
+from oomdoctor.lint.module import is_of_other_tensors, may_use_gpu, walk
+from oomdoctor.lint.patterns.keeping import kept_expression, kept_over_batches, may_be_small
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.lint.flow.values import Value
+    from oomdoctor.lint.flow.events import Value
     from oomdoctor.lint.patterns.keeping import Kept
     from oomdoctor.lint.rule import Subject
+
 
 _LIST: Final = frozenset({Keeping.APPEND, Keeping.ITEM, Keeping.YIELD})
 

@@ -6,23 +6,20 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.code.walking import walk
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import UNKNOWN, Act, Graph, Kind
 from oomdoctor.lint.flow.state import base_of, text_of
-from oomdoctor.lint.flow.values import UNKNOWN, Graph, Kind
-from oomdoctor.lint.patterns.graph_use import is_used_later, place_in
-from oomdoctor.lint.patterns.iterations import carried, end_of, start_of, stored_in, within
-from oomdoctor.lint.patterns.surroundings import explained
+from oomdoctor.lint.module import walk
+from oomdoctor.lint.patterns.graphs import is_used_later, node_in_loop
+from oomdoctor.lint.patterns.iterations import carried, end_of, explained_calls, start_of, stored_in, within
 from oomdoctor.lint.rule import Edit, Hit, Rule
 from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.lint.flow.context import Loop
-    from oomdoctor.lint.flow.events import Event, Run
-    from oomdoctor.lint.flow.values import Value
+    from oomdoctor.lint.flow.events import Event, Loop, Run, Value
     from oomdoctor.lint.rule import Subject
+
 
 _USES_THE_GRAPH: Final = re.compile(r"grad|penalt|backward|jacobian|hessian|second_order|sharpness", re.IGNORECASE)
 _KEEPS_STATE: Final = re.compile(r"hidden|memory|recurrent|\bstates?\b|carry|\bbptt\b", re.IGNORECASE)
@@ -102,8 +99,8 @@ def _is_last_use(run: Run, event: Event) -> bool:
 
 def _unknown_calls_after(run: Run, event: Event, loop: Loop) -> Iterator[ast.Call]:
     """Calls further on in the iteration, in the function that has the loop, that are no events."""
-    known = explained(run)
-    place = place_in(event, loop)
+    known = explained_calls(run)
+    place = node_in_loop(event, loop)
     for node in walk(loop.node):
         if isinstance(node, ast.Call) and id(node) not in known and start_of(node) > end_of(place):
             yield node
@@ -145,7 +142,7 @@ def _text(event: Event, loop: Loop) -> str:
 
 def _operands(event: Event, loop: Loop) -> Iterator[str]:
     """Names and dotted texts that the loss may be computed from: operands and arguments up to the backward pass."""
-    place = place_in(event, loop)
+    place = node_in_loop(event, loop)
     for statement in walk(loop.node):
         if isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr):
             is_before = not isinstance(statement, ast.Expr) and start_of(statement) < start_of(place)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.code.walking import walk
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.oom_handlers import OomHandler, oom_handlers, running
-from oomdoctor.lint.patterns.oom_recognition import OOM_WORDS, called_name
+from oomdoctor.lint.module import walk
+from oomdoctor.lint.patterns.oom_handlers import OOM_WORDS, OomHandler, called_name, executed_nodes, oom_handlers
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oomdoctor.lint.rule import Subject
+
 
 _WORK: Final = frozenset({Act.FORWARD, Act.BACKWARD, Act.AUTOGRAD})
 _NO_WORK: Final = frozenset(
@@ -140,7 +140,7 @@ def _on_the_cpu(handler: OomHandler, again: ast.Call) -> bool:
     """Whether what runs again was moved to the CPU: the word stands before the call, or in it."""
     for node in handler.statements():
         if node is again:
-            return any(_says_cpu(inner) for inner in running(again))
+            return any(_says_cpu(inner) for inner in executed_nodes(again))
         if _says_cpu(node):
             return True
     return False

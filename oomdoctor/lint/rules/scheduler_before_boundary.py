@@ -6,8 +6,8 @@ import ast
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act
-from oomdoctor.lint.patterns.accumulation import accumulations, subject
-from oomdoctor.lint.patterns.schedule_length import counts_micro_batches
+from oomdoctor.lint.patterns.accumulation import accumulations, owner_text
+from oomdoctor.lint.patterns.counters import counts_micro_batches
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -37,7 +37,8 @@ def _hit(event: Event, found: Accumulation) -> Hit:
     is_made_here = isinstance(event.value.node, ast.Call)
     return Hit.at(
         event,
-        f"`{subject(event)}.step()` runs in every micro-step, but `{subject(found.step)}` makes a step only every "
+        f"`{owner_text(event)}.step()` runs in every micro-step, "
+        f"but `{owner_text(found.step)}` makes a step only every "
         f"`{found.period}`: the schedule ends that many times too early",
         help="step the schedule where the optimizer makes its step, after it",
         severity=None if is_made_here else Severity.NOTE,

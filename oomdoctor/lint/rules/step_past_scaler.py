@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oomdoctor.lint.flow.events import Act
-from oomdoctor.lint.flow.values import Kind
+from oomdoctor.lint.flow.events import Act, Kind
 from oomdoctor.lint.patterns.iterations import exclude
-from oomdoctor.lint.patterns.scaling import is_scaled, optimizer_of, scaler_of, scales_by_hand, takes_closure
+from oomdoctor.lint.patterns.windows import is_scaled, optimizer_of, scaler_of, scales_by_hand, takes_closure
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 

@@ -6,22 +6,21 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.code.walking import walk
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Act, model_origins
 from oomdoctor.lint.flow.state import text_of
+from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.accumulation import accumulations
 from oomdoctor.lint.patterns.iterations import stored_in
-from oomdoctor.lint.patterns.origins import origins
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.lint.code.functions import Module
-    from oomdoctor.lint.flow.context import Loop
-    from oomdoctor.lint.flow.events import Event, Run
+    from oomdoctor.lint.flow.events import Event, Loop, Run
+    from oomdoctor.lint.module import Module
     from oomdoctor.lint.rule import Subject
+
 
 _TOKENS: Final = re.compile(
     r"(?:mask|valid|keep|pad|-100|ignore)\w*(?:\[.*\])?[\s)]*(?:\.\w+\([^()]*\))*\.sum\(|\bn_?tok|num_?tok|tok\w*_count|num_(?:valid|target|loss_tok)"
@@ -118,7 +117,7 @@ def _of_language_model(run: Run, event: Event, loop: Loop) -> str | None:
     for made in run.of(Act.FORWARD, within=loop):
         if not event.value.comes_from(made.result) or not _reads_loss(loop) or made.call is None:
             continue
-        libraries = [model.library or "" for model in origins(run, made.value)]
+        libraries = [model.library or "" for model in model_origins(run, made.value)]
         if any(map(_WRITERS.search, libraries)):
             return f"the model's own loss of `{text_of(made.call.func)}`"
         if any(map(_CAUSAL.search, libraries)) and _PADDED.search(event.module.text):

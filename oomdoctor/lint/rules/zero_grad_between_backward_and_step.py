@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Act, Kind
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.flow.values import Kind
-from oomdoctor.lint.patterns.iterations import conditions, exclude
-from oomdoctor.lint.patterns.scaling import optimizer_of, takes_closure
-from oomdoctor.lint.patterns.surroundings import calls_between, same_place, sets_gradients_between
+from oomdoctor.lint.patterns.iterations import calls_between, conditions, exclude, same_place, sets_gradients_between
+from oomdoctor.lint.patterns.windows import optimizer_of, takes_closure
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.lint.flow.events import Event, Run
     from oomdoctor.lint.rule import Subject
+
 
 _PASSES: Final = (Act.BACKWARD, Act.AUTOGRAD)
 _MANAGED: Final = (None, "accelerate")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Act
-from oomdoctor.lint.patterns.accumulation import accumulations, subject
-from oomdoctor.lint.patterns.own_gradients import handles_gradients
+from oomdoctor.lint.patterns.accumulation import accumulations, owner_text
+from oomdoctor.lint.patterns.windows import handles_gradients
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -30,9 +30,10 @@ def _judged(found: Accumulation) -> Iterator[Hit]:
         if event.name == ".zero_grad" and found.is_same_optimizer(event) and found.is_in_each_micro_step(event):
             yield Hit.at(
                 event,
-                f"`{subject(event)}.zero_grad()` runs in every micro-step, but `{subject(found.step)}` steps only "
+                f"`{owner_text(event)}.zero_grad()` runs in every micro-step, "
+                f"but `{owner_text(found.step)}` steps only "
                 f"every `{found.period}`: the gradients of all but the last micro-batch are thrown away",
-                help=f"zero the gradients where the step is made, after `{subject(found.step)}` has made it",
+                help=f"zero the gradients where the step is made, after `{owner_text(found.step)}` has made it",
             )
 
 

@@ -20,23 +20,22 @@ from typing import Any
 import torch
 from random_traces import RULES, TOTAL, Found, compared
 
-from oomdoctor.allocator.caching import CachingAllocator
-from oomdoctor.allocator.device_memory import FIRST_ADDRESS, DeviceMemory
-from oomdoctor.allocator.out_of_memory import AllocationError
-from oomdoctor.allocator.settings import Settings, parse_settings
-from oomdoctor.devices.null_gpu.control import set_capacity_bytes
+from oomdoctor.engines.allocator.caching import CachingAllocator
+from oomdoctor.engines.allocator.device_memory import FIRST_ADDRESS, AllocationError, DeviceMemory
+from oomdoctor.engines.allocator.settings import Settings, parse_settings
+from oomdoctor.engines.null_gpu.control import set_capacity_bytes
 from oomdoctor.examples import gpt2, lstm, resnet50, unet, vit_b16
-from oomdoctor.probing.replay import Trace, recording
+from oomdoctor.trial.replay import AllocationTrace, record_allocations
 
 SIZES = {gpt2: 2, lstm: 8, resnet50: 4, unet: 1, vit_b16: 2}
 
 
-def trace_of(example: ModuleType, micro_batch: int) -> tuple[Trace, int]:
+def trace_of(example: ModuleType, micro_batch: int) -> tuple[AllocationTrace, int]:
     """What building a model and two training steps allocate and free, and the most that was allocated."""
     trace = []
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    with recording(trace):
+    with record_allocations(trace):
         with torch.device("meta"):
             model = example.build_model()
         model.to_empty(device="cuda")
@@ -51,7 +50,7 @@ def trace_of(example: ModuleType, micro_batch: int) -> tuple[Trace, int]:
     return trace, torch.cuda.max_memory_allocated() - before
 
 
-def all_traces() -> dict[str, tuple[Trace, int]]:
+def all_traces() -> dict[str, tuple[AllocationTrace, int]]:
     """The traces of all examples; in a process of its own, because training leaves workspaces on the card."""
     torch.cuda.init()
     return {example.__name__.rpartition(".")[2]: trace_of(example, size) for example, size in SIZES.items()}
@@ -69,7 +68,7 @@ def allocate(simulated: CachingAllocator, size: int) -> tuple[Any, Any]:
         return real, str(error)
 
 
-def run(trace: Trace, capacity: int, settings: Settings, done: Counter[str]) -> Found:
+def run(trace: AllocationTrace, capacity: int, settings: Settings, done: Counter[str]) -> Found:
     """Run a trace until memory is out; the first departure."""
     set_capacity_bytes(capacity)
     simulated = CachingAllocator(DeviceMemory(TOTAL), settings, RULES)

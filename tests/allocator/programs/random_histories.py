@@ -17,9 +17,9 @@ from collections import Counter
 import torch
 from random_traces import RULES, Pair, step
 
-from oomdoctor.allocator.settings import parse_settings
-from oomdoctor.diagnosis.snapshot.layout import read_layout
-from oomdoctor.diagnosis.snapshot.rerun import rerun
+from oomdoctor.diagnose.snapshot.layout import read_layout
+from oomdoctor.diagnose.snapshot.summary import replay_by_rules
+from oomdoctor.engines.allocator.settings import parse_settings
 
 
 def record(*, on: bool) -> None:
@@ -41,7 +41,7 @@ def run(pair: Pair, seed: int, events: int, done: Counter[str]) -> list[str]:
     record(on=False)
     found = []
     for device in raw.devices:
-        replay = rerun(device, raw.allocator_settings)
+        replay = replay_by_rules(device, raw.allocator_settings)
         if replay is None:
             done["unknown"] += 1
         elif replay.departure is not None:

@@ -19,11 +19,9 @@ from typing import Any
 
 import torch
 
-from oomdoctor.allocator.caching import CachingAllocator
-from oomdoctor.allocator.device_memory import FIRST_ADDRESS, DeviceMemory
-from oomdoctor.allocator.out_of_memory import AllocationError
-from oomdoctor.allocator.rules import rules_of
-from oomdoctor.allocator.settings import Settings, parse_settings, settings_of
+from oomdoctor.engines.allocator.caching import CachingAllocator
+from oomdoctor.engines.allocator.device_memory import FIRST_ADDRESS, AllocationError, DeviceMemory
+from oomdoctor.engines.allocator.settings import Settings, parse_settings, rules_of, settings_from_environment
 from oomdoctor.errors import OomdoctorError
 
 TOTAL = int(os.environ["OOMDOCTOR_NULL_TOTAL_BYTES"])
@@ -288,7 +286,7 @@ def main(first_seed: int, traces: int, events: int, *texts: str) -> None:
     streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
     done, departures = {}, []
     for number, text in enumerate(texts or [None]):
-        settings = settings_of(os.environ, RULES) if text is None else parse_settings(text, RULES)
+        settings = settings_from_environment(os.environ, RULES) if text is None else parse_settings(text, RULES)
         if text is not None:
             torch.cuda.memory._set_allocator_settings(text)
         counted = done[text or ""] = Counter()

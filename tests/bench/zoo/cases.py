@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import oomdoctor.examples
-from oomdoctor.targets.reference import example_names
+from oomdoctor.target.reference import example_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from oomdoctor.probing.request import Precision
+    from oomdoctor.request import Precision
 
 ZOO = Path(__file__).parent
 EXAMPLES_FOLDER = Path(oomdoctor.examples.__file__).parent

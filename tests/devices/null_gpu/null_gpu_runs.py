@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from oomdoctor.devices.card import Card
-from oomdoctor.devices.null_gpu.environment import environment
-from oomdoctor.devices.torch_build import TorchBuild, parse_version_file
+from oomdoctor.engines.catalogue import Card
+from oomdoctor.engines.null_gpu.environment import environment
+from oomdoctor.engines.torch_build import TorchBuild, parse_version_file
 
 PROGRAMS = Path(__file__).parent / "programs"
 PACKAGE_ROOT = Path(__file__).parents[3]

@@ -14,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from null_gpu_runs import CARD, build_of, each_python
 
-from oomdoctor.devices.null_gpu import build as build_module
-from oomdoctor.devices.null_gpu.build import LIBRARY, build_library
-from oomdoctor.devices.null_gpu.elf import read_shared_library
-from oomdoctor.devices.null_gpu.environment import environment
-from oomdoctor.devices.null_gpu.stubs import answer_of, read_cuda_libraries, stub_source
-from oomdoctor.devices.torch_build import TorchBuild
+from oomdoctor.engines.null_gpu import build as build_module
+from oomdoctor.engines.null_gpu.build import LIBRARY, build_library
+from oomdoctor.engines.null_gpu.elf import read_shared_library
+from oomdoctor.engines.null_gpu.environment import environment
+from oomdoctor.engines.null_gpu.stubs import answer_of, read_cuda_libraries, stub_source
+from oomdoctor.engines.torch_build import TorchBuild
 from oomdoctor.errors import NoAnswerError
 
 BUILD_AT = """
 import sys
-from oomdoctor.devices.null_gpu.build import build_library
-from oomdoctor.devices.torch_build import find_torch
+from oomdoctor.engines.null_gpu.build import build_library
+from oomdoctor.engines.torch_build import find_torch
 import os
 print(build_library(find_torch(), os.environ))
 """

@@ -11,7 +11,7 @@ import pytest
 from running import ROOT
 from snapshot_scenarios import Load, Scenario, load_scenario
 
-from oomdoctor.devices.choice import choose_engine
+from oomdoctor.engines.choice import choose_engine
 from oomdoctor.units import GIB
 
 _PROGRAM = Path(__file__).parent / "programs" / "scenarios.py"

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oomdoctor.diagnosis.snapshot.raw import RawSnapshot
-from oomdoctor.diagnosis.snapshot.summary import read_snapshot, summarise
+from oomdoctor.diagnose.snapshot.layout import RawSnapshot
+from oomdoctor.diagnose.snapshot.reading import read_snapshot
+from oomdoctor.diagnose.snapshot.summary import summarise
 from oomdoctor.results import Category, SnapshotSummary
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from snapshot_scenarios import Load
 
-from oomdoctor.diagnosis.diagnose import diagnose
-from oomdoctor.diagnosis.inputs import sources
+from oomdoctor.diagnose.diagnose import diagnose
+from oomdoctor.diagnose.sources import sources
 from oomdoctor.results import CauseId, Confidence, DiagnosisResult
 
 pytestmark = pytest.mark.null_gpu

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomdoctor.diagnosis.snapshot.raw import BlockState, RawSnapshot
-from oomdoctor.diagnosis.snapshot.summary import looks_like_snapshot, read_snapshot, summarise
+from oomdoctor.diagnose.snapshot.layout import BlockState, RawSnapshot
+from oomdoctor.diagnose.snapshot.reading import looks_like_snapshot, read_snapshot
+from oomdoctor.diagnose.snapshot.summary import summarise
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Category
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomdoctor.diagnosis.snapshot.pickled import load_plain
+from oomdoctor.diagnose.snapshot.reading import load_plain
 from oomdoctor.errors import UsageError
 
 _PLAIN = st.recursive(

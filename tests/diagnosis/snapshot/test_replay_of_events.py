@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from oomdoctor.diagnosis.snapshot.comparison import compare
-from oomdoctor.diagnosis.snapshot.summary import read_snapshot, summarise
+from oomdoctor.diagnose.snapshot.composition import compare
+from oomdoctor.diagnose.snapshot.reading import read_snapshot
+from oomdoctor.diagnose.snapshot.summary import summarise
 from oomdoctor.results import (
     Category,
     CategoryBytes,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from snapshot_scenarios import Load
 
-from oomdoctor.diagnosis.snapshot.raw import Action
-from oomdoctor.diagnosis.snapshot.rerun import rerun
+from oomdoctor.diagnose.snapshot.layout import Action
+from oomdoctor.diagnose.snapshot.summary import replay_by_rules
 from oomdoctor.units import MIB
 
 WHOLE = (
@@ -52,7 +52,7 @@ def test_an_impossible_history_departs(scenario: Load) -> None:
     at = alike[len(alike) // 2]
     changed = device.events[at]._replace(size=device.events[at].size + 64 * MIB)
     events = (*device.events[:at], changed, *device.events[at + 1 :])
-    found = rerun(replace(device, events=events), raw.allocator_settings)
+    found = replay_by_rules(replace(device, events=events), raw.allocator_settings)
     assert found is not None
     assert found.departure is not None
     assert found.departure.event == at
@@ -65,7 +65,7 @@ def test_other_settings_make_another_history(scenario: Load) -> None:
     """Rounding that was not in force explains nothing."""
     raw = scenario("clean").raw
     settings = {**raw.allocator_settings, "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:2"}
-    found = rerun(raw.devices[0], settings)
+    found = replay_by_rules(raw.devices[0], settings)
     assert found is not None
     assert found.departure is not None
 
@@ -76,5 +76,5 @@ def test_private_pools_are_left_alone(scenario: Load) -> None:
     raw = scenario("clean").raw
     (device,) = raw.devices
     private = replace(device, segments=(replace(device.segments[0], private=True), *device.segments[1:]))
-    assert rerun(private, raw.allocator_settings) is None
-    assert rerun(device, {**raw.allocator_settings, "PYTORCH_CUDA_ALLOC_CONF": "no_such_key:1"}) is None
+    assert replay_by_rules(private, raw.allocator_settings) is None
+    assert replay_by_rules(device, {**raw.allocator_settings, "PYTORCH_CUDA_ALLOC_CONF": "no_such_key:1"}) is None

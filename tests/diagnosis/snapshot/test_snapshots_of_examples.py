@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 from snapshot_scenarios import Load
 
-from oomdoctor.diagnosis.snapshot.comparison import compare
-from oomdoctor.diagnosis.snapshot.summary import summarise
+from oomdoctor.diagnose.snapshot.composition import compare
+from oomdoctor.diagnose.snapshot.summary import summarise
 from oomdoctor.results import Category, Composition, SnapshotSummary, TrainingPhase
 from oomdoctor.units import MIB
 

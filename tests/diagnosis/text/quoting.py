@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from oomdoctor.diagnosis.evidence import Message, Window
-from oomdoctor.diagnosis.text.messages import read_message
+from oomdoctor.diagnose.evidence import Message, Window
+from oomdoctor.diagnose.text.errors import read_message
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

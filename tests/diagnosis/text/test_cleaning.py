@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.diagnosis.text.cleaning import LONGEST_LINE, clean, segments, unglue
+from oomdoctor.diagnose.text.reading import LONGEST_LINE, clean, segments, unglue
 
 ERROR = "RuntimeError: CUDA out of memory."
 

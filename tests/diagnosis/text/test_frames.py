@@ -15,7 +15,7 @@ from printed_tracebacks import BOTH, PRINTED
 from rich.console import Console
 from rich.traceback import Traceback
 
-from oomdoctor.diagnosis.text.frames import read_frames
+from oomdoctor.diagnose.events import read_frames
 from oomdoctor.results import SourceLine
 
 MESSAGE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has"

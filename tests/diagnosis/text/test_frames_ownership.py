@@ -9,7 +9,7 @@ import torch.nn.modules.module
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.diagnosis.text.ownership import is_library, user_line
+from oomdoctor.diagnose.text.phases import is_library, user_line
 from oomdoctor.results import SourceLine
 
 LIBRARIES = [

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from quoting import GIB, MIB, as_printed, read, read_all, torch_prints, window
 
-from oomdoctor.diagnosis.text.messages import read_message
+from oomdoctor.diagnose.text.errors import read_message
 from oomdoctor.results import Facts, ProcessMemory
 
 HINT = (

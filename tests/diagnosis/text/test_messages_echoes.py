@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from quoting import GIB, read, read_all, window
 
-from oomdoctor.diagnosis.text.messages import read_message
+from oomdoctor.diagnose.text.errors import read_message
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of "

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from quoting import read_all, window
 
-from oomdoctor.diagnosis.evidence import Message
-from oomdoctor.diagnosis.text.joining import LONGEST_TEXT
-from oomdoctor.diagnosis.text.messages import read_message
-from oomdoctor.diagnosis.text.notices import KINDS
+from oomdoctor.diagnose.evidence import Message
+from oomdoctor.diagnose.text.errors import read_message
+from oomdoctor.diagnose.text.headlines import LONGEST_TEXT
+from oomdoctor.diagnose.text.kinds import KINDS
 from oomdoctor.oom.classifier import TABLE
 
 PIECES = [

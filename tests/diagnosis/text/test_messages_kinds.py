@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from quoting import GIB, MIB, read, read_all
 
-from oomdoctor.oom.table import EXHAUSTED
-from oomdoctor.oom.table_other import LIMITS
+from oomdoctor.oom.table import EXHAUSTED, LIMITS
 from oomdoctor.results import Facts
 
 NUMBERED: list[tuple[str, str, str, dict[str, int]]] = [

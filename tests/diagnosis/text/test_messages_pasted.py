@@ -7,10 +7,10 @@ import io
 import pytest
 from quoting import GIB, MIB, read, read_all, window
 
-from oomdoctor.diagnosis.diagnose import diagnose
-from oomdoctor.diagnosis.inputs import sources
-from oomdoctor.diagnosis.text.cleaning import clean
-from oomdoctor.diagnosis.text.messages import read_message
+from oomdoctor.diagnose.diagnose import diagnose
+from oomdoctor.diagnose.sources import sources
+from oomdoctor.diagnose.text.errors import read_message
+from oomdoctor.diagnose.text.reading import clean
 from oomdoctor.results import DiagnosisResult, TrainingPhase
 
 ASYNCHRONOUS = "CUDA kernel errors might be asynchronously reported at some other API call"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from quoting import GIB, MIB, as_printed, read
 
-from oomdoctor.diagnosis.evidence import Message
+from oomdoctor.diagnose.evidence import Message
 
 PROGRAM = Path(__file__).parent / "programs" / "filling.py"
 
@@ -21,7 +21,7 @@ def errors() -> dict[str, Any]:
     """Errors of one run on a null GPU of 12 GiB, by name."""
     import os
 
-    from oomdoctor.devices.choice import choose_engine
+    from oomdoctor.engines.choice import choose_engine
 
     engine = choose_engine(engine="null", gpu=None, device=None, memory_bytes=12 * GIB, base=os.environ)
     done = subprocess.run(

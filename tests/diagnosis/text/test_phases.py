@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.diagnosis.text.frames import read_frames
-from oomdoctor.diagnosis.text.ownership import user_line
-from oomdoctor.diagnosis.text.phases import phase_of
+from oomdoctor.diagnose.events import read_frames
+from oomdoctor.diagnose.text.phases import phase_of, user_line
 from oomdoctor.results import SourceLine, TrainingPhase
 
 PROGRAM = Path(__file__).parent / "programs" / "dying.py"

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from oomdoctor.diagnosis.text.repeats import LOOKS, Repeats
-from oomdoctor.diagnosis.text.scanning import MOST_STRONG, Scan, scan
+from oomdoctor.diagnose.text.scan import MOST_STRONG, Scan, scan
+from oomdoctor.diagnose.text.search import LOOKS, Repeats
 
 
 def scan_text(text: str | bytes) -> Scan:

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import PEAK
 
-from oomdoctor.diagnosis.text import reading, scanning
-from oomdoctor.diagnosis.text.scanning import MOST_STRONG, scan
+from oomdoctor.diagnose.text import reading
+from oomdoctor.diagnose.text import scan as scanning
+from oomdoctor.diagnose.text.scan import MOST_STRONG, scan
 
 MESSAGE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.6 GiB"
@@ -269,7 +270,7 @@ def test_memory_stays_bounded_on_extreme_texts(unit: str) -> None:
     """Tens of MB of one line, of empty lines, of errors alone or of NUL bytes take little memory and end in time."""
     program = textwrap.dedent(f"""
         import io
-        from oomdoctor.diagnosis.text.scanning import scan
+        from oomdoctor.diagnose.text.scan import scan
 
         unit = {unit!r}
         megabyte = "".join(unit.format(number) for number in range((1 << 20) // len(unit))).encode()[: 1 << 20]

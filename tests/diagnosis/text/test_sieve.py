@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oomdoctor.diagnosis.text.sieve import find, lines_that_may_hold, may_hold
+from oomdoctor.diagnose.text.search import find, lines_that_may_hold, may_hold
 
 
 def strengths(text: str) -> list[bool]:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.diagnosis.text.steps import read_memory, read_step
-from oomdoctor.diagnosis.text.trend import TrendReader
+from oomdoctor.diagnose.text.trend import TrendReader, read_memory, read_step
 from oomdoctor.results import MemoryTrend
 from oomdoctor.units import GIB, MIB
 

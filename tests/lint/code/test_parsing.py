@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.lint.code.parsing import parse
+from oomdoctor.lint.module import parse
 
 
 @pytest.mark.parametrize(

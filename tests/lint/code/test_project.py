@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oomdoctor.lint.code.functions import Class, Function
-from oomdoctor.lint.code.parsing import parse
-from oomdoctor.lint.code.project import Project
-from oomdoctor.lint.flow.callers import gradients_by_callers
-from oomdoctor.lint.flow.context import Gradients
-from oomdoctor.lint.flow.events import Act
-from oomdoctor.lint.flow.runs import runs_of
+from oomdoctor.lint.flow.events import Act, GradMode
+from oomdoctor.lint.flow.runs import gradients_by_callers, runs_of
+from oomdoctor.lint.module import Class, Function, parse
+from oomdoctor.lint.project import Project
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from oomdoctor.lint.code.functions import Module
+    from oomdoctor.lint.module import Module
 
 ENGINE = """
 import torch
@@ -100,13 +97,13 @@ def test_a_file_that_cannot_be_read_is_not_followed(root: Path, broken: str) -> 
 @pytest.mark.parametrize(
     ("caller", "gradients"),
     [
-        ("with torch.no_grad():\n        evaluate(model, loader)", Gradients.OFF),
-        ("evaluate(model, loader)", Gradients.ON),
+        ("with torch.no_grad():\n        evaluate(model, loader)", GradMode.OFF),
+        ("evaluate(model, loader)", GradMode.ON),
         ("pass", None),
     ],
 )
 def test_callers_in_other_files_say_whether_autograd_records(
-    root: Path, caller: str, gradients: Gradients | None
+    root: Path, caller: str, gradients: GradMode | None
 ) -> None:
     """An evaluation without `no_grad` of its own is judged by the files that call it."""
     (root / "main.py").write_text(

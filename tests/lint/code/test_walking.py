@@ -7,7 +7,7 @@ import ast
 import lint_cases
 import pytest
 
-from oomdoctor.lint.code.walking import walk
+from oomdoctor.lint.module import walk
 
 
 @pytest.mark.parametrize("name", list(lint_cases.SCRIPTS)[::20])

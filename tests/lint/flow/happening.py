@@ -6,8 +6,8 @@ from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
-from oomdoctor.lint.code.parsing import parse
 from oomdoctor.lint.flow.runs import runs_of
+from oomdoctor.lint.module import parse
 
 if TYPE_CHECKING:
     from oomdoctor.lint.flow.events import Act, Event

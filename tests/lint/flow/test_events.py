@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from happening import event, events, lines
 
-from oomdoctor.lint.flow.events import Act, Keeping
-from oomdoctor.lint.flow.values import Device, Graph, Kind
+from oomdoctor.lint.flow.events import Act, Device, Graph, Keeping, Kind
 
 
 @pytest.mark.parametrize(

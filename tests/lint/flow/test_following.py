@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from happening import HEAD, event, events
 
-from oomdoctor.lint.code.parsing import parse
-from oomdoctor.lint.flow.context import Gradients
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Act, GradMode
 from oomdoctor.lint.flow.runs import runs_of
 from oomdoctor.lint.flow.state import MOST_EVENTS
+from oomdoctor.lint.module import parse
 
 HELPER = """
 def one(model, x, optimizer):
@@ -77,13 +76,13 @@ for x, y in loader:
 @pytest.mark.parametrize(
     ("name", "base", "gradients"),
     [
-        ("training_step", "pl.LightningModule", Gradients.ON),
-        ("validation_step", "pl.LightningModule", Gradients.OFF),
-        ("compute_loss", "transformers.Trainer", Gradients.ON),
-        ("prediction_step", "transformers.Trainer", Gradients.OFF),
+        ("training_step", "pl.LightningModule", GradMode.ON),
+        ("validation_step", "pl.LightningModule", GradMode.OFF),
+        ("compute_loss", "transformers.Trainer", GradMode.ON),
+        ("prediction_step", "transformers.Trainer", GradMode.OFF),
     ],
 )
-def test_what_a_framework_calls_begins_a_run(name: str, base: str, gradients: Gradients) -> None:
+def test_what_a_framework_calls_begins_a_run(name: str, base: str, gradients: GradMode) -> None:
     """Lightning and Transformers call these methods themselves, whoever else does."""
     text = (
         "import lightning as pl, transformers\n"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from happening import event
 
-from oomdoctor.lint.flow.context import Gradients
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Act, GradMode
 
-OFF, ON, UNKNOWN = Gradients.OFF, Gradients.ON, Gradients.UNKNOWN
+OFF, ON, UNKNOWN = GradMode.OFF, GradMode.ON, GradMode.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,7 @@ OFF, ON, UNKNOWN = Gradients.OFF, Gradients.ON, Gradients.UNKNOWN
         ("open(path)", ON),
     ],
 )
-def test_context_managers(manager: str, gradients: Gradients) -> None:
+def test_context_managers(manager: str, gradients: GradMode) -> None:
     """Each manager that switches recording is known, and one that only sounds so leaves it unknown."""
     text = (
         "def work(self, model, x, flag):\n"
@@ -54,7 +53,7 @@ def test_context_managers(manager: str, gradients: Gradients) -> None:
         ("smart_inference_mode", OFF),
     ],
 )
-def test_decorators(decorator: str, gradients: Gradients) -> None:
+def test_decorators(decorator: str, gradients: GradMode) -> None:
     """A function under a decorator that switches recording runs so."""
     text = f"@{decorator}\ndef work(model, x):\n    model(x)\n    model.eval()"
     assert event(text, Act.FORWARD).context.gradients is gradients
@@ -67,7 +66,7 @@ def test_a_statement_switches_what_follows() -> None:
 
 
 @pytest.mark.parametrize(("base", "gradients"), [("pl.LightningModule", OFF), ("nn.Module", ON)])
-def test_lightning_switches_recording_off_in_validation(base: str, gradients: Gradients) -> None:
+def test_lightning_switches_recording_off_in_validation(base: str, gradients: GradMode) -> None:
     """Lightning calls `validation_step` without recording; a plain module's method of that name is nobody's."""
     text = (
         "import lightning as pl\n"

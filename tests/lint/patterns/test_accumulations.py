@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomdoctor.lint.code.parsing import parse
 from oomdoctor.lint.flow.runs import runs_of
+from oomdoctor.lint.module import parse
 from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations
 
 EPOCHS = 3

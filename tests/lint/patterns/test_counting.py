@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.lint.code.parsing import parse
 from oomdoctor.lint.flow.runs import runs_of
+from oomdoctor.lint.module import parse
 from oomdoctor.lint.patterns.accumulation import accumulations
-from oomdoctor.lint.patterns.counting import Count
+from oomdoctor.lint.patterns.counters import Count
 
 SCRIPT = """\
 import torch

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.lint.code.parsing import parse
 from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.runs import runs_of
-from oomdoctor.lint.patterns.graph_use import is_used_later
+from oomdoctor.lint.module import parse
+from oomdoctor.lint.patterns.graphs import is_used_later
 
 SCRIPT = """\
 import torch

@@ -8,16 +8,15 @@ from textwrap import dedent
 
 import pytest
 
-from oomdoctor.lint.code.parsing import parse
-from oomdoctor.lint.flow.context import Guard, Loop
-from oomdoctor.lint.flow.events import Act, Event, Run
+from oomdoctor.lint.flow.events import Act, Event, Guard, Loop, Run
 from oomdoctor.lint.flow.runs import runs_of
+from oomdoctor.lint.module import parse
 from oomdoctor.lint.patterns.iterations import (
     carried,
     conditions,
     exclude,
     implies,
-    place_beside,
+    node_beside,
     shared_loop,
     stored_in,
     within,
@@ -141,10 +140,10 @@ def test_a_helper_is_pointed_at_where_it_is_called() -> None:
         """
     )
     backward = one(run, Act.BACKWARD)
-    node, _ = place_beside(one(run, Act.EMPTY_CACHE), backward, run)
+    node, _ = node_beside(one(run, Act.EMPTY_CACHE), backward, run)
     assert (node.lineno, ast.unparse(node)) == (11, "tidy()")
     step = one(run, Act.STEP)
-    assert place_beside(step, backward, run) == (step.node, step.module)
+    assert node_beside(step, backward, run) == (step.node, step.module)
 
 
 def test_loops_one_after_the_other_share_none() -> None:
@@ -181,7 +180,7 @@ def test_two_helpers_of_one_caller_are_told_apart() -> None:
                 tidy()
         """
     )
-    node, _ = place_beside(one(run, Act.EMPTY_CACHE), one(run, Act.BACKWARD), run)
+    node, _ = node_beside(one(run, Act.EMPTY_CACHE), one(run, Act.BACKWARD), run)
     assert ast.unparse(node) == "tidy()"
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.lint.checking import check
-from oomdoctor.lint.code.parsing import parse
-from oomdoctor.lint.patterns.no_grad_decorator import decorated
-from oomdoctor.lint.patterns.wrapping import called_on, with_keyword
+from oomdoctor.lint.engine import check_module
+from oomdoctor.lint.module import parse
+from oomdoctor.lint.patterns.edits import with_keyword, with_method_call, with_no_grad
 from oomdoctor.lint.rule import Edit
 from oomdoctor.lint.rules import ALL
 
@@ -30,7 +29,7 @@ def decorator_for(name: str = "evaluate", decorators: str = "", extra: str = "pa
     text = head + EVALUATE.format(name=name, decorators=decorators, extra=extra)
     if head:
         text = text.replace("import torch\n", "", 1)
-    return bool(decorated(parse(text, Path("x.py")).functions[0]))
+    return bool(with_no_grad(parse(text, Path("x.py")).functions[0]))
 
 
 def test_a_function_of_its_own_is_decorated() -> None:
@@ -98,7 +97,7 @@ def test_a_keyword_goes_behind_the_last_argument(text: str, expected: str | None
 def test_a_call_on_an_expression_has_parentheses_where_it_needs_them(text: str, expected: str) -> None:
     """A sum is put in parentheses, a name is not."""
     node = ast.parse(text, mode="eval").body
-    assert applied(text, called_on(node, "detach()")) == expected
+    assert applied(text, with_method_call(node, "detach()")) == expected
 
 
 LOADED = """\
@@ -127,7 +126,7 @@ def main(model, path):
 def test_a_location_is_only_added_where_nothing_else_uses_the_checkpoint(*, use: str, is_safe: bool) -> None:
     """`map_location="cpu"` is given where all goes into `load_state_dict` that copies, and numbers are read besides."""
     module = parse(LOADED.format(use=use), Path("x.py"))
-    hits = [hit for rule, hit in check(module, ALL) if rule.code == "OOM111"]
+    hits = [hit for rule, hit in check_module(module, ALL) if rule.code == "OOM111"]
     assert [bool(hit.edits) for hit in hits] == [is_safe]
 
 
@@ -152,7 +151,7 @@ def test_a_checkpoint_is_only_deleted_inside_functions_of_scripts(*, file: str, 
     """A name of a module or in a notebook may be used from elsewhere, and is left alone."""
     head = "import torch\nnet = torch.nn.Linear(3, 3).cuda(); opt = torch.optim.Adam(net.parameters())\n"
     module = parse(head + text.format(name="main"), Path(file))
-    hits = [hit for rule, hit in check(module, ALL) if rule.code == "OOM112"]
+    hits = [hit for rule, hit in check_module(module, ALL) if rule.code == "OOM112"]
     assert [bool(hit.edits) for hit in hits] == [is_safe]
 
 
@@ -160,5 +159,5 @@ def test_a_checkpoint_is_only_deleted_inside_functions_of_scripts(*, file: str, 
 def test_nothing_is_said_of_copying_where_the_tensors_may_be_assigned(how: str) -> None:
     """Neither an edit nor a word of moving where the model may take the loaded tensors for its own."""
     module = parse(LOADED.format(use=f"how = {{}}; model.load_state_dict({how})"), Path("x.py"))
-    hits = [hit for rule, hit in check(module, ALL) if rule.code == "OOM111"]
+    hits = [hit for rule, hit in check_module(module, ALL) if rule.code == "OOM111"]
     assert [(bool(hit.edits), "load_state_dict" in hit.help) for hit in hits] == [(False, False)]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.lint.checking import check
-from oomdoctor.lint.code.parsing import parse
+from oomdoctor.lint.engine import check_module
+from oomdoctor.lint.module import parse
 from oomdoctor.lint.rules import ALL
 
 SCRIPT = """\
@@ -43,7 +43,7 @@ HEAD = "evaluate(model, loader)"
 def offered(use: str, returned: str = "hits", head: str = HEAD) -> bool:
     """Whether the evaluation is put right by an edit."""
     module = parse(SCRIPT.format(use=use, returned=returned, head=head), Path("x.py"))
-    hits = [hit for rule, hit in check(module, ALL) if rule.code == "OOM101"]
+    hits = [hit for rule, hit in check_module(module, ALL) if rule.code == "OOM101"]
     return bool(hits) and all(hit.edits for hit in hits)
 
 
@@ -110,5 +110,5 @@ class Evaluator:
             out = self.model(x.cuda())
             self.prototypes = {kept}
 """
-    hits = [hit for rule, hit in check(parse(text, Path("x.py")), ALL) if rule.code == "OOM101"]
+    hits = [hit for rule, hit in check_module(parse(text, Path("x.py")), ALL) if rule.code == "OOM101"]
     assert [bool(hit.edits) for hit in hits] == [is_safe]

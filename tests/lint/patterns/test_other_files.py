@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oomdoctor.lint.checking import check
-from oomdoctor.lint.code.parsing import parse
-from oomdoctor.lint.code.project import Project
+from oomdoctor.lint.engine import check_module
+from oomdoctor.lint.module import parse
+from oomdoctor.lint.project import Project
 from oomdoctor.lint.rules import ALL
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def found(folder: Path, name: str, files: dict[str, str]) -> list[bool]:
     for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")
     module = parse(files[name], (folder / name).resolve(), Project(folder.resolve()))
-    return [bool(hit.edits) for rule, hit in check(module, ALL) if rule.code == "OOM101"]
+    return [bool(hit.edits) for rule, hit in check_module(module, ALL) if rule.code == "OOM101"]
 
 
 @pytest.mark.parametrize("name", ["finetune", "adapt", "update_step"])

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.lint.code.parsing import parse
 from oomdoctor.lint.flow.events import Act, Event, Run
 from oomdoctor.lint.flow.runs import runs_of
-from oomdoctor.lint.patterns.scaling import is_scaled, optimizer_of, scaler_of, scales_by_hand, takes_closure
+from oomdoctor.lint.module import parse
+from oomdoctor.lint.patterns.windows import is_scaled, optimizer_of, scaler_of, scales_by_hand, takes_closure
 
 SCRIPT = """
 import torch

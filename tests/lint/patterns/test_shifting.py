@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.lint.code.parsing import parse
 from oomdoctor.lint.flow.runs import runs_of
+from oomdoctor.lint.module import parse
 from oomdoctor.lint.patterns.accumulation import accumulations
-from oomdoctor.lint.patterns.shifting import shifted
+from oomdoctor.lint.patterns.edits import shifted_boundary
 
 SCRIPT = """\
 import torch
@@ -30,7 +30,7 @@ def edited(test: str, start: str = "") -> str:
     text = SCRIPT.format(test=test, start=start)
     (found,) = [found for run in runs_of(parse(text, Path("train.py"))) for found in accumulations(run)]
     lines = [line.encode() for line in text.split("\n")]
-    for edit in shifted(found):
+    for edit in shifted_boundary(found):
         assert edit.start[0] == edit.end[0] == 8
         line = lines[7]
         lines[7] = line[: edit.start[1]] + edit.text.encode() + line[edit.end[1] :]
@@ -72,7 +72,7 @@ def test_a_counter_by_hand_is_left_alone() -> None:
     text += "        n += 1\n"
     (found,) = [found for run in runs_of(parse(text, Path("train.py"))) for found in accumulations(run)]
     assert found.lead == -1
-    assert shifted(found) == ()
+    assert shifted_boundary(found) == ()
 
 
 def test_lines_that_python_counts_otherwise_are_never_edited_by_mistake() -> None:
@@ -81,7 +81,7 @@ def test_lines_that_python_counts_otherwise_are_never_edited_by_mistake() -> Non
     text += "            optimizer.step()\n"
     (found,) = [found for run in runs_of(parse(text, Path("train.py"))) for found in accumulations(run)]
     assert found.lead == -1
-    assert shifted(found) == ()
+    assert shifted_boundary(found) == ()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_no_edit_where_the_counter_decides_something_else(more: str) -> None:
     text = SCRIPT.format(test="if i % k == 0", start="") + more
     (found,) = [found for run in runs_of(parse(text, Path("train.py"))) for found in accumulations(run)]
     assert found.lead == -1
-    assert shifted(found) == ()
+    assert shifted_boundary(found) == ()
 
 
 @pytest.mark.parametrize(
@@ -120,4 +120,4 @@ def test_what_only_shows_the_counter_leaves_the_edit(more: str) -> None:
     """Logging, and variables of that name that are others, decide nothing in the loop."""
     text = SCRIPT.format(test="if i % k == 0", start="") + more
     (found,) = [found for run in runs_of(parse(text, Path("train.py"))) for found in accumulations(run)]
-    assert len(shifted(found)) == 1
+    assert len(shifted_boundary(found)) == 1

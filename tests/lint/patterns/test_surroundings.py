@@ -8,12 +8,12 @@ from textwrap import dedent
 
 import pytest
 
-from oomdoctor.lint.code.parsing import parse
 from oomdoctor.lint.flow.events import Act, Event, Run
 from oomdoctor.lint.flow.runs import runs_of
-from oomdoctor.lint.patterns.surroundings import (
+from oomdoctor.lint.module import parse
+from oomdoctor.lint.patterns.iterations import (
     calls_between,
-    explained,
+    explained_calls,
     is_used,
     same_place,
     sets_gradients_between,
@@ -143,7 +143,7 @@ def test_only_calls_between_the_two_are_listed() -> None:
 def test_what_is_imported_from_elsewhere_is_not_explained() -> None:
     """Events, followed calls and torch's own functions are explained; others' functions are not."""
     run = in_helpers()
-    known = explained(run)
+    known = explained_calls(run)
     calls = [node for node in ast.walk(run.module.tree) if isinstance(node, ast.Call)]
     unexplained = {ast.unparse(node) for node in calls if id(node) not in known}
     assert unexplained == {"first(x)", "second(x)", "finish(optimizer)"}

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from oomdoctor.lint.patterns.writes import definitions, spelled_out, unconditional, writes
+from oomdoctor.lint.patterns.counters import definitions, spelled_out, unconditional, writes
 
 
 def read(text: str) -> list[tuple[str, str | None, int | None]]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.lint.checking import check
-from oomdoctor.lint.code.parsing import parse
+from oomdoctor.lint.engine import check_module
+from oomdoctor.lint.module import parse
 from oomdoctor.lint.rules import ALL
 from oomdoctor.results import Severity
 
@@ -16,7 +16,7 @@ RULES = {rule.code: rule for rule in ALL}
 
 def severities(code: str, text: str) -> list[Severity]:
     """Severities of one rule's findings in a script."""
-    return [hit.severity or rule.severity for rule, hit in check(parse(text, Path("train.py")), [RULES[code]])]
+    return [hit.severity or rule.severity for rule, hit in check_module(parse(text, Path("train.py")), [RULES[code]])]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.lint.checking import check
-from oomdoctor.lint.code.parsing import parse
+from oomdoctor.lint.engine import check_module
+from oomdoctor.lint.module import parse
 from oomdoctor.lint.rules import ALL
 
 RULES = {rule.code: rule for rule in ALL}
@@ -38,7 +38,7 @@ def train(net, loader, optimizer, criterion):
 
 def words(code: str, text: str) -> tuple[str, str]:
     """Message and help of the one finding of a rule."""
-    ((_, hit),) = check(parse(text, Path("train.py")), [RULES[code]])
+    ((_, hit),) = check_module(parse(text, Path("train.py")), [RULES[code]])
     return hit.message, hit.help or ""
 
 

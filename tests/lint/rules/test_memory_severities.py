@@ -7,8 +7,8 @@ from pathlib import Path
 import lint_cases
 import pytest
 
-from oomdoctor.lint.checking import check
-from oomdoctor.lint.code.parsing import parse
+from oomdoctor.lint.engine import check_module
+from oomdoctor.lint.module import parse
 from oomdoctor.lint.rules import ALL
 from oomdoctor.results import Severity
 
@@ -16,7 +16,7 @@ from oomdoctor.results import Severity
 def severities(name: str) -> list[tuple[str, Severity]]:
     """Code and severity of each finding of a case, in order."""
     text = lint_cases.case(name).text
-    hits = check(parse(text, Path("case.py")), [rule for rule in ALL if rule.default])
+    hits = check_module(parse(text, Path("case.py")), [rule for rule in ALL if rule.default])
     return [(rule.code, hit.severity or rule.severity) for rule, hit in hits]
 
 

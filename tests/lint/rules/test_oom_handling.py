@@ -7,8 +7,8 @@ from pathlib import Path
 import lint_cases
 import pytest
 
-from oomdoctor.lint.checking import check
-from oomdoctor.lint.code.parsing import parse
+from oomdoctor.lint.engine import check_module
+from oomdoctor.lint.module import parse
 from oomdoctor.lint.rules import ALL
 from oomdoctor.results import Severity
 
@@ -17,7 +17,7 @@ def severities(name: str) -> list[Severity]:
     """Severities of the findings in a case, by the rule that the case belongs to."""
     case = lint_cases.case(name)
     rules = [rule for rule in ALL if rule.code == case.code]
-    return [hit.severity or rule.severity for rule, hit in check(parse(case.text, Path("case.py")), rules)]
+    return [hit.severity or rule.severity for rule, hit in check_module(parse(case.text, Path("case.py")), rules)]
 
 
 @pytest.mark.parametrize(

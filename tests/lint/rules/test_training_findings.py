@@ -8,8 +8,8 @@ from textwrap import dedent
 import lint_cases
 import pytest
 
-from oomdoctor.lint.checking import check
-from oomdoctor.lint.code.parsing import parse
+from oomdoctor.lint.engine import check_module
+from oomdoctor.lint.module import parse
 from oomdoctor.lint.rule import Hit
 from oomdoctor.lint.rules import ALL
 from oomdoctor.results import Severity
@@ -19,7 +19,7 @@ RULES = {rule.code: rule for rule in ALL}
 
 def hit_in(code: str, text: str) -> Hit:
     """The only finding of one rule in a script."""
-    ((_, hit),) = check(parse(dedent(text), Path("script.py")), [RULES[code]])
+    ((_, hit),) = check_module(parse(dedent(text), Path("script.py")), [RULES[code]])
     return hit
 
 
@@ -85,7 +85,7 @@ def test_a_zero_grad_that_is_commented_out_does_not_count() -> None:
 
 def test_a_loop_that_ends_after_one_iteration_is_left_alone() -> None:
     """With `break` at the end of the body there is no second step."""
-    assert not check(parse(RULES["OOM210"].bad + "        break\n", Path("script.py")), [RULES["OOM210"]])
+    assert not check_module(parse(RULES["OOM210"].bad + "        break\n", Path("script.py")), [RULES["OOM210"]])
 
 
 def test_a_scaler_is_not_given_a_call_that_it_would_refuse() -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 from targets_for_tests import MLP, write_target
 
-from oomdoctor.probing.probe import probe
-from oomdoctor.probing.request import ProbeRequest
 from oomdoctor.progress import SilentProgress
+from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Outcome, ProbeResult
+from oomdoctor.trial.probe import probe
 from oomdoctor.units import MIB
 
 if TYPE_CHECKING:

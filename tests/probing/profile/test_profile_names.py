@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from oomdoctor.probing.profile.names import named_modules
+from oomdoctor.trial.profile.marks import named_modules
 
 
 def _names(model: nn.Module) -> list[str]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_documents import MIB, many_modules, step_memory
 
-from oomdoctor.reports.charts.modules import rows
+from oomdoctor.report.charts.bars import module_rows
 from oomdoctor.results import Category, ModuleBytes
 
 modules = st.lists(
@@ -23,7 +23,7 @@ modules = st.lists(
 
 def test_a_row_a_module_largest_first() -> None:
     """The categories of a module are one row, in the order of the stack."""
-    found = rows(step_memory().modules)
+    found = module_rows(step_memory().modules)
     assert [row.module for row in found][:3] == ["transformer.h.*.mlp", "transformer.h.*.attn", "lm_head"]
     assert found[0].parts == (
         (Category.WEIGHTS, 217 * MIB),
@@ -36,7 +36,7 @@ def test_a_row_a_module_largest_first() -> None:
 
 def test_ten_thousand_modules_are_thirteen_rows() -> None:
     """The twelve largest modules have a row each, and the rest is one."""
-    found = rows(many_modules(10_000).modules)
+    found = module_rows(many_modules(10_000).modules)
     assert [row.others for row in found] == [0] * 12 + [9988]
     assert found[0].module is not None
     assert found[0].module.startswith("branch9999.")
@@ -45,7 +45,7 @@ def test_ten_thousand_modules_are_thirteen_rows() -> None:
 @given(modules)
 def test_rows_sum_to_the_whole(found: list[ModuleBytes]) -> None:
     """No byte and no block is lost, and the rows are in order."""
-    made = rows(found)
+    made = module_rows(found)
     assert sum(row.total_bytes for row in made) == sum(part.allocated_bytes for part in found)
     assert sum(row.blocks for row in made) == sum(part.blocks for part in found)
     assert all(row.total_bytes == sum(size for _, size in row.parts) for row in made)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.reports.charts.plan import blocks
-from oomdoctor.reports.charts.scales import SCALE
+from oomdoctor.report.charts.bars import micro_batch_bars
+from oomdoctor.report.charts.scales import SCALE
 
 
 def test_a_block_a_micro_batch() -> None:
     """256 at 100 is three blocks, as wide as their samples, each with its size."""
-    found = blocks((86, 85, 85))
+    found = micro_batch_bars((86, 85, 85))
     assert [(block.micro_batch, block.steps, block.words.wide) for block in found] == [
         (86, 1, "86"),
         (85, 1, "85"),
@@ -27,7 +27,7 @@ def test_a_block_a_micro_batch() -> None:
 
 def test_many_steps_are_a_block_a_size() -> None:
     """A hundred steps of two sizes are two blocks that say how many they are."""
-    found = blocks((3,) * 56 + (2,) * 44)
+    found = micro_batch_bars((3,) * 56 + (2,) * 44)
     assert [(block.micro_batch, block.steps, block.words.wide) for block in found] == [
         (3, 56, "56 \u00d7 3"),
         (2, 44, "44 \u00d7 2"),
@@ -36,7 +36,7 @@ def test_many_steps_are_a_block_a_size() -> None:
 
 def test_many_sizes_end_in_one_block() -> None:
     """A plan of more sizes than have room, as only a document from elsewhere has it, ends in a block of the rest."""
-    found = blocks(tuple(range(40, 0, -1)))
+    found = micro_batch_bars(tuple(range(40, 0, -1)))
     assert len(found) == 17
     assert (found[-1].micro_batch, found[-1].steps, found[-1].words.wide) == (None, 24, "24 more")
     assert found[-1].left + found[-1].width == pytest.approx(SCALE)
@@ -45,7 +45,7 @@ def test_many_sizes_end_in_one_block() -> None:
 @given(st.lists(st.integers(0, 2**62), max_size=60))
 def test_blocks_fill_the_row(micro_batches: list[int]) -> None:
     """Blocks follow each other from edge to edge, stand for every step, and are few."""
-    found = blocks(micro_batches)
+    found = micro_batch_bars(micro_batches)
     assert len(found) <= 17
     assert sum(block.steps for block in found) == len(micro_batches)
     assert all(block.width >= 0 for block in found)

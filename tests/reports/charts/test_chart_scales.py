@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.reports.charts.scales import SCALE, Scale, round_counts, round_sizes, size_label, sizes
+from oomdoctor.report.charts.scales import SCALE, Scale, round_counts, round_sizes, size_label, sizes
 
 MIB = 1024**2
 GIB = 1024**3

@@ -12,11 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_documents import any_timeline, step_memory
 
-from oomdoctor.reports.charts import phases
-from oomdoctor.reports.charts.labels import Words, inside, longest_fitting
-from oomdoctor.reports.charts.scales import SCALE, sizes
-from oomdoctor.reports.charts.stack import areas, event_position, positions
-from oomdoctor.reports.charts.timeline import Timeline, timeline
+from oomdoctor.report.charts import timeline as phases
+from oomdoctor.report.charts.scales import (
+    SCALE,
+    Words,
+    areas,
+    event_position,
+    inside,
+    longest_fitting,
+    positions,
+    sizes,
+)
+from oomdoctor.report.charts.timeline import Timeline, timeline
 from oomdoctor.results import Category, PhaseMemory, PhaseName, SnapshotSummary, TimelinePoint
 
 

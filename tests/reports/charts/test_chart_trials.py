@@ -7,8 +7,8 @@ from dataclasses import replace
 from documents import CAPACITY_BYTES, any_probe_document, gpt2, nothing_fits, trial
 from hypothesis import given
 
-from oomdoctor.reports.charts.scales import SCALE
-from oomdoctor.reports.charts.trials import TrialsChart, chart
+from oomdoctor.report.charts.scales import SCALE
+from oomdoctor.report.charts.trials import TrialsChart, chart
 from oomdoctor.results import MicroBatch, Outcome, ProbeDocument, ProbeResult, Trial
 
 

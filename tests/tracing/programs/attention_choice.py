@@ -92,12 +92,12 @@ def main(engine: str) -> None:
     if engine == "null":
         print(json.dumps([on_null_gpu(asked) for asked in questions]))
         return
-    from oomdoctor.devices.catalogue import find_card
-    from oomdoctor.tracing.attention import kernel_of
-    from oomdoctor.tracing.emulation import emulated_cuda
+    from oomdoctor.engines.catalogue import find_card
+    from oomdoctor.engines.trace.emulation import emulated_cuda
+    from oomdoctor.engines.trace.kernels.attention import chosen_attention_kernel
 
     with emulated_cuda(card := find_card(engine)):
-        answers = [kernel_of(card, *args, **kwargs) for args, kwargs in map(_arguments, questions)]
+        answers = [chosen_attention_kernel(card, *args, **kwargs) for args, kwargs in map(_arguments, questions)]
     print(json.dumps(answers))
 
 

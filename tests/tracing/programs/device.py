@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from oomdoctor.devices.catalogue import find_card
+from oomdoctor.engines.catalogue import find_card
+from oomdoctor.engines.trace.emulation import emulated_cuda
 from oomdoctor.errors import NoAnswerError
-from oomdoctor.tracing.emulation import emulated_cuda
 
 GIB = 1 << 30
 

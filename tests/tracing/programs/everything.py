@@ -11,14 +11,14 @@ import sys
 import examples
 import steps
 
-from oomdoctor.devices.catalogue import find_card
+from oomdoctor.engines.catalogue import find_card
 
 
 def traced() -> dict[str, object]:
     """Answers on the emulated device."""
     import device
 
-    from oomdoctor.tracing.emulation import emulated_cuda
+    from oomdoctor.engines.trace.emulation import emulated_cuda
 
     found: dict[str, object] = {"device": device.answers()}
     with emulated_cuda(find_card("rtx-4090")):

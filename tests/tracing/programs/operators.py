@@ -80,8 +80,8 @@ if __name__ == "__main__":
     if engine == "null":
         json.dump(answers(chosen), sys.stdout)
     else:
-        from oomdoctor.devices.catalogue import find_card
-        from oomdoctor.tracing.emulation import emulated_cuda
+        from oomdoctor.engines.catalogue import find_card
+        from oomdoctor.engines.trace.emulation import emulated_cuda
 
         with emulated_cuda(find_card(engine)):
             json.dump(answers(chosen), sys.stdout)

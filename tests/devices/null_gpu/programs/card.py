@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from reporting import leave_with
 
-from oomdoctor.devices.null_gpu import control
+from oomdoctor.engines.null_gpu import control
 
 
 def memory() -> tuple[int, int]:

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from oomdoctor.probing.worker import _OPERATIONS, _Worker
-from oomdoctor.targets.reference import parse_reference
+from oomdoctor.target.reference import parse_reference
+from oomdoctor.trial.worker import _OPERATIONS, _Worker
 
 
 def profile(case: dict[str, Any]) -> dict[str, object]:

@@ -11,10 +11,8 @@ import sys
 
 import torch
 
-from oomdoctor.probing.profile.blocks import tell
-from oomdoctor.probing.profile.heap import UnexplainedError
-from oomdoctor.probing.profile.history import count_now, read_events, start_recording, stop_recording
-from oomdoctor.probing.profile.marks import Kind, Mark
+from oomdoctor.trial.profile.allocation_log import HistoryMismatchError, build_log
+from oomdoctor.trial.profile.marks import Mark, MarkKind, count_now, read_events, start_recording, stop_recording
 
 SIZES = [1, 511, 512, 513, 4096, 600_000, 2**20 - 1, 2**20, 2**20 + 1, 3_000_000, 9_999_999, 10 * 2**20, 40_000_000]
 
@@ -31,12 +29,12 @@ def compare(settings: str) -> dict[str, object]:
     for _ in range(1000):
         step(chance, held)
         count, allocated = count_now()
-        marks.append(Mark(count, allocated, Kind.BACK, None))
+        marks.append(Mark(count, allocated, MarkKind.BACK, None))
     events = read_events()
     stop_recording()
     try:
-        story = tell(start, events, marks)
-    except UnexplainedError as error:
+        story = build_log(start, events, marks)
+    except HistoryMismatchError as error:
         return {"error": str(error)}
     live = sum(block.size for block in story.before) + sum(change[1] for change in story.changes if change)
     return {

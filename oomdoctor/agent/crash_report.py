@@ -1,0 +1,182 @@
+"""Crash report: what is known when a program dies for want of memory, as one document of plain values, and its file.
+
+Each part is collected by itself, so that one that fails is missing and takes no other with it.
+"""
+
+# ruff: noqa: ANN401, PLC0415 - torch and what programs hand over have no type here
+# ruff: noqa: ANN401 - torch and what programs hand over have no type here
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from . import run_agent, settings
+from .guard import FAILURES, guarded, note_failure
+from .oom_errors import is_allocators, text_of
+
+SCHEMA_VERSION = 1
+
+_LONGEST_TRACEBACK = 200000
+_LONGEST_ARGUMENT = 2000
+_MOST_ARGUMENTS = 500
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LOCAL_RANK")
+_WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_SETTINGS = (
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "CUDA_VISIBLE_DEVICES",
+)
+
+
+def collect_report(torch: Any, error: BaseException, oom: BaseException, ending: str) -> dict[str, Any]:
+    """Collect everything but the snapshot.
+
+    Args:
+        torch: The module.
+        error: What ended the program.
+        oom: That of its chain which says that memory ran out; often the same.
+        ending: `exception`, `thread`, `child process` or `exit`.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "written_by": "oomdoctor run",
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "ending": ending,
+        "type": f"{type(oom).__module__}.{type(oom).__qualname__}",
+        "message": text_of(oom),
+        "traceback": guarded(full_traceback)(error),
+        "pid": os.getpid(),
+        "rank": guarded(_rank)(),
+        "world_size": guarded(_world_size)(),
+        "argv": guarded(_argv)(),
+        "working_directory": guarded(os.getcwd)(),
+        "versions": guarded(_versions)(torch),
+        "allocator_settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
+        "devices": guarded(_devices)(torch) or [],
+        "steps_done": run_agent.STEPS.done,
+        "last_steps": list(run_agent.STEPS.last),
+        "ooms": run_agent.OOMS.count,
+        "oom_events": guarded(_events)(oom) or [],
+        "categories": {str(address): name for address, name in run_agent.OOMS.categories.items()},
+        "history_entries": settings.MAX_ENTRIES if run_agent.OOMS.records_history else 0,
+        "snapshot": None,
+        "failures": FAILURES,
+    }
+
+
+def full_traceback(error: BaseException) -> str:
+    """Print an error as Python does; the middle of a very long one is left out."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    if len(text) <= _LONGEST_TRACEBACK:
+        return text
+    half = _LONGEST_TRACEBACK // 2
+    return f"{text[:half]}\n...\n{text[-half:]}"
+
+
+def _rank() -> int:
+    group = _process_group()
+    return int(group.get_rank()) if group is not None else _first_number(_RANKS, 0)
+
+
+def _world_size() -> int:
+    group = _process_group()
+    return int(group.get_world_size()) if group is not None else _first_number(_WORLD_SIZES, 1)
+
+
+def _process_group() -> Any:
+    """`torch.distributed`, where the program has a process group; it is not imported for that."""
+    module = sys.modules.get("torch.distributed")
+    return module if module is not None and module.is_available() and module.is_initialized() else None
+
+
+def _first_number(names: tuple[str, ...], otherwise: int) -> int:
+    found = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in found if text.isdigit()), otherwise)
+
+
+def _argv() -> list[str]:
+    return [str(argument)[:_LONGEST_ARGUMENT] for argument in getattr(sys, "orig_argv", sys.argv)[:_MOST_ARGUMENTS]]
+
+
+def _versions(torch: Any) -> dict[str, str | None]:
+    return {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+    }
+
+
+def _devices(torch: Any) -> list[dict[str, Any]]:
+    if not torch.cuda.is_initialized():
+        return []
+    from .memory_stats import device_statistics
+
+    found = [device_statistics(torch, device) for device in range(torch.cuda.device_count())]
+    return [device for device in found if device["peak_reserved_bytes"]]
+
+
+def _events(oom: BaseException) -> list[dict[str, Any]]:
+    """Tell each time that the allocator found no memory, and whether the program went on after it."""
+    events = [dict(event, swallowed=True) for event in run_agent.OOMS.last]
+    if events and is_allocators(oom):
+        events[-1]["swallowed"] = False
+    return events
+
+
+REPORT_NAME = "report.json"
+SNAPSHOT_NAME = "snapshot.pickle"
+
+
+def write_report(report: dict[str, Any], torch: Any) -> None:
+    """Write the report, and the memory snapshot beside it, into a directory of this process's own.
+
+    Where the snapshot cannot be had or does not fit the disk, the report goes alone and says so. Where nobody said
+    which directory, nothing is written.
+    """
+    if not settings.DIRECTORY:
+        return
+    parent = Path(settings.DIRECTORY)
+    name = f"rank{report['rank'] or 0}-{report['pid']}"
+    part = parent / f".{name}.part"
+    part.mkdir(parents=True)
+    try:
+        _write_snapshot(part, report, torch)
+        with (part / REPORT_NAME).open("w", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump(report, file, indent=1, default=str)
+            file.write("\n")
+        part.rename(parent / name)
+    except BaseException:
+        _remove(part, parent)
+        raise
+
+
+def _write_snapshot(part: Path, report: dict[str, Any], torch: Any) -> None:
+    path = part / SNAPSHOT_NAME
+    try:
+        if torch.cuda.is_initialized():
+            snapshot = torch.cuda.memory._snapshot()  # noqa: SLF001
+            with path.open("wb") as file:
+                pickle.dump(snapshot, file, protocol=4)
+            report["snapshot"] = SNAPSHOT_NAME
+    except Exception as error:  # noqa: BLE001 - the report by itself says most of it
+        note_failure("snapshot", error)
+        with suppress(FileNotFoundError):
+            path.unlink()
+
+
+def _remove(part: Path, parent: Path) -> None:
+    shutil.rmtree(part, ignore_errors=True)
+    with suppress(OSError):
+        parent.rmdir()  # only where it is empty

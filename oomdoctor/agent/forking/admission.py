@@ -1,0 +1,331 @@
+"""Admission: describe a Python process and its command line, and refuse what a fork of the server cannot stand for."""
+
+# ruff: noqa: PTH100, PTH109, PTH118, PTH119 - paths are texts here, and thousands of them are looked at
+# ruff: noqa: PTH109, PTH118, PTH120 - as Python does it, on texts
+# ruff: noqa: PTH109, PTH112, PTH113, PTH118, PTH208 - as in `main`
+
+from __future__ import annotations
+
+import builtins
+import os
+import runpy
+import sys
+import sysconfig
+import types
+from importlib.machinery import EXTENSION_SUFFIXES, SourceFileLoader
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+_OWN_MODULES = ("oomdoctor_agent", "oomdoctor", "sitecustomize", "usercustomize", "__main__", "__mp_main__")
+_KEPT = "OOMDOCTOR_NULL_"
+_FOLDERS = ("site-packages", "dist-packages")
+
+
+class _StartEnvironment:
+    """What has to be noted before the program changes it.
+
+    Attributes:
+        at_start: The environment that the process was started with, as the kernel keeps it.
+        at_torch: The environment when torch had been imported.
+    """
+
+    at_start: dict[str, str] | None = None
+    at_torch: dict[str, str] | None = None
+
+
+def at_torch_import() -> None:
+    """Note the environment that torch was imported with: a program may have set variables for it before."""
+    _StartEnvironment.at_torch = _without_ours(dict(os.environ))
+    _StartEnvironment.at_start = _environment_at_start()
+
+
+def describe_process() -> dict[str, Any]:
+    """Everything that `server` has to know; JSON can hold it."""
+    return {
+        "executable": sys.executable,
+        "options": _interpreter_options(),
+        "cwd": os.getcwd(),
+        "environment": _StartEnvironment.at_start or _environment_at_start(),
+        "environment_at_torch": _StartEnvironment.at_torch or _without_ours(dict(os.environ)),
+        "modules": importable_modules(),
+    }
+
+
+def importable_modules() -> list[str]:
+    """Names of modules of Python's and of installed packages, in the order in which their imports began."""
+    roots = library_roots()
+    return [name for name, module in list(sys.modules.items()) if _is_importable(name, module, roots)]
+
+
+def library_roots() -> tuple[str, ...]:
+    """Folders of Python's own modules and of installed packages, each with a separator at its end."""
+    found = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    found += [entry for entry in sys.path if os.path.basename(entry.rstrip(os.sep)) in _FOLDERS]
+    every = [path for entry in found if entry for path in (os.path.abspath(entry), os.path.realpath(entry))]
+    return tuple(dict.fromkeys(os.path.join(path, "") for path in every))
+
+
+def is_installed(file: str | None, roots: tuple[str, ...]) -> bool:
+    """Whether a module's file is one of Python's or of an installed package."""
+    return isinstance(file, str) and os.path.abspath(file).startswith(roots)
+
+
+def _is_importable(name: str, module: Any, roots: tuple[str, ...]) -> bool:  # noqa: ANN401 - whatever is there
+    if name.partition(".")[0] in _OWN_MODULES:
+        return False
+    try:
+        spec = module.__spec__
+        return spec.name == name and is_installed(spec.origin, roots)
+    except Exception:  # noqa: BLE001 - programs put anything into `sys.modules`
+        return False
+
+
+def _interpreter_options() -> list[str]:
+    """The interpreter's own options, which the server has to be started with."""
+    found = split_command_line(proxy.command_line(), len(sys.argv))
+    return found[0] if found else []
+
+
+def _environment_at_start() -> dict[str, str]:
+    pairs = (os.fsdecode(part).partition("=") for part in proxy.read_file("/proc/self/environ").split(b"\0") if part)
+    return _without_ours({name: value for name, _, value in pairs})
+
+
+def _without_ours(variables: dict[str, str]) -> dict[str, str]:
+    return {
+        name: value for name, value in variables.items() if not name.startswith("OOMDOCTOR_") or name.startswith(_KEPT)
+    }
+
+
+_PLAIN_OPTIONS = frozenset("bBdOPqRsuv")
+_OPTIONS_WITH_VALUE = ("-W", "-X")
+_ABSOLUTE_SINCE = (3, 9)
+
+
+def split_command_line(command_line: list[str], arguments: int) -> tuple[list[str], str, bool] | None:
+    """Take a command line of Python apart; None where it is an unusual one.
+
+    Args:
+        command_line: All of it.
+        arguments: How many of its last are in `sys.argv`, with the program itself.
+
+    Returns:
+        The interpreter's options, the script or module, and whether it is a module.
+    """
+    position = len(command_line) - arguments
+    if arguments < 1 or position < 1:
+        return None
+    options, target = command_line[1:position], command_line[position]
+    is_module = _take_module_option(options)
+    if target.startswith("-") or not _are_usual(options):
+        return None
+    return options, target, is_module
+
+
+def _take_module_option(options: list[str]) -> bool:
+    if not options or options[-1].startswith("--") or options[-1] in _OPTIONS_WITH_VALUE:
+        return False
+    last = options[-1]
+    if not (last.startswith("-") and last.endswith("m") and set(last[1:-1]) <= _PLAIN_OPTIONS):
+        return False
+    if options[-2:-1] and options[-2] in _OPTIONS_WITH_VALUE:
+        return False
+    options.pop()
+    if last != "-m":
+        options.append(last[:-1])
+    return True
+
+
+def _are_usual(options: list[str]) -> bool:
+    rest = iter(options)
+    for option in rest:
+        if option in _OPTIONS_WITH_VALUE:
+            next(rest, None)
+        elif option.startswith(_OPTIONS_WITH_VALUE):
+            continue
+        elif not option.startswith("-") or len(option) == 1 or not set(option[1:]) <= _PLAIN_OPTIONS:
+            return False
+    return True
+
+
+def first_path(target: str, *, is_module: bool) -> str | None:
+    """What Python puts first into `sys.path` for a script or a module; None for nothing."""
+    if getattr(sys.flags, "safe_path", False):
+        return None
+    return os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))
+
+
+def prepare_main(target: str, *, is_module: bool, had: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Make `__main__` and complete `sys.path`.
+
+    Args:
+        target: The script or the module.
+        is_module: Which of these.
+        had: What `__main__` had in it at the start of a Python like this one.
+
+    Returns:
+        What to call, and with what.
+    """
+    namespace = _new_main(had)
+    if not is_module and _is_package(target):
+        sys.path.insert(0, _full_name(target))
+        return runpy._run_module_as_main, ("__main__", False)  # type: ignore[attr-defined]  # noqa: SLF001 - as C does
+    first = first_path(target, is_module=is_module)
+    if first is not None:
+        sys.path.insert(0, first)
+    if is_module:
+        return runpy._run_module_as_main, (target, True)  # type: ignore[attr-defined]  # noqa: SLF001 - as C does
+    return _prepare_script(target, namespace)
+
+
+def _is_package(path: str) -> bool:
+    import pkgutil  # noqa: PLC0415 - in the program's process
+
+    return pkgutil.get_importer(path) is not None
+
+
+def _full_name(path: str) -> str:
+    return os.path.join(os.getcwd(), path) if sys.version_info >= _ABSOLUTE_SINCE else path
+
+
+def _new_main(had: dict[str, Any]) -> dict[str, Any]:
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    namespace = vars(module)
+    if "__annotations__" in had:
+        namespace["__annotations__"] = {}
+    namespace["__builtins__"] = builtins
+    return namespace
+
+
+def _prepare_script(path: str, namespace: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    name = _full_name(path)
+    namespace["__file__"] = name
+    if sys.version_info < (3, 15):
+        namespace["__cached__"] = None
+    namespace["__loader__"] = SourceFileLoader("__main__", name)
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - as above
+            code = compile(file.read(), name, "exec", dont_inherit=True)
+    except Exception as error:  # noqa: BLE001 - it is raised where the program's errors are
+        return _raise, (error.with_traceback(None),)
+    return exec, (code, namespace)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+_CHANGING = ("OOMDOCTOR_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+"""Beginnings of names that a trial or a launcher gives another value each time, and that no import depends on."""
+
+_HARMLESS = frozenset(
+    {
+        *("PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "PYTHONUNBUFFERED", "FORK_LAUNCHED"),
+        *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
+    }
+)
+_RANKS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
+"""Variables of launchers that imports do look at, and what they mean where they are missing."""
+
+_CARD = "OOMDOCTOR_NULL_"
+_READ_BY_NATIVE_CODE = (
+    *("TORCH", "PYTORCH", "ATEN", "C10", "CUDA", "CUBLAS", "CUDNN", "NVIDIA", "NCCL", "GLOO", "TRITON", "TF_", "XLA"),
+    *("JAX", "OMP_", "GOMP_", "KMP_", "MKL", "OPENBLAS", "BLIS", "DNNL", "ONEDNN", "NUMEXPR", "LD_", "MALLOC_"),
+    *("GLIBC_", "TCMALLOC", "LC_", "LANG", "LOCPATH", "TZ", "PYTHON", _CARD),
+)
+"""Beginnings of names that native code may have read when it was loaded, which nobody sees."""
+
+
+class Server(NamedTuple):
+    """What a process has to agree with.
+
+    Attributes:
+        interpreter: The server's own, as `identity.interpreter` says it.
+        environment: What the described process was started with.
+        path: `sys.path` as a program finds it, without its own folder.
+        reads: Variables that were read during the imports.
+        changes: What the imports did to the environment; a program hands that on to those that it starts.
+    """
+
+    interpreter: dict[str, Any]
+    environment: dict[str, str]
+    path: list[str]
+    reads: set[str]
+    changes: dict[str, str | None]
+
+
+def refusal(process: dict[str, Any], server: Server) -> str:
+    """Why the process has to run by itself; empty where it need not."""
+    for name, value in server.interpreter.items():
+        if process["interpreter"].get(name) != value:
+            return f"another {name}"
+    if None in process["streams"]:
+        return "a stream is closed"
+    missing = [entry for entry in process["path"] if entry not in server.path and not _is_hook(entry)]
+    if missing:
+        return f"`{missing[0]}` in its path"
+    variable = _differing_variable(process["environment"], server)
+    return f"another `{variable}`" if variable else _program_refusal(process)
+
+
+def _is_hook(entry: str) -> bool:
+    return entry == os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/bootstrap"
+
+
+def _differing_variable(environment: dict[str, str], server: Server) -> str | None:
+    for name in {*environment, *server.environment}:
+        if environment.get(name) != server.environment.get(name) and _matters(name, environment, server):
+            return name
+    return None
+
+
+def _matters(name: str, environment: dict[str, str], server: Server) -> bool:
+    if name in _RANKS:
+        ours, theirs = (each.get(name, _RANKS[name]) for each in (server.environment, environment))
+        return name in server.reads and ours != theirs
+    if name in server.changes and environment.get(name) == server.changes[name]:
+        return False
+    if name in _HARMLESS or (name.startswith(_CHANGING) and not name.startswith(_CARD)):
+        return False
+    return name in server.reads or name.startswith(_READ_BY_NATIVE_CODE)
+
+
+def _program_refusal(process: dict[str, Any]) -> str:
+    split = split_command_line(process["command_line"], len(process["argv"]))
+    if split is None:
+        return "an unusual command line"
+    _, target, is_module = split
+    if not is_module and (process["argv"][0] != target or target.endswith(".pyc")):
+        return "an unusual program"
+    here = os.getcwd()
+    os.chdir(process["cwd"])
+    try:
+        if not is_module and not os.access(target, os.R_OK):
+            return "a program that cannot be read"
+        first = first_path(target, is_module=is_module)
+        shadowed = _shadowed(first) if first and not os.path.isdir(target) else None
+        return f"its folder has another `{shadowed}`" if shadowed else ""
+    finally:
+        os.chdir(here)
+
+
+def _shadowed(folder: str) -> str | None:
+    """A module of the server's that a program would find in its own folder instead."""
+    if os.path.join(os.path.realpath(folder), "") in library_roots():
+        return None
+    names = {name.partition(".")[0] for name in sys.modules}
+    return next((name for name in (_module_name(folder, entry) for entry in os.listdir(folder)) if name in names), None)
+
+
+def _module_name(folder: str, entry: str) -> str | None:
+    for suffix in (".py", ".pyc", *EXTENSION_SUFFIXES):
+        if entry.endswith(suffix):
+            return entry[: -len(suffix)]
+    is_package = os.path.isfile(os.path.join(folder, entry, "__init__.py"))
+    return entry if is_package else None

@@ -1,0 +1,321 @@
+"""Import modules in the fork server, and leave out those that a fork does not survive.
+
+Each module is watched while it runs. Where one starts a thread, the whole stack of modules that were being imported is
+left out, and the process starts over without them: what is half imported cannot be taken back.
+
+A thread does not come over a fork, and what it held stays held; descriptors would be shared; a child process would have
+two parents; and CUDA does not survive a fork at all.
+
+A process whose environment differs in another one imports the same modules to the same effect.
+"""
+
+# ruff: noqa: ANN401 - loaders and modules have no type here
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from importlib.machinery import ExtensionFileLoader, SourceFileLoader
+from typing import TYPE_CHECKING, Any
+
+from . import admission
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+_HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random")
+_DESCRIPTORS = "/proc/self/fd"
+_LINKS_WITHOUT_THREADS = 2  # of the folder that has one more for each thread
+
+
+class HazardWatch:
+    """Compares with what the process had before its imports."""
+
+    def __init__(self) -> None:
+        # What cannot be read is the descriptor that listed the folder; the next that is opened has its number.
+        self._descriptors = frozenset(name for name in _descriptors() if _link_target(name))
+
+    def found(self) -> str:
+        """What there is now that was not there before; empty where a fork is still safe."""
+        if os.stat("/proc/self/task").st_nlink - _LINKS_WITHOUT_THREADS > 1:  # noqa: PTH116 - after thousands of modules
+            return "started a thread"
+        return "initialised CUDA" if _is_cuda_initialised() else ""
+
+    def keeps_descriptors(self) -> bool:
+        """Whether a descriptor is open that was not before; while a module still runs it may yet be closed."""
+        return bool(_open_files(_descriptors() - self._descriptors))
+
+    def found_at_end(self) -> str:
+        """Everything, with what takes longer to see."""
+        if has_children():
+            return "started a process"
+        return "keeps a descriptor open" if self.keeps_descriptors() else self.found()
+
+
+def has_children() -> bool:
+    """Whether there is a process below this one."""
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def is_poisoned() -> bool:
+    """Whether a fork of this process could not use CUDA any more, as PyTorch sees it. Only a fork can tell."""
+    pid = os.fork()
+    if pid == 0:
+        answer = 1
+        try:
+            answer = int(bool(torch_function("_cuda_isInBadFork")()))
+        finally:
+            os._exit(answer)
+    return os.waitpid(pid, 0)[1] != 0
+
+
+def torch_function(name: str) -> Any:
+    """A function of `torch._C`; one that answers False where this torch has none of that name."""
+    return getattr(getattr(sys.modules.get("torch"), "_C", None), name, lambda *_: False)
+
+
+def _is_cuda_initialised() -> bool:
+    cuda = sys.modules.get("torch.cuda")
+    return bool(getattr(cuda, "_initialized", False))
+
+
+def _descriptors() -> set[str]:
+    return set(os.listdir(_DESCRIPTORS))  # noqa: PTH208 - after each of thousands of modules
+
+
+def _open_files(names: set[str]) -> list[str]:
+    return [name for name in names if _link_target(name) not in ("", *_HARMLESS)]
+
+
+def _link_target(name: str) -> str:
+    """What a descriptor is of; empty where it has gone."""
+    try:
+        return os.readlink(f"{_DESCRIPTORS}/{name}")  # noqa: PTH115 - as above
+    except OSError:
+        return ""
+
+
+class _LeftOutError(BaseException):
+    """No `Exception`: a module that does without another where that fails would then be another module."""
+
+
+class Importer:
+    """Imports modules under watch.
+
+    Attributes:
+        excluded: Names that are not imported.
+        doomed: Names that have to be left out, because they did something or need what is left out.
+        reason: What was found.
+        failed: Names whose import failed.
+        imported: How many were imported.
+    """
+
+    def __init__(self, excluded: set[str]) -> None:
+        self.excluded = excluded
+        self.doomed: set[str] = set()
+        self.reason = ""
+        self.failed: list[str] = []
+        self.imported = 0
+        self._stack: list[str] = []
+        self._opener: list[str] = []
+        self._watch = HazardWatch()
+        self._roots = admission.library_roots()
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def run(self, names: list[str]) -> None:
+        """Import `names` in their order, up to the first thing that a fork would not survive."""
+        self._begin()
+        try:
+            for name in names:
+                if self._is_hopeless(name):
+                    continue
+                self._import(name)
+                if self.reason:
+                    return
+        finally:
+            self._end()
+        self.reason = self.reason or self._watch.found_at_end()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """As a finder: stop the import of what is left out, and of all that needs it."""
+        del path, target
+        if name in self.excluded:
+            self.doomed.update(self._stack)
+            raise _LeftOutError(name)
+
+    def _is_hopeless(self, name: str) -> bool:
+        parts = name.split(".")
+        return any(".".join(parts[:length]) in self.excluded for length in range(1, len(parts) + 1))
+
+    def _import(self, name: str) -> None:
+        if name in sys.modules:
+            self.imported += 1
+            return
+        try:
+            importlib.import_module(name)
+        except BaseException:  # noqa: BLE001 - the program will see it, in its own process
+            self.failed.append(name)
+        else:
+            self.imported += 1
+
+    def _begin(self) -> None:
+        sys.meta_path.insert(0, self)
+        for loader in (SourceFileLoader, ExtensionFileLoader):
+            self._wrap(loader, "exec_module", lambda module: module.__spec__)
+        self._wrap(ExtensionFileLoader, "create_module", lambda spec: spec)
+
+    def _end(self) -> None:
+        sys.meta_path.remove(self)
+        for owner, name, original in reversed(self._originals):
+            if original is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+    def _wrap(self, loader: Any, name: str, spec_of: Callable[[Any], Any]) -> None:
+        run = getattr(loader, name)
+        self._originals.append((loader, name, vars(loader).get(name)))
+
+        @functools.wraps(run)
+        def watched(own: Any, subject: Any) -> Any:
+            with self._running(spec_of(subject)):
+                return run(own, subject)
+
+        setattr(loader, name, watched)
+
+    def _running(self, spec: Any) -> _ModuleRun:
+        return _ModuleRun(self, spec)
+
+    def enter(self, spec: Any) -> None:
+        """A module begins to run."""
+        self._stack.append(spec.name)
+        if not admission.is_installed(spec.origin, self._roots):
+            self.doomed.update(self._stack)
+            self._stack.pop()
+            raise _LeftOutError(spec.name)
+
+    def leave(self) -> None:
+        """A module has run; see what it did."""
+        if not self.reason:
+            self._blame(self._watch.found(), self._stack)
+            self._follow_descriptors()
+        if self._stack.pop() == "torch":
+            self._originals += count_devices_in_fork(sys.modules.get("torch"))
+        if self.reason:
+            raise _LeftOutError(self.reason)
+
+    def _blame(self, what: str, stack: list[str]) -> None:
+        if what and not self.reason:
+            self.reason = f"`{stack[-1]}` {what}"
+            self.doomed.update(stack)
+
+    def _follow_descriptors(self) -> None:
+        """Remember where one was opened first, and wait whether it is closed before the whole import is done."""
+        if not self._watch.keeps_descriptors():
+            self._opener = []
+            return
+        self._opener = self._opener or list(self._stack)
+        if len(self._stack) == 1:
+            self._blame("keeps a descriptor open", self._opener)
+
+
+class _ModuleRun:
+    def __init__(self, importer: Importer, spec: Any) -> None:
+        self._importer = importer
+        self._spec = spec
+
+    def __enter__(self) -> None:
+        self._importer.enter(self._spec)
+
+    def __exit__(self, *_: object) -> None:
+        self._importer.leave()
+
+
+def count_devices_in_fork(torch: Any) -> list[tuple[Any, str, Any]]:
+    """Let a fork count the devices: a process that has counted them has a CUDA that its forks cannot use.
+
+    Libraries ask `torch.cuda.is_available()` when they are imported.
+
+    Args:
+        torch: The module.
+
+    Returns:
+        What has to be put back where: owner, name and value.
+    """
+    count = getattr(getattr(torch, "_C", None), "_cuda_getDeviceCount", None)
+    if count is None:
+        return []
+    torch._C._cuda_getDeviceCount = functools.lru_cache(maxsize=None)(lambda: _in_fork(count))  # noqa: SLF001
+    return [(torch._C, "_cuda_getDeviceCount", count)]  # noqa: SLF001
+
+
+def _in_fork(count: Callable[[], int]) -> int:
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(write, str(count()).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as answers:  # noqa: PTH123 - a descriptor
+        answer = answers.read()
+    os.waitpid(pid, 0)
+    return int(answer or b"0")
+
+
+_Environ = type(os.environ)
+
+
+class EnvironmentReads:
+    """Notes the names that Python code asks `os.environ` for, between `begin` and `end`.
+
+    Attributes:
+        names: What has been read, set or deleted by its name.
+        written: What has been set or deleted, or given a value for where it has none.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.written: set[str] = set()
+
+    def begin(self) -> None:
+        """Listen."""
+        names, written = self.names, self.written
+
+        class Noting(_Environ):  # type: ignore[valid-type,misc]
+            def __getitem__(self, key: str) -> str:
+                if isinstance(key, str):
+                    names.add(key)
+                value: str = super().__getitem__(key)
+                return value
+
+            def __setitem__(self, key: str, value: str) -> None:
+                written.add(key)
+                super().__setitem__(key, value)
+
+            def __delitem__(self, key: str) -> None:
+                written.add(key)
+                super().__delitem__(key)
+
+            def setdefault(self, key: str, value: str) -> str:
+                written.add(key)
+                result: str = super().setdefault(key, value)
+                return result
+
+        os.environ.__class__ = Noting
+
+    def end(self) -> None:
+        """Leave `os.environ` as it was."""
+        os.environ.__class__ = _Environ
+
+    def changes(self) -> dict[str, str | None]:
+        """What the imports did to the environment: names with their value, None for what they took away."""
+        return {name: os.environ.get(name) for name in self.written}

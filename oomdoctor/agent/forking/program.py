@@ -1,0 +1,310 @@
+"""Turn a fork of the server into a program: its surroundings, its streams, its code and its end.
+
+Python ends by taking every module apart. In a fork that would first copy each page of all that the server has imported,
+which takes longer than the imports have; and nothing of a library's is left to be done then. So the last of the
+functions that run at exit, ours, ends the process: after the program's threads, its exit functions and its own modules.
+"""
+
+# ruff: noqa: ANN401 - streams are of several types
+# ruff: noqa: ANN401 - what libraries keep has no type here
+# ruff: noqa: ANN401 - errors and tracebacks as Python hands them over
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import io
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import admission
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .admission import Server
+    from .serving import Program
+
+
+_NAMES = ("stdin", "stdout", "stderr")
+_MODES = ("r", "w", "w")
+
+
+def renew_streams(wanted: list[list[Any]]) -> None:
+    """Replace the streams; who holds the old ones goes on writing to the same descriptors.
+
+    Args:
+        wanted: For each, what `identity` says of it.
+    """
+    for number, name in enumerate(_NAMES):
+        old, new = getattr(sys, name), _open_stream(number, wanted[number])
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+        _retire_stream(old, new)
+
+
+def _open_stream(number: int, wanted: list[Any]) -> Any:
+    encoding, errors, line_buffering, write_through, buffered = wanted
+    mode, label = _MODES[number], f"<{_NAMES[number]}>"
+    below: Any = io.open(number, f"{mode}b", -1 if buffered else 0, closefd=False)  # noqa: SIM115, UP020 - it stays
+    (below.raw if buffered else below).name = label
+    stream = io.TextIOWrapper(
+        below, encoding, errors, newline="\n", line_buffering=line_buffering, write_through=write_through
+    )
+    stream.mode = mode  # type: ignore[misc]
+    return stream
+
+
+def _retire_stream(old: Any, new: Any) -> None:
+    """Let nothing lie in the old stream, and give the new one to the handlers that libraries made of it."""
+    if hasattr(old, "reconfigure") and old.writable():
+        old.reconfigure(line_buffering=True)
+    _RETIRED_STREAMS.append(old)
+    for reference in list(logging._handlerList):  # type: ignore[attr-defined]  # noqa: SLF001 - there is no other list
+        handler = reference() if callable(reference) else reference
+        if getattr(handler, "stream", None) is old:
+            handler.stream = new
+
+
+_RETIRED_STREAMS: list[Any] = []
+
+
+_SIGNALS: dict[str, Any] = {"ignored": signal.SIG_IGN, "default": signal.SIG_DFL, "python": signal.default_int_handler}
+
+
+def adopt_identity(process: dict[str, Any], descriptors: list[int], path: list[str], changes: dict[str, Any]) -> None:
+    """Take over everything around the program.
+
+    Args:
+        process: As `identity.identify` describes it.
+        descriptors: Of its three streams.
+        path: `sys.path` without the program's own folder.
+        changes: What the imports have done to the environment.
+    """
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.umask(process["umask"])
+    os.chdir(process["cwd"])
+    os.sched_setaffinity(0, process["affinity"])
+    _take_signals(process)
+    _take_environment(process["environment"], changes)
+    renew_streams(process["streams"])
+    _take_names(process, path)
+    _forget_the_server(process)
+
+
+def _take_signals(process: dict[str, Any]) -> None:
+    for number, name in process["signals"].items():
+        # A handler that a library has installed is the program's.
+        if signal.getsignal(number) in (*_SIGNALS.values(), None):
+            try:
+                signal.signal(number, _SIGNALS[name])
+            except (OSError, ValueError):  # those that the C library keeps for itself
+                continue
+    signal.pthread_sigmask(signal.SIG_SETMASK, process["mask"])
+
+
+def _take_environment(wanted: dict[str, str], changes: dict[str, Any]) -> None:
+    environment = {**wanted, **{name: value for name, value in changes.items() if value is not None}}
+    for name in list(os.environ):
+        if name not in environment or changes.get(name, "") is None:
+            del os.environ[name]
+    for name, value in environment.items():
+        if name not in os.environ or os.environ[name] != value:
+            os.environ[name] = value
+
+
+def _take_names(process: dict[str, Any], path: list[str]) -> None:
+    sys.argv[:] = process["argv"]
+    sys.path[:] = path
+    sys.executable = process["executable"]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[:] = process["command_line"]
+
+
+def _forget_the_server(process: dict[str, Any]) -> None:
+    """Make anew what a process has of its own, and what was noted of the server's."""
+    _reseed()
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None:
+        setattr(multiprocessing, "ORIGINAL_DIR", process["cwd"])  # noqa: B010 - it has no type
+        key = multiprocessing.AuthenticationString(os.urandom(32))
+        multiprocessing.current_process()._config["authkey"] = key  # noqa: SLF001
+    spawn = sys.modules.get("multiprocessing.spawn")
+    if spawn is not None:
+        spawn.set_executable(sys.executable)
+    logging = sys.modules.get("logging")
+    if logging is not None and hasattr(logging, "_startTime"):
+        _restart_clock(logging)
+
+
+def _restart_clock(logging: Any) -> None:
+    import time  # noqa: PLC0415 - always imported, and of no use elsewhere
+
+    # From Python 3.13 on it is in nanoseconds.
+    logging._startTime = time.time_ns() if isinstance(logging._startTime, int) else time.time()  # noqa: SLF001
+
+
+def _reseed() -> None:
+    """Two forks must draw other numbers, as two processes do. Python's own `random` sees to that itself."""
+    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.seed()
+    if torch is not None:
+        torch.default_generator.seed()  # that of the CPU alone: CUDA's are made when CUDA is initialised
+
+
+_CANNOT_FLUSH = 120  # as Python ends then
+_ROOTS = admission.library_roots()
+
+
+class ProgramEnd:
+    """How this process ends.
+
+    Attributes:
+        code: Its exit code; None where Python shall end it, as it does in the server.
+        libraries: Modules that are not the program's.
+    """
+
+    code: int | None = None
+    libraries: frozenset[str] = frozenset()
+
+
+def end_at_exit() -> None:
+    """Be the first to be registered, and so the last to be called."""
+    atexit.register(_end_process)
+
+
+def program_returned() -> None:
+    """The program's code has run to its end."""
+    ProgramEnd.code = 0
+
+
+def program_exited(code: Any) -> None:
+    """The program has raised `SystemExit(code)`; Python prints what is no number."""
+    ProgramEnd.code = 0 if code is None else code & 0xFF if isinstance(code, int) else 1
+
+
+def program_failed(error: BaseException) -> None:
+    """An error has ended the program. An interrupt is left to Python, which ends by its signal."""
+    ProgramEnd.code = None if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _end_process() -> None:
+    if ProgramEnd.code is None:
+        return
+    code = ProgramEnd.code
+    _take_apart()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # noqa: BLE001 - it may be closed, or None
+            code = code if getattr(stream, "closed", stream is None) else _CANNOT_FLUSH
+    ctypes.CDLL(None).fflush(None)
+    os._exit(code)
+
+
+def _take_apart() -> None:
+    """Let go of what the program's own modules hold: its objects' `__del__` runs, and files are written and closed."""
+    own = [module for name, module in reversed(list(sys.modules.items())) if _is_own(name, module)]
+    for module in [sys.modules.get("__main__"), *own]:
+        try:
+            namespace = vars(module)
+            for name in [name for name in namespace if name != "__builtins__"]:
+                namespace[name] = None
+        except Exception:  # noqa: BLE001, S112 - it is not a module
+            continue
+
+
+def _is_own(name: str, module: Any) -> bool:
+    file = getattr(module, "__file__", None)
+    return name not in ProgramEnd.libraries and file is not None and not admission.is_installed(file, _ROOTS)
+
+
+_HOOKED = ("OOMDOCTOR_RUN_DIRECTORY", "OOMDOCTOR_TRIAL_SOCKET")
+
+
+class ProgramCall(NamedTuple):
+    """A program's code, ready to run.
+
+    Attributes:
+        function: What to call.
+        arguments: And with what.
+        ending: The module that is told how it ended.
+        hide_frames: Called with the caller's file where that raises.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    ending: Any
+    hide_frames: Callable[[str], None]
+
+
+def become_program(found: Program, server: Server, had: dict[str, Any]) -> ProgramCall:
+    """Make this process the program's.
+
+    Args:
+        found: The process that is to be.
+        server: What this is a fork of.
+        had: What `__main__` has in it at the start.
+    """
+    process = found.process
+    adopt_identity(process, found.descriptors, server.path, server.changes)
+    split = admission.split_command_line(process["command_line"], len(process["argv"]))
+    if split is None:  # the server has looked at it
+        raise RuntimeError("an unusual command line")
+    _start_hook()
+    _, target, is_module = split
+    ProgramEnd.libraries = frozenset(sys.modules)
+    function, arguments = admission.prepare_main(target, is_module=is_module, had=had)
+    _leave_modules()
+    return ProgramCall(function, arguments, sys.modules[__name__], hide_frames)
+
+
+def _start_hook() -> None:
+    """What `sitecustomize` does in a process that runs by itself."""
+    if not any(os.environ.get(name) for name in _HOOKED):
+        return
+    from .. import install  # noqa: PLC0415 - where it is wanted
+
+    socket = os.environ.pop("OOMDOCTOR_FORK_SOCKET", None)  # it has been handed over already
+    try:
+        install()
+    except Exception:  # noqa: BLE001, S110 - a crash of ours must not be seen
+        pass
+    finally:
+        if socket is not None:
+            os.environ["OOMDOCTOR_FORK_SOCKET"] = socket
+
+
+def _leave_modules() -> None:
+    package = __name__.rpartition(".")[0]
+    for name in [name for name in sys.modules if name == package or name.startswith(package + ".")]:
+        del sys.modules[name]
+
+
+def hide_frames(file: str) -> None:
+    """Show what the program dies of without the frames of `file`; Python does all the rest itself.
+
+    Args:
+        file: Where the program is called.
+    """
+    before = sys.excepthook
+
+    def excepthook(kind: Any, error: Any, traceback: Any) -> None:
+        folder = file.rpartition("/")[0]
+        while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(folder):
+            traceback = traceback.tb_next
+        sys.excepthook = before
+        sys.last_traceback = traceback
+        try:
+            before(kind, error.with_traceback(traceback), traceback)
+        except SystemExit as leaving:
+            program_exited(leaving.code)
+            raise
+
+    sys.excepthook = excepthook

@@ -1,0 +1,216 @@
+"""Null GPU: its counters, the end of backward's threads, and library functions that would read zeros from it.
+
+Ranks that train together exchange more than gradients: how many parameters each has, how long its batch is, a Python
+object, that it has got as far as a barrier. NCCL carries this through the GPU, and from a null GPU come zeros. What is
+the program's own has to be right, or the program goes another way than on a GPU. So objects and barriers go through the
+store that the ranks have met in (`meeting`), and comparisons that cannot be made are left out.
+
+Where ranks talk through the CPU, all of that is real and nothing is changed.
+
+After the last backward its thread still lets go of a few Python objects. Where Python has begun to end by then, it ends
+that thread (up to Python 3.13, inside C++ code that cannot be left that way) and the process dies of SIGABRT. On a GPU
+the last steps of a program wait for the device, which gives the thread its time; on a null GPU nothing waits.
+"""
+
+# ruff: noqa: ANN401, PLC0415 - torch and what programs hand over have no type here; not needed on a real GPU
+# ruff: noqa: ANN401 - ctypes has no types
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import io
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import imports
+from .guard import guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def patch_ranks() -> None:
+    """Begin, once torch has been imported; on a real GPU there is nothing to do."""
+    if "OOMDOCTOR_NULL_NAME" not in os.environ:
+        return
+    imports.when_imported("torch.distributed.distributed_c10d", guarded(_watch_torch))
+    imports.when_imported("torch.distributed.optim.zero_redundancy_optimizer", guarded(_watch_zero))
+    imports.when_imported("accelerate.utils.operations", guarded(_watch_operations))
+    imports.when_imported("accelerate.utils.random", guarded(_watch_random))
+
+
+def _watch_torch() -> None:
+    from . import object_collectives
+
+    c10d = sys.modules["torch.distributed.distributed_c10d"]
+    for name, stand_in in object_collectives.replacements(sys.modules["torch"], c10d).items():
+        _replace(c10d, name, stand_in)
+    _replace(sys.modules["torch.distributed"], "_verify_params_across_processes", _verify_nothing)
+    _keep_buckets()
+
+
+def _watch_zero() -> None:
+    _replace(sys.modules["torch.distributed.optim.zero_redundancy_optimizer"], "_broadcast_object", _broadcast_object)
+
+
+def _watch_operations() -> None:
+    _replace(sys.modules["accelerate.utils.operations"], "pad_across_processes", _pad_nothing)
+
+
+def _watch_random() -> None:
+    _replace(sys.modules["accelerate.utils.random"], "synchronize_rng_state", _send_as_object)
+
+
+def _verify_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """DistributedDataParallel compares the number and the shapes of the ranks' parameters, and would read zeros."""
+
+    def verify(group: Any, tensors: Any, logger: Any = None) -> Any:
+        if tensors and tensors[0].is_cuda:
+            return None
+        return original(group, tensors, logger)
+
+    return verify
+
+
+def _keep_buckets() -> None:
+    """DistributedDataParallel sends the layout of its buckets through the GPU, and would make buckets of zeros.
+
+    Each rank then has the layout that it found itself, or what rank 0 sent through the CPU.
+    """
+    reducer: Any = sys.modules["torch.distributed"].Reducer
+    original = reducer._rebuild_buckets  # noqa: SLF001
+    keep = ctypes.CDLL(None).oomdoctor_null_keep_copies
+
+    @functools.wraps(original)
+    def rebuild(self: Any) -> Any:
+        keep(1)
+        try:
+            return original(self)
+        finally:
+            keep(0)
+
+    reducer._rebuild_buckets = rebuild  # noqa: SLF001
+
+
+def _broadcast_object(_original: Callable[..., Any]) -> Callable[..., Any]:
+    """ZeroRedundancyOptimizer collects its state with a function of its own, and would read a length of zero."""
+    torch: Any = sys.modules["torch"]
+
+    def broadcast(obj: Any, src_rank: int, group: Any = None, device: Any = "cpu") -> Any:
+        buffer = io.BytesIO()
+        torch.save(obj, buffer)
+        sent = [buffer.getvalue()]
+        torch.distributed.broadcast_object_list(sent, src_rank, group=group)
+        if torch.distributed.get_rank() == src_rank:
+            return obj
+        return torch.load(io.BytesIO(sent[0]), map_location=device, weights_only=False)
+
+    return broadcast
+
+
+def _pad_nothing(_original: Callable[..., Any]) -> Callable[..., Any]:
+    """Accelerate asks how long each rank's tensor is and pads to the longest; here all are taken to be like our own."""
+
+    def pad(tensor: Any, *_arguments: Any, **_named: Any) -> Any:
+        return tensor
+
+    return pad
+
+
+def _send_as_object(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Accelerate sends a random generator's state through the GPU, and would give the ranks one of zeros."""
+    torch: Any = sys.modules["torch"]
+
+    def synchronize(rng_type: Any = None, generator: Any = None) -> Any:
+        functions = {
+            "torch": (torch.get_rng_state, torch.set_rng_state),
+            "cuda": (torch.cuda.get_rng_state, torch.cuda.set_rng_state),
+            "generator": (getattr(generator, "get_state", None), getattr(generator, "set_state", None)),
+        }
+        get, put = functions.get(str(getattr(rng_type, "value", rng_type)), (None, None))
+        if get is None or put is None or not torch.distributed.is_initialized():
+            return original(rng_type, generator)
+        state = [get()]
+        torch.distributed.broadcast_object_list(state, 0)
+        put(state[0])
+        return None
+
+    return synchronize
+
+
+def _replace(module: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put what `make` makes of a function in its place, also where a module of the same package has imported it."""
+    original = getattr(module, name)
+    replacement = functools.wraps(original)(make(original))
+    package = module.__name__.partition(".")[0]
+    for other, found in list(sys.modules.items()):
+        if other.partition(".")[0] == package and vars(found).get(name) is original:
+            setattr(found, name, replacement)
+
+
+_THREADS = Path("/proc/self/task")
+_NAME = "(pt_autograd"
+_LONGEST_SECONDS = 2.0
+_PAUSE_SECONDS = 0.001
+_QUIET_LOOKS = 2
+
+
+def wait_for_backward_at_exit() -> None:
+    """Wait at the end of a process on a null GPU; registered early, so that it runs after what the program does."""
+    if "OOMDOCTOR_NULL_NAME" in os.environ:
+        atexit.register(guarded(_wait_for_backward))
+
+
+def _wait_for_backward() -> None:
+    deadline = time.monotonic() + _LONGEST_SECONDS
+    looks = 0
+    while looks < _QUIET_LOOKS and time.monotonic() < deadline:
+        states = _thread_states()
+        if not states:
+            return
+        time.sleep(_PAUSE_SECONDS)  # a thread that waits for Python's lock gets it now
+        looks = looks + 1 if set(_thread_states()) <= {"S"} else 0
+
+
+def _thread_states() -> list[str]:
+    """The kernel's letter for each backward thread: S is asleep, and R has work to do or waits for a processor."""
+    found = []
+    for thread in _THREADS.iterdir():
+        try:
+            before, _, after = (thread / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+        except OSError:  # it has ended
+            continue
+        if _NAME in before:
+            found.append(after.split()[0])
+    return found
+
+
+def _library() -> Any:
+    return ctypes.CDLL(None) if "OOMDOCTOR_NULL_NAME" in os.environ else None
+
+
+def null_gpu_reads() -> int:
+    """How often data was read back from it, each time zeros; 0 where there is none."""
+    function = getattr(_library(), "oomdoctor_null_reads", None)
+    if function is None:
+        return 0
+    function.restype = ctypes.c_uint64
+    return int(function())
+
+
+def unknown_calls() -> list[str]:
+    """Functions that were called and that it does not serve."""
+    function = getattr(_library(), "oomdoctor_null_unknown_calls", None)
+    if function is None:
+        return []
+    function.restype = ctypes.c_size_t
+    function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    room = int(function(None, 0)) + 1
+    buffer = ctypes.create_string_buffer(room)
+    function(buffer, room)
+    return buffer.value.decode(errors="replace").splitlines()

@@ -1,0 +1,1 @@
+"""The check: entries of the configuration, each probed and held to its limits and to the baseline."""

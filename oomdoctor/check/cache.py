@@ -1,0 +1,280 @@
+"""Answers of probes, kept in a folder for as long as nothing that could change them changes.
+
+The documentation says what goes unseen: programs that installed libraries start, the network, the clock and the state
+of the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.check.cache_key import is_repeatable, key_of
+from oomdoctor.errors import OomdoctorError, UsageError
+from oomdoctor.output import write_atomically
+from oomdoctor.results import ProbeResult  # noqa: TC001 - the same
+from oomdoctor.results.codec import decode, encode
+from oomdoctor.trial.answer import ProbeRun
+from oomdoctor.trial.dependencies import (
+    ALL_VARIABLES,
+    CACHE_NAME,
+    Dependencies,
+    Fingerprint,
+    fingerprint,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from oomdoctor.request import ProbeRequest
+
+
+_WAYS: Final = frozenset(Fingerprint)
+_SETTLED_SECONDS: Final = 2.0
+"""A file that was changed this lately may be changed again without its times showing it."""
+
+_SHELL_VARIABLES: Final = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "TERM", "COLUMNS", "LINES"})
+"""What a shell changes from one command to the next; they count where they are asked for, and not in a copy of all."""
+
+
+class Fingerprints:
+    """Looks at things again; a file that many answers depend on is read once."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[str, str]] = {}
+
+    def sees(self, seen: Mapping[str, str]) -> bool:
+        """Whether everything is as it was seen; stops at the first thing that is not."""
+        return all(self._look(key) == state for key, state in seen.items())
+
+    def _look(self, key: str) -> str:
+        way, _, path = key.partition(" ")
+        if way not in _WAYS:  # written by another version, or by nobody
+            return f"no way to look: {way}"
+        if way != Fingerprint.CONTENT:
+            return fingerprint(Fingerprint(way), path)
+        signature, known = fingerprint(Fingerprint.SIGNATURE, path), self._read.get(path)
+        if known is not None and known[0] == signature:
+            return known[1]
+        state = fingerprint(Fingerprint.CONTENT, path)
+        if _is_settled(path):
+            self._read[path] = signature, state
+        return state
+
+
+def is_here(dependencies: Dependencies) -> bool:
+    """Whether the working directory is the one that relative paths were meant from, where there were any."""
+    return dependencies.working_directory in (None, str(Path.cwd()))
+
+
+def digest_of(variables: Iterable[str], environment: Mapping[str, str]) -> str:
+    """The values of variables, of which some may be secret, in a form that shows whether they have changed.
+
+    Args:
+        variables: Names; `*` for all.
+        environment: Variables by name.
+    """
+    names = set(variables)
+    if ALL_VARIABLES in names:
+        names = (names | environment.keys()) - _SHELL_VARIABLES
+    values = [[name, environment.get(name)] for name in sorted(names)]
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+def _is_settled(path: str) -> bool:
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError):
+        return False
+    return time.time() - max(status.st_mtime, status.st_ctime) > _SETTLED_SECONDS
+
+
+VARIABLE: Final = "OOMDOCTOR_CACHE_DIR"
+MOST_BYTES: Final = 64 * 1024**2
+MOST_ENTRY_BYTES: Final = 16 * 1024**2
+MOST_OF_A_QUESTION: Final = 4
+"""Answers to one question, such as those on branches that somebody goes back and forth between."""
+
+_MARKS: Final = (
+    (".gitignore", "*\n"),
+    ("CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc55\n# Answers of `oomdoctor check`; safe to delete.\n"),
+)
+
+
+def cache_folder(configuration: Path, environment: Mapping[str, str]) -> Path:
+    """Where a configuration's answers are kept: `OOMDOCTOR_CACHE_DIR`, or `.oomdoctor-cache` beside the file.
+
+    Args:
+        configuration: The configuration file.
+        environment: Variables by name.
+    """
+    chosen = environment.get(VARIABLE, "")
+    return Path(chosen).absolute() if chosen else configuration.absolute().parent / CACHE_NAME
+
+
+def answer_files(folder: Path, key: str) -> list[Path]:
+    """Files with answers to one question, the one that was used last first."""
+    return [path for path, _ in _newest_first(folder, f"{key}-*.json")]
+
+
+def read_answer_file(path: Path) -> str | None:
+    """What a file holds; None where it cannot be read or is far too long."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_ENTRY_BYTES + 1)
+        return content.decode() if len(content) <= MOST_ENTRY_BYTES else None
+    except (OSError, ValueError):
+        return None
+
+
+def mark_used(path: Path) -> None:
+    """Note that an answer was used, so that others are removed before it."""
+    with suppress(OSError):
+        os.utime(path)
+
+
+def write_answer_file(folder: Path, key: str, state: str, text: str) -> None:
+    """Keep an answer, and remove those that have not been used for longest.
+
+    A folder that cannot be written to is left as it is: a cache is a convenience.
+
+    Args:
+        folder: The cache's folder; made where it does not exist.
+        key: Name of the question.
+        state: Name of what the answer depended on.
+        text: The answer.
+    """
+    with suppress(OSError, UsageError):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in _MARKS:
+            if not (folder / name).exists():
+                write_atomically(folder / name, content)
+        write_atomically(folder / f"{key}-{state}.json", text)
+        _remove(answer_files(folder, key)[MOST_OF_A_QUESTION:])
+        _remove(_files_beyond_limit(folder))
+
+
+def _files_beyond_limit(folder: Path) -> list[Path]:
+    """What the folder has no room for."""
+    total, beyond = 0, []
+    for path, size in _newest_first(folder, "*.json"):
+        total += size
+        if total > MOST_BYTES:
+            beyond.append(path)
+    return beyond
+
+
+def _newest_first(folder: Path, pattern: str) -> list[tuple[Path, int]]:
+    """Files and their sizes; another check may remove any of them at any moment."""
+    found = []
+    for path in folder.glob(pattern):
+        with suppress(OSError):
+            status = path.stat()
+            found.append((status.st_mtime_ns, path.name, path, status.st_size))
+    return [(path, size) for _, _, path, size in sorted(found, reverse=True)]
+
+
+def _remove(paths: list[Path]) -> None:
+    for path in paths:
+        with suppress(OSError):
+            path.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """One file of the cache.
+
+    Attributes:
+        dependencies: What the target used.
+        variables: Digest of the variables among it.
+        versions: Version by name, of what answered.
+        result: What it found.
+    """
+
+    dependencies: Dependencies
+    variables: str
+    versions: dict[str, str]
+    result: ProbeResult
+
+
+class Cache:
+    """Answers in a folder, which several checks may use at once.
+
+    Args:
+        folder: Where they are; made with the first answer.
+        environment: Variables by name, as the probes have them.
+    """
+
+    def __init__(self, folder: Path, *, environment: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._environment = environment
+        self._looker = Fingerprints()
+        self._keys: dict[ProbeRequest, str | None] = {}
+
+    def find(self, request: ProbeRequest) -> ProbeRun | None:
+        """The answer to a question that was asked before and whose answer would be the same now; else None."""
+        key = self._keys[request] = self._key(request)
+        for path in [] if key is None else answer_files(self._folder, key):
+            answer = _read(path)
+            if answer is not None and self._holds(answer):
+                mark_used(path)
+                return ProbeRun(answer.result, answer.versions, answer.dependencies)
+        return None
+
+    def keep(self, request: ProbeRequest, probe: ProbeRun) -> str | None:
+        """Keep an answer, unless it came from a real GPU or may depend on something that nobody saw.
+
+        What has changed since the question was asked, or since the target used it, would give another answer.
+
+        Returns:
+            Why it is not kept, where something about the target is the reason; else None.
+        """
+        key = self._key(request)
+        used = probe.dependencies
+        answer = _Answer(used, digest_of(used.variables, self._environment), probe.versions, probe.result)
+        if key is None or self._keys.get(request, key) != key or probe.result.device.kind != "null":
+            return None
+        if used.unseen:
+            return used.unseen[0]
+        if not self._holds(answer):
+            return self._what_changed(used)
+        state = json.dumps([encode(used), answer.variables], sort_keys=True)
+        name = hashlib.sha256(state.encode()).hexdigest()[:16]
+        write_answer_file(self._folder, key, name, json.dumps(encode(answer), allow_nan=False) + "\n")
+        return None
+
+    def _what_changed(self, used: Dependencies) -> str:
+        for key, state in used.seen.items():
+            if not self._looker.sees({key: state}):
+                return f"`{key.partition(' ')[2]}` changed while it was probed"
+        return "the environment changed while it was probed"
+
+    def _key(self, request: ProbeRequest) -> str | None:
+        """The question's name; None for a question whose answer is not to be kept, or that has none."""
+        try:
+            return key_of(request, self._environment) if is_repeatable(request, self._environment) else None
+        except (OomdoctorError, OSError):
+            return None
+
+    def _holds(self, answer: _Answer) -> bool:
+        used = answer.dependencies
+        return (
+            not used.unseen
+            and is_here(used)
+            and digest_of(used.variables, self._environment) == answer.variables
+            and self._looker.sees(used.seen)
+        )
+
+
+def _read(path: Path) -> _Answer | None:
+    """The answer in a file; None for what is none, whoever wrote it."""
+    try:
+        return decode(_Answer, json.loads(read_answer_file(path) or ""), "")
+    except Exception:  # noqa: BLE001 - what is cut short or made up may go wrong in any way, and is no answer
+        return None

@@ -1,0 +1,253 @@
+"""Entries of a check: read from the configuration, validated, one for each card."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.command.template import REQUIRED, command_line
+from oomdoctor.config.schema import CheckEntry
+from oomdoctor.engines.catalogue import find_card
+from oomdoctor.errors import UsageError
+from oomdoctor.request import DEFAULT_HEADROOM, DEFAULT_STEPS, DEFAULT_TRIAL_TIMEOUT_SECONDS, ProbeRequest
+from oomdoctor.search.accumulation import per_device_target
+from oomdoctor.units import parse_fraction, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from oomdoctor.config.check import CheckConfiguration, SettledEntry
+
+
+DEFAULT_TOLERANCE: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One `[[check]]` on one card.
+
+    Attributes:
+        name: Its name; with the card behind it, as `pretrain on rtx-4090`, where the entry names several.
+        request: The question.
+        micro_batch: Size at which memory is recorded; None to go by the baseline, or else by the answer.
+        min_micro_batch: Smallest maximum micro-batch that passes.
+        max_accumulation_steps: Most accumulation steps that pass.
+        max_memory_bytes: Most bytes that PyTorch may hold from the driver at `micro_batch`.
+        headroom: Part of the capacity that has to stay free at `min_micro_batch`; None for no such limit.
+        baseline: Whether the baseline file is compared.
+        tolerance: Share by which a figure may be worse than in the baseline.
+    """
+
+    name: str
+    request: ProbeRequest
+    micro_batch: int | None = None
+    min_micro_batch: int | None = None
+    max_accumulation_steps: int | None = None
+    max_memory_bytes: int | None = None
+    headroom: float | None = None
+    baseline: bool = False
+    tolerance: float = DEFAULT_TOLERANCE
+
+
+DEFAULTS: Final = CheckEntry(
+    world_size=1,
+    precision="fp32",
+    baseline=False,
+    tolerance=DEFAULT_TOLERANCE,
+    trial_timeout=DEFAULT_TRIAL_TIMEOUT_SECONDS,
+)
+"""What holds where nobody says anything."""
+
+_LONGEST_TIMEOUT_SECONDS: Final = 604_800
+_COUNTS: Final = ("target-batch", "world-size", "micro-batch", "min-micro-batch", "max-accumulation-steps", "steps")
+_FOR_FILES: Final = ("precision", "optimizer")
+_FOR_COMMANDS: Final = ("steps", "fresh")
+
+
+def all_entries(configuration: CheckConfiguration) -> tuple[Entry, ...]:
+    """Every entry on every card that it names, in the order of the configuration.
+
+    Raises:
+        UsageError: A value cannot be, or two of them contradict each other; the message names the entry and the key.
+    """
+    return tuple(entry for _, entry in _entries(configuration))
+
+
+def chosen_entries(configuration: CheckConfiguration, names: Sequence[str]) -> tuple[Entry, ...]:
+    """The entries of these names, in the order of the configuration; all of them where none is named.
+
+    Args:
+        configuration: What holds.
+        names: As the configuration has them, or with one card behind them as reports do.
+
+    Raises:
+        UsageError: There is no such entry, or a value cannot be.
+    """
+    entries = _entries(configuration)
+    known = list(dict.fromkeys(word for base, entry in entries for word in (base, entry.name)))
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            listed = ", ".join(f"`{each}`" for each in known)
+            hint = f"did you mean `{near[0]}`?" if near else f"there are {listed}"
+            raise UsageError(f"no entry of `{configuration.file}` is called `{name}`", hint=hint)
+    return tuple(entry for base, entry in entries if not names or {base, entry.name} & set(names))
+
+
+def _entries(configuration: CheckConfiguration) -> list[tuple[str, Entry]]:
+    """Each entry with its name in the configuration.
+
+    Raises:
+        UsageError: A value cannot be, or two entries end up with one name.
+    """
+    found = [
+        (settled.name, entry)
+        for settled in configuration.entries
+        for entry in _EntryReader(settled, settled.settled.values).entries(configuration.folder)
+    ]
+    for name, count in Counter(entry.name for _, entry in found).items():
+        if count > 1:
+            hint = "give each a `name` of its own, and name each card once"
+            raise UsageError(f"{count} entries of `{configuration.file}` are called `{name}`", hint=hint)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _EntryReader:
+    """What one entry says, checked."""
+
+    settled: SettledEntry
+    values: CheckEntry
+
+    def entries(self, folder: Path) -> Iterator[Entry]:
+        """One entry a card."""
+        self._check_kind()
+        self._check_counts()
+        self._check_sizes()
+        cards = self._cards()
+        for gpu in cards:
+            name = f"{self.settled.name} on {gpu}" if len(cards) > 1 else self.settled.name
+            yield self._entry(name, self._request(folder, gpu))
+
+    def _entry(self, name: str, request: ProbeRequest) -> Entry:
+        values = self.values
+        return Entry(
+            name=name,
+            request=request,
+            micro_batch=values.micro_batch,
+            min_micro_batch=values.min_micro_batch,
+            max_accumulation_steps=values.max_accumulation_steps,
+            max_memory_bytes=self._size("max-memory", values.max_memory),
+            headroom=self._share("headroom", values.headroom),
+            baseline=bool(values.baseline),
+            tolerance=_given_or(self._share("tolerance", values.tolerance), DEFAULT_TOLERANCE),
+        )
+
+    def _request(self, folder: Path, gpu: str | None) -> ProbeRequest:
+        values = self.values
+        return ProbeRequest(
+            target=(values.target or "").strip() if values.command is None else command_line(values.command),
+            directory=folder,
+            target_batch=values.target_batch or 1,
+            world_size=values.world_size or 1,
+            precision=values.precision or "fp32",
+            optimizer=values.optimizer,
+            headroom=_given_or(self._share("headroom", values.headroom), DEFAULT_HEADROOM),
+            gpu=gpu,
+            memory_bytes=self._size("memory", values.memory),
+            trial_timeout_seconds=self._timeout(),
+            command=values.command,
+            steps=values.steps or DEFAULT_STEPS,
+            fresh=bool(values.fresh),
+        )
+
+    def _check_kind(self) -> None:
+        """See that a file has no keys of a command, and a command none of a file's and a place for its size."""
+        command = self.values.command
+        wrong, of_what, why = (
+            (_FOR_COMMANDS, "a file", "a trial of a file always takes two steps, in a process that is kept")
+            if command is None
+            else (_FOR_FILES, "a command", "give the command the option of its own that says so")
+        )
+        for key in wrong:
+            if getattr(self.values, key) is not None:
+                raise self.settled.refusal(key, f"cannot be said of {of_what}", f"drop it; {why}")
+        if command is not None and not any(REQUIRED in word for word in command):
+            line = f'`command = ["python", "train.py", "--batch-size", "{REQUIRED}"]`'
+            hint = f"put it where the batch size goes, as in {line}"
+            raise self.settled.refusal("command", f"has no `{REQUIRED}`", hint)
+        if command is not None and any("\0" in word for word in command):
+            raise self.settled.refusal("command", "has a null character, which no program can be given")
+
+    def _check_counts(self) -> None:
+        values = self.values
+        if values.target_batch is None:
+            raise self.settled.refusal(
+                "target-batch", "is missing", "say how many samples an optimizer step sees, as in `target-batch = 256`"
+            )
+        for key in _COUNTS:
+            value = getattr(values, key.replace("-", "_"))
+            if value is not None and value < 1:
+                raise self.settled.refusal(key, f"is {value}, not 1 or more")
+
+    def _check_sizes(self) -> None:
+        """See that micro-batches are no larger than what one device trains on, which is the largest that is tried."""
+        values = self.values
+        with self._placed("target-batch"):
+            share = per_device_target(values.target_batch or 1, values.world_size or 1)
+        for key, size in (("micro-batch", values.micro_batch), ("min-micro-batch", values.min_micro_batch)):
+            if size is not None and size > share:
+                raise self.settled.refusal(key, f"is {size}, and `target-batch` gives each device only {share}")
+        if values.max_memory is not None and values.micro_batch is None and values.min_micro_batch is None:
+            raise self.settled.refusal(
+                "max-memory", "does not say at which size", "add `micro-batch = 8`, the size that you train with"
+            )
+
+    def _cards(self) -> tuple[str | None, ...]:
+        values = self.values
+        if values.gpus is None:
+            self._check_card("gpu", values.gpu)
+            return (values.gpu,)
+        if not values.gpus:
+            raise self.settled.refusal("gpus", "names no card", "leave it out for the local GPU")
+        for gpu in values.gpus:
+            self._check_card("gpus", gpu)
+        return values.gpus
+
+    def _check_card(self, key: str, gpu: str | None) -> None:
+        if gpu is not None:
+            with self._placed(key):
+                find_card(gpu)
+
+    def _size(self, key: str, text: str | None) -> int | None:
+        with self._placed(key):
+            return None if text is None else parse_size(text)
+
+    def _share(self, key: str, value: str | float | None) -> float | None:
+        if isinstance(value, int | float) and 0 <= value < 1:
+            return float(value)
+        with self._placed(key):
+            return None if value is None else parse_fraction(str(value))
+
+    def _timeout(self) -> float:
+        seconds = _given_or(self.values.trial_timeout, DEFAULT_TRIAL_TIMEOUT_SECONDS)
+        if not 1 <= seconds <= _LONGEST_TIMEOUT_SECONDS:
+            problem = f"is {seconds:g}, not from 1 to {_LONGEST_TIMEOUT_SECONDS} seconds"
+            raise self.settled.refusal("trial-timeout", problem)
+        return seconds
+
+    @contextmanager
+    def _placed(self, key: str) -> Iterator[None]:
+        """Say of an error in a value where the value stands."""
+        try:
+            yield
+        except UsageError as error:
+            raise self.settled.refusal(key, f"cannot be: {error.message}", error.hint) from None
+
+
+def _given_or(value: float | None, default: float) -> float:
+    return default if value is None else value

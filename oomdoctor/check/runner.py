@@ -1,0 +1,282 @@
+"""The check of all entries.
+
+Each entry's answer from the cache or a probe, judged, and written to the baseline on request.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from oomdoctor.check.baseline.figures import Baseline, figures_of
+from oomdoctor.check.baseline.file import read_baseline, write_baseline
+from oomdoctor.check.verdicts import BaselineState, checked_entry
+from oomdoctor.command.dependencies import found_program
+from oomdoctor.engines.monitor import has_local_gpu
+from oomdoctor.engines.torch_build import find_torch
+from oomdoctor.errors import OomdoctorError, UsageError
+from oomdoctor.multi_card.pool import run_all
+from oomdoctor.output import check_writable
+from oomdoctor.progress import SilentProgress
+from oomdoctor.results import CheckResult
+from oomdoctor.trial.answer import ProbeRun
+from oomdoctor.trial.probe import engine_for, probe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from oomdoctor.check.baseline.figures import Figures
+    from oomdoctor.check.cache import Cache
+    from oomdoctor.check.entries import Entry
+    from oomdoctor.request import ProbeRequest
+    from oomdoctor.results import ProbeResult
+    from oomdoctor.trial.process import CancelToken
+
+
+def check_program(request: ProbeRequest) -> None:
+    """See that what a command starts with can be started; a file has nothing to see.
+
+    Raises:
+        UsageError: There is no such program.
+    """
+    if request.command is None or found_program(request.command, request.directory, os.environ) is not None:
+        return
+    raise UsageError(f"command not found: `{request.command[0]}`", hint=_hint(request.command[0], request.directory))
+
+
+def _hint(program: str, folder: Path) -> str:
+    if program.endswith(".py"):
+        return f'a script is run by its interpreter: `command = ["python", "{program}", ...]`'
+    if "/" in program:
+        return f"the command runs in `{folder}`, the folder of the configuration file"
+    return "install it, or activate the environment that has it"
+
+
+Answer: TypeAlias = ProbeRun | OomdoctorError
+"""What a probe found, or why it has no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answerer:
+    """Has questions answered.
+
+    Attributes:
+        jobs: Most probes at once.
+        progress: Told of each question.
+        cache: Answers that are known; None to ask anew and to keep nothing.
+        not_kept: Why an answer cannot be used again, by name, where its target is the reason.
+    """
+
+    jobs: int
+    progress: CheckProgress
+    cache: Cache | None = None
+    not_kept: dict[str, str] = field(default_factory=dict)
+
+    def answers(self, requests: Mapping[str, ProbeRequest]) -> dict[str, Answer]:
+        """The answers to questions by their names, in their order.
+
+        Errors in one target leave the others alone; an interrupt ends all.
+        """
+        # To watch a command costs a little, which only an answer that is kept is worth.
+        requests = {name: replace(one, watched=self.cache is not None) for name, one in requests.items()}
+        known = {name: found for name, request in requests.items() if (found := self._known(name, request))}
+        open_names = [name for name in requests if name not in known]
+        _prepare([requests[name] for name in open_names])
+        local = Lock() if any(requests[name].gpu is None for name in open_names) and has_local_gpu() else None
+        work = [partial(self._asked, name, requests[name], local) for name in open_names]
+        asked = dict(zip(open_names, run_all(work, min(self.jobs, len(work))) if work else [], strict=True))
+        return {name: known.get(name) or asked[name] for name in requests}
+
+    def _known(self, name: str, request: ProbeRequest) -> ProbeRun | None:
+        started = time.monotonic()
+        found = None if self.cache is None else self.cache.find(request)
+        if found is not None:
+            self.progress.finished(name, found.result, seconds=time.monotonic() - started, is_cached=True)
+        return found
+
+    def _asked(self, name: str, request: ProbeRequest, local: Lock | None, stop: CancelToken) -> Answer:
+        with _exclusive(local if request.gpu is None else None):
+            if stop.is_set:
+                raise KeyboardInterrupt
+            started = time.monotonic()
+            self.progress.started(name)
+            answer = self._probed(name, request, stop)
+        result = answer.result if isinstance(answer, ProbeRun) else answer
+        self.progress.finished(name, result, seconds=time.monotonic() - started, is_cached=False)
+        return answer
+
+    def _probed(self, name: str, request: ProbeRequest, stop: CancelToken) -> Answer:
+        try:
+            check_program(request)
+            found = probe(request, SilentProgress(), stop=stop)
+        except OomdoctorError as error:
+            return error
+        reason = None if self.cache is None else self.cache.keep(request, found)
+        if reason is not None:
+            self.not_kept[name] = reason
+        return found
+
+
+def _exclusive(lock: Lock | None) -> AbstractContextManager[object]:
+    """Two probes on one real GPU would take memory from each other."""
+    return nullcontext() if lock is None else lock
+
+
+def _prepare(requests: Sequence[ProbeRequest]) -> None:
+    """Compile the null GPU where that is to be done, once and where an interrupt is heard."""
+    for request in requests[:1]:
+        # What is wrong is said of each entry by its own probe.
+        with suppress(OomdoctorError):
+            engine_for(request)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to check.
+
+    Attributes:
+        configuration: The configuration file as messages call it.
+        entries: The entries to run.
+        baseline: The baseline file as messages call it, relative to the working directory.
+        update: Whether to write the baseline.
+        is_whole: Whether all entries run, so that an update drops the figures of entries that are gone.
+    """
+
+    configuration: str
+    entries: tuple[Entry, ...]
+    baseline: str
+    update: bool = False
+    is_whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A finished check.
+
+    Attributes:
+        result: What it found.
+        versions: Version by name, of what answered.
+    """
+
+    result: CheckResult
+    versions: dict[str, str]
+
+
+def check(plan: Plan, progress: CheckProgress, *, jobs: int, cache: Cache | None = None) -> Check:
+    """Run every entry, and hold it to what is asked for.
+
+    Args:
+        plan: What to check.
+        progress: Told of each entry.
+        jobs: Most probes at once.
+        cache: Answers that are known; None to ask anew.
+
+    Raises:
+        UsageError: The baseline cannot be read or written, or an update is asked for and no entry has one.
+    """
+    baseline = _baseline(plan)
+    known = {} if baseline is None else baseline.entries
+    plan = replace(plan, entries=tuple(_settled(plan, entry, known) for entry in plan.entries))
+    answerer = Answerer(jobs, progress, cache)
+    answers = answerer.answers({entry.name: entry.request for entry in plan.entries})
+    is_written = plan.update and not any(isinstance(answer, OomdoctorError) for answer in answers.values())
+    standing = BaselineState(known, plan.update, is_written)
+    checked = tuple(
+        checked_entry(entry, answers[entry.name], standing, answerer.not_kept.get(entry.name)) for entry in plan.entries
+    )
+    if is_written:
+        write_baseline(Path(plan.baseline), _updated(plan, known, answers))
+    result = CheckResult(plan.configuration, None if baseline is None else plan.baseline, checked)
+    return Check(result, _versions(answers))
+
+
+def _baseline(plan: Plan) -> Baseline | None:
+    """What the baseline file has, before anything runs; None where no entry asks.
+
+    Raises:
+        UsageError: It cannot be read, or could not be written.
+    """
+    path = Path(plan.baseline)
+    if not any(entry.baseline for entry in plan.entries):
+        if plan.update:
+            raise UsageError(
+                "`--update` has nothing to write: no entry asks for a baseline",
+                hint=f"add `baseline = true` to `{plan.configuration}`, at its top or in an entry",
+            )
+        return None
+    if plan.update:
+        check_writable(path)
+    try:
+        return read_baseline(path) if path.exists() else Baseline({})
+    except UsageError:
+        if plan.update and plan.is_whole and path.is_file():
+            return Baseline({})  # it is written anew
+        raise
+
+
+def _settled(plan: Plan, entry: Entry, known: Mapping[str, Figures]) -> Entry:
+    """The entry with the size at which memory is recorded in its question."""
+    return replace(entry, request=replace(entry.request, profile_micro_batch=_profiled_size(plan, entry, known)))
+
+
+def _profiled_size(plan: Plan, entry: Entry, known: Mapping[str, Figures]) -> int | None:
+    """Size at which memory is recorded: the one that is asked for, or that of the baseline that it is compared with."""
+    asked, before = entry.micro_batch or entry.min_micro_batch, _size_before(entry, known)
+    if entry.micro_batch or plan.update or entry.max_memory_bytes is not None:
+        return asked or before
+    return before or asked
+
+
+def _size_before(entry: Entry, known: Mapping[str, Figures]) -> int | None:
+    figures = known.get(entry.name) if entry.baseline else None
+    return None if figures is None else figures.profiled_micro_batch
+
+
+def _updated(plan: Plan, known: Mapping[str, Figures], answers: Mapping[str, Answer]) -> Baseline:
+    """The figures of the entries that ran; those of others stay, unless all ran."""
+    entries = {} if plan.is_whole else dict(known)
+    for entry in plan.entries:
+        answer = answers[entry.name]
+        if entry.baseline and not isinstance(answer, OomdoctorError):
+            entries[entry.name] = figures_of(answer.result, answer.versions, entry.request.profile_micro_batch)
+    return Baseline(entries)
+
+
+def _versions(answers: Mapping[str, Answer]) -> dict[str, str]:
+    """Versions of what answered; where nothing did, of the torch that would have."""
+    for answer in answers.values():
+        if not isinstance(answer, OomdoctorError):
+            return dict(answer.versions)
+    found, build = {"python": platform.python_version()}, find_torch()
+    if build is not None:
+        found |= {"torch": build.version, "cuda": str(build.cuda)}
+    return found
+
+
+class CheckProgress(Protocol):
+    """Told of each entry when it begins and when it ends, from several threads at once."""
+
+    def started(self, name: str) -> None:
+        """An entry began.
+
+        Args:
+            name: Its name.
+        """
+
+    def finished(self, name: str, answer: ProbeResult | OomdoctorError, *, seconds: float, is_cached: bool) -> None:
+        """It ended.
+
+        Args:
+            name: Its name.
+            answer: What was found, or why nothing could be.
+            seconds: Since it began.
+            is_cached: Whether the answer was known.
+        """

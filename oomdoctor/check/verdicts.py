@@ -1,0 +1,238 @@
+"""The verdict on one entry: its answer held to its limits and to the baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from oomdoctor.check.baseline.comparison import common_trials, compare, differences, not_compared
+from oomdoctor.check.baseline.figures import figures_of
+from oomdoctor.errors import EXIT_NO_ANSWER, OomdoctorError
+from oomdoctor.report.plain_text import count, percent
+from oomdoctor.results import CheckedEntry, Limit, LimitName, Outcome, Problem, Verdict
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from oomdoctor.check.baseline.figures import Figures
+    from oomdoctor.check.entries import Entry
+    from oomdoctor.check.runner import Answer
+    from oomdoctor.results import Movement, ProbeResult, Trial
+    from oomdoctor.trial.answer import ProbeRun
+
+
+def judge(entry: Entry, result: ProbeResult) -> tuple[Limit, ...]:
+    """Everything that an entry asks for except the baseline, broken ones first."""
+    return broken_first(_limits(entry, result))
+
+
+def broken_first(limits: Iterator[Limit] | Sequence[Limit]) -> tuple[Limit, ...]:
+    """Limits with the broken ones first, else in their order."""
+    return tuple(sorted(limits, key=lambda limit: limit.holds))
+
+
+def baseline_limit(
+    movements: Sequence[Movement] | None, tolerance: float, *, updated: bool = False, left_out: str | None = None
+) -> Limit:
+    """Whether what was found is within the tolerance of the baseline.
+
+    Args:
+        movements: What differs; None where the baseline does not have the entry.
+        tolerance: Share by which a figure may be worse.
+        updated: Whether the baseline was written just now, so that nothing can be worse.
+        left_out: Why memory that the baseline has was not compared; a check that does not look cannot pass.
+    """
+    if updated:
+        return Limit(LimitName.BASELINE, None, None, holds=True, text="the baseline was written")
+    if movements is None:
+        text = "there is no baseline to compare with; `oomdoctor check --update` writes it"
+        return Limit(LimitName.BASELINE, None, None, holds=False, text=text)
+    if left_out is not None:
+        text = f"{left_out}; `oomdoctor check --update` writes it anew"
+        return Limit(LimitName.BASELINE, None, None, holds=False, text=text)
+    beyond = sum(movement.is_beyond for movement in movements)
+    figures = f"{count(beyond, 'figure is', 'figures are')}" if beyond else "no figure is"
+    text = f"{figures} worse than the baseline by more than {percent(tolerance)}"
+    return Limit(LimitName.BASELINE, None, None, holds=not beyond, text=text)
+
+
+def _limits(entry: Entry, result: ProbeResult) -> Iterator[Limit]:
+    yield _fits(result)
+    if entry.min_micro_batch is not None:
+        yield _min_micro_batch(entry.min_micro_batch, result)
+    if entry.max_accumulation_steps is not None:
+        yield _max_accumulation_steps(entry.max_accumulation_steps, result)
+    if entry.max_memory_bytes is not None:
+        yield _max_memory(entry.max_memory_bytes, entry.micro_batch or entry.min_micro_batch or 1, result)
+    if entry.headroom is not None:
+        yield _headroom(entry.headroom, entry.min_micro_batch or 1, result)
+
+
+def _fits(result: ProbeResult) -> Limit:
+    maximum = result.micro_batch.maximum
+    text = f"micro-batch {maximum} is the largest that fits" if maximum else "nothing fits, not even the smallest size"
+    return Limit(LimitName.FITS, 1, maximum, holds=maximum > 0, text=text)
+
+
+def _min_micro_batch(asked: int, result: ProbeResult) -> Limit:
+    found = result.micro_batch.maximum
+    fits = f"micro-batch {found} is the largest that fits" if found else "nothing fits"
+    text = f"{fits}, and at least {asked} is asked for"
+    return Limit(LimitName.MIN_MICRO_BATCH, asked, found, holds=found >= asked, text=text)
+
+
+def _max_accumulation_steps(asked: int, result: ProbeResult) -> Limit:
+    plan = result.accumulation
+    if plan is None:
+        text = f"there is no plan, since nothing fits, and at most {count(asked, 'accumulation step')} may be taken"
+        return Limit(LimitName.MAX_ACCUMULATION_STEPS, asked, None, holds=False, text=text)
+    text = f"the plan takes {count(plan.steps, 'accumulation step')}, and at most {asked} may be taken"
+    return Limit(LimitName.MAX_ACCUMULATION_STEPS, asked, plan.steps, holds=plan.steps <= asked, text=text)
+
+
+def _max_memory(asked: int, size: int, result: ProbeResult) -> Limit:
+    found, allowed = _reserved_at(size, result), f"and at most {format_size(asked)} may be held"
+    if found is None:
+        # What cannot be seen is not taken to be well.
+        why = "does not fit" if size > result.micro_batch.maximum else "fits, but its memory could not be measured"
+        text = f"micro-batch {size} {why}, {allowed}"
+        return Limit(LimitName.MAX_MEMORY, asked, None, holds=False, text=text)
+    text = f"PyTorch holds {format_size(found)} at micro-batch {size}, {allowed}"
+    return Limit(LimitName.MAX_MEMORY, asked, found, holds=found <= asked, text=text)
+
+
+def _reserved_at(size: int, result: ProbeResult) -> int | None:
+    """Most bytes held from the driver at a size, as recorded or else as the fullest trial had them."""
+    if result.memory is not None and result.memory.micro_batch == size:
+        return result.memory.peak_reserved_bytes
+    return max((trial.peak_reserved_bytes or 0 for trial in _fitting(size, result)), default=None)
+
+
+def _headroom(asked: float, size: int, result: ProbeResult) -> Limit:
+    """Whether the recommended size, which was found with that headroom withheld, is large enough."""
+    recommended = result.micro_batch.recommended
+    largest = f"micro-batch {recommended} is recommended" if recommended else "no micro-batch can be recommended"
+    text = f"with {percent(asked)} of memory left free {largest}, and at least {size} is asked for"
+    holds = recommended >= size
+    return Limit(LimitName.HEADROOM, asked, _free_share(asked, size, result, holds=holds), holds=holds, text=text)
+
+
+def _free_share(asked: float, size: int, result: ProbeResult, *, holds: bool) -> float | None:
+    """Share of the capacity that is free where the limit is judged; None where no trial there tells."""
+    trials = _fitting(result.micro_batch.recommended if holds else size, result)
+    held = [trial.peak_reserved_bytes for trial in trials if trial.peak_reserved_bytes is not None]
+    if not held or not result.capacity_bytes:
+        return None
+    is_left = min(held) <= int(result.capacity_bytes * (1 - asked))  # as the search for the recommended size has it
+    return round(max(0.0, 1 - min(held) / result.capacity_bytes), 6) if is_left == holds else None
+
+
+def _fitting(size: int, result: ProbeResult) -> list[Trial]:
+    return [trial for trial in result.trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
+
+
+_ComparisonState: TypeAlias = Literal["none", "missing", "compared", "updated"]
+
+_NOT_WRITTEN = "the baseline was not written, since not every entry has an answer"
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineState:
+    """What is known of the baseline.
+
+    Attributes:
+        figures: What it had before this check, by entry.
+        update: Whether it is to be written.
+        is_written: Whether it is, since every entry has an answer.
+    """
+
+    figures: Mapping[str, Figures]
+    update: bool = False
+    is_written: bool = False
+
+
+def checked_entry(entry: Entry, answer: Answer, standing: BaselineState, not_kept: str | None = None) -> CheckedEntry:
+    """Judge one entry.
+
+    Args:
+        entry: What was asked.
+        answer: What was found, or why nothing was.
+        standing: What is known of the baseline.
+        not_kept: Why the answer cannot be used again, where its target is the reason.
+    """
+    if isinstance(answer, OomdoctorError):
+        return _without_answer(entry, answer)
+    result, against = answer.result, _Comparison.of(entry, answer, standing)
+    limits = broken_first((*judge(entry, result), *against.limits))
+    return CheckedEntry(
+        name=entry.name,
+        target=entry.request.target,
+        gpu=entry.request.gpu,
+        verdict=Verdict.PASSED if all(limit.holds for limit in limits) else Verdict.FAILED,
+        limits=limits,
+        movements=against.movements,
+        baseline=against.state,
+        tolerance=entry.tolerance,
+        profiled_micro_batch=result.memory.micro_batch if result.memory else against.size,
+        probe=result,
+        problem=None,
+        warnings=against.warnings,
+        not_kept=not_kept,
+    )
+
+
+def _without_answer(entry: Entry, error: OomdoctorError) -> CheckedEntry:
+    return CheckedEntry(
+        name=entry.name,
+        target=entry.request.target,
+        gpu=entry.request.gpu,
+        verdict=Verdict.NO_ANSWER if error.exit_code == EXIT_NO_ANSWER else Verdict.ERROR,
+        limits=(),
+        movements=(),
+        baseline="none",
+        tolerance=entry.tolerance,
+        profiled_micro_batch=None,
+        probe=None,
+        problem=Problem(error.message, error.hint, error.details, error.exit_code),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """What comparing with the baseline gave."""
+
+    state: _ComparisonState = "none"
+    limits: tuple[Limit, ...] = ()
+    movements: tuple[Movement, ...] = ()
+    warnings: tuple[str, ...] = ()
+    size: int | None = None
+
+    @classmethod
+    def of(cls, entry: Entry, answer: ProbeRun, standing: BaselineState) -> _Comparison:
+        if not entry.baseline:
+            return cls()
+        warnings = (_NOT_WRITTEN,) if standing.update and not standing.is_written else ()
+        before = standing.figures.get(entry.name)
+        after = figures_of(answer.result, answer.versions, entry.request.profile_micro_batch)
+        if before is None:
+            movements: tuple[Movement, ...] = ()
+        else:
+            movements = compare(before, after, tolerance=entry.tolerance)
+            warnings = (*warnings, *differences(before, after))
+        if standing.is_written:
+            # What moved is worth seeing once more, and no longer fails anything.
+            movements = tuple(replace(movement, is_beyond=False) for movement in movements)
+        limit = baseline_limit(
+            None if before is None else movements,
+            entry.tolerance,
+            updated=standing.is_written,
+            left_out=None if before is None else not_compared(before, after),
+        )
+        state: _ComparisonState = "updated" if standing.is_written else "missing" if before is None else "compared"
+        return cls(state, (limit,), movements, warnings, _compared_size(before, after))
+
+
+def _compared_size(before: Figures | None, after: Figures) -> int | None:
+    trials = None if before is None else common_trials(before, after)
+    return after.profiled_micro_batch if trials is None else trials[0].micro_batch

@@ -1,1 +1,0 @@
-"""Answers of earlier checks, used again where nothing that could change them has changed."""

@@ -1,0 +1,100 @@
+"""The parent's side of the fork server: a process that has imported torch, which later trials are forked from."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from oomdoctor.results.codec import encode
+from oomdoctor.run.environment import AGENT_DIRECTORY
+from oomdoctor.trial.process import GuardedProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oomdoctor.command.trial_events import ProcessDescription
+    from oomdoctor.trial.process import CancelToken
+
+
+_SERVER: Final = AGENT_DIRECTORY.parent / "forking" / "server.py"
+_CHUNK: Final = 65536
+_ASKS_FOR_IDLE: Final = bytes(8)
+_IDLE_SECONDS: Final = 10.0
+
+
+class ForkServer:
+    """A fork server under a guardian.
+
+    Args:
+        description: What the hook said of the process that trained in the first trial (`forking.describe`).
+        room: A directory of ours.
+
+    Attributes:
+        path: Its socket.
+        reason: Why it cannot serve; None where it does.
+    """
+
+    def __init__(self, description: ProcessDescription, room: Path) -> None:
+        self.path = room / "forks"
+        described = room / "description.json"
+        described.write_text(json.dumps(encode(description)), encoding="utf-8")
+        self._ready_read, ready_write = os.pipe()
+        report_read, report_write = os.pipe()
+        self._process = GuardedProcess(
+            [description.executable, *description.options, str(_SERVER), str(self.path), str(described)],
+            description.environment_at_torch,
+            report_write,
+            stdout_fd=ready_write,
+            directory=Path(description.cwd),
+        )
+        for fd in (report_read, report_write, ready_write):
+            os.close(fd)
+        self.reason: str | None = None
+
+    def wait(self, timeout_seconds: float, stops: Sequence[CancelToken]) -> bool:
+        """Wait until it can serve; False where it says that it cannot, or says nothing.
+
+        Raises:
+            KeyboardInterrupt: A stop was set.
+        """
+        text, deadline = b"", time.monotonic() + timeout_seconds
+        while not text.endswith(b"\n"):
+            fds = [self._ready_read, *(stop.fd for stop in stops)]
+            readable, _, _ = select.select(fds, [], [], max(0.0, deadline - time.monotonic()))
+            if any(stop.is_set for stop in stops):
+                raise KeyboardInterrupt
+            chunk = os.read(self._ready_read, _CHUNK) if readable else b""
+            if not chunk:
+                break
+            text += chunk
+        answer = _answer(text)
+        self.reason = None if answer.get("ready") else str(answer.get("reason", "it did not start"))
+        return self.reason is None
+
+    def wait_until_idle(self) -> None:
+        """Wait until nothing is left of the programs that it forked, for a while at most."""
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_IDLE_SECONDS)
+            connection.connect(str(self.path))
+            connection.sendall(_ASKS_FOR_IDLE)
+            connection.recv(_CHUNK)
+
+    def close(self) -> None:
+        """End it and all that it forked."""
+        if self._process.is_open:
+            self._process.close()
+            os.close(self._ready_read)
+
+
+def _answer(text: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}

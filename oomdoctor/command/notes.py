@@ -1,0 +1,205 @@
+"""Notes beside the answer: observations of the trials, and the reasons and warnings that they lead to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.command.outcome import ENOUGH_STEPS
+from oomdoctor.command.template import ACCUMULATION, accumulates, near_misses
+from oomdoctor.results import Outcome, PhaseName, Reason
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from oomdoctor.command.outcome import ClassifiedTrial
+    from oomdoctor.command.supervisor import CommandSupervisor
+    from oomdoctor.command.trial_events import Measurements, TrialEvents
+    from oomdoctor.request import ProbeRequest
+    from oomdoctor.results import Trial
+    from oomdoctor.search.bracket import SearchResult
+
+
+_SAME_SHARE: Final = 0.01
+"""Peaks that differ by less than this share are taken for the same."""
+
+_FIRST_COMPLETE: Final = 2
+"""The first iteration has no optimizer state, and the second is the first that is like all others."""
+
+
+@dataclass(slots=True)
+class Observations:
+    """What the trials showed besides their outcomes.
+
+    Attributes:
+        written: Paths that the command wrote to, in order.
+        steps: Fewest optimizer steps of a trial that fits.
+        gradient_bytes: Bytes of all gradients.
+        evaluation_bytes: Micro-batch, and most bytes of its evaluation and of its training, where the first is more.
+        oom_in_evaluation: Micro-batches at which an evaluation ran out of memory.
+        processes: Largest number of processes that trained together.
+        failures: What failed in the hook, in order.
+        untrained_bytes: Bytes of parameters that an optimizer held and that had no gradient at its first step.
+        rising: Micro-batch of a trial that fits in which each complete step needed more than the one before, or None.
+        idle_optimizers: Most optimizers of a trial that fits which were made and took no step in it.
+    """
+
+    written: dict[str, None] = field(default_factory=dict)
+    steps: int | None = None
+    gradient_bytes: int = 0
+    evaluation_bytes: tuple[int, int, int] | None = None
+    oom_in_evaluation: list[int] = field(default_factory=list)
+    processes: int = 1
+    failures: dict[str, None] = field(default_factory=dict)
+    idle_optimizers: int = 0
+    untrained_bytes: int = 0
+    rising: int | None = None
+
+    def take(self, heard: TrialEvents, judged: ClassifiedTrial, micro_batch: int) -> None:
+        """Take in a trial that has ended."""
+        self.processes = max(self.processes, heard.world_size)
+        if judged.in_evaluation:
+            self.oom_in_evaluation.append(micro_batch)
+        for measured in heard.trainers():
+            self.failures.update(dict.fromkeys(measured.failures))
+            self.gradient_bytes = max(self.gradient_bytes, measured.gradient_bytes or 0)
+            self._take_evaluation(measured, micro_batch)
+        if judged.trial.outcome is Outcome.FITS:
+            idle = [measured.idle_optimizers for measured in heard.trainers()]
+            self.idle_optimizers = max([self.idle_optimizers, *idle])
+            for measured in heard.trainers():
+                self._take_changes(measured, micro_batch)
+            self.steps = min(self.steps or heard.done_steps, heard.done_steps)
+
+    def _take_changes(self, measured: Measurements, micro_batch: int) -> None:
+        """See whether training had become what it will be: all parameters train, and no step needs more."""
+        self.untrained_bytes = max(
+            self.untrained_bytes, (measured.parameter_bytes or 0) - (measured.gradient_bytes or 0)
+        )
+        peaks = _iteration_peaks(measured)
+        if len(peaks) > 1 and peaks[-1] > peaks[-2] * (1 + _SAME_SHARE):
+            self.rising = micro_batch
+
+    def _take_evaluation(self, measured: Measurements, micro_batch: int) -> None:
+        evaluation, training = measured.evaluation_peak_bytes, measured.training_peak_bytes
+        if evaluation is not None and training is not None and evaluation > training:
+            self.evaluation_bytes = (micro_batch, evaluation, training)
+
+
+def _iteration_peaks(measured: Measurements) -> list[int]:
+    """Most bytes in the training of each complete iteration after the first."""
+    peaks: dict[int, int] = {}
+    for phase in measured.phases:
+        if phase.phase is not PhaseName.EVALUATION and _FIRST_COMPLETE <= phase.iteration <= measured.steps:
+            peaks[phase.iteration] = max(peaks.get(phase.iteration, 0), phase.peak_allocated_bytes)
+    return [peaks[iteration] for iteration in sorted(peaks)]
+
+
+_MOST_ENTRIES: Final = 8
+_ZEROS: Final = (
+    "the command read data back from the null GPU, which is zeros: to log it is harmless, but memory that depends on "
+    "it (boolean masks, `nonzero`, `.item()` in a condition) is not counted"
+)
+
+
+def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reason, ...]:
+    """Where the numbers were had from."""
+    found = [
+        Reason("trials", f"the command itself, ended by force once it had taken {_count_steps(request.steps)}"),
+        Reason("starts", supervisor.forks_reason or "each trial was started anew, as `--fresh` says"),
+    ]
+    if accumulates(request.command or ()):
+        text = f"`{ACCUMULATION}` was 2 in trials below the target, which has all the memory that more steps have"
+        found.append(Reason("accumulation", text))
+    if supervisor.zeros_read:
+        found.append(Reason("zeros", _ZEROS))
+    if left := [Path(path) for path in supervisor.noted.written if Path(path).exists()]:
+        found.append(Reason("written", _describe_paths(left, request.directory)))
+    return tuple(found)
+
+
+def warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: SearchResult) -> tuple[str, ...]:
+    """What the reader should know before relying on the answer."""
+    noted = supervisor.noted
+    return (*_command_warnings(request, noted, search), *_training_warnings(noted), *_evaluation_warnings(noted))
+
+
+def _command_warnings(request: ProbeRequest, noted: Observations, search: SearchResult) -> Iterator[str]:
+    share = request.target_batch // request.world_size
+    for name, meant in near_misses(request.command or ()).items():
+        yield f"`{name}` is no placeholder and was passed on as it is; `{meant}` would be filled in"
+    if search.maximum < share and not accumulates(request.command or ()):
+        yield (
+            f"the command has no `{ACCUMULATION}`: each of its optimizer steps sees one micro-batch, not the target; "
+            "where it accumulates otherwise, gradients stay alive during the forward, and training may need more"
+        )
+    if noted.processes > request.world_size:
+        yield (
+            f"{noted.processes} processes trained together, and the world size was taken to be {request.world_size}; "
+            f"`--world-size {noted.processes}` shares the target batch between them"
+        )
+    if noted.failures:
+        yield f"not all could be measured in the command's processes: {'; '.join(noted.failures)}"
+
+
+def _training_warnings(noted: Observations) -> Iterator[str]:
+    if noted.steps is not None and noted.steps < ENOUGH_STEPS:
+        yield "the command ended after one optimizer step, and only the second has the peak that training has"
+    if noted.idle_optimizers:
+        yield (
+            f"{noted.idle_optimizers} of the command's optimizers took no step in a trial, so what their steps need is "
+            "not known; raise `--steps` until they do"
+        )
+    if noted.rising is not None:
+        yield (
+            f"at micro-batch {noted.rising} the last step of a trial needed more than the one before, and a later one "
+            "may need more still: give it its longest batches first, or raise `--steps`"
+        )
+    if noted.untrained_bytes > 0:
+        yield (
+            f"{format_size(noted.untrained_bytes)} of parameters that the optimizer holds had no gradient in a trial; "
+            "where they begin to train later, training needs more"
+        )
+
+
+def _evaluation_warnings(noted: Observations) -> Iterator[str]:
+    if noted.oom_in_evaluation:
+        sizes = ", ".join(map(str, sorted(set(noted.oom_in_evaluation))))
+        yield f"at micro-batch {sizes} memory ran out in an evaluation, not in training"
+    if noted.evaluation_bytes is not None:
+        size, evaluation, training = noted.evaluation_bytes
+        yield (
+            f"evaluation needs more than training: {format_size(evaluation)} against {format_size(training)} at "
+            f"micro-batch {size}"
+        )
+
+
+def failures(trials: Sequence[Trial]) -> Iterator[str]:
+    """Say which trials failed for another reason than memory; those that the answer rests on did not."""
+    for trial in trials:
+        if trial.outcome is Outcome.FAILED:
+            yield f"the command failed when it was run at micro-batch {trial.micro_batch}: {trial.error}"
+
+
+def _count_steps(steps: int) -> str:
+    return "one optimizer step" if steps == 1 else f"{steps} optimizer steps"
+
+
+def _describe_paths(paths: list[Path], directory: Path) -> str:
+    """What was written, by the entry of the working directory that it lies in; what is elsewhere, by its folder."""
+    counts = Counter(_entry_of(path, directory) for path in paths)
+    counts = Counter({place: count for place, count in counts.items() if f"{place}/" not in counts})
+    places = [f"`{place}`{f' ({count} paths)' if count > 1 else ''}" for place, count in counts.items()]
+    rest = len(places) - _MOST_ENTRIES
+    more = f" and {rest} more" if rest > 0 else ""
+    return f"the command wrote {', '.join(places[:_MOST_ENTRIES])}{more} while it was tried"
+
+
+def _entry_of(path: Path, directory: Path) -> str:
+    if path.is_relative_to(directory) and path != directory:
+        first = path.relative_to(directory).parts[0]
+        return first if first == str(path.relative_to(directory)) else f"{first}/"
+    return f"{path.parent}/"

@@ -1,0 +1,269 @@
+"""Outcome of a trial, from its events; and the check that the model got the batch size that was filled in. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.command.template import REQUIRED
+from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
+from oomdoctor.oom.classifier import Evidence, classify_recorded
+from oomdoctor.results import Outcome, Phase, PhaseName, Trial
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from oomdoctor.command.trial import EndedTrial
+    from oomdoctor.command.trial_events import ErrorChain, Measurements, TrialEvents
+
+
+ENOUGH_STEPS: Final = 2
+"""Only the second optimizer step has the peak that training has."""
+
+SWALLOWED: Final = "the command ran out of memory, and its own code caught the error and went on"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifiedTrial:
+    """A trial and what there is to say beside it.
+
+    Attributes:
+        trial: What the result will hold.
+        problem: What a trial that failed for another reason than memory failed with; else None.
+        in_evaluation: Whether memory ran out in an evaluation, not in training.
+    """
+
+    trial: Trial
+    problem: OomdoctorError | None = None
+    in_evaluation: bool = False
+
+    def with_problem(self, problem: OomdoctorError) -> ClassifiedTrial:
+        """The same trial, which after all did not do what was asked for."""
+        return ClassifiedTrial(replace(self.trial, outcome=Outcome.FAILED, error=problem.message), problem)
+
+
+def classify_trial(ended: EndedTrial, micro_batch: int, allowed_bytes: int, steps: int) -> ClassifiedTrial:
+    """Say how a trial ended.
+
+    Args:
+        ended: What was heard of it.
+        micro_batch: The size that was filled in.
+        allowed_bytes: Bytes that PyTorch was allowed.
+        steps: Optimizer steps that were asked for.
+    """
+    heard = ended.heard
+    if heard.ooms or any(measured.ooms for measured in heard.measured.values()):
+        text = SWALLOWED if heard.has_survived else _error_text(heard) or _oom_text(heard)
+        trial = _trial(ended, micro_batch, allowed_bytes, Outcome.OOM, text)
+        return ClassifiedTrial(trial, in_evaluation=_oom_phase(heard) == PhaseName.EVALUATION)
+    if (failed := _failed(heard)) is not None:
+        return _classify_error(ended, failed, micro_batch, allowed_bytes)
+    problem = _shortcoming(ended, steps)
+    if problem is None:
+        return ClassifiedTrial(_trial(ended, micro_batch, allowed_bytes, Outcome.FITS, None))
+    return ClassifiedTrial(_trial(ended, micro_batch, allowed_bytes, Outcome.FAILED, problem.message), problem)
+
+
+def _classify_error(ended: EndedTrial, failed: ErrorChain, micro_batch: int, allowed_bytes: int) -> ClassifiedTrial:
+    links = [(link.types, link.text) for link in failed.links]
+    verdict = classify_recorded(links, Evidence(capacity_bytes=allowed_bytes))
+    text = _error_text(ended.heard) or "it ended by an error"
+    trial = _trial(ended, micro_batch, allowed_bytes, verdict.outcome, text)
+    if verdict.outcome is not Outcome.FAILED:
+        return ClassifiedTrial(trial)
+    return ClassifiedTrial(trial, TargetError(text, details=failed.traceback or ended.tail))
+
+
+def _failed(heard: TrialEvents) -> ErrorChain | None:
+    return next((measured.error for measured in heard.measured.values() if measured.error), None)
+
+
+def _error_text(heard: TrialEvents) -> str | None:
+    failed = _failed(heard)
+    if failed is None:
+        return None
+    # Where memory ran out, the error that says so tells more than what was raised on top of it.
+    chosen = next((link for link in failed.links if "out of memory" in link.text.lower()), failed.links[0])
+    return chosen.text.strip() or chosen.types[0]
+
+
+def _oom_text(heard: TrialEvents) -> str:
+    """What can be said where the command ended before it said anything: which allocation failed."""
+    if not heard.ooms:
+        return "the command ran out of memory"
+    oom = heard.ooms[0]
+    tried, free = format_size(oom.tried_bytes), format_size(oom.free_bytes)
+    return f"CUDA out of memory. Tried to allocate {tried}; {free} were free"
+
+
+def _oom_phase(heard: TrialEvents) -> PhaseName | None:
+    return heard.ooms[0].phase if heard.ooms else None
+
+
+# --- what keeps a trial without an error from being one that fits ----------------------------------------------------
+
+
+def _shortcoming(ended: EndedTrial, steps: int) -> OomdoctorError | None:
+    heard = ended.heard
+    if not heard.started:
+        return _no_torch(ended)
+    if heard.done_steps and not heard.has_used_gpu:
+        return TargetError(
+            "the command trains on the CPU: it took optimizer steps and never used the GPU",
+            hint="give it the option that makes it train on `cuda`",
+            details=ended.tail,
+        )
+    if heard.has_all_steps:
+        return None
+    if ended.timed_out and heard.done_steps < ENOUGH_STEPS:
+        return _too_slow(ended, steps)
+    if ended.return_code:
+        return _died_error(ended)
+    return None if heard.done_steps else _no_step(ended)
+
+
+def _no_torch(ended: EndedTrial) -> OomdoctorError:
+    frameworks = ended.heard.frameworks or ()
+    if ended.return_code:
+        return _died_error(ended)
+    if ended.timed_out:
+        return NoAnswerError("the command never imported torch before its time was up", hint=_TIMEOUT_HINT)
+    found = f"; it imported {' and '.join(frameworks)}" if frameworks else ""
+    return TargetError(
+        f"no Python of the command imported torch{found}",
+        hint="a command is probed by what PyTorch does in it; nothing else can be measured",
+        details=ended.tail,
+    )
+
+
+def _too_slow(ended: EndedTrial, steps: int) -> OomdoctorError:
+    done = ended.heard.done_steps
+    return NoAnswerError(
+        f"the command took {done} of {steps} optimizer steps in {ended.seconds:.0f} s",
+        hint=f"{_TIMEOUT_HINT}; `--steps 2` is the least that shows the peak",
+        details=ended.tail,
+    )
+
+
+_TIMEOUT_HINT: Final = "raise the limit with `--trial-timeout`"
+
+
+def _died_error(ended: EndedTrial) -> OomdoctorError:
+    code = ended.return_code or 0
+    how = f"exit code {code}" if code > 0 else f"signal {-code}"
+    done = ended.heard.done_steps
+    after = f"after {done} optimizer step{'s' if done > 1 else ''}" if done else "before its first optimizer step"
+    return TargetError(f"the command ended with {how} {after}", details=ended.tail)
+
+
+def _no_step(ended: EndedTrial) -> OomdoctorError:
+    return TargetError(
+        "the command ended well and never took an optimizer step of `torch.optim`",
+        hint="a batch may be larger than its data, or a setting may keep it from training",
+        details=ended.tail,
+    )
+
+
+# --- the trial -------------------------------------------------------------------------------------------------------
+
+
+def _trial(ended: EndedTrial, micro_batch: int, allowed_bytes: int, outcome: Outcome, error: str | None) -> Trial:
+    """Peaks are those of the process that needed most."""
+    trainers = ended.heard.trainers()
+    most = max(trainers, key=lambda measured: measured.peak_allocated_bytes or 0, default=None)
+    return Trial(
+        micro_batch=micro_batch,
+        outcome=outcome,
+        allowed_bytes=allowed_bytes,
+        peak_allocated_bytes=_most(measured.peak_allocated_bytes for measured in trainers),
+        peak_reserved_bytes=_most(measured.peak_reserved_bytes for measured in trainers),
+        fixed_bytes=None if most is None else most.fixed_bytes,
+        alloc_retries=_most(measured.alloc_retries for measured in trainers) or 0,
+        swallowed_ooms=len(ended.heard.ooms) if ended.heard.has_survived else 0,
+        seconds=ended.seconds,
+        phases=() if most is None else _phases(most, ended.heard),
+        error=error,
+    )
+
+
+def _most(sizes: Iterable[int | None]) -> int | None:
+    return max((size for size in sizes if size is not None), default=None)
+
+
+def _phases(measured: Measurements, heard: TrialEvents) -> tuple[Phase, ...]:
+    """Memory by phase; where memory ran out, up to there, whatever the command's own code did next."""
+    for oom in heard.ooms:
+        place = (oom.iteration, oom.phase)
+        places = [(phase.iteration, phase.phase) for phase in measured.phases]
+        if oom.pid == measured.pid and place in places:
+            return measured.phases[: places.index(place) + 1]
+    return measured.phases
+
+
+_SAME_SHARE: Final = 0.001
+"""Peaks that differ by less than this share are taken for the same."""
+
+
+@dataclass(slots=True)
+class BatchSizeCheck:
+    """What reached the model, and the memory that it took, by micro-batch.
+
+    Attributes:
+        leading: Leading dimensions of the first batch.
+        peaks: Most bytes allocated.
+    """
+
+    leading: dict[int, frozenset[int]] = field(default_factory=dict)
+    peaks: dict[int, int] = field(default_factory=dict)
+
+    def problem_of(self, micro_batch: int, heard: TrialEvents, peak_bytes: int | None) -> OomdoctorError | None:
+        """Take in a trial that fits, and say what is wrong with it; None where nothing is known to be.
+
+        Args:
+            micro_batch: The size that was filled in.
+            heard: What was heard of its trial.
+            peak_bytes: Most bytes allocated in it.
+        """
+        others = {size: peak for size, peak in self.peaks.items() if size != micro_batch}
+        self.leading[micro_batch] = _leading_dimensions(heard)
+        self.peaks[micro_batch] = peak_bytes or 0
+        if self._is_cut(micro_batch):
+            return _cut_error(micro_batch, max(self.leading[micro_batch]))
+        for size in others:
+            if self._is_ignored(micro_batch, size):
+                return _ignored_error(micro_batch, size)
+        return None
+
+    def _is_ignored(self, first: int, second: int) -> bool:
+        """Neither what reached the model nor the memory tells two sizes apart."""
+        larger = max(self.peaks[first], self.peaks[second])
+        same_memory = abs(self.peaks[first] - self.peaks[second]) <= _SAME_SHARE * larger
+        return same_memory and self.leading[first] == self.leading[second]
+
+    def _is_cut(self, micro_batch: int) -> bool:
+        """Fewer samples than asked for reached the model, where at another size just as many did."""
+        seen = self.leading[micro_batch]
+        follows = any(size in leading for size, leading in self.leading.items() if size != micro_batch)
+        return follows and bool(seen) and max(seen) < micro_batch
+
+
+def _leading_dimensions(heard: TrialEvents) -> frozenset[int]:
+    batches = [batch for pid, batch in heard.batches.items() if pid in heard.devices]
+    return frozenset(shape[0] for batch in batches for shape in batch.shapes if shape)
+
+
+def _cut_error(micro_batch: int, seen: int) -> OomdoctorError:
+    return TargetError(
+        f"micro-batch {micro_batch} was asked for, and a batch of {seen} reached the model",
+        hint="its data may have no more samples than that: give it more, or ask for a smaller `--target-batch`",
+    )
+
+
+def _ignored_error(first: int, second: int) -> OomdoctorError:
+    low, high = sorted((first, second))
+    return TargetError(
+        f"the command does not heed `{REQUIRED}`: at {low} and at {high} the same batch reached the model, and "
+        "training took the same memory",
+        hint="put the placeholder where the command's own batch size goes; a configuration file may set it otherwise",
+    )

@@ -1,0 +1,178 @@
+"""Probe a command: find the largest micro-batch, and the words of the command that reach the target batch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.command.notes import failures, reasons, warnings
+from oomdoctor.command.supervisor import CommandSupervisor
+from oomdoctor.command.template import Sizes, accumulates, check_command, command_line, fill_command
+from oomdoctor.engines.choice import choose_engine
+from oomdoctor.results import CommandPlan, Outcome
+from oomdoctor.run.environment import find_interpreter, torch_of
+from oomdoctor.search.accumulation import per_device_target, plan_accumulation
+from oomdoctor.search.probe_search import ProbeSearch, micro_steps
+from oomdoctor.trial.answer import DryRun, Findings, OtherProcesses, ProbeRun, build_result
+from oomdoctor.trial.client import HeldMemory, LoadedTarget
+from oomdoctor.trial.dependencies import Dependencies
+from oomdoctor.trial.profile_runner import ProfiledAnswer
+
+if TYPE_CHECKING:
+    from oomdoctor.engines.choice import Engine
+    from oomdoctor.progress import Progress
+    from oomdoctor.request import ProbeRequest
+    from oomdoctor.results import Accumulation, UniformPlan
+    from oomdoctor.search.bracket import SearchResult
+    from oomdoctor.trial.process import CancelToken
+
+
+_FIRST_SIZE: Final = 4
+"""Large enough for its growth to show, and small enough to fit where training is worth anything."""
+
+_MOST_STEPS_RUN: Final = 8
+"""Accumulation steps with which a plan is run; more take time and, but for prefetched batches, no more memory."""
+
+
+def engine_for_command(request: ProbeRequest) -> Engine:
+    """Where the trials of a command run, by the torch that the command's own Python has.
+
+    Raises:
+        UsageError: The question contradicts itself, or the command cannot be started.
+        NoAnswerError: No device, or its Python has no torch.
+    """
+    command = request.command or ()
+    check_command(command, request.directory, os.environ)
+    return choose_engine(
+        engine=request.engine,
+        gpu=request.gpu,
+        device=request.device,
+        memory_bytes=request.memory_bytes,
+        base=os.environ,
+        build=torch_of(find_interpreter(command, os.environ), os.environ),
+        may_trace=False,
+    )
+
+
+def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToken | None = None) -> ProbeRun:
+    """Find the largest micro-batch that fits, and the plan that reaches the target batch.
+
+    Args:
+        request: The question; its `command` says what to run.
+        progress: Told of each stage and trial.
+        stop: Ends the probe from another thread.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        TargetError: The command is at fault.
+        NoAnswerError: No device, or a time limit.
+        KeyboardInterrupt: The stop was set.
+    """
+    share = per_device_target(request.target_batch, request.world_size)
+    engine = engine_for_command(request)
+    others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
+    with CommandSupervisor(request, engine, stop) as supervisor:
+        session = ProbeSearch(supervisor, progress, share)
+        progress.stage(f"starting {request.target}")
+        _first_trial(supervisor, session, min(_FIRST_SIZE, share), share)
+        search = session.find_maximum(supervisor.noted.gradient_bytes)
+        session.try_profiled(request.profile_micro_batch, search.maximum)
+        recommended = session.find_recommended(search, request.headroom)
+        plan, chosen = _checked_plan(request, session, search.maximum, recommended)
+        supervisor.settle()
+        findings = Findings(
+            loaded=_loaded(supervisor),
+            search=search,
+            recommended=recommended,
+            plan=plan,
+            trials=tuple(session.trials),
+            recorded=_recorded(request, supervisor, session, search),
+            moved=others.moved(),
+        )
+        result = build_result(request, engine, supervisor, others, findings)
+        words = _command_plan(request, chosen)
+        return ProbeRun(replace(result, command_plan=words), supervisor.versions, _dependencies(request, supervisor))
+
+
+def dry_run_command(request: ProbeRequest, progress: Progress) -> DryRun:
+    """Run one trial at the smallest size.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        TargetError: The command is at fault.
+        NoAnswerError: No device, or a time limit.
+    """
+    engine = engine_for_command(request)
+    with CommandSupervisor(replace(request, fresh=True), engine) as supervisor:
+        progress.stage(f"starting {request.target}")
+        trial = supervisor.first(1, 1)
+        seen = {"command": command_line(fill_command(request.command or (), Sizes(1, 1, request.world_size)))}
+        seen["optimizer"] = supervisor.optimizer_name
+        return DryRun(engine, replace(_loaded(supervisor), found=seen), trial)
+
+
+_UNWATCHED: Final = Dependencies(unseen=("the processes of a command are not watched",))
+
+
+def _dependencies(request: ProbeRequest, supervisor: CommandSupervisor) -> Dependencies:
+    if supervisor.uses is None:
+        return _UNWATCHED
+    return supervisor.uses.dependencies(request.command or (), request.directory, os.environ)
+
+
+def _first_trial(supervisor: CommandSupervisor, session: ProbeSearch, size: int, share: int) -> None:
+    session.record(size, lambda: supervisor.first(size, micro_steps(size, share)))
+
+
+def _checked_plan(
+    request: ProbeRequest, session: ProbeSearch, maximum: int, recommended: int
+) -> tuple[Accumulation | None, UniformPlan | None]:
+    """A plan with one size, since that is what a command takes, run with as many steps as it has."""
+    limit = maximum
+    while limit > 0:
+        plan = plan_accumulation(request.target_batch, limit, request.world_size)
+        chosen = plan.uniform or plan.fixed_size
+        steps = min(chosen.steps, _MOST_STEPS_RUN) if accumulates(request.command or ()) else 1
+        trial = session.tried(chosen.micro_batch, steps)
+        if trial.outcome in (Outcome.FITS, Outcome.FAILED):  # which a smaller size would too, and a warning says so
+            return plan, chosen
+        limit = recommended if recommended < limit else limit * 9 // 10
+    return None, None
+
+
+def _loaded(supervisor: CommandSupervisor) -> LoadedTarget:
+    device = supervisor.device
+    if device is None:
+        raise RuntimeError("a trial that did not fail has shown its device")
+    return LoadedTarget(
+        name=device.name,
+        compute_capability=device.compute_capability,
+        has_kernels=device.has_kernels,
+        total_bytes=device.total_bytes,
+        used_before_bytes=device.total_bytes - device.free_bytes,
+        capacity_bytes=supervisor.capacity_bytes,
+        weights_bytes=None,
+        placement_error=None,
+        held=HeldMemory(0, 0),
+        phases=(),
+        found={},
+        versions=supervisor.versions,
+    )
+
+
+def _recorded(
+    request: ProbeRequest, supervisor: CommandSupervisor, session: ProbeSearch, search: SearchResult
+) -> ProfiledAnswer:
+    return ProfiledAnswer(
+        reasons=reasons(request, supervisor),
+        warnings=(*warnings(request, supervisor, search), *failures(session.trials)),
+    )
+
+
+def _command_plan(request: ProbeRequest, chosen: UniformPlan | None) -> CommandPlan:
+    words = request.command or ()
+    if chosen is None:
+        return CommandPlan(words, None)
+    sizes = Sizes(chosen.micro_batch, chosen.steps, request.world_size)
+    return CommandPlan(words, tuple(fill_command(words, sizes)), chosen)

@@ -1,0 +1,107 @@
+"""Template of a command: its words with placeholders where the sizes go."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+import shutil
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is filled in; the placeholders are called as the fields.
+
+    Attributes:
+        micro_batch: Samples in one forward and backward on one device.
+        accumulation_steps: Micro-batches per optimizer step on one device.
+        world_size: Devices that share the target batch.
+    """
+
+    micro_batch: int
+    accumulation_steps: int
+    world_size: int
+
+
+REQUIRED: Final = "{micro_batch}"
+ACCUMULATION: Final = "{accumulation_steps}"
+PLACEHOLDERS: Final = (REQUIRED, ACCUMULATION, "{world_size}")
+
+_PLAIN: Final = re.compile(r"[\w@%+=:./-]*(\{\w+\}[\w@%+=:./-]*)+")
+_LOOKS_LIKE_ONE: Final = re.compile(r"\{\w+\}")
+_NEAR: Final = 0.85
+_OTHER_NAMES: Final = ("{batch_size}", "{batch}", "{bs}", "{n}")
+
+
+def fill_command(command: Sequence[str], sizes: Sizes) -> list[str]:
+    """The command with the sizes in it; all that is no placeholder stays as it is, other braces included.
+
+    Args:
+        command: Its words; no shell takes them apart.
+        sizes: What to fill in.
+    """
+    values = {f"{{{name}}}": str(value) for name, value in asdict(sizes).items()}
+    pattern = re.compile("|".join(map(re.escape, values)))
+    return [pattern.sub(lambda match: values[match[0]], word) for word in command]
+
+
+def command_line(command: Sequence[str]) -> str:
+    """The command as one types it: quoted where a shell would take a word apart, which it does not for placeholders."""
+    return " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in command)
+
+
+def accumulates(command: Sequence[str]) -> bool:
+    """Whether the command is told its accumulation steps."""
+    return any(ACCUMULATION in word for word in command)
+
+
+def check_command(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> None:
+    """See that the command can be started and will be told its micro-batch.
+
+    Args:
+        command: Its words.
+        directory: Where it runs.
+        environment: What it runs in; its `PATH` is searched.
+
+    Raises:
+        UsageError: It has no `{micro_batch}`, or there is no such program.
+    """
+    if not any(REQUIRED in word for word in command):
+        raise _no_placeholder(command)
+    program = command[0]
+    path = str(directory / program) if "/" in program else program
+    if shutil.which(path, path=environment.get("PATH")) is None:
+        raise UsageError(f"command not found: `{program}`", hint=_not_found_hint(program))
+
+
+def near_misses(command: Sequence[str]) -> dict[str, str]:
+    """Words in braces that are no placeholder and nearly one, each with the one that it is near to."""
+    near = {name: difflib.get_close_matches(name, PLACEHOLDERS, 1, cutoff=_NEAR) for name in _words_in_braces(command)}
+    return {name: found[0] for name, found in near.items() if found}
+
+
+def _words_in_braces(command: Sequence[str]) -> list[str]:
+    return [name for word in command for name in _LOOKS_LIKE_ONE.findall(word) if name not in PLACEHOLDERS]
+
+
+def _no_placeholder(command: Sequence[str]) -> UsageError:
+    seen = _words_in_braces(command)
+    near = [name for name in seen if name in _OTHER_NAMES or difflib.get_close_matches(name, [REQUIRED], cutoff=0.7)]
+    hint = f"put `{REQUIRED}` where its batch size goes, as in `-- python train.py --batch-size {REQUIRED}`"
+    if near:
+        hint = f"write `{REQUIRED}` instead of `{near[0]}`"
+    return UsageError(f"the command `{command_line(command)}` has no `{REQUIRED}`", hint=hint)
+
+
+def _not_found_hint(program: str) -> str:
+    if program.endswith(".py"):
+        return f"a script is run by its interpreter, for example `-- python {program} --batch-size {REQUIRED}`"
+    return f"the command comes after `--`, for example `-- python train.py --batch-size {REQUIRED}`"

@@ -1,0 +1,292 @@
+"""Run one trial of a command: start it, listen until its outcome is known, and kill all that it started.
+
+It is ended by SIGKILL, from its launcher down to its data loaders: no checkpoint, logger or `atexit` of the script sees
+an end that training would not have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import selectors
+import shutil
+import socket
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from oomdoctor.trial.process import GuardedProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from oomdoctor.command.trial_events import TrialEvents
+    from oomdoctor.trial.process import CancelToken
+
+
+_LONGEST_PATH: Final = 80
+"""A socket's name has 108 bytes; beyond this the room is made in `/tmp`."""
+
+
+class SocketDirectory:
+    """The directory, which nobody else can enter, and the guardian that removes it where this process cannot.
+
+    Attributes:
+        path: Where it is.
+    """
+
+    def __init__(self) -> None:
+        name = f"oomdoctor-{secrets.token_hex(8)}"
+        parent = Path(tempfile.gettempdir())
+        self.path = (parent if len(str(parent / name)) <= _LONGEST_PATH else Path("/tmp")) / name  # noqa: S108 - a name that nobody can guess, and 0o700
+        report_read, report_write = os.pipe()
+        # Before the directory is made, so that there is no moment at which nobody would remove it.
+        self._keeper = GuardedProcess((), os.environ, report_write, doomed=self.path)
+        for fd in (report_read, report_write):
+            os.close(fd)
+        self.path.mkdir(mode=0o700)
+
+    def close(self) -> None:
+        """Remove it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._keeper.close()
+
+
+_CHUNK = 65536
+_LONGEST_LINE = 64 << 20
+_BACKLOG = 64
+
+
+class Listener:
+    """Takes lines of JSON from every process that connects; use it as a context manager.
+
+    What is no JSON object is passed over: the command's code could write to the socket too, and whatever comes is data.
+
+    Args:
+        path: Name of the socket, which must not exist yet; it is removed in the end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(str(path))
+        self._socket.listen(_BACKLOG)
+        self._socket.setblocking(False)  # noqa: FBT003 - the standard library's own
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._partial: dict[int, bytes] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def fd(self) -> int:
+        """Readable where there may be something to take."""
+        return self._selector.fileno()
+
+    def take(self) -> Iterator[dict[str, Any]]:
+        """What has come since, without waiting."""
+        while ready := self._selector.select(0):
+            for key, _ in ready:
+                if key.fileobj is self._socket:
+                    self._accept()
+                else:
+                    yield from self._read(key.fileobj)  # type: ignore[arg-type]
+
+    def take_the_rest(self, longest_seconds: float) -> Iterator[dict[str, Any]]:
+        """What still comes, until all who have connected are gone."""
+        deadline = time.monotonic() + longest_seconds
+        yield from self.take()
+        while len(self._selector.get_map()) > 1 and (left := deadline - time.monotonic()) > 0:
+            self._selector.select(left)
+            yield from self.take()
+
+    def close(self) -> None:
+        """Close every connection and remove the socket."""
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+        self._path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # who connected may have gone again
+            connection, _ = self._socket.accept()
+            connection.setblocking(False)  # noqa: FBT003 - the standard library's own
+            self._selector.register(connection, selectors.EVENT_READ)
+
+    def _read(self, connection: socket.socket) -> Iterator[dict[str, Any]]:
+        fd = connection.fileno()
+        try:
+            chunk = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        *lines, rest = (self._partial.pop(fd, b"") + chunk).split(b"\n")
+        if chunk and len(rest) <= _LONGEST_LINE:
+            self._partial[fd] = rest
+        else:
+            self._selector.unregister(connection)
+            connection.close()
+        yield from filter(None, map(_message, lines))
+
+
+def _message(line: bytes) -> dict[str, Any] | None:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) and isinstance(message.get("pid"), int) else None
+
+
+_CLOSING_SECONDS: Final = 10.0
+"""How long a command may take to end once memory has run out or an error has ended its training."""
+
+_ENDING_SECONDS: Final = 5.0
+"""How long those that were killed are waited for."""
+
+_REPORT_BYTES: Final = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStart:
+    """What to start.
+
+    Attributes:
+        command: The program and its arguments, sizes filled in.
+        directory: Where it runs.
+        environment: What it runs in, but for where it says how it goes.
+        room: A directory of ours for sockets.
+        name: Of this trial, in that directory.
+        timeout_seconds: Longest time that it may take.
+    """
+
+    command: Sequence[str]
+    directory: Path
+    environment: Mapping[str, str]
+    room: Path
+    name: str
+    timeout_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTrial:
+    """How a trial ended.
+
+    Attributes:
+        heard: What its processes said.
+        return_code: The command's, negative for a signal; None where it was ended by us.
+        timed_out: Whether it was ended because it took too long.
+        seconds: How long it took.
+        tail: The end of its output.
+    """
+
+    heard: TrialEvents
+    return_code: int | None
+    timed_out: bool
+    seconds: float
+    tail: str | None
+
+
+def run_trial(start: TrialStart, heard: TrialEvents, stops: Sequence[CancelToken] = ()) -> EndedTrial:
+    """Run one trial to its end.
+
+    Args:
+        start: What to start.
+        heard: Takes in what its processes say, until the last of them is gone, however the trial ends.
+        stops: Each ends it from another thread.
+
+    Raises:
+        KeyboardInterrupt: A stop was set.
+    """
+    path = start.room / start.name
+    with Listener(path) as listener:
+        report_read, report_write = os.pipe()
+        try:
+            started = time.monotonic()
+            environment = {**start.environment, "OOMDOCTOR_TRIAL_SOCKET": str(path)}
+            process = GuardedProcess(start.command, environment, report_write, directory=start.directory)
+            os.close(report_write)
+            watch = _TrialWait(listener, heard, report_read, stops, started + start.timeout_seconds)
+            try:
+                watch.until_over()
+            finally:
+                process.close()
+                watch.hear_the_rest()
+        finally:
+            os.close(report_read)
+        seconds = time.monotonic() - started
+    return EndedTrial(heard, watch.return_code, watch.timed_out, seconds, process.tail())
+
+
+class _TrialWait:
+    """Waits for the outcome of one trial.
+
+    Args:
+        listener: Where its processes speak.
+        heard: Takes in what they say.
+        report_fd: Where the guardian says that the command has ended.
+        stops: Each ends the wait.
+        deadline: When to give up, on the monotonic clock.
+
+    Attributes:
+        return_code: The command's, once it has ended by itself.
+        timed_out: Whether the deadline has passed.
+    """
+
+    def __init__(
+        self, listener: Listener, heard: TrialEvents, report_fd: int, stops: Sequence[CancelToken], deadline: float
+    ) -> None:
+        self._listener = listener
+        self._report_fd = report_fd
+        self._stops = stops
+        self._deadline = deadline
+        self._closing: float | None = None
+        self._heard = heard
+        self.return_code: int | None = None
+        self.timed_out = False
+
+    def until_over(self) -> None:
+        """Return once the outcome is known, or nothing more will come."""
+        while not self._is_over():
+            self._wait()
+            self.hear()
+
+    def hear(self) -> None:
+        """Take in what has been said."""
+        for message in self._listener.take():
+            self._heard.add(message)
+
+    def hear_the_rest(self) -> None:
+        """Take in what is said by programs that were forked from a server, which end a moment after their command."""
+        for message in self._listener.take_the_rest(_ENDING_SECONDS):
+            self._heard.add(message)
+
+    def _is_over(self) -> bool:
+        heard, now = self._heard, time.monotonic()
+        if heard.has_all_steps or heard.has_survived or heard.has_died_of_oom or self.return_code is not None:
+            return True
+        if self._closing is None and (heard.ooms or heard.has_failed):
+            # It is let go on for a while: whether it survives, and what it prints, are part of the answer.
+            self._closing = now + _CLOSING_SECONDS
+        self.timed_out = now >= self._deadline and self._closing is None
+        return self.timed_out or (self._closing is not None and now >= self._closing)
+
+    def _wait(self) -> None:
+        deadline = self._deadline if self._closing is None else self._closing
+        fds = [self._listener.fd, self._report_fd, *(stop.fd for stop in self._stops)]
+        readable, _, _ = select.select(fds, [], [], max(0.0, deadline - time.monotonic()))
+        if any(stop.is_set for stop in self._stops):
+            raise KeyboardInterrupt
+        if self._report_fd in readable:
+            report = os.read(self._report_fd, _REPORT_BYTES).strip()
+            # A guardian that was killed says nothing, and then the command was killed with it.
+            self.return_code = json.loads(report)["return_code"] if report else -9

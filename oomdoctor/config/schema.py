@@ -1,0 +1,146 @@
+"""The keys of a configuration: each is a field, with `-` for `_`, and its type says what it takes.
+
+None is a key that was not given. A table is a dataclass, a list of tables a tuple of one, and a mapping with free keys
+a dict; `oomdoctor.config.decoding` reads all of it by these annotations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+SeverityName: TypeAlias = Literal["note", "warning", "error"]
+PrecisionName: TypeAlias = Literal["fp32", "bf16", "fp16"]
+
+EXAMPLE = "example"
+"""Key in a field's metadata for a value, in TOML, to show where a wrong one was given."""
+
+WORDS = "words"
+"""Key in a field's metadata where a list is the words of a command, so that one in a string can be taken apart."""
+
+_CODES: Mapping[str, str] = MappingProxyType({EXAMPLE: '["OOM102", "OOM2"]'})
+
+
+@dataclass(frozen=True, slots=True)
+class RuleChoice:
+    """Which rules are on.
+
+    Attributes:
+        select: Codes, prefixes of codes or names, in place of the default set.
+        ignore: The same, left out.
+        extend_select: The same, on top of `select` or the default set.
+        per_file_ignores: Selectors that are left out in files that a glob matches.
+    """
+
+    select: tuple[str, ...] | None = field(default=None, metadata=_CODES)
+    ignore: tuple[str, ...] | None = field(default=None, metadata=_CODES)
+    extend_select: tuple[str, ...] | None = field(default=None, metadata=_CODES)
+    per_file_ignores: dict[str, tuple[str, ...]] | None = field(
+        default=None, metadata={EXAMPLE: '{ "tests/**" = ["OOM101"] }'}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LintTable(RuleChoice):
+    """`[lint]`: what `oomdoctor lint` looks for, and where.
+
+    Attributes:
+        exclude: Globs of files and folders to pass over.
+        fail_on: The mildest severity that makes the command exit with 1.
+    """
+
+    exclude: tuple[str, ...] | None = field(default=None, metadata={EXAMPLE: '["legacy", "*_test.py"]'})
+    fail_on: SeverityName | None = field(default=None, metadata={EXAMPLE: '"error"'})
+
+
+@dataclass(frozen=True)  # without slots, which two bases of one class cannot both have
+class SharedKeys:
+    """What `oomdoctor check` asks: at the top of a file for all entries, in an entry for that one.
+
+    Attributes:
+        gpu: Card to ask about; the local GPU without one.
+        gpus: Several cards, each of which makes an entry of its own.
+        memory: Capacity to ask about, as a size.
+        target_batch: Samples per optimizer step over all devices.
+        world_size: Devices that share them.
+        precision: How the step runs.
+        optimizer: A `torch.optim` class, where the target's file builds none.
+        headroom: Part of the capacity that has to stay free, as a share.
+        baseline: Whether what was found is compared with the baseline file.
+        tolerance: Share by which a figure may be worse than in the baseline.
+        trial_timeout: Longest time for loading and for each trial, in seconds.
+    """
+
+    gpu: str | None = field(default=None, metadata={EXAMPLE: '"rtx-4090"'})
+    gpus: tuple[str, ...] | None = field(default=None, metadata={EXAMPLE: '["rtx-4090", "l40s"]'})
+    memory: str | None = field(default=None, metadata={EXAMPLE: '"20GiB"'})
+    target_batch: int | None = field(default=None, metadata={EXAMPLE: "256"})
+    world_size: int | None = field(default=None, metadata={EXAMPLE: "8"})
+    precision: PrecisionName | None = field(default=None, metadata={EXAMPLE: '"bf16"'})
+    optimizer: str | None = field(default=None, metadata={EXAMPLE: '"SGD"'})
+    headroom: str | float | None = field(default=None, metadata={EXAMPLE: '"5%"'})
+    baseline: bool | None = field(default=None, metadata={EXAMPLE: "true"})
+    tolerance: str | float | None = field(default=None, metadata={EXAMPLE: '"2%"'})
+    trial_timeout: float | None = field(default=None, metadata={EXAMPLE: "300"})
+
+
+@dataclass(frozen=True)
+class CheckKeys(SharedKeys):
+    """What the command line and the environment may say, and the top of a file.
+
+    Attributes:
+        jobs: Entries that run at once.
+    """
+
+    jobs: int | None = field(default=None, metadata={EXAMPLE: "2"})
+
+
+@dataclass(frozen=True)
+class CheckEntry(SharedKeys):
+    """`[[check]]`: one model, and what has to hold for it.
+
+    Attributes:
+        name: What to call it; without one, as its target or its command.
+        target: The target, relative to the file's folder.
+        command: In place of a target, a command that trains, with placeholders for its sizes; it runs in that folder.
+        steps: Optimizer steps after which a trial of the command is ended.
+        fresh: Whether each trial of the command starts its Pythons anew.
+        micro_batch: Size at which memory is recorded.
+        min_micro_batch: Smallest maximum micro-batch that passes.
+        max_accumulation_steps: Most accumulation steps that pass.
+        max_memory: Most memory that PyTorch may hold at `micro_batch`, as a size.
+    """
+
+    name: str | None = field(default=None, metadata={EXAMPLE: '"pretrain"'})
+    target: str | None = field(default=None, metadata={EXAMPLE: '"train/model.py:build_model(depth=24)"'})
+    command: tuple[str, ...] | None = field(
+        default=None,
+        metadata={EXAMPLE: '["python", "train.py", "--batch-size", "{micro_batch}"]', WORDS: True},
+    )
+    steps: int | None = field(default=None, metadata={EXAMPLE: "3"})
+    fresh: bool | None = field(default=None, metadata={EXAMPLE: "true"})
+    micro_batch: int | None = field(default=None, metadata={EXAMPLE: "8"})
+    min_micro_batch: int | None = field(default=None, metadata={EXAMPLE: "8"})
+    max_accumulation_steps: int | None = field(default=None, metadata={EXAMPLE: "32"})
+    max_memory: str | None = field(default=None, metadata={EXAMPLE: '"20GiB"'})
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration(RuleChoice, CheckKeys):
+    """A whole configuration.
+
+    Only lint has rules, so what chooses them may stand at the top as well as in `[lint]`; what every entry of a check
+    has in common may as well.
+
+    Attributes:
+        lint: The table `[lint]`.
+        check: The tables `[[check]]`.
+    """
+
+    lint: LintTable = field(default_factory=LintTable)
+    check: tuple[CheckEntry, ...] = ()

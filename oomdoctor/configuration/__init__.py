@@ -1,4 +1,0 @@
-"""Settings from `oomdoctor.toml`, `pyproject.toml` and the environment: found, read strictly, and laid over each other.
-
-`schema` states what may be set; a new command adds its table there, and everything else follows from the types.
-"""

@@ -1,1 +1,0 @@
-"""GPUs: those of this machine, those of the catalogue, and the null GPU."""

@@ -1,1 +1,0 @@
-"""PyTorch's own CUDA build on a device that has memory and no processor."""

@@ -1,0 +1,294 @@
+"""Causes on the device and the host: the request, other processes, fragmentation, caps, host memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.diagnose.evidence import quoted
+from oomdoctor.results import Cause, CauseId, Confidence, Outcome
+from oomdoctor.units import GIB, MIB, format_size
+
+if TYPE_CHECKING:
+    from oomdoctor.diagnose.evidence import Situation
+    from oomdoctor.oom.table import Row
+
+
+# Displays and contexts outside the process are normal: 0.9 GiB in the median of public reports, 2.9 GiB in one of ten.
+_OUTSIDE_SHARE: Final = 4  # one part in so many of the card
+_OUTSIDE_BYTES: Final = 3 * GIB // 2
+
+# Reserved memory in no tensor is the matter only where it is a good part of all, whatever the message's hint says.
+_HOLES_SHARE: Final = 10
+_HOLES_BYTES: Final = 256 * MIB
+
+_LARGE_SHARE: Final = 4  # a request of one part in so many of the card is large
+_ABSURD_BYTES: Final = 1 << 50  # beyond all devices: a size that was computed wrongly
+_FREE_BYTES: Final = 64 * MIB  # what the driver may call free and yet not hand out in one piece
+_FREE_SHARE: Final = 50
+_ROUNDED_AWAY_BYTES: Final = 16 * MIB  # three figures in GiB with two decimals
+
+
+def single_huge_allocation(situation: Situation) -> Cause | None:
+    """One request is larger than the device, or than any device."""
+    tried = situation.facts.tried_bytes
+    if situation.kind == "mps-buffer":
+        asked = "" if tried is None else f" of {format_size(tried)}"
+        return _huge(Confidence.CERTAIN, f"One buffer{asked} is more than any buffer of the Apple GPU can hold")
+    if "more than 1EB memory" in situation.message:
+        return _huge(Confidence.CERTAIN, "More than 1 EiB was asked for at once: a size that was computed wrongly")
+    if tried is None or not situation.on_gpu:
+        return None
+    if tried >= _ABSURD_BYTES:
+        return _huge(Confidence.CERTAIN, f"{format_size(tried)} were asked for at once: no device has that")
+    whole = situation.facts.total_bytes or situation.facts.mps_max_bytes
+    if whole is None or tried <= whole:
+        return None
+    held = situation.facts.allocated_bytes
+    beside = "" if held is None else f"; {format_size(held)} were allocated"
+    text = f"{format_size(tried)} were asked for at once, more than the {format_size(whole)} of the whole device"
+    return _huge(Confidence.CERTAIN, text + beside)
+
+
+def large_allocation(situation: Situation) -> Cause | None:
+    """One request is a good part of the device."""
+    facts = situation.facts
+    tried, whole = facts.tried_bytes, facts.total_bytes or facts.mps_max_bytes
+    if tried is None or whole is None or not situation.on_gpu or has_free_memory(situation):
+        return None
+    if not whole < tried * _LARGE_SHARE <= whole * _LARGE_SHARE:
+        return None
+    percent = round(100 * tried / whole)
+    text = f"{format_size(tried)} were asked for at once, {percent} % of the device's {format_size(whole)}"
+    return _huge(Confidence.POSSIBLE, text)
+
+
+def memory_fraction_cap(situation: Situation) -> Cause | None:
+    """The process may not take more, although the device has room."""
+    facts, held = situation.facts, situation.held_bytes
+    if situation.kind == "cuda-allocator-rejected":
+        return Cause(
+            CauseId.MEMORY_FRACTION_CAP,
+            Confidence.CERTAIN,
+            "PyTorch refused the request before it asked the driver, because of the process's memory fraction",
+        )
+    if facts.allowed_bytes is None or held is None or facts.tried_bytes is None:
+        return None
+    if held + facts.tried_bytes + _ROUNDED_AWAY_BYTES <= facts.allowed_bytes:
+        return None
+    if facts.free_bytes is not None and facts.free_bytes < facts.tried_bytes:
+        return None  # without the cap the device would have been too full just the same
+    free = "" if facts.free_bytes is None else f", while the device has {format_size(facts.free_bytes)} free"
+    text = (
+        f"This process is allowed {format_size(facts.allowed_bytes)}: {format_size(held)} held and "
+        f"{format_size(facts.tried_bytes)} asked for are more than that{free}"
+    )
+    return Cause(CauseId.MEMORY_FRACTION_CAP, Confidence.CERTAIN, text)
+
+
+def other_process(situation: Situation) -> Cause | None:
+    """What others hold on the device is missing here."""
+    if not situation.on_gpu or has_free_memory(situation) or asks_for_more_than_all(situation):
+        return None
+    return _listed_processes(situation) or _unlisted_processes(situation)
+
+
+def _listed_processes(situation: Situation) -> Cause | None:
+    total, others = situation.facts.total_bytes, situation.others_bytes
+    if total is None or not is_much(others, total):
+        return None
+    held = " and ".join(f"process {p.pid} holds {format_size(p.used_bytes or 0)}" for p in situation.others[:3])
+    more = len(situation.others) - 3
+    rest = f" and {more} more" if more > 0 else ""
+    own = situation.own_bytes
+    mine = "" if own is None else f"; this process holds {format_size(own)}"
+    text = f"{held[:1].upper()}{held[1:]}{rest} of the device's {format_size(total)}{mine}"
+    return Cause(CauseId.OTHER_PROCESS, Confidence.CERTAIN, text)
+
+
+def _unlisted_processes(situation: Situation) -> Cause | None:
+    facts, outside, own = situation.facts, situation.outside_bytes, situation.own_bytes
+    if outside is None or facts.total_bytes is None or facts.free_bytes is None or own is None:
+        return None
+    if not is_much(outside, facts.total_bytes):
+        return None
+    text = (
+        f"{format_size(outside)} of the device's {format_size(facts.total_bytes)} are neither free "
+        f"({format_size(facts.free_bytes)}) nor held by this process ({format_size(own)}): someone else has them"
+    )
+    return Cause(CauseId.OTHER_PROCESS, Confidence.LIKELY, text)
+
+
+def unseen_process(situation: Situation) -> Cause | None:
+    """The device was full before this process computed anything, and nobody says who filled it."""
+    if not situation.handle_refused or situation.facts.total_bytes is not None:
+        return None
+    text = "The device was full before the first matrix product; the message does not say who holds it"
+    return Cause(CauseId.OTHER_PROCESS, Confidence.POSSIBLE, text)
+
+
+def fragmentation(situation: Situation) -> Cause | None:
+    """Enough is reserved and in no tensor, but in pieces."""
+    facts = situation.facts
+    tried, holes = facts.tried_bytes, facts.reserved_unallocated_bytes
+    if tried is None or holes is None or holes < tried or not _has_large_holes(situation):
+        return None
+    seen = _holes_in_snapshot(situation, tried)
+    text = seen or (
+        f"{format_size(holes)} are reserved by PyTorch and in no tensor, and yet no piece of "
+        f"{format_size(tried)} could be found among them"
+    )
+    if situation.leaks:  # what leaks fills every hole in the end
+        return Cause(CauseId.FRAGMENTATION, Confidence.POSSIBLE, text)
+    return Cause(CauseId.FRAGMENTATION, Confidence.LIKELY if seen is None else Confidence.CERTAIN, text)
+
+
+def _holes_in_snapshot(situation: Situation, tried: int) -> str | None:
+    if situation.snapshot is None:
+        return None
+    holes = situation.snapshot.fragmentation
+    if not holes.largest_hole_bytes < tried <= holes.hole_bytes:
+        return None
+    return (
+        f"{format_size(holes.hole_bytes)} lie in holes of {holes.segments_with_holes} segments, the largest of "
+        f"{format_size(holes.largest_hole_bytes)}; {format_size(tried)} were asked for in one piece"
+    )
+
+
+def fragmentation_beside_free(situation: Situation) -> Cause | None:
+    """What is reserved in no tensor and what is free would be enough, but only together."""
+    facts = situation.facts
+    tried, holes, free = facts.tried_bytes, facts.reserved_unallocated_bytes, facts.free_bytes
+    if tried is None or holes is None or free is None or not holes < tried <= holes + free:
+        return None
+    if not _has_large_holes(situation):
+        return None
+    text = (
+        f"{format_size(tried)} were asked for; {format_size(holes)} reserved in no tensor and "
+        f"{format_size(free)} free would be enough together, but not in one piece"
+    )
+    return Cause(CauseId.FRAGMENTATION, Confidence.POSSIBLE, text)
+
+
+def _has_large_holes(situation: Situation) -> bool:
+    holes, reserved = situation.facts.reserved_unallocated_bytes, situation.facts.reserved_bytes
+    if holes is None or reserved is None or not situation.on_gpu or has_free_memory(situation):
+        return False
+    large = holes >= max(reserved // _HOLES_SHARE, _HOLES_BYTES)
+    return large and not asks_for_more_than_all(situation)
+
+
+def unexplained_refusal(situation: Situation) -> Cause | None:
+    """The device had plenty of room and no cap is known: nobody has established why that happens."""
+    facts = situation.facts
+    if not has_free_memory(situation) or memory_fraction_cap(situation) is not None or facts.tried_bytes is None:
+        return None
+    text = (
+        f"{format_size(facts.tried_bytes)} were refused although {format_size(facts.free_bytes or 0)} were free on the "
+        "device; the numbers do not explain it (on Windows the system's commit limit can, elsewhere a driver's limit)"
+    )
+    return Cause(CauseId.UNKNOWN, Confidence.LIKELY, text)
+
+
+def has_free_memory(situation: Situation) -> bool:
+    """Whether the device had clearly more free than was asked for."""
+    tried, free, total = situation.facts.tried_bytes, situation.facts.free_bytes, situation.facts.total_bytes
+    if tried is None or free is None:
+        return False
+    margin = max(_FREE_BYTES, (total or 0) // _FREE_SHARE)
+    return free >= tried + margin
+
+
+def is_much(size_bytes: int, total_bytes: int) -> bool:
+    """Whether memory outside of this process is more than displays and contexts take."""
+    return size_bytes * _OUTSIDE_SHARE > total_bytes and size_bytes >= _OUTSIDE_BYTES
+
+
+def asks_for_more_than_all(situation: Situation) -> bool:
+    """Whether the request is larger than the whole device."""
+    tried, total = situation.facts.tried_bytes, situation.facts.total_bytes
+    return tried is not None and total is not None and tried > total
+
+
+def _huge(confidence: Confidence, evidence: str) -> Cause:
+    return Cause(CauseId.SINGLE_HUGE_ALLOCATION, confidence, evidence)
+
+
+SHARED_MEMORY_KINDS: Final = frozenset({"host-shared-memory"})
+"""Messages about `/dev/shm`, which the workers of a data loader share."""
+
+_PINNED_KINDS: Final = frozenset({"cuda-runtime", "hip-runtime"})
+_CERTAIN_WORDS: Final = (
+    "cannot allocate memory",
+    "can't allocate memory",
+    "not enough memory",
+    "unable to allocate",
+    "oom-kill",
+    "oom_kill",
+    "oomkilled",
+    "out of memory",
+    "out-of-memory",
+    "low on memory",
+    "bad_alloc",
+    "memoryerror",
+)
+
+
+def host_oom(situation: Situation) -> Cause | None:
+    """The host's memory ran out, or may have."""
+    if situation.event is None:
+        return None
+    if situation.kind in _PINNED_KINDS and situation.facts.total_bytes is None and situation.phase is None:
+        confidence = Confidence.LIKELY if situation.mentions_pinned_memory else Confidence.POSSIBLE
+        text = "The runtime says the same when the host's pinned memory runs out, and the message has no numbers"
+        return Cause(CauseId.HOST_OOM, confidence, text)
+    if not situation.is_oom or situation.device != "cpu" or situation.kind in SHARED_MEMORY_KINDS:
+        return None
+    words, tried = situation.message, situation.facts.tried_bytes
+    if tried is not None:
+        text = f"The host refused {format_size(tried)}; no device's memory is involved"
+        return Cause(CauseId.HOST_OOM, Confidence.CERTAIN, text)
+    if situation.kind == "killed" and not any(word in words.lower() for word in _CERTAIN_WORDS):
+        text = f"A process was killed, as the kernel does when the host runs out of memory: {quoted(words)}"
+        return Cause(CauseId.HOST_OOM, Confidence.LIKELY, text)
+    return Cause(CauseId.HOST_OOM, Confidence.CERTAIN, f"The host ran out of memory: {quoted(words)}")
+
+
+def shm(situation: Situation) -> Cause | None:
+    """`/dev/shm` is full."""
+    if situation.kind not in SHARED_MEMORY_KINDS:
+        return None
+    text = "A worker of the data loader died of a bus error, as it does when `/dev/shm` is full"
+    return Cause(CauseId.SHM, Confidence.LIKELY, text)
+
+
+def size_limit(situation: Situation) -> Cause | None:
+    """A limit on sizes that is not memory."""
+    row = situation.row
+    if situation.is_oom or row is None or row.outcome is not Outcome.LIMIT:
+        return None
+    return Cause(CauseId.SIZE_LIMIT, Confidence.CERTAIN, f"{row.reason[:1].upper()}{row.reason[1:]}")
+
+
+def kv_cache_no_room(situation: Situation) -> Cause | None:
+    """A server's cache finds no room beside the weights."""
+    if situation.kind != "kv-cache":
+        return None
+    text = "Beside the weights, the memory that vLLM may use has no room for a single block of its cache"
+    return Cause(CauseId.KV_CACHE_NO_ROOM, Confidence.CERTAIN, text)
+
+
+def not_oom(situation: Situation) -> Cause | None:
+    """An error, and not one of memory."""
+    if situation.event is None or situation.is_oom or size_limit(situation) is not None:
+        return None
+    row = situation.row
+    why = "no lack of memory is known to cause it" if row is None else row.reason
+    text = f"{quoted(situation.message)}: {why}"
+    return Cause(CauseId.NOT_OOM, _confidence(row), text)
+
+
+def _confidence(row: Row | None) -> Confidence:
+    if row is None:
+        return Confidence.LIKELY
+    # Of some statuses only the memory that was free at that moment could tell, and the text does not hold it.
+    return Confidence.POSSIBLE if row.needs_pressure else Confidence.CERTAIN

@@ -1,0 +1,1 @@
+"""Read and summarise a memory snapshot of PyTorch."""

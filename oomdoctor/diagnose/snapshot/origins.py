@@ -1,0 +1,185 @@
+"""Read the stack of an allocation: the kind of code, and the user's own line.
+
+Frames are held against the tables below, innermost first, and the first that matches decides: inside of an optimizer's
+step a closure may run a forward pass, and inside of a forward pass a library may load weights.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.diagnose.text.phases import is_library
+from oomdoctor.results import SourceLine
+
+if TYPE_CHECKING:
+    from oomdoctor.diagnose.snapshot.layout import Frame, Stack
+
+
+class AllocationOrigin(Enum):
+    """What kind of code allocated."""
+
+    NONE = auto()  # no Python at all: the autograd engine's thread, or not recorded
+    ENGINE = auto()  # Python that the autograd engine's thread called: hooks, custom backward functions
+    RECOMPUTED = auto()  # checkpointing, which runs a forward pass again for backward
+    BACKWARD = auto()  # the call of backward itself, on the thread that waits for the engine
+    OPTIMIZER_STATE = auto()  # where optimizers make their state
+    OPTIMIZER = auto()  # elsewhere in an optimizer
+    BUCKETS = auto()  # where distributed training makes its buffers for gradients
+    LOAD = auto()  # weights: made, moved to the device, or read from a file
+    FORWARD = auto()  # a module's forward pass, or a function of torch.nn.functional
+    TRANSFER = auto()  # a library that moves batches to the device
+    OWN = auto()  # the user's code outside of all that: `.to(device)`, a loss of one's own
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    """Files and functions that tell of an origin."""
+
+    origin: AllocationOrigin
+    path: re.Pattern[str]
+    functions: frozenset[str] | None = None
+
+
+def _sign(origin: AllocationOrigin, path: str, *functions: str) -> _Sign:
+    return _Sign(origin, re.compile(path), frozenset(functions) or None)
+
+
+_SIGNS: Final = (
+    _sign(AllocationOrigin.RECOMPUTED, r"/torch/utils/checkpoint\.py$", "unpack_hook", "recompute_fn", "backward"),
+    _sign(
+        AllocationOrigin.OPTIMIZER_STATE,
+        r"/optim|/apex/|/deepspeed/",
+        "_init_group",
+        "init_state",
+        "_init_state",
+        "state_init",
+    ),
+    _sign(
+        AllocationOrigin.BUCKETS,
+        r"/torch/nn/parallel/distributed\.py$",
+        "_ddp_init_helper",
+        "__init__",
+        "_rebuild_buckets",
+    ),
+    _sign(
+        AllocationOrigin.OPTIMIZER,
+        r"/torch/optim/|/bitsandbytes/optim/|/apex/optimizers/|/deepspeed/ops/|/torch_optimizer/",
+    ),
+    _sign(
+        AllocationOrigin.LOAD,
+        r"/torch/nn/modules/module\.py$",
+        *("_apply", "convert", "to", "cuda", "half", "float", "double", "bfloat16", "type", "to_empty"),
+        *("load_state_dict", "_load_from_state_dict", "load"),
+    ),
+    _sign(
+        AllocationOrigin.LOAD, r"/torch/nn/(?:init|parameter)\.py$|/torch/(?:serialization|_utils)\.py$|/safetensors/"
+    ),
+    _sign(AllocationOrigin.LOAD, r"/torch/nn/modules/", "__init__", "reset_parameters", "_reset_parameters"),
+    _sign(AllocationOrigin.LOAD, r"/torch/(?:_tensor|storage)\.py$", "__deepcopy__"),
+    _sign(AllocationOrigin.LOAD, r"", "from_pretrained", "set_module_tensor_to_device", "load_checkpoint_and_dispatch"),
+    _sign(
+        AllocationOrigin.BACKWARD, r"/torch/_tensor\.py$|/torch/autograd/", "backward", "grad", "_engine_run_backward"
+    ),
+    _sign(AllocationOrigin.BACKWARD, r"/torch/autograd/", "_make_grads"),
+    _sign(AllocationOrigin.FORWARD, r"/torch/nn/modules/module\.py$", "_call_impl", "_wrapped_call_impl"),
+    _sign(AllocationOrigin.FORWARD, r"/torch/(?:nn/)?functional\.py$|/torchinductor_[^/]+/|/torch/_inductor/"),
+    _sign(AllocationOrigin.TRANSFER, r"/torch/utils/data/"),
+    _sign(
+        AllocationOrigin.TRANSFER,
+        r"",
+        *("send_to_device", "move_data_to_device", "batch_to_device", "pin_memory", "_prepare_inputs"),
+        *("transfer_batch_to_device", "_prepare_input", "collate_fn", "move_to_device"),
+    ),
+)
+_TORCH: Final = re.compile(r"[/\\]torch[/\\]")
+# These start the user's program, so that it may be the thread that runs it which begins in PyTorch's files.
+_LAUNCHER: Final = re.compile(
+    r"[/\\]torch[/\\](?:multiprocessing|distributed[/\\](?:run|launch\w*|elastic|launcher))\b"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StackFacts:
+    """What is to be known of a stack.
+
+    Attributes:
+        origin: The kind of code.
+        place: The innermost line that is the user's own; where none is, the outermost line of the library.
+        innermost: The innermost frame in one line.
+    """
+
+    origin: AllocationOrigin
+    place: SourceLine | None
+    innermost: str | None
+
+    @property
+    def on_engine(self) -> bool:
+        """Whether the autograd engine's thread allocated, while the program's own thread waited for it."""
+        return self.origin in _ON_ENGINE
+
+
+_ON_ENGINE: Final = frozenset({AllocationOrigin.NONE, AllocationOrigin.ENGINE, AllocationOrigin.RECOMPUTED})
+
+
+def read_stack(stack: Stack) -> StackFacts:
+    """Tell what a stack says."""
+    if not stack:
+        return StackFacts(AllocationOrigin.NONE, None, None)
+    return StackFacts(_origin(stack), _place(stack), _in_one_line(stack[0]))
+
+
+def as_lines(stack: Stack) -> tuple[SourceLine, ...]:
+    """The stack as a traceback has it: outermost first."""
+    return tuple(SourceLine(frame.path, frame.line, frame.function) for frame in reversed(stack))
+
+
+@lru_cache(maxsize=10_000)
+def is_torch(path: str) -> bool:
+    """Whether a file is PyTorch's own; a user's folder may have that name too."""
+    return _TORCH.search(path) is not None and is_library(path)
+
+
+def _origin(stack: Stack) -> AllocationOrigin:
+    found = next((origin for frame in stack if (origin := _frame_origin(frame)) is not None), None)
+    root = stack[-1].path
+    if is_torch(root) and not _LAUNCHER.search(root):
+        return AllocationOrigin.RECOMPUTED if _recomputes(stack) else AllocationOrigin.ENGINE
+    if found is not None and found is not AllocationOrigin.FORWARD:
+        return found
+    # A module that makes a tensor of its own in its constructor keeps it; in a forward pass it is called, not made.
+    own = next((frame for frame in stack if not _is_library(frame.path)), None)
+    if own is not None and own.function == "__init__" and found is None:
+        return AllocationOrigin.LOAD
+    return found or AllocationOrigin.OWN
+
+
+def _recomputes(stack: Stack) -> bool:
+    return any(_frame_origin(frame) is AllocationOrigin.RECOMPUTED for frame in stack)
+
+
+@lru_cache(maxsize=100_000)
+def _frame_origin(frame: Frame) -> AllocationOrigin | None:
+    path = frame.path.replace("\\", "/")
+    for sign in _SIGNS:
+        if (sign.functions is None or frame.function in sign.functions) and sign.path.search(path):
+            return sign.origin
+    return None
+
+
+def _place(stack: Stack) -> SourceLine | None:
+    own = next((frame for frame in stack if not _is_library(frame.path)), None)
+    return None if own is None else SourceLine(own.path, own.line, own.function)
+
+
+def _in_one_line(frame: Frame) -> str:
+    path = frame.path.replace("\\", "/")
+    for root in ("/site-packages/", "/dist-packages/"):
+        path = path.rpartition(root)[2]
+    return f"{frame.function} ({path}:{frame.line})"
+
+
+_is_library = lru_cache(maxsize=10_000)(is_library)

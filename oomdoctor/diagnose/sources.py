@@ -1,0 +1,209 @@
+"""Sources of evidence: files, folders, standard input, and the reports that `oomdoctor run` leaves."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from oomdoctor.errors import UsageError
+from oomdoctor.results import Category
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+STANDARD_INPUT: Final = "-"
+_HEAD_BYTES: Final = 4096
+_MOST_FILES: Final = 4096
+_HINT: Final = "give a log, a memory snapshot, the folder that `oomdoctor run` wrote, or `-` for standard input"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One thing to read.
+
+    Attributes:
+        name: The path as it was given, or `standard input`.
+        path: The file; None for standard input.
+    """
+
+    name: str
+    path: Path | None
+    stdin: BinaryIO | None = field(default=None, compare=False)
+
+    def is_file(self, other: Path) -> bool:
+        """Whether `other`, which exists, is the same file."""
+        return self.path is not None and self.path.samefile(other)
+
+    @contextmanager
+    def opened(self) -> Iterator[io.BufferedReader]:
+        """Open it for reading.
+
+        Raises:
+            UsageError: It cannot be read.
+        """
+        try:
+            if self.path is None:
+                yield io.BufferedReader(_Unclosed(self.stdin or sys.stdin.buffer))
+                return
+            with self.path.open("rb") as stream:
+                yield stream
+        except OSError as error:
+            raise UsageError(f"`{self.name}` cannot be read: {error.strerror or error}", hint=_HINT) from error
+
+
+def sources(arguments: Sequence[str], stdin: BinaryIO | None = None) -> tuple[Source, ...]:
+    """What the arguments name, folders replaced by their files.
+
+    Raises:
+        UsageError: One does not exist, is an empty folder, or standard input is named twice.
+    """
+    if list(arguments).count(STANDARD_INPUT) > 1:
+        raise UsageError("standard input is named twice", hint="give `-` once")
+    found: list[Source] = []
+    for argument in arguments:
+        if argument == STANDARD_INPUT:
+            found.append(Source("standard input", None, stdin))
+        else:
+            found += _files(argument)
+    return tuple(found)
+
+
+def head(stream: io.BufferedReader) -> bytes:
+    """The first bytes, which stay to be read."""
+    return stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+
+
+def _files(argument: str) -> list[Source]:
+    path = Path(argument)
+    try:
+        if not path.is_dir():
+            path.stat()
+            return [Source(argument, path)]
+        inside = sorted(Path(folder) / name for folder, _, names in os.walk(path) for name in names)
+    except FileNotFoundError:
+        hint = _HINT if " " not in argument else "pipe the message itself in: `echo '...' | oomdoctor diagnose -`"
+        raise UsageError(f"no such file: `{shorten(argument, 80)}`", hint=hint) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"`{argument}` cannot be read: {reason}", hint=_HINT) from None
+    if not inside:
+        raise UsageError(f"`{argument}` is an empty folder", hint=_HINT)
+    if len(inside) > _MOST_FILES:
+        raise UsageError(f"`{argument}` holds {len(inside)} files", hint="name the logs or snapshots themselves")
+    return [Source(str(file), file) for file in inside]
+
+
+class _Unclosed(io.RawIOBase):
+    """Standard input as a raw stream that stays open when its reader goes."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        read = getattr(self._stream, "read1", self._stream.read)
+        data = read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+LARGEST_BYTES: Final = 256 * 1024**2
+"""Larger ones are refused; one with the addresses of a million tensors is a tenth of that."""
+
+_MARK: Final = b'"written_by": "oomdoctor run"'
+_REPORT_HINT: Final = "give the folder that `oomdoctor run` wrote, as it wrote it"
+_CATEGORIES: Final = frozenset(Category)
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What it says.
+
+    Attributes:
+        text: The traceback with the message at its end.
+        rank: The process's rank.
+        steps_done: Optimizer steps that it finished.
+        command: Its command line.
+        allocator_settings: What `PYTORCH_CUDA_ALLOC_CONF` or its like was set to; None where nothing was.
+        addresses: What the tensors were for that lay at these addresses when memory ran out.
+        last_steps: Step and allocated bytes after each of the last steps.
+    """
+
+    text: str
+    rank: int | None
+    steps_done: int | None
+    command: tuple[str, ...]
+    allocator_settings: str | None
+    addresses: dict[int, Category]
+    last_steps: tuple[tuple[int, int], ...]
+
+
+def looks_like_report(head: bytes) -> bool:
+    """Whether a file that begins like this is a run's report."""
+    return head.lstrip()[:1] == b"{" and _MARK in head
+
+
+def read_report(data: bytes, source: str) -> RunReport:
+    """Read a report.
+
+    Raises:
+        UsageError: It is not JSON, or was cut short.
+    """
+    try:
+        report = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"`{source}` is not the report of a run, or was cut short: {error}", hint=_REPORT_HINT
+        ) from None
+    if not isinstance(report, dict):
+        raise UsageError(f"`{source}` is not the report of a run", hint=_REPORT_HINT)
+    settings = report.get("allocator_settings")
+    return RunReport(
+        text=_text(report),
+        rank=_integer(report.get("rank")),
+        steps_done=_integer(report.get("steps_done")),
+        command=tuple(str(word) for word in argv) if isinstance(argv := report.get("argv"), list) else (),
+        allocator_settings=",".join(map(str, settings.values())) if isinstance(settings, dict) and settings else None,
+        addresses=_addresses(report.get("categories")),
+        last_steps=tuple(_steps(report.get("last_steps"))),
+    )
+
+
+def _text(report: dict[str, object]) -> str:
+    traceback = report.get("traceback")
+    if isinstance(traceback, str) and traceback.strip():
+        return traceback
+    return f"{report.get('type', 'RuntimeError')}: {report.get('message', '')}"
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _steps(entries: object) -> Iterator[tuple[int, int]]:
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict):
+            step, allocated = _integer(entry.get("step")), _integer(entry.get("allocated_bytes"))
+            if step is not None and allocated is not None:
+                yield step, allocated
+
+
+def _addresses(categories: object) -> dict[int, Category]:
+    """The addresses that can be read; one that cannot makes a block a little less well known, no more."""
+    if not isinstance(categories, dict):
+        return {}
+    return {
+        int(address): Category(name)
+        for address, name in categories.items()
+        if isinstance(address, str) and address.isdecimal() and isinstance(name, str) and name in _CATEGORIES
+    }

@@ -1,0 +1,1 @@
+"""Read text: an error message, a traceback, a log of any length."""

@@ -1,0 +1,336 @@
+"""Out-of-memory messages of PyTorch's allocators, from torch 1.0 to the newest.
+
+Versions, devices and quotations differ in which parts there are and in what order, while each part reads the same
+wherever it stands. So a message is its head and the parts behind it, whatever is missing or was cut away. All is read
+in lower case and without white space (`joining`), so that no wrapping hurts.
+
+The warning also comes before a retry that succeeds, so that it is no error by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.diagnose.evidence import Message
+from oomdoctor.diagnose.text.headlines import compact, join, undecorated
+from oomdoctor.diagnose.text.numbers import SIZE, facts_from, read_size
+from oomdoctor.results import ProcessMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oomdoctor.diagnose.text.headlines import CompactText
+    from oomdoctor.results import Facts, MemoryDevice
+
+
+HEAD: Final = re.compile(
+    r"(?P<device>cuda|hip|xpu|npu|mpsbackend|hpu)outofmemory"
+    r"|(?:allocationondevice\d{1,4})?wouldexceedallowedmemory"
+    r"|cannotallocatememoryblockwithsizelargerthan"
+)
+"""Where a message begins; the words alone are not a message yet."""
+
+LONGEST_GAP: Final = 120
+"""Characters between two parts that are taken for a quotation's own words, such as an ellipsis."""
+
+_LONGEST_PART: Final = 120  # characters of one part
+_MOST_PROCESSES: Final = 256  # per message
+
+_COMMON: Final = (
+    ("tried_bytes", rf"triedtoallocate{SIZE}|requestedsize:?{SIZE}|requested:{SIZE}"),
+    ("tried_unknown", r"triedtoallocatemorethan1eb"),
+    ("gpu_index", r"\((?:gpu|npu|xpu|hpu)\d{1,4};|gpu\d{1,4}(?=hasatotalcapac)|allocationondevice\d{1,4}(?=would)"),
+    ("total_bytes", rf"totalcapaci?tyof{SIZE}|{SIZE}totalcapacity|devicelimit:{SIZE}"),
+    ("free_bytes", rf"{SIZE}isfree|{SIZE}free(?=[;),.]|$)|free\(accordingtocuda\):{SIZE}"),
+    ("process_bytes", rf"thisprocesshas{SIZE}memoryinuse"),
+    ("other_process", rf"process\d{{1,10}}has{SIZE}memoryinuse"),
+    ("allocated_bytes", rf"{SIZE}alreadyallocated|{SIZE}isallocatedbypytorch|currentlyallocated:{SIZE}"),
+    ("active", rf"{SIZE}currentactive"),
+    ("private_pool_bytes", rf"with{SIZE}allocatedinprivatepools"),
+    ("reserved_unallocated_bytes", rf"{SIZE}isreservedbypytorchbutunallocated|{SIZE}cached(?=\))"),
+    ("reserved_bytes", rf"{SIZE}reservedintotal"),
+    ("allowed_bytes", rf"(?<!max){SIZE}allowed|memoryfraction\):{SIZE}"),
+    ("hint", r"ifreserved(?:butunallocated)?memoryis|seedocumentationformemory|pleaseuseempty_cache"),
+)
+_APPLE: Final = (
+    ("allocated_bytes", rf"mpsallocated:{SIZE}"),
+    ("mps_other_bytes", rf"otherallocations:{SIZE}"),
+    ("mps_max_bytes", rf"maxallowed:{SIZE}"),
+    ("tried_bytes", rf"triedtoallocate{SIZE}"),
+    ("hint", r"usepytorch_mps_high_watermark_ratio"),
+)
+
+
+def _compile(parts: tuple[tuple[str, str], ...]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in parts))
+
+
+_PARTS: Final = _compile(_COMMON)
+_APPLE_PARTS: Final = _compile(_APPLE)
+_INDEX: Final = re.compile(r"(?:gpu|npu|xpu|hpu|device)(\d+)")
+_PROCESS: Final = re.compile(rf"process(\d+)has({SIZE})")
+
+_TELLING: Final = frozenset({"total_bytes", "allocated_bytes", "reserved_bytes", "reserved_unallocated_bytes"})
+"""Parts that only such a message has; without a head, one of them must be there and one more part."""
+
+
+@dataclass(slots=True)
+class MessageParts:
+    """What was read of one message.
+
+    Attributes:
+        start: Offset at which its first part begins.
+        end: Offset behind its last part.
+        numbers: By the name of the field; None where the message says that it does not know.
+        processes: Processes that are listed by number.
+        own_line: Whether the message has the sentence about its own process.
+        headed: Whether the message's head was found.
+    """
+
+    start: int
+    end: int
+    numbers: dict[str, int | None] = field(default_factory=dict)
+    processes: list[ProcessMemory] = field(default_factory=list)
+    own_line: bool = False
+    headed: bool = False
+
+    @property
+    def telling(self) -> bool:
+        """Whether this is a message and not a few words that look like one."""
+        if self.headed:
+            return bool(self.numbers)
+        return len(self.numbers) > 1 and not _TELLING.isdisjoint(self.numbers)
+
+
+def read_parts(text: str, start: int = 0) -> MessageParts | None:
+    """Read the message whose head begins at `start`, or the first parts without a head behind it.
+
+    Args:
+        text: Lines in lower case without white space.
+        start: Where to begin.
+
+    Returns:
+        What was read, telling or not; None where nothing was found.
+    """
+    head = HEAD.match(text, start)
+    device = None if head is None else head["device"]
+    pattern = _APPLE_PARTS if device == "mpsbackend" else _PARTS
+    parts = MessageParts(start=start, end=start, headed=head is not None)
+    position = start
+    if head is not None and device is not None:
+        parts.end = position = head.end()
+    stop = _next_head(text, parts.end if device is not None else start + 1)
+    while (match := pattern.search(text, position, _template_reach(parts, stop))) is not None and _take(parts, match):
+        position = match.end()
+    return parts if parts.headed or parts.numbers else None
+
+
+def _next_head(text: str, start: int) -> int:
+    """Offset of the next message's head, which ends this one."""
+    heads = _heads(text)
+    index = bisect_left(heads, start)
+    return heads[index] if index < len(heads) else len(text)
+
+
+@lru_cache(maxsize=4)
+def _heads(text: str) -> tuple[int, ...]:
+    """Offsets of all heads; a text without any is searched from many places, and but once for them."""
+    return tuple(match.start() for match in HEAD.finditer(text) if match["device"] is not None)
+
+
+def _template_reach(parts: MessageParts, stop: int) -> int:
+    """How far the next part may end; the first part of a message without a head may be anywhere."""
+    if not parts.headed and not parts.numbers:
+        return stop
+    return min(stop, parts.end + LONGEST_GAP + _LONGEST_PART)
+
+
+def _take(parts: MessageParts, match: re.Match[str]) -> bool:
+    """Add one part; False where it belongs to something else."""
+    name = match.lastgroup or ""
+    if not parts.headed and not parts.numbers:
+        parts.start = parts.end = match.start()
+    if match.start() - parts.end > LONGEST_GAP:
+        return False
+    if name == "other_process":
+        _take_process(parts, match[0])
+    elif name in parts.numbers and name != "hint":
+        return False
+    else:
+        parts.numbers[name] = _number(name, match[0])
+    parts.own_line = parts.own_line or name == "process_bytes"
+    parts.end = max(parts.end, match.end())
+    return True
+
+
+def _take_process(parts: MessageParts, text: str) -> None:
+    match = _PROCESS.search(text)
+    if match is not None and len(parts.processes) < _MOST_PROCESSES:
+        parts.processes.append(ProcessMemory(pid=int(match[1]), used_bytes=read_size(match[2])))
+
+
+def _number(name: str, text: str) -> int | None:
+    if name != "gpu_index":
+        return read_size(text)
+    match = _INDEX.search(text)
+    return None if match is None else int(match[1])
+
+
+_MOST_ABOVE: Final = 24  # lines of one message above a given one, wrapped ones and one a process included
+_MOST_BELOW: Final = 40
+_MOST_CHARACTERS: Final = 1 << 14  # of one message in either direction
+_MOST_HEADS: Final = 64  # in one line
+_BREAK: Final = re.compile(r"Traceback \(most recent call last\)|File \"[^\"]{1,500}\", line \d")
+
+_KINDS: Final[dict[str, tuple[str, MemoryDevice]]] = {
+    "cuda": ("cuda-allocator", "cuda"),
+    "hip": ("hip-allocator", "hip"),
+    "xpu": ("xpu-allocator", "xpu"),
+    "npu": ("npu-allocator", "npu"),
+    "hpu": ("hpu-allocator", "hpu"),
+    "mpsbackend": ("mps-allocator", "mps"),
+}
+
+# Where the head does not name the device, by what the message has.
+_SIGNS: Final[tuple[tuple[str, tuple[str, MemoryDevice]], ...]] = (
+    ("cannotallocatememoryblock", ("xpu-block-limit", "xpu")),
+    ("wouldexceedallowedmemory", ("cuda-async-allocator", "cuda")),
+    ("(npu", _KINDS["npu"]),
+    ("hip_alloc_conf", _KINDS["hip"]),
+    ("pleaseuseempty_cache", _KINDS["xpu"]),
+    ("(xpu", _KINDS["xpu"]),
+)
+_HINT: Final = 200  # characters of the hint, which names the variable to set
+
+# The message's own beginning in a line, with the exception's type where one is printed.
+_BEGINNING: Final = re.compile(
+    r"(?:(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Za-z_]\w{0,60}(?:Error|Exception): ?)?"
+    r"(?:CUDA|HIP|XPU|NPU|HPU|MPS\s{1,4}backend)\s{1,4}out\s{1,4}of\s{1,4}memory",
+    re.IGNORECASE,
+)
+
+
+def read_allocator_message(lines: Sequence[str], at: int) -> Message | None:
+    """Read the allocator's message that line `at` is a part of; None where it is no part of one."""
+    squeezed = compact(lines, *_reach(lines, at))
+    for start in _starts(squeezed, at):
+        parts = read_parts(squeezed.text, start)
+        if parts is not None and parts.telling and _covers(squeezed, parts, at):
+            return _message(lines, squeezed, parts)
+    return _read_without_head(lines, squeezed, at)
+
+
+def _read_without_head(lines: Sequence[str], squeezed: CompactText, at: int) -> Message | None:
+    """Read a message whose beginning was cut away."""
+    if not any(word in squeezed.text for word in ("alloca", "capac")):
+        return None  # nothing that the search below could find; it is the dearest on long texts
+    position = 0
+    while (parts := read_parts(squeezed.text, position)) is not None and squeezed.line_of(parts.start) <= at:
+        if parts.telling and _covers(squeezed, parts, at):
+            return _message(lines, squeezed, parts)
+        position = max(parts.end, position + 1)
+    return None
+
+
+def _covers(squeezed: CompactText, parts: MessageParts, at: int) -> bool:
+    return squeezed.line_of(parts.start) <= at <= squeezed.line_of(max(parts.start, parts.end - 1))
+
+
+def _starts(squeezed: CompactText, at: int) -> list[int]:
+    """Offsets of the heads that begin in line `at` or above it: those of the line first, then the nearest above."""
+    found = []
+    for match in HEAD.finditer(squeezed.text):
+        line = squeezed.line_of(match.start())
+        if line > at:
+            break
+        found.append((-line, match.start()))
+    return [start for _, start in sorted(found)[:_MOST_HEADS]]
+
+
+def _reach(lines: Sequence[str], at: int) -> tuple[int, int]:
+    """Lines that may belong to the same message as line `at`: the first, and the one behind the last."""
+    above = range(at - 1, max(-1, at - _MOST_ABOVE), -1)
+    below = range(at + 1, min(len(lines), at + _MOST_BELOW))
+    return at - _count(lines, above), at + 1 + _count(lines, below)
+
+
+def _count(lines: Sequence[str], indices: range) -> int:
+    """Count the lines up to the first that cannot belong to the message."""
+    room = _MOST_CHARACTERS
+    for count, index in enumerate(indices):
+        room -= len(lines[index])
+        if room < 0 or _ends(lines[index]):
+            return count
+    return len(indices)
+
+
+def _ends(line: str) -> bool:
+    return _BREAK.match(undecorated(line)) is not None
+
+
+def _message(lines: Sequence[str], squeezed: CompactText, parts: MessageParts) -> Message:
+    first = squeezed.line_of(parts.start)
+    last = squeezed.line_of(max(parts.start, parts.end - 1))
+    kind, device = _kind(squeezed.text, parts)
+    return Message(
+        kind=kind,
+        is_oom=True,
+        device=device,
+        text=_text(lines, first, last),
+        facts=facts_from(parts.numbers, parts.processes, own_line=parts.own_line),
+        first=first,
+        last=last,
+    )
+
+
+def _text(lines: Sequence[str], first: int, last: int) -> str:
+    beginning = _BEGINNING.search(undecorated(lines[first]))
+    head = undecorated(lines[first]) if beginning is None else undecorated(lines[first])[beginning.start() :]
+    return join([head, *lines[first + 1 : last + 1]])
+
+
+def _kind(text: str, parts: MessageParts) -> tuple[str, MemoryDevice]:
+    head = HEAD.match(text, parts.start)
+    if head is not None and head["device"] is not None:
+        if head["device"] == "cuda" and "preemptivelyrejected" in text[head.end() : head.end() + 60]:
+            return "cuda-allocator-rejected", "cuda"
+        return _KINDS[head["device"]]
+    own = text[parts.start : parts.end + _HINT]
+    return next((kind for sign, kind in _SIGNS if sign in own), _KINDS["cuda"])
+
+
+_WARNING: Final = re.compile(
+    r"failedwithoomondevice(\d{1,4})whiletryingtoallocate(\d{1,18})bytes(?:\(free:(\d{1,18})(?:bytes)?,?total:(\d{1,18}))?"
+)
+_MOST_LINES_ABOVE: Final = 60  # lines between the warning and the error: a traceback
+_HALF_A_PERCENT: Final = 200  # one part in so many; the coarsest that two decimals can be
+
+
+def exact_numbers(lines: Sequence[str], message: Message) -> Facts:
+    """Replace what was printed with two decimals by the exact bytes of the warning above, where they agree."""
+    facts = message.facts
+    if message.kind != "cuda-allocator" or facts.tried_bytes is None:
+        return facts
+    above = [
+        line
+        for line in lines[max(0, message.first - _MOST_LINES_ABOVE) : message.first]
+        if "with OOM on device" in line
+    ]
+    for match in reversed(list(_WARNING.finditer(compact(above, 0, len(above)).text))):
+        index, tried, free, total = (None if group is None else int(group) for group in match.groups())
+        if facts.gpu_index in {None, index} and _agree(facts.tried_bytes, tried):
+            return replace(
+                facts,
+                tried_bytes=tried,
+                free_bytes=free if _agree(facts.free_bytes, free) else facts.free_bytes,
+                total_bytes=total if _agree(facts.total_bytes, total) else facts.total_bytes,
+            )
+    return facts
+
+
+def _agree(printed: int | None, exact: int | None) -> bool:
+    return printed is not None and exact is not None and abs(printed - exact) * _HALF_A_PERCENT <= max(printed, exact)

@@ -1,0 +1,224 @@
+"""The headline of an error, `SomeError: what happened`, and how far its message reaches over wrapped lines.
+
+Two views are made. For reading numbers all white space goes, so that it does not matter where a line was broken, in
+the middle of a word included. For showing, the lines are put together with spaces.
+
+Programs, comments and instructions mention errors too. What makes the difference is what stands before the words: an
+exception's type or a log record's prefix in an error, a sentence or code in everything else.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+LONGEST_TEXT: Final = 2000  # characters of a message that are kept
+
+_LONGEST_LINE: Final = 8192  # characters of a line that are looked at
+
+# What stands around a quoted message: comment signs, boxes, bullets, Markdown.
+_LEADING: Final = re.compile(r"(?:[\s│┃|>#*•]|//|--(?=\s)|-(?=\s)|;(?=\s)){0,40}")
+
+_TYPOGRAPHY: Final = str.maketrans({
+    "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2011": "-", "\u00a0": " ", "\u202f": " ",
+    "\u200b": None, "\u200c": None, "\u200d": None, "\u2060": None, "\ufeff": None, "`": None, "\x00": None,
+    "\uff08": "(", "\uff09": ")", "\uff1a": ": ", "\uff1b": ";", "\uff0c": ",",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CompactText:
+    """Lines in lower case without white space, as one text.
+
+    Attributes:
+        text: The text.
+        first: Index of the first line.
+        starts: Offset in the text at which each line begins.
+    """
+
+    text: str
+    first: int
+    starts: tuple[int, ...]
+
+    def line_of(self, offset: int) -> int:
+        """Return the index of the line that a character of the text comes from."""
+        return self.first + bisect_right(self.starts, offset) - 1
+
+
+def undecorated(line: str) -> str:
+    """Take off what a quotation puts around a line, and replace typographic signs by plain ones."""
+    plain = line[:_LONGEST_LINE].translate(_TYPOGRAPHY)
+    leading = _LEADING.match(plain)
+    start = leading.end() if leading is not None else 0
+    return plain[start:].rstrip(" \t\r\n\\|│┃")
+
+
+def compact(lines: Sequence[str], first: int, stop: int) -> CompactText:
+    """Put lines `first` to `stop`, exclusive, together without white space."""
+    parts, starts, offset = [], [], 0
+    for line in lines[first:stop]:
+        part = "".join(undecorated(line).lower().split())
+        starts.append(offset)
+        parts.append(part)
+        offset += len(part)
+    return CompactText(text="".join(parts), first=first, starts=tuple(starts))
+
+
+def join(lines: Sequence[str]) -> str:
+    """Put lines together with single spaces, cut after `LONGEST_TEXT` characters."""
+    text = " ".join(word for line in lines for word in undecorated(line).split())
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
+
+
+_NAME: Final = r"(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80}"
+_ENDINGS: Final = r"(?:Error|Exception|Interrupt|Exit|OutOfResources|BadAlloc|Timeout|Killed)"
+_HEADLINE: Final = re.compile(
+    rf"(?<![\w.'\"])(?P<type>(?:[A-Za-z_]\w{{0,60}}\.){{0,8}}\w{{0,80}}?{_ENDINGS})(?: ?\([^()]{{0,80}}\))?:(?!:)"
+    r"|(?<![\w.])what\(\):"
+)
+_ALONE: Final = re.compile(rf"(?P<type>{_NAME})(?::.*)?")
+_MEMORY_TYPE: Final = re.compile(r"(?P<type>(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,60}MemoryError):?")
+_SECOND_LINE: Final = re.compile(r"(?:CUDA|HIP) kernel errors might be asynchronously reported")
+_FRAME: Final = re.compile(r'\s*File "|Traceback \(most recent call last\)')
+_LINES_OF_A_FRAME: Final = 6  # between a frame's line and the error: code, markers, notes
+
+_CODE: Final = re.compile(
+    r"^(?:except|raise|define|if|elif|assert|return|def|class|import|from|print|throw|case|catch|with|for|while|#define)\b"
+    r"|\b(?:in|raise|except|print|logger\.\w{1,12}|pytest\.raises)\b ?\(?[^ ]{0,40}$"
+)
+_AS_CODE: Final = re.compile(r"(?:Error|Exception)\(['\"]$")  # an exception that a log prints as code
+# A quotation, unless it is the value in a record.
+_QUOTED: Final = re.compile(r"(?<![:=] )(?<![:=])['\"](?:[\w.]{0,80}: ?)?$|[(=\[]$")
+# Documentation of an exception: `ValueError: If the size is negative.`
+_DESCRIBES: Final = re.compile(
+    r"\s{0,3}(?:(?:If|When|Raised|In case|Whenever)\b"
+    r"|[\w ]{0,60}(?:out of memory) (?:is|are|errors?|occurs|happens|means|arises|appears) )"
+)
+_STATEMENT: Final = re.compile(r"raise \w{1,80}\(.{0,500}[\"')]\s{1,4}$")  # a statement that was joined with its error
+_QUOTED_WHOLE: Final = re.compile(r"([\"'])(?P<inside>[^\"']{1,2000})\1(?:\.(?:\s.*)?)?")
+_RECORD: Final = re.compile(rf"\W{{0,6}}Exception Type:\W{{1,4}}(?P<type>{_NAME})\W{{0,3}}")  # a report's field
+_PROSE: Final = re.compile(
+    r"\b(?:if|when|you|your|avoid\w{0,3}|prevent\w{0,3}|fix\w{0,3}|handl\w{1,4}|may|might|could|would|should|can|such|like"
+    r"|common|typical\w{0,2}|without|whether|unless|instead|catch\w{0,3}|cause[sd]?|see|get|getting)\b",
+    re.IGNORECASE,
+)
+_PREFIX_ENDS: Final = re.compile(r"[:\]|>)]\s|\s-\s|[❌✗✘!]\s?")
+_TALK_FOLLOWS: Final = re.compile(
+    r"\s{1,3}(?:errors?|issues?|problems?|exceptions?|messages?|when|while|if|because|happens|occurs|means|arises|appears|can|may|might|will"
+    r"|should|and|or|is|in|for|with|despite|even|during training[,.]|caught|handling|crash\w{0,3})\b"
+    r"|\W{0,4}(?:retry|reduc|falling back|fall back|skipp|recover|trying again|attempting|try )"
+    r"|['\"]?\s?(?:\)|in\b|not in\b|:$)|['\"]{0,2}\?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """An exception's type and text in one line.
+
+    Attributes:
+        type_name: As printed, such as `torch.OutOfMemoryError`; empty for C++'s `what():`.
+        start: Where it begins in the bare line.
+        text: What follows the colon.
+    """
+
+    type_name: str
+    start: int
+    text: str
+
+
+def read_headline(lines: Sequence[str], at: int) -> Headline | None:
+    """Read line `at` as the line in which an exception is named; None where it is none."""
+    line = undecorated(lines[at])
+    alone = _ALONE.fullmatch(line)
+    if alone is not None and (_ends_a_traceback(lines, at) or _MEMORY_TYPE.fullmatch(line) is not None):
+        return Headline(alone["type"], 0, line[alone.end("type") + 1 :].strip())
+    record = _RECORD.fullmatch(line)
+    if record is not None:
+        return Headline(record["type"], record.start("type"), "")
+    whole = _QUOTED_WHOLE.fullmatch(line)
+    if whole is not None:
+        line = whole["inside"]
+    match = _HEADLINE.search(line) if whole is None else _HEADLINE.match(line)
+    if match is None or (is_talk(_STATEMENT.sub("", line[: match.start()])) and not _goes_on(lines, at)):
+        return None
+    if _DESCRIBES.match(line, match.end()) is not None:
+        return None
+    return Headline(match["type"] or "", match.start() + (whole is not None), line[match.end() :].strip())
+
+
+def _goes_on(lines: Sequence[str], at: int) -> bool:
+    """Tell whether the next line is what PyTorch prints below an error of CUDA or HIP, whatever stands before it."""
+    return at + 1 < len(lines) and _SECOND_LINE.match(undecorated(lines[at + 1])) is not None
+
+
+def _ends_a_traceback(lines: Sequence[str], at: int) -> bool:
+    """Tell whether the line stands where a traceback names its exception, whatever the type is called."""
+    if lines[at][:1].isspace() or at == 0 or not lines[at - 1][:1].isspace():
+        return False
+    return any(_FRAME.match(undecorated(line)) is not None for line in lines[max(0, at - _LINES_OF_A_FRAME) : at])
+
+
+def is_talk(before: str, after: str = "") -> bool:
+    """Tell whether words are part of a sentence or of code, by what stands before and behind them in their line."""
+    if _AS_CODE.search(before) is not None:
+        return is_sentence(before)
+    return is_sentence(before) or _QUOTED.search(before) is not None or _TALK_FOLLOWS.match(after) is not None
+
+
+def is_sentence(before: str) -> bool:
+    """Tell whether the beginning of a line is that of a sentence or of code."""
+    return _CODE.search(before.lstrip()) is not None or _PROSE.search(_own_words(before)) is not None
+
+
+def _own_words(before: str) -> str:
+    """What is left of a line's beginning without time stamps, levels and names of loggers."""
+    end = 0
+    for match in _PREFIX_ENDS.finditer(before):
+        end = match.end()
+    return before[end:]
+
+
+_MOST_LINES: Final = 12
+_WRAPS_FROM: Final = 60  # characters; a shorter line was not broken by a terminal
+
+# What libraries print on lines of their own behind the first one.
+_CONTINUES: Final = re.compile(
+    r"Last error|nccl[A-Z]\w{1,40}:|Cuda failure|Call to |Memory on the node|Failed to CUDA"
+    r"|.{0,200}NCCL WARN (?:Failed|Cuda failure)"
+    r"|CUDA kernel errors might|For debugging consider|Compile with TORCH|Exception raised from|Search for cuda"
+    r"|Out of memory error on |Please check whether|srun: error|\([Tt]riggered internally",
+)
+_ENDS: Final = re.compile(
+    r"Traceback \(|File \"|\d{4}-\d\d-\d\d|\[?\d\d:\d\d|\[[^\]]{1,80}\]|(?:DEBUG|INFO|WARN\w{0,3}|ERROR|CRITICAL)\b"
+    r"|frame #\d|During handling|The above exception|[\w.]{0,200}(?:Error|Exception)\b"
+)
+_NAMES_AN_ERROR: Final = re.compile(r"\b\w{1,80}(?:Error|Exception): ")
+_SENTENCE_ENDS: Final = (".", "!", "?", ":", ";", "。")
+
+
+def last_line(lines: Sequence[str], first: int) -> int:
+    """Index of the last line of the message that begins in line `first`."""
+    last = first
+    for index in range(first + 1, min(len(lines), first + _MOST_LINES)):
+        line = undecorated(lines[index])
+        if not line and undecorated(lines[last]).endswith(":"):
+            continue  # the message begins below its type, after an empty line
+        if not line or not _belongs(undecorated(lines[last]), line):
+            break
+        last = index
+    return last
+
+
+def _belongs(before: str, line: str) -> bool:
+    if _CONTINUES.match(line) is not None:
+        return True
+    if _ENDS.match(line) is not None or _NAMES_AN_ERROR.search(line) is not None:
+        return False
+    return len(before) >= _WRAPS_FROM and not before.endswith(_SENTENCE_ENDS)

@@ -1,0 +1,190 @@
+"""The kind of an error: its row in the table of errors, its device, or a system's kill notice.
+
+The prober knows how much memory was free and can leave the rest open. Here only the text is left, so two of the rows
+that leave it open are taken for what they nearly always are, and the others for no lack of memory.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.oom.table import AMBIGUOUS, EXHAUSTED, LIMITS, NOT_DEVICE_MEMORY, TORCH_TYPE, lowered, search
+from oomdoctor.results import Outcome
+
+if TYPE_CHECKING:
+    from oomdoctor.oom.table import Row
+    from oomdoctor.results import MemoryDevice
+
+
+OTHER_ERROR: Final = "other-error"
+"""The kind of an error that no row knows."""
+
+_CERTAIN: Final = (*EXHAUSTED, *LIMITS, *NOT_DEVICE_MEMORY)
+_HOST: Final = frozenset({"killed", "host-ray"}) | {row.id for row in NOT_DEVICE_MEMORY if row.id.startswith("host-")}
+_BY_ID: Final = {row.id: row for row in _CERTAIN}
+
+# Whether a convolution found no algorithm for lack of workspace or for another reason cannot be told from the text;
+# reports of it that were resolved were a full card.
+_TAKEN_FOR_OOM: Final = frozenset({"cudnn-no-engine"})
+
+_MEMORY_WORDS: Final = re.compile(r"\b(?:memory|HBM|reserve|allocate|allocating)\b", re.IGNORECASE)
+_DEVICE_WORDS: Final = re.compile(r"\b(?:CUDA|GPU|VRAM|cudnn|device memory)", re.IGNORECASE)
+_HOST_WORDS: Final = re.compile(r"\b(?:host|CPU|RAM|system|heap|swap|node)\b", re.IGNORECASE)
+_ON_HOST: Final = re.compile(r"device:CPU:\d+\b.{0,20} by allocator", re.IGNORECASE)
+_SHORT: Final = re.compile(r"(?:[:\]|>)]\s|\s-\s)(CUDA out of memory)\b", re.IGNORECASE)  # behind a log's prefix
+_TENSORFLOW: Final = re.compile(r"OOM when allocating tensor|_bfc\) ran out of memory trying to allocate")
+_ROCM: Final = re.compile(r"\bhip(?:blas|sparse|solver|fft)|\broc(?:blas|sparse|solver)", re.IGNORECASE)
+_TPU: Final = re.compile(r"\bTPU|\bHBM\b|\bvmem\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorKind:
+    """What a text is.
+
+    Attributes:
+        name: Id of the row, or `other-error`.
+        is_oom: Whether memory ran out.
+        device: Whose.
+        start: Where in the text the words begin that tell it; None where the type told it.
+        end: Where they end.
+    """
+
+    name: str
+    is_oom: bool
+    device: MemoryDevice
+    start: int | None = None
+    end: int | None = None
+
+
+def kind_of(text: str, type_name: str = "") -> ErrorKind | None:
+    """Find what a text is.
+
+    Args:
+        text: A message in one line.
+        type_name: Its exception's type as printed; empty where none is.
+
+    Returns:
+        None where neither the words nor the type are known.
+    """
+    lower_case = lowered(text)
+    for row in _CERTAIN:
+        match = _matches(row, lower_case)
+        if match is not None:
+            return _kind(row, text, match)
+    short = _SHORT.search(text)
+    if short is not None:
+        return ErrorKind("cuda-allocator-short", is_oom=True, device="cuda", start=short.start(1), end=short.end(1))
+    by_type = _row_of_type(type_name, text)
+    if by_type is not None:
+        return _kind(by_type, text, None)
+    for row in AMBIGUOUS:
+        match = _matches(row, lower_case)
+        if match is not None:
+            return _ambiguous(row, text, match, type_name)
+    return None
+
+
+def _matches(row: Row, text: str) -> re.Match[str] | None:
+    """Match of the row's first pattern where all of them match; the text is in lower case."""
+    if not row.patterns or any(search(pattern, text) is None for pattern in row.patterns[1:]):
+        return None
+    return search(row.patterns[0], text)
+
+
+def _row_of_type(type_name: str, text: str) -> Row | None:
+    module, _, name = type_name.rpartition(".")
+    if _TENSORFLOW.search(text) is not None:
+        return _BY_ID["tensorflow-allocator"]
+    if "allocated so far: " in text or (module.startswith("cupy") and name == "OutOfMemoryError"):
+        return _BY_ID["cupy-allocation"]
+    if name == "OutOfMemoryError":
+        return _BY_ID["host-ray"] if module.startswith("ray") else None if module.startswith("java") else TORCH_TYPE
+    return _BY_ID["host-python"] if name.endswith("MemoryError") else None
+
+
+def _kind(row: Row, text: str, match: re.Match[str] | None) -> ErrorKind:
+    start, end = (None, None) if match is None else match.span()
+    if row.id in _HOST:
+        return ErrorKind(row.id, is_oom=True, device="cpu", start=start, end=end)
+    if row.outcome is Outcome.OOM:
+        return ErrorKind(row.id, is_oom=True, device=_device(row, text), start=start, end=end)
+    return ErrorKind(row.id, is_oom=False, device="none", start=start, end=end)
+
+
+def _ambiguous(row: Row, text: str, match: re.Match[str], type_name: str) -> ErrorKind | None:
+    start, end = match.span()
+    if row.id in _TAKEN_FOR_OOM or (row.id == "xla-unspecific" and _MEMORY_WORDS.search(text) is not None):
+        return ErrorKind(row.id, is_oom=True, device=_device(row, text), start=start, end=end)
+    if row.id != "out-of-memory-words":
+        return ErrorKind(row.id, is_oom=False, device="none", start=start, end=end)
+    if not type_name:
+        return None
+    host = _HOST_WORDS.search(text) is not None and _DEVICE_WORDS.search(text) is None
+    return ErrorKind(row.id, is_oom=True, device="cpu" if host else "cuda", start=start, end=end)
+
+
+def _device(row: Row, text: str) -> MemoryDevice:
+    """Whose memory a row is about; XLA runs on GPUs unless the text names what only a TPU has."""
+    if row.device == "xla":
+        return "cpu" if _ON_HOST.search(text) is not None else "xla" if _TPU.search(text) is not None else "cuda"
+    if row.device == "cuda" and _ROCM.search(text) is not None:
+        return "hip"
+    return "cuda" if row.device == "any" else row.device
+
+
+# A shell's word for a process that was killed, in the languages whose word means nothing else on a line of its own.
+_KILLED: Final = "Killed|已杀死|已砍掉|強制終了|죽었음|Getötet|Убито|Terminado \\(killed\\)"
+
+_PATTERNS: Final = {
+    "kernel-oom-killer": (
+        r"Out of memory: Kill(?:ed)? process \d|Memory cgroup out of memory|invoked oom-killer"
+        r"|oom-kill:constraint|oom_reaper: reaped|Killed process \d{1,10} \([^)]{1,64}\)"
+    ),
+    "slurm-oom": (
+        r"oom[-_ ]kill event|task \d{1,6}: Out Of Memory|Exceeded (?:job|step) memory limit"
+        r"|\bstate\W{1,4}OUT_OF_ME(?:MORY)?\b|TERM_MEMLIMIT|job killed: \w{0,2}mem "
+    ),
+    "container-oom": r"\bOOMKilled\b(?!\W{1,4}(?:false|no)\b)|low on resource: memory",
+    "host-ray": (
+        r"running low on memory|workers? .{0,80}killed .{0,40}due to (?:memory pressure|node running|OOM)"
+        r"|exceeded \d{1,3}% memory budget"
+    ),
+    "host-notebook": r"using all available RAM|Your notebook tried to allocate more memory than is available",
+    "host-heap": (
+        r"java\.lang\.OutOfMemoryError|instance of 'std::bad_alloc'|heap out of memory|ArrowMemoryError: "
+        r"|memory allocation of \d{1,20} bytes failed"
+        r"|GC overhead limit exceeded"
+    ),
+    "host-shared-memory": (
+        r"Unexpected bus error encountered in worker|insufficient shared memory|killed by signal:\s{0,3}Bus error"
+    ),
+    "killed": (
+        r"killed by signal:\s{0,3}(?:SIG)?Kill|exit ?code[\s:=(]{1,6}-9\b|return(?:ed| code)\W{1,3}-9\b"
+        r"|exit status (?:137|-9)\b"
+        r"|exit(?:ed)?(?: with)?(?: (?:code|status|value))?\W{1,3}137\b|code=137\b"
+        r"|Signals?\.SIGKILL|signal\W{1,2}9\b|signal SIGKILL|\(SIGKILL\)|died with <?Signals?\W9"
+        # As shells print it, with the number of the job or of the process.
+        rf"|^(?:{_KILLED})\W?$"
+        r"|\bline \d{1,7}:\s{1,9}\d{1,9} Killed\b"
+        r"|^\[\d{1,4}\][+-]?\s{1,9}(?:\d{1,9}\s{1,9})?killed\s{1,9}\S"
+    ),
+}
+_NOTICES: Final = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _PATTERNS.items())
+
+KINDS: Final = tuple(_PATTERNS)
+"""Kinds of notices in order of precedence; all of them are about the host's memory."""
+
+_HANDLED: Final = re.compile(r"caller indicates that this is not a failure|recovered from an allocation failure")
+
+
+def read_notice(line: str) -> tuple[str, int] | None:
+    """Name the notice in a line, and where in the line it begins; None where there is none."""
+    found = ((kind, pattern.search(line)) for kind, pattern in _NOTICES)
+    return next(((kind, match.start()) for kind, match in found if match is not None), None)
+
+
+def is_handled(line: str) -> bool:
+    """Tell whether a line says itself that nothing failed."""
+    return _HANDLED.search(line) is not None

@@ -1,0 +1,244 @@
+"""Numbers in error messages: sizes in bytes, figures of each framework, and facts derived from them.
+
+As in `templates`, all is read in lower case and without white space.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.results import Facts, ProcessMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+NUMBER: Final = r"\d{1,24}(?:\.\d{1,24})?"
+"""A decimal; bounded, so that no text can ask for a number that takes long to compute."""
+
+UNIT: Final = r"(?:bytes?|b|[kmgt]i?b)"
+"""A unit, in lower case."""
+
+SIZE: Final = rf"(?<!\d){NUMBER}{UNIT}"
+"""A size in a text without spaces and in lower case; it never begins inside a longer number."""
+
+UNKNOWN: Final = 1 << 63
+"""From here on a number stands for "not known": drivers print 2**64 - 1, which is 17179869184.00 GiB."""
+
+_SIZE: Final = re.compile(rf"({NUMBER})({UNIT})")
+_POWERS: Final = {"b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def read_size(text: str) -> int | None:
+    """Read the first size in a text without spaces, such as `23.64gib` or `0bytes`.
+
+    Every unit is a power of 1024: PyTorch's builds that print `GB` for Apple GPUs, and Paddle, divide by 1024 as well.
+
+    Returns:
+        Bytes, rounded to the nearest; None where there is no size, or one that stands for "not known".
+    """
+    match = _SIZE.search(text)
+    if match is None:
+        return None
+    return in_bytes(match[1], match[2])
+
+
+def in_bytes(number: str, unit: str = "bytes") -> int | None:
+    """Convert a printed number, exactly; None where it stands for "not known"."""
+    value = round(Fraction(number) * 1024 ** _POWERS[unit[0]])
+    return value if value < UNKNOWN else None
+
+
+_COUNT: Final = r"(?<!\d)\d{1,24}"
+_COMMAS: Final = r"(?<!\d)\d{1,3}(?:,?\d{3}){0,8}"
+_SHORT: Final = rf"(?<!\d){NUMBER}(?:bytes?|b|[kmgt]i?b?)"  # XLA also prints `9.60G`
+
+_PATTERNS: Final[dict[str, tuple[str, ...]]] = {
+    "host-allocator": (rf"triedtoallocate(?P<tried_bytes>{SIZE})",),
+    "host-system": (rf"unabletommap(?P<tried_bytes>{_COUNT})bytes",),
+    "nccl-allocation": (
+        rf"cuda(?:calloc|malloc)(?:async)?(?P<tried_bytes>{_COUNT})bytes",
+        r":\d{1,10}:\d{1,10}\[(?P<gpu_index>\d{1,4})\]",
+    ),
+    "xla-allocator": (
+        rf"failedtoallocaterequestfor{_SHORT}\((?P<tried_bytes>{_COUNT})b\)",
+        rf"outofmemory(?:while)?(?:tryingto)?allocat(?:ing|e)(?P<tried_bytes>{_SHORT})",
+        rf"failedtoallocaterequestfor(?P<tried_bytes>{_SHORT})",
+        rf"attemptingto(?:reserve|allocate)(?P<tried_bytes>{_SHORT})",
+        r"ondeviceordinal(?P<gpu_index>\d{1,4})",
+        rf"thereare(?P<free_bytes>{_SHORT})free",
+    ),
+    "tensorflow-allocator": (
+        rf"outofmemorytryingtoallocate{_SHORT}\(roundedto(?P<tried_bytes>{_COUNT})\)",
+        rf"outofmemorytryingtoallocate(?P<tried_bytes>{_SHORT})",
+        r"allocator\(gpu_(?P<gpu_index>\d{1,4})_bfc",
+    ),
+    "paddle-allocator": (
+        r"outofmemoryerroron(?:gpu|npu|xpu)(?P<gpu_index>\d{1,4})",
+        rf"cannotallocate(?P<tried_bytes>{SIZE})",
+        rf"(?P<allocated_bytes>{SIZE})memoryhasbeenallocated",
+        rf"availablememoryisonly(?P<free_bytes>{_SHORT})",
+    ),
+    "onnxruntime": (
+        rf"requestedbufferofsize(?P<tried_bytes>{_COUNT})",
+        rf"requestedbytesof(?P<tried_bytes>{_COUNT})",
+    ),
+    "cupy-allocation": (
+        rf"outofmemory(?:allocating|toallocate)(?P<tried_bytes>{_COMMAS})bytes",
+        rf"allocatedsofar:(?P<allocated_bytes>{_COMMAS})bytes",
+        rf"\(total(?P<allocated_bytes>{_COMMAS})bytes",
+        rf"limitsetto:(?P<allowed_bytes>{_COMMAS})bytes",
+    ),
+    "cuda-error-name": (
+        rf"failedtoallocate{_SHORT}\((?P<tried_bytes>{_COUNT})bytes\)",
+        rf"failedtoallocate(?P<tried_bytes>{SIZE})",
+    ),
+    "cuda-library": (
+        rf"allocating(?P<tried_bytes>{SIZE})ondevice",
+        r"ondevice(?P<gpu_index>\d{1,4}):",
+        r"gpu=(?P<gpu_index>\d{1,4});",
+    ),
+    "tensorrt": (rf"memory\((?P<tried_bytes>{_COUNT})bytes\)",),
+    "hpu-allocator": (rf"forsize::(?P<tried_bytes>{_COUNT})",),
+    "mps-buffer": (rf"invalidbuffersize:(?P<tried_bytes>{SIZE})",),
+    "kv-cache": (rf"ondevice(?:cuda:\d{{1,4}})?\((?P<free_total>{NUMBER}/{NUMBER}gib)\)onstartup",),
+}
+_ALIKE: Final = {
+    "rmm-pool": "cuda-error-name",
+    "hip-library": "cuda-library",
+    "hip-runtime": "cuda-error-name",
+    "xla-unspecific": "xla-allocator",
+}
+_COMPILED: Final = {
+    kind: tuple(re.compile(pattern) for pattern in _PATTERNS[_ALIKE.get(kind, kind)]) for kind in (*_PATTERNS, *_ALIKE)
+}
+
+_TENSOR: Final = re.compile(
+    r"oomwhenallocatingtensorwithshape(?:shape)?\[(?P<shape>\d{1,12}(?:,\d{1,12}){0,15})\]"
+    r"(?:andtype(?P<type>(?:complex|bfloat|float|q?u?int)\d{0,3}|half|double|bool)(?=on|$))?"
+)
+_ON_GPU: Final = re.compile(r"device:(?:gpu|xla_gpu):(\d{1,4})")
+_TYPES: Final = {"float": 4, "half": 2, "double": 8, "bool": 1, "int": 4}
+_BITS: Final = re.compile(r"(complex|bfloat|float|q?u?int)(\d{1,3})")
+
+
+def read_numbers(kind: str, text: str) -> dict[str, int | None]:
+    """Read the numbers of one message.
+
+    Args:
+        kind: The message's kind.
+        text: The message in lower case without white space.
+
+    Returns:
+        Numbers by the name of their field in `Facts`.
+    """
+    numbers = _read_tensor(text)
+    for pattern in _COMPILED.get(kind, ()):
+        match = pattern.search(text)
+        if match is None:
+            continue
+        for name, value in match.groupdict().items():
+            if name == "free_total":
+                numbers.update(_read_free_and_total(value))
+            else:
+                numbers.setdefault(name, _number(name, value))
+    return numbers
+
+
+def _number(name: str, text: str) -> int | None:
+    if name == "gpu_index":
+        return int(text)
+    digits = text.replace(",", "")
+    if digits.isdigit():
+        return in_bytes(digits)
+    return read_size(digits if digits.endswith(("b", "byte", "bytes")) else f"{digits}b")
+
+
+def _read_free_and_total(text: str) -> dict[str, int | None]:
+    free, _, total = text.removesuffix("gib").partition("/")
+    return {"free_bytes": in_bytes(free, "gib"), "total_bytes": in_bytes(total, "gib")}
+
+
+def _read_tensor(text: str) -> dict[str, int | None]:
+    """TensorFlow prints the tensor's shape and type, and where it was to be."""
+    match = _TENSOR.search(text)
+    if match is None:
+        return {}
+    size = _type_size(match["type"] or "")
+    count = prod(int(side) for side in match["shape"].split(","))
+    numbers = {"tried_bytes": None if size is None else in_bytes(str(count * size)) if count * size < 10**24 else None}
+    place = _ON_GPU.search(text, match.end())
+    if place is not None:
+        numbers["gpu_index"] = int(place[1])
+    return numbers
+
+
+def _type_size(name: str) -> int | None:
+    """Bytes of one element."""
+    if name in _TYPES:
+        return _TYPES[name]
+    match = _BITS.fullmatch(name)
+    return None if match is None or int(match[2]) % 8 else int(match[2]) // 8
+
+
+def facts_from(
+    printed: Mapping[str, int | None], processes: Sequence[ProcessMemory] = (), *, own_line: bool = False
+) -> Facts:
+    """Build facts.
+
+    Args:
+        printed: Numbers by the name of their field; what is missing or None is not known.
+        processes: Processes that the message lists by number.
+        own_line: Whether the message has the sentence about its own process.
+    """
+    allocated = printed.get("allocated_bytes")
+    reserved, unallocated = _reserved(printed)
+    process = printed.get("process_bytes")
+    return Facts(
+        gpu_index=printed.get("gpu_index"),
+        tried_bytes=printed.get("tried_bytes"),
+        total_bytes=printed.get("total_bytes"),
+        free_bytes=printed.get("free_bytes"),
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        reserved_unallocated_bytes=unallocated,
+        process_bytes=process,
+        non_pytorch_bytes=None if process is None or reserved is None else max(0, process - reserved),
+        allowed_bytes=printed.get("allowed_bytes"),
+        private_pool_bytes=printed.get("private_pool_bytes"),
+        mps_other_bytes=printed.get("mps_other_bytes"),
+        mps_max_bytes=printed.get("mps_max_bytes"),
+        other_processes=tuple(processes),
+        own_pid=None if own_line else _own_pid(processes, allocated, unallocated),
+    )
+
+
+def _reserved(printed: Mapping[str, int | None]) -> tuple[int | None, int | None]:
+    """Reserved, and reserved but unallocated; versions of PyTorch print the one or the other."""
+    allocated = printed.get("allocated_bytes")
+    reserved = printed.get("reserved_bytes")
+    unallocated = printed.get("reserved_unallocated_bytes")
+    if reserved is None and allocated is not None and unallocated is not None:
+        reserved = allocated + unallocated
+    elif unallocated is None and allocated is not None and reserved is not None:
+        unallocated = max(0, reserved - allocated)
+    return reserved, unallocated
+
+
+def _own_pid(processes: Sequence[ProcessMemory], allocated: int | None, unallocated: int | None) -> int | None:
+    """Tell which of the processes is the one that prints.
+
+    In a container the driver's numbers are the host's, so that PyTorch does not find itself in the list. Only the
+    process that allocated can hold that much, as long as there is one such process.
+    """
+    if allocated is None or unallocated is None:
+        return None
+    large = [
+        process.pid
+        for process in processes
+        if process.used_bytes is not None and process.used_bytes >= allocated + unallocated
+    ]
+    return large[0] if len(large) == 1 else None

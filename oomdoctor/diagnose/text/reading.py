@@ -1,0 +1,286 @@
+"""Read a stream of any length and encoding in regions, and clean its lines of prefixes and colours.
+
+One pass, nothing is sought back, so that pipes will do. gzip is unpacked on the way. UTF-16 and UTF-32 become UTF-8;
+every other encoding is left as it is, since all of them write ASCII as ASCII. NUL bytes are dropped.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+CHUNK_BYTES: Final = 1 << 20
+"""Small enough to stay in the processor's cache from the reading to the searching."""
+BEFORE_BYTES: Final = 128 << 10
+"""Kept before a region: 200 lines, also where eight processes print by turns."""
+AFTER_BYTES: Final = 32 << 10
+"""Read beyond a region, for the lines that follow an error."""
+
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_GZIP_WINDOW: Final = 31  # zlib's number for the largest window with a gzip header
+_LOOKED_AT_BYTES: Final = 4096  # of the beginning, to tell the encoding
+_BYTE_ORDER_MARKS: Final = (
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # begins like UTF-16's and comes first
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of the text to search, and what is around it.
+
+    Attributes:
+        data: The region with up to `BEFORE_BYTES` before and about `AFTER_BYTES` after it.
+        begin: Where in `data` the region begins.
+        end: Where it ends: after a line wherever lines are short enough.
+        is_last: Whether the text ends with it.
+    """
+
+    data: bytes
+    begin: int
+    end: int
+    is_last: bool
+
+
+def read_regions(stream: BinaryIO) -> Iterator[Region]:
+    """Read a stream to its end; every byte of the text is in exactly one region, in order.
+
+    Raises:
+        OSError: The stream cannot be read.
+    """
+    chunks = _without_nul(_as_utf8(_unpacked(_raw_chunks(stream))))
+    chunk, data, begin = next(chunks, b""), b"", 0
+    while True:
+        following = next(chunks, None)
+        data = data[max(0, begin - BEFORE_BYTES) :] + chunk
+        begin = min(begin, BEFORE_BYTES)
+        end = len(data) if following is None else _cut(data, begin, len(data) - AFTER_BYTES)
+        yield Region(data, begin, end, following is None)
+        if following is None:
+            return
+        begin, chunk = end, following
+
+
+def _cut(data: bytes, begin: int, latest: int) -> int:
+    """Choose where a region ends: after a line, or where there is none after a progress bar's state, or anywhere."""
+    if latest <= begin:
+        return begin
+    after_line = max(data.rfind(b"\n", begin, latest), data.rfind(b"\r", latest - AFTER_BYTES, latest)) + 1
+    return after_line if after_line > begin else latest
+
+
+def _raw_chunks(stream: BinaryIO) -> Iterator[bytes]:
+    """Read whole chunks, also from a pipe that hands over less at a time; the last one is the longest."""
+    pending = b""
+    while chunk := _read_fully(stream):
+        if len(chunk) < CHUNK_BYTES:
+            pending += chunk
+            break
+        if pending:
+            yield pending
+        pending = chunk
+    if pending:
+        yield pending
+
+
+def _read_fully(stream: BinaryIO) -> bytes:
+    parts, missing = [], CHUNK_BYTES
+    while missing > 0 and (part := stream.read(missing)):
+        parts.append(part)
+        missing -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _unpacked(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    first = next(chunks, b"")
+    if not first.startswith(_GZIP_MAGIC):
+        yield first
+        yield from chunks
+        return
+    unpacker = zlib.decompressobj(_GZIP_WINDOW)
+    packed = first
+    while packed:
+        try:
+            text = unpacker.decompress(packed, CHUNK_BYTES)
+        except zlib.error:
+            return  # damaged or cut off: what came before counts
+        if text:
+            yield text
+        packed = unpacker.unconsumed_tail
+        if unpacker.eof:  # a log that was packed day by day is several archives in a row
+            packed, unpacker = unpacker.unused_data, zlib.decompressobj(_GZIP_WINDOW)
+        packed = packed or next(chunks, b"")
+
+
+def _as_utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    first = next(chunks, b"")
+    encoding = _wide_encoding(first[:_LOOKED_AT_BYTES])
+    if encoding is None:
+        yield first
+        yield from chunks
+        return
+    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+    yield decoder.decode(first).lstrip("\ufeff").encode(errors="replace")
+    for chunk in chunks:
+        yield decoder.decode(chunk).encode(errors="replace")
+
+
+def _wide_encoding(beginning: bytes) -> str | None:
+    """Tell UTF-16 and UTF-32 by their mark, or by where the NUL bytes are."""
+    for mark, encoding in _BYTE_ORDER_MARKS:
+        if beginning.startswith(mark):
+            return encoding
+    quarter = len(beginning) // 4
+    if quarter == 0 or b"\0" not in beginning:
+        return None
+    nul = [beginning[place::4].count(0) > quarter // 2 for place in range(4)]
+    patterns = {
+        (False, True, True, True): "utf-32-le",
+        (True, True, True, False): "utf-32-be",
+        (False, True, False, True): "utf-16-le",
+        (True, False, True, False): "utf-16-be",
+    }
+    return patterns.get((nul[0], nul[1], nul[2], nul[3]))
+
+
+def _without_nul(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    for chunk in chunks:
+        yield chunk.translate(None, b"\0") if b"\0" in chunk else chunk
+
+
+LONGEST_LINE: Final = 8192
+"""Characters of a line that are kept."""
+
+# Complete sequences; then colours whose escape character was lost or spelled out on the way into a web page.
+_ESCAPES: Final = re.compile(
+    r"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]"
+    r"|\x1b[\]_P^][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)?"
+    r"|\x1b[ -/]{0,4}[0-~]?"
+    r"|(?:\^\[|␛|\\x1b|\\033|\\u001b|#x1[bB];?)\[[\d;]{0,32}[A-Za-z]"
+    r"|(?<![\w\])])\[(?:\d{1,3};){0,8}(?:0|1|2|4|[39][0-7]|38|39|49)?m(?![/\]]|[\w./-]{1,80}(?::\d{1,6})?\])"
+)
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\ufeff]")
+
+# Who adds a blank of its own has it taken away again; the rest is the program's indentation.
+_RANK: Final = re.compile(
+    r"[ ]{0,2}(?:(?:[\w.-]{1,64}:[ ]?)?\[(?:rank|RANK|Rank)[ ]?(?P<rank>\d{1,6})\]:?[ ]?"
+    r"|\[default(?P<torchrun>\d{1,6})\]:"
+    r"|\[[\w.-]{0,40}\d{0,6}\|(?P<elastic>\d{1,6})\]:"
+    r"|\[\d{1,6},(?P<mpi>\d{1,6})\]<std(?:err|out|diag)>:"
+    r"|(?:rank|RANK|Rank)[ ]?(?P<plain>\d{1,6}):[ ]?"
+    r"|\(\w{1,40}[ ]rank=(?P<vllm>\d{1,6})(?:[ ]pid=\d{1,10})?\)[ ]?"
+    r"|(?P<srun>\d{1,5}):[ ])"
+)
+
+_LEVEL: Final = r"(?:TRACE|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE)"
+_DATE: Final = r"\d{4}[-/]\d\d[-/]\d\d"
+_TIME: Final = r"\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?(?:[ ]?(?:Z|UTC|[AP]M)|[+-]\d\d:?\d\d)?"
+_STAMP: Final = rf"[\[(<]?(?:{_DATE}[T_ -]{{1,2}}{_TIME}|{_DATE}|(?:\d\d[/-]\d\d[ -]{{1,3}})?{_TIME})[\])>]?"
+
+_SYSLOG: Final = r"[A-Z][a-z]{2}[ ]{1,2}\d{1,2}[ ]\d\d:\d\d:\d\d[ ][\w.-]{1,64}[ ][\w./()-]{1,64}(?:\[\d{1,10}\])?:[ ]"
+
+_PREFIXES: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"[ ]{{0,1}}{_STAMP}(?:[ ]?[|:-](?=[ ])|:(?=\S))?[ ]?",
+        rf"(?:[|-][ ])?[\[(]?{_LEVEL}[\])]?[ ]{{0,8}}(?:\|[ ]?|(?={_STAMP}))",  # `INFO     | …`, `ERROR 11-18 18:07`
+        rf"\[{_LEVEL}\][ ]{{0,8}}",
+        rf"[ ]?[|-][ ]{_LEVEL}[ ]{{0,8}}[|-][ ]",
+        r"[\w.<>-]{1,120}:[\w.<>-]{1,80}:\d{1,6}[ ][|-][ ]",  # `pkg.module:function:121 - `
+        r"[IWEF]\d{4}[ ]\d\d:\d\d:\d\d\.\d{1,9}[ ]{1,8}\d{1,10}[ ][\w./-]{1,120}:\d{1,6}\][ ]?",  # glog
+        _SYSLOG,
+        r"[a-zA-Z][\w.-]{0,60}-\d{1,4}[ ]{1,30}\|[ ]?",  # docker compose
+        r"\[pod/[\w./-]{1,120}\][ ]?",
+        r"\([\w.-]{1,80}[ ]pid=\d{1,10}(?:,[ ]ip=[\d.]{1,20})?\)[ ]?",  # Ray
+        r"\[?[\w/-]{1,80}\.py:\d{1,6}\](?:[ ]|$)",  # vLLM
+        r"##\[(?:error|warning|debug|group)\]",
+        r"wandb:[ ]",
+        r"E[ ]{3}",  # pytest
+        r"[ ]{0,3}(?:#{1,6}|//{1,3}|>{1,4}|\*{1,3}|[•‣·])(?![\w/*#>])[ ]?",
+        r"[ ]{0,3}>{1,4}(?=\w)",  # a quotation without a space
+        r"[ ]{0,3}-[ ](?=\w)",
+        r"[ ]{0,3}`{1,3}",
+    )
+)
+_MOST_PREFIXES: Final = 8
+
+_BOX_LEFT: Final = re.compile(r"[ ]{0,8}[│┃║╭╰┌└├╞]{1,2}[─━═]{0,400}[ ]?")
+_BOX_RIGHT: Final = re.compile(r"[ ]{0,400}[─━═]{0,400}[│┃║╮╯┐┘┤╡]{1,2}[ ]{0,8}$")
+_BOX: Final = frozenset("│┃║╭╮╰╯┌┐└┘├┤")
+
+# A progress bar stays on its line when the program dies, and the error is printed right after it.
+_GLUED: Final = re.compile(r"(?:it|s|B|ex|step|batch)(?:/(?:s|it))[^\]\n]{0,400}\](?=[A-Z(])")
+
+
+@dataclass(frozen=True, slots=True)
+class CleanLine:
+    """A line of a program's output.
+
+    Attributes:
+        text: The line without prefixes, colours and boxes, its indentation kept.
+        rank: The process that printed it, where a prefix says so.
+    """
+
+    text: str
+    rank: int | None
+
+
+def clean(raw: bytes) -> CleanLine:
+    """Clean one line, without its end; never raises."""
+    text = raw[: 4 * LONGEST_LINE].decode(errors="replace")
+    if "\x1b" in text or "[" in text or "#x1" in text:
+        text = _ESCAPES.sub("", text)
+    text = _CONTROL.sub("", text)
+    text, rank = _without_prefixes(text)
+    if not _BOX.isdisjoint(text):
+        text = _without_box(text)
+    text = text.rstrip()
+    if text.count("`") % 2 == 1:  # the other one stood before the text
+        text = text.removesuffix("`")
+    return CleanLine(text[:LONGEST_LINE], rank)
+
+
+def unglue(text: str) -> tuple[str, ...]:
+    """Part an error from the progress bar in front of it."""
+    match = _GLUED.search(text)
+    return (text,) if match is None else (text[: match.end()], text[match.end() :])
+
+
+def segments(line: bytes) -> list[bytes]:
+    """Part what carriage returns wrote over each other; of a progress bar's states only the last is kept."""
+    if b"\r" not in line:
+        return [line]
+    parts = [part for part in line.split(b"\r") if part.strip()]
+    last = len(parts) - 1
+    return [part for at, part in enumerate(parts) if at == last or b"%|" not in part or b"%|" not in parts[at + 1]]
+
+
+def _without_prefixes(text: str) -> tuple[str, int | None]:
+    rank: int | None = None
+    at = 0
+    for _ in range(_MOST_PREFIXES):
+        match = _RANK.match(text, at)
+        if match is not None:
+            number = next(group for group in match.groups() if group is not None)
+            rank = int(number) if rank is None else rank
+        else:
+            match = next((found for prefix in _PREFIXES if (found := prefix.match(text, at))), None)
+        if match is None or match.end() == at:
+            break
+        at = match.end()
+    return text[at:], rank
+
+
+def _without_box(text: str) -> str:
+    inner = _BOX_RIGHT.sub("", text, count=1)
+    left = _BOX_LEFT.match(inner)
+    return inner if left is None else inner[left.end() :]

@@ -1,0 +1,291 @@
+"""Search blocks of a log for lines that may tell of an error, without those that repeat.
+
+A log is large and nearly all of it is harmless. Every block is first reduced to its skeleton: a few consonants in lower
+case, and nothing else but line ends. That is a seventh of the bytes, so that looking for a word costs that much less,
+and one spelling covers `out of memory`, `OUT_OF_MEMORY`, `OutOfMemory` and UTF-16. A skeleton that holds none of the
+words proves that the block does not either; one that does (`error` is `rrr`, as is `mirror or`) proves nothing, and the
+block itself is searched with the exact pattern. Patterns begin with a literal, since `re` is quick only then.
+
+A log may have memory, or the same harmless error, in every one of ten million lines. What is new in a block of such a
+log is found by comparing its lines, digits taken out, with those that are known, which costs a nanosecond a byte.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+BLOCK_BYTES: Final = 1 << 16
+"""Fits the processor's second-level cache, and is little to search again where a skeleton was mistaken."""
+
+OVERLAP_BYTES: Final = 256
+"""Longer than anything that a pattern matches."""
+
+_MOSTLY_EMPTY: Final = 0.75
+"""Share of a block that only line ends can leave in its skeleton; they would slow the search down."""
+
+_KEPT: Final = b"bcfklmrtx"
+_LOWER: Final = bytes(range(256)).lower()
+_DROPPED: Final = bytes(set(range(256)) - set(_KEPT) - set(_KEPT.upper()) - {ord("\n")})
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorPattern:
+    """Errors that share a word.
+
+    Attributes:
+        pattern: What to look for in the block, in lower case.
+        strong: Whether it is about memory or the GPU, and not just any error.
+    """
+
+    pattern: re.Pattern[bytes]
+    strong: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A place that may tell of an error.
+
+    Attributes:
+        offset: Where in the searched bytes.
+        strong: As its family's.
+    """
+
+    offset: int
+    strong: bool
+
+
+_GAP: Final = rb"[\s_#>/*|-]"  # between words, where a terminal or a comment may have broken the line
+
+# A figure of merit that is called an error, such as `val_error=0.31` or `errors: 0`, is none.
+_NO_FIGURE: Final = rb"(?!s?[\"']?[ \t=:|(]{0,4}[-+]?(?:\d*\.\d|\d+(?:[,|\s]|$)(?<!137)(?<!137.)))"
+
+# What stands before the word decides quickly that most errors are none of these.
+_STRONG_ERROR: Final = rb"""error(?:(?<=[aelnprs]\ error)|(?<=[adeiprsy_]error))(?:
+      (?<=cuda\ error) | (?<=hip\ error) | (?<=nccl\ error) | (?<=driver\ error) | (?<=runtime\ error) | (?<=bus\ error)
+    | (?<=cudnn\ error) | (?<=triton\ error) | (?<=runtimeerror) | (?<=memoryerror) | (?<=backenderror)
+    | (?<=exhaustederror) | (?<=acceleratorerror) | (?<=failederror) | (?<=result_error) | (?<=pi_error)
+    | (?<=cuda_error) | (?<=status_error) | (?<=internal_error) | (?<=valueerror) | (?<=[^a-z_]oserror)
+    | (?<=cudaapierror) | (?<=cudaerror) | (?<=cudadrivererror) | (?<=hiperror)
+    )"""
+
+_ALLOCATION: Final = rb"""alloc(?:
+      at(?:
+          e(?:
+              (?<=to\ allocate) | (?<=not\ allocate) | (?<=n't\ allocate)
+            | d\ memory(?<=of\ the\ allocated\ memory) | d(?<=already\ allocated)
+            | [\s_-]{1,3}(?:fail|error|was|on\ device|of\ |\d)
+            )
+        | ion(?:
+              (?<=memory\ allocation) | (?<=errormemoryallocation)
+            | [\s_-]{1,3}(?:fail|error|was|on\ device|of\ |\d)
+            )
+        | or(?<=cpuallocator) | ing\ (?:tensor|\d)
+        )
+    | [\s_]{1,3}fail | (?<=bad.alloc) | (?<=\bcalloc)
+    )"""
+
+_EXIT_CODE: Final = (
+    rb"exit(?:ed (?:with )?(?:exit )?(?:code |status )?|[ _]?(?:code|status)[\"']?[ \t]{0,8}[:=]?[ \t]{0,8}"
+    rb"|s with return code = )"
+    rb"(?:137|-9|-7|135)\b"
+)
+
+_CORE: Final = (
+    (re.compile(b"fmmr"), (ErrorPattern(re.compile(rb"out" + _GAP + rb"{0,3}of" + _GAP + rb"{0,12}memory")),)),
+    (
+        re.compile(b"rrr"),
+        (
+            ErrorPattern(re.compile(_STRONG_ERROR, re.VERBOSE)),
+            ErrorPattern(re.compile(rb"error" + _NO_FIGURE), strong=False),
+        ),
+    ),
+    (re.compile(b"llc"), (ErrorPattern(re.compile(_ALLOCATION, re.VERBOSE)),)),
+    (
+        re.compile(b"kll"),
+        (ErrorPattern(re.compile(rb"kill(?:(?<![a-z]kill)ed\b|(?<=oom.kill)|(?<=oomkill)|(?<=sigkill))")),),
+    ),
+    (
+        re.compile(b"x(?:t|ct)"),
+        (
+            ErrorPattern(re.compile(_EXIT_CODE)),
+            ErrorPattern(re.compile(rb"resource[ _]?exhausted")),
+            ErrorPattern(re.compile(rb"exception(?=[:\s(])"), strong=False),
+        ),
+    ),
+    (re.compile(b"bckm"), (ErrorPattern(re.compile(rb"traceback \(most recent call last"), strong=False),)),
+    (
+        re.compile(b"t(?:rlrt|frrc|tlcc|tflt)"),
+        (ErrorPattern(re.compile(rb"internal assert|out of resource|total capac|segmentation fault")),),
+    ),
+)
+"""What is left of a word in a skeleton, and the families that have it."""
+
+_ANY_WORD: Final = re.compile(b"|".join(word.pattern for word, _ in _CORE))
+
+_RARE: Final = re.compile(
+    rb"memory in use\.|already allocated|bytes free;|_status_[a-z]"
+    rb"|valid cudnn algorithm|find an engine|invalid buffer size|int_max|32.?bit index|cache blocks"
+    rb"|illegal memory access|device-side assert|invalid configuration argument|misaligned address|unhandled cuda"
+    rb"|cuda failure|nvml_success|low on memory|gpu hang|memory access fault|no space left on device"
+    rb"|core dumped|got signal|exceed allowed memory|ran out of|cufft_|signal 9|free memory"
+    rb"|all available ram"
+    # "Killed" in other languages, see `notices`.
+    rb"|\xe5\xb7\xb2\xe6\x9d\x80\xe6\xad\xbb|\xe5\xb7\xb2\xe7\xa0\x8d\xe6\x8e\x89"
+    rb"|\xe5\xbc\xb7\xe5\x88\xb6\xe7\xb5\x82\xe4\xba\x86|\xec\xa3\xbd\xec\x97\x88\xec\x9d\x8c"
+    rb"|get\xc3\xb6tet|\xd0\xa3\xd0\xb1\xd0\xb8\xd1\x82\xd0\xbe"
+)
+"""What is rarely printed without a word of the core, and is looked for only where a crash ends up: at the ends."""
+
+
+def may_hold(block: bytes) -> tuple[bytes, tuple[ErrorPattern, ...]]:
+    """Reduce a block to its skeleton and tell what it can hold; the skeleton still has every line end."""
+    skeleton = block.translate(_LOWER, _DROPPED)
+    words = skeleton
+    if len(skeleton) > _MOSTLY_EMPTY * len(block):
+        words = skeleton.translate(None, b"\n")
+    return skeleton, tuple(family for word, families in _CORE if word.search(words) for family in families)
+
+
+def lines_that_may_hold(lines: list[bytes]) -> set[bytes]:
+    """Tell which of some lines can hold an error, as `may_hold` does of a block."""
+    skeletons = b"\n".join(lines).translate(_LOWER, _DROPPED).split(b"\n")
+    return {line for line, skeleton in zip(lines, skeletons, strict=True) if _ANY_WORD.search(skeleton)}
+
+
+def find(
+    block: bytes, families: tuple[ErrorPattern, ...], *, at_an_end: bool, most_hits: Mapping[bool, int | None]
+) -> list[Hit]:
+    """Find what tells of an error in a block.
+
+    Args:
+        block: The bytes to search.
+        families: What the block may hold, see `may_hold`.
+        at_an_end: Whether this is near the beginning or the end of the text, where rare words are looked for too.
+        most_hits: How many of each family to return, the first ones, for strong families and for the others; None for
+            all.
+
+    Returns:
+        Hits in order, several of which may be in one line.
+    """
+    lower = block.lower()
+    hits = [
+        Hit(match.start(), family.strong)
+        for family in families
+        for match in islice(family.pattern.finditer(lower), most_hits[family.strong])
+    ]
+    if at_an_end:
+        hits.extend(Hit(match.start(), strong=True) for match in islice(_RARE.finditer(lower), most_hits[True]))
+    return sorted(hits, key=lambda hit: hit.offset)
+
+
+LOOKS: Final = 96
+"""How often a line that tells of an error is looked at before it is known."""
+
+_MOST_KNOWN: Final = 4096
+_LONGEST_KNOWN: Final = 2000  # bytes of a line
+_MOST_NEW: Final = 32  # different suspicious lines in a block; one with more does not repeat itself
+_MOST_UNKNOWABLE: Final = 32  # lines of a block that are looked at each time
+_MOST_RARE: Final = 4  # looks at a line
+_BLOCKS_BETWEEN_TRIES: Final = 16  # where a text turned out not to repeat itself
+
+_LOWER_TEXT: Final = bytes(range(256)).lower()
+_DIGITS: Final = b"0123456789"
+_NUMBERS_MATTER: Final = (b"exit", b"signal")  # words after which 137 is an error and 0 is none
+
+
+class Repeats:
+    """What the lines of a text have in common, learned as it is read.
+
+    Attributes:
+        is_on: Whether the last block repeated itself, so that the next one is best compared first.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._known: set[bytes] = set()
+        self._looks: Counter[bytes] = Counter()
+        self._blocks_to_wait = 0
+
+    def may_begin(self) -> bool:
+        """Tell whether a block that may hold errors is worth comparing with what is known."""
+        self._blocks_to_wait = max(0, self._blocks_to_wait - 1)
+        return self._blocks_to_wait == 0
+
+    def knows(self, line: bytes) -> bool:
+        """Tell whether a line was looked at often enough."""
+        form = _form(line)
+        return form in self._known or form + b"\r" in self._known
+
+    def is_rare(self, line: bytes) -> bool:
+        """Tell whether a line was looked at just now, in a block that repeats itself, and hardly ever before."""
+        form = _form(line)
+        return self.is_on and 0 < self._looks[form] + self._looks[form + b"\r"] <= _MOST_RARE
+
+    def find_new(self, block: bytes) -> tuple[list[Hit], int] | None:
+        """Find what tells of an error in those lines of a block that are not known.
+
+        Args:
+            block: Whole lines.
+
+        Returns:
+            Hits in order, and how many line ends the block has; None where the block does not repeat itself and has
+            to be searched as a whole.
+        """
+        forms = _form(block).split(b"\n")
+        different = set(forms)
+        new = different - self._known
+        suspicious = lines_that_may_hold(list(new))
+        unknowable = sum(forms.count(form) for form in suspicious if not _can_be_known(form))
+        if len(suspicious) > _MOST_NEW or unknowable > _MOST_UNKNOWABLE:
+            self.is_on = False
+            self._blocks_to_wait = _BLOCKS_BETWEEN_TRIES
+            return None
+        self.is_on = bool(suspicious) or len(new) < len(different)
+        hits = self._look_at(block, forms, suspicious) if suspicious else []
+        return hits, len(forms) - 1
+
+    def _look_at(self, block: bytes, forms: list[bytes], suspicious: set[bytes]) -> list[Hit]:
+        found: list[Hit] = []
+        at = 0
+        for form, line in zip(forms, block.split(b"\n"), strict=True):
+            if form in suspicious and form not in self._known:
+                hits = _hits_of_line(block, at, len(line))
+                self._learn(form, is_error=bool(hits))
+                found += hits
+            at += len(line) + 1
+        return found
+
+    def _learn(self, form: bytes, *, is_error: bool) -> None:
+        if not _can_be_known(form):
+            return
+        if len(self._known) + len(self._looks) >= _MOST_KNOWN:
+            self._known.clear()
+            self._looks.clear()
+        self._looks[form] += 1
+        if not is_error or self._looks[form] >= LOOKS:
+            del self._looks[form]
+            self._known.add(form)
+
+
+def _hits_of_line(block: bytes, at: int, length: int) -> list[Hit]:
+    around = block[at : at + length + OVERLAP_BYTES]
+    families = may_hold(around[:length])[1]
+    hits = find(around, families, at_an_end=False, most_hits={True: None, False: None})
+    return [Hit(at + hit.offset, hit.strong) for hit in hits if hit.offset < length]
+
+
+def _form(text: bytes) -> bytes:
+    """What is left of lines without their numbers."""
+    return text.translate(_LOWER_TEXT, _DIGITS)
+
+
+def _can_be_known(form: bytes) -> bool:
+    return len(form) <= _LONGEST_KNOWN and not any(word in form for word in _NUMBERS_MATTER)

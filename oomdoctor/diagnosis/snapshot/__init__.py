@@ -1,1 +1,0 @@
-"""What a memory snapshot holds."""

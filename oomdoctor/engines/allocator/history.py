@@ -1,0 +1,210 @@
+"""A memory history: events, segments, and the state before the first event.
+
+The state before is had by undoing the events, last first, from what the snapshot found at the end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from oomdoctor.engines.allocator.heap import ADDRESS_BITS
+from oomdoctor.engines.allocator.settings import LARGE_SEGMENT, LARGEST_SMALL, SMALL_SEGMENT, rounded_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from oomdoctor.engines.allocator.settings import Settings
+
+
+class HistoryEvent(NamedTuple):
+    """One entry of the history.
+
+    Attributes:
+        action: What happened, as PyTorch names it: `alloc`, `free_completed`, `segment_map` and so on.
+        address: Where.
+        size: Bytes that were asked for; of segments, their size.
+        stream: The stream that it was for.
+    """
+
+    action: str
+    address: int
+    size: int
+    stream: int
+
+
+class UsedBlock(NamedTuple):
+    """A block that is in use.
+
+    Attributes:
+        address: Where it begins.
+        size: Its bytes.
+        requested: Bytes that were asked for.
+    """
+
+    address: int
+    size: int
+    requested: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSegment:
+    """A stretch of memory from the driver; what no block in it uses is free.
+
+    Attributes:
+        address: Where it begins.
+        size: Its bytes.
+        stream: The stream that it belongs to.
+        small: Whether it is of the small pool.
+        expandable: Whether it is a stretch of an expandable segment.
+        used: The blocks in use, by address.
+    """
+
+    address: int
+    size: int
+    stream: int
+    small: bool
+    expandable: bool
+    used: tuple[UsedBlock, ...]
+
+
+class UnreadableHistoryError(Exception):
+    """The history contradicts itself or the segments; the text says where."""
+
+
+class _Stretch(NamedTuple):
+    start: int
+    end: int
+    stream: int
+    small: bool
+    expandable: bool
+
+
+_UNKNOWN_SIZE: Final = -1
+_ADDRESSES: Final = 1 << (ADDRESS_BITS - 1)
+"""What a process can address: half of what the hardware can."""
+
+
+class _PastState:
+    """What there was, while events are undone."""
+
+    def __init__(self, segments: Iterable[HeldSegment]) -> None:
+        self.stretches: list[_Stretch] = []
+        self.used: dict[int, UsedBlock] = {}
+        for segment in segments:
+            end = segment.address + segment.size
+            self.put(_Stretch(segment.address, end, segment.stream, segment.small, segment.expandable))
+            self.used |= {block.address: block for block in segment.used}
+
+    def undo(self, event: HistoryEvent) -> None:
+        action, address, size, stream = event
+        if action == "alloc":
+            if self.used.pop(address, None) is None:
+                raise UnreadableHistoryError(f"a block at {address:#x} was allocated, and is neither freed nor there")
+        elif action == "free_completed":
+            self.used[address] = UsedBlock(address, _UNKNOWN_SIZE, size)
+        elif action in {"segment_alloc", "segment_map"}:
+            self.cut(address, address + size)
+        elif action in {"segment_free", "segment_unmap"}:
+            # Of an expandable segment only its blocks tell later which pool it is of.
+            expandable = action == "segment_unmap"
+            self.put(_Stretch(address, address + size, stream, size == SMALL_SEGMENT and not expandable, expandable))
+
+    def put(self, stretch: _Stretch) -> None:
+        """Add a stretch; it joins those of the same expandable segment that it touches."""
+        if not 0 <= stretch.start < stretch.end <= _ADDRESSES:
+            raise UnreadableHistoryError(f"there is no memory from {stretch.start:#x} to {stretch.end:#x}")
+        insort(self.stretches, stretch)
+        if stretch.expandable:
+            index = bisect_right(self.stretches, stretch) - 1
+            self.join(index)
+            if index:
+                self.join(index - 1)
+
+    def join(self, index: int) -> None:
+        first, *after = self.stretches[index : index + 2]
+        if after and after[0][:3:2] == (first.end, first.stream) and after[0].expandable and first.expandable:
+            small = first.small or after[0].small
+            self.stretches[index : index + 2] = [first._replace(end=after[0].end, small=small)]
+
+    def cut(self, start: int, end: int) -> None:
+        """Take a stretch, or a part of one, away."""
+        index = bisect_right(self.stretches, start, key=lambda stretch: stretch.start) - 1
+        whole = self.stretches[index] if index >= 0 else None
+        if whole is None or whole.end < end:
+            raise UnreadableHistoryError(
+                f"memory at {start:#x} came from the driver, and neither went back nor is there"
+            )
+        parts = (whole._replace(end=start), whole._replace(start=end))
+        self.stretches[index : index + 1] = [part for part in parts if part.start < part.end]
+
+
+def state_before(
+    segments: Iterable[HeldSegment], events: Sequence[HistoryEvent], settings: Settings
+) -> list[HeldSegment]:
+    """What the allocator held before the first event.
+
+    Args:
+        segments: What it held when the snapshot was taken.
+        events: The history.
+        settings: What the allocator is told.
+
+    Raises:
+        UnreadableHistoryError: The history contradicts itself or the segments.
+    """
+    before = _PastState(segments)
+    for event in reversed(events):
+        if event.action != "oom" and not 0 <= event.address < _ADDRESSES - event.size:
+            raise UnreadableHistoryError(f"there is no address {event.address:#x} with {event.size} bytes after it")
+        before.undo(event)
+    used = [before.used[address] for address in sorted(before.used)]
+    _check_apart(before.stretches)
+    asked = sorted((event.address, event.size) for event in events if event.action == "alloc")
+    return [_held_segment(stretch, _blocks_within(used, stretch), asked, settings) for stretch in before.stretches]
+
+
+def _check_apart(stretches: list[_Stretch]) -> None:
+    for one, other in pairwise(stretches):
+        if other.start < one.end:
+            raise UnreadableHistoryError(f"segments overlap at {other.start:#x}")
+
+
+def _blocks_within(used: list[UsedBlock], stretch: _Stretch) -> list[UsedBlock]:
+    first = bisect_right(used, stretch.start - 1, key=lambda block: block.address)
+    return used[first : bisect_right(used, stretch.end - 1, key=lambda block: block.address)]
+
+
+def _held_segment(
+    stretch: _Stretch, used: list[UsedBlock], asked: list[tuple[int, int]], settings: Settings
+) -> HeldSegment:
+    small = _is_small(stretch, used, asked) if stretch.expandable else stretch.small
+    ends = [*(block.address for block in used[1:]), stretch.end][: len(used)]
+    sized = tuple(
+        block if block.size != _UNKNOWN_SIZE else block._replace(size=_size(block, end, stretch, settings))
+        for block, end in zip(used, ends, strict=True)
+    )
+    if any(block.address + block.size > end for block, end in zip(sized, ends, strict=True)):
+        raise UnreadableHistoryError(f"blocks overlap in the segment at {stretch.start:#x}")
+    size = stretch.end - stretch.start
+    return HeldSegment(stretch.start, size, stretch.stream, small, stretch.expandable, sized)
+
+
+def _is_small(stretch: _Stretch, used: list[UsedBlock], asked: list[tuple[int, int]]) -> bool:
+    """Which pool an expandable segment is of: what is or will be in it tells, and without anything its size may."""
+    later = asked[bisect_left(asked, (stretch.start, 0)) :][:1]
+    requested = used[0].requested if used else next((size for at, size in later if at < stretch.end), None)
+    if requested is not None:
+        return requested <= LARGEST_SMALL
+    return stretch.small or (stretch.end - stretch.start) % LARGE_SEGMENT > 0
+
+
+def _size(block: UsedBlock, end: int, stretch: _Stretch, settings: Settings) -> int:
+    """Bytes of a block of which only the request is known: a rest that is too small to be split off is its own."""
+    size = rounded_size(block.requested, settings.divisions)
+    rest = end - block.address - size
+    whole = (
+        not stretch.expandable and size > LARGEST_SMALL and (rest <= LARGEST_SMALL or size >= settings.largest_split)
+    )
+    return size + rest if whole else size

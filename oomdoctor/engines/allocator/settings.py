@@ -1,0 +1,415 @@
+"""The allocator's settings, its sizes and their rounding, and the rules that differ between versions of PyTorch.
+
+Source: `round_size`, `roundup_power2_next_division`, `get_allocation_size` and `should_split` in
+c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to 2.15.
+
+Source: c10/cuda/CUDACachingAllocator.cpp, c10/cuda/CUDAAllocatorConfig.cpp and c10/core/AllocatorConfig.cpp. The oldest
+and the newest are held to PyTorch itself, 2.6 and 2.15; between them only the sources and printed messages were seen.
+
+Source: `parseArgs` of c10/cuda/CUDAAllocatorConfig.cpp, and of c10/core/AllocatorConfig.cpp where it moved to.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from oomdoctor.errors import NoAnswerError, UsageError
+from oomdoctor.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+SMALLEST_BLOCK: Final = 512
+"""Every request is rounded up to a multiple of this."""
+LARGEST_SMALL: Final = MIB
+"""Rounded requests up to here are of the small pool, and rests up to here stay with a block of the large pool."""
+SMALL_SEGMENT: Final = 2 * MIB
+"""What the driver is asked for where the small pool has no block."""
+LARGE_SEGMENT: Final = 20 * MIB
+"""The same of the large pool, for requests that are not large themselves."""
+SMALLEST_OWN_SEGMENT: Final = 10 * MIB
+"""Rounded requests from here on have a segment of their own size."""
+SEGMENT_STEP: Final = 2 * MIB
+"""Segments of their own size are rounded up to a multiple of this."""
+NO_LIMIT: Final = 2**64 - 1
+"""What `max_split_size` is where it is not set: the largest number that C++ has for a size."""
+DIVISIONS: Final = 16
+"""`roundup_power2_divisions` has one value for each power of two from 1 MiB on."""
+_FIRST_DIVISION: Final = MIB.bit_length()
+
+
+def rounded_size(requested: int, divisions: Sequence[int] = ()) -> int:
+    """Bytes of the block that a request needs.
+
+    Args:
+        requested: Bytes that were asked for.
+        divisions: Divisions between two powers of two, from 1 MiB on; nothing where none are set.
+    """
+    if requested < SMALLEST_BLOCK:
+        return SMALLEST_BLOCK
+    if divisions:
+        count = divisions[min(max(requested.bit_length() - _FIRST_DIVISION, 0), DIVISIONS - 1)]
+        if count > 1 and requested > SMALLEST_BLOCK * count:
+            return _rounded_to_division(requested, count)
+    return -(-requested // SMALLEST_BLOCK) * SMALLEST_BLOCK
+
+
+def segment_size(size: int, large_segment: int = LARGE_SEGMENT) -> int:
+    """Bytes that the driver is asked for where no block is free.
+
+    Args:
+        size: Bytes of the block, rounded.
+        large_segment: `large_segment_size_mb`, in bytes.
+    """
+    if size <= LARGEST_SMALL:
+        return SMALL_SEGMENT
+    if size < SMALLEST_OWN_SEGMENT:
+        return large_segment
+    return -(-size // SEGMENT_STEP) * SEGMENT_STEP
+
+
+def is_split(rest: int, size: int, *, small: bool, largest_split: int) -> bool:
+    """Whether the rest of a free block becomes a block of its own.
+
+    Args:
+        rest: Bytes of the free block that the request leaves over.
+        size: Bytes of the request, rounded.
+        small: Whether the block is of the small pool, or expandable segments are in use.
+        largest_split: `max_split_size_mb`, in bytes, or `NO_LIMIT`.
+    """
+    if small:
+        return rest >= SMALLEST_BLOCK
+    return size < largest_split and rest > LARGEST_SMALL
+
+
+def _rounded_to_division(requested: int, divisions: int) -> int:
+    floor = 1 << (requested.bit_length() - 1)
+    if requested == floor:
+        return requested
+    step = floor >> (divisions.bit_length() - 1)
+    return -(-requested // step) * step if step else 2 * floor
+
+
+_OLD_PAGE: Final = "https://pytorch.org/docs/stable/notes/cuda.html#environment-variables"
+_NEW_PAGE: Final = (
+    "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the allocator of one version does differently from another's.
+
+    Attributes:
+        variable: Environment variable that the out-of-memory message advises to set.
+        page: Page of the documentation that it names.
+        whole_fraction_limits: Whether a memory fraction of 1.0 is a limit at all.
+        rest_of_divisions_begins_late: Whether `>` in `roundup_power2_divisions` leaves the last interval alone.
+        prefers_older_segments: Whether, of free blocks of the same size, the one of the segment that was had first is
+            taken; otherwise the one with the lowest address.
+        knows_address_space: Whether addresses of expandable segments are thought of as something that can run out:
+            nothing is reserved for a request that no segment can hold, and the message is another.
+        reads_card_once: Whether the card's total is looked up at the start and never again.
+        unified_settings: Whether `PYTORCH_ALLOC_CONF` is read, and keys that came with it.
+        counts_rejections: Whether the statistics have what came with `throw_on_cudamalloc_oom`.
+    """
+
+    variable: str
+    page: str
+    whole_fraction_limits: bool
+    rest_of_divisions_begins_late: bool
+    prefers_older_segments: bool
+    knows_address_space: bool
+    reads_card_once: bool
+    unified_settings: bool
+    counts_rejections: bool
+
+
+OLDEST: Final = Rules(
+    variable="PYTORCH_CUDA_ALLOC_CONF",
+    page=_OLD_PAGE,
+    whole_fraction_limits=True,
+    rest_of_divisions_begins_late=False,
+    prefers_older_segments=False,
+    knows_address_space=False,
+    reads_card_once=False,
+    unified_settings=False,
+    counts_rejections=False,
+)
+"""torch 2.6 to 2.8."""
+
+NEWEST: Final = Rules(
+    variable="PYTORCH_CUDA_ALLOC_CONF",
+    page=_NEW_PAGE,
+    whole_fraction_limits=False,
+    rest_of_divisions_begins_late=True,
+    prefers_older_segments=True,
+    knows_address_space=True,
+    reads_card_once=True,
+    unified_settings=True,
+    counts_rejections=True,
+)
+"""torch 2.14 and 2.15."""
+
+_SINCE_2_13: Final = replace(NEWEST, knows_address_space=False)
+_SINCE_2_11: Final = replace(_SINCE_2_13, prefers_older_segments=False, counts_rejections=False)
+_SINCE_2_9: Final = replace(_SINCE_2_11, variable="PYTORCH_ALLOC_CONF", page=_OLD_PAGE)
+_BY_VERSION: Final = (((2, 9), OLDEST), ((2, 11), _SINCE_2_9), ((2, 13), _SINCE_2_11), ((2, 14), _SINCE_2_13))
+"""Rules by the first version that they do not hold for."""
+
+
+def rules_of(version: str) -> Rules:
+    """The rules of a version of torch.
+
+    Args:
+        version: As `torch.__version__` gives it, such as `2.15.0+cu132`; what is no version is taken for the newest.
+    """
+    match = re.match(r"(\d+)\.(\d+)", version)
+    number = (int(match[1]), int(match[2])) if match else (99, 0)
+    return next((rules for end, rules in _BY_VERSION if number < end), NEWEST)
+
+
+_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the allocator is told.
+
+    Attributes:
+        largest_split: `max_split_size_mb` in bytes: blocks from here on are not split; `NO_LIMIT` where it is not set.
+        largest_rounding: `max_non_split_rounding_mb` in bytes: what a block that is not split may have to spare.
+        large_segment: `large_segment_size_mb` in bytes.
+        divisions: `roundup_power2_divisions` from 1 MiB on; nothing where none are set.
+        collection_threshold: `garbage_collection_threshold`; 0 for no garbage collection.
+        expandable: `expandable_segments`.
+        memory_fraction: `per_process_memory_fraction`.
+        rejects_early: `throw_on_cudamalloc_oom`.
+    """
+
+    largest_split: int = NO_LIMIT
+    largest_rounding: int = LARGE_SEGMENT
+    large_segment: int = LARGE_SEGMENT
+    divisions: tuple[int, ...] = ()
+    collection_threshold: float = 0.0
+    expandable: bool = False
+    memory_fraction: float = 1.0
+    rejects_early: bool = False
+
+
+def settings_from_environment(environment: Mapping[str, str], rules: Rules = NEWEST) -> Settings:
+    """The settings that a process with this environment would have.
+
+    Raises:
+        UsageError: PyTorch refuses them.
+        NoAnswerError: They ask for an allocator that is not simulated.
+    """
+    names = _VARIABLES if rules.unified_settings else _VARIABLES[:1]
+    name = next((name for name in names if name in environment), None)
+    return Settings() if name is None else parse_settings(environment[name], rules, name=name)
+
+
+def parse_settings(text: str, rules: Rules = NEWEST, *, name: str = _VARIABLES[0]) -> Settings:
+    """Read settings such as `expandable_segments:True,roundup_power2_divisions:[256:1,>:4]`.
+
+    Args:
+        text: Keys and values.
+        rules: Those of the version of torch.
+        name: Where the text was had from, for an error.
+
+    Raises:
+        UsageError: PyTorch refuses them.
+        NoAnswerError: They ask for an allocator that is not simulated.
+    """
+    try:
+        return _Parser(text, rules).settings()
+    except _RefusedSettingsError as wrong:
+        raise UsageError(f"PyTorch refuses `{name}={text}`: {wrong}") from None
+
+
+class _RefusedSettingsError(Exception):
+    """The text is not what PyTorch reads."""
+
+
+class _Parser:
+    def __init__(self, text: str, rules: Rules) -> None:
+        self.pairs = [_pair(item) for item in _items(text)]
+        self.rules = rules
+
+    def settings(self) -> Settings:
+        # The size of large segments decides what the others may be, wherever it stands.
+        found = Settings()
+        for key, value in self.pairs:
+            if key == "large_segment_size_mb" and self.rules.unified_settings:
+                size = _megabytes(value, key, SMALLEST_OWN_SEGMENT + MIB)
+                found = replace(found, large_segment=size, largest_rounding=size)
+        for key, value in self.pairs:
+            found = replace(found, **self.read(key, value, found))
+        return found
+
+    def read(self, key: str, value: str, found: Settings) -> dict[str, Any]:
+        if key in _READERS:
+            return _READERS[key](value, found, self.rules)
+        if self.rules.unified_settings and key in _NEW_READERS:
+            return _NEW_READERS[key](value, found, self.rules)
+        known = _IGNORED_KEYS | (_NEW_IGNORED_KEYS if self.rules.unified_settings else frozenset())
+        if key not in known:
+            raise _RefusedSettingsError(f"`{key}` is none of its keys")
+        return {}
+
+
+def _items(text: str) -> list[str]:
+    """What stands between commas outside of brackets."""
+    return [item for item in re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", re.sub(r"\s", "", text)) if item]
+
+
+def _pair(item: str) -> tuple[str, str]:
+    key, colon, value = item.partition(":")
+    if not colon or not value:
+        raise _RefusedSettingsError(f"`{item}` is not a key, a colon and a value")
+    return key, value
+
+
+def _number(value: str) -> int:
+    match = re.match(r"\d+", value)
+    if match is None:
+        raise _RefusedSettingsError(f"`{value}` is not a number")
+    return int(match[0])
+
+
+def _megabytes(value: str, key: str, least: int) -> int:
+    size = _number(value) * MIB
+    if size < least:
+        raise _RefusedSettingsError(f"`{key}` must be {least // MIB} or more")
+    return min(size, NO_LIMIT // MIB * MIB)
+
+
+def _boolean(value: str) -> bool:
+    if value not in {"True", "False"}:
+        raise _RefusedSettingsError(f"`{value}` is neither `True` nor `False`")
+    return value == "True"
+
+
+def _fraction(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise _RefusedSettingsError(f"`{value}` is not a number") from None
+
+
+def _largest_split(value: str, found: Settings, rules: Rules) -> dict[str, Any]:
+    # Before 2.9 the size had to be larger than a large segment.
+    least = found.large_segment + (0 if rules.unified_settings else MIB)
+    return {"largest_split": _megabytes(value, "max_split_size_mb", least)}
+
+
+def _largest_rounding(value: str, found: Settings, rules: Rules) -> dict[str, Any]:
+    least = found.large_segment + (0 if rules.unified_settings else MIB)
+    return {"largest_rounding": _megabytes(value, "max_non_split_rounding_mb", least)}
+
+
+def _collection_threshold(value: str, _: Settings, __: Rules) -> dict[str, Any]:
+    threshold = _fraction(value)
+    if not 0 < threshold < 1:
+        raise _RefusedSettingsError("`garbage_collection_threshold` must be above 0 and below 1")
+    return {"collection_threshold": threshold}
+
+
+def _expandable(value: str, _: Settings, __: Rules) -> dict[str, Any]:
+    return {"expandable": _boolean(value)}
+
+
+def _memory_fraction(value: str, _: Settings, __: Rules) -> dict[str, Any]:
+    fraction = _fraction(value)
+    if not 0 <= fraction <= 1:
+        raise _RefusedSettingsError("`per_process_memory_fraction` must be 0 to 1")
+    return {"memory_fraction": fraction}
+
+
+def _rejects_early(value: str, _: Settings, __: Rules) -> dict[str, Any]:
+    return {"rejects_early": _boolean(value)}
+
+
+def _backend(value: str, _: Settings, __: Rules) -> dict[str, Any]:
+    if value == "cudaMallocAsync":
+        raise NoAnswerError(
+            "PyTorch's own allocator is simulated, and `backend:cudaMallocAsync` asks for CUDA's",
+            hint="unset it in `PYTORCH_CUDA_ALLOC_CONF`, or probe on a machine with a CUDA GPU",
+        )
+    if value != "native":
+        raise _RefusedSettingsError("`backend` must be `native` or `cudaMallocAsync`")
+    return {}
+
+
+def _divisions(value: str, _: Settings, rules: Rules) -> dict[str, Any]:
+    if not value.startswith("["):
+        return {"divisions": (_power_of_two(value),) * DIVISIONS}
+    divisions: list[int] = [0] * DIVISIONS
+    last: int | None = None
+    for item in value[1:].removesuffix("]").split(","):
+        start, colon, count = item.partition(":")
+        if not colon:
+            raise _RefusedSettingsError(f"`{item}` is not a size in MiB, a colon and a number of divisions")
+        divisions, last = _with_interval(divisions, last, start, count, rules)
+    return {"divisions": tuple(divisions)}
+
+
+def _with_interval(
+    divisions: list[int], last: int | None, start: str, count: str, rules: Rules
+) -> tuple[list[int], int | None]:
+    """The divisions with those of one interval, which the first one gives to all smaller sizes too."""
+    value = _power_of_two(count, or_none=True)
+    if start == ">":
+        begin = (last or 0) + (1 if rules.rest_of_divisions_begins_late else 0)
+        return divisions[:begin] + [value] * (DIVISIONS - begin), last
+    index = min(_power_of_two(start).bit_length() - 1, DIVISIONS - 1)
+    if last is None:
+        divisions = [value] * index + divisions[index:]
+    return [*divisions[:index], value, *divisions[index + 1 :]], index
+
+
+def _power_of_two(value: str, *, or_none: bool = False) -> int:
+    number = _number(value)
+    if number.bit_count() != 1 and not (or_none and number == 0):
+        raise _RefusedSettingsError(f"in `roundup_power2_divisions`, `{value}` is no power of two")
+    return number
+
+
+_READERS: Final[dict[str, Callable[[str, Settings, Rules], dict[str, Any]]]] = {
+    "max_split_size_mb": _largest_split,
+    "max_non_split_rounding_mb": _largest_rounding,
+    "garbage_collection_threshold": _collection_threshold,
+    "roundup_power2_divisions": _divisions,
+    "expandable_segments": _expandable,
+    "backend": _backend,
+}
+_NEW_READERS: Final[dict[str, Callable[[str, Settings, Rules], dict[str, Any]]]] = {
+    "large_segment_size_mb": lambda _, __, ___: {},
+    "per_process_memory_fraction": _memory_fraction,
+    "throw_on_cudamalloc_oom": _rejects_early,
+}
+# What these change is host memory, locks, graphs or addresses.
+_IGNORED_KEYS: Final = frozenset(
+    {
+        "release_lock_on_cudamalloc",
+        "release_lock_on_hipmalloc",
+        "pinned_use_cuda_host_register",
+        "pinned_use_hip_host_register",
+        "pinned_num_register_threads",
+        "pinned_use_background_threads",
+    }
+)
+_NEW_IGNORED_KEYS: Final = frozenset(
+    {
+        "pinned_reserve_segment_size_mb",
+        "pinned_max_round_threshold_mb",
+        "pinned_max_cached_size_mb",
+        "pinned_free_catch_all",
+        "graph_capture_record_stream_reuse",
+        "expandable_segments_reserve",
+        "expandable_segments_reserve_by_class",
+    }
+)

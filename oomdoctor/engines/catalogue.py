@@ -1,0 +1,232 @@
+"""GPU models: the numbers of a card that decide memory, the catalogue `gpus.toml`.
+
+A card as an environment variable.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from oomdoctor.errors import UsageError
+from oomdoctor.results.codec import decode, encode
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU model.
+
+    Attributes:
+        key: Name on the command line, such as `rtx-4090`.
+        name: Name as `torch.cuda.get_device_name` prints it.
+        total_bytes: `torch.cuda.get_device_properties(...).total_memory` on Linux.
+        total_source: Where `total_bytes` was had from.
+        compute_capability: (major, minor); decides attention kernels and the cuBLAS workspace.
+        sm_count: Streaming multiprocessors.
+        max_threads_per_sm: Resident threads a multiprocessor takes.
+        shared_memory_per_block_bytes: Opt-in maximum of shared memory a block.
+        l2_bytes: Size of the L2 cache.
+        context_bytes: What a process holds outside PyTorch's allocator: the CUDA context, loaded kernels, handles.
+        context_source: Where `context_bytes` was had from.
+    """
+
+    key: str
+    name: str
+    total_bytes: int
+    total_source: str
+    compute_capability: tuple[int, int]
+    sm_count: int
+    max_threads_per_sm: int
+    shared_memory_per_block_bytes: int
+    l2_bytes: int
+    context_bytes: int
+    context_source: str
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that PyTorch may take: the total less the context's share."""
+        return self.total_bytes - self.context_bytes
+
+
+# Words that tell no two cards apart, so that a name may have them or not.
+_NOISE: Final = frozenset({"nvidia", "geforce", "tesla", "gpu", "graphics", "generation", "edition"})
+_MEMORY_WORD: Final = re.compile(r"(\d)\s*-?\s*g(?:i?b)?\b")
+# By path: `importlib.resources` takes as long to import as the file to read.
+_FILE: Final = Path(__file__).with_name("gpus.toml")
+_MOST_CANDIDATES: Final = 8
+_ELSEWHERE: Final = "`oomdoctor gpus --known` lists all; `--memory 24GiB` needs no name"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A card and what a query is compared with."""
+
+    card: Card
+    spellings: frozenset[str]  # the key and the name, words joined
+    phrases: tuple[tuple[str, ...], ...]  # the key and the name as words
+    words: frozenset[str]  # all words of both, and the memory as sold, such as `24gb`
+
+
+def all_cards() -> tuple[Card, ...]:
+    """Every card of the catalogue, in its order: by generation, then by size."""
+    return tuple(entry.card for entry in _entries())
+
+
+def find_card(name: str) -> Card:
+    """The card that a person means by `name`.
+
+    Case, spaces, hyphens and the words NVIDIA, GeForce and Tesla do not matter: `RTX 4090`, `rtx4090`, `4090` and
+    `NVIDIA GeForce RTX 4090` are one card. A part of a name will do where only one card has it.
+
+    Raises:
+        UsageError: No card is called that (the hint has the nearest names), or several are (the hint has them).
+    """
+    words = _words(name)
+    found = _matches(words)
+    if len(found) == 1:
+        return found[0].card
+    raise _ambiguous(name, found) if found else _unknown(name, words)
+
+
+def generic_card(capacity_bytes: int) -> Card:
+    """A card that is nobody's in particular, of which PyTorch may take exactly `capacity_bytes`.
+
+    It has the compute capability and the limits of an A100, since most kernels and most servers are of that
+    generation or newer.
+    """
+    return Card(
+        key="generic",
+        name="generic GPU",
+        total_bytes=capacity_bytes,
+        total_source="given",
+        compute_capability=(8, 0),
+        sm_count=108,
+        max_threads_per_sm=2048,
+        shared_memory_per_block_bytes=166_912,
+        l2_bytes=41_943_040,
+        context_bytes=0,
+        context_source="none: the memory given is what PyTorch may take",
+    )
+
+
+@cache
+def _entries() -> tuple[_Entry, ...]:
+    document = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    return tuple(_read_entry(row, document) for row in document["card"])
+
+
+def _read_entry(row: dict[str, Any], document: dict[str, Any]) -> _Entry:
+    phrases = (tuple(_words(row["key"])), tuple(_words(row["name"])))
+    return _Entry(
+        card=_read_card(row, document),
+        spellings=frozenset("".join(phrase) for phrase in phrases),
+        phrases=phrases,
+        words=frozenset({*phrases[0], *phrases[1], f"{row['memory_gb']}gb"}),
+    )
+
+
+def _read_card(row: dict[str, Any], document: dict[str, Any]) -> Card:
+    architecture = document["architecture"][row["compute_capability"]]
+    estimate = document["context_estimate"]
+    resident_threads = row["sm_count"] * architecture["max_threads_per_sm"]
+    estimated_bytes = estimate["base_bytes"] + estimate["bytes_per_resident_thread"] * resident_threads
+    major, minor = row["compute_capability"].split(".")
+    return Card(
+        key=row["key"],
+        name=row["name"],
+        total_bytes=row["total_bytes"],
+        total_source=row["total_source"],
+        compute_capability=(int(major), int(minor)),
+        sm_count=row["sm_count"],
+        l2_bytes=row["l2_bytes"],
+        context_bytes=row.get("context_bytes", estimated_bytes),
+        context_source=row.get("context_source", estimate["source"]),
+        **architecture,
+    )
+
+
+def _words(text: str) -> list[str]:
+    """Split a name: `RTX 3080 12 GB` is rtx, 3080, 12gb."""
+    joined = _MEMORY_WORD.sub(r"\1gb", text.lower())
+    return [word for word in re.findall(r"[a-z0-9]+", joined) if word not in _NOISE]
+
+
+_SHORTEST: Final = 2
+"""Characters of a name; a single letter is a placeholder that somebody forgot, and not the X of TITAN X."""
+
+
+def _matches(words: list[str]) -> list[_Entry]:
+    """Cards that are called exactly this; failing that, cards that have all of it in their name."""
+    spelling = "".join(words)
+    if len(spelling) < _SHORTEST:
+        return []
+    exact = [entry for entry in _entries() if spelling in entry.spellings]
+    return exact or [
+        entry for entry in _entries() if entry.words.issuperset(words) or _has_adjacent_words(entry, spelling)
+    ]
+
+
+def _has_adjacent_words(entry: _Entry, spelling: str) -> bool:
+    """Whether some neighbouring words of the name make up `spelling`, as `3060ti` is made up by 3060 and ti."""
+    return any(
+        "".join(phrase[start:end]) == spelling
+        for phrase in entry.phrases
+        for start in range(len(phrase))
+        for end in range(start + 1, len(phrase) + 1)
+    )
+
+
+def _ambiguous(name: str, found: list[_Entry]) -> UsageError:
+    listed = [f"`{entry.card.key}` ({format_size(entry.card.total_bytes)})" for entry in found[:_MOST_CANDIDATES]]
+    rest = len(found) - len(listed)
+    hint = f"name one of {', '.join(listed)}" + (f" and {rest} more; {_ELSEWHERE}" if rest else "")
+    return UsageError(f"`{_shortened(name)}` may be any of {len(found)} GPUs", hint=hint)
+
+
+def _unknown(name: str, words: list[str]) -> UsageError:
+    nearest = ", ".join(f"`{key}`" for key in _nearest_keys("".join(words)))
+    hint = f"did you mean {nearest}? {_ELSEWHERE}" if nearest else _ELSEWHERE
+    return UsageError(f"no GPU called `{_shortened(name)}` is known", hint=hint)
+
+
+def _nearest_keys(spelling: str) -> list[str]:
+    """Keys of up to three cards whose key or name resembles `spelling`, the most alike first."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only a wrong name needs it
+
+    keys = {alias: entry.card.key for entry in reversed(_entries()) for alias in _aliases(entry)}
+    close = get_close_matches(spelling[:100], list(keys), n=6, cutoff=0.65)
+    return list(dict.fromkeys(keys[alias] for alias in close))[:3]
+
+
+def _aliases(entry: _Entry) -> set[str]:
+    """The spellings, and each less its first or its last word, as people shorten them."""
+    return {
+        "".join(part) for phrase in entry.phrases for part in (phrase, phrase[1:], phrase[:-1]) if part
+    } | entry.spellings
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 40 else f"{name[:37]}..."  # noqa: PLR2004 - one line of a terminal
+
+
+_CARD_VARIABLE: Final = "OOMDOCTOR_EMULATED_CARD"
+
+
+def emulated_environment(card: Card, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a worker that shall emulate `card`; what would choose among real GPUs is of no use to it."""
+    return {**base, _CARD_VARIABLE: json.dumps(encode(card)), "CUDA_VISIBLE_DEVICES": ""}
+
+
+def emulated_card(environ: Mapping[str, str]) -> Card | None:
+    """The card that a process shall emulate; None where it shall use what there is."""
+    text = environ.get(_CARD_VARIABLE)
+    return None if text is None else decode(Card, json.loads(text), "card")

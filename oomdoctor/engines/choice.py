@@ -1,0 +1,190 @@
+"""Choice of the engine that runs trials: `cuda`, `null` or `trace`, each automatic choice with its reason."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from oomdoctor.engines.catalogue import emulated_environment, find_card, generic_card
+from oomdoctor.engines.monitor import has_local_gpu
+from oomdoctor.engines.null_gpu.environment import environment as null_gpu_environment
+from oomdoctor.engines.torch_build import TorchBuild, find_torch
+from oomdoctor.errors import NoAnswerError, UsageError
+from oomdoctor.results import Reason
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oomdoctor.engines.catalogue import Card
+
+
+_ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Where the trials will run.
+
+    Attributes:
+        kind: `cuda` for the local GPU, `null` for a null GPU, `trace` for an emulated device.
+        card: The card that is played; None for the local GPU.
+        environment: The worker's whole environment.
+        reasons: Why this engine, and where its numbers were had from.
+    """
+
+    kind: Literal["cuda", "null", "trace"]
+    card: Card | None
+    environment: dict[str, str]
+    reasons: tuple[Reason, ...]
+
+
+def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs there
+    *,
+    engine: Literal["auto", "cuda", "null", "trace"],
+    gpu: str | None,
+    device: str | None,
+    memory_bytes: int | None,
+    base: Mapping[str, str],
+    build: TorchBuild | None = None,
+    may_trace: bool = True,
+) -> Engine:
+    """Choose the engine, and build the null GPU where it is needed.
+
+    Args:
+        engine: `auto`, or the one to use.
+        gpu: Name of a catalogue card.
+        device: Index or UUID of a local GPU.
+        memory_bytes: Capacity to play.
+        base: Environment to start from.
+        build: The torch that the trials will import; None for this process's own.
+        may_trace: Whether an emulated device will do, which only our own worker can run on.
+
+    Raises:
+        UsageError: The options contradict each other, or the card is unknown.
+        NoAnswerError: No GPU and no card to play, or nothing that could play it can run here.
+    """
+    if sys.platform != "linux":
+        raise NoAnswerError(f"trials run on Linux, and this is `{sys.platform}`", hint="use WSL or a Linux container")
+    build = build or _torch()
+    _check_options(engine=engine, gpu=gpu, device=device)
+    if engine == "cuda" or (engine == "auto" and gpu is None and has_local_gpu()):
+        return _cuda(engine=engine, device=device, base=base)
+    if "cudaMallocAsync" in base.get("PYTORCH_CUDA_ALLOC_CONF", "") + base.get("PYTORCH_ALLOC_CONF", ""):
+        raise NoAnswerError(
+            "the null GPU runs PyTorch's own allocator, and the environment asks for `backend:cudaMallocAsync`",
+            hint="unset it in `PYTORCH_CUDA_ALLOC_CONF`, or probe on a machine with a CUDA GPU",
+        )
+    if gpu is None and memory_bytes is None:
+        raise _no_gpu(engine)
+    card = _played_card(gpu, memory_bytes)
+    reasons = (*_capacity_reasons(card, memory_bytes), *_allocator_reasons(base))
+    if engine == "trace":
+        _check_may_trace(may_trace=may_trace)
+        return _trace(card, base, "asked for by `--engine trace`", reasons)
+    try:
+        environment = null_gpu_environment(card, build, base)
+    except NoAnswerError as error:
+        if engine == "null" or not may_trace:
+            raise
+        return _trace(card, base, error.message, reasons)
+    return Engine("null", card, environment, (_null_reason(engine=engine, gpu=gpu, card=card), *reasons))
+
+
+def _check_may_trace(*, may_trace: bool) -> None:
+    if not may_trace:
+        raise UsageError(
+            "`--engine trace` runs the step of a file, and a command's processes need PyTorch's own CUDA code",
+            hint="`--engine null` runs them on a null GPU",
+        )
+
+
+def _trace(card: Card, base: Mapping[str, str], why: str, reasons: tuple[Reason, ...]) -> Engine:
+    text = f"trace: {why}; no kernel runs, and what each would allocate is told by its operator"
+    return Engine("trace", card, emulated_environment(card, base), (Reason("engine", text), *reasons))
+
+
+def _torch() -> TorchBuild:
+    build = find_torch()
+    if build is None:
+        raise NoAnswerError("PyTorch is not installed here", hint="install it beside oomdoctor: `pip install torch`")
+    return build
+
+
+def _check_options(*, engine: str, gpu: str | None, device: str | None) -> None:
+    if gpu is not None and device is not None:
+        raise UsageError(
+            "`--gpu` and `--device` exclude each other",
+            hint="`--gpu NAME` plays a card from the catalogue, `--device INDEX` chooses a GPU of this machine",
+        )
+    if gpu is not None and engine == "cuda":
+        raise UsageError(
+            "`--gpu` names a card to play, and `--engine cuda` runs on the local GPU",
+            hint="drop one of the two; `--memory SIZE` asks the local GPU about a smaller one",
+        )
+    if device is not None and engine in ("null", "trace"):
+        raise UsageError(
+            f"`--device` chooses a GPU of this machine, and `--engine {engine}` uses none", hint="drop one"
+        )
+
+
+def _no_gpu(engine: str) -> NoAnswerError:
+    why = f"`--engine {engine}` was asked for" if engine in ("null", "trace") else "this machine has no NVIDIA GPU"
+    return NoAnswerError(
+        f"{why}, and neither `--gpu` nor `--memory` says which card to play",
+        hint="for example `--gpu rtx-4090` or `--memory 24GiB`; `oomdoctor gpus --known` lists the cards",
+    )
+
+
+def _cuda(*, engine: str, device: str | None, base: Mapping[str, str]) -> Engine:
+    environment = dict(base)
+    if device is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = _visible_device(device, base.get("CUDA_VISIBLE_DEVICES"))
+    why = "asked for by `--engine cuda`" if engine == "cuda" else "a GPU of this machine, as no `--gpu` was named"
+    return Engine("cuda", None, environment, (Reason("engine", f"cuda: {why}"), *_allocator_reasons(base)))
+
+
+def _visible_device(device: str, visible: str | None) -> str:
+    """What CUDA_VISIBLE_DEVICES must be for `device`, an index into the devices that are visible now, or a UUID."""
+    if not device.isdecimal() or visible is None:
+        return device
+    entries = [entry.strip() for entry in visible.split(",") if entry.strip()]
+    if int(device) >= len(entries):
+        raise UsageError(
+            f"there is no device {device} in `CUDA_VISIBLE_DEVICES={visible}`",
+            hint="indices count from 0 among the visible devices; `oomdoctor gpus` lists them",
+        )
+    return entries[int(device)]
+
+
+def _played_card(gpu: str | None, memory_bytes: int | None) -> Card:
+    if gpu is None:
+        return generic_card(memory_bytes or 0)
+    card = find_card(gpu)
+    return card if memory_bytes is None else replace(card, total_bytes=memory_bytes + card.context_bytes)
+
+
+def _null_reason(*, engine: str, gpu: str | None, card: Card) -> Reason:
+    if engine == "null":
+        return Reason("engine", "null GPU: asked for by `--engine null`")
+    if gpu is None:
+        major, minor = card.compute_capability
+        text = f"no local GPU and no `--gpu`; a generic card of compute capability {major}.{minor} is played"
+        return Reason("engine", f"null GPU: {text}")
+    return Reason("engine", f"null GPU: `--gpu {gpu}` names a card to play; PyTorch's own CUDA code runs on it")
+
+
+def _capacity_reasons(card: Card, memory_bytes: int | None) -> tuple[Reason, ...]:
+    if memory_bytes is not None:
+        return (Reason("capacity", f"{format_size(memory_bytes)}, as `--memory` says"),)
+    return (
+        Reason("capacity", f"{format_size(card.total_bytes)} in all ({card.total_source}), less the CUDA context"),
+        Reason("context", f"{format_size(card.context_bytes)} ({card.context_source})"),
+    )
+
+
+def _allocator_reasons(base: Mapping[str, str]) -> tuple[Reason, ...]:
+    """The user's allocator settings hold in the trials as they would in training."""
+    settings = [f"{name}={base[name]}" for name in _ALLOCATOR_SETTINGS if base.get(name)]
+    return tuple(Reason("allocator", f"`{setting}` is set and was used") for setting in settings)

@@ -1,0 +1,189 @@
+"""The GPUs of this machine and the processes that hold their memory, without torch and without a CUDA context.
+
+NVML is asked first; where it cannot be had, nvidia-smi is. Indices are nvidia-smi's, in the order of the PCI bus. CUDA
+may hide GPUs and count them otherwise, so that only a UUID names the same GPU to both.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.engines.local_gpus import GpuProcess, GpuReading, LocalGpu, SourceError, read_nvidia_smi, read_nvml
+from oomdoctor.errors import NoAnswerError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+
+__all__ = [
+    "GpuProcess",
+    "GpuReading",
+    "LocalGpu",
+    "cuda_device",
+    "cuda_devices",
+    "has_local_gpu",
+    "held_by_others",
+    "other_process_bytes",
+    "read_gpus",
+]
+
+_SOURCES: Final = (("NVML", read_nvml), ("nvidia-smi", read_nvidia_smi))
+_NO_GPU_HINT: Final = (
+    "no GPU is needed to ask about one: `oomdoctor probe model.py --gpu rtx-4090` runs on a null GPU,\n"
+    "and `oomdoctor gpus --known` lists the cards that `--gpu` knows"
+)
+_SHELL_NOTE: Final = (
+    "the deprecated distribution `pynvml` is installed, which makes every `import torch` warn: run "
+    "`pip uninstall pynvml`, then `pip install --force-reinstall nvidia-ml-py`, which has the module"
+)
+
+
+def read_gpus() -> GpuReading:
+    """Every GPU of this machine.
+
+    Raises:
+        NoAnswerError: No source has any; `details` says of each what was tried and why it failed.
+    """
+    problems: list[str] = []
+    for name, read in _SOURCES:
+        try:
+            gpus = read()
+        except SourceError as error:
+            problems.append(f"{name}: {error}")
+            continue
+        if gpus:
+            return GpuReading(gpus, notes=(*problems, *_installation_notes()))
+        problems.append(f"{name}: it answers, and lists no GPU")
+    raise NoAnswerError("no NVIDIA GPU can be read on this machine", details="\n".join(problems), hint=_NO_GPU_HINT)
+
+
+def has_local_gpu(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this machine has a GPU that CUDA_VISIBLE_DEVICES does not hide and that is not lost."""
+    try:
+        gpus = read_gpus().gpus
+    except NoAnswerError:
+        return False
+    visible = cuda_devices(gpus, environment)
+    return any(gpu.error is None for gpu in (gpus if visible is None else visible))
+
+
+def cuda_devices(gpus: Sequence[LocalGpu], environment: Mapping[str, str]) -> tuple[LocalGpu, ...] | None:
+    """The GPUs that a CUDA process in `environment` sees, in CUDA's order.
+
+    Returns:
+        None where that cannot be told without CUDA: MIG instances are named, or GPUs of several models are counted
+        with the fastest first, as CUDA does unless CUDA_DEVICE_ORDER is PCI_BUS_ID.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    in_bus_order = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) == 1
+    if visible is None:
+        return tuple(gpus) if in_bus_order else None
+    chosen: list[LocalGpu] = []
+    for entry in visible.split(","):
+        text = entry.strip()
+        if text.startswith("MIG-") or (text.isdecimal() and not in_bus_order):
+            return None
+        gpu = _visible_gpu(gpus, text)
+        if gpu is None:
+            break  # CUDA ignores a wrong entry and all that follow it
+        if gpu in chosen:
+            return ()  # and shows none where one is named twice
+        chosen.append(gpu)
+    return tuple(chosen)
+
+
+def cuda_device(gpus: Sequence[LocalGpu], device: int | str, environment: Mapping[str, str]) -> LocalGpu | None:
+    """The GPU that CUDA calls `device` in `environment`: an index, or a UUID with or without `GPU-`.
+
+    Returns:
+        None where there is no such GPU, or where an index cannot be told without CUDA.
+    """
+    if isinstance(device, str) and not device.isdecimal():
+        wanted = _bare_uuid(device)
+        return next((gpu for gpu in gpus if gpu.uuid and _bare_uuid(gpu.uuid) == wanted), None)
+    index = int(device)
+    visible = cuda_devices(gpus, environment) or ()
+    return visible[index] if 0 <= index < len(visible) else None
+
+
+def other_process_bytes(
+    device: int | str, *, own_pids: Collection[int] = (), environment: Mapping[str, str] = os.environ
+) -> int | None:
+    """Memory of a GPU that others hold, including processes that the driver does not list.
+
+    In a container the driver lists the host's process ids, or none, and own memory cannot be told from others': ask
+    there while no own process holds memory.
+
+    Args:
+        device: An index as CUDA counts in `environment`, or a UUID with or without `GPU-`.
+        own_pids: Processes that are no others, and neither are their descendants.
+        environment: Environment variables of the CUDA process.
+
+    Returns:
+        None where it cannot be told: no such GPU, no reading, or a driver that does not say who holds how much.
+    """
+    try:
+        gpu = cuda_device(read_gpus().gpus, device, environment)
+    except NoAnswerError:
+        return None
+    return None if gpu is None else held_by_others(gpu, own_pids)
+
+
+def held_by_others(gpu: LocalGpu, own_pids: Collection[int] = ()) -> int | None:
+    """Memory of `gpu` that is not held by `own_pids` or their descendants; None where it cannot be told."""
+    if gpu.processes is None:
+        return None if own_pids else gpu.used_bytes
+    own: list[int | None] = []
+    others: list[int | None] = []
+    for process in gpu.processes:
+        (own if _descends_from(process.pid, own_pids) else others).append(process.used_bytes)
+    own_bytes, others_bytes = _total(own), _total(others)
+    if gpu.used_bytes is None or gpu.reserved_bytes is None or own_bytes is None:
+        return others_bytes  # what is in use may have the driver's reserve in it, which is nobody's
+    return max(0, gpu.used_bytes - own_bytes)
+
+
+def _total(sizes: Sequence[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
+
+
+def _descends_from(pid: int, ancestors: Collection[int]) -> bool:
+    """Whether `pid` is one of `ancestors` or was started by one, directly or not; as far as Linux shows parents."""
+    while pid > 1 and pid not in ancestors:
+        pid = _parent(pid)
+    return pid in ancestors
+
+
+def _parent(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    # The name stands in parentheses and may hold anything, closing parentheses included.
+    return int(status.rpartition(")")[2].split()[1])
+
+
+def _visible_gpu(gpus: Sequence[LocalGpu], text: str) -> LocalGpu | None:
+    """The GPU that one entry of CUDA_VISIBLE_DEVICES names: an index, or the start of a UUID that only it has."""
+    if text.isdecimal():
+        return next((gpu for gpu in gpus if gpu.index == int(text)), None)
+    if not text.startswith("GPU-"):
+        return None
+    matching = [gpu for gpu in gpus if gpu.uuid and gpu.uuid.startswith(text)]
+    return matching[0] if len(matching) == 1 else None
+
+
+def _bare_uuid(uuid: str) -> str:
+    return uuid.lower().removeprefix("gpu-")
+
+
+def _installation_notes() -> tuple[str, ...]:
+    try:
+        metadata.distribution("pynvml")
+    except metadata.PackageNotFoundError:
+        return ()
+    return (_SHELL_NOTE,)

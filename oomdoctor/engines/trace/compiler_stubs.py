@@ -1,0 +1,146 @@
+"""Stubs for modules of PyTorch's compiler, which plain training imports without running the compiler.
+
+Optimizers and checkpoints import `torch._dynamo`, 900 modules, to tell it to leave them alone; functions that say what
+shape a result has import SymPy and `symbolic_shapes`, to ask about shapes that are no numbers. Each takes longer than a
+whole trace. Whatever asks for more than is here gets the real module.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from oomdoctor.engines.trace.tensors import Patches
+
+
+def stub_compiler_modules(patches: Patches) -> None:
+    """Put the stand-ins where nobody has imported the real modules yet."""
+    finder = _SubmoduleFinder()
+    sys.meta_path.insert(0, finder)
+    patches.callback(sys.meta_path.remove, finder)
+    for name, attributes in _ATTRIBUTES.items():
+        if name not in sys.modules:
+            finder.stand_ins[name] = stand_in = _ModuleStub(name, attributes)
+            sys.modules[name] = stand_in
+            patches.callback(stand_in.leave)
+
+
+class _NeverRaisedError(Exception):
+    """What is raised where a shape is no number."""
+
+
+class _NoSymbol:
+    """What no number is an instance of."""
+
+
+def _identity_decorator(function: Callable[..., Any] | None = None, *_: object, **__: object) -> Any:  # noqa: ANN401
+    return _identity_decorator if function is None else function
+
+
+def _equal(first: Any, second: Any) -> bool:  # noqa: ANN401 - numbers, or sequences of them
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return list(first) == list(second)
+    return bool(first == second)
+
+
+_ATTRIBUTES: Final[dict[str, dict[str, Any]]] = {
+    "torch._dynamo": {
+        "disable": _identity_decorator,
+        "graph_break": lambda *_, **__: None,
+        "config": SimpleNamespace(error_on_nested_fx_trace=False, patch=lambda **_: nullcontext()),
+    },
+    "sympy": {"Basic": _NoSymbol},
+    "torch.fx.experimental.symbolic_shapes": {
+        "guard_or_false": bool,
+        "guard_or_true": bool,
+        "maybe_guard_or_false": bool,
+        "maybe_guard_or_true": bool,
+        "guard_size_oblivious": bool,
+        "statically_known_true": bool,
+        "definitely_true": bool,
+        "expect_true": bool,
+        "sym_eq": _equal,
+        "sym_and": lambda *terms: all(terms),
+        "sym_or": lambda *terms: any(terms),
+        "is_nested_int": lambda _: False,
+        "free_unbacked_symbols": lambda _: set(),
+        "has_guarding_hint": lambda _: True,
+        "guarding_hint_or_throw": lambda number: number,
+        "constrain_range": lambda *_, **__: None,
+        "_constrain_range_for_size": lambda *_, **__: None,
+        "GuardOnDataDependentSymNode": _NeverRaisedError,
+    },
+}
+"""What each is asked for where shapes are numbers, as they are here."""
+
+
+class _ModuleStub(ModuleType):
+    """A module of few attributes that imports the real one for all others."""
+
+    def __init__(self, name: str, attributes: dict[str, Any]) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+        vars(self).update(attributes)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the real module has
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.real(), name)
+
+    def leave(self) -> None:
+        """Make place for the real module."""
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+            parent, _, child = self.__name__.rpartition(".")
+            if vars(sys.modules.get(parent, self)).get(child) is self:
+                delattr(sys.modules[parent], child)
+
+    def real(self) -> ModuleType:
+        """The real module."""
+        self.leave()
+        return import_module(self.__name__)
+
+
+class _SubmoduleFinder:
+    """Imports a real module before a part of it.
+
+    Attributes:
+        stand_ins: The stand-ins by name.
+    """
+
+    def __init__(self) -> None:
+        self.stand_ins: dict[str, _ModuleStub] = {}
+
+    def find_spec(self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> ModuleSpec | None:
+        """Say that a part of it is what the real module's import made."""
+        parent = name.rpartition(".")[0]
+        while parent and parent not in self.stand_ins:
+            parent = parent.rpartition(".")[0]
+        if not parent or sys.modules.get(parent) is not self.stand_ins[parent]:
+            return None
+        self.stand_ins[parent].real()
+        return ModuleSpec(name, _ImportedModuleLoader(import_module(name)))
+
+
+class _ImportedModuleLoader(Loader):
+    """A loader of a module that is there."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._spec = module.__spec__
+
+    def create_module(self, _: ModuleSpec) -> ModuleType:
+        """The module."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is left to do but to give the module its own spec back."""
+        module.__spec__ = self._spec

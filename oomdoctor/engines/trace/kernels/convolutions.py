@@ -1,0 +1,307 @@
+"""Convolutions through cuDNN, their double backward, and `im2col`, with the copies that PyTorch makes.
+
+Source: `_convolution`, `convolution_backward` and `use_cudnn_depthwise`, Convolution.cpp, and ConvShared.cpp of cuDNN,
+torch 2.6 to 2.15.
+cuDNN's own workspace is not known without a GPU, and is no part of this.
+
+Gradient penalties and other losses on gradients come here. Source: `_convolution_double_backward`, Convolution.cpp,
+torch 2.6 to 2.15.
+
+Source: `im2col_cuda` and `col2im_cuda`, Im2Col.cu and Col2Im.cu, torch 2.6 to 2.15.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from oomdoctor.engines.trace.torch_internals import operator_named, strided_view
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from oomdoctor.engines.trace.device import EmulatedDevice
+
+
+_SIGNAL: Final = 3
+_PICTURE: Final = 4
+_CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+_FEWEST_CHANNELS: Final = 32
+_NARROWEST: Final = 7
+_QUICK_STRIDE: Final = 2
+
+
+class ConvolutionSettings(NamedTuple):
+    """How a convolution goes over its input."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    output_padding: Sequence[int]
+    groups: int
+
+
+def convolution_kernels() -> dict[object, Callable[..., Any]]:
+    """Kernels by operator."""
+    return {
+        operator_named("convolution"): _convolution_forward,
+        operator_named("convolution_backward"): _convolution_backward,
+    }
+
+
+def _convolution_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:  # noqa: ANN401
+    settings = ConvolutionSettings(*rest)
+    size = _size(x, weight, settings)
+    if x.dim() == _SIGNAL:  # is done as a picture of one row
+        row = _cudnn_convolution(
+            x.contiguous().unsqueeze(2), weight.unsqueeze(2), bias, (*size[:2], 1, size[2]), settings
+        )
+        return row.view(size)
+    return _cudnn_convolution(x, weight, bias, size, settings)
+
+
+def _cudnn_convolution(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, size: Sequence[int], settings: ConvolutionSettings
+) -> torch.Tensor:
+    depthwise = _is_depthwise(x, weight, settings)
+    layout = torch.contiguous_format if depthwise else _layout(x, weight)
+    x = x.contiguous(memory_format=layout)
+    if depthwise:
+        weight = weight.contiguous()
+        return torch.empty(size, dtype=x.dtype, device=x.device)
+    output = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
+    weight = weight.contiguous(memory_format=layout)
+    return output if bias is None else output.add_(bias.reshape(1, -1, *(1,) * (output.dim() - 2)))
+
+
+def _convolution_backward(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, _: object, *rest: Any  # noqa: ANN401
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    settings, mask = ConvolutionSettings(*rest[:-1]), rest[-1]
+    if x.dim() != _SIGNAL:
+        return _gradients(gradient, x, weight, settings, mask)
+    rows = (gradient.unsqueeze(2), x.contiguous().unsqueeze(2), weight.unsqueeze(2))
+    for_x, for_weight, for_bias = _gradients(*rows, settings, mask)
+    return *(None if found is None else found.squeeze(2) for found in (for_x, for_weight)), for_bias
+
+
+def _gradients(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, settings: ConvolutionSettings, mask: Sequence[bool]
+) -> tuple[torch.Tensor | None, ...]:
+    by_kernel = _depthwise_gradients if _is_depthwise(x, weight, settings) else _cudnn_gradients
+    found = by_kernel(gradient, x, weight, mask)
+    return *found, gradient.sum([0, *range(2, gradient.dim())]) if mask[2] else None
+
+
+def _depthwise_gradients(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]
+) -> tuple[torch.Tensor | None, ...]:
+    """The weight's comes first. Source: `conv_depthwise2d_backward_cuda`, DepthwiseConv2d.cu."""
+    _held = gradient.contiguous()
+    for_weight = _depthwise_weight_gradient(x, weight) if mask[1] else None
+    _copy = weight.contiguous()
+    return _like(x, torch.contiguous_format) if mask[0] else None, for_weight
+
+
+def _depthwise_weight_gradient(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    _copy = x.contiguous()
+    return _like(weight, torch.contiguous_format)
+
+
+def _cudnn_gradients(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]
+) -> tuple[torch.Tensor | None, ...]:
+    """Each part makes the copies that it needs. Source: `cudnn_convolution_backward`, ConvShared.cpp of cuDNN."""
+    layout = _layout(x, weight)
+    for_x = for_weight = None
+    if mask[1]:
+        x = x.contiguous(memory_format=layout)
+    if _has_channels_last_strides(gradient) != _has_channels_last_strides(x):  # also where one pixel lies in any order
+        gradient = gradient.clone(
+            memory_format=_CHANNELS_LAST[x.dim()] if _has_channels_last_strides(x) else torch.contiguous_format
+        )
+    if mask[0]:
+        for_x = _like(x, layout)
+        _copies = [tensor.contiguous(memory_format=layout) for tensor in (gradient, weight)]
+        _copies.clear()
+    if mask[1]:
+        _copies = [gradient.contiguous(memory_format=layout)]
+        for_weight = _like(weight, layout)
+    return for_x, for_weight
+
+
+def _like(tensor: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout)
+
+
+def _size(x: torch.Tensor, weight: torch.Tensor, settings: ConvolutionSettings) -> tuple[int, ...]:
+    metas = (torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in (x, weight))
+    return tuple(operator_named("convolution")(*metas, None, *settings).shape)
+
+
+def _layout(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """`cudnn_conv_suggest_memory_format`: channels last where either of the two is, and not double precision."""
+    if x.dtype is not torch.float64 and (_has_channels_last_strides(x) or _has_channels_last_strides(weight)):
+        return _CHANNELS_LAST[x.dim()]
+    return torch.contiguous_format
+
+
+def _has_channels_last_strides(tensor: torch.Tensor) -> bool:
+    """Whether the strides are those of channels last. Source: `is_channels_last_strides_2d`, MemoryFormat.h."""
+    least = 0
+    if tensor.stride(1) == 0:
+        return False
+    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        step, length = tensor.stride(dim), tensor.shape[dim]
+        if length == 0 or step < least or (dim == 0 and least == tensor.stride(1)):
+            return False
+        least = step * length
+    return True
+
+
+def _is_depthwise(x: torch.Tensor, weight: torch.Tensor, settings: ConvolutionSettings) -> bool:
+    """Whether PyTorch's own kernel for one filter a channel is taken, and not cuDNN."""
+    one_a_channel = x.shape[1] == settings.groups > 1 and weight.shape[0] % x.shape[1] == 0
+    if not one_a_channel or settings.transposed or x.dim() != _PICTURE:
+        return False
+    if _layout(x, weight) is not torch.contiguous_format:
+        return False
+    return not (x.dtype is weight.dtype is torch.float16 and _suits_cudnn(x, weight, settings))
+
+
+def _suits_cudnn(x: torch.Tensor, weight: torch.Tensor, settings: ConvolutionSettings) -> bool:
+    """`use_cudnn_depthwise` for fp16, and the workloads that it was found to be quicker with."""
+    batch, channels, height, width = x.shape
+    vertical, stride = settings.stride[0], settings.stride[-1]  # of a signal there is one
+    if any(step > 1 for step in settings.dilation) or channels < _FEWEST_CHANNELS:
+        return False
+    if height == 1:
+        return stride == 1 or _is_quick(batch, channels, width, weight, stride)
+    return vertical == stride and _is_quick(batch, channels, width, weight, stride)
+
+
+def _is_quick(batch: int, channels: int, width: int, weight: torch.Tensor, stride: int) -> bool:
+    """`check_cudnn_depthwise_workload_with_filter`."""
+    filter_size = weight.shape[3]
+    if weight.shape[2] != filter_size or filter_size not in {1, 3, 5} or width < _NARROWEST or stride > _QUICK_STRIDE:
+        return False
+    if stride == 1:
+        return True
+    if filter_size == 1:
+        return width <= 28 if batch == 1 else batch <= 16 and channels >= 128 and width <= _NARROWEST  # noqa: PLR2004
+    return batch == 1 or channels >= 512 or (channels >= 256 and width >= 28)  # noqa: PLR2004 - the rule's numbers
+
+
+Found = torch.Tensor | None
+
+
+class _DoubleBackwardSettings(NamedTuple):
+    """How the convolution goes over its input."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    output_padding: Sequence[int]
+    groups: int
+
+
+def convolution_double_backward(  # noqa: PLR0913, PLR0917 - PyTorch's signature
+    for_input: Found,
+    for_weight: Found,
+    for_bias: Found,
+    gradient: torch.Tensor,
+    weight: torch.Tensor,
+    x: torch.Tensor,
+    *rest: object,
+) -> tuple[Found, Found, Found]:
+    """Gradients of the output's gradient, the input and the weight, as CUDA finds them; the last of `rest` is unused.
+
+    Args:
+        for_input: Gradient of the input's gradient.
+        for_weight: Gradient of the weight's.
+        for_bias: Gradient of the bias's.
+        gradient: The output's gradient.
+        weight: The weight.
+        x: The input.
+        rest: Stride, padding, dilation, whether it is transposed, output padding, groups and what is wanted.
+    """
+    settings = _DoubleBackwardSettings(*rest[:-1])  # type: ignore[arg-type]
+    of_gradient: Found = None
+    if for_input is not None and x.numel():
+        weight = weight.contiguous()
+        of_gradient = _convolve(for_input, weight, settings)
+    if for_weight is not None and x.numel():
+        for_weight = for_weight.contiguous()
+        of_gradient = _sum_of(of_gradient, _convolve(x, for_weight, settings))
+    if for_bias is not None:
+        row = for_bias.contiguous().view(1, -1, *(1,) * (gradient.dim() - 2))
+        of_gradient = _sum_of(of_gradient, row.expand(gradient.shape))
+    of_weight = _of_weight(for_input, gradient, weight, settings) if for_input is not None and x.numel() else None
+    of_input = _of_input(for_weight, gradient, x, settings) if for_weight is not None and x.numel() else None
+    return of_gradient, of_input, of_weight
+
+
+def _sum_of(first: Found, second: torch.Tensor) -> torch.Tensor:
+    return second if first is None else first + second
+
+
+def _convolve(x: torch.Tensor, weight: torch.Tensor, settings: _DoubleBackwardSettings) -> torch.Tensor:
+    return torch.convolution(x, weight, None, *settings)
+
+
+def _of_weight(
+    for_input: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor, settings: _DoubleBackwardSettings
+) -> torch.Tensor:
+    """The convolution of the two, summed over the batch, group by group."""
+    swapped = settings._replace(stride=settings.dilation, dilation=settings.stride, groups=1, transposed=False)
+    gradients, inputs = gradient.transpose(0, 1), for_input.transpose(0, 1)
+    parts = []
+    for a, b in zip(gradients.chunk(settings.groups), inputs.chunk(settings.groups), strict=True):
+        filters = a.contiguous()
+        parts.append(_convolve(filters, b, swapped) if settings.transposed else _convolve(b, filters, swapped))
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    return _narrowed(whole.transpose(0, 1), weight.shape)
+
+
+def _of_input(
+    for_weight: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, settings: _DoubleBackwardSettings
+) -> torch.Tensor:
+    back = settings._replace(transposed=not settings.transposed)
+    if settings.transposed:
+        return _narrowed(_convolve(gradient.contiguous(), for_weight, back), x.shape)
+    missing = [
+        length - ((kernel - 1) * dilation - 2 * padding + stride * (left - 1) + 1)
+        for length, kernel, left, stride, padding, dilation in zip(
+            x.shape[2:], for_weight.shape[2:], gradient.shape[2:], *settings[:3], strict=True
+        )
+    ]
+    return _convolve(gradient.contiguous(), for_weight, back._replace(output_padding=missing))
+
+
+def _narrowed(tensor: torch.Tensor, size: torch.Size) -> torch.Tensor:
+    """The beginning of each dimension but the first two."""
+    for index in range(2, tensor.dim()):
+        if tensor.shape[index] > size[index]:
+            tensor = tensor.narrow(index, 0, size[index])
+    return tensor
+
+
+def window_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
+    """Kernels by operator."""
+
+    def kernel(operator: Any) -> Callable[..., torch.Tensor]:  # noqa: ANN401 - an operator
+        return lambda x, *rest: _run_window(device, operator, x, rest)
+
+    return {operator: kernel(operator) for operator in map(operator_named, ("im2col", "col2im"))}
+
+
+def _run_window(device: EmulatedDevice, operator: Any, x: torch.Tensor, rest: Any) -> torch.Tensor:  # noqa: ANN401
+    size = operator(torch.empty(x.shape, dtype=x.dtype, device="meta"), *rest).shape
+    first = device.tensor((x.numel(),), (1,), x.dtype)
+    _copy = x.contiguous()
+    if size.numel() > x.numel():
+        return torch.empty(size, dtype=x.dtype, device=x.device)
+    return strided_view(first, size, torch.empty(size, device="meta").stride(), 0)

@@ -1,0 +1,184 @@
+"""Losses and distances, whose elements are computed before they are reduced.
+
+Source: NLLLoss.cu and NLLLoss2d.cu, torch 2.6 to 2.15.
+
+Source: `mse_loss_out` and `smooth_l1_loss_out`, BinaryOps.cpp and Loss.cpp; `huber_loss`,
+Loss.cpp; `binary_cross_entropy_out_cuda`, Loss.cu; `log_sigmoid_forward_cuda`, Activation.cpp; torch 2.6 to 2.15.
+
+Source: `ctc_loss_gpu_template` and `ctc_loss_backward_gpu_template`, LossCTC.cu; torch 2.6 to 2.15.
+
+Source: `pdist_backward_kernel_impl` and `cdist_backward_kernel_impl`, DistanceKernel.cu; `_cdist_backward`,
+Distance.cpp; torch 2.6 to 2.15.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from oomdoctor.engines.trace.temporaries import Temporaries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from oomdoctor.engines.trace.temporaries import Call
+
+
+def _rows(call: Call) -> Temporaries:
+    return Temporaries(after=_copies(*call.args[:3]))
+
+
+def _rows_backward(call: Call) -> Temporaries:
+    return Temporaries(after=_copies(*call.args[1:4]))
+
+
+def _pixels(call: Call) -> Temporaries:
+    _, target, weight, reduction = call.args[:4]
+    return Temporaries(after=_copies(weight, target) if reduction else (), order=[1, 0])
+
+
+def _pixels_backward(call: Call) -> Temporaries:
+    return Temporaries(after=_copies(*call.args[2:4]))
+
+
+def _copies(*given: torch.Tensor | None) -> tuple[int, ...]:
+    """Bytes of contiguous copies of those that are not."""
+    return tuple(t.numel() * t.element_size() for t in given if t is not None and not t.is_contiguous())
+
+
+LOSS_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {
+    "nll_loss_forward": _rows,
+    "nll_loss_backward": _rows_backward,
+    "nll_loss2d_forward": _pixels,
+    "nll_loss2d_backward": _pixels_backward,
+}
+
+
+_NONE: Final = 0
+_MEAN: Final = 1
+
+
+def loss_kernels() -> dict[str, Callable[..., Any]]:
+    """Kernels by the operator's name."""
+    return {
+        "mse_loss": _reduced_into_whole,
+        "smooth_l1_loss": _reduced_into_whole,
+        "smooth_l1_loss_backward.grad_input": _grad_input,
+        "huber_loss": _reduced,
+        "huber_loss_backward.out": _grad_input,
+        "binary_cross_entropy": _bce,
+        "log_sigmoid_forward": _log_sigmoid,
+    }
+
+
+def _reduced_into_whole(x: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN, *_: float) -> torch.Tensor:
+    """The result is made as if it were not to be reduced."""
+    result = x - target
+    if reduction != _NONE:
+        losses = torch.empty_like(result)
+        (torch.mean if reduction == _MEAN else torch.sum)(losses, (), out=result.resize_(()))
+    return result
+
+
+def _reduced(x: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN, *_: float) -> torch.Tensor:
+    return _reduce(x - target, reduction)
+
+
+def _grad_input(*_: object, grad_input: torch.Tensor) -> torch.Tensor:
+    """What PyTorch tells of it for tensors without data makes a new one of halves."""
+    return grad_input
+
+
+def _bce(
+    x: torch.Tensor,
+    target: torch.Tensor,  # noqa: ARG001 - PyTorch's signature
+    weight: torch.Tensor | None = None,
+    reduction: int = _MEAN,
+) -> torch.Tensor:
+    losses = torch.empty_like(x)
+    if weight is not None:
+        losses.mul_(weight)
+    return _reduced_in_place(losses, reduction)
+
+
+def _reduced_in_place(losses: torch.Tensor, reduction: int) -> torch.Tensor:
+    if reduction == _NONE:
+        return losses
+    number = _reduce(losses, reduction)
+    return losses.resize_(()).copy_(number)
+
+
+def _reduce(losses: torch.Tensor, reduction: int) -> torch.Tensor:
+    if reduction == _NONE:
+        return losses
+    return losses.mean() if reduction == _MEAN else losses.sum()
+
+
+def _log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """CUDA computes again what the host keeps for the backward."""
+    return torch.empty_like(x), x.new_empty(0)
+
+
+_LARGE_CTC: Final = 450
+"""From here on all blanks' probabilities are summed in one operator."""
+
+
+def ctc_kernels() -> dict[str, Callable[..., Any]]:
+    """Kernels by the operator's name."""
+    return {"_ctc_loss": _ctc_loss, "_ctc_loss_backward": _ctc_backward}
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    _: torch.Tensor,
+    input_lengths: Sequence[int],  # noqa: ARG001 - PyTorch's signature
+    target_lengths: Sequence[int],
+    *__: object,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The losses, and what the backward needs, which is there first."""
+    steps, batch = log_probs.shape[:2]
+    lengths = _lengths(batch, log_probs)
+    longest = max(target_lengths, default=0)
+    alignments = log_probs.new_empty((batch, steps, 2 * longest + 1))
+    losses = log_probs.new_empty(batch)
+    del lengths
+    return losses, alignments
+
+
+def _ctc_backward(_: torch.Tensor, log_probs: torch.Tensor, *rest: Any) -> torch.Tensor:  # noqa: ANN401 - PyTorch's
+    (steps, batch, labels), alignments = log_probs.shape, rest[4]
+    held = _lengths(batch, log_probs)
+    held.append(torch.empty_like(alignments))
+    result = torch.empty_like(log_probs)
+    if 2 * steps + 24 * batch // 10 + 2 * labels // 10 > _LARGE_CTC:
+        blanks = log_probs.new_empty((batch, steps, alignments.shape[2] // 2 + 1))
+        torch.logsumexp(blanks, 2, keepdim=True)
+    return result
+
+
+def _lengths(batch: int, like: torch.Tensor) -> list[torch.Tensor]:
+    """Of inputs, of targets, and where each target begins."""
+    return [like.new_empty(batch, dtype=torch.int64) for _ in range(3)]
+
+
+def distance_kernels() -> dict[str, Callable[..., Any]]:
+    """Kernels by the operator's name."""
+    return {"_pdist_backward": _pdist_backward, "_cdist_backward": _cdist_backward}
+
+
+def _pdist_backward(_: torch.Tensor, x: torch.Tensor, *__: object) -> Any:  # noqa: ANN401 - or NotImplemented
+    if not x.numel() or len(x) <= 1:
+        return NotImplemented
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    pairs = x.new_empty((len(x) - 1, *x.shape))
+    return torch.sum(pairs, 0, out=result)
+
+
+def _cdist_backward(_: torch.Tensor, x: torch.Tensor, other: torch.Tensor, *__: object) -> Any:  # noqa: ANN401
+    if not x.numel() or not other.numel():
+        return NotImplemented
+    batch = torch.broadcast_shapes(x.shape[:-2], other.shape[:-2])  # type: ignore[no-untyped-call]
+    result = x.new_empty((*batch, *x.shape[-2:]))
+    pairs = x.new_empty((*batch, other.shape[-2], *x.shape[-2:]))
+    return torch.sum(pairs, -3, out=result)

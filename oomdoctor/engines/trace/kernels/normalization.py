@@ -1,0 +1,339 @@
+"""Normalization: softmax, batch norm, layer norm, RMS norm and group norm.
+
+Source: SoftMax.cu and RNN.cu, torch 2.6 to 2.15.
+
+Source: `_batch_norm_impl_index`, Normalization.cpp; `cudnn_batch_norm`, BatchNorm.cpp; `batch_norm_cuda` and
+`batch_norm_backward_cuda`, Normalization.cu and .cuh; torch 2.6 to 2.15. cuDNN's reserve space counts as 0, as on the
+null GPU.
+
+Source: `layer_norm_backward_cuda` and `LaunchGammaBetaBackwardCUDAKernel`, layer_norm_kernel.cu; partial gradients
+since torch 2.8 (pull request 150773). How many rows of them there are at most was seen on null GPUs in 2.15.
+
+Source: group_norm_kernel.cu, and `native_group_norm_backward`, group_norm.cpp, torch 2.6. What 2.15 does otherwise
+(pull request 191945) was seen on null GPUs.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from oomdoctor.engines.trace.kernels.reductions import partial_results
+from oomdoctor.engines.trace.layouts import suggested_layout
+from oomdoctor.engines.trace.temporaries import Temporaries
+from oomdoctor.engines.trace.torch_internals import TORCH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from oomdoctor.engines.trace.temporaries import AllocationStep, Call
+
+
+def _copies(*tensors: object) -> tuple[int, ...]:
+    """Bytes of contiguous copies of those that are not."""
+    given = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    return tuple(tensor.numel() * tensor.element_size() for tensor in given if not tensor.is_contiguous())
+
+
+def _softmax(call: Call) -> Temporaries:
+    """Contiguous copies of what is not. Source: `host_softmax`, SoftMax.cu."""
+    return Temporaries(after=_copies(*call.args))
+
+
+def _softmax_backward(call: Call) -> Temporaries:
+    """The product of gradient and output, and copies. Source: `softmax_backward_cuda_out`, SoftMax.cu."""
+    gradient, output = call.args[:2]
+    product = gradient.numel() * max(gradient.element_size(), output.element_size())
+    return Temporaries(after=(product, *_copies(gradient, output)))
+
+
+def _mask_first(_: Call) -> Temporaries:
+    """Source: `dropout_cuda`, Dropout.cu."""
+    return Temporaries(order=[1, 0])
+
+
+def _workspace_first(_: Call) -> Temporaries:
+    return Temporaries(order=[2, 0, 1])
+
+
+def _gru_workspace_first(_: Call) -> Temporaries:
+    return Temporaries(order=[1, 0])
+
+
+SOFTMAX_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {
+    **dict.fromkeys(("_softmax", "_log_softmax", "_log_softmax_backward_data"), _softmax),
+    "_softmax_backward_data": _softmax_backward,
+    "native_dropout": _mask_first,
+    "_thnn_fused_lstm_cell": _workspace_first,
+    "_thnn_fused_gru_cell": _gru_workspace_first,
+}
+
+
+_aten: Final[Any] = torch.ops.aten
+_HALVES: Final = (torch.float16, torch.bfloat16)
+_SPATIAL: Final = 3
+_MOST_SAMPLES: Final = {True: 880_801, False: 65_535}
+_VALUES_A_THREAD: Final = 16
+_THREADS_WIDE: Final = 32
+_MOST_THREADS: Final = 512
+_MOST_GRID_ROWS: Final = 128
+_WORTH_A_GRID: Final = 8
+
+Tensors = tuple[torch.Tensor, ...]
+Optional = torch.Tensor | None
+
+
+def batch_norm_kernels() -> dict[str, Callable[..., Any]]:
+    """Kernels by the operator's name."""
+    return {
+        "cudnn_batch_norm": _cudnn_batch_norm,
+        "cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
+        "native_batch_norm": _native_batch_norm,
+        "native_batch_norm_backward": _native_batch_norm_backward,
+    }
+
+
+def batch_norm_overrides() -> dict[str, Callable[..., Any]]:
+    """Functions above autograd, by the operator's name."""
+    return {"_batch_norm_impl_index": _batch_norm}
+
+
+def _batch_norm(  # noqa: PLR0913, PLR0917 - PyTorch's signature
+    x: torch.Tensor,
+    weight: Optional,
+    bias: Optional,
+    mean: Optional,
+    variance: Optional,
+    training: bool,  # noqa: FBT001
+    momentum: float,
+    epsilon: float,
+    cudnn_enabled: bool,  # noqa: FBT001
+) -> tuple[Any, ...]:
+    if cudnn_enabled and _fits_cudnn(x, weight, bias, mean, variance, training=training):
+        x = x.contiguous(memory_format=suggested_layout(x))
+        return *_aten.cudnn_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon), 1
+    done = _aten.native_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon)
+    return *done, torch.empty(0, dtype=torch.uint8, device=x.device), 0
+
+
+def _fits_cudnn(  # noqa: PLR0913 - what the operator is given
+    x: torch.Tensor, weight: Optional, bias: Optional, mean: Optional, variance: Optional, *, training: bool
+) -> bool:
+    if weight is None or bias is None or x.dim() < _SPATIAL or x.shape[0] > _MOST_SAMPLES[training]:
+        return False
+    if torch.bfloat16 in (x.dtype, weight.dtype) or (x.dtype is torch.float16 and weight.dtype is not torch.float32):
+        return False
+    return (mean is None) == (variance is None) and (mean is not None or training)
+
+
+def _channel_row(x: torch.Tensor) -> torch.Tensor:
+    """A number for each channel, in fp32 at least."""
+    dtype = torch.float32 if x.dtype in _HALVES else x.dtype
+    return torch.empty(x.shape[1], dtype=dtype, device=x.device)
+
+
+def _cudnn_batch_norm(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> Tensors:  # noqa: ANN401 - PyTorch's signature
+    training, result = rest[3], torch.empty_like(x)
+    saved = [torch.empty_like(weight) if training else weight.new_empty(0) for _ in range(2)]
+    return result, *saved, x.new_empty(0, dtype=torch.uint8)
+
+
+def _cudnn_batch_norm_backward(x: torch.Tensor, _: torch.Tensor, weight: torch.Tensor, *__: object) -> Tensors:
+    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+
+
+def _native_batch_norm(x: torch.Tensor, _: Optional, __: Optional, *rest: Any) -> Tensors:  # noqa: ANN401 - PyTorch's signature
+    training = rest[2]
+    results = torch.empty_like(x), _channel_row(x), _channel_row(x)
+    if training and _has_channels_last(x):
+        _staging(x, 4)
+    return results
+
+
+def _has_channels_last(x: torch.Tensor) -> bool:
+    """Whether the channels of a sample lie side by side."""
+    return (x.is_contiguous() and x.stride(1) == 1) or suggested_layout(x) is not torch.contiguous_format
+
+
+def _staging(x: torch.Tensor, rows: int) -> None:
+    """What blocks leave for each other, and their semaphores."""
+    channels = x.shape[1]
+    width, height = _grid(x.numel() // channels, channels)
+    if height > 1:
+        left = torch.empty(rows * channels * height, dtype=_accumulation_type(x), device=x.device)
+        semaphores = torch.empty(width, dtype=torch.int32, device=x.device)
+        del left, semaphores
+
+
+def _accumulation_type(x: torch.Tensor) -> torch.dtype:
+    return torch.float32 if x.dtype in _HALVES else x.dtype
+
+
+def _grid(values: int, channels: int) -> tuple[int, int]:
+    """Blocks across channels and across values. Source: `flexible_launch_configs`."""
+    wide = _power_of_two(channels)
+    block_width = min(wide, _THREADS_WIDE)
+    block_height = min(_power_of_two(-(-values // _VALUES_A_THREAD)), _MOST_THREADS // block_width)
+    if block_width * block_height != _MOST_THREADS:
+        block_width = min(wide, _MOST_THREADS // block_height)
+    height = min(-(-values // (block_height * _VALUES_A_THREAD)), _MOST_GRID_ROWS)
+    return -(-channels // block_width), height if height >= _WORTH_A_GRID else 1
+
+
+def _power_of_two(number: int) -> int:
+    """The largest that is not above it."""
+    return 1 << (max(number, 1).bit_length() - 1)
+
+
+def _native_batch_norm_backward(  # noqa: PLR0913, PLR0917 - PyTorch's signature
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: Optional,
+    mean: Optional,
+    variance: Optional,  # noqa: ARG001
+    saved_mean: Optional,
+    saved_deviation: Optional,
+    training: bool,  # noqa: FBT001
+    epsilon: float,  # noqa: ARG001
+    wanted: Sequence[bool],
+) -> tuple[Optional, ...]:
+    is_reduced = training or wanted[1] or wanted[2]
+    if is_reduced and wanted[0] and not _has_channels_last(x):
+        result = torch.empty_like(x)
+        return result, *_weight_rows(x, weight, wanted)
+    kept = _recomputed_statistics(x, mean, (saved_mean, saved_deviation), is_reduced=is_reduced)
+    rows: Sequence[Optional] = (None, None)
+    if is_reduced:
+        sums, rows = _channel_sums(gradient, x, weight, wanted)
+        kept += sums
+    whole = torch.empty_like(x) if wanted[0] else None
+    del kept
+    return whole, *rows
+
+
+def _recomputed_statistics(
+    x: torch.Tensor, mean: Optional, saved: tuple[Optional, Optional], *, is_reduced: bool
+) -> list[torch.Tensor]:
+    """What cuDNN does not keep of an evaluation is made again."""
+    saved_mean, saved_deviation = saved
+    made = []
+    if is_reduced and not _is_saved(saved_mean) and mean is not None and mean.dtype is not _accumulation_type(x):
+        made.append(mean.to(_accumulation_type(x)))
+    if not _is_saved(saved_deviation):
+        made.append(_channel_row(x))
+    return made
+
+
+def _is_saved(saved: Optional) -> bool:
+    return saved is not None and saved.numel() > 0
+
+
+def _weight_rows(x: torch.Tensor, weight: Optional, wanted: Sequence[bool]) -> list[Optional]:
+    return [(_channel_row(x) if weight is None else torch.empty_like(weight)) if want else None for want in wanted[1:]]
+
+
+def _channel_sums(
+    gradient: torch.Tensor, x: torch.Tensor, weight: Optional, wanted: Sequence[bool]
+) -> tuple[list[torch.Tensor], list[Optional]]:
+    """Sums that the input's gradient needs, and the gradients of weight and bias."""
+    has_channels_last = _has_channels_last(gradient) and _has_channels_last(x)
+    sums = [_channel_row(x) for _ in range(2)] if wanted[0] or has_channels_last else []
+    if not has_channels_last:
+        return sums, _weight_rows(x, weight, wanted)
+    rows = _weight_rows(x, weight, (True, weight is not None, weight is not None))
+    _staging(x, 2)
+    kept = sums + [row for row in rows if row is not None]  # all are made, whoever wants them
+    return kept, [row if want else None for row, want in zip(rows, wanted[1:], strict=True)]
+
+
+_HAS_PARTIAL_GRADIENTS: Final = TORCH >= (2, 8)
+_MANY_ROWS: Final = 64 * 1024
+_BLOCK: Final = 32
+_MOST_BLOCKS: Final = 32 * 1024
+_WORD: Final = 4
+
+
+def _copy_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    return () if tensor.is_contiguous() else (tensor.numel() * tensor.element_size(),)
+
+
+def _layer_norm_backward(call: Call) -> Temporaries:
+    gradient, x, shape = call.args[:3]
+    before, after = _copy_of(x), _copy_of(gradient)
+    wanted = [result for result in call.results[1:] if result is not None]
+    return Temporaries(before, (*after, *_partial_gradients(call, x, prod(shape), wanted, len(before) + len(after))))
+
+
+def _partial_gradients(
+    call: Call, x: torch.Tensor, width: int, wanted: list[Any], held: int
+) -> tuple[AllocationStep, ...]:
+    """For each weight a table of partial gradients, and then its sum, with partial results of its own.
+
+    Args:
+        call: The backward.
+        x: The input.
+        width: Numbers in a row of it.
+        wanted: The weights' gradients.
+        held: How many allocations there are already.
+    """
+    rows = x.numel() // width
+    if not _HAS_PARTIAL_GRADIENTS or rows <= _MANY_ROWS or width // _BLOCK >= call.card.sm_count // 2:
+        return ()
+    height = min(-(-rows // _BLOCK), _MOST_BLOCKS // -(-width // _BLOCK))
+    taken: list[AllocationStep] = [height * result.size[-1] * result.dtype.itemsize for result in wanted]
+    for result in wanted:
+        partial = torch.empty(height, result.size[-1], dtype=result.dtype, device="meta")
+        buffers = partial_results(call.card, partial, [0], max(_WORD, result.dtype.itemsize))
+        taken.append(result.size[-1] * result.dtype.itemsize)
+        first = held + sum(step >= 0 for step in taken if isinstance(step, int))
+        taken += [*buffers, *(-1 - first - index for index in range(len(buffers)))]
+    return tuple(taken)
+
+
+LAYER_NORM_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = dict.fromkeys(
+    ("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward
+)
+
+
+_FLOAT_BYTES: Final = 4
+_IS_NEW: Final = TORCH >= (2, 15)
+"""Whether kernels copy what is not contiguous, which the operator above them did before, and read channels last."""
+
+
+def _group_norm(call: Call) -> Temporaries:
+    x, weight, bias, batch, channels, pixels, groups = call.args[:7]
+    is_last = _is_channels_last(x)
+    sums = (batch * groups * _FLOAT_BYTES,) * 2 if _IS_NEW and x.dtype in _HALVES else ()
+    is_scaled = pixels > 1 and (weight is not None or bias is not None or is_last)
+    factors = (batch * channels * _FLOAT_BYTES,) * 2 if is_scaled else ()
+    return Temporaries(after=(*_group_norm_copies(x), *sums, *factors))
+
+
+def _group_norm_backward(call: Call) -> Temporaries:
+    (gradient, x), weight, (batch, channels, pixels, groups) = call.args[:2], call.args[4], call.args[5:9]
+    each, grouped = batch * channels * _FLOAT_BYTES, batch * groups * _FLOAT_BYTES
+    copies = _group_norm_copies(x, gradient)
+    if pixels == 1:
+        return Temporaries(copies, (grouped, grouped) if _IS_NEW else (each, each, grouped, grouped))
+    factors = () if weight is None or _is_channels_last(x) else (each,)
+    return Temporaries(copies, (each, each, grouped, grouped, *factors))
+
+
+def _is_channels_last(x: torch.Tensor) -> bool:
+    return _IS_NEW and suggested_layout(x) is not torch.contiguous_format
+
+
+def _group_norm_copies(x: torch.Tensor, *others: torch.Tensor) -> tuple[int, ...]:
+    if not _IS_NEW:
+        return ()
+    layout = suggested_layout(x)
+    given = (x, *others)
+    return tuple(t.numel() * t.element_size() for t in given if not t.is_contiguous(memory_format=layout))
+
+
+GROUP_NORM_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
+}

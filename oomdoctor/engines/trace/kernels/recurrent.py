@@ -1,0 +1,302 @@
+"""Recurrent networks through cuDNN: one buffer for all weights, and a reserve space between forward and backward.
+
+Source: RNN.cpp of cuDNN (`_cudnn_rnn`, `_cudnn_rnn_backward`, `_cudnn_rnn_flatten_weight`), torch 2.6 to 2.15. cuDNN
+publishes no sizes: reserve space and workspace are those of the null GPU (`cudnn_rnn.c`).
+
+Source: `_cudnn_impl`, `LSTMCell` and `GRUCell`, RNN.cpp; AutocastRNN.cpp, torch 2.6 to 2.15.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from oomdoctor.engines.trace.torch_internals import operator_named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from oomdoctor.engines.trace.device import EmulatedDevice
+
+
+_GATES: Final = {0: 1, 1: 1, 2: 4, 3: 3}
+_KEPT_A_LAYER: Final = {0: 1, 1: 1, 2: 5, 3: 6}
+"""By cuDNN's number of the cell: ReLU, tanh, LSTM, GRU."""
+_PADDED: Final = 3
+"""Dimensions of a batch of sequences of one length; packed ones have one less."""
+
+
+class _Forward(NamedTuple):
+    """Arguments of `_cudnn_rnn`."""
+
+    x: torch.Tensor
+    weight: list[torch.Tensor]
+    weight_stride0: int
+    weight_buf: torch.Tensor | None
+    hx: torch.Tensor
+    cx: torch.Tensor | None
+    mode: int
+    hidden_size: int
+    proj_size: int
+    num_layers: int
+    batch_first: bool
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_sizes: Sequence[int]
+    dropout_state: torch.Tensor | None
+
+
+class _Backward(NamedTuple):
+    """Arguments of `_cudnn_rnn_backward`."""
+
+    x: torch.Tensor
+    weight: list[torch.Tensor]
+    weight_stride0: int
+    weight_buf: torch.Tensor
+    hx: torch.Tensor
+    cx: torch.Tensor | None
+    output: torch.Tensor
+    grad_output: torch.Tensor | None
+    grad_hy: torch.Tensor | None
+    grad_cy: torch.Tensor | None
+    mode: int
+    hidden_size: int
+    proj_size: int
+    num_layers: int
+    batch_first: bool
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_sizes: Sequence[int]
+    dropout_state: torch.Tensor | None
+    reserve: torch.Tensor
+    output_mask: Sequence[bool]
+
+
+def recurrent_kernels() -> dict[object, Callable[..., Any]]:
+    """Kernels by operator."""
+    named: dict[str, Callable[..., Any]] = {
+        "_cudnn_rnn": _forward,
+        "_cudnn_rnn_backward": _backward,
+        "_cudnn_rnn_flatten_weight": _flatten,
+        "_thnn_fused_gru_cell": _fused_gru,
+        "_thnn_fused_gru_cell_backward": _fused_gru_backward,
+    }
+    return {operator_named(name): kernel for name, kernel in named.items()}
+
+
+def split_buffer(whole: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The buffer cut into what each weight is."""
+    found, start = [], 0
+    for weight in like:
+        found.append(whole[start : start + weight.numel()].view(weight.shape))
+        start += weight.numel()
+    return found
+
+
+def weight_buffer(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """A buffer for all weights."""
+    return torch.zeros(sum(weight.numel() for weight in weights), dtype=dtype, device=weights[0].device)
+
+
+def _forward(*args: Any) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - a kernel's arguments
+    call = _Forward(*args)
+    buffer = weight_buffer(call.weight, call.weight[0].dtype) if call.weight_buf is None else call.weight_buf
+    x = _time_first(call.x, call).contiguous()
+    hx, cx = call.hx.contiguous(), None if call.cx is None else call.cx.contiguous()
+    output = x.new_empty(*x.shape[:-1], _state_size(call) * (1 + call.bidirectional))
+    hy = torch.empty_like(hx)
+    cy = x.new_empty(0) if cx is None else torch.empty_like(cx)
+    workspace = _byte_tensor(x, _workspace_elements(call, x))
+    reserve = _byte_tensor(x, _reserve_elements(call, x) if call.train else 0)
+    del workspace
+    return _time_first(output, call), hy, cy, reserve, buffer
+
+
+def _backward(*args: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a kernel's arguments
+    call = _Backward(*args)
+    grad_output = torch.zeros_like(call.output) if call.grad_output is None else call.grad_output
+    absent = [
+        torch.zeros_like(state)
+        for state, gradient in ((call.hx, call.grad_hy), (call.cx, call.grad_cy))
+        if state is not None and gradient is None
+    ]
+    copies = [_time_first(tensor, call).contiguous() for tensor in (call.x, grad_output, call.output)]
+    dx, dhx = torch.empty_like(copies[0]), torch.empty_like(call.hx)
+    dcx = None if call.cx is None else torch.empty_like(call.cx)
+    elements = _workspace_elements(call, copies[0])
+    _byte_tensor(call.x, elements)
+    copies.clear()
+    weights = _weight_gradients(call, elements) if call.output_mask[3] else []
+    del absent
+    return _time_first(dx, call), dhx, dcx, weights
+
+
+def _weight_gradients(call: _Backward, elements: int) -> list[torch.Tensor]:
+    copy = _time_first(call.x, call).contiguous()
+    whole = torch.zeros_like(call.weight_buf)
+    _byte_tensor(copy, elements)
+    return split_buffer(whole, call.weight)
+
+
+def _time_first(tensor: torch.Tensor, call: _Forward | _Backward) -> torch.Tensor:
+    """The tensor with its first two dimensions turned, where the batch comes first."""
+    return tensor.transpose(0, 1) if call.batch_first and not call.batch_sizes else tensor
+
+
+def _state_size(call: _Forward | _Backward) -> int:
+    return call.proj_size or call.hidden_size
+
+
+def _reserve_elements(call: _Forward, x: torch.Tensor) -> int:
+    """What forward leaves for backward: some of every step, and the output of every layer but the last."""
+    steps = x.shape[0] * x.shape[1] if x.dim() == _PADDED else x.shape[0]
+    kept = call.num_layers * _KEPT_A_LAYER[call.mode] * call.hidden_size
+    return steps * (1 + call.bidirectional) * (kept + (call.num_layers - 1) * _state_size(call))
+
+
+def _workspace_elements(call: _Forward | _Backward, x: torch.Tensor) -> int:
+    """What a call takes: a copy of the matrices, and a few states of one step."""
+    directions, gates, state = 1 + call.bidirectional, _GATES[call.mode], _state_size(call)
+    batch = x.shape[1] if x.dim() == _PADDED else call.batch_sizes[0]
+    matrices = 0
+    for layer in range(call.num_layers * directions):
+        columns = x.shape[-1] if layer < directions else directions * state
+        matrices += gates * call.hidden_size * (columns + state) + call.hidden_size * call.proj_size
+    return matrices + (3 * gates - 1) * call.num_layers * directions * batch * call.hidden_size
+
+
+def _byte_tensor(like: torch.Tensor, elements: int) -> torch.Tensor:
+    return torch.empty(elements * like.element_size(), dtype=torch.uint8, device=like.device)
+
+
+def _flatten(weights: Sequence[torch.Tensor], *_: object) -> torch.Tensor:
+    """Let all weights lie in one buffer."""
+    whole = weight_buffer(weights, weights[0].dtype)
+    for weight, part in zip(weights, split_buffer(whole, weights), strict=True):
+        weight.data = part
+    return whole
+
+
+def _fused_gru(_: torch.Tensor, __: torch.Tensor, hx: torch.Tensor, *___: object) -> tuple[torch.Tensor, ...]:
+    """Five numbers a unit are kept for backward. PyTorch has no shapes of this for tensors without data."""
+    workspace = hx.new_empty(hx.shape[0], hx.shape[1] * 5)
+    return torch.empty_like(hx), workspace
+
+
+def _fused_gru_backward(
+    gradient: torch.Tensor, workspace: torch.Tensor, has_bias: bool  # noqa: FBT001 - PyTorch's signature
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    gates = [workspace.new_empty(workspace.shape[0], workspace.shape[1] // 5 * 3) for _ in range(2)]
+    grad_hx = torch.empty_like(gradient)
+    biases = [gate.sum(0) if has_bias else None for gate in gates]
+    return *gates, grad_hx, *biases
+
+
+_aten: Any = torch.ops.aten
+_MODES: Final = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+_LSTM: Final = 2
+
+
+class _NetworkSettings(NamedTuple):
+    """Arguments of a network's operator after its tensors."""
+
+    has_biases: bool
+    layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool = False
+
+
+class _NetworkInputs(NamedTuple):
+    """A network's tensors, as cuDNN takes them."""
+
+    x: torch.Tensor
+    state: torch.Tensor
+    cell: torch.Tensor | None
+    params: list[torch.Tensor]
+    weights: torch.Tensor | None
+
+
+def recurrent_overrides(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
+    """Functions by the operator's name."""
+    found: dict[str, Callable[..., Any]] = {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
+    for name, mode in _MODES.items():
+        found[f"{name}.input"] = partial(_padded, device, mode)
+        found[f"{name}.data"] = partial(_packed, device, mode)
+    return found
+
+
+def _padded(device: EmulatedDevice, mode: int, x: torch.Tensor, *rest: Any) -> Any:  # noqa: ANN401 - as the operator
+    return _run_network(device, mode, x, [], *rest)
+
+
+def _packed(device: EmulatedDevice, mode: int, x: torch.Tensor, sizes: torch.Tensor, *rest: Any) -> Any:  # noqa: ANN401
+    return _run_network(device, mode, x, sizes.tolist(), *rest)
+
+
+def _run_network(device: EmulatedDevice, mode: int, x: torch.Tensor, batch_sizes: list[int], *rest: Any) -> Any:  # noqa: ANN401
+    hidden, params, settings = rest[0], list(rest[1]), _NetworkSettings(*rest[2:])
+    state, cell = hidden if mode == _LSTM else (hidden, None)
+    units = state.shape[2] if cell is None else cell.shape[2]
+    projection = state.shape[2] if state.shape[2] != units else 0
+    if settings.train and settings.dropout > 0:
+        device.keep_dropout_state()
+    given = _cast_for_autocast(_NetworkInputs(x, state, cell, params, _buffer_of(params)))
+    with torch.autocast("cuda", enabled=False):
+        results = _aten._cudnn_rnn(  # noqa: SLF001 - as C++ does
+            given.x, given.params, (4 if settings.has_biases else 2) + bool(projection), given.weights, given.state,
+            given.cell, mode, units, projection, settings.layers, settings.batch_first, settings.dropout,
+            settings.train, settings.bidirectional, batch_sizes, None,
+        )  # fmt: skip
+    return results[: 3 if mode == _LSTM else 2]
+
+
+def _cast_for_autocast(given: _NetworkInputs) -> _NetworkInputs:
+    """Under autocast, all in fp16, whatever its type, and the weights in a new buffer at every call; the last first."""
+    if not torch.is_autocast_enabled("cuda") or given.x.dtype is torch.float64:
+        return given
+    weights, params = _flattened(given.params, torch.float16)
+    cell = None if given.cell is None else given.cell.to(weights.dtype)
+    state = given.state.to(weights.dtype)
+    return _NetworkInputs(given.x.to(weights.dtype), state, cell, params, weights)
+
+
+def _buffer_of(params: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The buffer that all weights lie in, where they do."""
+    if len({param.untyped_storage()._cdata for param in params}) != 1:  # noqa: SLF001 - the identity of a storage
+        return None
+    return params[0].detach().as_strided((sum(param.numel() for param in params),), (1,), 0)
+
+
+def _flattened(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Weights cast into one new buffer, as `_cudnn_rnn_cast_reflatten` does: the buffer, and they in it."""
+    whole = weight_buffer(weights, dtype)
+    return whole, [_Cast.apply(*pair) for pair in zip(weights, split_buffer(whole, weights), strict=True)]
+
+
+class _Cast(torch.autograd.Function):
+    """A weight's copy in the buffer; each gradient is cast back by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        ctx.dtype = weight.dtype
+        return copy
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
+        return gradient.to(ctx.dtype), None
+
+
+def _lstm_cell(x: torch.Tensor, hx: Sequence[torch.Tensor], *rest: Any) -> Any:  # noqa: ANN401 - as the operator
+    inputs, hidden = _aten.linear(x, rest[0]), _aten.linear(hx[0], rest[1])
+    return _aten._thnn_fused_lstm_cell(inputs, hidden, hx[1], *rest[2:])[:2]  # noqa: SLF001
+
+
+def _gru_cell(x: torch.Tensor, hx: torch.Tensor, *rest: Any) -> Any:  # noqa: ANN401
+    inputs, hidden = _aten.linear(x, rest[0]), _aten.linear(hx, rest[1])
+    return _aten._thnn_fused_gru_cell(inputs, hidden, hx, *rest[2:])[0]  # noqa: SLF001

@@ -1,0 +1,359 @@
+"""Reductions: partial results that blocks leave in global memory, and the operators that reduce.
+
+Source: `setReduceConfig` and `ReduceConfig`, Reduce.cuh, torch 2.6 to 2.15. The buffer may be larger than what is
+summed: every block of the grid writes one row of its partial results.
+
+Source: `make_reduction` in ReduceOpsUtils.h, ReduceOps.cpp, ReduceAllOps.cpp, and the kernels Reduce*Kernel.cu, torch
+2.6 to 2.15.
+
+Source: `linalg_vector_norm_out`, LinearAlgebra.cpp, and `foreach_tensor_norm_cuda`, ForeachReduceOp.cu; the latter was
+seen on null GPUs in torch 2.6 and 2.15.
+
+Source: `logsumexp_out_impl`, ReduceOps.cpp; `count_nonzero_cuda`, TensorAdvancedIndexing.cpp; torch 2.6 to 2.15.
+
+Source: `evenly_distribute_backward`, FunctionsManual.cpp, which asks of a tensor whether it is on CUDA.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cmp_to_key
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from oomdoctor.engines.trace.temporaries import Temporaries
+from oomdoctor.engines.trace.torch_internals import TORCH, below_autograd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from oomdoctor.engines.catalogue import Card
+    from oomdoctor.engines.trace.temporaries import Call
+
+
+_WARP: Final = 32
+_MOST_THREADS: Final = 512
+_FEWEST_VALUES: Final = 16
+_MOST_VALUES: Final = 256
+_VECTOR: Final = 4
+_LARGEST_32_BIT: Final = 2**31 - 1
+_WORTH_A_VECTOR: Final = 128 if TORCH >= (2, 7) else 129
+"""Fewest values that are read as vectors: in 2.15 and in 2.6; between them nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """What a reduction goes through: lengths, and strides in elements, the fastest reduced dimension first."""
+
+    sizes: list[int]
+    strides: list[int]
+    reduced: int  # how many of them, from the first, are reduced
+
+    @property
+    def outputs(self) -> int:
+        product = 1
+        for size in self.sizes[self.reduced :]:
+            product *= size
+        return product
+
+    @property
+    def values(self) -> int:
+        product = 1
+        for size in self.sizes[: self.reduced]:
+            product *= size
+        return product
+
+
+def partial_results(
+    card: Card, tensor: torch.Tensor, dims: Sequence[int] | None, item_bytes: int, vector: int = _VECTOR
+) -> tuple[int, ...]:
+    """Bytes of the buffer and of its semaphores; nothing where one block does for each result.
+
+    Args:
+        card: On what it runs.
+        tensor: What is reduced.
+        dims: Over which dimensions; None or none for all.
+        item_bytes: Size of one partial result.
+        vector: How many values a thread reads at once, where they lie side by side.
+    """
+    if not 0 < tensor.numel() <= _LARGEST_32_BIT:
+        return ()
+    loop = _loop_over(tensor, dims)
+    return _buffers(card, loop, item_bytes, vector)
+
+
+def _loop_over(tensor: torch.Tensor, dims: Sequence[int] | None) -> _Loop:
+    """Dimensions as TensorIterator orders and joins them: reduced ones first, each kind by stride."""
+    rank = tensor.dim()
+    chosen = {dim % rank for dim in dims} if dims else set(range(rank))
+    axes = [
+        (tensor.shape[dim], tensor.stride(dim), dim in chosen) for dim in reversed(range(rank))
+    ]  # the last dimension first, which is where TensorIterator begins
+    ordered = [axis for axis in sorted(axes, key=cmp_to_key(_compare_axes)) if axis[0] != 1]
+    joined: list[tuple[int, int, bool]] = []
+    for size, stride, is_reduced in ordered:
+        if joined and joined[-1][2] == is_reduced and joined[-1][0] * joined[-1][1] == stride:
+            joined[-1] = (joined[-1][0] * size, joined[-1][1], is_reduced)
+        else:
+            joined.append((size, stride, is_reduced))
+    joined = joined or [(1, 1, True)]
+    return _Loop([axis[0] for axis in joined], [axis[1] for axis in joined], sum(axis[2] for axis in joined))
+
+
+def _compare_axes(first: tuple[int, int, bool], second: tuple[int, int, bool]) -> int:
+    if first[2] != second[2]:
+        return -1 if first[2] else 1
+    if 0 in (first[1], second[1]):
+        return 0
+    return first[1] - second[1] or first[0] - second[0]
+
+
+def _buffers(card: Card, loop: _Loop, item_bytes: int, input_vector: int) -> tuple[int, ...]:
+    outputs, values = loop.outputs, loop.values
+    along_input = loop.reduced == len(loop.sizes) or (loop.reduced > 0 and loop.strides[0] < loop.strides[loop.reduced])
+    width, height = (values, outputs) if along_input else (outputs, values)
+    vector = 1
+    if along_input and loop.strides[0] == 1 and width >= _WORTH_A_VECTOR and loop.reduced == 1:
+        width //= input_vector
+    elif not along_input and loop.strides[loop.reduced] == 1:
+        vector = _output_vector(loop)
+        width //= vector
+    block_width, block_height = _block(width, height, _MOST_THREADS // vector)
+    inputs_a_step, outputs_a_step = (block_width, 1) if along_input else (1, block_width)
+    across_warps = -(-values // inputs_a_step) >= min(block_height * 16, _MOST_VALUES)
+    if across_warps:
+        inputs_a_step *= block_height
+    else:
+        outputs_a_step *= block_height
+    a_thread = -(-values // inputs_a_step)
+    grid = -(-(outputs // vector) // outputs_a_step)
+    target = card.sm_count * (card.max_threads_per_sm // (block_width * block_height))
+    if not across_warps or a_thread < _MOST_VALUES or grid > target:
+        return ()
+    blocks = max(min(-(-target // grid), -(-a_thread // _FEWEST_VALUES)), -(-a_thread // _MOST_VALUES))
+    if blocks <= 1:
+        return ()
+    rows = 1 if along_input else block_width * vector
+    return item_bytes * outputs * blocks * rows, 4 * grid
+
+
+def _output_vector(loop: _Loop) -> int:
+    vector = _VECTOR
+    numbers = [loop.sizes[loop.reduced], *(s for i, s in enumerate(loop.strides) if i != loop.reduced)]
+    for number in numbers:
+        while number % vector:
+            vector //= 2
+    return vector
+
+
+def _block(width: int, height: int, threads: int) -> tuple[int, int]:
+    most_wide, most_high = (_power_of_two(min(length, threads)) for length in (width, height))
+    block_width = min(most_wide, _WARP)
+    block_height = min(most_high, threads // block_width)
+    return min(most_wide, threads // block_height), block_height
+
+
+def _power_of_two(number: int) -> int:
+    """The largest power of two that is not above it."""
+    return 1 << (max(number, 1).bit_length() - 1)
+
+
+_HALVES: Final = (torch.float16, torch.bfloat16)
+_WORD: Final = 4
+_PLACE_AND_VALUE: Final = 16
+"""An index of 64 bits, and a value, padded to as much."""
+_NUMBERS_OF_WELFORD: Final = 4
+"""Mean, squared differences, and the count twice, as an integer and as a number."""
+_VECTOR_OF_WELFORD: Final = 2 if TORCH >= (2, 7) else 1
+"""Where each thread goes through two values at once, 2.6 reads no vectors, and 2.15 vectors of two."""
+_TRUTHS_ARE_BOOLS: Final = TORCH >= (2, 7)
+"""Partial results of `any` and `all` are bools in 2.15, and of the input's type in 2.6."""
+
+
+def _sum(call: Call) -> Temporaries:
+    """Summed in fp32, or in the result's type where that is larger, of values that were given that type."""
+    tensor, dtype = call.args[0], _result_type(call)
+    is_read_as_it_is = tensor.dtype in (dtype, *_HALVES) if dtype is torch.float32 else tensor.dtype is dtype
+    return _partial(call, None if is_read_as_it_is else dtype, max(_WORD, dtype.itemsize))
+
+
+def _extreme(call: Call) -> Temporaries:
+    return _partial(call, None, call.args[0].element_size())
+
+
+def _whole_extreme(call: Call) -> Temporaries:
+    """The least and the largest of all, at once or one of them."""
+    both = 2 if len(call.results) > 1 else 1
+    return _of_contiguous(call, both * call.args[0].element_size())
+
+
+def _both_extremes(call: Call) -> Temporaries:
+    if call.kwargs.get("dim") is None:
+        return _whole_extreme(call)
+    return _partial(call, None, 2 * call.args[0].element_size())
+
+
+def _arg_extreme(call: Call) -> Temporaries:
+    return _partial(call, None, _PLACE_AND_VALUE)
+
+
+def _extreme_with_index(call: Call) -> Temporaries:
+    """Of a dimension; without one it is the value alone."""
+    return _arg_extreme(call) if len(call.args) > 1 else _whole_extreme(call)
+
+
+def _arg_extreme_of_all(call: Call) -> Temporaries:
+    """Over all where no dimension is given, laid flat."""
+    if _dims(call) is not None:
+        return _arg_extreme(call)
+    return _of_contiguous(call, _PLACE_AND_VALUE, flat=True)
+
+
+def _any_or_all(call: Call) -> Temporaries:
+    return _partial(call, None, 1 if _TRUTHS_ARE_BOOLS else call.args[0].element_size())
+
+
+def _variance(call: Call) -> Temporaries:
+    """Variance by Welford's algorithm, in fp32 or fp64."""
+    item = _NUMBERS_OF_WELFORD * max(_WORD, call.args[0].element_size())
+    return _partial(call, None, item, _VECTOR_OF_WELFORD)
+
+
+def _partial(call: Call, dtype: torch.dtype | None, item_bytes: int, *vector: int) -> Temporaries:
+    tensor = _meta(call.args[0])
+    copy: tuple[int, ...] = ()
+    if dtype is not None:
+        tensor = tensor.to(dtype)
+        copy = (tensor.numel() * tensor.element_size(),)
+    return Temporaries(after=(*copy, *partial_results(call.card, tensor, _dims(call), item_bytes, *vector)))
+
+
+def _of_contiguous(call: Call, item_bytes: int, *, flat: bool = False) -> Temporaries:
+    tensor = _meta(call.args[0])
+    whole = tensor.reshape(-1) if flat else tensor.contiguous()
+    is_copied = whole.untyped_storage()._cdata != tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity
+    copy = (whole.numel() * whole.element_size(),) if is_copied else ()
+    return Temporaries(after=(*copy, *partial_results(call.card, whole, None, item_bytes)))
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _dims(call: Call) -> Any:  # noqa: ANN401 - a list of integers, or None
+    """Over which dimensions, given as one or several, by place or by name."""
+    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
+    if isinstance(given, bool) or not isinstance(given, int | list | tuple):
+        return None
+    return (given,) if isinstance(given, int) else given
+
+
+def _result_type(call: Call) -> torch.dtype:
+    result = call.kwargs.get("out", call.results[0])
+    dtype: torch.dtype = result.dtype
+    return dtype
+
+
+REDUCTION_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {
+    **dict.fromkeys(("sum", "nansum", "mean", "prod"), _sum),
+    **dict.fromkeys(("amax", "amin"), _extreme),
+    **dict.fromkeys(("max", "min"), _extreme_with_index),
+    "aminmax": _both_extremes,
+    **dict.fromkeys(("argmax", "argmin"), _arg_extreme_of_all),
+    **dict.fromkeys(("any", "all"), _any_or_all),
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _variance),
+}
+
+
+_CHUNK: Final = 65536
+_CHUNKS_OF_ALL: Final = (2, 7)
+
+
+def _vector_norm(call: Call) -> Temporaries:
+    """Summed in fp32, or in fp64; the dimensions come after the order of the norm."""
+    tensor, dims = call.args[0], call.args[2] if len(call.args) > 2 else None  # noqa: PLR2004 - their place
+    return Temporaries(after=partial_results(call.card, tensor, dims, max(_WORD, tensor.element_size())))
+
+
+def _foreach_norm(call: Call) -> Temporaries:
+    """A partial norm of each chunk; before those, in newer versions, where each tensor's begin."""
+    tensors = call.args[0]
+    chunks = [-(-tensor.numel() // _CHUNK) for tensor in tensors]
+    if TORCH < _CHUNKS_OF_ALL:
+        return Temporaries((len(tensors) * max(chunks) * _WORD,))
+    return Temporaries(((len(tensors) + 1) * 8, sum(chunks) * _WORD))
+
+
+NORM_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {
+    "linalg_vector_norm": _vector_norm,
+    "_foreach_norm": _foreach_norm,
+}
+
+
+_aten: Final[Any] = torch.ops.aten
+
+
+def reduction_kernels() -> dict[str, Callable[..., Any]]:
+    """Kernels by the operator's name."""
+    return {"logsumexp.out": _logsumexp, "count_nonzero.dim_IntList": _count_nonzero}
+
+
+def _logsumexp(
+    x: torch.Tensor,
+    dims: list[int],
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - PyTorch's signature
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """What is largest is taken off, so that nothing overflows."""
+    if not x.dtype.is_floating_point:
+        x = x.to(out.dtype)
+    if not x.numel():
+        return torch.sum(x.exp(), dims, keepdim, out=out)
+    largest = torch.amax(x, dims, keepdim=True)
+    squeezed = largest if keepdim else largest.squeeze(tuple(dims))
+    squeezed.masked_fill_(squeezed.abs() == float("inf"), 0)
+    torch.sum((x - largest).exp_(), dims, keepdim, out=out)
+    return out.log_().add_(squeezed)
+
+
+def _count_nonzero(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    return (x if x.dtype is torch.bool else x != 0).sum(dims)
+
+
+def extreme_overrides() -> dict[str, Callable[..., Any]]:
+    """Functions above autograd, by the operator's name."""
+    return {"max": _max, "min": _min}
+
+
+def _max(x: torch.Tensor) -> Any:  # noqa: ANN401 - a tensor
+    return _WholeExtreme.apply(x, _aten.max.default)
+
+
+def _min(x: torch.Tensor) -> Any:  # noqa: ANN401
+    return _WholeExtreme.apply(x, _aten.min.default)
+
+
+class _WholeExtreme(torch.autograd.Function):
+    """One of them, below autograd, with CUDA's gradient."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, operator: Any) -> Any:  # noqa: ANN401 - an operator
+        """The number."""
+        with below_autograd():
+            return operator(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:  # noqa: ANN401 - PyTorch's signature
+        """Keep what the gradient needs."""
+        ctx.save_for_backward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
+        """Shared among the places that are equal to it, or that are no numbers if it is none."""
+        x, number = ctx.saved_tensors
+        are_none, is_none = x.isnan(), number.isnan()
+        mask = (x == number).logical_or_(are_none.logical_and_(is_none))
+        places = mask.sum()
+        return mask * (gradient / places), None

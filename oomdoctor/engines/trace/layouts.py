@@ -1,0 +1,108 @@
+"""Layouts of tensors in memory.
+
+Strides, dense and channels-last tensors, results of pointwise operators, resized storages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from oomdoctor.engines.trace.torch_internals import in_backward, reference_counts, restride
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oomdoctor.engines.trace.device import EmulatedDevice
+
+
+def suggested_layout(x: torch.Tensor) -> torch.memory_format:
+    """Channels last, where `x` lies so and in no other way. Source: `suggest_memory_format`, TensorBase.h."""
+    for rank, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if x.dim() == rank and x.is_contiguous(memory_format=layout) and not x.is_contiguous():
+            return layout
+    return torch.contiguous_format
+
+
+_TAG = getattr(torch.Tag, "pointwise", None)
+
+
+def pointwise_result(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:  # noqa: ANN401
+    """What the operator would return, on `meta`; None where it is not plain enough to tell.
+
+    Its shape and strides are those of its arguments, where these agree or lie in order; its type is what the operator
+    makes of tensors of one element on the host.
+    """
+    if _TAG not in operator.tags or kwargs or any(isinstance(argument, list | tuple) for argument in args):
+        return None
+    if len(operator._schema.returns) != 1 or operator._schema.is_mutable:  # noqa: SLF001 - no public way
+        return None
+    tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
+    size = _common_size(tensors)
+    stride = None if size is None else _common_stride(tensors, size)
+    if size is None or stride is None:
+        return None
+    tiny = operator(*(_tiny(argument) if isinstance(argument, torch.Tensor) else argument for argument in args))
+    return torch.empty_strided(size, stride, dtype=tiny.dtype, device="meta")
+
+
+def _common_size(tensors: list[torch.Tensor]) -> torch.Size | None:
+    """The shape that all broadcast to; None where they do not, which the operator itself says."""
+    rank = max((tensor.dim() for tensor in tensors), default=0)
+    padded = [(1,) * (rank - tensor.dim()) + tuple(tensor.shape) for tensor in tensors]
+    lengths = [{length for length in column if length != 1} for column in zip(*padded, strict=True)]
+    if any(len(column) > 1 for column in lengths):
+        return None
+    return torch.Size([column.pop() if column else 1 for column in lengths])
+
+
+def _common_stride(tensors: list[torch.Tensor], size: torch.Size) -> tuple[int, ...] | None:
+    whole = [tensor for tensor in tensors if tensor.shape == size]
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return torch.empty(size, device="meta").stride()
+    strides = {tensor.stride() for tensor in whole}
+    if len(whole) == sum(tensor.dim() > 0 for tensor in tensors) and len(strides) == 1 and is_dense(whole[0]):
+        return strides.pop()
+    return None
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie side by side in some order."""
+    expected = 1
+    for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1 and step != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _tiny(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.ones((1,) * tensor.dim(), dtype=tensor.dtype)
+
+
+def resize(device: EmulatedDevice, tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> None:
+    """Give a tensor another shape, and a larger storage where it needs one."""
+    last = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+    needed = 0 if 0 in size else (tensor.storage_offset() + last + 1) * tensor.element_size()
+    if needed <= tensor.untyped_storage().nbytes():
+        restride(tensor, size, stride)
+    else:
+        tensor.data = device.tensor(size, stride, tensor.dtype)
+
+
+_ONLY_ENGINE: Final = (3, 2)
+"""References to a gradient: the engine's, the call's and Python's; and to its storage: the tensor's and Python's."""
+
+
+def adds_in_place(buffer: object, gradient: object) -> bool:
+    """Whether autograd's engine would add a gradient to what it has in place, were there nobody but itself to hold it.
+
+    From torch 2.10 on a storage that Python has seen counts Python among its owners, and the engine, which owns it
+    then no longer alone, adds out of place. Source: `can_accumulate_inplace`, input_buffer.cpp.
+    """
+    if not (isinstance(gradient, torch.Tensor) and isinstance(buffer, torch.Tensor) and in_backward()):
+        return False
+    if torch.is_grad_enabled() or buffer.shape != gradient.shape or buffer.dtype != gradient.dtype:
+        return False
+    return reference_counts(buffer) == _ONLY_ENGINE and is_dense(buffer)

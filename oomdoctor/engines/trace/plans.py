@@ -1,0 +1,325 @@
+"""Run an operator on the emulated device.
+
+Plan its results on `meta` tensors once for each set of shapes, then make them.
+
+An operator's results are planned once for each set of shapes, by PyTorch's own kernels for `meta` tensors, and made
+from the plan from then on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from oomdoctor.engines.trace.layouts import pointwise_result, resize
+from oomdoctor.engines.trace.operators import has_temporaries, special_kernels, temporaries_of
+from oomdoctor.engines.trace.refusals import check_same_device, untraceable
+from oomdoctor.engines.trace.temporaries import Call
+from oomdoctor.engines.trace.torch_internals import below_autograd, strided_view
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from oomdoctor.engines.trace.device import Allocation, EmulatedDevice
+    from oomdoctor.engines.trace.temporaries import AllocationStep
+
+
+_CONTIGUOUS: Final = ("aten::native_layer_norm_backward", "aten::_log_softmax_backward_data")
+"""Operators whose first result is contiguous on CUDA, and on `meta` lies as the gradient does."""
+
+
+class NewTensor(NamedTuple):
+    """A tensor with memory of its own."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class HostTensor(NamedTuple):
+    """A tensor of the host."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class ArgumentView(NamedTuple):
+    """A tensor in the memory of an argument."""
+
+    argument: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class ArgumentItself(NamedTuple):
+    """An argument itself."""
+
+    argument: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to do for an operator at some shapes.
+
+    Attributes:
+        results: What it returns, lists laid flat.
+        order: Which of the results are allocated, in their order.
+        before: What is taken before the results are made.
+        after: What is taken after that; see `temporaries`.
+        resized: Arguments that change their shape.
+        shape: How the results are arranged: None for one, a type, or the lengths of lists in a tuple.
+        call: The call, without its tensors' memory, where a model says what is taken; else None.
+        single: The one result and nothing else, as most operators have it.
+    """
+
+    results: list[Any]
+    order: list[int]
+    before: tuple[AllocationStep, ...]
+    after: tuple[AllocationStep, ...]
+    resized: list[tuple[int, Any, Any]]
+    shape: Any
+    call: Call | None = None
+    single: NewTensor | None = field(init=False, default=None)
+    needs_arguments: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.needs_arguments = bool(self.resized) or any(
+            isinstance(what, ArgumentItself | ArgumentView) for what in self.results
+        )
+        if (
+            self.shape is None
+            and isinstance(self.results[0], NewTensor)
+            and not (self.before or self.after or self.resized)
+        ):
+            self.single = self.results[0]
+
+    def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors among the arguments, as the plan counts them."""
+        return list(tensors_of((args, tuple(kwargs.values()))))
+
+    def arrange(self, results: list[Any]) -> Any:  # noqa: ANN401 - whatever the operator returns
+        """Results as the operator returns them."""
+        if self.shape is None:
+            return results[0]
+        if isinstance(self.shape, type):
+            return self.shape(results)
+        flat = iter(results)
+        return tuple(next(flat) if length is None else [next(flat) for _ in range(length)] for length in self.shape)
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - nests of arguments
+    """Every tensor of a nest of lists and tuples, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_of(item)
+
+
+class Planner:
+    """Plans operators for one device."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._device = device
+
+    def plan(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:  # noqa: ANN401
+        """Find out what `operator` does.
+
+        Raises:
+            NoAnswerError: It cannot be told without computing.
+        """
+        args = _with_tensors(operator, args)
+        given = list(tensors_of((args, tuple(kwargs.values()))))
+        check_same_device(operator, given)
+        quick = pointwise_result(operator, args, kwargs)
+        if quick is not None:
+            return Plan([NewTensor(tuple(quick.shape), quick.stride(), quick.dtype)], [0], (), (), [], None)
+        metas: dict[int, torch.Tensor] = {}
+        # What is written into a tensor is not copied there from the host.
+        meta_args, meta_kwargs = (_to_meta(part, metas, keeps_numbers="out" not in kwargs) for part in (args, kwargs))
+        try:
+            returned = operator(*meta_args, **meta_kwargs)
+        except NotImplementedError as error:
+            if operator._schema.returns:  # noqa: SLF001 - an operator that returns nothing works in place
+                raise untraceable(operator, error) from None
+            returned = None
+        in_order = [metas[id(tensor)] for tensor in given]
+        flat, shape = _flatten(returned)
+        if any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in flat):
+            raise untraceable(operator, "sparse tensors are not emulated")
+        results = [_classify(value, in_order) for value in flat]
+        if operator.name() in _CONTIGUOUS:
+            results[0] = NewTensor(
+                results[0].size, torch.empty(results[0].size, device="meta").stride(), results[0].dtype
+            )
+        temporaries = temporaries_of(Call(self._device.card, operator, args, kwargs, results))
+        call = self._noted(operator, args, kwargs, results)
+        for index in temporaries.on_host:
+            results[index] = HostTensor(results[index].size, results[index].dtype)
+        return Plan(
+            results,
+            temporaries.order or [index for index, what in enumerate(results) if isinstance(what, NewTensor)],
+            temporaries.before,
+            temporaries.after,
+            [
+                (index, tuple(meta.shape), meta.stride())
+                for index, (tensor, meta) in enumerate(zip(given, in_order, strict=True))
+                if tensor.shape != meta.shape
+            ],
+            shape,
+            call,
+        )
+
+    def _noted(self, operator: Any, args: Any, kwargs: Any, results: list[Any]) -> Call | None:  # noqa: ANN401
+        """The call for a journal, if somebody keeps one and a model says what is taken."""
+        if self._device.journal is None or not has_temporaries(operator):
+            return None
+        metas: dict[int, torch.Tensor] = {}
+        return Call(self._device.card, operator, _to_meta(args, metas), _to_meta(kwargs, metas), [*results])
+
+
+def _with_tensors(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa: ANN401 - an operator
+    """Arguments with tensors where tensors are declared: a kernel in Python is given a number as it is."""
+    declared = operator._schema.arguments  # noqa: SLF001 - no public way
+    first = next(tensors_of(args), None)
+    return tuple(
+        _number(given, first) if isinstance(given, int | float | complex) and str(one.type) == "Tensor" else given
+        for given, one in zip(args, declared, strict=False)
+    )
+
+
+def _number(given: complex, beside: torch.Tensor | None) -> torch.Tensor:
+    """A number as a tensor of a type that does not change that of the tensor beside it, as numbers do not."""
+    return torch.tensor(given, dtype=None if beside is None else torch.result_type(beside, given))
+
+
+def _flatten(returned: Any) -> tuple[list[Any], Any]:  # noqa: ANN401
+    if isinstance(returned, list):
+        return returned, list
+    if not isinstance(returned, tuple):
+        return [returned], None
+    if not any(isinstance(item, list) for item in returned):
+        return list(returned), tuple
+    flat: list[Any] = []
+    for item in returned:
+        flat.extend(item if isinstance(item, list) else [item])
+    return flat, [len(item) if isinstance(item, list) else None for item in returned]
+
+
+def _to_meta(value: Any, metas: dict[int, torch.Tensor], *, keeps_numbers: bool = True) -> Any:  # noqa: ANN401
+    if isinstance(value, torch.Tensor):
+        if id(value) not in metas:
+            is_number = keeps_numbers and value.is_cpu and value.dim() == 0
+            metas[id(value)] = value if is_number else _meta_like(value)
+        return metas[id(value)]
+    if isinstance(value, list | tuple):
+        return type(value)(_to_meta(item, metas, keeps_numbers=keeps_numbers) for item in value)
+    if isinstance(value, dict):
+        return {name: _to_meta(item, metas, keeps_numbers=keeps_numbers) for name, item in value.items()}
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    return None if isinstance(value, torch.Generator) else value
+
+
+def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _classify(value: Any, given: list[torch.Tensor]) -> Any:  # noqa: ANN401
+    """What a result on `meta` is: fresh, an argument or a view of one."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    for index, argument in enumerate(given):
+        if value is argument:
+            return ArgumentItself(index)
+    storage = value.untyped_storage()._cdata  # noqa: SLF001 - the identity of a storage
+    for index, argument in enumerate(given):
+        if not argument.is_cpu and argument.untyped_storage()._cdata == storage:  # noqa: SLF001
+            return ArgumentView(index, tuple(value.shape), value.stride(), int(value.storage_offset()))
+    return NewTensor(tuple(value.shape), value.stride(), value.dtype)
+
+
+class Kernels:
+    """What runs in place of CUDA's kernels.
+
+    Args:
+        device: Where the tensors lie.
+    """
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._device = device
+        self._planner = Planner(device)
+        self._special = special_kernels(device)
+        self._plans: dict[object, Plan] = {}
+
+    def run(self, operator: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the operator takes
+        """Do what the operator does to memory, and return what it returns."""
+        with below_autograd():
+            kernel = self._special.get(operator)
+            if kernel is not None and (result := kernel(*args, **kwargs)) is not NotImplemented:
+                return result
+            key = (operator, _plan_key(args), _plan_key(kwargs.items()) if kwargs else None)
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plans[key] = self._planner.plan(operator, args, kwargs)
+            return self._carry_out(plan, args, kwargs)
+
+    def kernel(self, operator: Any) -> Callable[..., Any]:  # noqa: ANN401
+        """The kernel of one operator."""
+        return lambda *args, **kwargs: self.run(operator, *args, **kwargs)
+
+    def _carry_out(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        device = self._device
+        if plan.single is not None and (plan.call is None or device.journal is None):
+            return device.tensor(*plan.single)
+        held: list[Allocation | None] = []
+        self._take(plan, held, is_after=False)
+        made = {index: device.tensor(*plan.results[index]) for index in plan.order}
+        given = plan.tensors(args, kwargs) if plan.needs_arguments else ()
+        for index, size, stride in plan.resized:
+            resize(device, given[index], size, stride)
+        self._take(plan, held, is_after=True)
+        for index in range(len(held)):
+            held[index] = None
+        if plan.call is not None and device.journal is not None:
+            device.journal.ended()
+        results = [
+            made[index] if index in made else _make_result(what, given) for index, what in enumerate(plan.results)
+        ]
+        return plan.arrange(results)
+
+    def _take(self, plan: Plan, held: list[Allocation | None], *, is_after: bool) -> None:
+        script = plan.after if is_after else plan.before
+        if plan.call is None:
+            self._device.take(script, held)
+        else:
+            self._device.take_noted(plan.call, script, held, is_after=is_after)
+
+
+def _make_result(what: object, given: Any) -> Any:  # noqa: ANN401
+    if isinstance(what, ArgumentItself):
+        return given[what.argument]
+    if isinstance(what, ArgumentView):
+        base = given[what.argument]
+        return strided_view(base, what.size, what.stride, base.storage_offset() + what.offset)
+    if isinstance(what, HostTensor):
+        return torch.zeros(what.size, dtype=what.dtype)
+    return what
+
+
+def _plan_key(values: Any) -> tuple[object, ...]:  # noqa: ANN401
+    """Arguments as something to look up: tensors by shape and type, numbers by type too."""
+    parts: list[object] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            parts.append((value.shape, value.stride(), value.dtype, value.is_cpu))
+        elif isinstance(value, list | tuple):
+            parts.append(_plan_key(value))
+        elif isinstance(value, int | float):
+            parts.append((type(value), value))
+        else:
+            parts.append(value)
+    return tuple(parts)

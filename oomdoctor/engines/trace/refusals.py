@@ -1,0 +1,132 @@
+"""Refusals of what cannot be traced: the operator, the user's line, and the engine that can run it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import torch
+
+import oomdoctor
+from oomdoctor.errors import NoAnswerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from oomdoctor.engines.trace.tensors import Patches
+
+
+_OTHER_ENGINES: Final = "run it on PyTorch itself: `--engine null` on Linux with a CUDA build of torch, or a real GPU"
+_NO_USER_LINE: Final = "; none of your lines calls it, as where PyTorch calls it in a backward"
+_ADVICE: Final = re.compile(r"\n|(?<=\.) (?=To |This |Please |If |You )")
+"""Where what PyTorch says of itself ends, and what it would have its own developers do begins."""
+_PACKAGE: Final = str(Path(oomdoctor.__file__).parent)
+_EXAMPLES: Final = str(Path(_PACKAGE, "examples"))
+_LIBRARY_MODULES: Final = ("torch.", "functools", "contextlib", "threading", "concurrent.", "runpy")
+_TAKE_HOST_TENSORS: Final = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
+"""Operators that take tensors of the host besides those of the device."""
+
+
+class UntraceableError(NoAnswerError):
+    """An operator whose results' shapes or memory cannot be told without computing."""
+
+
+def untraceable(operator: Any, why: object = None) -> UntraceableError:  # noqa: ANN401 - an operator
+    """The error for an operator that cannot be traced."""
+    name = str(operator).removesuffix(".default")
+    line = user_line()
+    return UntraceableError(
+        f"`{name}` cannot be traced{f', at {line}' if line else _NO_USER_LINE}",
+        hint=_OTHER_ENGINES,
+        details=_ADVICE.split(str(why))[0].strip() or None if why else None,
+    )
+
+
+def user_line() -> str | None:
+    """File and line of the innermost frame that is the user's; None where there is none, as in most backwards."""
+    # the only way to one's callers without reading their source
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None:
+        path = frame.f_code.co_filename
+        is_ours = path.startswith(_PACKAGE) and not path.startswith(_EXAMPLES)
+        if not is_ours and not frame.f_globals.get("__name__", "").startswith(_LIBRARY_MODULES):
+            return f"{path}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def check_same_device(operator: Any, given: list[torch.Tensor]) -> None:  # noqa: ANN401
+    """Refuse what CUDA refuses: tensors of the host among those of the device, numbers apart.
+
+    Raises:
+        RuntimeError: As PyTorch has it.
+    """
+    strangers = [tensor for tensor in given if tensor.is_cpu and tensor.dim() > 0]
+    if strangers and operator.name().partition(".")[0] not in _TAKE_HOST_TENSORS:
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+        )
+
+
+_SPARSE: Final = (
+    "embedding_sparse_backward", "_embedding_bag_sparse_backward", "sparse_coo_tensor.indices",
+    "sparse_coo_tensor.indices_size", "sparse_coo_tensor.size", "_sparse_coo_tensor_unsafe", "_to_sparse",
+    "_to_sparse.sparse_dim",
+)  # fmt: skip
+
+
+def sparse_refusals() -> dict[str, Callable[..., Any]]:
+    """Refusals by the name of an operator that makes a sparse tensor."""
+    return {name: _refusal(name, "sparse tensors are not emulated") for name in _SPARSE}
+
+
+def refuse_unsupported(patches: Patches) -> None:
+    """Refuse scripted modules, whose tensors C++ holds, nested tensors, and saving tensors that have no data."""
+    for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged"):
+        patches.set(torch.nested, name, _refusal(f"torch.nested.{name}", "nested tensors are not emulated"))
+    scripted = _refusal("torch.jit.ScriptModule", "the tensors of a scripted or traced module cannot be moved")
+    patches.set(torch.jit.ScriptModule, "_apply", scripted)
+    tag, save = torch.serialization.location_tag, _refusal("torch.save", "tensors on an emulated GPU have no data")
+    patches.set(torch.serialization, "location_tag", lambda storage: (save if _is_emulated(storage) else tag)(storage))
+
+
+def _is_emulated(storage: Any) -> bool:  # noqa: ANN401 - a storage of either kind
+    return torch.device(storage.device).type in ("xla", "cuda")
+
+
+def _refusal(name: str, why: str) -> Callable[..., Any]:
+    def refuse(*_: object, **__: object) -> None:
+        raise untraceable(name, why)
+
+    return refuse
+
+
+def refuse_compiled(patches: Patches) -> None:
+    """Let `torch.compile` return what says no as soon as it is called."""
+    patches.set(torch, "compile", _refused_compile)
+    patches.set(torch.nn.Module, "compile", lambda module, *_, **__: _refused_compile(module) and None)
+
+
+def _refused_compile(model: Any = None, **options: object) -> Any:  # noqa: ANN401 - a module or a function, as `torch.compile`
+    if model is None:
+        return lambda given: _refused_compile(given, **options)
+    if isinstance(model, torch.nn.Module):
+        model.register_forward_pre_hook(_refuse_call)
+        return model
+    return _refused_function(model)
+
+
+def _refused_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def refuse(*_: object, **__: object) -> NoReturn:
+        _refuse_call()
+
+    return refuse
+
+
+def _refuse_call(*_: object) -> NoReturn:
+    raise untraceable("torch.compile")

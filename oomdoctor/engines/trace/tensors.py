@@ -1,0 +1,199 @@
+"""Python's view of tensors on the emulated device: they are on `cuda:0`, move there, and can be pinned."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from oomdoctor.engines.trace.torch_internals import (
+    EMULATED_DEVICE,
+    cache_device_constructors,
+    swap_implementations,
+    tensor_base,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import ExitStack
+
+    from oomdoctor.engines.trace.device import EmulatedDevice
+
+
+_MISSING = object()
+
+
+class Patches:
+    """Replaces attributes, and puts them back when the stack ends.
+
+    Args:
+        stack: What puts them back.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def set(self, owner: Any, name: str, value: object) -> None:  # noqa: ANN401 - a module or class
+        """Replace `owner.name`, which may not be there yet."""
+        before = vars(owner).get(name, _MISSING)
+        setattr(owner, name, value)
+        if before is _MISSING:
+            self._stack.callback(delattr, owner, name)
+        else:
+            self._stack.callback(setattr, owner, name, before)
+
+    def callback(self, function: Any, *args: object) -> None:  # noqa: ANN401
+        """Call `function` when the stack ends."""
+        self._stack.callback(function, *args)
+
+
+CUDA: Final = torch.device("cuda", 0)
+
+
+def patch_tensors(patches: Patches, device: EmulatedDevice) -> None:
+    """Make tensors tell of `cuda:0`, and take it for where they go."""
+    base = tensor_base()
+    read_device = base.device.__get__
+
+    def where(tensor: torch.Tensor) -> torch.device:
+        found = read_device(tensor)
+        return CUDA if found.type == "xla" else found
+
+    patches.set(torch.Tensor, "device", property(where))
+    patches.set(torch.Tensor, "is_cuda", property(lambda tensor: read_device(tensor).type in ("xla", "cuda")))
+    patches.set(torch.Tensor, "is_xla", property(_is_not_xla))
+    _patch_moves(patches, base)
+    _patch_addresses(patches, base)
+    _patch_printing(patches, device)
+    # else `Module.to` would make new parameters, of which an optimizer or a tied layer knows nothing
+    patches.set(torch.__future__, "_swap_module_params_on_conversion", True)  # noqa: FBT003 - its value
+    patches.set(torch.utils, "swap_tensors", _swap)
+
+
+def _swap(first: torch.Tensor, second: torch.Tensor) -> None:
+    """Swap what two tensors stand for; each keeps its class, its attributes and its hooks.
+
+    PyTorch's own refuses where others refer to a tensor: views, graphs, weak references. `.to("cuda")` on CUDA does
+    not mind them, and loses no hook.
+    """
+    swap_implementations(first, second)
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if (hooks := getattr(first, name)) is not None:
+            setattr(first, name, hooks)  # they are called by what was swapped away
+
+
+def _is_not_xla(_: torch.Tensor) -> bool:
+    return False
+
+
+def emulated_if_cuda(where: Any) -> Any:  # noqa: ANN401 - whatever takes a device's place among arguments
+    """`cuda` in any spelling as the device that C++ knows; all else as it is."""
+    if isinstance(where, str) and where.partition(":")[0] == "cuda":
+        return EMULATED_DEVICE
+    if isinstance(where, torch.device) and where.type == "cuda":
+        return EMULATED_DEVICE
+    return where
+
+
+def _patch_moves(patches: Patches, base: Any) -> None:  # noqa: ANN401
+    to, tensor, as_tensor = base.to, torch.tensor, torch.as_tensor
+
+    def move(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+        if args and isinstance(args[0], str | torch.device | int) and not isinstance(args[0], bool):
+            first = torch.device("cuda", args[0]) if isinstance(args[0], int) else args[0]
+            args = (emulated_if_cuda(first), *args[1:])
+        if "device" in kwargs:
+            kwargs["device"] = emulated_if_cuda(kwargs["device"])
+        moved: torch.Tensor = to(self, *args, **kwargs)
+        return moved
+
+    def cuda(self: torch.Tensor, *_: object, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - there is one device
+        kwargs.pop("device", None)
+        moved: torch.Tensor = to(self, EMULATED_DEVICE, **kwargs)
+        return moved
+
+    patches.set(torch.Tensor, "to", move)
+    patches.set(torch.Tensor, "cuda", cuda)
+    for name, make in (("tensor", tensor), ("as_tensor", as_tensor)):
+        patches.set(torch, name, _on_emulated_device(make))
+
+
+def _on_emulated_device(make: Any) -> Any:  # noqa: ANN401 - a function of torch's
+    def placing(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+        target = emulated_if_cuda(device)
+        if target is not EMULATED_DEVICE:
+            elsewhere: torch.Tensor = make(*args, device=device, **kwargs)
+            return elsewhere
+        requires_grad = kwargs.pop("requires_grad", False)
+        made: torch.Tensor = make(*args, **kwargs).to(target)
+        return made.requires_grad_() if requires_grad else made
+
+    return placing
+
+
+def _patch_addresses(patches: Patches, base: Any) -> None:  # noqa: ANN401
+    storage_class = torch.UntypedStorage
+    storage_address, tensor_address = storage_class.data_ptr, base.data_ptr
+
+    def address_of_storage(storage: Any) -> int:  # noqa: ANN401
+        block = getattr(storage, "_oomdoctor_block", None)
+        return block.address if block is not None else storage_address(storage)
+
+    def address_of_tensor(tensor: torch.Tensor) -> int:
+        if tensor.is_cpu:
+            address: int = tensor_address(tensor)
+            return address
+        start = address_of_storage(tensor.untyped_storage())
+        return start and start + int(tensor.storage_offset()) * tensor.element_size()
+
+    patches.set(storage_class, "data_ptr", address_of_storage)
+    patches.set(torch.Tensor, "data_ptr", address_of_tensor)
+
+
+def _patch_printing(patches: Patches, device: EmulatedDevice) -> None:
+    show: Callable[..., str] = torch.Tensor.__repr__
+
+    def shown(tensor: torch.Tensor, **kwargs: Any) -> str:  # noqa: ANN401
+        if tensor.is_cpu or not tensor.is_cuda:
+            return show(tensor, **kwargs)
+        device.reads += 1
+        return f"{show(torch.zeros(tensor.shape, dtype=tensor.dtype), **kwargs)[:-1]}, device='cuda:0')"
+
+    patches.set(torch.Tensor, "__repr__", shown)
+
+
+_FACTORY_FUNCTIONS: Final = ("empty", "empty_like", "empty_strided", "zeros", "ones", "full", "rand", "randn", "tensor")
+
+
+def patch_pinning(patches: Patches) -> None:
+    """Let tensors be pinned without being it."""
+    cache_device_constructors()  # by which `with torch.device("cuda")` knows the functions that are replaced here
+    for name in _FACTORY_FUNCTIONS:
+        patches.set(torch, name, _unpinned(getattr(torch, name)))
+    patches.set(torch.Tensor, "pin_memory", _return_tensor)
+    loaders = torch.utils.data.dataloader
+    patches.set(loaders._BaseDataLoaderIter, "__init__", _without_pinning(loaders._BaseDataLoaderIter.__init__))  # noqa: SLF001 - it has no public name
+
+
+def _unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @wraps(make)
+    def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401, ARG001
+        return make(*args, **kwargs)
+
+    return made
+
+
+def _return_tensor(tensor: torch.Tensor, *_: object) -> torch.Tensor:
+    return tensor
+
+
+def _without_pinning(begin: Callable[..., None]) -> Callable[..., None]:
+    def begin_without(iterator: Any, loader: Any) -> None:  # noqa: ANN401 - classes of PyTorch's without types
+        wanted, loader.pin_memory = loader.pin_memory, False
+        try:
+            begin(iterator, loader)
+        finally:
+            loader.pin_memory = wanted
+
+    return begin_without

@@ -1,0 +1,230 @@
+"""Every private name of PyTorch that the emulated device uses, in one place, and the version of torch.
+
+Tested with torch 2.6.0 and 2.15.0 (CUDA builds) and 2.13.0 (a CPU build). Where a name is missing, `check_torch` says
+so; nothing else imports this file but its neighbours, and they are imported only when a step is traced.
+
+| name | what for | since |
+|---|---|---|
+| `c10::impl::device_guard_impl_registry` | autograd asks the guard of a tensor's device for a stream | 1.1 |
+| `torch._C._DisableTorchDispatch`, `Tensor._make_wrapper_subclass` | tensors of a device without memory | 1.11 |
+| `torch._C._AutoDispatchBelowAutograd` | kernels run below autograd | 1.12 |
+| `torch._C._dispatch_get_all_op_names` | the `_foreach` operators | 1.13 |
+| `torch._C._swap_tensor_impl` | moved modules keep their parameters | 2.3 |
+| `torch._C._current_graph_task_id` | whether a backward runs | 2.1 |
+| `torch.autograd.graph._engine_run_backward` | backward that makes a graph; see `engine_thread` | 2.1 |
+| `torch.optim.optimizer`, `torch.utils._device` | see `cuda_api` | 2.0 |
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.utils import _device
+
+from oomdoctor.errors import NoAnswerError
+
+TESTED: Final = ("2.6.0", "2.13.0", "2.15.0")
+"""Versions of torch that the names below were tested with."""
+
+_C: Any = torch._C  # noqa: SLF001 - what this file is for
+_TENSOR: Any = torch._C.TensorBase if hasattr(torch._C, "TensorBase") else torch._C._TensorBase  # noqa: SLF001
+
+EMULATED_DEVICE: Final = torch.device("xla", 0)
+"""What C++ takes the emulated device for.
+
+'cuda' makes autograd look for a CUDA device, which aborts where there is none, and 'meta' is not eligible for CUDA
+autocast. 'xla' passes both: CUDA autocast takes XLA tensors (`is_autocast_eligible`, autocast_mode.h), and no build of
+PyTorch has kernels for it, which leaves the place to ours.
+"""
+
+BACKEND_KEY: Final = "XLA"
+AUTOGRAD_KEY: Final = "AutogradXLA"
+
+_REQUIRED_NAMES: Final = (
+    "_AutoDispatchBelowAutograd",
+    "_DisableTorchDispatch",
+    "_current_graph_task_id",
+    "_dispatch_get_all_op_names",
+    "_swap_tensor_impl",
+    "DispatchKey",
+    "DispatchKeySet",
+)
+_SYMBOL: Final = "_ZN3c104impl26device_guard_impl_registryE"
+_LIBRARIES: Final = {"linux": "libc10.so", "darwin": "libc10.dylib", "win32": "c10.dll"}
+
+
+def check_torch() -> None:
+    """See that this torch has what is needed.
+
+    Raises:
+        NoAnswerError: A name is missing.
+    """
+    missing = [name for name in _REQUIRED_NAMES if not hasattr(_C, name)]
+    if not hasattr(torch.Tensor, "_make_wrapper_subclass"):
+        missing.append("Tensor._make_wrapper_subclass")
+    if not hasattr(torch.library.Library, "fallback"):
+        missing.append("Library.fallback")
+    if missing:
+        raise _untested(f"torch {torch.__version__} has no `{missing[0]}`, which the trace engine needs")
+
+
+def _untested(message: str) -> NoAnswerError:
+    tested = ", ".join(TESTED[:-1]) + f" and {TESTED[-1]}"
+    return NoAnswerError(message, hint=f"it was tested with torch {tested}; `--engine null` needs no such name")
+
+
+def install_guard() -> None:
+    """Lend the stand-in device the guard of `meta`, which does nothing; autograd asks a guard for a stream.
+
+    Raises:
+        NoAnswerError: The table of guards cannot be found.
+    """
+    kinds = _C._autograd.DeviceType  # noqa: SLF001
+    guards = _guard_table()
+    if not guards[int(kinds.XLA)]:
+        guards[int(kinds.XLA)] = guards[int(kinds.Meta)]
+
+
+def _guard_table() -> Any:  # noqa: ANN401 - an array of pointers
+    path = Path(torch.__path__[0], "lib", _LIBRARIES.get(sys.platform, "libc10.so"))
+    try:
+        return (ctypes.c_void_p * 22).in_dll(ctypes.CDLL(str(path)), _SYMBOL)
+    except (OSError, ValueError) as error:
+        raise _untested(f"the table of device guards of torch {torch.__version__} was not found: {error}") from None
+
+
+class _BareTensor(torch.Tensor):
+    """A tensor can be made on a device without kernels only as a subclass; what is used is its plain copy."""
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: object) -> None:
+        raise NotImplementedError
+
+
+_AUTOCAST = _C.DispatchKeySet(_C.DispatchKey.AutocastCUDA)
+_no_dispatch = _C._DisableTorchDispatch  # noqa: SLF001
+_wrapper: Any = torch.Tensor._make_wrapper_subclass  # noqa: SLF001
+
+
+def bare_tensor(size: Any, stride: Any, offset: int, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - shapes
+    """A plain tensor on the stand-in device, with a storage of its own that has a size and no memory."""
+    with _no_dispatch():
+        mould = _wrapper(
+            _BareTensor, size, strides=stride, storage_offset=offset, dtype=dtype, device=EMULATED_DEVICE,
+            _extra_dispatch_keys=_AUTOCAST,
+        )  # fmt: skip
+        plain: torch.Tensor = mould.data
+        return plain
+
+
+_HOST_KEYS: Final = _C.DispatchKeySet(_C.DispatchKey.CPU)
+_aten: Any = torch.ops.aten
+
+
+HOST_VIEWS: Final = (
+    "as_strided", "as_strided_", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex", "_conj",
+)  # fmt: skip
+"""Operators of which the host's kernel only looks at shapes, so that it does for any device."""
+
+
+def operator_named(name: str) -> Any:  # noqa: ANN401 - an operator, or None
+    """An operator by its name without `aten::`, such as `add.Tensor`; None where this torch has none of the name."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(_aten, packet, None), overload or "default", None)
+
+
+def run_host_view(operator: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - an operator
+    """Run the host's kernel of an operator that only looks at shapes, such as `view`."""
+    return operator.redispatch(_HOST_KEYS, *args, **kwargs)
+
+
+def strided_view(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:  # noqa: ANN401 - shapes
+    """A tensor that shares its storage with `base`."""
+    view: torch.Tensor = _aten.as_strided.default.redispatch(_HOST_KEYS, base, size, stride, offset)
+    return view
+
+
+def restride(tensor: torch.Tensor, size: Any, stride: Any) -> None:  # noqa: ANN401 - shapes
+    """Give a tensor another shape in its storage."""
+    _aten.as_strided_.default.redispatch(_HOST_KEYS, tensor, size, stride, tensor.storage_offset())
+
+
+below_autograd = _C._AutoDispatchBelowAutograd  # noqa: SLF001
+"""A context in which operators have no autograd."""
+
+
+def in_backward() -> bool:
+    """Whether autograd's engine runs on this thread; on a GPU its work is done by a thread of its own."""
+    return bool(_C._current_graph_task_id() != -1)  # noqa: SLF001
+
+
+def foreach_operators() -> list[str]:
+    """Names of the operators on lists of tensors, which CUDA has kernels for and others do tensor by tensor."""
+    names = _C._dispatch_get_all_op_names()  # noqa: SLF001
+    return [name[6:] for name in names if name.startswith("aten::_foreach_") and not name.endswith("out")]
+
+
+def foreach_grouping() -> Any:  # noqa: ANN401 - a function of C++
+    """What sorts tensors by device and type for operators on lists; it names the device that C++ knows."""
+    return _C._group_tensors_by_device_and_dtype  # noqa: SLF001
+
+
+def c_module() -> Any:  # noqa: ANN401 - a module of C++
+    """The module that `torch.cuda` asks."""
+    return _C
+
+
+def tensor_base() -> Any:  # noqa: ANN401 - a class of C++
+    """The class in C++ whose methods `torch.Tensor` has."""
+    return _TENSOR
+
+
+def reference_counts(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many refer to a tensor, and how many to its storage, as C++ counts them."""
+    counted: Any = tensor
+    storage = tensor.untyped_storage()._cdata  # noqa: SLF001
+    return counted._use_count(), _C._storage_Use_Count(storage)  # noqa: SLF001
+
+
+def sdp_enabled(kind: str) -> bool:
+    """Whether a kind of attention may be taken, as `sdpa_kernel` and `torch.backends.cuda` set it."""
+    return bool(getattr(_C, f"_get_{kind}_sdp_enabled")())
+
+
+def single_threaded_backward() -> Any:  # noqa: ANN401 - a context
+    """A context in which backward runs on the calling thread: the stand-in device has no thread of its own."""
+    return torch.autograd.set_multithreading_enabled(False)
+
+
+def engine_module() -> Any:  # noqa: ANN401 - a module
+    """The module whose `_engine_run_backward` all backward goes through."""
+    return torch.autograd.graph
+
+
+def has_modes() -> bool:
+    """Whether this thread has hooks or modes that another would not have; torch 2.6 does not tell of hooks."""
+    top = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)  # noqa: SLF001
+    return bool(
+        (top and top(True))  # noqa: FBT003 - its argument
+        or _C._len_torch_dispatch_stack()  # noqa: SLF001
+        or _C._len_torch_function_stack()  # noqa: SLF001
+        or _C._functorch.peek_interpreter_stack()  # noqa: SLF001
+    )
+
+
+def cache_device_constructors() -> None:
+    """Have PyTorch look up now, and once for all, which functions `with torch.device(...)` means."""
+    _device._device_constructors()  # noqa: SLF001
+
+
+def swap_implementations(first: torch.Tensor, second: torch.Tensor) -> None:
+    """Swap what two tensors of Python stand for in C++."""
+    _C._swap_tensor_impl(first, second)  # noqa: SLF001
+
+
+TORCH: Final = (int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1]))
+"""Major and minor version."""

@@ -1,1 +1,0 @@
-"""What a file of Python holds: its functions, and what its names mean."""

@@ -1,0 +1,292 @@
+"""The repository around a file: where its other modules lie, and what they define."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.lint.module import parse
+from oomdoctor.lint.source import UnreadableError, check_size, decode, read, tokens, within
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from oomdoctor.lint.module import Class, Function, Module
+
+
+_DEFINED: Final = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
+_IMPORTED: Final = re.compile(
+    r"^[ \t]*from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]{0,4000}\)|[^\n(]{0,1000})", re.MULTILINE
+)
+_WORK_TEXT: Final = re.compile(r"backward\(|zero_grad|\.step\(|\.eval\(|\.load\(|\.append\(|no_grad|cycle|OutOfMemory")
+_NAME: Final = re.compile(r"(\w+)(?:\s+as\s+(\w+))?\s*(?:,|#[^\n]*|\)|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a file offers to others.
+
+    Attributes:
+        defined: Names of its functions and classes at the top level.
+        imported: Names that it imports from elsewhere, with what they stand for there.
+        has_work: Whether parts of a training loop may be in it.
+    """
+
+    defined: frozenset[str]
+    imported: Mapping[str, str]
+    has_work: bool = False
+
+
+def outline(text: str) -> Outline:
+    """Tell what a file offers."""
+    imported: dict[str, str] = {}
+    for match in _IMPORTED.finditer(text):
+        between = "" if match[1].endswith(".") else "."
+        for name in _NAME.finditer(match[2].strip("( \t")):
+            imported[name[2] or name[1]] = f"{match[1]}{between}{name[1]}"
+    return Outline(frozenset(_DEFINED.findall(text)), imported, _WORK_TEXT.search(text) is not None)
+
+
+_MOST_TOKENS: Final = 130_000
+"""Of the files whose trees are there at once: a bound on memory, 60 MB for what people write and 130 MB at worst."""
+_KEPT_TOKENS: Final = 110_000
+"""Of those that the next file's runs may find there."""
+_LARGEST_BYTES: Final = 256 * 1024
+"""Of a file that a call is followed into; larger ones hold data."""
+_MOST_LINKS: Final = 4
+"""Files that pass a name on to one another."""
+_WORK_NAME: Final = re.compile(
+    r"train|step|fit|update|optimi|backward|epoch|eval|valid|test|infer|predict|loss|run|batch|load|cycle|main|criterion|tune|adapt"
+)
+_MOST_FILES: Final = 2000
+"""Of a repository that are looked through for callers."""
+_FOREIGN: Final = frozenset({"site-packages", "node_modules", "venv", "build", "dist", "__pycache__"})
+_HOLDS_DATA: Final = re.compile(
+    r"(?:Mixin|Config|Pipeline|Tokenizer\w*|Processor|Output|Outputs|Scheduler|Transform|Dataset|Error|Enum|Args|Arguments"
+    r"|Exception|Feature\w*|Type|Warning|Embeddings?|Attention|Layer|Block|Norm|Conv\w*|Pool\w*|Cache|Options|Params)$"
+)
+"""Classes that hold no training loop by their name, and are not read for it."""
+_EMPTY: Final = Outline(frozenset(), MappingProxyType({}))
+
+
+def may_hold_work(name: str) -> bool:
+    """Whether a function of this name may hold a part of a training loop; others are not followed into other files."""
+    return bool(_WORK_NAME.search(name))
+
+
+class Project:
+    """Files below one folder, parsed when a call leads there.
+
+    Args:
+        root: The folder that absolute imports are looked for in, with `src` below it.
+        overlay: What files hold in place of what is on the disk, by resolved path.
+
+    Attributes:
+        recorded: Kept here by `oomdoctor.lint.flow.callers`: what the runs that begin in a file do in others.
+    """
+
+    def __init__(self, root: Path, overlay: Mapping[Path, bytes] | None = None) -> None:
+        self.root = root
+        self._overlay = overlay or {}
+        self._outlines: dict[Path, Outline] = {}
+        self._modules: OrderedDict[Path, Module] = OrderedDict()
+        self._sizes: dict[Path, int] = {}
+        self._in_use = 0
+        self._refused: set[Path] = set()
+        self._found: dict[tuple[str, Path], Path | None] = {}
+        self._places: dict[tuple[str, Path], tuple[Path, str] | None] = {}
+        self._files: list[Path] | None = None
+        self.recorded: dict[Path, dict[tuple[str, int, int], set[str]]] = {}
+
+    def definition(self, qualified: str, importer: Module) -> Function | Class | None:
+        """The function or class of the repository that a qualified name means, through files that pass it on.
+
+        Args:
+            qualified: Such as `engine.train_one_epoch` or `.engine.train_one_epoch`.
+            importer: The file in which the name stands.
+        """
+        place = self._known_place(qualified, importer.path.parent)
+        if place is None:
+            return None
+        path, name = place
+        module = self._parsed(path)
+        return None if module is None else module.top.get(name) or module.classes.get(name)
+
+    def defines_work(self, qualified: str, importer: Module) -> bool:
+        """Whether the name means a function of the repository that may hold a part of a training loop."""
+        name = qualified.rpartition(".")[2]
+        place = self._known_place(qualified, importer.path.parent) if may_hold_work(name) else None
+        return place is not None and self._outline(place[0]).has_work
+
+    def work_in(self, dotted: str, importer: Module) -> frozenset[str]:
+        """Functions of a module of the repository that may hold a part of a training loop; none where it has no such.
+
+        Args:
+            dotted: The module, such as `package.engine`.
+            importer: The file in which it is imported.
+        """
+        path = self._file(dotted, importer.path.parent)
+        if path is None or not self._outline(path).has_work:
+            return frozenset()
+        return frozenset(name for name in self._outline(path).defined if may_hold_work(name))
+
+    def callers(self, name: str, definer: Module, most: int) -> list[Module]:
+        """Files of the repository that import this name, or a module with it, from the file that defines it.
+
+        Args:
+            name: Of a function at the top level of `definer`.
+            definer: The file.
+            most: As many files at most.
+        """
+        own = _resolved(definer.path)
+        found: list[Module] = []
+        for path in self._every_file():
+            if path != own and len(found) < most and self._imports(path, name, own):
+                module = self._parsed(path)
+                found += [] if module is None else [module]
+        return found
+
+    def _imports(self, path: Path, name: str, own: Path) -> bool:
+        meaning = self._outline(path).imported
+        if name in meaning:
+            place = self._place(meaning[name], path.parent, 0)
+            return place is not None and place[0] == own
+        text = self._text(path) if own.stem in meaning else None
+        return text is not None and f"{own.stem}.{name}(" in text
+
+    def _every_file(self) -> list[Path]:
+        if self._files is None:
+            self._files = list(islice(_scripts(self.root), _MOST_FILES))
+        return self._files
+
+    def _known_place(self, qualified: str, folder: Path) -> tuple[Path, str] | None:
+        key = (qualified, folder)
+        if key not in self._places:
+            self._places[key] = self._place(qualified, folder, 0)
+        return self._places[key]
+
+    def _place(self, qualified: str, folder: Path, links: int) -> tuple[Path, str] | None:
+        """The file in which a name is defined, and its name there."""
+        source, name = _split(qualified)
+        is_wanted = may_hold_work(name) if name[:1].islower() or name[:1] == "_" else not _HOLDS_DATA.search(name)
+        if not source or links > _MOST_LINKS or not is_wanted:
+            return None
+        path = self._file(source, folder)
+        if path is None:
+            return None
+        offered = self._outline(path)
+        if name in offered.defined:
+            return path, name
+        onward = offered.imported.get(name)
+        return None if onward is None else self._place(onward, path.parent, links + 1)
+
+    def _file(self, dotted: str, folder: Path) -> Path | None:
+        key = (dotted, folder)
+        if key not in self._found:
+            candidates = self._candidates(dotted, folder)
+            self._found[key] = next((_resolved(path) for path in candidates if _is_file(path)), None)
+        return self._found[key]
+
+    def _candidates(self, dotted: str, folder: Path) -> list[Path]:
+        level = len(dotted) - len(dotted.lstrip("."))
+        parts = [part for part in dotted.split(".") if part]
+        up = Path(folder, *[".."] * (level - 1))
+        found = []
+        for base in [up] if level else [folder, self.root, self.root / "src"]:
+            target = base.joinpath(*parts)
+            found += [target.with_name(target.name + ".py")] if parts else []
+            found.append(target / "__init__.py")
+        return found
+
+    def _outline(self, path: Path) -> Outline:
+        if path not in self._outlines:
+            text = self._text(path)
+            self._outlines[path] = _EMPTY if text is None else outline(text)
+        return self._outlines[path]
+
+    def _parsed(self, path: Path) -> Module | None:
+        if path in self._modules:
+            self._modules.move_to_end(path)
+            return self._modules[path]
+        if path in self._refused:
+            return None
+        text = self._text(path)
+        if text is None or not self._fits(path, text):
+            self._refused.add(path)
+            return None
+        try:
+            module = parse(text, path, self)
+        except SyntaxError:  # linting the file itself says why
+            self._outlines[path] = _EMPTY
+            return None
+        self._modules[path] = module
+        self._in_use += self._sizes[path]
+        return module
+
+    def _fits(self, path: Path, text: str) -> bool:
+        if path not in self._sizes:
+            self._sizes[path] = tokens(text)
+        return self._in_use + self._sizes[path] <= _MOST_TOKENS
+
+    def take(self, path: Path, text: str) -> Module | None:
+        """The module of a file that is to be linted itself, if a call has led there before; it is the taker's then."""
+        module = self._modules.get(_resolved(path))
+        if module is None or module.text != text:
+            return None
+        del self._modules[module.path]
+        self._in_use -= self._sizes[module.path]
+        return module
+
+    def tidy(self) -> None:
+        """Make room for the next file's runs: those of the last one hold no part of other files any more."""
+        while self._in_use > _KEPT_TOKENS:
+            path, module = self._modules.popitem(last=False)
+            self._in_use -= self._sizes[path]
+            module.close()
+        self._refused.clear()
+
+    def _text(self, path: Path) -> str | None:
+        data = self._overlay.get(path)
+        try:
+            text = decode(read(path, _LARGEST_BYTES) if data is None else within(data, _LARGEST_BYTES)).text
+            check_size(text)
+        except UnreadableError:  # the same: what cannot be read is not followed
+            return None
+        return text
+
+
+def _scripts(folder: Path) -> Iterator[Path]:
+    """Python files below a folder, hidden folders and installed packages not among them."""
+    for base, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _FOREIGN)
+        for name in sorted(names):
+            if name.endswith(".py"):
+                yield _resolved(Path(base, name))
+
+
+def _split(qualified: str) -> tuple[str, str]:
+    """A module and a name in it: `.` and `train` for `.train`, `a.b` and `c` for `a.b.c`."""
+    source, _, name = qualified.rpartition(".")
+    if not source.strip(".") and qualified.startswith("."):
+        source = qualified[: len(qualified) - len(name)]
+    return source, name
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long for the file system, or has a NUL
+        return False
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # a link that leads to itself
+        return path

@@ -1,0 +1,381 @@
+"""Allocation programs: what a traced step asks an allocator for on a card, its live bytes.
+
+Its run on a simulated allocator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from oomdoctor.engines.allocator.caching import CachingAllocator
+from oomdoctor.engines.allocator.device_memory import AllocationError, DeviceMemory
+from oomdoctor.engines.allocator.settings import NO_LIMIT
+from oomdoctor.engines.trace.op_trace import OperatorEnd, PhaseMark, TemporariesEntry, WorkspacesCleared
+from oomdoctor.engines.trace.operators import temporaries_of
+from oomdoctor.engines.trace.temporaries import Workspace
+from oomdoctor.results import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from oomdoctor.engines.allocator.settings import Rules, Settings
+    from oomdoctor.engines.catalogue import Card
+    from oomdoctor.engines.trace.op_trace import Entry
+    from oomdoctor.engines.trace.temporaries import AllocationStep
+    from oomdoctor.multi_card.scaling import MemoryTrace
+
+
+class PhasePeaks:
+    """Collects one `Phase` for each iteration and phase.
+
+    Args:
+        allocator: The allocator.
+
+    Attributes:
+        reserved_bytes: Most bytes held from the driver in any phase so far, or before the first.
+    """
+
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self._allocator = allocator
+        self._phases: dict[Any, Phase] = {}
+        self._open: Any = None
+        self.reserved_bytes = 0
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """In the order in which they first began."""
+        return tuple(self._phases.values())
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Most bytes in live tensors over all phases so far; what is allocated now before the first."""
+        return max((phase.peak_allocated_bytes for phase in self.phases), default=self._allocator.allocated_bytes)
+
+    def begin(self) -> None:
+        """The trial begins."""
+        self.reserved_bytes = self._allocator.reserved_bytes
+
+    def note(self, mark: PhaseMark) -> None:
+        """A phase begins or ends."""
+        if mark.is_end:
+            self._record(end_bytes=self._allocator.allocated_bytes)
+        else:
+            self._open = mark.phase
+            self._allocator.reset_peak_stats()
+
+    def fail(self) -> None:
+        """The phase that is open ran out of memory."""
+        if self._open is not None:
+            self._record(end_bytes=None)
+
+    def _record(self, *, end_bytes: int | None) -> None:
+        iteration, name = self._open
+        before = self._phases.get(self._open)
+        peak = max(self._allocator.peak_allocated_bytes, before.peak_allocated_bytes if before else 0)
+        self._phases[self._open] = Phase(
+            iteration=iteration,
+            phase=name,
+            peak_allocated_bytes=peak,
+            end_allocated_bytes=peak if end_bytes is None else end_bytes,
+        )
+        self._open = None
+        self.reserved_bytes = max(self.reserved_bytes, self._allocator.peak_reserved_bytes)
+
+
+CallAllocations = tuple[tuple[tuple["AllocationStep", ...], tuple["AllocationStep", ...]], ...]
+"""What each call takes before its results are made, and after."""
+Chunk = tuple[list[int], "TemporariesEntry | OperatorEnd | WorkspacesCleared | PhaseMark | None"]
+"""What happens to tensors, and what an operator does after that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the allocator is asked for, but for what depends on the card.
+
+    Attributes:
+        loading: While the target is loaded.
+        trial: In the trial.
+    """
+
+    loading: list[Chunk]
+    trial: list[Chunk]
+
+
+def program_of(steps: MemoryTrace) -> Program:
+    """What a step asks for, in runs that need no look at what they are made of."""
+    return Program(_runs(steps.entries[: steps.start]), _runs(steps.entries[steps.start :]))
+
+
+def without_empty_calls(program: Program, scripts: CallAllocations) -> Program:
+    """The same without the sections that take nothing, which are most, and without the ends that give nothing back."""
+    return Program(_condensed(program.loading, scripts), _condensed(program.trial, scripts))
+
+
+def _condensed(runs: list[Chunk], scripts: CallAllocations) -> list[Chunk]:
+    kept: list[Chunk] = []
+    numbers: list[int] = []
+    takes = False
+    for chunk, marker in runs:
+        numbers += chunk
+        if isinstance(marker, TemporariesEntry):
+            if not scripts[marker.call][marker.is_after]:
+                continue
+            takes = True
+        elif isinstance(marker, OperatorEnd):
+            if not takes:
+                continue
+            takes = False
+        kept.append((numbers, marker))
+        numbers = []
+    return kept
+
+
+def allocating_calls(scripts: CallAllocations) -> object:
+    """Which sections take something: programs are condensed alike where that is the same."""
+    return tuple(bool(part) for script in scripts for part in script)
+
+
+def call_allocations(steps: MemoryTrace, card: Card) -> CallAllocations:
+    """What the calls take on a card."""
+    answers = (temporaries_of(replace(call, card=card)) for call in steps.calls)
+    return tuple((answer.before, answer.after) for answer in answers)
+
+
+def allocation_order(scripts: CallAllocations) -> object:
+    """What scripts have in common that allocate and give back in the same order, whatever the bytes."""
+    return tuple(
+        tuple(step if not isinstance(step, Workspace) and step <= 0 else 1 for step in part)
+        for script in scripts
+        for part in script
+    )
+
+
+def _runs(entries: Sequence[Entry]) -> list[Chunk]:
+    runs: list[Chunk] = []
+    numbers: list[int] = []
+    for entry in entries:
+        if isinstance(entry, int):
+            numbers.append(entry)
+        else:
+            runs.append((numbers, entry))
+            numbers = []
+    return [*runs, (numbers, None)]
+
+
+class Executor:
+    """Asks an allocator for what a program says, on one card.
+
+    Args:
+        allocator: The allocator.
+        scripts: What the program's calls take on the card.
+
+    Attributes:
+        peaks: What the phases hold.
+    """
+
+    def __init__(self, allocator: CachingAllocator, scripts: CallAllocations) -> None:
+        self._allocator = allocator
+        self._scripts = scripts
+        self._addresses: list[int] = []
+        self._held: list[int] = []
+        self._workspaces: dict[object, int] = {}
+        self.peaks = PhasePeaks(allocator)
+
+    def play(self, runs: Sequence[Chunk]) -> None:
+        """Allocate and give back.
+
+        Raises:
+            AllocationError: Memory is out.
+        """
+        malloc, free = self._allocator.malloc, self._allocator.free
+        addresses = self._addresses
+        for numbers, marker in runs:
+            for number in numbers:
+                if number > 0:
+                    addresses.append(malloc(number))
+                elif number < 0:
+                    free(addresses[-1 - number])
+                else:
+                    self._allocator.empty_cache()
+            if isinstance(marker, TemporariesEntry):
+                self._take(marker, malloc)
+            elif isinstance(marker, PhaseMark):
+                self.peaks.note(marker)
+            elif marker is not None:
+                self._give_back(is_workspace=isinstance(marker, WorkspacesCleared))
+
+    def _take(self, section: TemporariesEntry, malloc: Callable[[int], int]) -> None:
+        for step in self._scripts[section.call][section.is_after]:
+            if isinstance(step, Workspace):
+                key = (step.library, section.in_backward)
+                if key not in self._workspaces:
+                    self._workspaces[key] = malloc(step.nbytes)
+            elif step < 0:
+                self._allocator.free(self._held[-1 - step])
+                self._held[-1 - step] = 0
+            else:
+                self._held.append(malloc(step))
+
+    def _give_back(self, *, is_workspace: bool) -> None:
+        """The allocator gives no address for no bytes, and takes none back."""
+        kept = [*self._workspaces.values()] if is_workspace else self._held
+        for address in kept:
+            self._allocator.free(address)
+        if is_workspace:
+            self._workspaces.clear()
+        else:
+            self._held = []
+
+
+_GRANULARITY: Final = 512
+"""What is there before the trial is known as the allocator counts it, in whole blocks."""
+
+
+def live_peak(program: Program, scripts: CallAllocations) -> int:
+    """The bytes of what was loaded, and the most that the trial keeps alive besides."""
+    living = _LiveBytes(scripts)
+    living.go_through(program.loading, _GRANULARITY)
+    living.peak = living.now
+    living.go_through(program.trial, 1)
+    return living.peak
+
+
+class _LiveBytes:
+    """What is alive, as a program goes on; `lowering.Player` does the same with an allocator.
+
+    Attributes:
+        now: Bytes that are alive.
+        peak: The most that were.
+    """
+
+    def __init__(self, scripts: CallAllocations) -> None:
+        self._scripts = scripts
+        self._sizes: list[int] = []
+        self._held: list[int] = []
+        self._workspaces: dict[object, int] = {}
+        self.now = self.peak = 0
+
+    def go_through(self, runs: Sequence[Chunk], unit: int) -> None:
+        """Count what runs allocate and give back, in whole units."""
+        sizes, now, peak = self._sizes, self.now, self.peak
+        for numbers, marker in runs:
+            for number in numbers:
+                if number > 0:
+                    size = -(-number // unit) * unit
+                    sizes.append(size)
+                    now += size
+                    if now > peak:  # noqa: PLR1730 - quicker than a call, and this is done for millions
+                        peak = now
+                elif number < 0:
+                    now -= sizes[-1 - number]
+            self.now, self.peak = now, peak
+            self._mark(marker)
+            now, peak = self.now, self.peak
+
+    def _mark(self, marker: object) -> None:
+        if isinstance(marker, TemporariesEntry):
+            self._take(marker)
+        elif isinstance(marker, OperatorEnd):
+            self.now -= sum(self._held)
+            self._held = []
+        elif isinstance(marker, WorkspacesCleared):
+            self.now -= sum(self._workspaces.values())
+            self._workspaces.clear()
+
+    def _take(self, section: TemporariesEntry) -> None:
+        for step in self._scripts[section.call][section.is_after]:
+            if isinstance(step, Workspace):
+                key = (step.library, section.in_backward)
+                self.now += 0 if key in self._workspaces else self._workspaces.setdefault(key, step.nbytes)
+            elif step < 0:
+                self.now -= self._held[-1 - step]
+                self._held[-1 - step] = 0
+            else:
+                self._held.append(step)
+                self.now += step
+            self.peak = max(self.peak, self.now)
+
+
+@dataclass(frozen=True, slots=True)
+class CardMemory:
+    """The memory that a step has.
+
+    Attributes:
+        total_bytes: Of the card.
+        context_bytes: What the process holds besides.
+        allowed_bytes: Most that the allocator may hold in the trial.
+    """
+
+    total_bytes: int
+    context_bytes: int
+    allowed_bytes: int
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What the allocator may hold while the target is loaded."""
+        return self.total_bytes - self.context_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How it went.
+
+    Attributes:
+        error: PyTorch's message where memory ran out, else None.
+        was_loaded: False where it ran out while the target was loaded.
+        peak_allocated_bytes: Most bytes in live tensors in the trial.
+        peak_reserved_bytes: Most bytes held from the driver in the trial.
+        retries: How often all cached blocks were given back to try again, loading included.
+        phases: Memory by phase.
+    """
+
+    error: str | None
+    was_loaded: bool
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    retries: int
+    phases: tuple[Phase, ...]
+
+
+def execute(
+    program: Program, scripts: CallAllocations, room: CardMemory, settings: Settings, rules: Rules
+) -> Execution:
+    """Run what is asked for through an allocator."""
+    allocator = CachingAllocator(DeviceMemory(room.total_bytes, room.context_bytes), settings, rules)
+    allocator.heap.statistics.counts_all = False  # nobody asks for them, and they take a fifth of the time
+    player = Executor(allocator, scripts)
+    _set_limit(allocator, room.capacity_bytes, room.total_bytes)
+    error, was_loaded = _run(player, program.loading), False
+    if error is None:
+        was_loaded = True
+        _set_limit(allocator, room.allowed_bytes, room.total_bytes)
+        player.peaks.begin()
+        error = _run(player, program.trial)
+    peaks = player.peaks
+    return Execution(error, was_loaded, peaks.allocated_bytes, peaks.reserved_bytes, allocator.retries, peaks.phases)
+
+
+def is_plain(settings: Settings) -> bool:
+    """Whether room that is not used changes nothing: the allocator does the same on all cards that are large enough."""
+    return (
+        settings.largest_split == NO_LIMIT
+        and not settings.expandable
+        and not settings.collection_threshold
+        and settings.memory_fraction >= 1
+    )
+
+
+def _set_limit(allocator: CachingAllocator, allowed_bytes: int, total_bytes: int) -> None:
+    """As `oomdoctor.trial.trial.allow`."""
+    allocator.set_memory_fraction(min(1.0, (allowed_bytes + 0.5) / total_bytes))
+
+
+def _run(player: Executor, runs: list[Chunk]) -> str | None:
+    """The message where memory ran out."""
+    try:
+        player.play(runs)
+    except AllocationError as error:
+        player.peaks.fail()
+        return str(error)
+    return None

@@ -1,0 +1,313 @@
+"""Answers for many cards from one loaded target, without a trial on each: traces placed on simulated allocators."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from oomdoctor.engines.trace.op_trace import OpTrace
+from oomdoctor.multi_card.alloc_program import (
+    CallAllocations,
+    CardMemory,
+    Execution,
+    Program,
+    allocating_calls,
+    allocation_order,
+    call_allocations,
+    execute,
+    is_plain,
+    live_peak,
+    program_of,
+    without_empty_calls,
+)
+from oomdoctor.multi_card.fit import CardFit
+from oomdoctor.multi_card.tracer import Tracer, without_memory_limit
+from oomdoctor.progress import SilentProgress
+from oomdoctor.results import Outcome, Trial
+from oomdoctor.search.probe_search import ProbeSearch, micro_steps, tested_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from oomdoctor.engines.allocator.settings import Rules, Settings
+    from oomdoctor.engines.catalogue import Card
+    from oomdoctor.engines.trace.device import EmulatedDevice
+    from oomdoctor.multi_card.scaling import MemoryTrace
+    from oomdoctor.multi_card.tracer import ArchGroup
+    from oomdoctor.trial.trial import TrialSetup
+
+
+_Key = tuple[int, int, CallAllocations]
+
+
+@dataclass(slots=True)
+class GroupCache:
+    """What cards of a family can take from each other.
+
+    Attributes:
+        tracer: Tells what a trial does.
+        family: The cards that do the same.
+        settings: What the allocator is told.
+        rules: What its version does differently.
+        programs: What the allocator is asked for, by size, micro-steps and which sections take something.
+        unpressed: Placements that never came near a bound, by size, micro-steps and what operators take on a card.
+        lives: Most bytes that are alive at one time, by size, micro-steps and what operators take.
+    """
+
+    tracer: Tracer
+    family: ArchGroup
+    settings: Settings
+    rules: Rules
+    programs: dict[tuple[int, int, object], Program] = field(default_factory=dict)
+    unpressed: dict[_Key, Execution] = field(default_factory=dict)
+    lives: dict[_Key, int] = field(default_factory=dict)
+
+
+class CardTrials:
+    """Answers a search's trials for one card; see `oomdoctor.search.source.TrialSource`.
+
+    Args:
+        card: The card.
+        shared: What its family knows.
+        micro_steps: Micro-steps in an optimizer step, by size.
+        explain: What to say of a trial that failed for another reason than memory.
+    """
+
+    def __init__(
+        self,
+        card: Card,
+        shared: GroupCache,
+        micro_steps: Callable[[int], int],
+        explain: Callable[[object], dict[str, str | None] | None],
+    ) -> None:
+        self._card = card
+        self._shared = shared
+        self._micro_steps = micro_steps
+        self._explain = explain
+        self._scripts: dict[tuple[int, int], CallAllocations] = {}
+        self._placements: dict[tuple[int, int, int], Execution] = {}
+        self._alike: dict[object, set[int]] = {}
+        self.capacity_bytes = card.capacity_bytes
+        self.problem: dict[str, str | None] | None = None
+        self.replaced = 0
+        self.optimizer_name = ""
+        self.loss_is_finite = True
+        self.zeros_read = 0
+        self.unknown_calls: tuple[str, ...] = ()
+
+    def has_room_for_model(self, micro_batch: int, micro_steps: int) -> bool:
+        """Whether the target can be loaded; the trial that tells is any that was traced."""
+        steps = self._shared.tracer.at(self._shared.family, micro_batch, micro_steps).steps
+        return steps is None or self._place(steps, micro_batch, micro_steps, self.capacity_bytes).was_loaded
+
+    def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
+        """How the trial would end on the card."""
+        traced = self._shared.tracer.at(self._shared.family, micro_batch, micro_steps)
+        if traced.attempt is not None and traced.steps is None:
+            self.problem = self._explain(traced.attempt)
+            return replace(traced.attempt.trial, allowed_bytes=allowed_bytes)
+        if traced.steps is None:
+            raise RuntimeError("a trial that was not run is told by others")
+        placement = self._place(traced.steps, micro_batch, micro_steps, allowed_bytes)
+        if placement.error is None and micro_steps > 1 and micro_batch >= self._shared.family.lowest:
+            shape = allocation_order(self._taken(traced.steps, (micro_batch, micro_steps)))
+            self._alike.setdefault(shape, set()).add(micro_batch)
+        return _trial(micro_batch, allowed_bytes, traced.steps, placement)
+
+    def foresee(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
+        """The largest size between two that can be placed.
+
+        None where every size is traced by itself, or where a probe of this card could not foresee yet, for want of two
+        trials that did the same: the search has to go the same way here.
+        """
+        most_alike = max(map(len, self._alike.values()), default=0)
+        if self._shared.family.scale is None or most_alike < 2:  # noqa: PLR2004 - a line needs two points
+            return None
+        high = min(high, 1 + _bisect(lambda size: self._live(size) <= allowed_bytes, low, high))
+        reach = 1
+        while high - reach > low and not self._can_place(high - reach, allowed_bytes, retries=retries):
+            high, reach = high - reach, 2 * reach
+        return _bisect(lambda size: self._can_place(size, allowed_bytes, retries=retries), max(low, high - reach), high)
+
+    def _can_place(self, micro_batch: int, allowed_bytes: int, *, retries: bool) -> bool:
+        micro_steps = self._micro_steps(micro_batch)
+        steps = self._shared.tracer.at(self._shared.family, micro_batch, micro_steps).steps
+        if steps is None:
+            return False
+        placement = self._place(steps, micro_batch, micro_steps, allowed_bytes)
+        return placement.error is None and (retries or not placement.retries)
+
+    def _live(self, micro_batch: int) -> int:
+        """Most bytes that are alive at one time, as two trials of the probe would have it."""
+        steps = self._shared.tracer.at(self._shared.family, micro_batch, 2).steps
+        if steps is None:
+            return 0
+        size, lives = (micro_batch, 2), self._shared.lives
+        key = (*size, self._taken(steps, size))
+        if key not in lives:
+            lives[key] = live_peak(self._program(steps, size, key[2]), key[2])
+        return lives[key]
+
+    def _program(self, steps: MemoryTrace, size: tuple[int, int], scripts: CallAllocations) -> Program:
+        programs = self._shared.programs
+        key = (*size, allocating_calls(scripts))
+        if key not in programs:
+            programs[key] = without_empty_calls(program_of(steps), scripts)
+        return programs[key]
+
+    def _place(self, steps: MemoryTrace, micro_batch: int, micro_steps: int, allowed_bytes: int) -> Execution:
+        key = micro_batch, micro_steps, allowed_bytes
+        if key not in self._placements:
+            self._placements[key] = self._placed(steps, micro_batch, micro_steps, allowed_bytes)
+        return self._placements[key]
+
+    def _placed(self, steps: MemoryTrace, micro_batch: int, micro_steps: int, allowed_bytes: int) -> Execution:
+        """On an allocator as large as the card's, unless another card has shown that less is enough."""
+        shared, card = self._shared, self._card
+        size = micro_batch, micro_steps
+        key = (*size, self._taken(steps, size))
+        known = shared.unpressed.get(key)
+        if known is not None and known.peak_reserved_bytes <= allowed_bytes:
+            return known
+        room = CardMemory(card.total_bytes, card.context_bytes, allowed_bytes)
+        placement = execute(self._program(steps, size, key[2]), key[2], room, shared.settings, shared.rules)
+        if placement.error is None and not placement.retries and is_plain(shared.settings):
+            shared.unpressed[key] = placement
+        return placement
+
+    def _taken(self, steps: MemoryTrace, size: tuple[int, int]) -> CallAllocations:
+        if size not in self._scripts:
+            self._scripts[size] = call_allocations(steps, self._card)
+        return self._scripts[size]
+
+
+def _trial(micro_batch: int, allowed_bytes: int, steps: MemoryTrace, placement: Execution) -> Trial:
+    return Trial(
+        micro_batch=micro_batch,
+        outcome=Outcome.FITS if placement.error is None else Outcome.OOM,
+        allowed_bytes=allowed_bytes,
+        peak_allocated_bytes=placement.peak_allocated_bytes,
+        peak_reserved_bytes=placement.peak_reserved_bytes,
+        fixed_bytes=steps.fixed_bytes,
+        alloc_retries=placement.retries,
+        swallowed_ooms=0,
+        phases=placement.phases,
+        error=placement.error,
+        seconds=0.0,
+    )
+
+
+def _bisect(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest size between `low`, where it is taken to hold, and `high`, where it is taken not to."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+_FIRST_SIZE = 4
+_BLOCKS_BEFORE_A_COLLECTION = 200_000
+"""Blocks of simulated allocators refer to each other, and are made by the million."""
+
+
+def begin_journal(device: EmulatedDevice, cards: Sequence[Card]) -> OpTrace:
+    """Have the device look like the first card and keep a journal; before the target is loaded."""
+    device.card = without_memory_limit(cards[0], device.card)
+    device.journal = OpTrace([*_by_capability(cards).values()])
+    return device.journal
+
+
+def _by_capability(cards: Sequence[Card]) -> dict[tuple[int, int], Card]:
+    return {card.compute_capability: card for card in reversed(cards)}
+
+
+class Fitter:
+    """One target, and card after card.
+
+    Args:
+        setup: The model and how it trains.
+        device: The emulated device.
+        cards: All that will be asked about.
+        target_batch: Samples per optimizer step over all devices.
+        world_size: Devices that share it.
+        start_bytes: What is allocated between trials.
+        weights_bytes: Bytes of parameters and buffers.
+        explain: What to say of a trial that failed for another reason than memory.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a fact of its own, named by the caller
+        self,
+        *,
+        setup: TrialSetup,
+        device: EmulatedDevice,
+        cards: Sequence[Card],
+        target_batch: int,
+        world_size: int,
+        start_bytes: int,
+        weights_bytes: int,
+        explain: Callable[[Any], dict[str, str | None] | None],
+    ) -> None:
+        if device.journal is None:
+            raise RuntimeError("the journal is begun before the target is loaded")
+        self._journal = device.journal
+        self._tracer = Tracer(setup, device, self._journal, start_bytes)
+        self._device = device
+        self._cards = {card.key: card for card in cards}
+        self._target_batch, self._world_size = target_batch, world_size
+        self._share = target_batch // world_size
+        self._weights_bytes = weights_bytes
+        self._explain = explain
+        self._shared: dict[tuple[int, int], GroupCache] = {}
+
+    @property
+    def questions(self) -> list[str]:
+        """What the target asked about the GPU."""
+        return sorted(self._journal.questions)
+
+    def fit(self, key: str, headroom: float, capacity_bytes: int | None = None) -> CardFit:
+        """One card's answer.
+
+        Args:
+            key: The card.
+            headroom: Part of the capacity that the recommended size leaves free.
+            capacity_bytes: What PyTorch may take of it, where that is not all that the context leaves.
+
+        Raises:
+            TargetError: The user's code is at fault.
+            NoAnswerError: The step cannot be traced, or keeps memory.
+        """
+        card = self._cards[key]
+        if capacity_bytes is not None:
+            card = replace(card, context_bytes=card.total_bytes - capacity_bytes)
+        source = CardTrials(card, self._shared_of(card), lambda size: micro_steps(size, self._share), self._explain)
+        first = min(_FIRST_SIZE, max(1, self._share - 1))
+        if not source.has_room_for_model(first, micro_steps(first, self._share)):
+            return CardFit(key, 0, 0, "model", None, ())
+        session = ProbeSearch(source, SilentProgress(), self._share)
+        search = session.find_maximum(self._weights_bytes)
+        recommended = session.find_recommended(search, headroom)
+        plan = tested_plan(
+            session, self._target_batch, self._world_size, maximum=search.maximum, recommended=recommended
+        )
+        return CardFit(key, search.maximum, recommended, search.limited_by, plan, search.notes)
+
+    def _shared_of(self, card: Card) -> GroupCache:
+        """What the card's family knows; traced for the first card of it."""
+        if card.compute_capability not in self._shared:
+            self._add_family(card)
+        return self._shared[card.compute_capability]
+
+    def _add_family(self, card: Card) -> None:
+        rivals = [*_by_capability([*self._cards.values()])]
+        capacity = max(other.capacity_bytes for other in self._cards.values())
+        family, choices = self._tracer.prepare(card, self._share - 1, capacity)
+        if not self._shared:
+            gc.freeze()  # torch has a million objects, which every collection would go through
+            gc.set_threshold(_BLOCKS_BEFORE_A_COLLECTION)
+        heap = self._device.allocator.heap
+        shared = GroupCache(self._tracer, family, heap.settings, heap.rules)
+        own = choices[rivals.index(card.compute_capability)]
+        for capability, chosen in zip(rivals, choices, strict=True):
+            if chosen == own:
+                self._shared.setdefault(capability, shared)

@@ -1,0 +1,196 @@
+"""Traces of trials on the emulated device, as few as can be, for cards on which the target does the same."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.errors import NoAnswerError
+from oomdoctor.multi_card.scaling import LinearScaling, MemoryTrace, does_the_same, linear_scaling
+from oomdoctor.results import Outcome
+from oomdoctor.trial.meter import TrialMeter
+from oomdoctor.trial.trial import TrialSetup, await_release, run_trial
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.engines.catalogue import Card
+    from oomdoctor.engines.trace.device import EmulatedDevice
+    from oomdoctor.engines.trace.op_trace import OpTrace
+    from oomdoctor.results import PhaseName
+    from oomdoctor.trial.trial import Attempt
+
+
+_SMALL, _LARGE = 4, 8
+"""Sizes of the first two traces; that of the third is about the largest that any of the cards has room for."""
+_LARGEST: Final = 4096
+"""Nothing above is traced to check a line: a batch of that size may not fit the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedTrial:
+    """A trial on a card without bounds.
+
+    Attributes:
+        attempt: How it went; None where the trial was not run, but is in line with others.
+        steps: What it did to memory; None where it failed.
+    """
+
+    attempt: Attempt | None
+    steps: MemoryTrace | None
+
+
+@dataclass(slots=True)
+class ArchGroup:
+    """Cards on which the target does the same, but for what operators' models say.
+
+    Attributes:
+        card: One of them.
+        traces: Trials by micro-batch and micro-steps.
+        scale: All sizes from `lowest` on; None where no line goes through the traces.
+        lowest: The smallest size that it holds for.
+    """
+
+    card: Card
+    traces: dict[tuple[int, int], TracedTrial] = field(default_factory=dict)
+    scale: LinearScaling | None = None
+    lowest: int = 0
+
+
+class Tracer:
+    """Tells what a trial does at any size.
+
+    Args:
+        setup: The model and how it trains.
+        device: The emulated device, with far more memory than any card.
+        journal: Its journal.
+        start_bytes: What is allocated between trials.
+    """
+
+    def __init__(self, setup: TrialSetup, device: EmulatedDevice, journal: OpTrace, start_bytes: int) -> None:
+        self._setup = setup
+        self._device = device
+        self._journal = journal
+        self._start_bytes = start_bytes
+
+    def prepare(self, card: Card, largest: int, capacity_bytes: int) -> tuple[ArchGroup, list[list[object]]]:
+        """Trace what tells all sizes, on a card.
+
+        Args:
+            card: What to emulate.
+            largest: The largest size with two micro-steps that is in question.
+            capacity_bytes: The most memory that any card has.
+
+        Returns:
+            The family, and what each of the journal's rivals would have chosen.
+        """
+        family = ArchGroup(card)
+        first = self.at(family, min(_SMALL, max(1, largest)), 2 if largest else 1)
+        choices = [*self._journal.choices]
+        if largest > _LARGE and first.steps is not None:
+            self._find_scale(family, largest, capacity_bytes)
+        return family, choices
+
+    def at(self, family: ArchGroup, micro_batch: int, micro_steps: int) -> TracedTrial:
+        """What a trial does, traced or told by other traces."""
+        key = micro_batch, micro_steps
+        if key not in family.traces:
+            in_line = family.scale is not None and micro_steps > 1 and micro_batch >= max(2, family.lowest)
+            told = family.scale.at(micro_batch) if in_line and family.scale else None
+            family.traces[key] = TracedTrial(None, told) if told else self._trace(family.card, micro_batch, micro_steps)
+        return family.traces[key]
+
+    def _find_scale(self, family: ArchGroup, largest: int, capacity_bytes: int) -> None:
+        small, large = (self.at(family, size, 2).steps for size in (_SMALL, _LARGE))
+        if small is None or large is None:
+            return
+        far = min(largest, _LARGEST, _size_that_fills(capacity_bytes, small, large))
+        if far <= _LARGE:
+            far = _LARGE - 1
+        farthest = self.at(family, far, 2).steps
+        if farthest is None:
+            return
+        scale = linear_scaling(small, _SMALL, large, _LARGE)
+        if scale is not None and does_the_same(scale.at(far), farthest):
+            family.scale, family.lowest = scale, _SMALL if far > _LARGE else 2
+        elif far > _LARGE + 1:
+            self._find_upper_scale(family, large, far, farthest)
+
+    def _find_upper_scale(self, family: ArchGroup, large: MemoryTrace, far: int, farthest: MemoryTrace) -> None:
+        """A step of few samples may be another: try again without the smallest."""
+        middle = (_LARGE + far) // 2
+        between = self.at(family, middle, 2).steps
+        scale = linear_scaling(large, _LARGE, farthest, far)
+        if scale is not None and between is not None and does_the_same(scale.at(middle), between):
+            family.scale, family.lowest = scale, _LARGE
+
+    def _trace(self, card: Card, micro_batch: int, micro_steps: int) -> TracedTrial:
+        emulated = self._device.card
+        self._device.card = without_memory_limit(card, emulated)
+        self._journal.begin()
+        try:
+            attempt = run_trial(
+                self._setup, micro_batch, micro_steps, emulated.total_bytes, _JournalRecorder(self._journal)
+            )
+        finally:
+            await_release(self._setup.model, self._start_bytes)
+            self._device.forget_dropout_state()
+        if attempt.trial.outcome is not Outcome.FITS:
+            return TracedTrial(attempt, None)
+        if not self._journal.is_as_it_began:
+            raise _left_behind(micro_batch)
+        entries, calls = [*self._journal.entries], [*self._journal.calls]
+        return TracedTrial(attempt, MemoryTrace(entries, calls, self._journal.start, attempt.trial.fixed_bytes or 0))
+
+
+def without_memory_limit(card: Card, emulated: Card) -> Card:
+    """The card with the memory of the one that is emulated, which the device has been made with."""
+    return replace(card, total_bytes=emulated.total_bytes, context_bytes=emulated.context_bytes)
+
+
+class _JournalRecorder(TrialMeter):
+    """A recorder that tells a journal of phases, and leaves the allocator's history alone: the journal has more."""
+
+    def __init__(self, journal: OpTrace) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def whole(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @contextmanager
+    def micro_phase(self, iteration: int, _micro_step: int, name: PhaseName) -> Iterator[None]:
+        self._journal.mark((iteration, name), is_end=False)
+        with self.phase(iteration, name):
+            yield
+        self._journal.mark((iteration, name), is_end=True)
+
+
+def _left_behind(micro_batch: int) -> NoAnswerError:
+    return NoAnswerError(
+        f"the target keeps memory of the trial at micro-batch {micro_batch}, so that the next would begin with less",
+        hint="ask about one card at a time, for which every trial has a worker of its own: `oomdoctor probe TARGET "
+        "--gpu NAME --engine trace`",
+    )
+
+
+def _live_peak(steps: MemoryTrace) -> int:
+    """Most bytes that tensors take at one time, whatever operators need besides."""
+    sizes: list[int] = []
+    changes: list[int] = []
+    for entry in steps.entries:
+        if isinstance(entry, int) and entry:
+            if entry > 0:
+                sizes.append(entry)
+            changes.append(entry if entry > 0 else -sizes[-1 - entry])
+    return max(accumulate(changes), default=0)
+
+
+def _size_that_fills(capacity_bytes: int, small: MemoryTrace, large: MemoryTrace) -> int:
+    """Where a line through two peaks meets the capacity."""
+    low, high = _live_peak(small), _live_peak(large)
+    if high <= low:
+        return _LARGEST
+    return _LARGE + (capacity_bytes - high) * (_LARGE - _SMALL) // (high - low)

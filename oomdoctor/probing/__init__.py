@@ -1,1 +1,0 @@
-"""The search for the largest micro-batch, and the trials it runs."""

@@ -1,0 +1,188 @@
+"""The process on a null GPU that runs the tests of one card, seen from the session that people started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from oomdoctor.engines.choice import choose_engine
+from oomdoctor.errors import NoAnswerError
+from oomdoctor.trial.protocol import Channel, ChannelClosedError, ChannelTimeoutError, Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import pytest
+
+
+_BOOT: Final = str(Path(__file__).with_name("child_main.py"))
+_PATIENCE_SECONDS: Final = 1.0
+_END_SECONDS: Final = 30.0
+_INTERRUPTED_SECONDS: Final = 3.0
+
+
+class ChildProcess:
+    """One process, in which marked tests of one card run one after the other.
+
+    Args:
+        config: Of the session that people started.
+        card: Key of the card that its null GPU plays.
+        start: What it is told first, see `oomdoctor.pytest_plugin.serving`.
+
+    Raises:
+        OomdoctorError: The null GPU cannot be had here.
+    """
+
+    def __init__(self, config: pytest.Config, card: str, start: Mapping[str, Any]) -> None:
+        self._card = card
+        environment = choose_engine(
+            engine="auto", gpu=card, device=None, memory_bytes=None, base=os.environ, may_trace=False
+        ).environment
+        requests_read, requests_write = os.pipe()
+        answers_read, answers_write = os.pipe()
+        with _uncaptured(config), _file_of({"path": sys.path, **start}) as start_fd:
+            fds = (start_fd, requests_read, answers_write)
+            self._process = subprocess.Popen(
+                [*_interpreter(), _BOOT, *map(str, fds)],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                cwd=config.invocation_params.dir,
+            )
+        os.close(requests_read)
+        os.close(answers_write)
+        self._channel = Channel(answers_read, requests_write)
+
+    def run(self, request: Mapping[str, Any]) -> Iterator[Message]:
+        """Have it run a test, and hand on what it tells meanwhile; the last message is `done` or another ending.
+
+        Raises:
+            NoAnswerError: It ended.
+        """
+        try:
+            self._channel.send({"op": "run", **request})
+        except ChannelClosedError:
+            raise self._lost() from None
+        while True:
+            message = self._receive()
+            self._check(message)
+            yield message
+            if message["event"] in {"done", "missing", "exit", "interrupted"}:
+                return
+
+    def finish(self) -> Iterator[Message]:
+        """Have it tear down what is left and end, and hand on what it tells meanwhile.
+
+        Raises:
+            NoAnswerError: pytest or a plugin failed in it.
+        """
+        with suppress(ChannelClosedError):
+            self._channel.send({"op": "end"})
+        while (message := self._next()) is not None:
+            self._check(message)
+            yield message
+
+    def close(self) -> None:
+        """End it, gently if it ends by itself in time; returns when it is gone."""
+        if self._process.returncode is None:
+            with suppress(ChannelClosedError):
+                self._channel.send({"op": "end"})
+            try:
+                self._process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._kill()
+        with suppress(OSError):
+            self._channel.close()
+
+    def interrupt(self) -> None:
+        """End it amid a test, as Ctrl-C does; a terminal has sent it that already, and leaves it time to clean up."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_INTERRUPTED_SECONDS)
+            return
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._kill()
+
+    def _kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _receive(self) -> Message:
+        message = self._next()
+        if message is None:
+            raise self._lost()
+        return message
+
+    def _next(self) -> Message | None:
+        """The next message; None where it is gone, which what it started may hide by holding the pipe open."""
+        while True:
+            try:
+                return self._channel.receive(_PATIENCE_SECONDS)
+            except ChannelTimeoutError:
+                if self._process.poll() is not None:
+                    return None
+            except ChannelClosedError:
+                return None
+
+    def _check(self, message: Message) -> None:
+        if message["event"] == "internal_error":
+            raise NoAnswerError(
+                f"pytest or a plugin failed in the process on the null GPU (`{self._card}`)", details=message["text"]
+            )
+
+    def _lost(self) -> NoAnswerError:
+        try:
+            code = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            code = -signal.SIGKILL
+        return NoAnswerError(f"the process on the null GPU (`{self._card}`) ended {_how(code)}", hint=_hint(code))
+
+
+def _how(code: int) -> str:
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+def _hint(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "was it the kernel, for want of host memory? `dmesg` tells"
+    return "its last words are on standard error"
+
+
+def _interpreter() -> list[str]:
+    """This Python, as it was told to warn and to optimise."""
+    return [
+        sys.executable,
+        "-P",
+        *(f"-W{option}" for option in sys.warnoptions),
+        *(f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()),  # noqa: SLF001 - documented for CPython
+        *["-O"] * sys.flags.optimize,
+    ]
+
+
+@contextmanager
+def _file_of(start: Mapping[str, Any]) -> Iterator[int]:
+    """The descriptor of a file in memory, read from its beginning; a command line may be too short for all of it."""
+    with os.fdopen(os.memfd_create("start"), "w", encoding="utf-8") as file:
+        json.dump(start, file)
+        file.seek(0)
+        yield file.fileno()
+
+
+@contextmanager
+def _uncaptured(config: pytest.Config) -> Iterator[None]:
+    """Let a process inherit the real streams, and not those that pytest puts in their place."""
+    manager = config.pluginmanager.get_plugin("capturemanager")
+    if manager is None:
+        yield
+        return
+    with manager.global_and_fixture_disabled():
+        yield

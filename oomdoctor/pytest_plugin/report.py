@@ -1,0 +1,202 @@
+"""What the plugin prints: a test over its limit, the lines that hold its memory, the table of peaks."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from oomdoctor.diagnose.snapshot.categories import label_block
+from oomdoctor.diagnose.snapshot.history import OLDER, replay
+from oomdoctor.diagnose.snapshot.layout import read_layout
+from oomdoctor.diagnose.snapshot.origins import read_stack
+from oomdoctor.pytest_plugin.protocol import DEVICE, LIMIT, PEAK
+from oomdoctor.report.plain_text import visible
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    import pytest
+
+    from oomdoctor.diagnose.snapshot.categories import LabelledBlock
+    from oomdoctor.diagnose.snapshot.layout import DeviceSnapshot, RawSnapshot
+    from oomdoctor.pytest_plugin.meter import Reading
+    from oomdoctor.results import SourceLine
+
+
+MOST_LINES: Final = 5
+"""Lines that are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one line had allocated.
+
+    Attributes:
+        place: The innermost line of the user's; None where there is none in the stack.
+        otherwise: What to call it then: the innermost frame, or why there is none.
+        size_bytes: Bytes in its blocks.
+        blocks: How many.
+    """
+
+    place: SourceLine | None
+    otherwise: str
+    size_bytes: int
+    blocks: int
+
+
+def held_lines(snapshot: dict[str, Any], device: int) -> tuple[Held, ...]:
+    """Every line that had memory at the moment that counts, the one with most first.
+
+    Args:
+        snapshot: As `torch.cuda.memory._snapshot` gives it.
+        device: Index of the GPU.
+    """
+    raw = read_layout(snapshot, "the test's memory", sys.maxsize)
+    found = next((each for each in raw.devices if each.index == device), None)
+    return () if found is None else _lines(_live(raw, found))
+
+
+def _live(raw: RawSnapshot, device: DeviceSnapshot) -> list[LabelledBlock]:
+    history = replay(device)
+    moment = history.peak if history.failure is None else history.moment
+    blocks = label_block(history, [read_stack(stack) for stack in raw.stacks], None)
+    return [block for block in blocks if history.is_live(block.lifetime, moment)]
+
+
+def _lines(live: Sequence[LabelledBlock]) -> tuple[Held, ...]:
+    sizes: defaultdict[tuple[SourceLine | None, str], list[int]] = defaultdict(list)
+    for block in live:
+        sizes[block.place, "" if block.place else _otherwise(block)].append(block.lifetime.size)
+    lines = [Held(place, otherwise, sum(of), len(of)) for (place, otherwise), of in sizes.items()]
+    return tuple(sorted(lines, key=_order))
+
+
+def _otherwise(block: LabelledBlock) -> str:
+    if block.innermost is not None:
+        return block.innermost
+    return "before the test, line unknown" if block.lifetime.born == OLDER else "outside of Python"
+
+
+def _order(line: Held) -> tuple[int, str, int]:
+    path, number = (line.place.path, line.place.line) if line.place else (line.otherwise, 0)
+    return -line.size_bytes, path, number
+
+
+_LONGEST_CODE = 100
+
+
+def over_limit(reading: Reading, limit_bytes: int) -> str:
+    """The first line of a failure, which pytest's summary shows too."""
+    over = reading.peak_bytes - limit_bytes
+    return (
+        f"the peak of {format_size(reading.peak_bytes)} is {format_size(over)} ({_percent(over, limit_bytes)}) "
+        f"over the limit of {format_size(limit_bytes)}"
+    )
+
+
+def explanation(reading: Reading, lines: Sequence[Held] | None, root: Path) -> str:
+    """What follows: on which GPU, what was there before, and which lines held the most.
+
+    Args:
+        reading: What was measured.
+        lines: Who held memory at the peak, or when memory ran out; None where that was not recorded.
+        root: Folder that paths are shown from where they lie below it.
+    """
+    where = [f"on {visible(reading.name)}, of which PyTorch may take {format_size(reading.capacity_bytes)}"]
+    if reading.start_bytes:
+        where.append(f"{format_size(reading.start_bytes)} of it was allocated before the test's setup began")
+    if lines is None:
+        where.append(
+            "which lines allocated it was not recorded: CUDA was not in use when the test began; mark the test"
+        )
+        return "\n".join(where)
+    moment = "when memory ran out" if reading.ooms else "at the peak"
+    return "\n".join([*where, "", f"allocated {moment}, by line:", *_table(lines, reading, root)])
+
+
+def ran_out(reading: Reading, limit_bytes: int | None) -> str:
+    """The first line where PyTorch's allocator ran out of memory."""
+    times = "" if reading.ooms == 1 else f" {reading.ooms} times"
+    limit = "" if limit_bytes is None else f"; the limit is {format_size(limit_bytes)}"
+    return (
+        f"PyTorch ran out of GPU memory{times}; the most it had allocated is {format_size(reading.peak_bytes)}{limit}"
+    )
+
+
+def null_gpu_notes(reading: Reading) -> str:
+    """What a null GPU may have to do with a failure; empty where it has nothing to do with it."""
+    notes = []
+    if reading.reads:
+        times = "once" if reading.reads == 1 else f"{reading.reads} times"
+        notes.append(
+            f"a null GPU has memory and does no arithmetic: the test read back from it {times} and got zeros.\n"
+            "check values in a test of its own, without `gpu=`, on a real GPU or on the CPU"
+        )
+    if reading.unknown_calls:
+        notes.append("the null GPU does not serve: " + ", ".join(map(visible, reading.unknown_calls[:MOST_LINES])))
+    return "\n".join(notes)
+
+
+def _table(lines: Sequence[Held], reading: Reading, root: Path) -> Iterator[str]:
+    shown, rest = lines[:MOST_LINES], lines[MOST_LINES:]
+    rows = [(line.size_bytes, line.blocks, _place(line, root)) for line in shown]
+    if rest:
+        others = f"{len(rest)} other line{'' if len(rest) == 1 else 's'}"
+        rows.append((sum(line.size_bytes for line in rest), sum(line.blocks for line in rest), others))
+    total = sum(size for size, _, _ in rows)
+    if not reading.ooms and total != reading.peak_bytes:
+        rows.append((reading.peak_bytes - total, 0, "not in the history"))
+    for size, blocks, place in rows:
+        count = f"{blocks} block{'' if blocks == 1 else 's'}" if blocks else ""
+        yield f"  {format_size(size):>11}  {count:>10}  {place}"
+    if not lines:
+        yield "  nothing"
+
+
+def _place(line: Held, root: Path) -> str:
+    if line.place is None:
+        return visible(line.otherwise)
+    path, number = line.place.path, line.place.line
+    below = os.path.relpath(path, root)
+    shown = path if below.startswith(os.pardir) else below
+    function = f" in {line.place.function}" if line.place.function else ""
+    code = linecache.getline(path, number).strip()
+    return visible(f"{shown}:{number}{function}") + (f"    {visible(code, _LONGEST_CODE)}" if code else "")
+
+
+def _percent(part: int, whole: int) -> str:
+    tenths = (2000 * part + whole) // (2 * whole)
+    return f"{tenths // 10}.{tenths % 10} %" if tenths < 1000 else f"{tenths // 10} %"  # noqa: PLR2004 - 100 %
+
+
+def summarise(terminal: pytest.TerminalReporter) -> None:
+    """List each test that was measured, the one with the highest peak first."""
+    rows = sorted(_rows(terminal), key=lambda row: (-row[1][PEAK], row[0]))
+    terminal.write_sep("=", "GPU memory")
+    if not rows:
+        terminal.write_line("no test was measured: mark one with `@pytest.mark.gpu_memory`")
+        return
+    terminal.write_line(f"{'peak':>11}  {'limit':>11}  {'share':>6}  test")
+    for nodeid, found in rows:
+        peak, limit = found[PEAK], found[LIMIT]
+        share = f"{100 * peak // max(limit, 1)} %"
+        terminal.write_line(
+            f"{format_size(peak):>11}  {format_size(limit):>11}  {share:>6}  {visible(nodeid)}"
+            f"  on {visible(found[DEVICE])}"
+        )
+
+
+def _rows(terminal: pytest.TerminalReporter) -> list[tuple[str, dict[str, Any]]]:
+    reports = (report for reports in terminal.stats.values() for report in reports)
+    rows = {}
+    for report in reports:
+        found = dict(getattr(report, "user_properties", None) or ())
+        if getattr(report, "when", None) == "call" and PEAK in found:
+            rows[report.nodeid] = found
+    return list(rows.items())

@@ -1,0 +1,175 @@
+"""The sentences of a check's report: its sum, each entry, each limit, each figure that moved.
+
+All text here is plain: no colour, no markup. Text that users control is made visible where it is part of a sentence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.report.plain_text import count, percent, visible
+from oomdoctor.report.probe import sentences as probe_wording
+from oomdoctor.results import FigureKind, LimitName, Verdict
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from oomdoctor.results import CheckedEntry, CheckResult, Limit, Movement
+
+
+WORST_FIRST: Final = (Verdict.ERROR, Verdict.NO_ANSWER, Verdict.FAILED, Verdict.PASSED)
+"""Verdicts in the order in which entries are shown and counted."""
+
+VERDICT_WORDS: Final[Mapping[Verdict, str]] = MappingProxyType(
+    {verdict: verdict.value.replace("_", " ") for verdict in Verdict}
+)
+"""Each verdict as a cell of a table."""
+
+LIMIT_WORDS: Final[Mapping[LimitName, str]] = MappingProxyType(
+    {
+        LimitName.FITS: "No micro-batch fits",
+        LimitName.MIN_MICRO_BATCH: "The largest micro-batch is smaller than asked for",
+        LimitName.MAX_ACCUMULATION_STEPS: "The target batch takes more accumulation steps than asked for",
+        LimitName.MAX_MEMORY: "Training takes more memory than asked for",
+        LimitName.HEADROOM: "Training leaves less memory free than asked for",
+        LimitName.BASELINE: "The figures are worse than the baseline, or there is none",
+    }
+)
+"""What it means that a limit is broken."""
+
+UPDATE: Final = "oomdoctor check --update"
+"""The command that writes the baseline anew."""
+
+_WORDS_OF_MANY: Final[Mapping[Verdict, str]] = MappingProxyType(
+    {Verdict.ERROR: "in error", Verdict.NO_ANSWER: "without an answer", Verdict.FAILED: "failed"}
+)
+_LONGEST_NAME: Final = 200
+
+
+# --- the sum ---------------------------------------------------------------------------------------------------------
+
+
+def ordered(result: CheckResult) -> list[CheckedEntry]:
+    """The entries, worst first; those that ended alike stay in their order."""
+    return sorted(result.entries, key=lambda entry: WORST_FIRST.index(entry.verdict))
+
+
+def headline(result: CheckResult) -> str:
+    """How the check ended, such as `2 of 5 entries did not pass: 1 in error, 1 failed`."""
+    counted = Counter(entry.verdict for entry in result.entries)
+    total, passed = len(result.entries), counted[Verdict.PASSED]
+    if not total:
+        return "there was no entry to check"
+    if passed == total:
+        return f"{count(total, 'entry passed', 'entries passed')}"
+    parts = [f"{counted[verdict]} {words}" for verdict, words in _WORDS_OF_MANY.items() if counted[verdict]]
+    return f"{total - passed} of {count(total, 'entry', 'entries')} did not pass: {', '.join(parts)}"
+
+
+def advice(result: CheckResult, *, is_page: bool = False) -> Iterator[str]:
+    """What to do next, a sentence each; a page does not need to be told that there is one."""
+    entries = result.entries
+    if any(movement.is_beyond for entry in entries for movement in entry.movements):
+        yield f"if what moved is meant, `{UPDATE}` makes it the baseline; commit the file with the change"
+    if missing := [entry for entry in entries if entry.baseline == "missing"]:
+        these = f"`{name(missing[0])}`" if len(missing) == 1 else f"{len(missing)} entries"
+        yield f"`{UPDATE}` writes the baseline of {these}, which the file does not have yet"
+    if not is_page and any(True for entry in entries for _ in broken(entry)):
+        yield "`oomdoctor check --format html -o check.html` draws where the memory is"
+
+
+def updated(result: CheckResult) -> str | None:
+    """What was written; None where nothing was."""
+    written = sum(entry.baseline == "updated" for entry in result.entries)
+    if not written:
+        return None
+    return (
+        f"the baseline of {count(written, 'entry', 'entries')} is in `{visible(result.baseline or '-', _LONGEST_NAME)}`"
+    )
+
+
+# --- an entry --------------------------------------------------------------------------------------------------------
+
+
+def name(entry: CheckedEntry) -> str:
+    """An entry's name in one line."""
+    return visible(entry.name, _LONGEST_NAME)
+
+
+def card(entry: CheckedEntry) -> str:
+    """The card as it was given, or the local GPU."""
+    return "local GPU" if entry.gpu is None else visible(entry.gpu, _LONGEST_NAME)
+
+
+def largest(entry: CheckedEntry) -> str:
+    """The largest micro-batch that fits; `-` where there is no answer."""
+    return "-" if entry.probe is None else str(entry.probe.micro_batch.maximum)
+
+
+def steps(entry: CheckedEntry) -> str:
+    """Accumulation steps to the target batch; `-` where there is no plan."""
+    plan = None if entry.probe is None else entry.probe.accumulation
+    return "-" if plan is None else str(plan.steps)
+
+
+def answer(entry: CheckedEntry) -> str:
+    """What the probe found in one line; empty where there is no answer."""
+    return "" if entry.probe is None else probe_wording.headline(entry.probe)
+
+
+def broken(entry: CheckedEntry) -> Iterator[Limit]:
+    """The limits that are not kept."""
+    return (limit for limit in entry.limits if not limit.holds)
+
+
+def warnings(entry: CheckedEntry) -> list[str]:
+    """What to know before relying on an entry's verdict, its probe's warnings included."""
+    return [*entry.warnings, *([] if entry.probe is None else probe_wording.warnings(entry.probe))]
+
+
+def asked_anew(entry: CheckedEntry) -> str | None:
+    """Why the next check will take as long again; None where it need not."""
+    return None if entry.not_kept is None else f"the next check asks anew: {visible(entry.not_kept, _LONGEST_NAME)}"
+
+
+# --- what moved ------------------------------------------------------------------------------------------------------
+
+
+def beyond(entry: CheckedEntry) -> list[Movement]:
+    """What is worse than the baseline by more than the tolerance."""
+    return [movement for movement in entry.movements if movement.is_beyond]
+
+
+def within(entry: CheckedEntry) -> list[Movement]:
+    """What moved otherwise."""
+    return [movement for movement in entry.movements if not movement.is_beyond]
+
+
+def beyond_title(entry: CheckedEntry) -> str:
+    """What is listed below it: figures that fail; empty where the broken limit says so already."""
+    if any(limit.name is LimitName.BASELINE for limit in broken(entry)):
+        return ""
+    return f"worse than the baseline by more than {percent(entry.tolerance)}"
+
+
+def within_title(entry: CheckedEntry) -> str:
+    """What is listed below it: figures that moved and fail nothing."""
+    if entry.baseline == "updated":
+        return "moved, and is in the baseline now"
+    return "also moved" if beyond(entry) else "moved since the baseline, and fails nothing"
+
+
+def figure(movement: Movement, value: int | None) -> str:
+    """A figure before or after, as samples or as a size; `-` where there is none."""
+    if value is None:
+        return "-"
+    return str(value) if movement.kind is FigureKind.MICRO_BATCH else format_size(value)
+
+
+def first(movements: Sequence[Movement], most: int) -> tuple[Sequence[Movement], str]:
+    """The first of what moved, and a word about the others; empty where there are none."""
+    more = len(movements) - most
+    return movements[:most], f"and {more} more; `--json` has them" if more > 0 else ""

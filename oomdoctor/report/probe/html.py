@@ -1,0 +1,199 @@
+"""A probe as one HTML page."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from oomdoctor.report.charts import bars, trials
+from oomdoctor.report.charts import timeline as phases
+from oomdoctor.report.charts.timeline import timeline
+from oomdoctor.report.html import render_page
+from oomdoctor.report.plain_text import CATEGORY_WORDS, first_line, listed, percent
+from oomdoctor.report.probe import sentences
+from oomdoctor.report.probe import sentences as plan_words
+from oomdoctor.report.probe.sentences import module_name
+from oomdoctor.results import Category, Outcome
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from oomdoctor.output import Terminal
+    from oomdoctor.report.charts.bars import ModuleRow
+    from oomdoctor.report.charts.trials import TrialsChart
+    from oomdoctor.results import Accumulation, PhaseMemory, ProbeDocument, ProbeResult, StepMemory, Trial
+
+
+_MOST_ROWS: Final = 200
+"""Rows of a table that a page shows; a browser shows more only slowly."""
+
+_MOST_NAMED: Final = 3
+
+
+def sections(result: ProbeResult) -> dict[str, Any]:
+    """What the template's sections take, by name; a section without anything to show is None or empty."""
+    return {
+        "result": result,
+        "facts": _facts(result),
+        "warnings": sentences.warnings(result),
+        "plan": None if result.accumulation is None else _plan(result, result.accumulation),
+        "memory": None if result.memory is None else _memory(result, result.memory),
+        "trials": _trials(result) if result.trials else None,
+        "phases": _phases(result),
+        "failure": _failure(result),
+        "reasons": result.reasons[:_MOST_ROWS],
+    }
+
+
+def _facts(result: ProbeResult) -> list[tuple[str, str]]:
+    device = result.device
+    return [
+        *sentences.answer_rows(result),
+        ("target", ", ".join(filter(None, (result.target, result.precision, result.optimizer)))),
+        ("device", f"{device.name}, compute capability {device.compute_capability}"),
+        ("how known", sentences.HOW_KNOWN[device.kind]),
+        ("capacity", sentences.capacity(result)),
+    ]
+
+
+def _failure(result: ProbeResult) -> dict[str, str] | None:
+    trial = sentences.failing_trial(result)
+    if trial is None or not (line := first_line(trial.error or "")):
+        return None
+    return {"title": sentences.failure_title(trial), "line": line}
+
+
+# --- the plan --------------------------------------------------------------------------------------------------------
+
+
+def _plan(result: ProbeResult, found: Accumulation) -> dict[str, Any]:
+    rows = plan_words.plan_rows(result)
+    return {
+        "title": plan_words.plan_title(found),
+        "blocks": bars.micro_batch_bars(found.micro_batches),
+        "description": rows[0][2] if rows else "",
+        "rows": rows,
+        "notes": plan_words.plan_notes(result),
+    }
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def _memory(result: ProbeResult, found: StepMemory) -> dict[str, Any]:
+    held = [part for part in found.categories if part.allocated_bytes]
+    return {
+        "found": found,
+        "title": f"Memory over two optimizer steps at micro-batch {found.micro_batch}",
+        "peak": _peak(result, found),
+        "chart": _timeline(result, found) if found.timeline else None,
+        "description": _description(found),
+        "categories": held,
+        "whole_bytes": sum(part.allocated_bytes for part in held),
+        "phases": found.phases[:_MOST_ROWS],
+        "columns": _columns(found.phases[:_MOST_ROWS]),
+        "modules": [_module(row) for row in bars.module_rows(found.modules)],
+        "widest_bytes": max((row.total_bytes for row in bars.module_rows(found.modules)), default=0),
+    }
+
+
+def _peak(result: ProbeResult, found: StepMemory) -> str:
+    where = f"in the {sentences.PHASE_WORDS[found.peak_phase]} of iteration {found.peak_iteration}"
+    # Memory may have been recorded at a size that was asked for and does not fit.
+    excess = found.peak_allocated_bytes - result.capacity_bytes
+    beyond = f", {format_size(excess)} above the capacity" if excess > 0 else ""
+    return f"the peak is {format_size(found.peak_allocated_bytes)}, {where}{beyond}"
+
+
+def _timeline(result: ProbeResult, found: StepMemory) -> object:
+    return timeline(
+        found.timeline,
+        result.capacity_bytes,
+        peak_note=f", {sentences.PHASE_WORDS[found.peak_phase]} of iteration {found.peak_iteration}",
+        strips=tuple(filter(None, (phases.phases(found), phases.iterations(found)))),
+    )
+
+
+def _description(found: StepMemory) -> str:
+    parts = [f"{CATEGORY_WORDS[part.category]} {format_size(part.allocated_bytes)}" for part in found.categories]
+    made = f"Made of {listed(parts)}. " if parts else ""
+    return f"At the peak {format_size(found.peak_allocated_bytes)} are allocated. {made}The tables below have the rest."
+
+
+def _columns(shown: Sequence[PhaseMemory]) -> list[tuple[int, Category]]:
+    """Categories that hold anything in any phase, with their place in the figures."""
+    return [
+        (index, category)
+        for index, category in enumerate(Category)
+        if any(index < len(phase.peak_categories) and phase.peak_categories[index] for phase in shown)
+    ]
+
+
+def _module(row: ModuleRow) -> dict[str, Any]:
+    largest = sorted(row.parts, key=lambda part: -part[1])
+    named = [f"{CATEGORY_WORDS[category]} {format_size(size)}" for category, size in largest[:_MOST_NAMED]]
+    if len(largest) > _MOST_NAMED:
+        rest = sum(size for _, size in largest[_MOST_NAMED:])
+        named.append(f"other {format_size(rest)}")
+    return {"row": row, "name": module_name(row), "is_path": bool(row.module), "parts": ", ".join(named)}
+
+
+def _phases(result: ProbeResult) -> dict[str, Any] | None:
+    if not result.phases:
+        return None
+    return {"title": sentences.phases_title(result), "rows": result.phases[:_MOST_ROWS]}
+
+
+# --- trials ----------------------------------------------------------------------------------------------------------
+
+
+def _trials(result: ProbeResult) -> dict[str, Any]:
+    chart = trials.chart(result)
+    return {
+        "title": sentences.trials_title(result.trials),
+        "chart": chart,
+        "legend": [] if chart is None else _legend(result, chart),
+        "description": f"{sentences.headline(result)}. The table of the trials has every figure.",
+        "rows": [_trial(result, trial) for trial in result.trials[:_MOST_ROWS]],
+        "more": max(0, len(result.trials) - _MOST_ROWS),
+    }
+
+
+def _trial(result: ProbeResult, trial: Trial) -> dict[str, Any]:
+    return {"trial": trial, "outcome": sentences.outcome(result, trial)}
+
+
+def _legend(result: ProbeResult, chart: TrialsChart) -> list[tuple[Outcome, bool, str]]:
+    kinds = {(mark.outcome, mark.is_lowered and mark.outcome is Outcome.FITS) for mark in chart.marks}
+    return [
+        (outcome, lowered, _kind(result, outcome, lowered=lowered))
+        for outcome in Outcome
+        for lowered in (False, True)
+        if (outcome, lowered) in kinds
+    ]
+
+
+def _kind(result: ProbeResult, outcome: Outcome, *, lowered: bool) -> str:
+    if outcome is Outcome.OOM:
+        return f"{sentences.OUTCOME_NAMES[outcome]}, at what it had reached"
+    return f"{sentences.OUTCOME_NAMES[outcome]}{f' with {percent(result.headroom)} withheld' if lowered else ''}"
+
+
+_STATUS_WORDS: Final[Mapping[str, str]] = MappingProxyType(
+    {"fits": "fits", "limited": "fits, up to a size limit", "nothing_fits": "nothing fits"}
+)
+
+
+def render(document: ProbeDocument, terminal: Terminal) -> str:
+    """Render a probe's document as one self-contained HTML page."""
+    del terminal
+    result = document.result
+    values = {
+        "document": document,
+        "status": _STATUS_WORDS[document.status],
+        "headline": sentences.headline(result),
+        "summary": sentences.shortfall(result),
+        "probe": sections(result),
+    }
+    return render_page("probe.html", values)

@@ -1,0 +1,353 @@
+"""The sentences of a probe's report: the answer, the accumulation plan, memory by phase and by module.
+
+All text here is plain: no colour, no markup. Text that users control is not part of these sentences.
+"""
+
+from __future__ import annotations
+
+import shlex
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.report.charts.bars import module_rows
+from oomdoctor.report.plain_text import CATEGORY_WORDS, clean, percent, visible
+from oomdoctor.results import Outcome, PhaseName
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oomdoctor.report.charts.bars import ModuleRow
+    from oomdoctor.results import Accumulation, CommandPlan, Device, ProbeResult, StepMemory, Trial, UniformPlan
+
+
+OUTCOME_NAMES = {
+    Outcome.FITS: "fits",
+    Outcome.OOM: "out of memory",
+    Outcome.LIMIT: "size limit",
+    Outcome.FAILED: "failed",
+}
+"""How a trial ended, as a cell of a table."""
+
+OUTCOME_WORDS = {
+    Outcome.FITS: "fits",
+    Outcome.OOM: "ran out of memory",
+    Outcome.LIMIT: "met a size limit",
+    Outcome.FAILED: "failed",
+}
+"""How a trial ended, as the end of a sentence that begins with its size."""
+
+PHASE_WORDS = {
+    PhaseName.LOAD: "load",
+    PhaseName.FORWARD: "forward",
+    PhaseName.BACKWARD: "backward",
+    PhaseName.OPTIMIZER: "optimizer",
+    PhaseName.EVALUATION: "evaluation",
+}
+
+HOW_KNOWN = {
+    "cuda": "measured on this GPU",
+    "null": "run on a null GPU: PyTorch's CUDA code without the arithmetic",
+    "trace": "traced: allocations replayed through a simulated allocator",
+}
+"""Where the numbers come from, by kind of device."""
+
+UNSTABLE = "the memory of other processes moved during the probe, so another run may answer differently"
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+
+
+def headline(result: ProbeResult) -> str:
+    """The answer in one line, such as `micro-batch 19 fits; 20 runs out in backward, iteration 2`."""
+    answer = result.micro_batch
+    if answer.maximum == 0:
+        return _nothing_fits(result)
+    if answer.limited_by == "target":
+        return f"micro-batch {answer.maximum} fits; {_target_is_met(result)}"
+    return f"micro-batch {answer.maximum} fits; {answer.maximum + 1} {_verdict(result, failing_trial(result))}"
+
+
+def failing_trial(result: ProbeResult) -> Trial | None:
+    """The trial that ended the search: one above the maximum; where nothing fits, the smallest that was run."""
+    failed = [trial for trial in result.trials if trial.outcome is not Outcome.FITS]
+    if result.micro_batch.maximum == 0:
+        return min(failed, key=lambda trial: trial.micro_batch, default=None)
+    # A size may also have been run with the headroom withheld; its failure there says nothing about the maximum.
+    successors = [trial for trial in failed if trial.micro_batch == result.micro_batch.maximum + 1]
+    return max(successors, key=lambda trial: trial.allowed_bytes, default=None)
+
+
+def shortfall(result: ProbeResult) -> str | None:
+    """Where nothing fits: by how much the weights alone are too large, or their share; None where not known."""
+    if result.micro_batch.maximum or result.weights_bytes is None:
+        return None
+    excess = result.weights_bytes - result.capacity_bytes
+    weights, capacity = format_size(result.weights_bytes), format_size(result.capacity_bytes)
+    if excess > 0:
+        return f"the weights alone exceed the capacity by {format_size(excess)} ({weights} into {capacity})"
+    return f"the weights take {weights} of the capacity's {capacity}"
+
+
+def warnings(result: ProbeResult) -> list[str]:
+    """What the reader should know before relying on the answer."""
+    return list(result.warnings) if result.stable else [UNSTABLE, *result.warnings]
+
+
+def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
+    """What belongs to the answer besides the headline: (name, sentence)."""
+    answer = result.micro_batch
+    if not answer.maximum:
+        return []
+    rows = [("recommended", _recommendation(result))]
+    if answer.smallest > 1:
+        rows.append(("smallest", f"{answer.smallest}, since the model refuses smaller micro-batches"))
+    if result.weights_bytes is not None:
+        rows.append(("weights", format_size(result.weights_bytes)))
+    return rows
+
+
+def _recommendation(result: ProbeResult) -> str:
+    recommended, free = result.micro_batch.recommended, percent(result.headroom)
+    if recommended == 0:
+        return f"none: no tested size leaves {free} of the capacity free"
+    return f"{recommended}, which leaves at least {free} of the capacity free"
+
+
+def _nothing_fits(result: ProbeResult) -> str:
+    trial = failing_trial(result)
+    # A model that cannot even be placed leaves no trial.
+    if trial is None or _died_loading(trial):
+        return "nothing fits; loading the model runs out of memory"
+    return f"nothing fits; micro-batch {trial.micro_batch} {_verdict(result, trial)}"
+
+
+def _died_loading(trial: Trial) -> bool:
+    return bool(trial.phases) and trial.phases[-1].phase is PhaseName.LOAD
+
+
+def _verdict(result: ProbeResult, trial: Trial | None) -> str:
+    is_limit = result.micro_batch.limited_by == "limit" if trial is None else trial.outcome is Outcome.LIMIT
+    verb = "meets a size limit that is not memory" if is_limit else "runs out"
+    where = "" if trial is None else _where(trial)
+    if where:
+        return f"{verb}{',' if is_limit else ''} {where}"
+    return verb if is_limit else "runs out of memory"
+
+
+def _where(trial: Trial) -> str:
+    if not trial.phases:
+        return ""
+    last = trial.phases[-1]
+    if last.phase is PhaseName.LOAD:
+        return "while the model is loaded"
+    phase = "the optimizer step" if last.phase is PhaseName.OPTIMIZER else PHASE_WORDS[last.phase]
+    return f"in {phase}, iteration {last.iteration}"
+
+
+def _target_is_met(result: ProbeResult) -> str:
+    plan = result.accumulation
+    if plan is None:
+        return "nothing larger was asked for"
+    if plan.world_size > 1:
+        return f"a target batch of {plan.target_batch} on {plan.world_size} devices needs no more"
+    return f"a target batch of {plan.target_batch} needs no more"
+
+
+# --- where it ran ----------------------------------------------------------------------------------------------------
+
+
+def capacity(result: ProbeResult) -> str:
+    """The capacity and, where they add up to it, its parts."""
+    device, total = result.device, format_size(result.device.total_bytes)
+    parts = [f"{total} total"]
+    if device.context_bytes is not None:
+        parts.append(f"{format_size(device.context_bytes)} CUDA context ({_context_source(device)})")
+    if device.other_processes_bytes:
+        parts.append(f"{format_size(device.other_processes_bytes)} other processes")
+    taken = (device.context_bytes or 0) + (device.other_processes_bytes or 0)
+    if device.total_bytes - taken == result.capacity_bytes and len(parts) > 1:
+        return f"{format_size(result.capacity_bytes)} = {' - '.join(parts)}"
+    return f"{format_size(result.capacity_bytes)} of {', '.join(parts)}"
+
+
+def _context_source(device: Device) -> str:
+    return "measured" if device.kind == "cuda" else "catalogue"
+
+
+# --- trials ----------------------------------------------------------------------------------------------------------
+
+
+def outcome(result: ProbeResult, trial: Trial) -> str:
+    """How a trial ended and what sets it apart from the others, such as `fits, largest`."""
+    return ", ".join([OUTCOME_NAMES[trial.outcome], *_notes(result, trial)])
+
+
+def _notes(result: ProbeResult, trial: Trial) -> list[str]:
+    notes = []
+    fits, answer = trial.outcome is Outcome.FITS, result.micro_batch
+    if fits and trial.micro_batch == answer.maximum:
+        notes.append("largest")
+    if fits and trial.micro_batch == answer.recommended:
+        notes.append("recommended")
+    elif trial.allowed_bytes < result.capacity_bytes:
+        # That the recommended size ran with less than the capacity goes without saying.
+        notes.append(f"in {format_size(trial.allowed_bytes)}")
+    if trial.swallowed_ooms:
+        notes.append("caught by your code")
+    return notes
+
+
+def phases_title(result: ProbeResult) -> str:
+    """What the memory by phase is of, such as `Memory by phase at micro-batch 19`."""
+    # Loading comes before all trials, so that the phases of one are the end of those of the result.
+    matches = [trial for trial in result.trials if trial.phases and result.phases[-len(trial.phases) :] == trial.phases]
+    if not matches and not result.micro_batch.maximum:
+        return "Memory by phase"
+    trial = matches[-1] if matches else None
+    size = result.micro_batch.maximum if trial is None else trial.micro_batch
+    failed = trial is not None and trial.outcome is not Outcome.FITS
+    return f"Memory by phase at micro-batch {size}{', up to the failure' if failed else ''}"
+
+
+def trials_title(trials: Sequence[Trial]) -> str:
+    """How many trials ran and how long they took together."""
+    seconds = sum(trial.seconds for trial in trials)
+    return f"{len(trials)} {'trial' if len(trials) == 1 else 'trials'} in {seconds:.1f} s"
+
+
+def failure_title(trial: Trial) -> str:
+    """What the error shown under it is of."""
+    if _died_loading(trial):
+        return "The error while loading the model"
+    return f"The error at micro-batch {trial.micro_batch}"
+
+
+_CONTINUED: Final = " \\"
+_INDENT: Final = "  "
+
+
+def plan_title(plan: Accumulation) -> str:
+    """What the plan is for, such as `To reach a target batch of 256 on 8 devices, 32 on each`."""
+    text = f"To reach a target batch of {plan.target_batch}"
+    if plan.world_size > 1:
+        text += f" on {plan.world_size} devices, {sum(plan.micro_batches)} on each"
+    return text
+
+
+def plan_rows(result: ProbeResult) -> list[tuple[str, str, str]]:
+    """Ways to reach the target, best first: (name, what to type, what it does)."""
+    plan, command = result.accumulation, result.command_plan
+    if plan is None:
+        return []
+    if command is not None:
+        return _command_rows(command, plan)
+    found = [("exact", f"accumulation_steps={plan.steps}", _sizes(plan.micro_batches))]
+    if len(set(plan.micro_batches)) <= 1:
+        return found
+    if plan.uniform is not None:
+        typed = f"accumulation_steps={plan.uniform.steps}"
+        found.append(("one size", typed, f"{_count(plan.uniform.steps)} of {plan.uniform.micro_batch}"))
+    fixed = plan.fixed_size
+    found.append((f"fixed at {fixed.micro_batch}", f"accumulation_steps={fixed.steps}", _excess(fixed, plan)))
+    return found
+
+
+def plan_notes(result: ProbeResult) -> list[str]:
+    """What to know about the plan before typing it."""
+    plan, answer = result.accumulation, result.micro_batch
+    if plan is None or not plan.micro_batches:
+        return []
+    found = []
+    if plan.uniform is None:
+        found.append("no single size reaches the target exactly without more than a quarter more steps")
+    sizes = result.command_plan.sizes if result.command_plan else None
+    largest = sizes.micro_batch if sizes else max(plan.micro_batches)
+    if largest > answer.recommended:
+        better = f"above the recommended {answer.recommended}" if answer.recommended else "above every recommended size"
+        spare = percent(result.headroom)
+        found.append(f"{largest} is {better}: it fits, but not with {spare} to spare and no retry of the allocator")
+    return found
+
+
+def _command_rows(command: CommandPlan, plan: Accumulation) -> list[tuple[str, str, str]]:
+    """A command takes one size, so that there is one way."""
+    if command.run is None or command.sizes is None:
+        return []
+    sizes = command.sizes
+    effect = f"{_count(sizes.steps)} of {sizes.micro_batch}, {_excess(sizes, plan)}"
+    line = shlex.join(command.run)
+    return [("run", line if line.isprintable() else clean(line), effect)]
+
+
+def typed_lines(command: CommandPlan, width: int) -> list[str]:
+    """The command to run in lines of about `width`, which a shell takes as one command; empty where nothing fits."""
+    lines: list[str] = []
+    for word in command.run or ():
+        quoted = shlex.quote(word) if word.isprintable() else clean(shlex.quote(word))
+        if lines and len(lines[-1]) + len(quoted) + len(_CONTINUED) < width:
+            lines[-1] += f" {quoted}"
+        else:
+            lines.append(f"{_INDENT if lines else ''}{quoted}")
+    return [f"{line}{_CONTINUED}" for line in lines[:-1]] + lines[-1:]
+
+
+def _excess(sizes: UniformPlan, plan: Accumulation) -> str:
+    excess = sizes.effective_batch - plan.target_batch
+    return f"{sizes.effective_batch} samples, {excess} more than asked for" if excess else "exactly the target"
+
+
+def _sizes(micro_batches: Sequence[int]) -> str:
+    runs = [(size, len(list(run))) for size, run in groupby(micro_batches)]
+    if len(runs) == 1:
+        size, count = runs[0]
+        return f"{_count(count)} of {size}"
+    return f"{_count(len(micro_batches))}: " + ", ".join(f"{count} of {size}" for size, count in runs)
+
+
+def _count(steps: int) -> str:
+    return "one micro-batch" if steps == 1 else f"{steps} micro-batches"
+
+
+MOST_MODULES: Final = 5
+"""Modules that are shown; the HTML page has more, the JSON all."""
+
+_LONGEST_NAME: Final = 120
+
+
+def memory_title(found: StepMemory) -> str:
+    """What it is of, such as `Memory at micro-batch 19`."""
+    return f"Memory at micro-batch {found.micro_batch}"
+
+
+def memory_peak(found: StepMemory) -> str:
+    """When it peaks and how high, such as `22.62 GiB at the peak, in backward, iteration 2; 22.83 GiB reserved`."""
+    phase = "the optimizer step" if found.peak_phase is PhaseName.OPTIMIZER else PHASE_WORDS[found.peak_phase]
+    allocated, reserved = format_size(found.peak_allocated_bytes), format_size(found.peak_reserved_bytes)
+    return f"{allocated} at the peak, in {phase}, iteration {found.peak_iteration}; {reserved} reserved"
+
+
+def memory_categories(found: StepMemory) -> list[tuple[str, int]]:
+    """Categories that hold anything at the peak, and their bytes, largest first."""
+    held = [(CATEGORY_WORDS[part.category], part.allocated_bytes) for part in found.categories if part.allocated_bytes]
+    return sorted(held, key=lambda part: -part[1])
+
+
+def memory_modules(found: StepMemory) -> list[tuple[ModuleRow, str]]:
+    """The largest modules at the peak, and what each holds most."""
+    return [(row, _mostly(row)) for row in module_rows(found.modules)[:MOST_MODULES] if not row.others]
+
+
+def module_name(row: ModuleRow) -> str:
+    """A module's path, or words for the model itself, for the smaller ones and for what no module accounts for."""
+    if row.others:
+        return f"{row.others} smaller modules"
+    if row.module is None:
+        return "outside the modules"
+    return visible(row.module, _LONGEST_NAME) or "the model itself"
+
+
+def _mostly(row: ModuleRow) -> str:
+    """The category that most of a module's memory is of; empty where it holds none."""
+    largest = max(row.parts, key=lambda part: part[1], default=None)
+    return "" if largest is None else CATEGORY_WORDS[largest[0]]

@@ -1,0 +1,136 @@
+"""A rule of lint, or the table of all rules, on the terminal and in Markdown."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from oomdoctor.lint.rule import Rule
+    from oomdoctor.output import Terminal
+
+
+FIXABLE: Final = "[*]"
+"""What marks a rule, or a finding, that `--fix` can put right."""
+
+
+def traits(rule: Rule) -> str:
+    """How bad it is, what it costs, whether it is on, and whether `--fix` helps."""
+    words = [rule.severity.value, rule.concern.value, "on by default" if rule.default else "off unless selected"]
+    return ", ".join([*words, *(["`--fix` can put it right"] if rule.fixed is not None else [])])
+
+
+def mark(rule: Rule) -> str:
+    """`[*]` for a rule with a fix."""
+    return FIXABLE if rule.fixed is not None else ""
+
+
+_NARROWEST: Final = 40
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+
+
+def render_rule(rule: Rule, terminal: Terminal) -> str:
+    """All that there is to say about a rule."""
+    parts = [
+        _bold(f"{rule.code} {rule.name}", terminal),
+        _filled(f"{rule.summary[:1].upper()}{rule.summary[1:]}.\n\n{traits(rule)}", terminal),
+        *_section("What it does", _filled(rule.explanation, terminal), terminal),
+        *_section("Why that is bad", _filled(rule.reason, terminal), terminal),
+        *_section("Bad", _code(rule.bad), terminal),
+        *_section("Good", _code(rule.good), terminal),
+        *_section("References", "\n".join(rule.references), terminal),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def render_rules(rules: Sequence[Rule], terminal: Terminal) -> str:
+    """One line a rule."""
+    rows = [(rule.code, mark(rule), rule.name, rule.severity.value, rule.concern.value, _state(rule)) for rule in rules]
+    headings = ("code", "", "name", "severity", "concern", "default")
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    heading, *lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in (headings, *rows))
+    counted = (
+        f"{len(rules)} rules; [*] has a fix; `oomdoctor rule {rules[0].code}` explains one" if rules else "0 rules"
+    )
+    return "\n".join([_bold(heading, terminal), *lines, "", counted, ""])
+
+
+def _state(rule: Rule) -> str:
+    return "on" if rule.default else "off"
+
+
+def _section(title: str, body: str, terminal: Terminal) -> Iterator[str]:
+    if body:
+        yield f"{_bold(title, terminal)}\n{textwrap.indent(body, '  ')}"
+
+
+def _filled(text: str, terminal: Terminal) -> str:
+    """Markdown with its paragraphs and items broken to the terminal's width; code stays as it is."""
+    blocks = textwrap.dedent(text).strip().split("\n\n")
+    return "\n\n".join("\n".join(_block(block, max(terminal.width, _NARROWEST) - 2)) for block in blocks)
+
+
+def _block(block: str, width: int) -> Iterator[str]:
+    if block.startswith(("```", "    ")):
+        yield block
+        return
+    for paragraph in _paragraphs(block):
+        later = "  " if paragraph.startswith("- ") else ""
+        yield textwrap.fill(paragraph, width, subsequent_indent=later, break_long_words=False, break_on_hyphens=False)
+
+
+def _paragraphs(block: str) -> list[str]:
+    """Lines joined to items of a list, or to one paragraph."""
+    found: list[str] = []
+    for line in block.splitlines():
+        if found and not line.startswith("- "):
+            found[-1] += f" {line.strip()}"
+        else:
+            found.append(line)
+    return found
+
+
+def _code(text: str) -> str:
+    return textwrap.dedent(text).strip("\n")
+
+
+def _bold(text: str, terminal: Terminal) -> str:
+    return f"{_BOLD}{text}{_PLAIN}" if terminal.color else text
+
+
+def render_rule_markdown(rule: Rule) -> str:
+    """All that there is to say about a rule, as a page of its own."""
+    parts = [
+        f"# {rule.code}: {rule.name}",
+        f"{rule.summary[:1].upper()}{rule.summary[1:]}.",
+        f"*{traits(rule)}*",
+        *_markdown_section("What it does", textwrap.dedent(rule.explanation).strip()),
+        *_markdown_section("Why that is bad", textwrap.dedent(rule.reason).strip()),
+        *_markdown_section("Bad", _markdown_code(rule.bad)),
+        *_markdown_section("Good", _markdown_code(rule.good)),
+        *_markdown_section("References", "\n".join(f"- <{address}>" for address in rule.references)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def render_rules_markdown(rules: Sequence[Rule]) -> str:
+    """A table, one line a rule."""
+    lines = ["| code | name | severity | concern | default | fix | what it finds |", "| --- " * 7 + "|"]
+    for rule in rules:
+        state = "on" if rule.default else "off"
+        fix = f"`{mark(rule)}`" if mark(rule) else ""
+        cells = (rule.code, rule.name, rule.severity.value, rule.concern.value, state, fix, rule.summary)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_section(title: str, body: str) -> Iterator[str]:
+    if body:
+        yield f"## {title}\n\n{body}"
+
+
+def _markdown_code(text: str) -> str:
+    stripped = textwrap.dedent(text).strip("\n")
+    return f"```python\n{stripped}\n```"

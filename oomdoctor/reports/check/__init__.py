@@ -1,1 +1,0 @@
-"""What `oomdoctor check` found, a file a format."""

@@ -1,1 +1,0 @@
-"""What `oomdoctor diagnose` found, a file a format."""

@@ -1,1 +1,0 @@
-"""What `oomdoctor lint` found, a file a format."""

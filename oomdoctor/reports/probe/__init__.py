@@ -1,1 +1,0 @@
-"""What `oomdoctor probe` found, a file a format."""

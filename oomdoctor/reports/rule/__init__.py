@@ -1,1 +1,0 @@
-"""What a rule is, in every format of `oomdoctor rule`."""

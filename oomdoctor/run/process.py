@@ -1,0 +1,335 @@
+"""A command as a child process: streams, signals, exit code, and kills for lack of host memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oomdoctor.errors import OomdoctorError
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+EXIT_NOT_FOUND = 127
+EXIT_NOT_EXECUTABLE = 126
+EXIT_SIGNAL_BASE = 128
+
+_PASSED_ON = frozenset(
+    {
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGTSTP,
+        signal.SIGCONT,
+    }
+)
+# What Python ignores, so that a child would too.
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class CommandNotFoundError(OomdoctorError):
+    """There is no such command; the exit code is a shell's."""
+
+    exit_code = EXIT_NOT_FOUND
+
+
+class CommandNotExecutableError(OomdoctorError):
+    """The command is there and cannot be run; the exit code is a shell's."""
+
+    exit_code = EXIT_NOT_EXECUTABLE
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a command ended.
+
+    Attributes:
+        pid: Its process id while it ran.
+        status: Its exit status; None where a signal ended it.
+        signal: The number of the signal that ended it; None where it exited.
+    """
+
+    pid: int
+    status: int | None
+    signal: int | None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that a shell gives: the status, or 128 and the signal's number."""
+        return self.status if self.status is not None else EXIT_SIGNAL_BASE + (self.signal or 0)
+
+
+def run_process(command: Sequence[str], environment: Mapping[str, str]) -> ExitStatus:
+    """Run a command to its end, and pass on what signals come meanwhile.
+
+    What the terminal sends, such as Ctrl-C, reaches the command by itself, since it is in the same process group; what
+    somebody sends to this process alone is passed on. Who sends a signal to the whole group, as `timeout` does, sends
+    the command two: the kernel does not tell a receiver whom else a signal was sent to, and to pass on none would
+    leave the command running when this process alone is asked to end.
+
+    Args:
+        command: The program, looked for in PATH, and its arguments; no shell takes them apart.
+        environment: Its whole environment.
+
+    Raises:
+        CommandNotFoundError: There is no such program.
+        CommandNotExecutableError: It cannot be run.
+    """
+    waited_for = {*_PASSED_ON, signal.SIGCHLD}
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where a parent had it ignored, a child's end would not be told
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
+    try:
+        pid = _start(command, environment, mask)
+        return _wait(pid, waited_for)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str], mask: set[signal.Signals | int]) -> int:
+    try:
+        # Not `subprocess`, which would close the descriptors that the command inherits.
+        return os.posix_spawnp(
+            command[0], list(command), dict(environment), setsigmask=list(mask), setsigdef=list(_IGNORED_BY_PYTHON)
+        )
+    except OSError as error:
+        raise _start_error(command[0], error) from error
+
+
+def _start_error(program: str, error: OSError) -> OomdoctorError:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return CommandNotFoundError(
+            f"command not found: `{program}`",
+            hint="the command comes after `--`, for example `oomdoctor run -- python train.py`",
+        )
+    return CommandNotExecutableError(
+        f"`{program}` cannot be run: {error.strerror}",
+        hint=f"a script is run by its interpreter, for example `oomdoctor run -- python {program}`",
+    )
+
+
+def _wait(pid: int, waited_for: set[signal.Signals]) -> ExitStatus:
+    while True:
+        told = signal.sigwaitinfo(waited_for)
+        if told.si_signo != signal.SIGCHLD:
+            _pass_on(pid, told)
+            continue
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended == pid:
+            code = os.waitstatus_to_exitcode(status)
+            return ExitStatus(pid, code, None) if code >= 0 else ExitStatus(pid, None, -code)
+
+
+def _pass_on(pid: int, told: signal.struct_siginfo) -> None:
+    """Pass a signal on unless the kernel sent it, which then sent it to the whole process group."""
+    if told.si_code <= 0:
+        os.kill(pid, told.si_signo)
+    if told.si_signo == signal.SIGTSTP:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+# Version 1 prints its largest multiple of a page for "no limit".
+_NO_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """One reading; what the kernel does not tell is None.
+
+    Attributes:
+        cgroup_kills: Processes of this process's cgroup that the OOM killer ended, since the cgroup was made.
+        system_kills: The same on the whole machine, since it was started.
+        limit_bytes: The cgroup's limit, or the lowest of those above it.
+        limit_name: The file that sets the limit, such as `memory.max`.
+        peak_bytes: The most that was used of it.
+    """
+
+    cgroup_kills: int | None = None
+    system_kills: int | None = None
+    limit_bytes: int | None = None
+    limit_name: str | None = None
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What one version of cgroups calls its files."""
+
+    kills: str
+    limit: str
+    peak: str
+
+
+_VERSION_1 = _Files("memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_in_bytes")
+_VERSION_2 = _Files("memory.events", "memory.max", "memory.peak")
+
+
+def read_host_memory(root: Path = Path("/")) -> HostMemory:
+    """Read the counters of the cgroup that this process is in, and so what it starts.
+
+    Args:
+        root: Where `proc` and `sys` lie.
+    """
+    system_kills = _counter(root / "proc" / "vmstat", "oom_kill")
+    levels, files = _cgroup(root)
+    if not levels:
+        return HostMemory(system_kills=system_kills)
+    limits = [(limit, level) for level in levels if (limit := _number(level / files.limit)) is not None]
+    limit, level = min(limits, key=lambda pair: pair[0], default=(None, levels[0]))
+    return HostMemory(
+        cgroup_kills=_counter(levels[0] / files.kills, "oom_kill"),
+        system_kills=system_kills,
+        limit_bytes=limit,
+        limit_name=None if limit is None else files.limit,
+        peak_bytes=_number(level / files.peak),
+    )
+
+
+def _cgroup(root: Path) -> tuple[list[Path], _Files]:
+    """The directories of the cgroup and of those above it, innermost first, and what their files are called."""
+    mount = root / "sys" / "fs" / "cgroup"
+    version_2: list[Path] = []
+    for line in _text(root / "proc" / "self" / "cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            return list(_levels(mount / "memory", path, _VERSION_1)), _VERSION_1
+        if number == "0":
+            version_2 = list(_levels(mount, path, _VERSION_2))
+    return version_2, _VERSION_2
+
+
+def _levels(mount: Path, path: str, files: _Files) -> Iterator[Path]:
+    """In a container the path may be the host's, and the mount the cgroup itself: then the mount is what is left."""
+    inner = mount / path.lstrip("/")
+    if ".." in inner.parts:
+        inner = mount
+    for level in (inner, *inner.parents):
+        if (level / files.kills).is_file():
+            yield level
+        if level == mount:
+            return
+
+
+def _counter(path: Path, name: str) -> int | None:
+    """The number behind `name` in a file of lines such as `oom_kill 3`."""
+    for line in _text(path).splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0] == name and words[1].isdecimal():  # noqa: PLR2004
+            return int(words[1])
+    return None
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() and int(text) < _NO_LIMIT else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - asked how large it is
+_SIGKILL_CODE = 128 + signal.SIGKILL
+_SIGBUS_CODE = 128 + signal.SIGBUS
+_HINT = (
+    "fewer DataLoader workers, a smaller data set in memory, `mmap=True` for `torch.load`, or a machine with more; "
+    "`dmesg` names the process that was ended"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KillNotice:
+    """What to tell about an ending that the program could not explain itself.
+
+    Attributes:
+        message: What happened, with the numbers that show it.
+        hint: What to do or where to look.
+        is_oom: Whether the host's memory ran out for certain.
+    """
+
+    message: str
+    hint: str
+    is_oom: bool
+
+
+def explain_kill(ending: ExitStatus, before: HostMemory, after: HostMemory) -> KillNotice | None:
+    """Tell how the kernel ended a command or a process beneath it; None where it did not.
+
+    Args:
+        ending: How the command ended.
+        before: Counters before it started.
+        after: Counters after it ended.
+    """
+    if ending.exit_code == os.EX_OK:
+        return None
+    killed = ending.exit_code == _SIGKILL_CODE
+    kills = _difference(before.cgroup_kills, after.cgroup_kills)
+    if kills:
+        who = "the command" if killed else f"{_processes(kills)} beneath the command"
+        return KillNotice(f"the kernel's OOM killer ended {who}: {_numbers(kills, after)}", _HINT, is_oom=True)
+    if killed:
+        return _killed(after, _difference(before.system_kills, after.system_kills))
+    return _bus_error() if ending.exit_code == _SIGBUS_CODE else None
+
+
+def _killed(after: HostMemory, system_kills: int) -> KillNotice:
+    """SIGKILL, and the cgroup counted nothing."""
+    if system_kills and after.cgroup_kills is None:
+        return KillNotice(
+            f"the command was ended by SIGKILL, and the kernel's OOM killer ended {_processes(system_kills)} on this "
+            "machine while it ran (`oom_kill` in /proc/vmstat); it was probably one of them",
+            _HINT,
+            is_oom=False,
+        )
+    counted = "the kernel counted no out-of-memory kill meanwhile"
+    if after.cgroup_kills is None and after.system_kills is None:
+        counted = "the kernel does not tell here whether it was for want of memory"
+    return KillNotice(
+        f"the command was ended by SIGKILL, and {counted}: it may be something else, such as `kill -9`, a "
+        "scheduler's time limit or the end of its container",
+        "`dmesg`, or the scheduler's own log, tells who ended it",
+        is_oom=False,
+    )
+
+
+def _numbers(kills: int, after: HostMemory) -> str:
+    parts = [f"{_processes(kills)} of its cgroup killed while it ran"]
+    if after.limit_bytes is not None:
+        parts.append(f"limit {format_size(after.limit_bytes)} (`{after.limit_name}`)")
+    if after.peak_bytes is not None:
+        parts.append(f"peak {format_size(after.peak_bytes)}")
+    return ", ".join(parts)
+
+
+def _bus_error() -> KillNotice:
+    try:
+        status = os.statvfs(_SHARED_MEMORY)
+        total, free = (format_size(blocks * status.f_frsize) for blocks in (status.f_blocks, status.f_bavail))
+        size = f": {_SHARED_MEMORY} is {total}, {free} of it free now"
+    except OSError:
+        size = ""
+    return KillNotice(
+        f"the command was ended by SIGBUS, which is what a full {_SHARED_MEMORY} looks like{size}",
+        "in a container `--shm-size=8g` enlarges it; fewer DataLoader workers need less",
+        is_oom=False,
+    )
+
+
+def _difference(before: int | None, after: int | None) -> int:
+    return 0 if before is None or after is None else max(0, after - before)
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"

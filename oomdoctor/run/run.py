@@ -1,0 +1,163 @@
+"""Run a command from start to end, and list the reports that its processes left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oomdoctor.errors import UsageError
+from oomdoctor.run.environment import CommandDevice, make_environment
+from oomdoctor.run.process import KillNotice, explain_kill, read_host_memory, run_process
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+REPORT_NAME = "report.json"
+SNAPSHOT_NAME = "snapshot.pickle"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDirectory:
+    """A directory that need not exist; the hook makes it when there is something to write.
+
+    Attributes:
+        path: Absolute, for processes that work elsewhere.
+        before: Names that were in it before the run.
+    """
+
+    path: Path
+    before: frozenset[str]
+
+    @classmethod
+    def choose(cls, wanted: Path | None) -> ReportDirectory:
+        """Take the one that was asked for, or a new name in the working directory.
+
+        Raises:
+            UsageError: The one that was asked for cannot be written.
+        """
+        if wanted is None:
+            return cls(_unused_name(), frozenset())
+        path = Path.cwd() / wanted
+        _check_writable(path)
+        return cls(path, frozenset(entry.name for entry in path.iterdir()) if path.is_dir() else frozenset())
+
+    def reports(self) -> list[Path]:
+        """The directories of this run's reports, one a process, in the order in which they were written."""
+        if not self.path.is_dir():
+            return []
+        found = [path for path in self.path.glob("rank*-*") if path.name not in self.before]
+        complete = [path for path in found if (path / REPORT_NAME).is_file()]
+        return sorted(complete, key=lambda path: (path / REPORT_NAME).stat().st_mtime_ns)
+
+    def discard(self) -> None:
+        """Remove this run's reports, and what a process left that was ended while it wrote one."""
+        if not self.path.is_dir():
+            return
+        for path in (*self.path.glob("rank*-*"), *self.path.glob(".rank*-*.part")):
+            if path.name not in self.before:
+                shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            self.path.rmdir()  # only where nothing else is in it
+
+    def tidy(self) -> None:
+        """Remove what a process left that was ended while it wrote its report."""
+        if not self.path.is_dir():
+            return
+        for path in self.path.glob(".rank*-*.part"):
+            shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            self.path.rmdir()
+
+
+def files_of(report: Path) -> list[Path]:
+    """What to diagnose of one report's directory."""
+    return [path for name in (REPORT_NAME, SNAPSHOT_NAME) if (path := report / name).is_file()]
+
+
+def _unused_name() -> Path:
+    """A name with the time, and with the process, since a cluster may start many runs in one second."""
+    name = f"oomdoctor-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    here = Path.cwd()
+    return (here if os.access(here, os.W_OK) else Path(tempfile.gettempdir())) / name
+
+
+def _check_writable(path: Path) -> None:
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir():
+        raise UsageError(f"`--output {path}` is to be a directory, and `{existing}` is a file", hint="name another")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError(f"reports cannot be written to `{path}`: no permission in `{existing}`", hint="name another")
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:  # for the superuser everything is allowed, and still a file system may refuse
+        path.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            folder.rmdir()
+    except OSError as error:
+        raise UsageError(f"reports cannot be written to `{path}`: {error.strerror}", hint="name another") from error
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What to run.
+
+    Attributes:
+        command: The program and its arguments.
+        device: The GPU to show it.
+        max_entries: Events of the memory history to keep; 0 for no history.
+        directory: Where reports go; None for a new name in the working directory.
+    """
+
+    command: Sequence[str]
+    device: CommandDevice
+    max_entries: int
+    directory: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """How it went.
+
+    Attributes:
+        exit_code: The command's, as a shell gives it.
+        reports: Directories of reports, one for each process that ran out of memory, first one first.
+        notice: What to tell where the kernel ended the command.
+    """
+
+    exit_code: int
+    reports: tuple[Path, ...] = ()
+    notice: KillNotice | None = None
+
+
+def run(request: RunRequest) -> FinishedRun:
+    """Run a command to its end.
+
+    A command that succeeds leaves nothing: where a process beneath it ran out of memory and the command got over
+    that, the report is removed.
+
+    Raises:
+        UsageError: The options contradict each other, or the reports cannot be written.
+        NoAnswerError: The device that was asked for cannot be shown to this command.
+        OomdoctorError: The command cannot be started; the exit code is 126 or 127.
+    """
+    directory = ReportDirectory.choose(request.directory)
+    environment = make_environment(
+        request.command,
+        os.environ,
+        device=request.device,
+        directory=directory.path,
+        max_entries=request.max_entries,
+    )
+    before = read_host_memory()
+    ending = run_process(request.command, environment)
+    if ending.exit_code == os.EX_OK:
+        directory.discard()
+        return FinishedRun(ending.exit_code)
+    directory.tidy()
+    return FinishedRun(ending.exit_code, tuple(directory.reports()), explain_kill(ending, before, read_host_memory()))

@@ -1,1 +1,0 @@
-"""The user's own command under a hook that notices when memory runs out."""

@@ -1,0 +1,211 @@
+"""The search of one probe: it asks a source of trials for sizes, keeps the trials and reports progress."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
+from oomdoctor.results import Outcome, Trial
+from oomdoctor.search.accumulation import plan_accumulation
+from oomdoctor.search.bracket import SearchResult, find_maximum, find_recommended
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oomdoctor.multi_card.fit import CardFit
+    from oomdoctor.progress import Progress
+    from oomdoctor.results import Accumulation
+    from oomdoctor.search.source import TrialSource, WarmStart
+
+
+_FIRST_RANGE = 4096
+_RANGE_GROWTH = 8
+"""Sizes up to the first are searched at once; where all of them fit so many times more, until the target."""
+
+
+def micro_steps(micro_batch: int, per_device_target: int) -> int:
+    """Micro-steps in each of a trial's optimizer steps: two where gradients will be accumulated, which shows all."""
+    return 2 if micro_batch < per_device_target else 1
+
+
+class ProbeSearch:
+    """One probe's trials.
+
+    Args:
+        supervisor: Runs them.
+        progress: Told of each.
+        per_device_target: Samples per optimizer step on one device; nothing above it is tried, and below it gradients
+            are accumulated.
+        guide: Guesses what the search will find; None to do without.
+
+    Attributes:
+        trials: Every trial, in the order it ran.
+    """
+
+    def __init__(
+        self, supervisor: TrialSource, progress: Progress, per_device_target: int, guide: WarmStart | None = None
+    ) -> None:
+        self._supervisor = supervisor
+        self._progress = progress
+        self._per_device_target = per_device_target
+        self._guide = guide
+        self._guessed: CardFit | None = None
+        self._low = 0
+        self._high = per_device_target + 1
+        self.trials: list[Trial] = []
+
+    def find_maximum(self, gradient_bytes: int) -> SearchResult:
+        """The largest micro-batch up to the per-device target that fits.
+
+        Args:
+            gradient_bytes: Bytes of all gradients, which only accumulation keeps alive during a forward.
+
+        Raises:
+            TargetError: A size failed for a reason that is not memory.
+            NoAnswerError: It failed because the null GPU cannot do what it asks for.
+        """
+        search = self._search_up_to(min(self._per_device_target, _FIRST_RANGE))
+        while search.limited_by == "target" and search.maximum < self._per_device_target and search.failed is None:
+            # Nothing far above what is known is tried: a batch of that size may not even fit the host.
+            search = self._search_up_to(min(self._per_device_target, search.maximum * _RANGE_GROWTH))
+        if search.failed is not None:
+            raise self._failure(search.failed)
+        return self._try_whole_target(search, gradient_bytes)
+
+    def _search_up_to(self, largest: int) -> SearchResult:
+        return find_maximum(
+            lambda size: self._run(size, self._supervisor.capacity_bytes),
+            largest=largest,
+            capacity_bytes=self._supervisor.capacity_bytes,
+            known=self.trials,
+            foresee=lambda low, high: self._supervisor.foresee(
+                low, high, allowed_bytes=self._supervisor.capacity_bytes, retries=True
+            ),
+            guess=self._guess if self._guide else None,
+        )
+
+    def _guess(self) -> int | None:
+        if self._guide is not None:
+            self._guessed = self._guide.guess(self._supervisor.capacity_bytes)
+        return None if self._guessed is None else self._guessed.maximum
+
+    def check_plan(self, plan: Accumulation) -> bool:
+        """Whether no micro-batch of the plan runs out; runs those that were not run yet."""
+        for size in sorted(set(plan.micro_batches), reverse=True):
+            seen = [trial for trial in self.trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
+            if not seen and self._run(size, self._supervisor.capacity_bytes).outcome in (Outcome.OOM, Outcome.LIMIT):
+                return False
+        return True
+
+    def _try_whole_target(self, search: SearchResult, gradient_bytes: int) -> SearchResult:
+        """Try the target in one micro-batch: without accumulated gradients it may fit where smaller sizes do not."""
+        target, maximum = self._per_device_target, search.maximum
+        at_maximum = next((trial for trial in self.trials if trial.micro_batch == maximum), None)
+        if at_maximum is None or search.limited_by != "memory" or any(t.micro_batch == target for t in self.trials):
+            return search
+        growth = ((at_maximum.peak_allocated_bytes or 0) - (at_maximum.fixed_bytes or 0)) / maximum
+        if (target - maximum) * growth > gradient_bytes:
+            return search
+        if self._run(target, self._supervisor.capacity_bytes).outcome is not Outcome.FITS:
+            return search
+        note = f"{target} fits because nothing is accumulated then; with accumulation the largest is {maximum}"
+        return replace(search, maximum=target, successor=None, limited_by="target", notes=(*search.notes, note))
+
+    def try_smallest(self) -> Trial:
+        """One trial at the smallest size that the model accepts.
+
+        Raises:
+            TargetError: It accepts neither one sample nor two.
+            NoAnswerError: The null GPU cannot do what it asks for.
+        """
+        trial = self._run(1, self._supervisor.capacity_bytes)
+        if trial.outcome is Outcome.FAILED:  # a batch norm needs two
+            trial = self._run(2, self._supervisor.capacity_bytes)
+        if trial.outcome is Outcome.FAILED:
+            raise self._failure(trial)
+        return trial
+
+    def find_recommended(self, search: SearchResult, headroom: float) -> int:
+        """The largest tested size that fits with `headroom` of the capacity withheld, and never runs at its edge."""
+        allowed = int(self._supervisor.capacity_bytes * (1 - headroom))
+
+        def foresee(low: int, high: int) -> int | None:
+            # A guide that was right about the maximum knows the step well enough.
+            if self._guessed and self._guessed.maximum == search.maximum and low < self._guessed.recommended < high:
+                return self._guessed.recommended
+            return self._supervisor.foresee(low, high, allowed_bytes=allowed, retries=False)
+
+        return find_recommended(
+            lambda size: self._run(size, allowed), search=search, allowed_bytes=allowed, foresee=foresee
+        )
+
+    def tried(self, micro_batch: int, steps: int) -> Trial:
+        """A trial of a size with as many micro-batches in an optimizer step; runs it where none that fits was seen."""
+        seen = [trial for trial in self.trials if trial.micro_batch == micro_batch and trial.outcome is Outcome.FITS]
+        if seen and steps <= micro_steps(micro_batch, self._per_device_target):
+            return seen[-1]
+        return self._run(micro_batch, self._supervisor.capacity_bytes, steps)
+
+    def try_profiled(self, size: int | None, maximum: int) -> None:
+        """Run the size whose memory is asked for, with all memory, where the search did not and it can fit.
+
+        Where nothing tells what memory is made of, its peaks and phases are those of this trial.
+        """
+        if size is not None and size <= maximum:
+            self.tried(size, micro_steps(size, self._per_device_target))
+
+    def _run(self, micro_batch: int, allowed_bytes: int, steps: int | None = None) -> Trial:
+        steps = steps or micro_steps(micro_batch, self._per_device_target)
+        return self.record(
+            micro_batch,
+            lambda: self._supervisor.run(micro_batch, micro_steps=steps, allowed_bytes=allowed_bytes),
+        )
+
+    def record(self, micro_batch: int, run: Callable[[], Trial]) -> Trial:
+        """Have a trial run, and count it among those of the probe.
+
+        Raises:
+            TargetError: The user's code is at fault.
+            NoAnswerError: A crash or the time limit.
+        """
+        self._progress.trial_started(micro_batch, self._low, self._high)
+        trial = run()
+        if trial.outcome is Outcome.FITS:
+            self._low = max(self._low, micro_batch)
+        elif (
+            trial.allowed_bytes >= self._supervisor.capacity_bytes
+        ):  # what does not fit with headroom withheld may yet fit
+            self._high = min(self._high, micro_batch)
+        self.trials.append(trial)
+        self._progress.trial_finished(trial)
+        return trial
+
+    def _failure(self, trial: Trial) -> OomdoctorError:
+        fitting = [other.micro_batch for other in self.trials if other.outcome is Outcome.FITS]
+        contrast = f", and {max(fitting)} does not" if fitting else ""
+        problem = self._supervisor.problem or {}
+        if problem.get("kind") == NoAnswerError.__name__:
+            return NoAnswerError(str(problem["message"]), details=problem["details"], hint=problem["hint"])
+        return TargetError(
+            f"micro-batch {trial.micro_batch} fails{contrast}: {trial.error}",
+            details=problem.get("details"),
+            hint=problem.get("hint") or "this is not an out-of-memory error; mend it and probe again",
+        )
+
+
+def tested_plan(
+    session: ProbeSearch, target_batch: int, world_size: int, *, maximum: int, recommended: int
+) -> Accumulation | None:
+    """A plan whose every micro-batch was run.
+
+    Near the maximum fitting is not monotone: a size may fit because its blocks happen to be whole pages, and the one
+    below it not. Then the next plan is that of the recommended size, which fits without any luck.
+    """
+    limit = maximum
+    while limit > 0:
+        plan = plan_accumulation(target_batch, limit, world_size)
+        if session.check_plan(plan):
+            return plan
+        limit = recommended if recommended < limit else limit * 9 // 10
+    return None

@@ -1,0 +1,289 @@
+"""The answer of a probe: from what the trials showed to the result and the document that reports render."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from oomdoctor import __version__
+from oomdoctor.engines.catalogue import all_cards
+from oomdoctor.engines.monitor import other_process_bytes
+from oomdoctor.errors import EXIT_GATE, EXIT_OK
+from oomdoctor.results import Device, MicroBatch, Outcome, Phase, ProbeDocument, ProbeResult, Reason, Trial
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from oomdoctor.engines.choice import Engine
+    from oomdoctor.request import ProbeRequest
+    from oomdoctor.results import Accumulation, Guidance
+    from oomdoctor.search.bracket import SearchResult
+    from oomdoctor.search.source import TrialSource
+    from oomdoctor.trial.client import LoadedTarget
+    from oomdoctor.trial.dependencies import Dependencies
+    from oomdoctor.trial.profile_runner import ProfiledAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRun:
+    """A finished probe.
+
+    Attributes:
+        result: What it found.
+        versions: Version by name, of what answered.
+        dependencies: What the target used.
+    """
+
+    result: ProbeResult
+    versions: dict[str, str]
+    dependencies: Dependencies
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """A target that was loaded and tried once.
+
+    Attributes:
+        engine: Where it ran, and why there.
+        loaded: What the worker said when the model was on the device.
+        trial: One trial at the smallest size; None where the model alone does not fit.
+    """
+
+    engine: Engine
+    loaded: LoadedTarget
+    trial: Trial | None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the trials showed.
+
+    Attributes:
+        loaded: What the worker said when the model was on the device.
+        search: How the search ended; None where the model alone does not fit.
+        recommended: Largest tested size that fits with the headroom withheld.
+        plan: How to reach the target with sizes that were run; None where nothing fits.
+        trials: Every trial in order.
+        recorded: What memory is made of.
+        moved: Whether other processes' memory moved meanwhile; None where nobody can say.
+        guidance: What the guide said; None where there was none.
+    """
+
+    loaded: LoadedTarget
+    search: SearchResult | None
+    recommended: int
+    plan: Accumulation | None
+    trials: tuple[Trial, ...]
+    recorded: ProfiledAnswer
+    moved: bool | None
+    guidance: Guidance | None = None
+
+
+def build_result(
+    request: ProbeRequest, engine: Engine, supervisor: TrialSource, others: OtherProcesses, findings: Findings
+) -> ProbeResult:
+    """Put the result together."""
+    loaded, search = findings.loaded, findings.search
+    maximum = search.maximum if search else 0
+    return ProbeResult(
+        target=request.target,
+        precision=OWN_PRECISION if request.command else request.precision,
+        optimizer=supervisor.optimizer_name,
+        micro_batch=MicroBatch(
+            maximum=maximum,
+            recommended=findings.recommended,
+            limited_by=search.limited_by if search else "memory",
+            smallest=search.smallest if search else 1,
+        ),
+        accumulation=findings.plan,
+        capacity_bytes=supervisor.capacity_bytes,
+        headroom=request.headroom,
+        weights_bytes=loaded.weights_bytes,
+        device=_device(engine, loaded, others),
+        stable=not findings.moved,
+        trials=findings.trials,
+        phases=(*loaded.phases, *_phases(findings.trials, maximum)),
+        reasons=(
+            *engine.reasons,
+            *_measured_reasons(engine, loaded),
+            _optimizer_reason(request, loaded),
+            *findings.recorded.reasons,
+            *_guide_reasons(findings.guidance, maximum),
+        ),
+        warnings=tuple(_warnings(request, engine, supervisor, findings)),
+        memory=findings.recorded.memory,
+        guide=findings.guidance,
+    )
+
+
+def _device(engine: Engine, loaded: LoadedTarget, others: OtherProcesses) -> Device:
+    context = engine.card.context_bytes if engine.card else loaded.used_before_bytes - (others.before_bytes or 0)
+    return Device(
+        kind=engine.kind,
+        name=loaded.name,
+        compute_capability=loaded.compute_capability,
+        total_bytes=loaded.total_bytes,
+        context_bytes=max(0, context),
+        other_processes_bytes=others.before_bytes,
+    )
+
+
+def _phases(trials: tuple[Trial, ...], maximum: int) -> tuple[Phase, ...]:
+    """The phases at the maximum; where nothing fits, of the trial that got furthest."""
+    at_maximum = [trial for trial in trials if trial.micro_batch == maximum and trial.outcome is Outcome.FITS]
+    shown = at_maximum or sorted(trials, key=lambda trial: len(trial.phases))
+    return shown[-1].phases if shown else ()
+
+
+def _measured_reasons(engine: Engine, loaded: LoadedTarget) -> list[Reason]:
+    if engine.kind == "null":
+        text = "0 bytes: cuDNN chooses them on a real GPU, and no measured figures are built in yet"
+        return [Reason("peaks", _NULL_PEAKS), Reason("cudnn_workspace", text)]
+    if engine.kind == "trace":
+        return [Reason("peaks", _TRACED_PEAKS)]
+    return [
+        Reason("capacity", f"measured on {loaded.name}: what was free, and what PyTorch holds"),
+        Reason("context", "measured: in use on the GPU before the model, less other processes"),
+        Reason("peaks", "measured on this GPU by PyTorch's caching allocator"),
+    ]
+
+
+def _guide_reasons(guidance: Guidance | None, maximum: int) -> list[Reason]:
+    """What the search began with; that there was no guess is no more than a line, as it changes no answer."""
+    if guidance is None:
+        return []
+    if not guidance.guesses:
+        return [Reason("guide", f"the trace engine could not guide: {guidance.problem}")]
+    said = ", then ".join(map(str, guidance.guesses))
+    verdict = "which the trials confirmed" if guidance.guesses[-1] == maximum else f"and the trials found {maximum}"
+    return [Reason("guide", f"the trace engine foretold {said}, {verdict}")]
+
+
+def _optimizer_reason(request: ProbeRequest, loaded: LoadedTarget) -> Reason:
+    """Whose choice it was; the file's own goes before `--optimizer`, because that is what training will run."""
+    if request.command is not None:
+        return Reason("optimizer", "the command's own")
+    found = loaded.found["build_optimizer"]
+    if not found.startswith("`"):
+        found = f"`--optimizer {request.optimizer}`" if request.optimizer else found
+    elif request.optimizer:
+        found = f"{found}, which goes before `--optimizer {request.optimizer}`"
+    return Reason("optimizer", found)
+
+
+OWN_PRECISION = "precision of its own"
+"""What stands for the precision of a command, which nobody outside of it knows."""
+
+_NULL_PEAKS = "counted by PyTorch's caching allocator while the step ran on the null GPU"
+_TRACED_PEAKS = (
+    "counted by a simulation of PyTorch's caching allocator, from what each operator of the step would allocate"
+)
+_NATIVE_BF16 = 8.0
+"""Compute capability from which bf16 is native."""
+
+
+def _warnings(request: ProbeRequest, engine: Engine, supervisor: TrialSource, findings: Findings) -> list[str]:
+    """What the reader should know before relying on the answer, about the model first and then about the machine."""
+    found = list(findings.search.notes) if findings.search else [_smallest_card(findings.loaded.weights_bytes or 0)]
+    maximum = findings.search.maximum if findings.search else 0
+    if findings.search and findings.plan and min(findings.plan.micro_batches) < findings.search.smallest:
+        found.append(f"the plan has micro-batches smaller than {findings.search.smallest}, which the model refuses")
+    if findings.plan and findings.search and findings.plan.steps > -(-sum(findings.plan.micro_batches) // maximum):
+        found.append("sizes a little below the maximum do not fit, so the plan keeps to smaller ones that were run")
+    swallowed = [str(trial.micro_batch) for trial in findings.trials if trial.swallowed_ooms]
+    if swallowed:
+        sizes = ", ".join(swallowed)
+        found.append(f"the target's code caught out-of-memory errors itself at micro-batch {sizes}; they count")
+    if not supervisor.loss_is_finite:
+        found.append("the loss was NaN or infinite; memory does not depend on it, training does")
+    if supervisor.replaced:
+        found.append(f"{supervisor.replaced} times a trial left memory behind and the worker was replaced")
+    return [*found, *_device_warnings(request, engine, supervisor, findings), *findings.recorded.warnings]
+
+
+def _device_warnings(request: ProbeRequest, engine: Engine, supervisor: TrialSource, findings: Findings) -> list[str]:
+    loaded, found = findings.loaded, []
+    if not loaded.has_kernels:
+        found.append(_no_kernels(loaded))
+    if request.precision == "bf16" and float(loaded.compute_capability) < _NATIVE_BF16:
+        found.append(
+            f"compute capability {loaded.compute_capability} emulates bf16; `--precision fp16` may suit it better"
+        )
+        if engine.kind == "trace":
+            found.append("on this card a trace of bf16 is too low; `--engine null` runs what such a card runs instead")
+    if supervisor.zeros_read and request.command is None:  # a command reads back what it logs
+        found.append(_zeros_read(supervisor.zeros_read, engine))
+    if supervisor.unknown_calls and engine.kind == "null":
+        found.append(f"the null GPU does not serve {', '.join(supervisor.unknown_calls)}: memory there is not counted")
+    if findings.moved is None:
+        found.append("what other processes hold of this GPU could not be read, so that nobody can say if it moved")
+    return found
+
+
+def _zeros_read(count: int, engine: Engine) -> str:
+    where = "in a trace" if engine.kind == "trace" else "on a null GPU"
+    times = "once" if count == 1 else f"{count} times"
+    return (
+        f"the step read data back from the GPU {times} in a trial, and {where} that is zeros: memory that "
+        "depends on it (boolean masks, `nonzero`, `.item()` in a condition) is not counted, and training may need more"
+    )
+
+
+def _no_kernels(loaded: LoadedTarget) -> str:
+    versions = loaded.versions
+    return (
+        f"torch {versions['torch']} was not built for compute capability {loaded.compute_capability}, so it would not "
+        f"run on {loaded.name}; an older one would, built for an older CUDA than {versions['cuda']}"
+    )
+
+
+def _smallest_card(weights_bytes: int) -> str:
+    """Where weights that do not fit here would, among the cards of the catalogue."""
+    cards = [card for card in all_cards() if card.capacity_bytes > weights_bytes]
+    if not cards:
+        return "the weights alone do not fit, and no card of the catalogue has room for them"
+    smallest = min(cards, key=lambda card: card.capacity_bytes)
+    size = format_size(smallest.capacity_bytes)
+    return f"the weights alone do not fit; the smallest known card where they would is `{smallest.key}` ({size})"
+
+
+_TOLERANCE_BYTES = 2 * 1024**2
+"""One page of the driver: less than this cannot change what an allocation finds."""
+
+
+class OtherProcesses:
+    """Other processes' memory on the probed GPU, read while no process of ours is on it: before and after.
+
+    Args:
+        device: Index or UUID of the local GPU; None where the device is not shared (a null GPU).
+
+    Attributes:
+        before_bytes: What they held when the probe began; None where nobody can say.
+    """
+
+    def __init__(self, device: str | None) -> None:
+        self._device = device
+        self.before_bytes = self._read()
+
+    def moved(self) -> bool | None:
+        """Whether they hold more or less than they did; None where nobody can say."""
+        if self._device is None:
+            return False
+        now = self._read()
+        if now is None or self.before_bytes is None:
+            return None
+        return abs(now - self.before_bytes) > _TOLERANCE_BYTES
+
+    def _read(self) -> int | None:
+        return None if self._device is None else other_process_bytes(self._device)
+
+
+def document_of(found: ProbeRun) -> ProbeDocument:
+    """What `oomdoctor probe` writes about it, and exits with."""
+    answer = found.result.micro_batch
+    return ProbeDocument(
+        command="probe",
+        status="nothing_fits" if not answer.maximum else "limited" if answer.limited_by == "limit" else "fits",
+        exit_code=EXIT_OK if answer.maximum else EXIT_GATE,
+        versions={"oomdoctor": __version__, **found.versions},
+        result=found.result,
+    )

@@ -1,0 +1,166 @@
+"""The worker's device, real, null or emulated: what it is, what PyTorch holds of it, and which failures are its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from oomdoctor.engines.catalogue import Card, all_cards
+from oomdoctor.engines.null_gpu import control
+from oomdoctor.errors import NoAnswerError, OomdoctorError
+from oomdoctor.target.tracebacks import summary
+
+if TYPE_CHECKING:
+    from oomdoctor.engines.trace.device import EmulatedDevice
+
+
+_LEAST_SHARED_MEMORY_BYTES = 48 << 10
+"""What every card has."""
+_SOURCE = "read from this GPU"
+
+
+def current_device() -> torch.device:
+    """The one GPU that torch sees here.
+
+    Raises:
+        NoAnswerError: There is none, or it cannot be used.
+    """
+    try:
+        available = torch.cuda.is_available()
+        if available:
+            torch.empty(1, device="cuda")  # the first allocation is where PyTorch reads its allocator's settings
+            torch.cuda.empty_cache()
+    except (RuntimeError, ValueError) as error:
+        raise NoAnswerError(
+            f"CUDA cannot be used: {summary(error)}",
+            hint="`PYTORCH_CUDA_ALLOC_CONF` is where the allocator is set up; unset it and try again",
+        ) from None
+    if not available:
+        raise NoAnswerError(
+            f"torch {torch.__version__} sees no CUDA GPU",
+            hint="name a card with `--gpu` to ask about it without one; `oomdoctor gpus --known` lists them",
+        )
+    torch.cuda.set_device(0)
+    return torch.device("cuda", 0)
+
+
+def capacity_bytes(cap_bytes: int | None) -> int:
+    """Bytes that PyTorch may take in all: what is free and what it holds, under the cap where there is one."""
+    available = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+    return available if cap_bytes is None else min(cap_bytes, available)
+
+
+def held_memory() -> dict[str, int]:
+    """What PyTorch holds between trials; each has to start from the same."""
+    return {"allocated_bytes": torch.cuda.memory_allocated(), "reserved_bytes": torch.cuda.memory_reserved()}
+
+
+def current_card(device: torch.device) -> Card:
+    """The GPU as what decides memory; what is in use of it counts as its context, other processes included."""
+    properties = torch.cuda.get_device_properties(device)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return Card(
+        key="own",
+        name=properties.name,
+        total_bytes=total_bytes,
+        total_source=_SOURCE,
+        compute_capability=(properties.major, properties.minor),
+        sm_count=properties.multi_processor_count,
+        max_threads_per_sm=properties.max_threads_per_multi_processor,
+        shared_memory_per_block_bytes=_shared_memory_bytes(properties),
+        l2_bytes=getattr(properties, "L2_cache_size", 0),
+        context_bytes=total_bytes - free_bytes,
+        context_source=f"{_SOURCE}, other processes included",
+    )
+
+
+def _shared_memory_bytes(properties: object) -> int:
+    """What a block can have; PyTorch 2.6 does not tell, and then it is what cards of this generation have."""
+    told: int | None = getattr(properties, "shared_memory_per_block_optin", None)
+    if told is not None:
+        return told
+    capability = torch.cuda.get_device_capability()
+    alike = (card.shared_memory_per_block_bytes for card in all_cards() if card.compute_capability == capability)
+    return next(alike, _LEAST_SHARED_MEMORY_BYTES)
+
+
+@dataclass(slots=True)
+class _Emulation:
+    """The emulated device of this process, once there is one."""
+
+    device: EmulatedDevice | None = None
+
+
+_EMULATION = _Emulation()
+
+
+def set_emulated_device(device: EmulatedDevice) -> None:
+    """From now on this process has an emulated device."""
+    _EMULATION.device = device
+
+
+def emulated_device() -> EmulatedDevice:
+    """The emulated device of this process.
+
+    Raises:
+        RuntimeError: It has none.
+    """
+    if _EMULATION.device is None:
+        raise RuntimeError("nothing is emulated in this process")
+    return _EMULATION.device
+
+
+def device_kind() -> Literal["cuda", "null", "trace"]:
+    """What the process runs on."""
+    if _EMULATION.device is not None:
+        return "trace"
+    return "null" if control.is_null_gpu() else "cuda"
+
+
+def zeros_read_count() -> int:
+    """How often data was read back from what stands in for a GPU, each time zeros; 0 on a GPU."""
+    return control.reads() if _EMULATION.device is None else _EMULATION.device.reads
+
+
+def unknown_calls() -> tuple[str, ...]:
+    """What was asked of a null GPU that it does not serve."""
+    return control.unknown_calls() if device_kind() == "null" else ()
+
+
+_REAL_GPU = "probe this target on a machine with a CUDA GPU"
+_STAND_IN = {"null": "a null GPU", "trace": "an emulated one"}
+
+
+def fault_of(error: OomdoctorError, *, zeros_read: int) -> OomdoctorError:
+    """The error as it is, or the one that says what the null GPU could not do.
+
+    Args:
+        error: What the target's code seems to have done wrong.
+        zeros_read: Times that the code read data back from the GPU before.
+    """
+    if device_kind() == "cuda" or (device_kind() == "trace" and isinstance(error, NoAnswerError)):
+        return error
+    details = "\n\n".join(filter(None, (error.message, error.details)))
+    if calls := unknown_calls():
+        served = ", ".join(f"`{name}`" for name in calls)
+        return NoAnswerError(f"the null GPU does not serve {served}", details=details, hint=_REAL_GPU)
+    if zeros_read and not isinstance(error, NoAnswerError):
+        return NoAnswerError(
+            "the target read data back from the GPU and then failed; "
+            f"from {_STAND_IN[device_kind()]} come zeros, whatever was computed",
+            details=details,
+            hint=f"{_REAL_GPU}, or take decisions on what was computed (`.item()`, `.any()`, masks) out of the step",
+        )
+    return error
+
+
+def has_kernels(architectures: list[str], capability: tuple[int, int]) -> bool:
+    """Whether this torch can run on such a card: kernels for it, or intermediate code that the driver compiles."""
+    for name in architectures:
+        kind, _, number = name.rstrip("af").partition("_")
+        built_for = divmod(int(number), 10)
+        if built_for <= capability and (kind == "compute" or built_for[0] == capability[0]):
+            return True
+    return False

@@ -1,0 +1,156 @@
+"""Run a probe: from a question to the largest micro-batch, with trials in a worker."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from oomdoctor.command.probe import dry_run_command, engine_for_command, probe_command
+from oomdoctor.engines.choice import Engine, choose_engine
+from oomdoctor.errors import UsageError
+from oomdoctor.search.accumulation import per_device_target
+from oomdoctor.search.probe_search import ProbeSearch, tested_plan
+from oomdoctor.target.reference import parse_reference
+from oomdoctor.trial.answer import DryRun, Findings, OtherProcesses, ProbeRun, build_result
+from oomdoctor.trial.client import LoadedTarget, WorkerTrialSource
+from oomdoctor.trial.profile_runner import ProfileRunner
+from oomdoctor.trial.warm_start import TracedWarmStart
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.progress import Progress
+    from oomdoctor.request import ProbeRequest
+    from oomdoctor.results import Accumulation
+    from oomdoctor.target.reference import Reference
+    from oomdoctor.trial.process import CancelToken
+
+
+def probe(
+    request: ProbeRequest, progress: Progress, *, engine: Engine | None = None, stop: CancelToken | None = None
+) -> ProbeRun:
+    """Find the largest micro-batch that fits, and the plan that reaches the target batch.
+
+    Args:
+        request: The question.
+        progress: Told of each stage and trial.
+        engine: Where to run; None to choose by the request.
+        stop: Ends the probe from another thread.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        TargetError: The user's file is at fault.
+        NoAnswerError: No device, a crash, or a time limit.
+        KeyboardInterrupt: The stop was set.
+    """
+    if request.command is not None:
+        return probe_command(request, progress, stop=stop)
+    with _running(request, progress, engine, stop) as run:
+        search = None if run.loaded.placement_error else run.session.find_maximum(run.loaded.weights_bytes or 0)
+        if run.guide is not None:
+            run.guide.close()  # what it holds of the host's memory is of no more use
+        recommended = 0 if search is None else run.session.find_recommended(search, request.headroom)
+        plan = None if search is None else _plan(request, run.session, search.maximum, recommended)
+        if search is not None and run.engine.kind == "trace":
+            run.session.try_profiled(request.profile_micro_batch, search.maximum)
+        trials = tuple(run.session.trials)
+        asking = ProfileRunner(request, run.reference, run.engine, run.supervisor, trials, progress, stop)
+        recorded = asking.record(0 if search is None else search.maximum)
+    guidance = None if run.guide is None or search is None else run.guide.guidance()
+    findings = Findings(run.loaded, search, recommended, plan, trials, recorded, run.others.moved(), guidance)
+    result = build_result(request, run.engine, run.supervisor, run.others, findings)
+    return ProbeRun(result, run.loaded.versions, run.supervisor.dependencies())
+
+
+def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:
+    """Load the target and run one trial at the smallest size.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        TargetError: The user's file is at fault.
+        NoAnswerError: No device, a crash, or a time limit.
+    """
+    if request.command is not None:
+        return dry_run_command(request, progress)
+    with _running(replace(request, guide=False), progress, None) as run:
+        return DryRun(run.engine, run.loaded, None if run.loaded.placement_error else run.session.try_smallest())
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A worker with the target loaded, what runs trials in it, and what guides them."""
+
+    engine: Engine
+    reference: Reference
+    others: OtherProcesses
+    supervisor: WorkerTrialSource
+    loaded: LoadedTarget
+    session: ProbeSearch
+    guide: TracedWarmStart | None
+
+
+@contextmanager
+def _running(
+    request: ProbeRequest, progress: Progress, engine: Engine | None, stop: CancelToken | None = None
+) -> Iterator[_Run]:
+    """Check the question before anything is started, start a worker, and end it with all that it started."""
+    per_device = per_device_target(request.target_batch, request.world_size)
+    reference = parse_reference(request.target, directory=request.directory)
+    engine = engine or engine_for(request)
+    others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
+    with (
+        _guiding(request, reference, engine, stop) as guide,
+        WorkerTrialSource(request, reference, engine.environment, stop) as supervisor,
+    ):
+        progress.stage(f"loading {request.target}")
+        if guide is not None:
+            guide.begin(supervisor.device())
+        loaded = supervisor.load()
+        _check_memory(request, loaded)
+        session = ProbeSearch(supervisor, progress, per_device, guide)
+        yield _Run(engine, reference, others, supervisor, loaded, session, guide)
+        supervisor.dependencies()  # now, while the worker can say
+
+
+def _guiding(
+    request: ProbeRequest, reference: Reference, engine: Engine, stop: CancelToken | None
+) -> AbstractContextManager[TracedWarmStart | None]:
+    """A guide for trials on a real GPU, whose steps take time; elsewhere a trial is as quick as a trace."""
+    if not request.guide or engine.kind != "cuda":
+        return nullcontext()
+    return TracedWarmStart(request, reference, engine.environment, stop)
+
+
+def _plan(request: ProbeRequest, session: ProbeSearch, maximum: int, recommended: int) -> Accumulation | None:
+    batch, devices = request.target_batch, request.world_size
+    return tested_plan(session, batch, devices, maximum=maximum, recommended=recommended)
+
+
+def engine_for(request: ProbeRequest) -> Engine:
+    """Where the trials of a question run; the null GPU is built where it is needed.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        NoAnswerError: No device.
+    """
+    if request.command is not None:
+        return engine_for_command(request)
+    return choose_engine(
+        engine=request.engine,
+        gpu=request.gpu,
+        device=request.device,
+        memory_bytes=request.memory_bytes,
+        base=os.environ,
+    )
+
+
+def _check_memory(request: ProbeRequest, loaded: LoadedTarget) -> None:
+    if request.memory_bytes is not None and request.memory_bytes > loaded.total_bytes:
+        raise UsageError(
+            f"`--memory` asks for {format_size(request.memory_bytes)}, and {loaded.name} has "
+            f"{format_size(loaded.total_bytes)}",
+            hint="name a larger card with `--gpu`; a local GPU can only play a smaller one",
+        )

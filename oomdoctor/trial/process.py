@@ -1,0 +1,151 @@
+"""A process under a guardian: when it is let go of, for whatever reason, nothing that it started is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from oomdoctor.trial import guardian as guardian_module
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+_CHUNK = 65536
+_KEPT_BYTES = 65536
+_LONGEST_LINE = 500
+
+
+class OutputTail:
+    """Drains a pipe in a thread, so that its writer never blocks, and keeps the end.
+
+    Attributes:
+        write_fd: For the child's stdout and stderr; close it here once the child has it.
+    """
+
+    def __init__(self) -> None:
+        self._read_fd, self.write_fd = os.pipe()
+        self._chunks: deque[bytes] = deque()
+        self._kept_bytes = 0
+        self._thread = threading.Thread(target=self._drain, daemon=True)
+        self._thread.start()
+
+    def text(self, lines: int) -> str:
+        """The last `lines` lines; of an endless one its end."""
+        kept = b"".join(tuple(self._chunks)).decode(errors="replace").splitlines()
+        cut = (line if len(line) <= _LONGEST_LINE else f"...{line[-_LONGEST_LINE:]}" for line in kept[-lines:])
+        return "\n".join(cut)
+
+    def close(self) -> None:
+        """Wait for the writers to end; call after they have."""
+        self._thread.join(timeout=1)
+
+    def _drain(self) -> None:
+        while chunk := os.read(self._read_fd, _CHUNK):
+            self._chunks.append(chunk)
+            self._kept_bytes += len(chunk)
+            while self._kept_bytes - len(self._chunks[0]) >= _KEPT_BYTES:
+                self._kept_bytes -= len(self._chunks.popleft())
+        os.close(self._read_fd)
+
+
+_TAIL_LINES = 15
+_END_SECONDS = 15.0
+
+
+class GuardedProcess:
+    """A command under a guardian, in a session of its own.
+
+    Args:
+        command: The program and its arguments; none to have a directory removed, and nothing else.
+        environment: Its whole environment.
+        report_fd: Where the guardian says how the command ended, as one line of JSON; inherited too where it is among
+            `pass_fds`.
+        pass_fds: Descriptors that the command inherits.
+        stdout_fd: Where its standard output goes; None to keep the end of it with that of its standard error.
+        directory: Where it runs; None for here.
+        doomed: A directory that the guardian removes in the end, where it is still there.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a process is started with
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        report_fd: int,
+        *,
+        pass_fds: Sequence[int] = (),
+        stdout_fd: int | None = None,
+        directory: Path | None = None,
+        doomed: Path | None = None,
+    ) -> None:
+        lifeline_read, self._lifeline = os.pipe()
+        self._output = OutputTail()
+        # By its path and without site-packages: it needs only the standard library, and every probe waits for it.
+        guardian = [sys.executable, "-P", "-S", guardian_module.__file__]
+        kept = ",".join(map(str, pass_fds))
+        self._guardian = subprocess.Popen(
+            [*guardian, str(lifeline_read), str(report_fd), kept, str(doomed or ""), *command],
+            pass_fds=sorted({report_fd, lifeline_read, *pass_fds}),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output.write_fd if stdout_fd is None else stdout_fd,
+            stderr=self._output.write_fd,
+            env=dict(environment),
+            cwd=directory,
+            start_new_session=True,
+        )
+        for fd in (lifeline_read, self._output.write_fd):
+            os.close(fd)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not ended yet."""
+        return self._guardian.returncode is None
+
+    def close(self) -> None:
+        """End the command and everything that it started; returns when nothing of it is left."""
+        if not self.is_open:
+            return
+        os.close(self._lifeline)
+        try:
+            self._guardian.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._guardian.kill()
+            self._guardian.wait()
+        self._output.close()
+
+    def tail(self) -> str | None:
+        """The end of its output, with a heading; None where it printed nothing. Call after it has ended."""
+        self._output.close()
+        text = self._output.text(_TAIL_LINES)
+        return f"the end of its output:\n{text}" if text else None
+
+
+class CancelToken:
+    """A word to end, given once and heard by every probe that was handed it, a waiting one included.
+
+    Python interrupts only its main thread, and a thread that waits for its worker would wait on.
+
+    Attributes:
+        fd: Readable from the moment that the word was given.
+    """
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+        self._lock = threading.Lock()
+        self.is_set = False
+
+    def set(self) -> None:
+        """Give the word; a second time changes nothing."""
+        with self._lock:
+            if not self.is_set:
+                self.is_set = True
+                os.close(self._write_fd)  # the end of the pipe, which every reader sees and none takes from another
+
+    def __del__(self) -> None:
+        self.set()
+        os.close(self.fd)

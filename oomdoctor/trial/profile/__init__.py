@@ -1,0 +1,1 @@
+"""One more trial, whose allocator history is read: memory by category and by module."""

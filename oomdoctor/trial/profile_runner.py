@@ -1,0 +1,153 @@
+"""Run the profile of a probe's memory: at which size, on which card, and with which explanation. The parent's side.
+
+This is the parent's side; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.engines.null_gpu.environment import with_total_bytes
+from oomdoctor.errors import OomdoctorError
+from oomdoctor.results import Outcome, Reason
+from oomdoctor.search.accumulation import per_device_target
+from oomdoctor.search.probe_search import micro_steps
+from oomdoctor.trial.client import WorkerTrialSource
+from oomdoctor.trial.protocol import ProfileOutcome
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oomdoctor.engines.choice import Engine
+    from oomdoctor.progress import Progress
+    from oomdoctor.request import ProbeRequest
+    from oomdoctor.results import StepMemory, Trial
+    from oomdoctor.target.reference import Reference
+    from oomdoctor.trial.process import CancelToken
+
+
+_LARGER: Final = (8, 64)
+"""So many times larger cards are played where a size that was asked for does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledAnswer:
+    """What there is to say about memory.
+
+    Attributes:
+        memory: What it is made of; None where that could not be had, or nothing fits.
+        reasons: Where it was had from.
+        warnings: What it lacks, or why there is none.
+    """
+
+    memory: StepMemory | None = None
+    reasons: tuple[Reason, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+_NOT_TRACED = "what it is made of is not told by a trace; `--engine null` and a real GPU tell"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRunner:
+    """What it takes to have memory recorded.
+
+    Attributes:
+        request: The probe's question.
+        reference: The target, parsed.
+        engine: Where the trials ran.
+        supervisor: What ran them.
+        trials: Every trial so far.
+        progress: Told of it.
+        stop: Ends it from another thread.
+    """
+
+    request: ProbeRequest
+    reference: Reference
+    engine: Engine
+    supervisor: WorkerTrialSource
+    trials: Sequence[Trial]
+    progress: Progress
+    stop: CancelToken | None
+
+    def record(self, maximum: int) -> ProfiledAnswer:
+        """Record memory at the size that was asked for, else at the maximum.
+
+        Args:
+            maximum: Largest micro-batch that fits; 0 when none does.
+
+        Raises:
+            KeyboardInterrupt: The stop was set.
+        """
+        size = self.request.profile_micro_batch or maximum
+        if size == 0:
+            return ProfiledAnswer()
+        if self.engine.kind == "trace":
+            return ProfiledAnswer(reasons=(Reason("memory", _NOT_TRACED),))
+        self.progress.stage(f"recording memory at micro-batch {size}")
+        if maximum > 0 and not self._is_known_to_fail(size):
+            found = self._ask(self.supervisor, size, self._unwatched(size))
+            if found.outcome not in (Outcome.OOM, Outcome.LIMIT):
+                return self._told(size, found)
+        return self._record_what_does_not_fit(size, maximum)
+
+    def _record_what_does_not_fit(self, size: int, maximum: int) -> ProfiledAnswer:
+        if self.engine.kind == "null":
+            return self._record_on_larger_cards(size)
+        if maximum == 0:
+            return ProfiledAnswer(warnings=(f"memory at micro-batch {size} could not be recorded: it does not fit",))
+        told = self._told(maximum, self._ask(self.supervisor, maximum, self._unwatched(maximum)))
+        warning = f"micro-batch {size} does not fit, so memory was recorded at {maximum}, the largest that does"
+        return replace(told, warnings=(warning, *told.warnings))
+
+    def _record_on_larger_cards(self, size: int) -> ProfiledAnswer:
+        """Play a card with more memory, so that it can be told what has become too large."""
+        found = ProfileOutcome(None, "it does not fit any card that can be played", Outcome.OOM)
+        for factor in _LARGER:
+            total_bytes = self._total_bytes() * factor
+            found = self._on_larger_card(size, total_bytes)
+            if found.outcome not in (Outcome.OOM, Outcome.LIMIT):
+                told = self._told(size, found)
+                card = f"a null GPU with {format_size(total_bytes)}"
+                warning = f"micro-batch {size} does not fit, so its memory was recorded on {card}"
+                return replace(told, warnings=(warning, *told.warnings)) if told.memory else told
+        return self._told(size, found)
+
+    def _on_larger_card(self, size: int, total_bytes: int) -> ProfileOutcome:
+        environment = with_total_bytes(self.engine.environment, total_bytes)
+        request = replace(self.request, memory_bytes=None)
+        try:
+            with WorkerTrialSource(request, self.reference, environment, self.stop) as supervisor:
+                if supervisor.load().placement_error:
+                    return ProfileOutcome(None, "the weights alone do not fit", Outcome.OOM)
+                return self._ask(supervisor, size, None)
+        except OomdoctorError as error:
+            return ProfileOutcome(None, error.message, Outcome.FAILED)
+
+    def _total_bytes(self) -> int:
+        return self.engine.card.total_bytes if self.engine.card else 0
+
+    def _ask(self, supervisor: WorkerTrialSource, size: int, unwatched: Trial | None) -> ProfileOutcome:
+        return supervisor.profile(
+            size,
+            micro_steps=micro_steps(size, per_device_target(self.request.target_batch, self.request.world_size)),
+            allowed_bytes=unwatched.allowed_bytes if unwatched else supervisor.capacity_bytes,
+            peak_allocated_bytes=unwatched.peak_allocated_bytes if unwatched else None,
+        )
+
+    def _unwatched(self, size: int) -> Trial | None:
+        """The trial at this size, with which the recorded one is compared; of several the one with the most memory."""
+        fitting = [trial for trial in self.trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
+        return max(fitting, key=lambda trial: trial.allowed_bytes, default=None)
+
+    def _is_known_to_fail(self, size: int) -> bool:
+        return self._unwatched(size) is None and any(trial.micro_batch == size for trial in self.trials)
+
+    def _told(self, size: int, found: ProfileOutcome) -> ProfiledAnswer:
+        if found.memory is None:
+            why = found.reason or "nobody can say why"
+            return ProfiledAnswer(warnings=(f"memory at micro-batch {size} could not be recorded: {why}",))
+        text = f"the history of PyTorch's allocator over a trial of its own at micro-batch {size}"
+        return ProfiledAnswer(found.memory, (Reason("memory", text),), (found.reason,) if found.reason else ())

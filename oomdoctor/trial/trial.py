@@ -1,0 +1,245 @@
+"""Run one trial: two optimizer steps at one micro-batch size, as a training run would take them. Runs in the worker.
+
+Two optimizer steps, because the first creates the optimizer's state and only the second has the peak that training
+has. Two micro-steps in each where gradients will be accumulated, because accumulated gradients are alive during the
+next forward, which a plain step never shows.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from oomdoctor.errors import NoAnswerError, TargetError
+from oomdoctor.oom.classifier import Evidence, classify, walk_chain
+from oomdoctor.results import Outcome, PhaseName, Trial
+from oomdoctor.target.contract import Target, check_loss, make_one_batch, make_optimizer, step_failure
+from oomdoctor.target.placement import place, tensors_in
+from oomdoctor.trial.meter import TrialMeter
+
+if TYPE_CHECKING:
+    from oomdoctor.request import Precision
+    from oomdoctor.trial.replay import AllocationTrace
+
+
+_AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_ITERATIONS = (1, 2)
+_LONGEST_RELEASE_SECONDS = 0.5
+_PAUSE_SECONDS = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSetup:
+    """What stays the same from trial to trial.
+
+    Attributes:
+        target: The user's functions.
+        model: The user's model, on `device`, in training mode.
+        device: Where it trains.
+        precision: How the step runs.
+        optimizer: Name of a `torch.optim` class, or None for the user's or the default.
+        computes: Whether the device does arithmetic, so that a loss means something; the null GPU does not.
+    """
+
+    target: Target
+    model: torch.nn.Module
+    device: torch.device
+    precision: Precision
+    optimizer: str | None
+    computes: bool
+
+
+@dataclass(slots=True)
+class _Training:
+    """What two iterations leave behind besides memory."""
+
+    ooms_before: int
+    recorder: TrialMeter
+    fixed_bytes: int | None = None
+    loss_is_finite: bool = True
+    optimizer_name: str = ""
+
+    @property
+    def ooms(self) -> int:
+        """Times the allocator ran out so far, caught by the user's code or not."""
+        return _stat("num_ooms") - self.ooms_before
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A trial and what only the worker could see of it.
+
+    Attributes:
+        trial: What the result will hold.
+        problem: What a trial that failed for another reason than memory failed with; else None.
+        trace: What the allocator did, where the trial fits; see `oomdoctor.trial.replay`.
+        loss_is_finite: False where a loss was NaN or infinite.
+        zeros_read: Times that the step read data back from a null GPU.
+        optimizer_name: Class name of the optimizer, empty when it was never built.
+    """
+
+    trial: Trial
+    problem: TargetError | None
+    trace: AllocationTrace
+    loss_is_finite: bool
+    zeros_read: int
+    optimizer_name: str
+
+
+def run_trial(
+    setup: TrialSetup, micro_batch: int, micro_steps: int, allowed_bytes: int, recorder: TrialMeter | None = None
+) -> Attempt:
+    """Train two iterations at `micro_batch` with `allowed_bytes`, and leave memory as it was.
+
+    Args:
+        setup: The model and how it trains.
+        micro_batch: Samples in one forward and backward.
+        micro_steps: Micro-batches in each optimizer step.
+        allowed_bytes: Most bytes that the allocator may hold.
+        recorder: Watches it; None for what every trial is watched for.
+
+    Raises:
+        TargetError: The user's file does not keep the contract.
+    """
+    set_memory_limit(allowed_bytes)
+    training = _Training(_stat("num_ooms"), recorder or TrialMeter())
+    retries_before, started = _stat("num_alloc_retries"), time.monotonic()
+    ending = _end_of(setup, training, micro_batch, micro_steps, allowed_bytes)
+    swallowed = training.ooms if ending.outcome is Outcome.FITS else 0
+    trial = Trial(
+        micro_batch=micro_batch,
+        outcome=Outcome.OOM if swallowed else ending.outcome,
+        allowed_bytes=allowed_bytes,
+        peak_allocated_bytes=training.recorder.peak_allocated_bytes,
+        peak_reserved_bytes=training.recorder.peak_reserved_bytes,
+        fixed_bytes=training.fixed_bytes,
+        alloc_retries=_stat("num_alloc_retries") - retries_before,
+        swallowed_ooms=swallowed,
+        phases=training.recorder.phases,
+        error=_SWALLOWED if swallowed else ending.text,
+        seconds=time.monotonic() - started,
+    )
+    release_memory(setup.model)
+    return Attempt(
+        trial,
+        ending.problem,
+        training.recorder.trace,
+        training.loss_is_finite,
+        training.recorder.zeros_read,
+        training.optimizer_name,
+    )
+
+
+_SWALLOWED = "the step ran out of memory, and its own code caught the error and went on"
+
+
+def set_memory_limit(allowed_bytes: int) -> None:
+    """Let the allocator hold at most `allowed_bytes`, to the byte, whatever the float between does to it."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (allowed_bytes + 0.5) / total))
+
+
+def release_memory(model: torch.nn.Module) -> None:
+    """Give back everything but the model's parameters and buffers."""
+    model.zero_grad(set_to_none=True)
+    torch.clear_autocast_cache()
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - no public way; else they stay for the process
+    torch.cuda.empty_cache()
+
+
+def await_release(model: torch.nn.Module, start_bytes: int) -> None:
+    """Clean until no more than `start_bytes` is allocated: autograd's threads let go of a failed backward a bit later.
+
+    What is still there after half a second was kept by the target, not by a thread that waits for a processor.
+    """
+    deadline = time.monotonic() + _LONGEST_RELEASE_SECONDS
+    while torch.cuda.memory_allocated() > start_bytes and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)
+        release_memory(model)
+
+
+@dataclass(frozen=True, slots=True)
+class _TrialEnd:
+    outcome: Outcome
+    text: str | None = None
+    problem: TargetError | None = None
+
+
+def _end_of(
+    setup: TrialSetup, training: _Training, micro_batch: int, micro_steps: int, allowed_bytes: int
+) -> _TrialEnd:
+    """Train, and say how it ended; the frames of a failed step, and with them its tensors, are gone on return."""
+    try:
+        with training.recorder.whole():
+            _train(setup, training, micro_batch, micro_steps)
+    except (TargetError, NoAnswerError):  # the latter from an emulated device, of an operator that it cannot trace
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raises is an outcome
+        ending = _judge(setup, error, _evidence(training, allowed_bytes))
+        for link in walk_chain(error):
+            traceback.clear_frames(link.__traceback__)
+        return ending
+    return _TrialEnd(Outcome.FITS)
+
+
+def _judge(setup: TrialSetup, error: Exception, evidence: Evidence) -> _TrialEnd:
+    outcome = classify(error, evidence).outcome
+    if outcome is Outcome.FAILED:
+        problem = step_failure(setup.target, error)
+        return _TrialEnd(outcome, problem.message, problem)
+    return _TrialEnd(outcome, str(error).strip())
+
+
+def _evidence(training: _Training, allowed_bytes: int) -> Evidence:
+    free = min(torch.cuda.mem_get_info()[0], allowed_bytes - torch.cuda.memory_reserved())
+    return Evidence(free_bytes=max(0, free), capacity_bytes=allowed_bytes, allocator_ooms=training.ooms)
+
+
+def _train(setup: TrialSetup, training: _Training, micro_batch: int, micro_steps: int) -> None:
+    optimizer = make_optimizer(setup.target, setup.model, setup.optimizer)
+    training.optimizer_name = type(optimizer).__name__
+    # From 1, not 65536: a first step skipped for an infinite gradient would leave the optimizer without its state.
+    scaler = torch.amp.GradScaler("cuda", init_scale=1.0, enabled=setup.precision == "fp16")
+    recorder, batch, loss = training.recorder, None, None
+    for iteration in _ITERATIONS:
+        for micro_step in range(1, micro_steps + 1):
+            training.fixed_bytes = torch.cuda.memory_allocated() - _bytes_of((batch, loss))
+            with recorder.micro_phase(iteration, micro_step, PhaseName.FORWARD):
+                batch = place(make_one_batch(setup.target, micro_batch, passes=_is_outcome), setup.device)
+                recorder.placed(batch)
+                loss = _loss(setup, batch)
+                recorder.computed(loss)
+            with recorder.micro_phase(iteration, micro_step, PhaseName.BACKWARD):
+                scaler.scale(loss / micro_steps).backward()  # type: ignore[no-untyped-call]
+        with recorder.micro_phase(iteration, micro_steps, PhaseName.OPTIMIZER):
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+    if setup.computes and loss is not None:
+        training.loss_is_finite = bool(torch.isfinite(loss).item())
+
+
+def _is_outcome(error: BaseException) -> bool:
+    """Whether an error of `make_batch` tells about the size, and not about the user's code."""
+    return classify(error).outcome is not Outcome.FAILED
+
+
+def _loss(setup: TrialSetup, batch: object) -> torch.Tensor:
+    with torch.autocast("cuda", dtype=_AUTOCAST_TYPES.get(setup.precision), enabled=setup.precision != "fp32"):
+        loss = setup.target.training_step(setup.model, batch)
+    check_loss(loss)
+    return loss
+
+
+def _bytes_of(nest: object) -> int:
+    return sum(tensor.nbytes for tensor in tensors_in(nest) if tensor.is_cuda)
+
+
+def _stat(name: str) -> int:
+    return int(torch.cuda.memory_stats().get(name, 0))

@@ -1,0 +1,140 @@
+"""The warm start of a search on a real GPU: the trace engine's answer, computed while the GPU's own worker loads.
+
+The guide has a worker of its own, which emulates a card that looks as the GPU does and uses no GPU itself. Whatever
+goes wrong in it costs the probe nothing but its guess.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from oomdoctor.engines.catalogue import emulated_environment, generic_card
+from oomdoctor.errors import OomdoctorError
+from oomdoctor.multi_card.fit import UNLIMITED_BYTES, CardFit, settings_of
+from oomdoctor.results import Guidance
+from oomdoctor.results.codec import decode, encode
+from oomdoctor.trial.client import WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oomdoctor.engines.catalogue import Card
+    from oomdoctor.request import ProbeRequest
+    from oomdoctor.target.reference import Reference
+    from oomdoctor.trial.process import CancelToken
+
+
+_LEAST_SECONDS: Final = 10.0
+"""A guess is waited for as long again as all has taken until then, but never less than this."""
+
+
+class TracedWarmStart:
+    """The worker that guesses; use it as a context manager.
+
+    It imports torch from the beginning on, traces once it is told the card, and is told the capacity in the end.
+
+    Args:
+        request: The probe's question.
+        reference: The target, parsed.
+        environment: Of the worker that uses the GPU; the guide's is the same, but that it is shown no GPU.
+        stop: Ends a wait from another thread.
+    """
+
+    def __init__(
+        self,
+        request: ProbeRequest,
+        reference: Reference,
+        environment: Mapping[str, str],
+        stop: CancelToken | None = None,
+    ) -> None:
+        self._request = request
+        self._reference = reference
+        self._started = time.monotonic()
+        self._child = WorkerProcess(emulated_environment(generic_card(UNLIMITED_BYTES), environment), stop)
+        self._card: Card | None = None
+        self._unheard: list[int | None] = []
+        self._heard: dict[int, CardFit] = {}
+        self._guesses: list[int] = []
+        self._problem: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def begin(self, card: Card) -> None:
+        """Have it load the target on a card that looks like this one, and trace it; returns at once.
+
+        What the card has free now is mostly what it has in the end, so that no more need be asked then.
+        """
+        cap_bytes = self._request.memory_bytes
+        if cap_bytes is not None and cap_bytes < card.capacity_bytes:
+            card = replace(card, context_bytes=card.total_bytes - cap_bytes)
+        self._card = card
+        load = {"op": "load_for_many", "reference": asdict(self._reference), "cards": [encode(card)]}
+        self._ask(None, load | settings_of(self._request) | {"gives_way": True})
+        self._ask_about(card.capacity_bytes)
+
+    def guess(self, capacity_bytes: int) -> CardFit | None:
+        """What it takes for the answer with so much memory; None where it cannot say, or not in time.
+
+        Raises:
+            KeyboardInterrupt: The stop was set.
+        """
+        if capacity_bytes not in self._heard and capacity_bytes not in self._unheard:
+            self._ask_about(capacity_bytes)
+        deadline = time.monotonic() + self._patience()
+        while self._unheard and self._problem is None:
+            self._hear(deadline - time.monotonic())
+        found = self._heard.get(capacity_bytes)
+        if found is not None and found.maximum not in self._guesses[-1:]:
+            self._guesses.append(found.maximum)
+        return found
+
+    def guidance(self) -> Guidance:
+        """What it said, for the result."""
+        return Guidance(tuple(self._guesses), None if self._guesses else self._problem)
+
+    def close(self) -> None:
+        """End the worker; what it said is kept."""
+        self._child.close()
+        self._problem = self._problem or "it was ended"
+
+    def _ask_about(self, capacity_bytes: int) -> None:
+        key = self._card.key if self._card else ""
+        question = {"op": "fit", "gpu": key, "headroom": self._request.headroom, "capacity_bytes": capacity_bytes}
+        self._ask(capacity_bytes, question)
+
+    def _ask(self, about: int | None, question: dict[str, Any]) -> None:
+        if self._problem is not None:
+            return
+        try:
+            self._child.begin(question, what="asking the guide")
+        except OomdoctorError as error:
+            self._fail(error.message)
+        else:
+            self._unheard.append(about)
+
+    def _patience(self) -> float:
+        so_far = time.monotonic() - self._started
+        return min(max(_LEAST_SECONDS, so_far), self._request.trial_timeout_seconds)
+
+    def _hear(self, seconds: float) -> None:
+        """Take the next answer; what is wrong with it is a note in the result, as the probe goes on without it."""
+        try:
+            answer = self._child.answer(what="tracing the step", timeout_seconds=round(max(0.0, seconds), 1))
+        except OomdoctorError as error:
+            self._fail(error.message)
+        except RuntimeError as error:  # a bug of ours, as text
+            self._fail(str(error).strip().splitlines()[-1])
+        else:
+            about = self._unheard.pop(0)
+            if about is not None:
+                self._heard[about] = decode(CardFit, answer["fitted"], "fitted")
+
+    def _fail(self, problem: str) -> None:
+        self._problem = problem
+        self._child.close()
