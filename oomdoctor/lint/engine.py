@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from oomdoctor.lint.module import Module
-    from oomdoctor.lint.rule import Edit, Hit, Rule
+    from oomdoctor.lint.rule import Hit, Rule
     from oomdoctor.lint.settings import Settings
+    from oomdoctor.lint.source import Edit
 
 
 FRAMES: Final = 3000

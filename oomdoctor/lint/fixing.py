@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from oomdoctor.lint.engine import Fixable, LintRun
-    from oomdoctor.lint.rule import Edit
-    from oomdoctor.lint.source import Script
+    from oomdoctor.lint.source import Edit, Script
 
 
 Position: TypeAlias = tuple[int, int]

@@ -6,15 +6,13 @@ import ast
 import re
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from oomdoctor.lint.source import with_line_feeds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
-
-    from oomdoctor.lint.project import Project
 
 
 def walk(node: ast.AST) -> list[ast.AST]:
@@ -195,6 +193,29 @@ class Function:
         return self.node.name
 
 
+class Repository(Protocol):
+    """The other files of a module's repository, as `oomdoctor.lint.project` reads them.
+
+    Attributes:
+        recorded: Grad modes by position in other files, of the runs that begin in a file; filled by
+            `oomdoctor.lint.flow.runs`.
+    """
+
+    recorded: dict[Path, dict[tuple[str, int, int], set[str]]]
+
+    def definition(self, qualified: str, importer: Module) -> Function | Class | None:
+        """Return the function or class of the repository that a qualified name means; None for any other name."""
+
+    def defines_work(self, qualified: str, importer: Module) -> bool:
+        """Return whether a name means a function of the repository that may hold a part of a training loop."""
+
+    def work_in(self, dotted: str, importer: Module) -> frozenset[str]:
+        """Return the functions of a module of the repository that may hold a part of a training loop."""
+
+    def callers(self, name: str, definer: Module, most: int) -> list[Module]:
+        """Return at most `most` files that import a function of this name from the file that defines it."""
+
+
 @dataclass(slots=True, eq=False)
 class Module:
     """One file that could be parsed.
@@ -219,7 +240,7 @@ class Module:
     functions: list[Function] = field(default_factory=list)
     classes: dict[str, Class] = field(default_factory=dict)
     top: dict[str, Function] = field(default_factory=dict)
-    project: Project | None = None
+    project: Repository | None = None
     named: frozenset[str] = frozenset()
     telling: frozenset[Function] | None = None
 
@@ -241,7 +262,7 @@ class Module:
 _BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
-def parse(text: str, path: Path, project: Project | None = None) -> Module:
+def parse(text: str, path: Path, project: Repository | None = None) -> Module:
     """Parse one file.
 
     Args:

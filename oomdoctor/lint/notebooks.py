@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from oomdoctor.lint.discovery import File
-    from oomdoctor.lint.rule import Edit
+    from oomdoctor.lint.source import Edit
 
 
 MOST_NOTEBOOK_BYTES: Final = 64 << 20

@@ -88,7 +88,8 @@ class Project:
         overlay: What files hold in place of what is on the disk, by resolved path.
 
     Attributes:
-        recorded: Kept here by `oomdoctor.lint.flow.callers`: what the runs that begin in a file do in others.
+        recorded: Grad modes by position in other files, of the runs that begin in a file; filled by
+            `oomdoctor.lint.flow.runs`.
     """
 
     def __init__(self, root: Path, overlay: Mapping[Path, bytes] | None = None) -> None:

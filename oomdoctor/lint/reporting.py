@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from oomdoctor.lint.discovery import File
     from oomdoctor.lint.module import Function, Module
     from oomdoctor.lint.notebooks import Document
-    from oomdoctor.lint.rule import Edit, Hit, Rule
+    from oomdoctor.lint.rule import Hit, Rule
+    from oomdoctor.lint.source import Edit
 
 
 Extent = tuple[tuple[int, int], tuple[int, int]]

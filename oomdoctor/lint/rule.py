@@ -11,22 +11,8 @@ if TYPE_CHECKING:
 
     from oomdoctor.lint.flow.events import Event, Run
     from oomdoctor.lint.module import Module
+    from oomdoctor.lint.source import Edit
     from oomdoctor.results import Concern, Severity
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """One change of the text.
-
-    Attributes:
-        start: Where what is replaced begins, as a line from 1 and a column in UTF-8 bytes from 0, as `ast` counts.
-        end: Where it ends; equal to `start` for an insertion.
-        text: What comes there.
-    """
-
-    start: tuple[int, int]
-    end: tuple[int, int]
-    text: str
 
 
 @dataclass(frozen=True, slots=True)

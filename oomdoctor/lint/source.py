@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from oomdoctor.lint.rule import Edit
-
 
 LINE_END: Final = re.compile(r"\r\n|\n|\r")
 """What ends a line for Python; `str.splitlines` knows more, such as a form feed, and would count lines wrongly."""
@@ -73,6 +71,21 @@ class Lines:
     def number(self, offset: int) -> int:
         """The line that an offset lies in."""
         return bisect_right(self._starts, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One replacement in a text.
+
+    Attributes:
+        start: First position of the replaced text: a line from 1 and a column in UTF-8 bytes from 0, as `ast` counts.
+        end: Position after the replaced text; equal to `start` for an insertion.
+        text: The new text.
+    """
+
+    start: tuple[int, int]
+    end: tuple[int, int]
+    text: str
 
 
 def spans(lines: Lines, edits: Iterable[Edit]) -> list[tuple[int, int, str]]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomdoctor.lint.fixing import compatible_fixes
-from oomdoctor.lint.rule import Edit
+from oomdoctor.lint.source import Edit
 
 _position = st.tuples(st.integers(1, 6), st.integers(0, 6))
 _edit = st.builds(Edit, _position, _position, st.sampled_from(["", "x"]))

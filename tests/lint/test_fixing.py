@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from oomdoctor.lint.engine import LintRun, lint
 from oomdoctor.lint.fixing import MOST_PASSES, FixRun, fix, write
-from oomdoctor.lint.rule import Edit, Hit, Rule, Subject
+from oomdoctor.lint.rule import Hit, Rule, Subject
 from oomdoctor.lint.settings import Settings
+from oomdoctor.lint.source import Edit
 from oomdoctor.results import Concern, Severity
 
 HEAD = "import torch; loss.backward()\n"

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from oomdoctor.lint.notebook_format import python_of
 from oomdoctor.lint.notebooks import Notebook, parse_notebook
-from oomdoctor.lint.rule import Edit
-from oomdoctor.lint.source import MOST_TOKENS, Lines, UnreadableError
+from oomdoctor.lint.source import MOST_TOKENS, Edit, Lines, UnreadableError
 
 IMPORT = "import torch\n"
 

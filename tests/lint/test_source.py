@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from running import PEAK
 
 from oomdoctor.lint.notebooks import parse_document, read_document
-from oomdoctor.lint.rule import Edit
 from oomdoctor.lint.source import (
     FOUNDATIONS,
     MOST_BYTES,
     MOST_FIELDS,
     MOST_TOKENS,
+    Edit,
     Lines,
     UnreadableError,
     check_size,

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oomdoctor.lint.flow.events import Loop
-    from oomdoctor.lint.module import Module
-    from oomdoctor.lint.project import Project
+    from oomdoctor.lint.module import Module, Repository
 
 
 _FEWEST_STATEMENTS: Final = 1500
@@ -102,7 +101,7 @@ def gradients_by_callers(event: Event) -> GradMode | None:
     return GradMode(seen.pop()) if len(seen) == 1 else GradMode.UNKNOWN
 
 
-def _recorded(project: Project, module: Module) -> dict[_CodePosition, set[str]]:
+def _recorded(project: Repository, module: Module) -> dict[_CodePosition, set[str]]:
     """By place in other files, whether autograd records there in the runs that begin in `module`."""
     found = project.recorded.get(module.path)
     if found is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import ancestors, block_of, parents_in, walk
 from oomdoctor.lint.patterns.boundary import linear
-from oomdoctor.lint.rule import Edit
+from oomdoctor.lint.source import Edit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

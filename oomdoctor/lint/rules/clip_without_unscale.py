@@ -8,7 +8,8 @@ from oomdoctor.lint.flow.events import Act
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import conditions, exclude, same_place, start_of, statement_of
 from oomdoctor.lint.patterns.windows import is_scaled, optimizer_of, scaler_of, scales_by_hand
-from oomdoctor.lint.rule import Edit, Hit, Rule
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.lint.source import Edit
 from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:

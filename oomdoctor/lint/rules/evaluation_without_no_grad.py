@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oomdoctor.lint.flow.events import Event, Loop, Run
-    from oomdoctor.lint.rule import Edit, Subject
+    from oomdoctor.lint.rule import Subject
+    from oomdoctor.lint.source import Edit
 
 
 _HELP: Final = "put `with torch.no_grad():` around the loop, or `@torch.no_grad()` on the function"

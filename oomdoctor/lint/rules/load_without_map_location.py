@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oomdoctor.lint.flow.events import Event, Run
-    from oomdoctor.lint.rule import Edit, Subject
+    from oomdoctor.lint.rule import Subject
+    from oomdoctor.lint.source import Edit
 
 
 _MODES: Final = (Act.EVAL_MODE, Act.TRAIN_MODE, Act.FORWARD)

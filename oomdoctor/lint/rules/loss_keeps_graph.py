@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from oomdoctor.lint.flow.events import Event
     from oomdoctor.lint.patterns.keeping import Kept
-    from oomdoctor.lint.rule import Edit, Subject
+    from oomdoctor.lint.rule import Subject
+    from oomdoctor.lint.source import Edit
 
 
 def _check(subject: Subject) -> Iterator[Hit]:

@@ -11,7 +11,8 @@ from oomdoctor.lint.flow.state import base_of, text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.graphs import is_used_later, node_in_loop
 from oomdoctor.lint.patterns.iterations import carried, end_of, explained_calls, start_of, stored_in, within
-from oomdoctor.lint.rule import Edit, Hit, Rule
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.lint.source import Edit
 from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:

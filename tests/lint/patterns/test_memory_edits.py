@@ -10,8 +10,8 @@ import pytest
 from oomdoctor.lint.engine import check_module
 from oomdoctor.lint.module import parse
 from oomdoctor.lint.patterns.edits import with_keyword, with_method_call, with_no_grad
-from oomdoctor.lint.rule import Edit
 from oomdoctor.lint.rules import ALL
+from oomdoctor.lint.source import Edit
 
 EVALUATE = """\
 import torch
