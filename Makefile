@@ -16,14 +16,14 @@ CPU_TESTS := tests/allocator tests/api tests/cli tests/devices tests/probing tes
 # Processes that share the suite; what it measures, it measures side by side, so that sharing does not matter.
 WORKERS ?= auto
 
-# Commands that the README names run as a reader would run them, whatever the terminal of the moment is.
+# Commands that the documentation names run as a reader would run them, whatever the terminal of the moment is.
 export TERM ?= dumb
 
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: run
 run: $(INSTALLED)  ## Probe the GPT-2 example on a card this machine does not need to have
@@ -32,6 +32,10 @@ run: $(INSTALLED)  ## Probe the GPT-2 example on a card this machine does not ne
 .PHONY: test
 test: $(INSTALLED) $(OLDEST)/.installed  ## Run the whole suite
 	OOMDOCTOR_TEST_PYTHONS=$(CURDIR)/$(OLDEST)/bin/python $(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+.PHONY: quick
+quick: $(INSTALLED)  ## Run the tests that need neither the null GPU nor much time
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not null_gpu and not slow"
 
 .PHONY: test-cpu
 test-cpu: $(CPU)/.installed  ## Run what does not need CUDA on a CPU build of torch
@@ -58,7 +62,7 @@ typecheck: $(INSTALLED)  ## Check types
 	$(BIN)/mypy
 
 .PHONY: bench
-bench: $(INSTALLED)  ## Measure what the README claims, and write it to tests/bench/results
+bench: $(INSTALLED)  ## Measure what the documentation claims, and write it to tests/bench/results
 	$(BIN)/python tests/bench/trials.py
 	$(BIN)/python tests/bench/speed.py
 	$(BIN)/python tests/bench/diagnose_speed.py
@@ -74,10 +78,18 @@ bench-lint: $(INSTALLED)  ## Measure lint on installed projects: make bench-lint
 	$(BIN)/python tests/bench/lint_precision.py $(PROJECTS)
 	$(BIN)/python tests/bench/lint_speed.py $(PROJECTS)
 
+.PHONY: docs
+docs: $(INSTALLED)  ## Build the documentation's site into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+.PHONY: docs-outputs
+docs-outputs: $(INSTALLED)  ## Run the commands that the documentation shows, and write their outputs into the pages
+	$(BIN)/python docs/outputs.py
+
 .PHONY: accuracy
 accuracy: $(INSTALLED)  ## Compare the engines over a zoo of models, and write it to tests/bench/results
 	$(BIN)/python tests/bench/accuracy.py
-	$(BIN)/python tests/bench/accuracy_readme.py
+	$(BIN)/python tests/bench/accuracy_page.py
 
 .PHONY: interrupts
 interrupts: $(INSTALLED)  ## End 200 probes of a model and 50 of a command at random moments: nothing may stay

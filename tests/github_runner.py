@@ -1,4 +1,4 @@
-"""As much of GitHub's runner as the action and the README's workflow need: steps, inputs, outputs and commands.
+"""As much of GitHub's runner as the action and the documented workflow need: steps, inputs, outputs and commands.
 
 It does what the runner's documentation says and no more. A `run:` is a file for `bash --noprofile --norc -eo pipefail`.
 `${{ inputs.name }}` and `${{ steps.id.outputs.name }}` are put in place as they are. Outputs come from the file that

@@ -19,7 +19,6 @@ from oomdoctor.api import github_action
 from oomdoctor.results import ProbeDocument
 
 DESCRIBED = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 NONE = {"exit-code": "2", "micro-batch": "", "accumulation-steps": "", "report": ""}
 
 HOSTILE = {

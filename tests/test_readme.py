@@ -1,86 +1,77 @@
-"""Every command and output in the README is executed, and what it claims is what happens."""
+"""Every command and output in the README and on the site is executed, and what they claim is what happens."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import outputs
 import pytest
+from documentation import BLOCKS, COMMANDS, FILES, PAGES, PROSE, TEXT, answer, page
 from running import ROOT, run_command
 
 from oomdoctor.cli import app
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-PROSE = " ".join(README.split())
-BLOCKS = [
-    [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
-    for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
-]
-COMMANDS = [command for block in BLOCKS for command in block]
-FILES = dict(re.findall(r"```(?:python|text|toml)\n# ([a-z_]+\.(?:py|log|toml))\n(.*?)```", README, re.DOTALL))
-EXIT_CODE = re.compile(r"\s+# exit code (\d+)$")
-
-# What differs from run to run and from machine to machine.
-VARYING = re.compile(r"\d+\.\d+ s\b|\b\d+\.\d\d\s*$|oomdoctor \d.*")
+README = PAGES["README.md"]
 
 
 @pytest.fixture(scope="module")
 def readers_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the README's files."""
+    """A directory with the files that the pages show."""
     directory = tmp_path_factory.mktemp("reader")
-    for name, text in FILES.items():
-        (directory / name).write_text(text)
+    outputs.lay_out(directory, "")
     return directory
 
 
-def test_the_readme_has_commands() -> None:
+def test_the_pages_have_commands() -> None:
     """The blocks are found; without this the tests below could pass on nothing."""
     assert len(COMMANDS) >= 8
     scripts = {"model.py", "loop.py", "train.py", "tutorial.py", "test_model.py"}
-    assert set(FILES) == scripts | {"train.log", "pyproject.toml"}
-    assert all(command.startswith("oomdoctor ") for command in COMMANDS)
+    settings = {"pyproject.toml", ".github/workflows/memory.yml", ".pre-commit-config.yaml"}
+    assert set(FILES) == scripts | settings | {"train.log"}
+    assert all(command.line.startswith("oomdoctor ") for command in COMMANDS)
+    assert sum(command.shown is not None for command in COMMANDS) >= 10
+
+
+def test_a_file_is_the_same_on_every_page() -> None:
+    """Two pages that show a file of the same name show the same file, so that every command finds what it needs."""
+    shown = [found for text in PAGES.values() for found in outputs.files(text).items()]
+    assert set(shown) == set(FILES.items())
 
 
 @pytest.mark.null_gpu
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block[0])
-def test_the_readmes_commands_work(block: list[str], readers_directory: Path) -> None:
-    """The commands of each block of the README end as they say, else with 0, one after the other."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # what `python` is
-    for command in block:
-        said = EXIT_CODE.search(command)
-        words = shlex.split(EXIT_CODE.sub("", command))[1:]
-        ended = run_command(words, cwd=readers_directory, invocation="oomdoctor", PATH=path)
+@pytest.mark.parametrize("path", [path for path, blocks in BLOCKS.items() if blocks])
+def test_the_commands_of_a_page_print_what_it_shows(path: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The commands of a page end as they say, else with 0, one after the other, and print what stands below them."""
+    folder = tmp_path_factory.mktemp("reader")
+    outputs.lay_out(folder, PAGES[path])
+    for command in (command for block in BLOCKS[path] for command in block):
+        got = answer(command, folder, tmp_path_factory)
 
-        assert ended.returncode == (int(said[1]) if said else 0), ended.stderr
-        assert ended.stdout or "-o " in command
-
-
-def test_the_diagnosis_is_what_is_printed(readers_directory: Path) -> None:
-    """Every line of the README's diagnosis is in the output of the command beside it, in that order."""
-    shown = re.search(r"```text\n(Why\n.*?)```", README, re.DOTALL)
-    assert shown is not None
-    ended = run_command(["diagnose", "train.log"], cwd=readers_directory)
-    assert _squeezed(shown[1]) in _squeezed(ended.stdout)
+        assert got.exit_code == command.exit_code, got.stderr
+        assert got.printed or "-o" in command.words
+        assert command.differences(got.printed) == [], f"`make docs-outputs` writes what `{command.line}` prints now"
 
 
-def test_the_findings_are_what_is_printed(readers_directory: Path) -> None:
-    """The README's findings are the output of the command beside them."""
-    shown = re.search(r"```text\n(tutorial\.py:.*?)```", README, re.DOTALL)
-    assert shown is not None
-    ended = run_command(["lint", "tutorial.py"], cwd=readers_directory)
-    assert ended.stdout == shown[1]
+def test_a_difference_is_seen() -> None:
+    """A page that shows another number, a line more or a line less than the command prints differs from it."""
+    ((command,),) = outputs.commands("```console\n$ oomdoctor x\nsize  7\nin 0.10 s\n```\n")
+    assert command.differences("size  7\nin 0.25 s\n") == []
+    assert all(command.differences(text) for text in ("size  8\nin 0.1 s\n", "size  7\n", "size  7\nin 0.1 s\nmore\n"))
+    ((begun,),) = outputs.commands("```console\n$ oomdoctor x\nsize  7\n...\n```\n")
+    assert begun.differences("size  7\nin 0.25 s\n") == []
+    assert begun.differences("in 0.25 s\nsize  7\n")
 
 
 @pytest.mark.null_gpu
 def test_the_regression_is_what_is_printed(tmp_path: Path) -> None:
-    """A wider model fails the README's check in the words that the README shows."""
-    shown = re.search(r"```text\n(verdict .*?)```", README, re.DOTALL)
+    """A wider model fails the documentation's check in the words that it shows."""
+    shown = re.search(r"```text\n(verdict .*?)```", page("commands/check.md"), re.DOTALL)
     assert shown is not None
     for name in ("model.py", "pyproject.toml"):
         (tmp_path / name).write_text(FILES[name])
@@ -95,10 +86,10 @@ def test_the_regression_is_what_is_printed(tmp_path: Path) -> None:
 
 @pytest.mark.null_gpu
 def test_the_failing_test_fails_in_the_words_that_are_shown(tmp_path: Path) -> None:
-    """The README's test fails under pytest, and says what the README shows."""
-    shown = re.search(r"```text\n(the peak of .*?)```", README, re.DOTALL)
+    """The documentation's test fails under pytest, and says what its page shows."""
+    shown = re.search(r"```text\n(the peak of .*?)```", page("pytest.md"), re.DOTALL)
     assert shown is not None
-    (tmp_path / "test_model.py").write_text("# test_model.py\n" + FILES["test_model.py"])
+    (tmp_path / "test_model.py").write_text(FILES["test_model.py"])
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_model.py"]
 
     ended = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
@@ -109,8 +100,8 @@ def test_the_failing_test_fails_in_the_words_that_are_shown(tmp_path: Path) -> N
 
 
 def test_the_readmes_settings_are_accepted(tmp_path: Path) -> None:
-    """The README's table of settings is one that `lint` reads."""
-    (settings,) = (text for text in re.findall(r"```toml\n(.*?)```", README, re.DOTALL) if "lint" in text)
+    """The documentation's table of settings is one that `lint` reads."""
+    (settings,) = (text for text in re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL) if "lint" in text)
     (tmp_path / "pyproject.toml").write_text(settings)
     ended = run_command(["lint", ".", "--verbose"], cwd=tmp_path)
     assert (ended.returncode, 'fail-on = "error"' in ended.stderr) == (0, True)
@@ -118,7 +109,7 @@ def test_the_readmes_settings_are_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.null_gpu
 def test_the_leak_is_named(readers_directory: Path) -> None:
-    """The README's leaking script is diagnosed as one, at the line that keeps the graph."""
+    """The documentation's leaking script is diagnosed as one, at the line that keeps the graph."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     words = ["run", "--gpu", "t4", "-o", "leak", "--", "python", "train.py"]
     ended = run_command(words, cwd=readers_directory, PATH=path)
@@ -152,32 +143,32 @@ def _lines(svg: str) -> list[str]:
         rows.setdefault(row, []).append(text.replace("&#160;", " "))
     assert len(rows) > 20
     lines = ("".join(parts).rstrip() for _, parts in sorted(rows.items(), key=lambda item: int(item[0])))
-    return [re.sub(r"\s+", " ", VARYING.sub("", line)) for line in lines]
+    return [re.sub(r"\s+", " ", outputs.VARYING.sub("", line)) for line in lines]
 
 
 def test_the_options_table_names_real_options() -> None:
-    """Every option in the README exists."""
+    """Every option in the documentation exists."""
     names = [str(command.callback.__name__) for command in app.registered_commands if command.callback]
     text = "".join(run_command([name, "--help"]).stdout for name in names)
     command = [sys.executable, "-m", "pytest", "--help"]
     text += subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    documented = set(re.findall(r"`(--[a-z-]+)", README))
+    documented = set(re.findall(r"`(--[a-z-]+)", TEXT))
 
     assert len(documented) >= 12
     assert {option for option in documented if option not in text} == set()
 
 
 def test_the_exit_codes_are_those_of_the_code() -> None:
-    """The README's table of exit codes is that of `oomdoctor.errors`."""
+    """The documentation's table of exit codes is that of `oomdoctor.errors`."""
     from oomdoctor import errors
 
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
 
-    assert {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)} == codes
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", page("commands/report.md"), re.MULTILINE)} == codes
 
 
 def test_the_accuracy_figures_are_those_of_the_results() -> None:
-    """What the README says about trials and exactness is what the committed bench measured."""
+    """What the documentation says about trials and exactness is what the committed bench measured."""
     summary = json.loads((ROOT / "tests/bench/results/trials.json").read_text(encoding="utf-8"))["summary"]
 
     same = summary["cases"] - summary["differing_answers"]
@@ -190,7 +181,7 @@ def test_the_accuracy_figures_are_those_of_the_results() -> None:
 
 
 def test_the_speed_figures_are_those_of_the_results() -> None:
-    """What the README says about speed is what the committed bench measured, and within what it promises."""
+    """What the documentation says about speed is what the committed bench measured, and within what it promises."""
     claims = json.loads((ROOT / "tests/bench/results/speed.json").read_text(encoding="utf-8"))["claims"]
 
     assert all(claim["ratio"] < claim["below"] for claim in claims)
@@ -199,7 +190,7 @@ def test_the_speed_figures_are_those_of_the_results() -> None:
 
 
 def test_the_speed_of_traces_is_the_measured_one() -> None:
-    """What the README says of a traced probe and of `gpus --fit` was measured, and is within the promise."""
+    """What the documentation says of a traced probe and of `gpus --fit` was measured, and is within the promise."""
     rows = json.loads((ROOT / "tests/bench/results/trace_speed.json").read_text(encoding="utf-8"))["rows"]
     probe, catalogue = (rows[name]["wall"]["times"] for name in ("probe", "catalogue"))
 
@@ -209,18 +200,18 @@ def test_the_speed_of_traces_is_the_measured_one() -> None:
 
 
 def test_the_tables_of_accuracy_are_those_of_the_results() -> None:
-    """What the README shows of the trace engine is what the committed results make of it."""
+    """What the documentation shows of the trace engine is what the committed results make of it."""
     sys.path.insert(0, str(ROOT / "tests/bench"))
-    from accuracy_readme import with_block
+    from accuracy_page import with_block
 
     found = json.loads((ROOT / "tests/bench/results/accuracy.json").read_text(encoding="utf-8"))
 
-    assert with_block(README, found) == README
+    assert with_block(page("accuracy.md"), found) == page("accuracy.md")
     assert found["summary"]["trace"]["cases"] >= 38
 
 
 def test_the_figures_of_check_are_those_of_the_results() -> None:
-    """What the README says of a check's time is what was measured and committed, and within what it promises."""
+    """What the documentation says of a check's time is what was measured and committed, and within what it promises."""
     results = json.loads((ROOT / "tests/bench/results/check_speed.json").read_text(encoding="utf-8"))
     whole, _, cached, unchanged = results["runs"]
     assert f"takes {whole['seconds']} s on two cores, {cached['seconds']} s when nothing has changed" in PROSE
@@ -229,7 +220,7 @@ def test_the_figures_of_check_are_those_of_the_results() -> None:
 
 
 def test_the_figures_of_lint_are_those_of_the_results() -> None:
-    """What the README says of lint's precision, speed and robustness is what was measured and committed."""
+    """What the documentation says of lint's precision, speed and robustness is what was measured and committed."""
     results = ROOT / "tests/bench/results"
     precision = json.loads((results / "lint_precision.json").read_text(encoding="utf-8"))
     speed = json.loads((results / "lint_speed.json").read_text(encoding="utf-8"))["whole"]
@@ -242,7 +233,7 @@ def test_the_figures_of_lint_are_those_of_the_results() -> None:
 
 
 def test_the_figures_of_diagnosis_are_those_of_the_results() -> None:
-    """What the README says about logs, overhead and hostile inputs is what the committed benches measured."""
+    """What the documentation says about logs, overhead and hostile inputs is what the committed benches measured."""
     results = ROOT / "tests/bench/results"
     logs = json.loads((results / "diagnose_speed.json").read_text(encoding="utf-8"))["logs"]
     ways = json.loads((results / "run_overhead.json").read_text(encoding="utf-8"))["ways"]
@@ -255,6 +246,55 @@ def test_the_figures_of_diagnosis_are_those_of_the_results() -> None:
     assert f"takes {ways[2]['ratio']:g} times as long with history" in PROSE
     assert f"[{fuzz['inputs']:,} inputs that nobody meant]" in PROSE
     assert fuzz["crashes"] == 0
+    assert f"was given {fuzz['inputs']:,} inputs that nobody meant" in PROSE
+
+
+def test_the_readme_sums_up_what_was_measured() -> None:
+    """The README's three lines on accuracy have the figures of the committed measurements."""
+    results = ROOT / "tests/bench/results"
+    trials = json.loads((results / "trials.json").read_text(encoding="utf-8"))["summary"]
+    trace = json.loads((results / "accuracy.json").read_text(encoding="utf-8"))["summary"]["trace"]
+    lint = json.loads((results / "lint_precision.json").read_text(encoding="utf-8"))
+    prose = " ".join(README.split())
+    same = trials["cases"] - trials["differing_answers"]
+    exact, *_, equal, _ = trace["promises"]
+    assert (exact["promise"], equal["promise"]) == ("peak allocated equal to the byte", "maximum micro-batch equal")
+    lines = sum(project["lines"] for project in lint["projects"])
+    assert f"{same} of {trials['cases']} answers" in prose
+    assert f"the other {trials['differing_and_proven']} are proven" in prose
+    assert f"a median of {trials['median_trials']:g} trials" in prose
+    assert f"to the byte for {exact['share']:.1%} of {exact['of']} models" in prose
+    assert f"the maximum for {equal['share']:.1%} of {equal['of']} answers" in prose
+    assert f"{lint['verdicts']['true']} of {sum(lint['verdicts'].values())} findings in {lines:,} lines" in prose
+
+
+def test_the_readme_is_short() -> None:
+    """The README fits what somebody reads before installing: the rest is on the site."""
+    assert len(README.splitlines()) <= 200
+
+
+def test_links_lead_somewhere() -> None:
+    """Each relative link of the README and of the pages leads to a file; `make docs` checks the anchors."""
+    built = {"docs/rules.md", "docs/contributing.md"}  # from the code, and from CONTRIBUTING.md
+    links = [
+        (path, target)
+        for path, text in {**PAGES, "CONTRIBUTING.md": (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")}.items()
+        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
+    ]
+    assert len(links) > 40
+    for path, target in links:
+        found = ((ROOT / path).parent / target).resolve().relative_to(ROOT)
+        assert str(found) in built or (ROOT / found).exists(), f"{path} links to {target}"
+
+
+def test_paths_that_pages_name_are_there() -> None:
+    """Each file and folder of this repository that a page names exists."""
+    tops = "oomdoctor|tests|docs|\\.ci|\\.github"
+    texts = {**PAGES, "CONTRIBUTING.md": (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")}
+    named = [(path, name) for path, text in texts.items() for name in re.findall(rf"`((?:{tops})/[\w./*-]*)`", text)]
+    assert len(named) > 10
+    for path, name in named:
+        assert list(ROOT.glob(name.rstrip("/"))), f"{path} names {name}"
 
 
 def test_a_wheel_holds_everything_that_runs(tmp_path: Path) -> None:
@@ -273,8 +313,8 @@ def test_a_wheel_holds_everything_that_runs(tmp_path: Path) -> None:
 
 @pytest.mark.null_gpu
 def test_the_readmes_command_is_checked(readers_directory: Path, tmp_path: Path) -> None:
-    """The README's entry for a command passes as it stands, beside the script that it names."""
-    (entry,) = (text for text in re.findall(r"```toml\n(.*?)```", README, re.DOTALL) if "command = " in text)
+    """The documentation's entry for a command passes as it stands, beside the script that it names."""
+    (entry,) = (text for text in re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL) if "command = " in text)
     (tmp_path / "loop.py").write_text((readers_directory / "loop.py").read_text())
     (tmp_path / "pyproject.toml").write_text(entry)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -286,15 +326,15 @@ def test_the_readmes_command_is_checked(readers_directory: Path, tmp_path: Path)
 
 
 def test_the_answers_for_commands_are_measured() -> None:
-    """The README's largest sizes of one GPT-2 are those of the committed measurement."""
+    """The documentation's largest sizes of one GPT-2 are those of the committed measurement."""
     found = json.loads((ROOT / "tests/bench/results/command_truth.json").read_text())
     cards = {script["script"].removesuffix(".py"): script["cards"]["rtx-4090"] for script in found["scripts"]}
     probed = {name: card["probed"] for name, card in cards.items()}
     same = {found["contract"]["rtx-4090"]["probed"], *map(probed.get, ("trainer", "lightning_gpt2", "hydra_app"))}
     assert same == {15}
-    assert "| model file, Hugging Face `Trainer`, Lightning, Hydra | 15 |" in README
-    assert f"| plain loop | {probed['plain']} |" in README
-    assert f"| Accelerate with `accumulate` | {probed['accelerated']} |" in README
+    assert "| model file, Hugging Face `Trainer`, Lightning, Hydra | 15 |" in TEXT
+    assert f"| plain loop | {probed['plain']} |" in TEXT
+    assert f"| Accelerate with `accumulate` | {probed['accelerated']} |" in TEXT
     assert {card["bisection"] for card in cards.values() if card["probed"] == 15} == {13}
     for card in cards.values():
         assert card["probed"] in {card["bisection"], *card["larger_that_fit"]}

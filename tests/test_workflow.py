@@ -1,4 +1,4 @@
-"""The README's workflow: copied into an empty repository it passes, and fails on a change that costs memory."""
+"""The documented workflow: copied into an empty repository it passes, and fails on a change that costs memory."""
 
 from __future__ import annotations
 
@@ -11,20 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documentation import FILES, page
 from github_runner import ACTION, Ended, Runner, steps_of
 from running import ROOT, run_command
 
 from oomdoctor import load_result
 from oomdoctor.results import CheckDocument
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-FILES = {
-    name: text
-    for kind, name, text in re.findall(r"```(toml|yaml)\n# ([\w./-]+)\n(.*?)```", README, re.DOTALL)
-    if kind in ("toml", "yaml")
-}
 WORKFLOW = ".github/workflows/memory.yml"
-COMMANDS = re.findall(r"^\$ (oomdoctor check.*)$", README, re.MULTILINE)
+COMMANDS = re.findall(r"^\$ (oomdoctor check.*)$", page("commands/check.md"), re.MULTILINE)
 
 # Actions of others, which bring the checkout and take the report away; they are not run here.
 _FOREIGN = re.compile(r"actions/(checkout|setup-python|upload-artifact)@v\d+")
@@ -51,7 +46,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with the example, the README's settings and workflow, and the baseline that its commands write."""
+    """A repository with the example, the documented settings and workflow, and the baseline that its commands write."""
     folder = tmp_path_factory.mktemp("repository")
     _git(folder, "init", "--quiet")
     shutil.copy(ROOT / "oomdoctor" / "examples" / "gpt2.py", folder / "model.py")
@@ -74,7 +69,7 @@ def checkout(repository: Path, tmp_path: Path) -> Path:
 
 
 def _run_workflow(checkout: Path) -> Ended:
-    """Run the steps of the README's job that are ours, in the checkout."""
+    """Run the steps of the documented job that are ours, in the checkout."""
     temporary = checkout.parent / "runner"
     temporary.mkdir(exist_ok=True)
     runner = Runner(checkout, temporary)
@@ -92,7 +87,7 @@ def _is_ours(step: dict[str, Any]) -> bool:
 @pytest.mark.null_gpu
 @pytest.mark.slow
 def test_the_workflow_passes(checkout: Path) -> None:
-    """In a repository as the README has it set up, the workflow passes, with outputs, a report and a summary."""
+    """In a repository as the documentation has it set up, the workflow passes, with outputs, a report and a summary."""
     ended = _run_workflow(checkout)
 
     assert (ended.code, ended.outputs["exit-code"]) == (0, "0"), ended.log
@@ -127,19 +122,19 @@ def test_the_workflow_fails_on_a_regression(checkout: Path) -> None:
     assert passed.code == 0, passed.log
 
 
-def test_the_readme_names_the_actions_own_inputs_and_outputs() -> None:
-    """Each input and output of `action.yml` is in the README's tables, and no other."""
+def test_the_page_names_the_actions_own_inputs_and_outputs() -> None:
+    """Each input and output of `action.yml` is in the page's tables, and no other."""
     import yaml
 
     described = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
     for kind in ("inputs", "outputs"):
-        table = README.partition(f"| {kind.removesuffix('s')} | meaning |")[2].partition("\n\n")[0]
+        table = page("ci.md").partition(f"| {kind.removesuffix('s')} | meaning |")[2].partition("\n\n")[0]
         names = re.findall(r"`([a-z-]+)`", "".join(line.split(" | ")[0] for line in table.splitlines()))
         assert sorted(names) == sorted(described[kind])
 
 
-def test_the_readme_names_the_hooks_that_there_are() -> None:
-    """The README's configuration of pre-commit has the hooks of `.pre-commit-hooks.yaml`."""
+def test_the_page_names_the_hooks_that_there_are() -> None:
+    """The documented configuration of pre-commit has the hooks of `.pre-commit-hooks.yaml`."""
     import yaml
 
     hooks = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
@@ -148,7 +143,7 @@ def test_the_readme_names_the_hooks_that_there_are() -> None:
 
 
 def test_the_workflow_may_only_read() -> None:
-    """The README's workflow asks for no permission that it does not need, and runs for pull requests."""
+    """The documented workflow asks for no permission that it does not need, and runs for pull requests."""
     import yaml
 
     workflow = yaml.safe_load(FILES[WORKFLOW])

@@ -1,4 +1,4 @@
-"""The README's training loop and its calls from Python run as they stand."""
+"""The documented training loop and its calls from Python run as they stand."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import ROOT, run_command
+from documentation import TEXT
+from running import run_command
 from torch import Tensor
 
 from oomdoctor import load_result, plan_accumulation
 from oomdoctor.results import ProbeDocument
 from oomdoctor.results.codec import to_json
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 LOOP = next((block for block in BLOCKS if "accumulate(batch" in block), "")
 CALLS = next((block for block in BLOCKS if "plan_accumulation" in block), "")
 MODEL = next((block for block in BLOCKS if block.startswith("# model.py")), "")
@@ -26,7 +26,7 @@ MODEL = next((block for block in BLOCKS if block.startswith("# model.py")), "")
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the README's model and a result for it, as of a card on which 100 samples fit."""
+    """A folder with the documented model and a result for it, as of a card on which 100 samples fit."""
     folder = tmp_path_factory.mktemp("loop")
     (folder / "model.py").write_text(MODEL)
     words = ["probe", "model.py", "--target-batch", "256", "--gpu", "t4", "-o", "oomdoctor.json"]
@@ -49,7 +49,7 @@ def _in_directory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.null_gpu
 @pytest.mark.usefixtures("_in_directory")
 def test_the_loop_trains_as_whole_batches_would() -> None:
-    """The README's loop leaves the weights where training on whole batches leaves them, an epoch's last included."""
+    """The documented loop leaves the weights where training on whole batches leaves them, an epoch's last included."""
     assert load_result("oomdoctor.json").plan.steps == 3
     names: dict[str, object] = {}
     exec(LOOP, names)  # noqa: S102 - what is tested
@@ -83,7 +83,7 @@ def _trained_on_whole_batches(loader: list[tuple[Tensor, Tensor]]) -> torch.nn.M
 @pytest.mark.null_gpu
 @pytest.mark.usefixtures("_in_directory")
 def test_the_calls_run() -> None:
-    """The README's calls from Python answer."""
+    """The documented calls from Python answer."""
     names: dict[str, object] = {}
     exec(CALLS, names)  # noqa: S102 - what is tested
     assert names["largest"] == 256
@@ -91,7 +91,7 @@ def test_the_calls_run() -> None:
 
 
 def test_lint_has_nothing_to_say_about_the_loop(tmp_path: Path) -> None:
-    """The loop that the README recommends has none of the mistakes that `oomdoctor lint` knows."""
+    """The loop that the documentation recommends has none of the mistakes that `oomdoctor lint` knows."""
     (tmp_path / "train.py").write_text(LOOP)
     assert "accumulate(batch" in LOOP
     ended = run_command(["lint", "train.py", "--select", "ALL"], cwd=tmp_path)

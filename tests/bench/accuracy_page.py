@@ -1,6 +1,6 @@
-"""Put the tables of `accuracy.py` into the README.
+"""Put the tables of `accuracy.py` into the page on accuracy.
 
-Usage: python tests/bench/accuracy_readme.py
+Usage: python tests/bench/accuracy_page.py
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any
 from accuracy_table import cases, promises
 from measuring import RESULTS
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 ENGINE = "trace"
 
 
 def block(found: dict[str, Any]) -> str:
-    """How the promises are kept, and each case, folded away."""
+    """Return the table of promises, and the table of cases, which is folded away."""
     said = found["summary"][ENGINE]
-    lines = ["", *promises(said), "", f"<details><summary>Each of the {said['cases']} models</summary>", ""]
+    lines = ["", *promises(said), "", f"<details markdown><summary>Each of the {said['cases']} models</summary>", ""]
     return "\n".join([*lines, *cases(found["cases"], ENGINE), "", "</details>", ""])
 
 
 def with_block(text: str, found: dict[str, Any]) -> str:
-    """The README's text with the tables of these results."""
+    """Return the page's text with the tables of these results."""
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return f"{head}{BEGIN}\n{block(found)}\n{END}{tail}"
@@ -34,7 +34,7 @@ def with_block(text: str, found: dict[str, Any]) -> str:
 def main() -> None:
     """Write it."""
     found = json.loads((RESULTS / "accuracy.json").read_text(encoding="utf-8"))
-    README.write_text(with_block(README.read_text(encoding="utf-8"), found), encoding="utf-8")
+    PAGE.write_text(with_block(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
 
 
 if __name__ == "__main__":
