@@ -42,7 +42,7 @@ _CLASSES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Wildcard:
-    """One pattern.
+    """A pattern of paths, with its regular expression.
 
     Attributes:
         regex: What it matches whole: a path relative to the pattern's folder, without a slash at either end.
@@ -55,7 +55,7 @@ class Wildcard:
     folders_only: bool
 
     def fits(self, name: str, *, is_dir: bool) -> bool:
-        """Whether it means this path itself, not one that this lies in."""
+        """Return whether the pattern means this path itself, not a folder that the path lies in."""
         return (is_dir or not self.folders_only) and self.regex.fullmatch(name) is not None
 
 
@@ -134,7 +134,7 @@ class Globs:
         self._patterns = [found for found in map(wildcard, map(_tied, patterns)) if found is not None]
 
     def fit(self, path: Path, is_dir: bool = False) -> bool:  # noqa: FBT001, FBT002 - as a path's own methods give it
-        """Whether an absolute path fits one of them, or lies in a folder that does."""
+        """Return whether an absolute path, or a folder that it lies in, fits one of the patterns."""
         if not self._patterns:
             return False
         below = path.relative_to(self._root) if path.is_relative_to(self._root) else path.relative_to(path.anchor)
@@ -170,7 +170,7 @@ class Ignores:
 
     @classmethod
     def above(cls, folder: Path, repository: Path | None) -> Ignores:
-        """What holds above a folder in its repository; its own file is not among it.
+        """Return the patterns of the files above a folder in its repository; the folder's own file is left out.
 
         Where git ignores the folder itself, whoever names it wants what is in it: nothing above it holds then.
         """
@@ -187,11 +187,11 @@ class Ignores:
         return found
 
     def inside(self, folder: Path) -> Ignores:
-        """What holds in a folder, its own file included."""
+        """Return the patterns that apply in a folder, with those of its own file."""
         return self.and_file(folder, folder / _NAME)
 
     def and_file(self, root: Path, file: Path) -> Ignores:
-        """These, and the patterns of a file that are relative to `root`."""
+        """Return these patterns and those of a file, which are relative to `root`."""
         if not os.access(file, os.R_OK):
             return self
         try:
@@ -202,7 +202,7 @@ class Ignores:
         return Ignores((*self.patterns, (len(str(root).rstrip("/")) + 1, found))) if found else self
 
     def ignore(self, path: Path, is_dir: bool) -> bool:  # noqa: FBT001 - as `Globs.fit`
-        """Whether git ignores a path in a folder that it does not ignore: the last pattern that fits says it."""
+        """Return whether git ignores a path whose folder it does not ignore: the last pattern that fits decides."""
         name = str(path)
         for start, patterns in reversed(self.patterns):
             below = name[start:]
@@ -219,7 +219,7 @@ def repository_of(path: Path) -> Path | None:
 
 STANDARD_INPUT: Final = "-"
 ENDINGS: Final = (".py", ".ipynb")
-"""What the name of a file ends with that is looked for in a folder; a file that is named outright may have any."""
+"""Endings of the files that are looked for in a folder; a file that is named outright may have any."""
 
 SKIPPED_FOLDERS: Final = frozenset({
     ".bzr", ".direnv", ".eggs", ".git", ".git-rewrite", ".hg", ".ipynb_checkpoints", ".mypy_cache", ".nox", ".pants.d",
@@ -233,7 +233,7 @@ _ENVIRONMENT: Final = "pyvenv.cfg"
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file to lint.
+    """A file to lint.
 
     Attributes:
         path: Absolute, symbolic links as they are; None for standard input.
@@ -246,7 +246,7 @@ class File:
 
 @dataclass(slots=True)
 class Discovered:
-    """What the arguments come to.
+    """The files that the arguments name, and the folders that could not be listed.
 
     Attributes:
         files: In the order of the arguments, and in a folder by name; none twice.
@@ -282,7 +282,7 @@ def discover(arguments: Sequence[str], settings: Settings) -> Discovered:
 
 
 def display_path(path: Path) -> str:
-    """How an absolute path is called in reports: from the working directory where it lies below that."""
+    """Return an absolute path as reports show it: relative to the working directory where it lies below that."""
     with_links = Path(os.path.abspath(path))  # noqa: PTH100 - keeps symbolic links
     here = Path.cwd()
     return printable_name(
@@ -319,7 +319,7 @@ def _existing(argument: str) -> Path:
 
 
 def _listable(folder: Path) -> Path:
-    """The same folder.
+    """Return the folder unchanged, once it could be listed.
 
     Raises:
         UsageError: It cannot be listed, so that nothing of what was asked for could be linted.
@@ -358,7 +358,7 @@ def _walk(top: Path, excluded: Globs, found: Discovered) -> Iterator[Path]:
 
 
 def _listed(folder: Path, found: Discovered) -> list[tuple[Path, bool]]:
-    """What may be visited in a folder, last name first, and whether it is a folder."""
+    """Return the entries of a folder that may be visited, last name first, each with whether it is a folder."""
     try:
         with os.scandir(folder) as entries:
             wanted = [entry for entry in entries if _is_wanted(entry)]
@@ -371,7 +371,7 @@ def _listed(folder: Path, found: Discovered) -> list[tuple[Path, bool]]:
 
 
 def _is_wanted(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder that people write in, or a regular file with an ending that is looked for."""
+    """Return whether an entry is a folder that people write in, or a regular file with one of `ENDINGS`."""
     try:
         if entry.is_dir(follow_symlinks=False):
             return entry.name not in SKIPPED_FOLDERS and not os.access(f"{entry.path}/{_ENVIRONMENT}", os.F_OK)

@@ -86,7 +86,7 @@ def interpreter_settings() -> Iterator[Collector]:
 
 
 def is_deep(tree: ast.AST) -> bool:
-    """Whether a tree has more levels than people write; found without recursion."""
+    """Return whether a tree has more levels than people write; found without recursion."""
     level: list[ast.AST] = [tree]
     for _ in range(DEEP):
         level = [child for node in level for child in ast.iter_child_nodes(node)]
@@ -128,7 +128,7 @@ def position_of_hit(hit: Hit) -> tuple[int, int]:
 
 
 def _is_worse(hit: Hit, other: Hit) -> bool:
-    """Whether a finding says more than another at the same place that a different run has made."""
+    """Return whether a hit says more than another run's hit at the same place."""
     return (
         hit.severity is not None
         and other.severity is not None
@@ -153,7 +153,7 @@ class Fixable:
 
 @dataclass(frozen=True, slots=True)
 class LintRun:
-    """What was found, and what can be done about it.
+    """The result of one run, and the fixes that can be made.
 
     Attributes:
         result: The findings.
@@ -214,7 +214,7 @@ def lint(
 
 
 def _standard_input(stdin: BinaryIO | None, settings: Settings) -> bytes:
-    """All of it, up to one byte more than is accepted."""
+    """Read standard input, up to one byte more than is accepted."""
     return (stdin or sys.stdin.buffer).read(most_bytes(settings.stdin_filename or "") + 1)
 
 
@@ -339,7 +339,7 @@ def _import_root(folder: Path) -> Path:
 
 
 def _checked(module: Module, rules: Sequence[Rule]) -> list[tuple[Rule, Hit]]:
-    """What the rules find.
+    """Return the hits of all rules in a module.
 
     Raises:
         UnreadableError: The code is nested too deeply to be followed.
@@ -360,6 +360,6 @@ def _unreadable(file: File, error: UnreadableError | SyntaxError) -> Unreadable:
 
 
 def _said(problem: str) -> str:
-    """What Python says, in the form of all messages: beginning in lower case, without a full stop."""
+    """Return Python's message in the form of all messages: beginning in lower case, without a full stop."""
     is_word = problem[1:2].islower()
     return (problem[:1].lower() if is_word else problem[:1]) + problem[1:].removesuffix(".")

@@ -56,7 +56,7 @@ def _are_apart(spans: Sequence[Span]) -> bool:
 
 
 def _is_free(span: Span, taken: Sequence[Span]) -> bool:
-    """Whether nothing taken overlaps or touches a span; `taken` is in order and free of overlaps."""
+    """Return whether a span keeps clear of all taken spans, which are in order and free of overlaps."""
     index = bisect_left(taken, span)
     is_free_before = index == 0 or taken[index - 1][1] < span[0]
     return is_free_before and (index == len(taken) or span[1] < taken[index][0])
@@ -96,7 +96,7 @@ _MOST_TRIED_ALONE: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What fixes make of one file.
+    """The bytes of one file before and after its fixes.
 
     Attributes:
         shown: What reports call the file.
@@ -129,7 +129,7 @@ class FixRun:
 
     @property
     def fixed(self) -> int:
-        """How many findings were put right."""
+        """Number of findings that were fixed."""
         return self.counts.total()
 
     def overlay(self) -> dict[Path | None, bytes]:
@@ -226,7 +226,7 @@ def _edited(document: Document, edits: Sequence[Edit], name: str) -> bytes | Non
 
 
 def program(data: bytes, name: str) -> Document:
-    """What a file holds, whether or not it has to do with torch.
+    """Return the document of a file, whether or not it has to do with torch.
 
     Raises:
         UnreadableError: It cannot be understood.

@@ -44,7 +44,7 @@ Parents = dict[ast.AST, ast.AST]
 
 
 def parents_in(scope: ast.AST) -> Parents:
-    """Each node below `scope` with the node that it is a part of."""
+    """Return the parent of each node below `scope`."""
     return {child: parent for parent in walk(scope) for child in ast.iter_child_nodes(parent)}
 
 
@@ -66,7 +66,7 @@ def block_of(statement: ast.AST, parents: Parents) -> list[ast.stmt]:
 
 
 def targets_of(statement: ast.AST) -> list[ast.expr]:
-    """What an assignment assigns to, a tuple's elements each; empty for anything else."""
+    """Return the targets of an assignment, each element of a tuple by itself; empty for another statement."""
     if isinstance(statement, ast.Assign):
         return [inner for target in statement.targets for inner in _flat(target)]
     if isinstance(statement, ast.AnnAssign) and statement.value is not None:
@@ -81,7 +81,7 @@ def _flat(target: ast.expr) -> list[ast.expr]:
 
 
 def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """What lies in a function or a module itself, not in functions and classes that are defined in it."""
+    """Yield the nodes of a function or a module itself, without those of functions and classes defined in it."""
     waiting: list[ast.AST] = list(ast.iter_child_nodes(scope))
     while waiting:
         node = waiting.pop()
@@ -110,7 +110,7 @@ class Names:
         return name in self._meaning
 
     def items(self) -> Iterable[tuple[str, str]]:
-        """Each imported name with what it stands for."""
+        """Return each imported name with its qualified name."""
         return self._meaning.items()
 
     def _add_import(self, node: ast.Import) -> None:
@@ -218,7 +218,7 @@ class Repository(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Module:
-    """One file that could be parsed.
+    """A parsed file.
 
     Attributes:
         path: As it was found.
@@ -367,12 +367,12 @@ _TORCH: Final = re.compile(r"\btorch\.(?!utils\.data)|\.cuda\(|\.to\(")
 
 
 def has_other_tensors(module: Module) -> bool:
-    """Whether a file imports another library with tensors and models, whose `model(x)` records nothing."""
+    """Return whether a file imports another library with tensors and models, whose `model(x)` records nothing."""
     return _OTHER_TENSORS.search(module.text) is not None
 
 
 def is_of_other_tensors(node: ast.AST, module: Module) -> bool:
-    """Whether a node may deal with another library's tensors: its file imports one, and its function says no torch."""
+    """Return whether a node may be about another library's tensors."""
     if not has_other_tensors(module):
         return False
     line = getattr(node, "lineno", 0)
@@ -385,15 +385,15 @@ def _has_line(node: ast.stmt, line: int) -> bool:
 
 
 def may_use_gpu(module: Module) -> bool:
-    """Whether anything in a file's text says that it computes elsewhere than on the processor."""
+    """Return whether a file's text mentions a device other than the processor."""
     return _ON_GPU.search(module.text) is not None
 
 
 def runs_in_several_processes(module: Module) -> bool:
-    """Whether a file sets up distributed training, each process of which runs it."""
+    """Return whether a file sets up distributed training, each process of which runs it."""
     return _SEVERAL_PROCESSES.search(module.text) is not None
 
 
 def has_own_checkpoints(module: Module) -> bool:
-    """Whether a file deals with a library whose checkpoints are not saved from where the model is."""
+    """Return whether a file uses a library whose checkpoints need not hold the device that the model is on."""
     return _SAVES_ELSEWHERE.search(module.text) is not None

@@ -19,13 +19,13 @@ Span = tuple[int, int]
 """First byte of a value, and the byte after its last."""
 
 DEEPEST: Final = 200
-"""As many brackets inside each other as are followed; a notebook has about ten."""
+"""Levels of brackets that are followed; a notebook has about ten."""
 
 MOST_TOKENS: Final = 4_000_000
-"""As many strings, numbers and signs as are read: a few seconds' worth."""
+"""Strings, numbers and signs that are read at most: a few seconds' worth."""
 
 MOST_MEMBERS: Final = 100_000
-"""As many values of one object or array as are looked at one by one."""
+"""Values of one object or array that are looked at one by one."""
 
 # Possessive, so that a string of many megabytes takes no memory for ways back.
 _TOKEN: Final = re.compile(
@@ -37,7 +37,7 @@ _SPACE: Final = re.compile(rb"[ \t\r\n]*+")
 
 
 class JsonError(ValueError):
-    """It is not JSON.
+    """Bytes that are not JSON.
 
     Args:
         problem: What is wrong.
@@ -51,7 +51,7 @@ class JsonError(ValueError):
 
 
 def whole(data: bytes, start: int = 0) -> Span:
-    """Where the document's one value lies.
+    """Return the span of the document's one value.
 
     Raises:
         JsonError: There is none, it is broken, or something follows it.
@@ -64,14 +64,14 @@ def whole(data: bytes, start: int = 0) -> Span:
 
 
 def members(data: bytes, span: Span) -> dict[str, Span]:
-    """Where the values of an object lie, by key; empty for what is no object. Of two with one key the last is meant."""
+    """Return the spans of an object's values by key, the last of two with one key; empty for another value."""
     if data[span[0] : span[0] + 1] != b"{":
         return {}
     return dict(islice(_members(data, span), MOST_MEMBERS))
 
 
 def items(data: bytes, span: Span) -> Iterator[Span]:
-    """Where the values of an array lie; nothing for what is no array."""
+    """Yield the spans of an array's values; nothing for another value."""
     if data[span[0] : span[0] + 1] != b"[":
         return
     at = _skip_space(data, span[0] + 1)
@@ -104,7 +104,7 @@ def _members(data: bytes, span: Span) -> Iterator[tuple[str, Span]]:
 
 
 def _after_comma(data: bytes, end: int) -> int:
-    """Where the next value begins, or the closing bracket lies."""
+    """Return the position of the next value, or of the closing bracket."""
     at = _skip_space(data, end)
     return _skip_space(data, at + 1) if data[at : at + 1] == b"," else at
 
@@ -115,7 +115,7 @@ def _skip_space(data: bytes, at: int) -> int:
 
 
 def _skip(data: bytes, start: int) -> int:
-    """Where the value ends that begins at `start`, checked by the grammar's rules.
+    """Return the end of the value that begins at `start`, once it is checked against JSON's grammar.
 
     `expected` is what may come next: a value, a key, a colon, or what follows a value.
     """
@@ -133,7 +133,7 @@ def _skip(data: bytes, start: int) -> int:
 
 
 def _step(token: re.Match[bytes], expected: str, open_: list[int]) -> str:
-    """What may come after a token."""
+    """Return the kinds of token that may follow a token."""
     sign = token["sign"]
     if sign is None:
         return _after_scalar(token, expected)
@@ -183,7 +183,7 @@ _RUN: Final = re.compile(r"%(?:timeit|time|prun|memit)\b(?:[ \t]+-\w+(?:[ \t]+\d
 """Line magics that run the statement after them, with their options."""
 
 _MOST_CELL_MAGICS: Final = 8
-"""As many above one cell."""
+"""Cell magics above one cell that are looked at."""
 
 _CELL: Final = re.compile(r"\s*%%(?P<name>\w+)")
 _MAGIC: Final = re.compile(
@@ -216,7 +216,7 @@ def python_of(cell: str) -> str | None:
 
 
 def parses(text: str) -> bool:
-    """Whether a text is a program."""
+    """Return whether a text is a Python program."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -247,7 +247,7 @@ def _without_magics(text: str) -> str:
 
 
 def _replacement(line: str) -> str | None:
-    """What stands for a line; None where the line is Python's own."""
+    """Return the Python that replaces a line of IPython's; None for a line of Python."""
     if found := _ASSIGNED.match(line):
         return found[0] + "0"
     if not _MAGIC.match(line):
@@ -260,7 +260,7 @@ def _replacement(line: str) -> str | None:
 
 
 def _statement_end(text: str, at: int) -> int:
-    """Where the line ends that ends the statement: not in brackets, not in a string, not after a backslash."""
+    """Return the end of the line that ends the statement: not in brackets, a string, or after a backslash."""
     depth = 0
     for part in _PART.finditer(text, at):
         if part["open"]:
@@ -273,7 +273,7 @@ def _statement_end(text: str, at: int) -> int:
 
 
 def _continued(text: str, end: int) -> int:
-    """Where a line for IPython ends, with those that it is continued on by a backslash."""
+    """Return the end of a line of IPython's, with the lines that a backslash joins to it."""
     while text.endswith("\\", 0, end) and end < len(text):
         newline = LINE_END.match(text, end)
         end = _line_end(text, newline.end() if newline else len(text))

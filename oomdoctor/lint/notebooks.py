@@ -42,7 +42,7 @@ MOST_NOTEBOOK_BYTES: Final = 64 << 20
 _CHARACTER: Final = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[\xc0-\xff][\x80-\xbf]*|."
 )
-"""What stands for one character inside a JSON string of UTF-8."""
+"""One character inside a JSON string of UTF-8, or its escape."""
 
 _MODES: Final = ("python", "ipython", "python3", "python2")
 
@@ -106,7 +106,7 @@ class Notebook:
         return (self.cells[index].number, line - self.starts[index] + 1) if self.cells else (None, line)
 
     def shown(self) -> str:
-        """What the authors of the cells wrote, with the lines and characters of `text`."""
+        """Return the cells as their authors wrote them, with the lines and characters of `text`."""
         return _joined(cell.source for cell in self.cells)
 
     def edited(self, edits: Iterable[Edit]) -> bytes:
@@ -188,7 +188,7 @@ def _error(cell: Cell) -> BrokenCellError | None:
 
 
 def _is_python(data: bytes, top: dict[str, Span]) -> bool:
-    """Whether its kernel's language is Python, or is not said."""
+    """Return whether the kernel's language is Python or not named."""
     metadata = notebook_format.members(data, top["metadata"]) if "metadata" in top else {}
     for holder, key in (("kernelspec", "language"), ("language_info", "name")):
         inner = notebook_format.members(data, metadata[holder]) if holder in metadata else {}
@@ -296,7 +296,7 @@ def _literals(data: bytes, cell: Cell, raw: bytes) -> bytes:
 
 
 def _before(data: bytes, begin: int) -> bytes:
-    """What stands before a position, white space aside."""
+    """Return the bytes before a position without white space at their end."""
     return data[max(begin - _GAP, 0) : begin].rstrip()
 
 
@@ -312,13 +312,13 @@ def _place(data: bytes, offset: int) -> tuple[int, int]:
 
 
 NOTEBOOK: str = ".ipynb"
-"""What a notebook's name ends with; any other file is a script."""
+"""Ending of a notebook's name; any other file is a script."""
 
 Document = Script | Notebook
 
 
 def read_document(path: Path) -> Document | None:
-    """What a file holds; None where that has nothing to do with torch.
+    """Read a file as a document; None where it has nothing to do with torch.
 
     Raises:
         UnreadableError: It cannot be read or understood.
@@ -327,7 +327,7 @@ def read_document(path: Path) -> Document | None:
 
 
 def parse_document(data: bytes, name: str) -> Document | None:
-    """What these bytes hold; None where that has nothing to do with torch.
+    """Parse bytes as a document; None where they have nothing to do with torch.
 
     Args:
         data: The file's bytes.
@@ -347,13 +347,13 @@ def parse_document(data: bytes, name: str) -> Document | None:
 
 
 def most_bytes(name: str) -> int:
-    """As many bytes as are read of a file of this name."""
+    """Return the largest size in bytes that is read of a file of this name."""
     return MOST_NOTEBOOK_BYTES if PurePath(name).suffix == NOTEBOOK else MOST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What files hold.
+    """Contents of the files to lint: from the disk, from standard input, or as fixes leave them.
 
     Attributes:
         overlay: What some hold in place of what is on the disk, by resolved path.
@@ -377,7 +377,7 @@ class Inputs:
         return read(file.path, most_bytes(file.path.name)) if instead is None else instead
 
     def place(self, file: File) -> Path:
-        """Where a file lies, or where it would lie if standard input were a file."""
+        """Return the path of a file; for standard input the path that its name would have."""
         return file.path or Path.cwd() / (self.stdin_filename or "stdin.py")
 
 
@@ -390,5 +390,5 @@ def resolved(path: Path) -> Path:
 
 
 def digest(data: bytes) -> bytes:
-    """What tells one content from another."""
+    """Return a hash of a file's content."""
     return blake2b(data, digest_size=16).digest()

@@ -30,7 +30,7 @@ _NAME: Final = re.compile(r"(\w+)(?:\s+as\s+(\w+))?\s*(?:,|#[^\n]*|\)|$)")
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a file offers to others.
+    """The names that a file offers to others.
 
     Attributes:
         defined: Names of its functions and classes at the top level.
@@ -54,18 +54,18 @@ def outline(text: str) -> Outline:
 
 
 _MOST_TOKENS: Final = 130_000
-"""Of the files whose trees are there at once: a bound on memory, 60 MB for what people write and 130 MB at worst."""
+"""Tokens of all trees held at once: a bound on memory, 60 MB for code that people write, 130 MB at worst."""
 _KEPT_TOKENS: Final = 110_000
-"""Of those that the next file's runs may find there."""
+"""Tokens of the trees that are kept for the next file's runs."""
 _LARGEST_BYTES: Final = 256 * 1024
-"""Of a file that a call is followed into; larger ones hold data."""
+"""Bytes of a file that a call is followed into; larger ones hold data."""
 _MOST_LINKS: Final = 4
 """Files that pass a name on to one another."""
 _WORK_NAME: Final = re.compile(
     r"train|step|fit|update|optimi|backward|epoch|eval|valid|test|infer|predict|loss|run|batch|load|cycle|main|criterion|tune|adapt"
 )
 _MOST_FILES: Final = 2000
-"""Of a repository that are looked through for callers."""
+"""Files of a repository that are searched for callers."""
 _FOREIGN: Final = frozenset({"site-packages", "node_modules", "venv", "build", "dist", "__pycache__"})
 _HOLDS_DATA: Final = re.compile(
     r"(?:Mixin|Config|Pipeline|Tokenizer\w*|Processor|Output|Outputs|Scheduler|Transform|Dataset|Error|Enum|Args|Arguments"
@@ -76,7 +76,7 @@ _EMPTY: Final = Outline(frozenset(), MappingProxyType({}))
 
 
 def may_hold_work(name: str) -> bool:
-    """Whether a function of this name may hold a part of a training loop; others are not followed into other files."""
+    """Return whether a function of this name may hold a part of a training loop, and so is followed."""
     return bool(_WORK_NAME.search(name))
 
 
@@ -120,7 +120,7 @@ class Project:
         return None if module is None else module.top.get(name) or module.classes.get(name)
 
     def defines_work(self, qualified: str, importer: Module) -> bool:
-        """Whether the name means a function of the repository that may hold a part of a training loop."""
+        """Return whether the name means a function of the repository that may hold a part of a training loop."""
         name = qualified.rpartition(".")[2]
         place = self._known_place(qualified, importer.path.parent) if may_hold_work(name) else None
         return place is not None and self._outline(place[0]).has_work

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 Extent = tuple[tuple[int, int], tuple[int, int]]
-"""Where it begins and where it ends, as a line from 1 and a column in UTF-8 bytes from 0."""
+"""Start and end, each as a line from 1 and a column in UTF-8 bytes from 0."""
 
 
 def extent(node: ast.AST) -> Extent:
-    """What to point at for a node."""
+    """Return the part of a node to point at: an expression whole, and only the head of a compound statement."""
     start = (getattr(node, "lineno", 1), getattr(node, "col_offset", 0))
     head = _end(node) if _has_statements(node) else None
     end = head or (getattr(node, "end_lineno", None) or start[0], getattr(node, "end_col_offset", None) or start[1])
@@ -60,7 +60,7 @@ def _has_statements(node: ast.AST) -> bool:
 
 
 def _end(node: ast.AST) -> tuple[int, int]:
-    """Where the last expression in a statement's head ends; its first word and its name where it has none."""
+    """Return the end of a statement's head: of its last expression, else of its first word and its name."""
     ends = [(child.end_lineno or child.lineno, child.end_col_offset or 0) for child in _head(node)]
     name = getattr(node, "name", None)
     words = _WORDS.get(type(node), "") + (f" {name}" if name else "")
@@ -96,7 +96,7 @@ _FILE: Final = re.compile(r"#+\s*oomdoctor\s*:\s*noqa(?P<rest>.*)", re.DOTALL)
 _LIST: Final = re.compile(r"\s*:(?P<words>.*)", re.DOTALL)
 _WORD: Final = re.compile(r"[\s,]*(?P<word>(?:(?:[A-Z]+|oom)[0-9]+)+|[a-z]+(?:-[a-z0-9]+)+)(?=[\s,#]|$)")
 _CODE: Final = re.compile(r"(?:[A-Z]+|oom)[0-9]+")
-"""Our own may be in lower case, as on the command line; ruff would not take its own so."""
+"""A rule's code; ours may be in lower case, as on the command line, which ruff does not accept of its own."""
 _SEPARATE: Final = re.compile(r"\s|$|#")
 
 EVERY: Final = frozenset({"*"})
@@ -112,7 +112,7 @@ class Range:
 
 
 class Suppressions:
-    """What the comments of one file silence.
+    """The `# noqa` comments of one file.
 
     Args:
         text: The file, as it is parsed.
@@ -123,7 +123,7 @@ class Suppressions:
         self._any = "noqa" in text.lower()
 
     def silences(self, rule: Rule, line: int, end_line: int) -> bool:
-        """Whether a comment silences a rule for what goes from one line to another.
+        """Return whether a comment silences a rule for the lines from one to another.
 
         The comment stands where that begins or where it ends, or at the end of the string or the joined lines in which
         one of those lies.
@@ -198,7 +198,7 @@ class Suppressions:
 
 
 def _is_edge(token: tokenize.TokenInfo, *edges: str) -> bool:
-    """Whether a token is where an f-string or a template begins or ends."""
+    """Return whether a token is the beginning or the end of an f-string or a template."""
     return tokenize.tok_name[token.type].endswith(tuple(f"STRING_{edge}" for edge in edges or ("START", "END")))
 
 
@@ -209,7 +209,7 @@ def _of_line(comment: str) -> frozenset[str]:
 
 
 def _words(rest: str) -> frozenset[str]:
-    """What follows `noqa`: nothing or text after a space, for all rules; a colon and a list; else it means nothing."""
+    """Return the rules that the text after `noqa` names: all for nothing, or for a space; a list after a colon."""
     if found := _LIST.match(rest):
         return frozenset(_listed(found["words"]))
     return EVERY if _SEPARATE.match(rest) else frozenset()
@@ -225,7 +225,7 @@ def _listed(words: str) -> Iterator[str]:
 
 
 def _comments_by_line(text: str) -> Iterator[tokenize.TokenInfo]:
-    """What looks like a comment, in a text that does not tokenize."""
+    """Yield the apparent comments of a text that does not tokenize."""
     for number, line in enumerate(LINE_END.split(text), 1):
         column = line.find("#")
         if column >= 0:
@@ -241,7 +241,7 @@ _RANKS: Final = {severity: rank for rank, severity in enumerate(Severity)}
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One file that findings lie in.
+    """A file with the tables that turn its hits into findings.
 
     Attributes:
         file: The file.
@@ -270,7 +270,7 @@ class View:
         )
 
     def finding(self, rule: Rule, hit: Hit) -> Finding:
-        """What is said of a place."""
+        """Return the finding of a hit."""
         start, end = extent(hit.node)
         cell, line = self.document.place(start[0])
         return Finding(
@@ -292,7 +292,7 @@ class View:
         )
 
     def silences(self, rule: Rule, hit: Hit) -> bool:
-        """Whether the configuration or a comment silences a rule there."""
+        """Return whether the configuration or a comment silences a rule at a hit."""
         start, end = extent(hit.node)
         return rule.code in self.ignored or self.suppressions.silences(rule, start[0], end[0])
 
@@ -302,7 +302,7 @@ Key = tuple[str, int, int, int, str]
 
 @dataclass(slots=True)
 class Collected:
-    """What was found so far.
+    """The findings so far.
 
     Attributes:
         findings: Each with its edits, by place and rule: the worst of those that several runs lead to.
@@ -331,5 +331,5 @@ def _is_worse(finding: Finding, other: Finding) -> bool:
 
 
 def _source(line: str, column: int) -> str:
-    """What is kept of a line: its beginning, from which columns count; nothing where the finding lies behind that."""
+    """Return the beginning of a line, from which columns count; empty where the finding lies behind that."""
     return line[:LONGEST_SOURCE] if column < LONGEST_SOURCE else ""

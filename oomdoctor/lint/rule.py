@@ -51,7 +51,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a rule looks at: one file, and all runs that begin in it.
+    """A file to check, with all runs that begin in it.
 
     Attributes:
         module: The file.
@@ -64,7 +64,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One mistake that is looked for.
+    """A mistake that lint looks for, with its texts and its check.
 
     Attributes:
         code: Such as `OOM101`.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is linted, and by which rules.
+    """Paths to leave out, and rules to apply.
 
     Attributes:
         select: Rules to use, as codes, beginnings of codes, names or `ALL`; empty for those that are on by default.
@@ -88,7 +88,7 @@ def _weigh(weights: dict[str, int], rules: Sequence[Rule], words: Iterable[str])
 
 
 def _names(word: str, rule: Rule) -> bool:
-    """Whether a word names a rule: `ALL`, its name, its code or a beginning of that."""
+    """Return whether a word names a rule: `ALL`, its name, its code or a beginning of that."""
     word = word.strip()
     return word == ALL or word.lower() == rule.name or bool(is_code(word) and rule.code.startswith(word.upper()))
 
@@ -99,14 +99,14 @@ def rules_with_prefix(rules: Sequence[Rule], word: str) -> tuple[Rule, ...]:
 
 
 def code_ranges(rules: Sequence[Rule]) -> str:
-    """What codes there are, in words: from the first to the last of each hundred."""
+    """Return the codes in words: from the first to the last of each hundred."""
     codes = groupby(sorted(rule.code for rule in rules), key=lambda code: code[: len("OOM0")])
     ends = ((each[0], each[-1]) for each in (list(group) for _, group in codes))
     return ", ".join(f"`{first}` to `{last}`" if first != last else f"`{first}`" for first, last in ends)
 
 
 def is_code(word: str) -> bool:
-    """Whether a word is a code, or the beginning of one, whether or not there is such a rule."""
+    """Return whether a word is a code, or the beginning of one, whether or not there is such a rule."""
     return _PREFIX.fullmatch(word.upper()) is not None
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 LINE_END: Final = re.compile(r"\r\n|\n|\r")
-"""What ends a line for Python; `str.splitlines` knows more, such as a form feed, and would count lines wrongly."""
+"""Line end, as Python counts it; `str.splitlines` knows more, such as a form feed, and would count lines wrongly."""
 
 
 _LONE_RETURN: Final = re.compile(r"\r(?!\n)")
@@ -45,7 +45,7 @@ class Lines:
         self._ends.append(len(text))
 
     def __len__(self) -> int:
-        """How many there are; what follows the last line end is one only if it is not empty."""
+        """Return the number of lines; text after the last line end is one only if it is not empty."""
         return len(self._starts) - (self._starts[-1] == len(self.text))
 
     def line(self, number: int) -> str:
@@ -113,7 +113,7 @@ def replaced(text: str, changes: Iterable[tuple[int, int, str]]) -> str:
 
 
 def line_end(text: str) -> str:
-    """What ends the first line."""
+    """Return the line end of the first line."""
     found = LINE_END.search(text)
     return found[0] if found else "\n"
 
@@ -122,11 +122,11 @@ MOST_BYTES: Final = 4 << 20
 """The largest script that is read. The largest in PyTorch itself has 1.3 MB; a text costs up to 12 times its bytes."""
 
 MOST_TOKENS: Final = 100_000
-"""As many names, numbers and signs as a script may have. Parsing costs up to 1000 bytes of memory for each (`a;a;a;`),
+"""Names, numbers and signs that a script may have. Parsing costs up to 1000 bytes of memory for each (`a;a;a;`),
 and 300 to 500 in code that people write, where 100,000 are 10,000 lines and more."""
 
 MOST_FIELDS: Final = MOST_TOKENS // 4
-"""As many `{`. Python 3.11 takes time with the square of the fields of one f-string: a second for so many."""
+"""Number of `{` that a script may have: Python 3.11 takes time quadratic in the fields of one f-string: a second."""
 
 FOUNDATIONS: Final = frozenset({
     "accelerate", "apex", "avalanche", "bitsandbytes", "catalyst", "colossalai", "composer", "datasets", "deepspeed",
@@ -227,7 +227,7 @@ def read(path: Path, most: int) -> bytes:
 
 
 def within(data: bytes, most: int) -> bytes:
-    """The same bytes.
+    """Return the same bytes, once their number is checked.
 
     Raises:
         UnreadableError: They are more than `most`.
@@ -256,7 +256,7 @@ def decode(data: bytes) -> Script:
 
 
 def stands_on_torch(text: str) -> bool:
-    """Whether a script imports torch or what stands on it, or clears gradients."""
+    """Return whether a script imports torch or a library on top of it, or clears gradients."""
     return _SIGN in text or _IMPORTS.search(text) is not None
 
 
@@ -273,7 +273,7 @@ def check_size(text: str) -> None:
 
 
 def tokens(text: str) -> int:
-    """How many names, numbers and signs a text has: what parsing it costs in memory goes by them."""
+    """Return the number of names, numbers and signs in a text, which decides the memory that parsing takes."""
     return _TOKEN.subn("", text)[1]
 
 
@@ -294,7 +294,7 @@ def _encoding(body: bytes, *, marked: bool) -> str:
 
 
 def _cookie(body: bytes) -> str | None:
-    """What the coding line says; it is the first line, or the second after a blank one or a comment."""
+    """Return the encoding of the coding line: the first line, or the second after a blank one or a comment."""
     for line in re.split(rb"\r\n|\n|\r", body[:_HEAD], maxsplit=2)[:2]:
         if found := _COOKIE.match(line):
             return found[1].decode("ascii")

@@ -60,7 +60,7 @@ def _grows(state: State, statement: ast.stmt, target: ast.expr, value: Value) ->
 
 
 def _concatenated(state: State, statement: ast.stmt, target: ast.expr) -> ast.expr | None:
-    """What is joined to the target in `target = torch.cat([target, x])`, in one branch of a choice too."""
+    """Return the operand joined to the target in `target = torch.cat([target, x])`, in one branch of a choice too."""
     value = statement.value if isinstance(statement, ast.Assign) else None
     for call in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
         match call:
@@ -74,7 +74,7 @@ def _concatenated(state: State, statement: ast.stmt, target: ast.expr) -> ast.ex
 
 
 def _added(statement: ast.stmt, target: ast.expr) -> ast.expr | None:
-    """What is added in `total = total + x` or `total = x + total`, however the operands are scaled."""
+    """Return the operand added in `total = total + x` or `total = x + total`, however the operands are scaled."""
     value = statement.value if isinstance(statement, ast.Assign) else None
     if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Add):
         return None
@@ -86,7 +86,7 @@ def _added(statement: ast.stmt, target: ast.expr) -> ast.expr | None:
 
 
 def _operands(node: ast.expr) -> list[ast.expr]:
-    """What a sum or product is made of; not what calls in it are given, so that `f(total)` is not `total`."""
+    """Return the operands of a sum or product; arguments of calls in it do not count: `f(total)` is not `total`."""
     if isinstance(node, ast.BinOp):
         return [*_operands(node.left), *_operands(node.right)]
     return [node]
@@ -123,7 +123,7 @@ def _to_several(state: State, statement: ast.stmt, target: ast.Tuple | ast.List,
 
 
 def _part(value: Value) -> Value:
-    """One of several that a value is taken apart into: of a model's output it hangs on the same graph."""
+    """Return one of several values that a value is unpacked into; a part of a model's output has the same graph."""
     if value.kind in (Kind.TENSOR, Kind.CHECKPOINT, Kind.ARRAY) or value.graph is Graph.YES:
         # Only a tensor's parts are known to be tensors: of an output some may hang on no graph.
         graph = Graph.UNKNOWN if value.graph is Graph.YES else value.graph
@@ -245,7 +245,7 @@ def _quiet(state: State, method: Function) -> State:
 
 
 def _is_wanted(target: ast.expr, found: Names, *, is_constructor: bool) -> bool:
-    """Whether an assignment can say something new; of local names only a constructor's lead to attributes often."""
+    """Return whether an assignment can add knowledge; of local names only a constructor's lead to attributes often."""
     if isinstance(target, ast.Tuple):
         return any(_is_wanted(inner, found, is_constructor=is_constructor) for inner in target.elts)
     if isinstance(target, ast.Attribute):

@@ -85,7 +85,7 @@ def _call_attribute(state: State, node: ast.Call, owner: Value, given: Arguments
 
 
 def is_import(value: Value) -> bool:
-    """Whether a value is something of a library itself, not what a call of it gave."""
+    """Return whether a value is something of a library itself, not the result of a call of it."""
     return value.library is not None and value.kind is Kind.UNKNOWN and not isinstance(value.node, ast.Call)
 
 
@@ -159,7 +159,7 @@ _SELF: Final = "self."
 _LONG: Final = 40
 """Lines of a function with nothing telling in it from which on it is no small helper that computes a loss."""
 _UNIMPORTANT: Final = frozenset({Act.CALL, Act.TO_HOST, Act.FORGET})
-"""What is noted once for a function in which nothing else happens, not each time it is called."""
+"""Acts that are recorded once for a function in which nothing else happens, not at each call."""
 _MOST_FOLLOWED: Final = 5
 """Times that one function is run for one file: more say nothing new."""
 
@@ -180,7 +180,7 @@ def follow(state: State, function: Function, call: ast.Call | None, given: Argum
 
 
 def _key(function: Function, given: Arguments) -> tuple[object, ...]:
-    """What a silent function's result depends on, as far as anybody looks."""
+    """Return all that the result of a function without events depends on."""
     values = (*given.positional, *given.keywords.values())
     return (function, tuple([(value.kind, value.graph) for value in values]))
 
@@ -224,7 +224,7 @@ def _joined(returned: list[Value], call: ast.Call | None) -> Value:
 
 
 def _bound(state: State, function: Function, call: ast.Call | None, given: Arguments) -> tuple[Names, Births]:
-    """What names mean at the start of the body, and since when."""
+    """Return the meanings of names at the start of the body, and the position at which each was set."""
     is_inner = function.parent is not None and any(frame.function is function.parent for frame in state.context.frames)
     names: Names = dict(state.names) if is_inner else dict(state.shared.globals.get(function.module, {}))
     born = dict(state.born) if is_inner else {}
@@ -243,7 +243,7 @@ def _bound(state: State, function: Function, call: ast.Call | None, given: Argum
 
 
 def _recognised(parameter: Value | None, value: Value) -> Value:
-    """What is given, and what the parameter's own name and annotation add to it."""
+    """Return an argument's value, with the knowledge that the parameter's name and annotation add."""
     if parameter is None or value.kind is not Kind.UNKNOWN or value.function is not None:
         return value
     return value.but(kind=parameter.kind, class_=value.class_ or parameter.class_)
@@ -286,7 +286,7 @@ def _carry_births(state: State, parameters: list[str], call: ast.Call, born: Bir
 
 
 def _bring_back(state: State, inner: Names, given: Arguments) -> None:
-    """What a method did to its object's attributes holds for the caller too, where it is the same object."""
+    """Carry a method's changes to its object's attributes over to the caller, where the object is the same."""
     own = state.names.get("self")
     same = given.receiver is not None and own is not None and own.identity == given.receiver.identity
     if same:
@@ -307,7 +307,7 @@ def managed_by(function: Function) -> str | None:
 
 
 def called_by_framework(function: Function) -> bool:
-    """Whether Lightning or Transformers calls this method itself."""
+    """Return whether Lightning or Transformers calls this method itself."""
     if function.class_ is None or function.name not in known.CALLED_BY_FRAMEWORKS:
         return False
     endings = [base.rpartition(".")[2] for base in function.class_.bases]
@@ -315,7 +315,7 @@ def called_by_framework(function: Function) -> bool:
 
 
 def gradients_at_entry(function: Function) -> GradMode:
-    """Whether autograd records where a framework calls this function."""
+    """Return the grad mode in which a framework calls this function."""
     class_ = function.class_
     if class_ is None:
         return GradMode.ON

@@ -18,7 +18,7 @@ _numbers = count(1)
 
 
 class Kind(StrEnum):
-    """What a value is used as."""
+    """The role of a value in training."""
 
     UNKNOWN = "unknown"
     MODEL = "model"  # a torch module that is trained or evaluated
@@ -42,7 +42,7 @@ class Kind(StrEnum):
 
 
 class Graph(StrEnum):
-    """Whether a tensor hangs on the graph that autograd keeps for a backward pass."""
+    """State of a tensor's graph, which autograd keeps for a backward pass."""
 
     YES = "yes"
     NO = "no"
@@ -50,7 +50,7 @@ class Graph(StrEnum):
 
 
 class Device(StrEnum):
-    """Where a tensor lies."""
+    """The device of a tensor."""
 
     GPU = "gpu"  # or wherever the model is
     CPU = "cpu"
@@ -59,7 +59,7 @@ class Device(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """One value.
+    """The knowledge about one value.
 
     Attributes:
         kind: What it is used as.
@@ -94,20 +94,20 @@ class Value:
     is_loss: bool = False
 
     def comes_from(self, other: Value) -> bool:
-        """Whether it is `other` or was computed from it."""
+        """Return whether this value is `other` or was computed from it."""
         return self.identity == other.identity or other.identity in self.made_from
 
     def but(self, **changes: object) -> Value:
-        """The same value, with more known about it."""
+        """Return the same value with more known about it."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
 UNKNOWN = Value(identity=0)
-"""Nothing is known. It is not one value: `comes_from` means nothing for it."""
+"""A value of which nothing is known. It is not one value: `comes_from` means nothing for it."""
 
 
 class GradMode(StrEnum):
-    """Whether autograd records."""
+    """Autograd's recording mode."""
 
     ON = "on"
     OFF = "off"  # no_grad, inference_mode, set_grad_enabled(False), or a framework that does it
@@ -203,7 +203,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """All of it. Each tuple is outermost first and goes through all the calls that were followed.
+    """The circumstances of a line. Each tuple is outermost first and goes through all calls that were followed.
 
     Attributes:
         loops: Loops around the line.
@@ -225,7 +225,7 @@ class Context:
     managed: str | None = None
 
     def but(self, **changes: object) -> Context:
-        """The same circumstances but for these."""
+        """Return the same circumstances with these changes."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
     @property
@@ -240,7 +240,7 @@ class Context:
 
 
 class Act(StrEnum):
-    """What an event is; what `value` and `result` are stands beside each."""
+    """The kind of an event; the comment beside each says what `value` and `result` are."""
 
     FORWARD = "forward"  # a model is called; value: the model, result: its output
     BACKWARD = "backward"  # value: the loss, whoever makes the pass (`loss.backward()`, `accelerator.backward(loss)`)
@@ -267,7 +267,7 @@ class Act(StrEnum):
 
 
 class Keeping(StrEnum):
-    """How a value is kept."""
+    """The way in which a value is kept."""
 
     SUM = "sum"  # total += value, total = total + value
     APPEND = "append"  # list.append(value), list += [value], list.extend(...), queue.put(value)
@@ -279,7 +279,7 @@ class Keeping(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happens.
+    """An event of a run.
 
     Attributes:
         act: What.
@@ -329,7 +329,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """What happens from one point of entry on: a module's top level, or a function that nobody here calls.
+    """The events from one entry on: a module's top level, or a function that nobody in the repository calls.
 
     Attributes:
         module: The file in which it begins.

@@ -78,7 +78,7 @@ def _attribute(state: State, node: ast.Attribute) -> Value:
 
 
 def begins_with_import(state: State, node: ast.expr) -> bool:
-    """Whether a dotted expression begins with an imported name, which no assignment has given another meaning."""
+    """Return whether a dotted expression begins with an imported name that no assignment has changed."""
     while isinstance(node, ast.Attribute):
         node = node.value
     if not isinstance(node, ast.Name) or node.id not in state.module.names:
@@ -202,7 +202,7 @@ def _subscript(state: State, node: ast.Subscript) -> Value:
 
 
 def _element_of(node: ast.expr, owner: Value) -> Value:
-    """One of what a list holds: it comes from what was put there."""
+    """Return an element of a list: it comes from the values that were put there."""
     return Value(graph=owner.graph, device=owner.device, node=node, made_from=sources((owner,)), is_loss=owner.is_loss)
 
 

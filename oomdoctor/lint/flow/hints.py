@@ -1,4 +1,4 @@
-"""What names, annotations, base classes and plain text say before anything is run."""
+"""Hints from names, annotations, base classes and plain text, before anything is run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _TELLING: Final = re.compile(
     r"|(?<!def )(?:\b|_)backward\(|\.backward\b|zero_grad|\.step\(|\.eval\(|\.load\(|empty_cache|retain_graph"
     r"|OutOfMemory|out of memory|\bcycle\b|clip_grad|\.train\(|\.state_dict\("
 )
-"""What a function has in its text where a rule may have something to say."""
+"""Text of functions in which a rule may find something."""
 _COLLECTS: Final = re.compile(
     r"\.append\([^\n]{0,99}?(?:loss|logit|output|pred|prob|feat|embed|score|entropy|criterion)"
 )
-"""The same, in a file that goes over batches."""
+"""Text of functions in which a rule may find something if the file iterates over batches."""
 _BATCHES: Final = re.compile(r"[Ll]oaders?\b|\bbatches\b|_dl\b|\bdataset\b")
 _EVALUATES: Final = re.compile(
     r"def\s+_*(?:run_|do_)?(?:eval|evaluat|valid|test|infer|predict)\w*\([^)]{0,200}?(?:[Ll]oader|batches|data)"
@@ -57,7 +57,7 @@ def relevant_functions(module: Module) -> frozenset[Function]:
 
 
 def calls_other_files(module: Module) -> bool:
-    """Whether a file calls functions of other files of its repository that may hold a part of a training loop."""
+    """Return whether a file calls functions of other files that may hold a part of a training loop."""
     return bool(_work_elsewhere(module))
 
 
@@ -84,7 +84,7 @@ def _called_by(module: Module) -> dict[Function, frozenset[str]]:
 
 
 def is_relevant(module: Module) -> bool:
-    """Whether anything in a file's text, or in what it calls in other files, may be of interest to a rule."""
+    """Return whether a rule may find something in a file, by its text and the files that it calls."""
     text = module.text
     return (
         _TELLING.search(text) is not None
@@ -119,7 +119,7 @@ def _telling(module: Module) -> frozenset[Function]:
 
 
 def line_count(function: Function) -> int:
-    """How many lines a function has."""
+    """Return the number of lines of a function after its first."""
     return _end(function) - function.node.lineno
 
 
@@ -133,7 +133,7 @@ def _has_line(function: Function, lines: list[int]) -> bool:
 
 
 def _with_lines(text: str, pattern: re.Pattern[str]) -> Iterable[tuple[int, str]]:
-    """Each match's line and its first group, or all of it."""
+    """Yield the line and the first group, or else the whole text, of each match."""
     line, position = 1, 0
     for match in pattern.finditer(text):
         line += text.count("\n", position, match.start())
@@ -179,7 +179,7 @@ def library_bases_of(class_: Class, depth: int = 0) -> frozenset[str]:
 
 
 def kind_of_class(class_: Class) -> Kind:
-    """What an object of a user's class is, by what the class stands on."""
+    """Return the kind of a user class's objects, by its base classes."""
     roots = library_bases_of(class_)
     kind = next((known.BASE_KINDS[root] for root in roots if root in known.BASE_KINDS), None)
     if kind is None and any(root.rpartition(".")[2] in _MODEL_ENDINGS for root in roots):
@@ -219,7 +219,7 @@ _PYTHONS: Final = frozenset({"int", "float", "str", "bool"})
 
 
 def value_of_annotation(node: ast.expr, module: Module) -> Value | None:
-    """What something with this annotation is; None where it does not say.
+    """Return the value that an annotation describes; None where it describes none.
 
     Args:
         node: The annotation; a union with None, `Optional` and a text are looked into.
@@ -292,7 +292,7 @@ _NEEDED: Final[Mapping[Kind, frozenset[str]]] = MappingProxyType(
 
 
 def usage(text: str) -> dict[str, frozenset[str]]:
-    """Which telling methods a file calls on which dotted texts, such as `self.model`: `{"eval", "parameters"}`."""
+    """Return the relevant methods that a file calls, by dotted text: `{"self.model": {"eval", "parameters"}}`."""
     found: dict[str, set[str]] = {}
     for match in _CALL.finditer(text):
         owner = _OWNER.search(text, max(0, match.start() - _LONGEST_OWNER), match.start())
@@ -303,7 +303,7 @@ def usage(text: str) -> dict[str, frozenset[str]]:
 
 @lru_cache(maxsize=4096)
 def guess(text: str, uses: frozenset[str]) -> Kind:
-    """What something of this text is; UNKNOWN where neither its name nor its uses tell.
+    """Return the kind of a dotted text by its name and uses; UNKNOWN where neither tells.
 
     Args:
         text: Such as `self.model`.

@@ -65,7 +65,7 @@ MAKES: Final[Mapping[str, Kind]] = MappingProxyType(
         "peft.get_peft_model": Kind.MODEL,
     }
 )
-"""What a call gives, by the whole name."""
+"""Kinds of a call's result, by the call's whole name."""
 
 MAKES_BELOW: Final[tuple[tuple[str, Kind], ...]] = (
     ("torch.optim.lr_scheduler.", Kind.SCHEDULER),
@@ -80,7 +80,7 @@ MAKES_BELOW: Final[tuple[tuple[str, Kind], ...]] = (
     ("transformers.Auto", Kind.MODEL),
     ("numpy.", Kind.ARRAY),
 )
-"""What a call gives, by how its name begins; the first that fits."""
+"""Kinds of a call's result, by the beginning of the call's name; the first that fits counts."""
 
 WRAPPERS: Final = frozenset(
     {
@@ -287,7 +287,7 @@ BASE_KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "torch.utils.data.DataLoader": Kind.LOADER,
     }
 )
-"""What an object of a user's class is, by the class's base."""
+"""Kinds of a user class's objects, by the class's base."""
 
 LIGHTNING_MODULES: Final = frozenset({"LightningModule"})
 LIGHTNING_EVALUATION: Final = re.compile(

@@ -26,7 +26,7 @@ _MAKE_NO_DIFFERENCE: Final = re.compile(
 
 
 def grad_mode_of_manager(node: ast.expr, module: Module) -> GradMode | None:
-    """What entering this context manager does to recording; None where it does nothing to it.
+    """Return the grad mode inside a context manager; None where the manager does not change it.
 
     Args:
         node: The expression of the `with`.
@@ -56,7 +56,7 @@ def _by_name(name: str) -> GradMode | None:
 
 
 def grad_mode_by_argument(call: ast.Call | None, *, empty: GradMode) -> GradMode:
-    """What `set_grad_enabled(x)` or `inference_mode(x)` does.
+    """Return the grad mode that `set_grad_enabled(x)` or `inference_mode(x)` sets.
 
     Args:
         call: The call.
@@ -83,7 +83,7 @@ def manager_name(node: ast.expr, module: Module) -> str:
 
 
 def grad_mode_of_function(function: Function, outside: GradMode) -> GradMode:
-    """Whether autograd records in a function's body.
+    """Return the grad mode of a function's body.
 
     Args:
         function: The function.
@@ -245,7 +245,7 @@ def _computed_by(state: State, node: ast.Call, name: str, given: Arguments) -> V
 
 
 def kind_made(name: str) -> Kind | None:
-    """What a call of this name makes, by the tables; None where they do not say."""
+    """Return the kind of the result of a call of this name, by the tables; None where they do not say."""
     kind = known.MAKES.get(name)
     if kind is not None:
         return kind

@@ -81,7 +81,7 @@ def _function(state: State) -> Function | None:
 
 
 def _unwrapped(iterable: ast.expr, target: ast.expr) -> tuple[ast.expr, str | None, int | None]:
-    """What is gone over, and the variable that counts with what it begins with."""
+    """Return the iterable inside `enumerate` and its like, the variable that counts, and its first value."""
     counter, start = None, None
     for _ in range(_MOST_WRAPPERS):
         if not isinstance(iterable, ast.Call) or not iterable.args:
@@ -129,7 +129,7 @@ def _number(node: ast.expr | None, *, default: int) -> int | None:
 
 
 def _value_of(state: State, node: ast.expr, evaluated: Value | None) -> Value:
-    """What an iterable is; it has been evaluated already as part of the loop's expression."""
+    """Return the value of an iterable, which has been evaluated already as part of the loop's expression."""
     if evaluated is not None and evaluated is not UNKNOWN:
         return evaluated
     text = text_of(node)
@@ -152,7 +152,7 @@ def _is_over_batches(state: State, node: ast.expr, value: Value, body: list[ast.
 
 
 def _counts_batches(state: State, node: ast.Call) -> bool:
-    """Whether it is `range(len(loader))` or `range(0, len(data), batch_size)`."""
+    """Return whether an iterable is `range(len(loader))` or `range(0, len(data), batch_size)`."""
     if not node.args:
         return False
     inner = node.args[-1]
@@ -162,7 +162,7 @@ def _counts_batches(state: State, node: ast.Call) -> bool:
 
 
 def _draws(body: list[ast.stmt]) -> bool:
-    """Whether a body's own statements draw a batch: `next(iterator)`, `get_batch(...)`, `loader.next_batch()`."""
+    """Return whether a body's own statements draw a batch, as `next(iterator)` or `get_batch(...)` does."""
     return any(
         isinstance(statement, ast.Assign) and _is_draw(statement.value)
         for outer in body

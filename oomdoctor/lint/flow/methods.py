@@ -32,7 +32,7 @@ def _backward(state: State, node: ast.Call, owner: Value, given: Arguments) -> V
 
 
 def _takes_loss(node: ast.Call, owner: Value, argument: Value) -> bool:
-    """Whether `x.backward(y)` is a pass of `y`, as of a strategy; in `loss.backward(gradient)` it is of `x`."""
+    """Return whether `x.backward(y)` is a pass of `y`, as of a strategy; in `loss.backward(gradient)` it is of `x`."""
     if owner.graph is Graph.YES or owner.is_loss:
         return False
     first = node.args[0] if node.args else None
@@ -60,7 +60,7 @@ def _step(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value
 
 
 def _optimizer_step(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
-    """Of torch_xla: `xm.optimizer_step(optimizer)`."""
+    """Record a step of torch_xla: `xm.optimizer_step(optimizer)`."""
     del owner
     if not given.positional:
         return None
@@ -76,7 +76,7 @@ def _zero_grad(state: State, node: ast.Call, owner: Value, given: Arguments) -> 
 
 
 def _clip(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
-    """Of an accelerator, an engine, fabric, FSDP, or Lightning's `self.clip_gradients`."""
+    """Record a clipping by an accelerator, an engine, fabric, FSDP, or Lightning's `self.clip_gradients`."""
     del given
     state.note(Act.CLIP, node, owner, call=node, name="." + node.func.attr)  # type: ignore[attr-defined]
     return UNKNOWN
@@ -116,7 +116,7 @@ def _eval(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value
 
 
 def _as_model(state: State, node: ast.Call, owner: Value) -> Value:
-    """What `eval()` is called on is a model from there on."""
+    """Treat the owner of an `eval()` call as a model from here on."""
     holder = node.func.value  # type: ignore[attr-defined]
     if owner.kind is not Kind.UNKNOWN:
         return owner
@@ -243,7 +243,7 @@ def _append(state: State, node: ast.Call, owner: Value, given: Arguments) -> Val
 
 
 def _container_of(node: ast.Call) -> ast.expr:
-    """What is appended to: `log[key]` for `log[key].append(...)`, `log` for `log.setdefault(key, []).append(...)`."""
+    """Return the container of an append: `log[key]` for `log[key].append(...)`."""
     holder: ast.expr = node.func.value  # type: ignore[attr-defined]
     if isinstance(holder, ast.Call) and isinstance(holder.func, ast.Attribute) and holder.func.attr == "setdefault":
         return holder.func.value
@@ -258,7 +258,7 @@ def _clear(state: State, node: ast.Call, owner: Value, given: Arguments) -> Valu
 
 
 def _prepare(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
-    """Of an accelerator or fabric: gives back what it was given, in the same order."""
+    """Return the arguments of an accelerator's or fabric's `prepare`, in their order."""
     del state
     if owner.kind not in (Kind.ACCELERATOR, Kind.FABRIC) or not given.positional:
         return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _FEWEST_STATEMENTS: Final = 1500
 _STATEMENTS_A_LINE: Final = 4
-"""That the runs of a file may look at, for each of its lines: a bound on time where everything calls everything."""
+"""Statements that the runs of a file may execute for each of its lines: a bound on time."""
 
 
 def runs_of(module: Module) -> tuple[Run, ...]:
@@ -66,7 +66,7 @@ def _run(state: State, function: Function | None) -> Run:
 
 
 def _with_graph(event: Event, losses: set[int], sources: frozenset[int]) -> Event:
-    """What a backward pass was made of hung on a graph, whatever made it."""
+    """Give the loss of a backward pass a graph, whatever made the loss."""
     value = event.value
     if event.act is not Act.KEEP or value.graph is not Graph.UNKNOWN or event.context.gradients is not GradMode.ON:
         return event
@@ -80,7 +80,7 @@ _CodePosition: TypeAlias = tuple[str, int, int]
 
 
 def gradients_by_callers(event: Event) -> GradMode | None:
-    """Whether autograd records at an event where other files call the function that its run began with.
+    """Return the grad mode at an event where other files call the function that its run began with.
 
     Args:
         event: Of a run that began with a function of `event.module`.
@@ -122,7 +122,7 @@ _BACKWARD: Final = frozenset({"backward", "grad"})
 
 
 def trained_elsewhere(event: Event, loop: Loop) -> bool:
-    """Whether a function of another file that the loop's function calls, or that calls it, takes a gradient.
+    """Return whether a function of another file that calls, or is called by, the loop's takes a gradient.
 
     Args:
         event: The forward pass.
@@ -149,7 +149,7 @@ def _takes_gradients(function: Function) -> bool:
 
 
 def _is_wanted_by_callers(event: Event) -> bool:
-    """Whether a backward pass is made, in a file that calls the function, of what the forward pass gives."""
+    """Return whether a file that calls the function makes a backward pass of the forward pass's result."""
     project, frames = event.module.project, event.context.frames
     if project is None or not frames:
         return False

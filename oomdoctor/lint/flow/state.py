@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 MOST_STATEMENTS: Final = 6000
-"""That one run looks at, followed calls among them: a bound on time for code that calls itself in circles."""
+"""Statements that one run executes at most, followed calls included: a bound on time where code calls itself."""
 MOST_EVENTS: Final = 2000
-"""Of one run, for the same reason: rules compare events with each other."""
+"""Events that one run records at most, for the same reason: rules compare events with each other."""
 MOST_FRAMES: Final = 6
 """Calls in one another that are followed."""
 
@@ -43,12 +43,12 @@ class Call(Protocol):
 
 
 Method: TypeAlias = "Callable[[State, ast.Call, Value, Arguments], Value | None]"
-"""What a method of some name does, called on a value: gives what it returns, or None where it is not what it seems."""
+"""Effect of a method by its name: returns the result, or None where the owner is not of the expected kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a call gives a function.
+    """The arguments of a call.
 
     Attributes:
         positional: Arguments by place, the object that a method is called on not among them.
@@ -63,7 +63,7 @@ class Arguments:
 
 @dataclass(slots=True)
 class Shared:
-    """What the runs of one file share.
+    """The state that all runs of one file share.
 
     Attributes:
         used: Which telling methods the file calls on which texts.
@@ -86,7 +86,7 @@ class Shared:
 
 @dataclass(slots=True)
 class State:
-    """One run under way.
+    """The state of a run.
 
     Attributes:
         module: The file whose code runs at the moment.
@@ -165,7 +165,7 @@ class State:
 
     @property
     def records(self) -> Graph:
-        """Whether what is computed here hangs on a graph, if what it is computed from does."""
+        """State of the graph of a result whose operands hang on a graph."""
         return _RECORDS[self.context.gradients]
 
     def uses(self, text: str) -> frozenset[str]:
@@ -207,7 +207,7 @@ _TENSORS: Final = frozenset({Kind.TENSOR, Kind.UNKNOWN, Kind.CONTAINER, Kind.CHE
 
 
 def join(first: Value, second: Value) -> Value:
-    """What holds of a value that is one or the other."""
+    """Return the knowledge about a value that is one or the other."""
     if first is second or first.identity == second.identity:
         return first
     if first is UNKNOWN or second is UNKNOWN:
@@ -240,7 +240,7 @@ def _join_parts(first: Value, second: Value) -> tuple[Value, ...]:
 
 
 def join_names(first: Names, second: Names) -> Names:
-    """What names mean after two branches; a name that only one of them sets keeps that meaning."""
+    """Return the meanings of names after two branches; a name that only one of them sets keeps that meaning."""
     if first is second:
         return first
     joined = dict(first)
@@ -262,7 +262,7 @@ def sources(values: Iterable[Value]) -> frozenset[int]:
 
 
 def graph_of(values: Iterable[Value], records: Graph) -> Graph:
-    """Whether what is computed from these values hangs on a graph.
+    """Return whether the result of a computation with these operands hangs on a graph.
 
     Args:
         values: What goes in.

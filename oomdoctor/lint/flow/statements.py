@@ -125,7 +125,7 @@ def _if(state: State, node: ast.If) -> str | None:
 
 
 def _met(state: State, first: Names, second: Names) -> Names:
-    """What names mean after two ways meet; it takes as long as there are names, so it costs as much."""
+    """Join the names of two branches; the time grows with the number of names, so it is charged as statements."""
     state.budget -= len(first) // _NAMES_A_STATEMENT
     return join_names(first, second)
 

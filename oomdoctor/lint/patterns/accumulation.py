@@ -65,11 +65,11 @@ def _within(loop: Loop, event: Event) -> Event:
 
 _DEEPEST: Final = 6
 _MOST_NODES: Final = 120
-"""No condition that people write has as many parts; what grows beyond is left as it is."""
+"""Nodes of a condition that is expanded; people write fewer."""
 
 
 def is_small(node: ast.expr) -> bool:
-    """Whether an expression is of a size that people write, so that it is safe to go down into it."""
+    """Return whether an expression is of a size that people write, so that recursion into it is safe."""
     return len(walk(node)) <= _MOST_NODES
 
 
@@ -99,7 +99,7 @@ def in_caller_terms(test: ast.expr, frames: Sequence[Frame]) -> ast.expr:
 
 
 def arguments(function: Function, call: ast.Call) -> dict[str, ast.expr]:
-    """What a call gives to each parameter that is not left out; for a method, without `self`."""
+    """Return the arguments of a call by parameter; for a method, without `self`."""
     parameters = [argument.arg for argument in (*function.node.args.posonlyargs, *function.node.args.args)]
     if function.class_ is not None and parameters and parameters[0] in ("self", "cls"):
         parameters = parameters[1:]
@@ -154,7 +154,7 @@ class _Expander(ast.NodeTransformer):
         return replaced
 
     def _returned(self, call: ast.Call) -> ast.expr | None:
-        """What a method of one `return` gives, in the words of its caller."""
+        """Return the expression that a method of one `return` gives, in terms of its caller."""
         match call.func:
             case ast.Attribute(value=ast.Name(id="self"), attr=name):
                 method = self.class_.methods.get(name) if self.class_ is not None else None
@@ -171,16 +171,16 @@ class _Expander(ast.NodeTransformer):
 
 
 _MICRO_STEPS: Final = re.compile(r"accum|micro|(?<![a-z])gas(?![a-z])", re.IGNORECASE)
-"""In the text of what an inner loop counts up to, or of its counter: it goes over micro-steps."""
+"""Words in an inner loop's bound or counter by which it iterates over micro-steps."""
 _MOST_STEPS: Final = 8
 """Steps in one loop that are looked at, each beside each other one: no loop that people write has more."""
 _OPTIMIZER: Final = re.compile(r"opt|sgd|adam", re.IGNORECASE)
-"""In the text of what `scaler.step` and `xm.optimizer_step` are given, as opposed to a closure."""
+"""Words in the argument of `scaler.step` and `xm.optimizer_step` by which it is no closure."""
 
 
 @dataclass(frozen=True, eq=False)
 class Accumulation:
-    """One loop in which gradients add up.
+    """A loop in which gradients accumulate.
 
     Attributes:
         run: The run that has it.
@@ -206,7 +206,7 @@ class Accumulation:
 
     @cached_property
     def lead(self) -> int | None:
-        """How many micro-batches too late the first step comes, windows being whole; negative where too early.
+        """Micro-batches by which the first step comes too late where windows are whole; negative where too early.
 
         -1 means that `i % k == 0` is asked with 0 for the first micro-batch; None where it is not known.
         """
@@ -218,15 +218,15 @@ class Accumulation:
 
     @cached_property
     def steps_alone(self) -> bool:
-        """Whether no other optimizer makes steps beside it."""
+        """Whether no other optimizer makes steps beside this one."""
         return len({owner_text(event) for event in self.run.of(Act.STEP, within=self.step.loop)}) == 1
 
     def is_same_optimizer(self, event: Event) -> bool:
-        """Whether an event is about the optimizer that makes the step, or about its model."""
+        """Return whether an event is about the optimizer that makes the step, or about its model."""
         return self.steps_alone or owner_text(event) == owner_text(self.step)
 
     def is_in_each_micro_step(self, event: Event) -> bool:
-        """Whether an event happens in every iteration in which a backward pass does, as far as can be seen."""
+        """Return whether an event happens in every iteration with a backward pass, as far as can be seen."""
         if self.loop not in event.context.loops or event.context.managed is not None:
             return False
         return all(
@@ -247,11 +247,11 @@ class Accumulation:
 
     @cached_property
     def _places(self) -> dict[int, int]:
-        """Where each event stands in the run."""
+        """Position of each event in the run, by the event's identity."""
         return {id(event): place for place, event in enumerate(self.run.events)}
 
     def comes_after_backward(self, event: Event) -> bool:
-        """Whether an event comes later in an iteration than some backward pass."""
+        """Return whether an event comes later in an iteration than some backward pass."""
         return self._first_backward < self._places[id(event)]
 
     @cached_property
@@ -272,7 +272,7 @@ def accumulations(run: Run) -> tuple[Accumulation, ...]:
 
 
 _LATEST: Final[deque[tuple[Run, tuple[Accumulation, ...]]]] = deque(maxlen=8)
-"""What was found last: several rules ask for the same runs, one rule after the other."""
+"""The accumulations found last: several rules ask for the same runs, one rule after the other."""
 
 
 def _found(run: Run) -> Iterator[Accumulation]:
@@ -304,7 +304,7 @@ def body_of(loop: Loop) -> list[ast.stmt]:
 
 
 def _is_alike(guard: Guard, other: Guard) -> bool:
-    """Whether two conditions read the same and come out the same way: one may stand in each branch of another `if`."""
+    """Return whether two conditions read the same and hold alike: one may stand in each branch of another `if`."""
     return guard.holds is other.holds and (guard.test is other.test or text_of(guard.test) == text_of(other.test))
 
 
@@ -339,7 +339,7 @@ def _unguarded_backwards(run: Run, loop: Loop, guard: Guard) -> tuple[Event, ...
 
 
 def _steps_anyway(run: Run, loop: Loop, step: Event, guard: Guard) -> bool:
-    """Whether the same optimizer makes steps outside the boundary as well."""
+    """Return whether the same optimizer makes steps outside the boundary as well."""
     others = [event for event in run.of(Act.STEP, within=loop) if owner_text(event) == owner_text(step)]
     return any(not any(_is_alike(own, guard) for own in event.context.guards_in(loop)) for event in others)
 
@@ -391,7 +391,7 @@ def _inner(run: Run, loop: Loop) -> Accumulation | None:
 
 
 def _micro_steps(loop: Loop) -> str | None:
-    """How many micro-steps `for micro_step in range(k)` has; None where it is no such loop."""
+    """Return the bound `k` of a loop `for micro_step in range(k)`; None for another loop."""
     iterable = loop.node.iter if isinstance(loop.node, ast.For) else None
     match iterable:
         case ast.Call(func=ast.Name(id="range" | "trange"), args=[bound]):

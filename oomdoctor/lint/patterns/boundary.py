@@ -70,7 +70,7 @@ def linear(node: ast.expr, meaning: Callable[[ast.expr], ast.expr | None] = noth
 
 
 def _inside(node: ast.expr) -> ast.expr | None:
-    """What an expression is the same as: `name := x`, `+x` and `int(x)` are `x`."""
+    """Return the expression that another is the same as: `x` for `name := x`, `+x` and `int(x)`."""
     match node:
         case ast.NamedExpr(value=inner) | ast.UnaryOp(op=ast.UAdd(), operand=inner):
             return inner
@@ -88,7 +88,7 @@ _DEEPEST_CONDITION: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Where windows of micro-batches end: whenever `counter + phase` is a multiple of `period`.
+    """Boundary of accumulation windows: it holds whenever `counter + phase` is a multiple of `period`.
 
     Attributes:
         counter: Text of what counts, such as `step` or `self.pending`; empty where a framework counts.
@@ -108,15 +108,15 @@ class Boundary:
 
     @property
     def by_framework(self) -> bool:
-        """Whether a framework says where windows end, as `accelerator.sync_gradients` does."""
+        """Whether a framework decides where windows end, as `accelerator.sync_gradients` does."""
         return not self.counter
 
     def is_multiple(self, number: int) -> bool:
-        """Whether a number is a multiple of the period, whatever that may be: 0 is, and 8 is one of a literal 4."""
+        """Return whether a number is a multiple of any period: 0 is, and 8 is one of a literal 4."""
         return number == 0 or (self.period.isdigit() and int(self.period) > 0 and number % int(self.period) == 0)
 
     def holds(self, counter: int, period: int, *, last: bool = False) -> bool:
-        """Whether the condition holds.
+        """Return whether the condition holds.
 
         Args:
             counter: What the counter stands at.
@@ -193,7 +193,7 @@ class _Reader:
         return self._narrowed(found[0], others, holds=holds)
 
     def _narrowed(self, boundary: Boundary, others: list[ast.expr], *, holds: bool) -> Boundary:
-        """What is left of a boundary where other conditions have to hold as well."""
+        """Return a boundary where other conditions have to hold as well."""
         for other in others:
             bound = self._lower_bound(other, boundary.counter, holds=holds)
             if bound is not None:
@@ -223,7 +223,7 @@ class _Reader:
         return self._reached(left, op, right, holds=holds)
 
     def _divided(self, node: ast.expr, depth: int = 0) -> tuple[Linear, Linear] | None:
-        """What is divided by what, where an expression is a remainder."""
+        """Return dividend and divisor of a remainder; None for another expression."""
         match node:
             case ast.BinOp(left=left, op=ast.Mod(), right=right):
                 return linear(left, self.meaning), linear(right)
@@ -312,7 +312,7 @@ def _bare(test: ast.expr, *, holds: bool) -> tuple[ast.expr, bool]:
 
 
 def _is_about_period(test: ast.expr, period: str) -> bool:
-    """Whether a condition only compares the period with a number, as `k == 1 or i % k == 0` does."""
+    """Return whether a condition only compares the period with a number, as `k == 1 or i % k == 0` does."""
     match test:
         case ast.Compare(left=left, ops=[_], comparators=[ast.Constant()]):
             return text_of(left) == period

@@ -29,7 +29,7 @@ _BEFORE_ASSIGN: Final = 2
 
 
 def location(event: Event) -> ast.expr | None:
-    """What a `torch.load` gives as `map_location`; the call itself where other arguments may hold it."""
+    """Return the `map_location` of a `torch.load`; the call itself where other arguments may hold it."""
     call = event.call
     if call is None:
         return None
@@ -43,7 +43,7 @@ def location(event: Event) -> ast.expr | None:
 
 
 def loads_of(run: Run, event: Event) -> tuple[Event, ...]:
-    """Each `load_state_dict` of what an event loaded, of a part of it, or of a dictionary that it was copied into."""
+    """Return each `load_state_dict` of a loaded checkpoint, of a part of it, or of a dictionary copied from it."""
     copies = {
         kept.target.partition("[")[0]
         for kept in run.of(Act.KEEP)
@@ -62,7 +62,7 @@ def _argument(loaded: Event) -> str:
 
 
 def is_only_loaded(run: Run, event: Event) -> bool:
-    """Whether what is loaded goes into `load_state_dict` alone, but for numbers, which are the same on any device."""
+    """Return whether a checkpoint goes into `load_state_dict` alone, but for numbers, which have no device."""
     loaded = loads_of(run, event)
     if not loaded or any(shares_memory(other) for other in loaded) or event.call is None:
         return False
@@ -80,7 +80,7 @@ def is_only_loaded(run: Run, event: Event) -> bool:
 
 
 def shares_memory(loaded: Event) -> bool:
-    """Whether the parameters may become the loaded tensors themselves, wherever those are."""
+    """Return whether the parameters may become the loaded tensors themselves, wherever those are."""
     call = loaded.call
     if call is not None and (len(call.args) > _BEFORE_ASSIGN or any(given.arg is None for given in call.keywords)):
         return True
@@ -106,7 +106,7 @@ def _key(node: ast.expr, above: ast.AST | None) -> object:
 
 
 def _is_given_to_load(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
-    """Whether it, or a part of it by a key, is an argument of `load_state_dict`."""
+    """Return whether a node, or a part of it by a key, is an argument of `load_state_dict`."""
     above = parents.get(node)
     while isinstance(above, ast.Subscript) and above.value is node:
         node, above = above, parents.get(above)
@@ -117,7 +117,7 @@ def _is_given_to_load(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Where a loaded checkpoint gets a name.
+    """The statement that names a loaded checkpoint.
 
     Attributes:
         name: `checkpoint` or `self.checkpoint`.
@@ -157,12 +157,12 @@ class Holder:
         return found
 
     def alive(self, line: int) -> list[str]:
-        """Those of the names that still hold it at a line of the function further down."""
+        """Return the names that still hold the checkpoint at a line further down in the function."""
         return [name for name, since in self.names().items() if not _is_released(name, since, line, self.scope)]
 
 
 def holder_of(run: Run, event: Event) -> Holder | None:
-    """Where what an event loads gets a name; None where it gets none, or nobody here can say."""
+    """Return the statement that names a loaded checkpoint; None where there is none, or it cannot be seen."""
     frames = event.context.frames
     node: ast.AST | None = event.call
     for depth in range(len(frames), -1, -1):
@@ -254,13 +254,13 @@ class Alias:
         return text_of(self.target)
 
     def loads(self, parents: Parents) -> Iterator[ast.Call]:
-        """Each `model.load_state_dict(best)` of the file."""
+        """Yield each `model.load_state_dict(best)` of the file."""
         for node in parents:
             if _loads(node, self.name, self.model) and self._reaches(node, parents):
                 yield node  # type: ignore[misc]
 
     def _reaches(self, load: ast.AST, parents: Parents) -> bool:
-        """Whether the name means the same there: an attribute anywhere, a local in its function and around it."""
+        """Return whether the name means the same there: an attribute anywhere, a local in its function and around."""
         if self.is_attribute():
             return True
         scope = scope_of(load, parents)
@@ -268,17 +268,17 @@ class Alias:
         return any(scope is other for other in outer)
 
     def is_attribute(self) -> bool:
-        """Whether it is kept in an object."""
+        """Whether the name is an attribute of an object."""
         return isinstance(self.target, ast.Attribute)
 
 
 def has_aliases(module: Module) -> bool:
-    """Whether a file has any; asked first, since it needs no table of the whole tree."""
+    """Return whether a file has any aliases; asked first, since it needs no table of the whole tree."""
     return any(aliased_model(value) is not None for node in walk(module.tree) for _, value in _pairs(node))
 
 
 def aliases(parents: Parents) -> Iterator[Alias]:
-    """Each assignment in a file that gives a name to a state dict whose tensors are the model's own."""
+    """Yield each assignment in a file that names a state dict whose tensors are the model's own."""
     for node in parents:
         for target, value in _pairs(node):
             model = aliased_model(value)
@@ -287,7 +287,7 @@ def aliases(parents: Parents) -> Iterator[Alias]:
 
 
 def _pairs(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
-    """What an assignment assigns, and to what; `best, state = score, model.state_dict()` does it twice."""
+    """Return targets and values of an assignment; `best, state = score, model.state_dict()` has two."""
     if not isinstance(node, ast.Assign) or len(node.targets) != 1:
         return []
     target, value = node.targets[0], node.value
@@ -312,7 +312,7 @@ def aliased_model(node: ast.expr) -> str | None:
 
 
 def _of_comprehension(node: ast.DictComp) -> str | None:
-    """Of `{k: v for k, v in model.state_dict().items()}`, also with `v.detach()` or `v.data`, which share memory."""
+    """Return the model of `{k: v for k, v in model.state_dict().items()}`, also with `v.detach()` or `v.data`."""
     source = node.generators[0].iter
     value = node.value
     if isinstance(value, ast.Call) and not value.args:
@@ -371,13 +371,13 @@ def lines_between(first: ast.AST, second: ast.AST, parents: Parents) -> tuple[in
 
 
 def is_set_again(name: str, scope: ast.AST, since: int) -> bool:
-    """Whether a function gives a name another meaning from a line on."""
+    """Return whether a function gives a name another meaning from a line on."""
     stored = (node for node in own_nodes(scope) if isinstance(node, ast.Name | ast.Attribute))
     return any(isinstance(node.ctx, ast.Store) and node.lineno >= since and text_of(node) == name for node in stored)
 
 
 def is_copied_later(alias: Alias) -> bool:
-    """Whether the function gives the name a copy further down: `copy.deepcopy(best)`, or one of the newest weights."""
+    """Return whether the function copies what the name holds further down: `copy.deepcopy(best)`."""
     return any(
         isinstance(node, ast.Assign)
         and any(target is not alias.target and text_of(target) == alias.name for target in targets_of(node))

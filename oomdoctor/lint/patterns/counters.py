@@ -22,7 +22,7 @@ _DEEPEST: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One statement that gives a name a value.
+    """A statement that gives a name a value.
 
     Attributes:
         node: The statement.
@@ -44,18 +44,18 @@ class Write:
 
 
 def writes(nodes: Sequence[ast.AST]) -> list[Write]:
-    """All of them in these nodes, at whatever depth."""
+    """Return all writes in these nodes, at whatever depth."""
     return [write for node in nodes for write in _written_in(node)]
 
 
 @lru_cache(maxsize=128)
 def _written_in(node: ast.AST) -> tuple[Write, ...]:
-    """What one node writes; every rule about accumulation asks again."""
+    """Return the writes of one node; cached, since every rule about accumulation asks again."""
     return tuple(write for inner in walk(node) for write in _written(inner))
 
 
 def definitions(found: Sequence[Write]) -> dict[str, ast.expr]:
-    """What each name stands for that is written once only, by what it is set to there."""
+    """Return the definition of each name that is written once only."""
     times: dict[str, int] = {}
     for write in found:
         times[write.text] = times.get(write.text, 0) + 1
@@ -115,7 +115,7 @@ def _to_target(node: ast.AST, target: ast.expr, value: ast.expr) -> Iterator[Wri
 
 
 def _part(target: ast.expr, value: ast.expr, index: int) -> ast.expr | None:
-    """What one of several names is set to: `divmod` and displays are taken apart, nothing else is."""
+    """Return the value of one of several targets: `divmod` and displays are taken apart, nothing else is."""
     if not isinstance(target, ast.Tuple | ast.List) or not all(isinstance(inner, ast.Name) for inner in target.elts):
         return None
     if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts):
@@ -126,7 +126,7 @@ def _part(target: ast.expr, value: ast.expr, index: int) -> ast.expr | None:
 
 
 def _added(text: str, value: ast.expr) -> int | None:
-    """What `text = value` adds, as in `n = n + 1`."""
+    """Return the number that `text = value` adds, as in `n = n + 1`; None where it adds none."""
     match value:
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             for side, other in ((left, right), (right, left)):
@@ -140,7 +140,7 @@ def _number(node: ast.expr) -> int | None:
 
 
 def _names(target: ast.expr) -> list[str]:
-    """Every name and attribute that an assignment to a target sets."""
+    """Return every name and attribute that an assignment to a target sets."""
     if isinstance(target, ast.Tuple | ast.List):
         return [name for inner in target.elts for name in _names(inner)]
     if isinstance(target, ast.Starred):
@@ -168,7 +168,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class TestedCondition:
-    """Where a condition is tested.
+    """A condition with the loop and the calls around it.
 
     Attributes:
         test: The condition.
@@ -185,11 +185,11 @@ class TestedCondition:
 
     @property
     def bodies(self) -> list[ast.AST]:
-        """What runs in an iteration, as far as it lies on the way to the condition."""
+        """Return the bodies that run in an iteration on the way to the condition."""
         return [*_body(self.loop), *(statement for frame in self.frames for statement in frame.function.node.body)]
 
     def comes_after(self, node: ast.AST) -> bool:
-        """Whether the condition is tested after a statement of the loop's body, or of the function that has it."""
+        """Return whether the condition is tested after a statement of the loop's body or of the loop's function."""
         inner = self.frames[-1].function.node if self.frames else None
         if inner is None or _lies_in(node, inner):
             return _line(self.test) > _line(node)
@@ -198,7 +198,7 @@ class TestedCondition:
 
 
 def count_of(name: str, place: TestedCondition) -> Count | None:
-    """How a variable counts where a condition is tested; None where it does not count by one, or not surely.
+    """Return how a variable counts at a condition; None where it does not count by one, or not surely.
 
     Args:
         name: The variable, or a dotted text such as `self.pending`.
@@ -239,7 +239,7 @@ def loop_counter(loop: Loop, tree: ast.AST) -> tuple[str | None, int | None]:
 
 
 def _counts(value: ast.expr, batches: str) -> bool:
-    """Whether it is `enumerate(...)` from 0, with progress bars around it, or a progress bar around the name itself."""
+    """Return whether a value is `enumerate(...)` from 0, or a progress bar of the name, progress bars aside."""
     match value:
         case ast.Call(func=ast.Name(id="enumerate"), args=[_], keywords=[]):
             return True
@@ -254,7 +254,7 @@ def set_back(place: TestedCondition) -> frozenset[str]:
 
 
 def _counts_each(step: Write, place: TestedCondition) -> bool:
-    """Whether a statement adds one, and does so in each iteration."""
+    """Return whether a statement adds one in each iteration."""
     always = list(unconditional(_body(place.loop)))
     for frame in place.frames:
         always.extend(unconditional(frame.function.node.body))
@@ -262,7 +262,7 @@ def _counts_each(step: Write, place: TestedCondition) -> bool:
 
 
 def _begins(name: str, place: TestedCondition) -> list[Write]:
-    """Where a counter is set outside the loop: in the loop's function, or in its class for an attribute."""
+    """Return the writes that set a counter outside the loop: in its function, or in the class for an attribute."""
     tree = place.tree
     function = place.loop.function
     if "." in name and function is not None and function.class_ is not None:
@@ -272,7 +272,7 @@ def _begins(name: str, place: TestedCondition) -> list[Write]:
 
 
 def _restarts(before: Sequence[Write], place: TestedCondition) -> bool | None:
-    """Whether the statement that sets a counter runs again before the loop is entered again."""
+    """Return whether the statement that sets a counter runs again before the loop is entered again."""
     if not before:
         return None
     if not all(_lies_in(write.node, place.tree) for write in before):
@@ -312,18 +312,18 @@ def _lies_in(node: ast.AST, outer: ast.AST) -> bool:
 
 
 _VARYING: Final = re.compile(r"step|iter|batch|count|sync|update|boundary|last|epoch", re.IGNORECASE)
-"""In the name of an attribute: it may change from one iteration to the next without an assignment in sight."""
+"""Words in an attribute's name by which it may change between iterations without an assignment in sight."""
 
 
 class Settings:
-    """What does not change while a loop runs, as far as its text tells."""
+    """The names that do not change while a loop runs, as far as its text tells."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._varying = frozenset(write.text for write in writes([loop.node]))
 
     def holds_throughout(self, test: ast.expr) -> bool:
-        """Whether a condition is the same in each iteration, as `if args.clip > 0` is."""
+        """Return whether a condition is the same in each iteration, as `if args.clip > 0` is."""
         parts = list(walk(test))
         if any(isinstance(node, ast.Call) or _may_vary(node) for node in parts):
             return False
@@ -333,7 +333,7 @@ class Settings:
 
 
 def is_tested_in(node: ast.AST, test: ast.expr) -> bool:
-    """Whether a piece of code tests a condition."""
+    """Return whether a piece of code tests a condition."""
     return test in _tests(node)
 
 
@@ -347,7 +347,7 @@ def _may_vary(node: ast.AST) -> bool:
 
 
 def counts_micro_batches(event: Event, period: str) -> bool:
-    """Whether a schedule's length is made of the loader's, and the accumulation steps are not in it.
+    """Return whether a schedule's length is the loader's, without the accumulation steps.
 
     Args:
         event: The schedule's step.

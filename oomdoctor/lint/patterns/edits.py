@@ -59,7 +59,7 @@ def _end(node: ast.expr) -> tuple[int, int]:
 
 
 def _is_last(node: ast.expr, call: ast.Call, module: Module) -> bool:
-    """Whether nothing but a comma and the call's own parenthesis comes behind: not one around the argument."""
+    """Return whether only a comma and the call's own parenthesis follow: not a parenthesis around the argument."""
     lines = module.text.split("\n")
     (first, start), (last, end) = _end(node), _end(call)
     rest = [lines[number].encode() for number in range(first - 1, last)]
@@ -93,7 +93,7 @@ def deleted_after_use(holder: Holder, names: list[str], line: int | None) -> tup
 
 
 def _place(use: ast.AST, block: list[ast.stmt], parents: dict[ast.AST, ast.AST]) -> int | None:
-    """Which statement of the block a name stands in; None where it is outside, or in a function that may run later."""
+    """Return the index of the block's statement that holds a name; None outside, or in a function run later."""
     for outer in ancestors(use, parents):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | ast.Global):
             return None
@@ -132,7 +132,7 @@ def with_no_grad(function: Function) -> tuple[Edit, ...]:
 
 
 def _has_torch(function: Function) -> bool:
-    """Whether `import torch` stands at the top of the file, above the function."""
+    """Return whether `import torch` stands at the top of the file, above the function."""
     return any(
         isinstance(statement, ast.Import)
         and statement.lineno < function.node.lineno
@@ -158,7 +158,7 @@ _DECIDES: Final = (ast.Mod, ast.Compare, ast.BoolOp, ast.IfExp, ast.NamedExpr, a
 
 
 def is_sole_condition(found: Accumulation, counter: str) -> bool:
-    """Whether the counter is used for the boundary's condition and to be shown, and for nothing else.
+    """Return whether the counter is used for the boundary's condition and to be shown, and for nothing else.
 
     A second test of it would keep to the old boundary: `zero_grad`, `no_sync`, the scheduler, what is left over.
 
@@ -204,7 +204,7 @@ def _sets(node: ast.AST, counter: str) -> bool:
 
 
 def _is_used(nodes: list[ast.AST], test: ast.expr, counter: str) -> bool:
-    """Whether the counter is read outside of the condition other than to be shown."""
+    """Return whether the counter is read outside of the condition other than to be shown."""
     allowed = {id(node) for node in walk(test)}
     for node in nodes:
         if isinstance(node, ast.Call) and text_of(node.func).rpartition(".")[2] in _SHOWS:
@@ -233,7 +233,7 @@ def _called(found: Accumulation, tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _goes_by(node: ast.AST, period: str) -> bool:
-    """Whether it is a remainder by the same period, or a comparison with it, of whatever counter."""
+    """Return whether a node is a remainder by the same period, or a comparison with it, of any counter."""
     match node:
         case ast.BinOp(op=ast.Mod(), right=right):
             return _is_period(right, period)
@@ -290,7 +290,7 @@ def _replaced(remainder: ast.BinOp, text: str, module: Module) -> tuple[Edit, ..
 
 
 def _is_same(source: bytes, node: ast.expr) -> bool:
-    """Whether a piece of the text is an expression as parsed: lines are not counted the same way by everyone."""
+    """Return whether a piece of the text is an expression as parsed: not everyone counts lines alike."""
     try:
         parsed = ast.parse(source.decode(), mode="eval").body
     except (SyntaxError, ValueError):

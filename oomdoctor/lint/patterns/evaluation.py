@@ -24,7 +24,7 @@ _EVALUATION: Final = re.compile(
 
 
 def is_evaluation(run: Run, event: Event, loop: Loop) -> bool:
-    """Whether a forward pass evaluates a model.
+    """Return whether a forward pass evaluates a model.
 
     It goes by the mode that the model was last put in, else by the function's name, unless the function itself puts
     the model in training mode.
@@ -51,7 +51,7 @@ def _is_same(mode: Event, forward: Event) -> bool:
 
 
 def is_named_so(function: Function | None) -> bool:
-    """Whether a function's name says that it evaluates a model or predicts with it."""
+    """Return whether a function's name says that it evaluates a model or predicts with it."""
     return function is not None and _EVALUATION.match(function.name) is not None
 
 
@@ -80,7 +80,7 @@ _KEEP_GRAPHS: Final = ("torch", "torchvision", "torchmetrics", "einops", "copy",
 
 @dataclass(slots=True)
 class Bindings:
-    """What a function's names are bound to.
+    """The values that a function's names are bound to.
 
     Attributes:
         function: The function.
@@ -138,14 +138,14 @@ class Bindings:
         return len(self.hanging) > before
 
     def lets_out(self, *, returned: bool) -> bool:
-        """Whether something that may hang on a graph is stored outside the function, or, if asked, returned."""
+        """Return whether something that may hang on a graph is stored outside the function or, if asked, returned."""
         outside = {name for name in self.changed if name in self.hanging and not self._is_own(name)}
         results = [node.value for node in walk(self.function.node) if isinstance(node, ast.Return) and node.value]
         values = [*self.escaping, *(results if returned else [])]
         return bool(outside) or not all(map(self.is_free, values))
 
     def _is_own(self, name: str) -> bool:
-        """Whether what a name holds was made in this function, so that nobody else has it."""
+        """Return whether the value of a name was made in this function, so that nobody else has it."""
         values = self.bound.get(name, [])
         return bool(values) and name not in parameters(self.function) and all(map(self._is_made_here, values))
 
@@ -159,7 +159,7 @@ class Bindings:
         return isinstance(value, (ast.Call, *_MADE_HERE))
 
     def is_free(self, node: ast.expr) -> bool:
-        """Whether a value surely hangs on no graph that this function makes."""
+        """Return whether a value surely hangs on no graph that this function makes."""
         if isinstance(node, ast.Name):
             return node.id not in self.hanging
         if isinstance(node, ast.Attribute | ast.Subscript):
@@ -196,7 +196,7 @@ def parameters(function: Function) -> frozenset[str]:
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """What a node binds or changes, with what that is given."""
+    """Yield the targets that a node binds or changes, each with its value."""
     if isinstance(node, ast.Assign):
         yield from ((target, node.value) for target in node.targets)
     elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
@@ -231,7 +231,7 @@ _DEEPEST: Final = 3
 
 
 def only_evaluates(function: Function, events: Iterable[Event]) -> bool:
-    """Whether all that a function calls is harmless, and nothing that hangs on a graph leaves it.
+    """Return whether all calls of a function are harmless, and nothing that hangs on a graph leaves it.
 
     Harmless are the model itself, loss functions, functions of well-known libraries, builtins, methods of tensors and
     containers, and functions of the same file of which the same holds.
@@ -257,7 +257,7 @@ def _is_harmless(function: Function, known: set[int], depth: int) -> bool:
 
 
 class _Body:
-    """One function's body, and what may be called in it."""
+    """A function's body, with the calls that are harmless in it."""
 
     def __init__(self, function: Function, known: set[int], depth: int) -> None:
         self.function, self.known, self.depth = function, known, depth
@@ -277,7 +277,7 @@ class _Body:
         return name if is_known and _GRADIENTS.search(name) is None else None
 
     def may_call(self, node: ast.Call) -> bool:
-        """Whether a call surely takes no gradient and keeps no graph for others."""
+        """Return whether a call surely takes no gradient and keeps no graph for others."""
         if id(node) in self.known or self.library(node.func) is not None:
             return True
         if isinstance(node.func, ast.Name):
@@ -312,7 +312,7 @@ class _Body:
         return method.attr in MUTATORS and self._holds_values(method.value)
 
     def _holds_values(self, receiver: ast.expr) -> bool:
-        """Whether it is a list or a dictionary that the function writes out itself; another's `update` may do more."""
+        """Return whether a receiver is a list or dictionary that the function itself displays."""
         while isinstance(receiver, ast.Subscript):
             receiver = receiver.value
         values = self.names.bound.get(receiver.id, []) if isinstance(receiver, ast.Name) else []
@@ -334,7 +334,7 @@ class _Body:
         )
 
     def _is_of_library(self, name: str) -> bool:
-        """Whether a name is a local that only ever holds what a library made, such as a metric or a progress bar."""
+        """Return whether a local name only ever holds a library's object, such as a metric or a progress bar."""
         values = self.names.bound.get(name, [])
         return bool(values) and name not in self.given and all(map(self._is_made_by_library, values))
 

@@ -25,7 +25,7 @@ _PLAIN: Final = frozenset({"data", "shape", "device", "dtype", "ndim", "requires
 
 
 def is_used_later(run: Run, backward: Event, forwards: Sequence[Event]) -> bool:
-    """Whether a graph is kept beyond its iteration, gone through after the loop, or given to a function unknown here.
+    """Return whether a graph is kept beyond its iteration, used after the loop, or given to an unknown function.
 
     Args:
         run: The run of the backward pass.
@@ -39,7 +39,7 @@ def is_used_later(run: Run, backward: Event, forwards: Sequence[Event]) -> bool:
 
 
 def _is_kept(kept: Event, loop: Loop, forwards: Sequence[Event]) -> bool:
-    """Whether something that hangs on the graph is stored where the next iteration finds it."""
+    """Return whether something that hangs on the graph is stored where the next iteration finds it."""
     if kept.outlives is None or kept.context.loops.index(kept.outlives) > kept.context.loops.index(loop):
         return False
     if kept.value.graph is Graph.NO or kept.value.kind in _WITHOUT_GRAPH:
@@ -50,7 +50,7 @@ def _is_kept(kept: Event, loop: Loop, forwards: Sequence[Event]) -> bool:
 
 
 def _is_read(kept: Event, loop: Loop) -> bool:
-    """Whether an attribute is read before the iteration sets it, or outside of the loop, by whatever object's name."""
+    """Return whether an attribute is read before the iteration sets it, or outside of the loop, of any object."""
     owner, _, name = kept.target.rpartition(".")
     if owner != "self":
         return True  # an object that others may hold
@@ -70,7 +70,7 @@ def _hangs_on(value: Value, forwards: Sequence[Event]) -> bool:
 
 
 def _is_used_after(run: Run, backward: Event, forwards: Sequence[Event]) -> bool:
-    """Whether a pass after the loop may go through it: one of a loss that no later forward pass has made."""
+    """Return whether a pass after the loop may use the graph: a loss that no later forward pass has made."""
     loop = backward.context.loops[-1]
     later = [event for event in run.events[run.events.index(backward) + 1 :] if loop not in event.context.loops]
     fresh: list[Event] = []
@@ -84,7 +84,7 @@ def _is_used_after(run: Run, backward: Event, forwards: Sequence[Event]) -> bool
 
 
 def _is_given_away(run: Run, backward: Event, forwards: Sequence[Event]) -> bool:
-    """Whether a name that hangs on the graph is returned, or is an argument of a call of which nothing is known."""
+    """Return whether a name that hangs on the graph is returned, or is an argument of an unknown call."""
     loop = backward.context.loops[-1]
     known = explained_calls(run)
     names = _hanging(loop, [node_in_loop(made, loop) for made in forwards])
@@ -103,19 +103,19 @@ def _is_given_away(run: Run, backward: Event, forwards: Sequence[Event]) -> bool
 
 
 def _after(run: Run, loop: Loop) -> Iterator[ast.AST]:
-    """What follows a loop in its function."""
+    """Yield the nodes that follow a loop in its function."""
     for node in walk(run.module.tree if loop.function is None else loop.function.node):
         if isinstance(node, ast.Call | ast.Return | ast.Yield) and start_of(node) > end_of(loop.node):
             yield node
 
 
 def _only_looks(call: ast.Call) -> bool:
-    """Whether a call does nothing with its arguments that outlives it; `update` may store them."""
+    """Return whether a call keeps none of its arguments; `update` may store them."""
     return is_harmless(call) and text_of(call.func).rpartition(".")[2] not in ("update", "append")
 
 
 def node_in_loop(event: Event, loop: Loop) -> ast.AST:
-    """What in a loop's own text makes an event: its node itself, or the call that leads to it."""
+    """Return the node in a loop's own text that makes an event: its own, or the call that leads to it."""
     calls = (frame.call for frame in event.context.frames)
     return next((call for call in calls if call is not None and within(call, loop.node)), event.node)
 
@@ -140,7 +140,7 @@ def _names(targets: Sequence[ast.expr]) -> Iterator[str]:
 
 
 def _reads(value: ast.expr, names: set[str]) -> bool:
-    """Whether an expression uses one of the names, but for what takes it off the graph at once."""
+    """Return whether an expression uses one of the names, but for what detaches it at once."""
     if _is_off(value):
         return False
     return any(base_of(node) in names for node in walk(value) if isinstance(node, ast.Name | ast.Attribute))
@@ -158,7 +158,7 @@ def _is_off(value: ast.expr) -> bool:
 
 
 def _gets(call: ast.Call, names: set[str]) -> bool:
-    """Whether a call is given such a thing; an object's own method is given what its attributes hold."""
+    """Return whether a call's argument hangs on the graph; an object's own method is given its attributes."""
     if isinstance(call.func, ast.Attribute) and _owns(text_of(call.func.value), names):
         return True
     return any(_has(given, names) for given in (*call.args, *(keyword.value for keyword in call.keywords)))
@@ -169,7 +169,7 @@ def _owns(text: str, names: set[str]) -> bool:
 
 
 def _has(given: ast.expr, names: set[str]) -> bool:
-    """Whether an argument is what a name stands for, a part of it, computed from it or a display that holds it."""
+    """Return whether an argument is a name's value, a part of it, computed from it or a display that holds it."""
     if isinstance(given, ast.Name | ast.Attribute):
         is_plain = isinstance(given, ast.Attribute) and given.attr in _PLAIN
         return not is_plain and (text_of(given) in names or _owns(text_of(given), names))
@@ -179,7 +179,7 @@ def _has(given: ast.expr, names: set[str]) -> bool:
 
 
 def _parts(given: ast.expr) -> Sequence[ast.expr]:
-    """What an expression holds or is computed from; nothing of calls, which may take it off the graph."""
+    """Return the operands and elements of an expression; nothing of calls, which may detach them."""
     match given:
         case ast.Starred(value=inner) | ast.Subscript(value=inner) | ast.UnaryOp(operand=inner):
             return [inner]
@@ -206,7 +206,7 @@ _GRAPHLESS: Final = frozenset({".item", ".detach", "len", "float", ".numpy", ".t
 
 
 def is_trained_on(kept: Kept) -> bool:
-    """Whether the sum or the container, not only the value that goes into it, leads to a backward pass."""
+    """Return whether the sum or the container, not only the value added to it, leads to a backward pass."""
     event = kept.event
     passes = [other.value for other in kept.run.of(Act.BACKWARD, Act.AUTOGRAD)]
     if any(value.comes_from(whole) for value in passes for whole in _wholes(event)):
@@ -215,7 +215,7 @@ def is_trained_on(kept: Kept) -> bool:
 
 
 def _wholes(event: Event) -> Iterator[Value]:
-    """What the sum or container was before, and where that is known, is afterwards."""
+    """Yield the sum or container before the event and, where that is known, after it."""
     if event.target_value.identity > 0:
         yield event.target_value
     if event.how is Keeping.SUM and isinstance(event.node, ast.Assign):
@@ -223,7 +223,7 @@ def _wholes(event: Event) -> Iterator[Value]:
 
 
 def own_backward(kept: Kept) -> bool:
-    """Whether the value, or a loss that goes through the same forward passes, gets a backward pass in the iteration."""
+    """Return whether the value, or a loss of the same forward passes, gets a backward pass in the iteration."""
     value, forwards = kept.event.value, kept.forwards()
     within = [event.value for event in kept.run.of(Act.BACKWARD, Act.AUTOGRAD, within=kept.loop)]
     if any(value.comes_from(other) or other.comes_from(value) for other in within if other.identity > 0):
@@ -232,7 +232,7 @@ def own_backward(kept: Kept) -> bool:
 
 
 def is_read_back(kept: Kept) -> bool:
-    """Whether a list's elements are read in the loop that fills it, so that a later loss may hang on an earlier graph.
+    """Return whether a list's elements are read in the loop that fills it: a later loss may use an earlier graph.
 
     Passing the list to a function whose body nobody here sees counts too: it may make the backward pass.
     """
@@ -253,7 +253,7 @@ def _reads_elements(node: ast.AST, name: str) -> bool:
 
 
 def is_handed_on(kept: Kept) -> bool:
-    """Whether what is kept is passed to a function that is no library's and not Python's own: it may train on it."""
+    """Return whether the kept value is passed to a function of the user's, which may train on it."""
     function, name = kept.loop.function, kept.event.target.partition("[")[0]
     if function is None or "." in name:
         return False
@@ -268,7 +268,7 @@ def _is_handed(node: ast.AST, name: str, module: Module) -> bool:
 
 
 def is_given_back(kept: Kept) -> bool:
-    """Whether the function whose loop it is returns something made of the whole, for its callers to train on."""
+    """Return whether the loop's function returns something made of the whole, for its callers to train on."""
     function = kept.loop.function
     if function is None:
         return False
@@ -285,7 +285,7 @@ def _statements(function: ast.AST) -> list[ast.stmt]:
 
 
 def _mentions(node: ast.expr, names: set[str]) -> bool:
-    """Whether a graph may come from one of these names into an expression: `x.item()` and `len(x)` bring none."""
+    """Return whether an expression may take a graph from one of these names: `x.item()` and `len(x)` take none."""
     waiting: list[ast.AST] = [node]
     while waiting:
         inner = waiting.pop()

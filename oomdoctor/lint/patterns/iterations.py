@@ -42,13 +42,13 @@ def _parts(test: ast.expr, *, holds: bool) -> Iterator[tuple[str, bool]]:
 
 
 def exclude(first: Event, second: Event) -> bool:
-    """Whether a condition holds for one and not for the other, so that they never happen in one iteration."""
+    """Return whether a condition holds for one and not for the other: they never happen in one iteration."""
     one, other = conditions(first.context.guards), conditions(second.context.guards)
     return any(other.get(text, holds) is not holds for text, holds in one.items())
 
 
 def implies(first: Event, second: Event, loop: Loop) -> bool:
-    """Whether `second` happens in every iteration of `loop` in which `first` does, as far as conditions tell."""
+    """Return whether `second` happens in every iteration of `loop` in which `first` does, as far as conditions tell."""
     needed = conditions(second.context.guards_in(loop))
     given = conditions(first.context.guards_in(loop))
     return all(given.get(text) is holds for text, holds in needed.items())
@@ -65,7 +65,7 @@ def shared_loop(first: Event, second: Event) -> Loop | None:
 
 
 def node_beside(event: Event, other: Event, run: Run) -> tuple[ast.AST, Module]:
-    """Where `event` stands in the innermost function that leads to both: itself, or the call in it that leads there."""
+    """Return the event's node, or the call to it, in the innermost function that leads to both events."""
     depth = 0
     for one, another in zip(event.context.frames, other.context.frames, strict=False):
         if one.call is not another.call or one.function is not another.function:
@@ -79,17 +79,17 @@ def node_beside(event: Event, other: Event, run: Run) -> tuple[ast.AST, Module]:
 
 
 def within(inner: ast.AST, outer: ast.AST) -> bool:
-    """Whether one node's text lies in another's; both have to be of one file."""
+    """Return whether one node's text lies in another's; both have to be of one file."""
     return start_of(outer) <= start_of(inner) and end_of(inner) <= end_of(outer)
 
 
 def start_of(node: ast.AST) -> tuple[int, int]:
-    """Where a node begins: line from 1, column in bytes from 0."""
+    """Return the position at which a node begins: line from 1, column in bytes from 0."""
     return node.lineno, node.col_offset  # type: ignore[attr-defined]
 
 
 def end_of(node: ast.AST) -> tuple[int, int]:
-    """Where a node ends, as `start_of` counts."""
+    """Return the position at which a node ends, as `start_of` counts."""
     return node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]
 
 
@@ -138,7 +138,7 @@ def _in_order(statements: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _uses(node: ast.AST) -> tuple[set[str], set[str]]:
-    """What a node sets, and what it reads."""
+    """Return the names that a node sets, and those that it reads."""
     stores: set[str] = set()
     reads: set[str] = set()
     for inner in walk(node):
@@ -184,7 +184,7 @@ def statement_of(event: Event) -> ast.stmt | None:
 
 
 def is_used(event: Event) -> bool:
-    """Whether what the call gives is used."""
+    """Return whether the result of the event's call is used."""
     statement = statement_of(event)
     return not (isinstance(statement, ast.Expr) and statement.value is event.node)
 
@@ -205,12 +205,12 @@ def explained_calls(*runs: Run) -> set[int]:
 
 
 def is_harmless(call: ast.Call) -> bool:
-    """Whether a call by this name makes no backward pass and touches no gradient but as the events say."""
+    """Return whether a call of this name makes no backward pass and touches no gradient but as events say."""
     return _last(call.func) in _HARMLESS
 
 
 def same_place(first: Event, second: Event) -> bool:
-    """Whether both lie in one run through one function."""
+    """Return whether both events lie in one run through one function."""
     one, other = first.context.frames, second.context.frames
     return (
         first.module is second.module
@@ -231,7 +231,7 @@ def calls_between(first: Event, second: Event, run: Run) -> Iterator[ast.Call]:
 
 
 def sets_gradients_between(first: Event, second: Event) -> bool:
-    """Whether a gradient is written by hand there: `p.grad = ...`."""
+    """Return whether a gradient is assigned by hand between two events: `p.grad = ...`."""
     begin, end = end_of(first.node), start_of(second.node)
     return any(
         isinstance(node, ast.Attribute) and node.attr == "grad" and begin <= start_of(node) <= end

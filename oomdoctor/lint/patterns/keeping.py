@@ -28,7 +28,7 @@ def batch_loops(run: Run) -> tuple[Loop, ...]:
 
 
 def _goes_over_data(loop: Loop) -> bool:
-    """Whether what a `for` goes over is named as data: `self.loader.validation()`, `batches[:10]`."""
+    """Return whether the iterable of a `for` is named as data: `self.loader.validation()`, `batches[:10]`."""
     node = loop.node
     return isinstance(node, ast.For) and any(
         _DATA.search(getattr(inner, "id", getattr(inner, "attr", ""))) is not None
@@ -43,7 +43,7 @@ def innermost(context: Context, loops: tuple[Loop, ...]) -> Loop | None:
 
 
 def depth_of(context: Context, loop: Loop) -> int:
-    """How many calls were followed to the function that has the loop; 0 at the top of a module."""
+    """Return the number of calls followed to the function that has the loop; 0 at the top of a module."""
     if loop.function is None:
         return 0
     frames = enumerate(context.frames, 1)
@@ -51,7 +51,7 @@ def depth_of(context: Context, loop: Loop) -> int:
 
 
 def seen_at(run: Run, event: Event, depth: int) -> tuple[ast.expr | ast.stmt, Module]:
-    """Where a reader of a function sees an event: at the call that leads to it, or at the event itself.
+    """Return the node at which a reader of a function sees an event: its own, or the call that leads to it.
 
     Args:
         run: The run that the event belongs to.
@@ -69,13 +69,13 @@ def seen_at(run: Run, event: Event, depth: int) -> tuple[ast.expr | ast.stmt, Mo
 
 
 def asks_for_gradients(run: Run, loop: Loop) -> bool:
-    """Whether something in a loop asks for gradients: a backward pass, `autograd.grad`, an input that requires them."""
+    """Return whether a loop asks for gradients: a backward pass, `autograd.grad`, `requires_grad` inputs."""
     acts = (Act.BACKWARD, Act.AUTOGRAD, Act.STEP, Act.NEEDS_GRADIENT)
     return any(True for _ in run.of(*acts, within=loop))
 
 
 def is_frozen(run: Run, forward: Event) -> bool:
-    """Whether something was frozen that may be all of the model that a pass goes through: nothing of it ever trains."""
+    """Return whether a part of the model that may be all that a pass goes through is frozen: it never trains."""
     frozen = [event.value for event in run.of(Act.FREEZE)]
     if not any(value.kind is not Kind.MODEL or value.identity == forward.value.identity for value in frozen):
         return False
@@ -104,13 +104,13 @@ class Kept:
     loop: Loop
 
     def forgotten(self) -> tuple[Event, ...]:
-        """Where what is kept is let go of within the loop."""
+        """Return the events in the loop that release the kept value."""
         return tuple(
             event for event in self.run.of(Act.FORGET, within=self.loop) if _is_of(event.target, self.event.target)
         )
 
     def seen_at(self) -> tuple[ast.expr | ast.stmt, Module]:
-        """Where to say so: at the keeping, or at the call that hands the value to what keeps it, such as a meter."""
+        """Return the node to report: the keeping, or the call that hands the value to its keeper, such as a meter."""
         frames = self.event.context.frames
         makers = [event.context.frames for event in self.forwards()]
         depth = len(frames)
@@ -120,7 +120,7 @@ class Kept:
         return seen_at(self.run, self.event, depth)
 
     def takes_slices(self) -> bool:
-        """Whether the loop goes through one thing slice by slice, which may be one large batch: `range(0, n, size)`."""
+        """Return whether the loop slices one thing, which may be one large batch: `range(0, n, size)`."""
         return (
             isinstance(self.loop.node, ast.For)
             and isinstance(self.loop.node.iter, ast.Call)
@@ -133,7 +133,7 @@ class Kept:
 
 
 def kept_over_batches(run: Run) -> Iterator[Kept]:
-    """Each value that is added to a sum, a list or a mapping once a batch."""
+    """Yield each value that is added to a sum, a list or a mapping once a batch."""
     loops = batch_loops(run)
     for event in run.of(Act.KEEP):
         if event.how in _GROW:
@@ -153,7 +153,7 @@ def _outlived(event: Event, loops: tuple[Loop, ...]) -> Loop | None:
 
 
 def _is_list(loop: Loop, event: Event) -> bool:
-    """Whether the loop is the list comprehension whose element is kept; a generator keeps none."""
+    """Return whether the loop is the list comprehension whose element is kept; a generator keeps none."""
     node = loop.node
     return (isinstance(node, ast.ListComp) and node.elt is event.node) or (
         isinstance(node, ast.DictComp) and node.value is event.node
@@ -165,7 +165,7 @@ def _in(loop: Loop, loops: tuple[Loop, ...]) -> bool:
 
 
 def _is_counted(event: Event, loop: Loop) -> bool:
-    """Whether each iteration stores under a key of its own: by the loop's counter, and not into a slice."""
+    """Return whether each iteration stores under a key of its own: by the loop's counter, not into a slice."""
     target = event.node.targets[0] if isinstance(event.node, ast.Assign) else None
     if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Name | ast.BinOp | ast.Tuple):
         return False
@@ -174,7 +174,7 @@ def _is_counted(event: Event, loop: Loop) -> bool:
 
 
 def _adds(event: Event) -> bool:
-    """Whether it is `totals[key] = totals[key] + value`."""
+    """Return whether an event is `totals[key] = totals[key] + value`."""
     value = event.node.value if isinstance(event.node, ast.Assign) else None
     if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Add):
         return False
@@ -182,7 +182,7 @@ def _adds(event: Event) -> bool:
 
 
 def _is_of(forgotten: str, target: str) -> bool:
-    """Whether forgetting one text forgets the other: `xs` and `xs[:]` for `xs`, `meters` for `meters["loss"]`."""
+    """Return whether forgetting one text forgets the other: `xs[:]` for `xs`, `meters` for `meters["loss"]`."""
     base = forgotten.removesuffix("[:]")
     return bool(base) and (target == base or target.startswith((f"{base}[", f"{base}.")))
 
@@ -203,7 +203,7 @@ def kept_expression(event: Event) -> ast.expr | None:
 
 
 def _is_range(call: ast.Call) -> bool:
-    """Whether a call is `range(start, stop, step)`, with a progress bar around it or without."""
+    """Return whether a call is `range(start, stop, step)`, with a progress bar around it or without."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if name in ("range", "trange"):
         return len(call.args) == _WITH_STEP
@@ -211,12 +211,12 @@ def _is_range(call: ast.Call) -> bool:
 
 
 FRAMEWORKS: Final = frozenset({"lightning", "transformers", "ignite"})
-"""Those that make the backward pass of what a step gives them."""
+"""Frameworks that make the backward pass of a step's result."""
 _STEPS: Final = frozenset({"training_step", "compute_loss"})
 
 
 def kept_by_steps(run: Run) -> Iterator[Event]:
-    """Each value with its graph that a training step adds to an attribute, and that the class never lets go of."""
+    """Yield each value with its graph that a training step adds to an attribute and the class never releases."""
     function = run.function
     if function is None or function.name not in _STEPS or function.class_ is None:
         return
@@ -228,13 +228,13 @@ def kept_by_steps(run: Run) -> Iterator[Event]:
 
 
 def _has_graph(value: Value) -> bool:
-    """Whether it hangs on the step's graph: a loss does, unless somebody has taken it off."""
+    """Return whether a value hangs on the step's graph: a loss does, unless it was detached."""
     is_loss = value.is_loss and value.kind is Kind.TENSOR and value.graph is Graph.UNKNOWN
     return is_loss or value.graph is Graph.YES
 
 
 def _is_emptied(target: str, class_: Class) -> bool:
-    """Whether any method but the constructor begins it anew, clears it or deletes it."""
+    """Return whether a method other than the constructor sets the target anew, clears it or deletes it."""
     methods = (method.node for name, method in class_.methods.items() if name != "__init__")
     return any(target in _emptied(node) for method in methods for node in walk(method))
 
@@ -263,7 +263,7 @@ _MOST_NAMES: Final = 4
 
 
 def may_be_small(node: ast.expr | None, module: Module, function: Function | None, names: int = 0) -> bool:
-    """Whether an expression may come down to a few numbers a sample.
+    """Return whether an expression may come down to a few numbers a sample.
 
     Args:
         node: What made the tensor; what is not known may be small.
@@ -308,13 +308,13 @@ def _last(call: ast.Call) -> str:
 
 
 def _is_one_column(index: ast.expr) -> bool:
-    """Whether an index picks one of many: `[:, 1]`, `[0]`; `["out"]` and `[-1]` pick a part of the output."""
+    """Return whether an index picks one column: `[:, 1]`, `[0]`; `["out"]` and `[-1]` pick a part of the output."""
     parts = index.elts if isinstance(index, ast.Tuple) else []
     return len(parts) > 1 and any(isinstance(part, ast.Constant | ast.UnaryOp) for part in parts[1:])
 
 
 def _last_set(name: ast.Name, module: Module, function: Function | None) -> ast.expr | None:
-    """What a name was set to last above where it stands; None where it was not, or to itself."""
+    """Return the value that a name was last set to above; None where there is none, or it is the name itself."""
     scope = module.tree if function is None else function.node
     found = None
     for node in walk(scope):

@@ -37,7 +37,7 @@ _DEEPEST: Final = 20  # conditions in one another; nobody writes more
 
 @dataclass(slots=True)
 class Recognition:
-    """How one file recognises OOM.
+    """The ways in which one file recognises OOM.
 
     Attributes:
         module: The file.
@@ -55,17 +55,17 @@ class Recognition:
         return cls(module, dict(_assigned(module.tree.body)))
 
     def within(self, holder: ast.AST) -> Recognition:
-        """The same with the names that are set below `holder`, at whatever depth."""
+        """Return the recognition with the names set below `holder`, at whatever depth."""
         found = dict(_assigned(walk(holder)))
         return Recognition(self.module, {**self.constants, **found}, self.predicates) if found else self
 
     def is_type(self, node: ast.expr | None) -> bool:
-        """Whether an expression is, or has among others, the type of error that PyTorch raises for OOM."""
+        """Return whether an expression is, or contains, the type of error that PyTorch raises for OOM."""
         parts = node.elts if isinstance(node, ast.Tuple) else [node]
         return any(part is not None and self._names_the_type(part) for part in parts)
 
     def has_texts(self, node: ast.AST) -> bool:
-        """Whether a text about memory stands below a node, or below what a name in it stands for."""
+        """Return whether a text about memory stands below a node, or below the value of a name in it."""
         return any(_TEXT.search(text) for text in self.texts_in(node))
 
     def texts_in(self, node: ast.AST) -> Iterator[str]:
@@ -77,7 +77,7 @@ class Recognition:
                 yield inner.value
 
     def says(self, test: ast.expr, depth: int = 0) -> bool | None:
-        """What a condition says where it holds: True for OOM, False for another error; None where it tells neither."""
+        """Return True for a condition that holds for OOM, False for one that holds for other errors, else None."""
         if depth > _DEEPEST:
             return None
         match test:
@@ -100,12 +100,12 @@ class Recognition:
         return said
 
     def asks_a_predicate(self, call: ast.Call) -> bool:
-        """Whether a function is asked if an error is OOM."""
+        """Return whether a call asks a function if an error is OOM."""
         name = called_name(call)
         return bool(call.args) and (_PREDICATE.search(name) is not None or self._is_predicate(name))
 
     def is_text_test(self, node: ast.AST) -> bool:
-        """Whether a node by itself compares a text with one about memory."""
+        """Return whether a node by itself compares a text with one about memory."""
         return isinstance(node, ast.Compare | ast.Call) and self.has_texts(node) and self.says(node) is not None
 
     def tested_texts(self, holder: ast.AST) -> set[str]:
@@ -131,7 +131,7 @@ class Recognition:
         return False if isinstance(operator, ast.NotIn | ast.NotEq | ast.IsNot) else None
 
     def _is_text(self, node: ast.expr) -> bool:
-        """Whether an expression is a text about memory, as a constant or under a name."""
+        """Return whether an expression is a text about memory, as a constant or under a name."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CASE_METHODS:
             node = node.func.value
         if isinstance(node, ast.Name):
@@ -147,7 +147,7 @@ class Recognition:
         return self.asks_a_predicate(call) or None
 
     def _is_predicate(self, name: str) -> bool:
-        """Whether a function of the file tells OOM from the rest: what it returns looks at the type or the text."""
+        """Return whether a function of the file tells OOM from other errors by type or text."""
         if not self.predicates:
             self.predicates.update({function.name: False for function in self.module.functions})
             self.predicates.update({function.name: True for function in self.module.functions if self._tells(function)})
@@ -162,7 +162,7 @@ class Recognition:
 
 
 def mentions_type(holder: ast.AST) -> bool:
-    """Whether PyTorch's type of error for OOM is named below a node."""
+    """Return whether PyTorch's type of error for OOM is named below a node."""
     for node in walk(holder):
         match node:
             case ast.Attribute(attr=name) | ast.Name(id=name) | ast.Constant(value=str(name)) | ast.alias(name=name):
@@ -196,7 +196,7 @@ def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _compared_with_a_number(operator: ast.cmpop, right: ast.expr) -> bool | None:
-    """What `text.find(...) == -1` and its like say."""
+    """Return the answer of `text.find(...) == -1` and its like."""
     match right:
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=1)):
             return not isinstance(operator, ast.Eq)
@@ -238,7 +238,7 @@ class OomHandler:
 
     @property
     def gives_up(self) -> bool:
-        """Whether it ends the program or passes an error on, whatever else it does."""
+        """Whether the handler ends the program or raises in every case."""
         return always_raises(self.part)
 
 
@@ -286,7 +286,7 @@ def executed_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def always_raises(statements: Sequence[ast.stmt]) -> bool:
-    """Whether statements end in an error or the program's end, whichever way they go."""
+    """Return whether statements end in an error or the program's end, whichever way they go."""
     for statement in statements:
         if isinstance(statement, ast.Raise) or _exits(statement):
             return True
@@ -300,7 +300,7 @@ def always_raises(statements: Sequence[ast.stmt]) -> bool:
 
 
 def always_leaves(statements: Sequence[ast.stmt]) -> bool:
-    """Whether what stands after these statements is not reached from them."""
+    """Return whether the statements after these are never reached from them."""
     return bool(statements) and (isinstance(statements[-1], _LEAVING) or always_raises(statements))
 
 

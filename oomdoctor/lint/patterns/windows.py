@@ -25,7 +25,7 @@ _WRAPPERS: Final = 6
 
 
 def handles_leftovers(found: Accumulation) -> bool:
-    """Whether code deals with what is left, or there is nothing left as far as anybody can tell."""
+    """Return whether code handles the leftover micro-batches, or there can be none."""
     boundary = found.boundary
     if boundary is None or boundary.includes_last or not _is_over_epoch(found.loop):
         return True
@@ -33,7 +33,7 @@ def handles_leftovers(found: Accumulation) -> bool:
 
 
 def leftover_outcome(found: Accumulation) -> tuple[str, Severity] | None:
-    """What becomes of the gradients that are left, as the end of a sentence, and how bad that is.
+    """Return the fate of the leftover gradients, as the end of a sentence, and its severity.
 
     Returns:
         None where nothing is lost, or nobody knows.
@@ -53,7 +53,7 @@ def leftover_outcome(found: Accumulation) -> tuple[str, Severity] | None:
 
 
 def _is_zeroed_before(found: Accumulation, around: tuple[Loop, ...], *, restarts: bool) -> bool:
-    """Whether gradients are zeroed before each pass of the loop, or at the beginning of each iteration."""
+    """Return whether gradients are zeroed before each pass of the loop, or at the start of each iteration."""
     for event in found.run.of(Act.ZERO_GRAD):
         if not found.is_same_optimizer(event):
             continue
@@ -65,7 +65,7 @@ def _is_zeroed_before(found: Accumulation, around: tuple[Loop, ...], *, restarts
 
 
 def gone_over(loop: Loop) -> ast.expr:
-    """What a loop goes over, without `enumerate` and its like around it."""
+    """Return the iterable of a loop, without `enumerate` and its like around it."""
     node: ast.expr = loop.node.iter if isinstance(loop.node, ast.For | ast.AsyncFor) else ast.Constant(None)
     for _ in range(_WRAPPERS):
         if isinstance(node, ast.Call) and node.args and _keeps_length(node.func):
@@ -90,7 +90,7 @@ def _keeps_length(function: ast.expr) -> bool:
 
 
 def _is_over_epoch(loop: Loop) -> bool:
-    """Whether a loop ends with the data: it goes over a loader, or over indices up to a length."""
+    """Return whether a loop ends with the data: it iterates over a loader, or over indices up to a length."""
     if not isinstance(loop.node, ast.For | ast.AsyncFor):
         return False
     text = text_of(loop.node.iter)
@@ -106,7 +106,7 @@ def _around(found: Accumulation) -> tuple[Loop, ...]:
 
 
 def _steps_after_loop(found: Accumulation) -> bool:
-    """Whether the optimizer makes a step later on, outside the loop but in no other that is not around it."""
+    """Return whether the optimizer steps after the loop, but in no other loop that is not around it."""
     around = _around(found)
     order = [id(event) for event in found.run.events]
     later = found.run.events[order.index(id(found.step)) :]
@@ -119,7 +119,7 @@ def _steps_after_loop(found: Accumulation) -> bool:
 
 
 def _stops_by_counter(found: Accumulation) -> bool:
-    """Whether the loop is left early by its counter: at the end of training, or where the last whole window ends."""
+    """Return whether the loop is left early by its counter: at the end, or where the last whole window ends."""
     counter = "" if found.boundary is None else found.boundary.counter
     tree = found.run.module.tree if found.loop.function is None else found.loop.function.node
     tests = [node.test for node in walk(found.loop.node) if isinstance(node, ast.If) and _leaves(node)]
@@ -136,7 +136,7 @@ def _leaves(node: ast.If) -> bool:
 
 
 def _asks_for_remainder(found: Accumulation) -> bool:
-    """Whether the file asks what `len(...)` leaves when divided by the accumulation steps."""
+    """Return whether the file computes the remainder of `len(...)` by the accumulation steps."""
     text = found.owner.text if found.owner is not None else ""
     return re.search(rf"len\([^()]*\)\s*%\s*\(?{re.escape(found.period)}\b", text) is not None
 
@@ -145,7 +145,7 @@ _HANDLED: Final = re.compile(r"\.grad\b(?!\s*(?:=\s*None|is\b|\())")
 
 
 def handles_gradients(module: Module) -> bool:
-    """Whether a file does more with some `.grad` than to set it to None or to ask whether it is: it may scale it."""
+    """Return whether a file may scale some `.grad`: it does more than reset it or compare it with None."""
     return _HANDLED.search(module.text) is not None
 
 
@@ -155,14 +155,14 @@ _SUMS: Final = re.compile(
 _SCALES: Final = re.compile(
     r"(?:scal|normali[sz]|averag|divid|mean)\w*_grad|grad\w*_(?:scal|normali[sz]|averag|divi)", re.IGNORECASE
 )
-"""In the name of a function that changes gradients after the backward passes."""
+"""Words in the name of a function that changes gradients after the backward passes."""
 _FACTOR: Final = re.compile(r"scal|factor|inv|norm|frac|share|weight|coef|num|count|token|len|size", re.IGNORECASE)
-"""In the name of what a loss is multiplied by: a factor, or a number of samples that makes a sum of it."""
+"""Words in the name of a loss's factor: a scale, or a number of samples that makes a sum of it."""
 _TOLD: Final = re.compile(r"Accelerator\([^)]*gradient_accumulation")
 
 
 def may_divide(found: Accumulation) -> bool:
-    """Whether the code around a loop divides losses or gradients somewhere, or means them to be sums."""
+    """Return whether the code around a loop divides losses or gradients somewhere, or means them to be sums."""
     text = found.run.module.text
     if _is_reckoned_with(found) or handles_gradients(found.run.module):
         return True
@@ -171,7 +171,7 @@ def may_divide(found: Accumulation) -> bool:
 
 
 def may_be_divided(event: Event, found: Accumulation) -> bool:
-    """Whether the loss of a backward pass may be divided by the accumulation steps, here or where nobody can see.
+    """Return whether the loss of a pass may be divided by the accumulation steps, here or out of sight.
 
     Args:
         event: The backward pass.
@@ -183,7 +183,7 @@ def may_be_divided(event: Event, found: Accumulation) -> bool:
 
 
 def _is_left_to_another(event: Event, module: Module) -> bool:
-    """Whether something else makes the pass that may divide: an accelerator, a strategy; fabric does not."""
+    """Return whether an object makes the pass that may divide: an accelerator, a strategy; not fabric."""
     call = event.call
     if call is None or not isinstance(call.func, ast.Attribute) or event.name == ".manual_backward":
         return False
@@ -196,7 +196,7 @@ def _is_left_to_another(event: Event, module: Module) -> bool:
 
 
 def _is_reckoned_with(found: Accumulation) -> bool:
-    """Whether the loop divides by the accumulation steps, other than a number for the log, or multiplies by them."""
+    """Return whether the loop divides or multiplies by the accumulation steps, other than a number for the log."""
     for node in walk(found.loop.node):
         match node:
             case (
@@ -211,17 +211,17 @@ def _is_reckoned_with(found: Accumulation) -> bool:
 
 
 def _is_shown(loss: ast.expr, times: ast.expr, period: str) -> bool:
-    """Whether a loss is multiplied by the accumulation steps, for the log: it had been divided by them."""
+    """Return whether a loss is multiplied by the accumulation steps, for the log: it had been divided by them."""
     return text_of(times) == period and ("loss" in text_of(loss).lower() or ".item()" in text_of(loss))
 
 
 def _gives_only_flags(call: ast.Call) -> bool:
-    """Whether it is `loss.backward(retain_graph=True)`: options, no gradient to begin with."""
+    """Return whether a call is `loss.backward(retain_graph=True)`: options, no initial gradient."""
     return not call.args and all(keyword.arg in ("retain_graph", "create_graph") for keyword in call.keywords)
 
 
 def _mentions(node: ast.expr | None, period: str) -> bool:
-    """Whether an expression has the accumulation steps in it, or gives to a call what holds them, such as `args`."""
+    """Return whether an expression has the accumulation steps in it, or passes on what holds them, such as `args`."""
     if node is None:
         return False
     if period.isdigit():
@@ -236,7 +236,7 @@ def _mentions(node: ast.expr | None, period: str) -> bool:
 
 
 def _is_scaled(event: Event) -> bool:
-    """Whether the loss is multiplied by something whose name says that it is a factor, or is a sum itself."""
+    """Return whether the loss is multiplied by a factor, as its name says, or is a sum itself."""
     node = event.value.node
     if node is None:
         return False
@@ -249,7 +249,7 @@ def _is_scaled(event: Event) -> bool:
 
 
 def _is_made_elsewhere(event: Event) -> bool:
-    """Whether a method that the class inherits makes the loss: it knows all that `self` knows."""
+    """Return whether an inherited method makes the loss: it knows all that `self` knows."""
     node, function = event.value.node, event.function
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
@@ -259,7 +259,7 @@ def _is_made_elsewhere(event: Event) -> bool:
 
 
 def _sets(function: Function | None, text: str) -> bool:
-    """Whether the class sets an attribute, which is then no inherited method."""
+    """Return whether the class sets an attribute, which is then no inherited method."""
     class_ = None if function is None else function.class_
     return class_ is not None and re.search(rf"{re.escape(text)}\b[^=\n]*=[^=]", class_.module.text) is not None
 
@@ -270,7 +270,7 @@ _MULTIPLIES: Final = frozenset({"mul", "mul_", "div", "div_", "true_divide", "tr
 
 
 def is_scaled(backward: Event) -> bool:
-    """Whether the pass is of a scaled loss: `scaler.scale(loss).backward()`."""
+    """Return whether the pass is of a scaled loss: `scaler.scale(loss).backward()`."""
     node = backward.value.node
     return (
         backward.context.managed is None
@@ -300,13 +300,13 @@ def optimizer_of(step: Event) -> str:
 
 
 def takes_closure(step: Event) -> bool:
-    """Whether the step makes its own passes: `optimizer.step(closure)`."""
+    """Return whether the step makes its own passes: `optimizer.step(closure)`."""
     call = step.call
     return call is not None and bool(call.args or call.keywords) and scaler_of(step) is None
 
 
 def scales_by_hand(run: Run, event: Event) -> bool:
-    """Whether the code multiplies or divides by the scale itself, or has a scaler that does nothing.
+    """Return whether the code multiplies or divides by the scale itself, or has a scaler that does nothing.
 
     Asking whether the scale has changed, to tell that a step was skipped, is neither.
     """
@@ -332,7 +332,7 @@ def _gives_scale(node: ast.expr) -> bool:
 
 
 def _factors(node: ast.AST) -> tuple[ast.expr, ...]:
-    """What is multiplied or divided by."""
+    """Return the operands of a product, or the divisor."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div):
         return (node.left, node.right)
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mult | ast.Div):

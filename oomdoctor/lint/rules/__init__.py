@@ -18,4 +18,4 @@ def _rules() -> Iterator[Rule]:
 
 
 ALL: Final[tuple[Rule, ...]] = tuple(sorted(_rules(), key=lambda rule: rule.code))
-"""Every rule, by code."""
+"""All rules in the order of their codes."""

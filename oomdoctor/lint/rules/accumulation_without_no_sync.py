@@ -27,7 +27,7 @@ _SHARDS: Final = re.compile(r"FullyShardedDataParallel|fully_shard|\bFSDP\b|deep
 _KNOWS: Final = re.compile(
     r"no_sync|require_backward_grad_sync|set_requires_gradient_sync|no_backward_sync|set_is_last_backward|comm_hook"
 )
-"""What turns the synchronisation off, or puts something else in its place."""
+"""Text that turns the synchronisation off or replaces it."""
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
@@ -62,7 +62,7 @@ def _forward_outside(run: Run) -> Iterator[Hit]:
 
 
 def _each_time(run: Run, found: Accumulation) -> Iterator[Hit]:
-    """No word of `no_sync` anywhere."""
+    """Yield a hit where nothing in the file mentions `no_sync`."""
     if _KNOWS.search(run.module.text) or _KNOWS.search(found.step.module.text):
         return
     for event in found.backwards:
@@ -87,7 +87,7 @@ def _at_other_times(run: Run, found: Accumulation) -> Iterator[Hit]:
 
 
 def _is_plain(event: Event) -> bool:
-    """Whether the `with` has the call itself, so that nothing can put another manager in its place."""
+    """Return whether the `with` has the call itself, so that no other manager can replace it."""
     manager = _no_sync(event)
     return manager is not None and any(
         item.context_expr is manager.node
@@ -98,7 +98,7 @@ def _is_plain(event: Event) -> bool:
 
 
 def _misses(found: Accumulation, outside: list[Event]) -> bool:
-    """Whether the passes that are synchronised are not those that come before the step."""
+    """Return whether other passes than those before the step are synchronised."""
     step = found.boundary
     if step is None:
         return False

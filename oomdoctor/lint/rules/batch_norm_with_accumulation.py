@@ -33,7 +33,7 @@ _SEEN_TO: Final = re.compile(
     r"|track_running_stats\s*=\s*False|convert_\w*norm|replace_\w*(?:bn|norm)",
     re.IGNORECASE,
 )
-"""What shows that someone has thought of it."""
+"""Text that shows that the author has thought of BatchNorm."""
 _HELP: Final = "use GroupNorm or LayerNorm, freeze the statistics, or keep the micro-batch large"
 
 
@@ -60,7 +60,7 @@ def _judge(run: Run, event: Event) -> Iterator[Hit]:
 
 
 def _is_frozen(run: Run, event: Event) -> bool:
-    """Whether the model was put into evaluation mode last, before this pass."""
+    """Return whether the model was put into evaluation mode last, before this pass."""
     modes = [
         mode
         for mode in run.events[: run.events.index(event)]
@@ -70,7 +70,7 @@ def _is_frozen(run: Run, event: Event) -> bool:
 
 
 def _norm_of(model: Value, module: Module) -> str | None:
-    """What of BatchNorm a model has, for the message."""
+    """Return the name of a model's BatchNorm layer for the message; None where it has none."""
     if model.class_ is not None:
         return _of_class(model.class_, set())
     library = model.library or ""
@@ -94,7 +94,7 @@ def _first_text(call: ast.Call) -> str:
 
 
 def _of_class(class_: Class, seen: set[str]) -> str | None:
-    """What a class of the file makes in its body, or a class of the file that it makes."""
+    """Return the BatchNorm layer that a class, or a class that it makes, makes in its body."""
     if class_.name in seen:
         return None
     seen.add(class_.name)

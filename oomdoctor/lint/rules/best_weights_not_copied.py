@@ -52,7 +52,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 
 
 def _restores_nothing(subject: Subject, alias: Alias, load: ast.Call, parents: Parents) -> bool:
-    """Whether the same model trains between the assignment and the loading."""
+    """Return whether the same model trains between the assignment and the loading."""
     if scope_of(load, parents) is not alias.scope:
         return _trains(subject, subject.module.tree, None) and not _is_replaced(alias, parents)
     first, last = lines_between(alias.target, load, parents)
@@ -60,13 +60,13 @@ def _restores_nothing(subject: Subject, alias: Alias, load: ast.Call, parents: P
 
 
 def _is_replaced(alias: Alias, parents: Parents) -> bool:
-    """Whether the model's name may mean another model by then."""
+    """Return whether the model's name may mean another model by then."""
     around = [alias.scope] if alias.is_attribute() else [alias.scope, scope_of(alias.scope, parents)]
     return any(is_set_again(alias.model, scope, alias.target.lineno) for scope in around)
 
 
 def _trains(subject: Subject, scope: ast.AST, lines: tuple[int, int] | None) -> bool:
-    """Whether a step of an optimizer is made, in lines of one function where they are given."""
+    """Return whether an optimizer makes a step, in lines of one function where they are given."""
     for run in subject.runs:
         for event in run.of(Act.STEP):
             if lines is None:

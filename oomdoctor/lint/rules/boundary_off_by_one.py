@@ -41,7 +41,7 @@ def _hit(found: Accumulation, guard: Guard, boundary: Boundary, owner: Module) -
 
 
 def _first_window(found: Accumulation, boundary: Boundary) -> str:
-    """How many micro-batches the first step is made of."""
+    """Return the number of micro-batches of the first step, in words."""
     if found.lead == 1:
         return f"`{found.period} - 1` micro-batches"
     waits = boundary.reaches or (boundary.least is not None and boundary.least > 0)

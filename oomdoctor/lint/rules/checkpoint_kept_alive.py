@@ -35,7 +35,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 
 
 def _is_copied(loaded: Sequence[Event]) -> bool:
-    """Whether a model copies what it loads; an optimizer takes over what is on its device, so that nothing is twice."""
+    """Return whether loading copies: a model does; an optimizer takes over the tensors on its device."""
     has_model = any(other.result.kind is not Kind.OPTIMIZER for other in loaded)
     return has_model and not any(shares_memory(other) for other in loaded)
 
@@ -56,7 +56,7 @@ def _judged(runs: Sequence[Run], run: Run, loaded: Event, holder: Holder) -> Ite
 
 
 def _training_line(run: Run, loaded: Event, holder: Holder) -> int | None:
-    """Where the function that holds the checkpoint first trains after loading, as a line of that function."""
+    """Return the line of the holder's function at which it first trains after loading."""
     frames = loaded.context.frames[: holder.depth]
     is_after = False
     for event in run.events:
@@ -67,7 +67,7 @@ def _training_line(run: Run, loaded: Event, holder: Holder) -> int | None:
 
 
 def _lives_in_object(runs: Sequence[Run], holder: Holder) -> bool:
-    """Whether it is an attribute of an object whose methods train, and none of them lets go of it."""
+    """Return whether the holder is an attribute of an object whose methods train and never release it."""
     class_ = holder.class_
     if class_ is None:
         return False
@@ -98,7 +98,7 @@ def _may_be_on_gpu(event: Event) -> bool:
 
 
 def _meaning(name: ast.Name, function: Function | None, event: Event) -> ast.expr | None:
-    """What a name was set to in the function or the file, or a parameter's default."""
+    """Return the value of a name in the function or the file, or a parameter's default."""
     scopes: list[ast.AST] = [event.module.tree] if function is None else [function.node, event.module.tree]
     for scope in scopes:
         for node in own_nodes(scope):

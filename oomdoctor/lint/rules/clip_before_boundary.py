@@ -35,7 +35,7 @@ def _is_early(event: Event, found: Accumulation) -> bool:
 
 
 def _only_measures(event: Event) -> bool:
-    """Whether the bound is infinite: the call is made for the norm that it gives."""
+    """Return whether the bound is infinite: the call is made for the norm that it returns."""
     return event.call is not None and _BOUNDLESS.search(text_of(event.call)) is not None
 
 

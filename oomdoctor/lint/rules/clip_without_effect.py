@@ -75,14 +75,14 @@ def _judge(run: Run, clip: Event, loop: Loop) -> Iterator[Hit]:
 
 
 def _finds_nothing(clip: Event, last: Event, following: Event, run: Run) -> bool:
-    """Whether gradients were set to zero right before, and nothing that could make new ones lies between."""
+    """Return whether gradients were set to zero right before, with nothing between that makes new ones."""
     if last.act is not Act.ZERO_GRAD or following.act is not Act.BACKWARD:
         return False
     return same_place(last, clip) and not any(calls_between(last, clip, run))
 
 
 def _is_late(run: Run, clip: Event, around: tuple[Event, Event], loop: Loop) -> bool:
-    """Whether the step before it and `zero_grad` after it happen whenever it does, and no step is hidden between."""
+    """Return whether a step before and a `zero_grad` after the clipping always happen with it."""
     known = explained_calls(run)
     hidden = (
         node

@@ -48,7 +48,7 @@ def _step_after(run: Run, place: int, clip: Event) -> Event | None:
 
 
 def _is_still_scaled(run: Run, place: int, clip: Event) -> bool:
-    """Whether every pass before it was of a scaled loss, and nothing has unscaled the gradients since."""
+    """Return whether every pass before the clipping was scaled, and nothing has unscaled the gradients since."""
     passes = False
     for event in reversed(run.events[:place]):
         if exclude(event, clip):

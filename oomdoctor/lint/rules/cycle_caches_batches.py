@@ -33,7 +33,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 
 
 def _is_loader(event: Event) -> bool:
-    """Whether one loader is cycled over: made in sight, or given under such a name; `loaders` may be a list of them."""
+    """Return whether the argument is one loader, made in sight or named so; `loaders` may be a list of them."""
     if event.call is None or len(event.call.args) != 1 or event.value.kind is not Kind.LOADER:
         return False
     return event.value.library is not None or _ONE_LOADER.search(text_of(event.call.args[0])) is not None

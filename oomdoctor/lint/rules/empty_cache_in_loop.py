@@ -32,7 +32,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 
 
 def _is_rare(event: Event, marks: list[Event], loop: Loop) -> bool:
-    """Whether it waits for more than the optimizer's step does: every so many steps, a flag, an error."""
+    """Return whether the call is rarer than the optimizer's step: every so many steps, on a flag, on an error."""
     if event.context.handlers or event.context.gradients is not GradMode.ON:
         return True
     expected = {text for mark in marks for text in conditions(mark.context.guards_in(loop))}

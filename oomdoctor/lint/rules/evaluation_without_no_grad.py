@@ -46,7 +46,7 @@ def _in_run(run: Run) -> Iterator[Hit]:
 
 
 def _is_wanted(run: Run, event: Event, loop: Loop) -> bool:
-    """Whether a gradient is taken of what the pass gives, or none can be, so that there is no graph."""
+    """Return whether a gradient is taken of the pass's result, or none can be, so that there is no graph."""
     if asks_for_gradients(run, loop) or is_frozen(run, event):
         return True
     return any(other.value.comes_from(event.result) for other in run.of(Act.BACKWARD, Act.AUTOGRAD))

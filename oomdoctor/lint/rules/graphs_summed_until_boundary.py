@@ -37,7 +37,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 
 
 def _parts(run: Run, event: Event) -> Iterator[Event]:
-    """Where losses are put together that this pass goes through."""
+    """Yield the events that put together the losses of this pass."""
     names = _names(event)
     for kept in run.of(Act.KEEP):
         if kept.outlives is not None and kept.value.is_loss and kept.value.graph is Graph.YES and kept.target in names:
@@ -56,7 +56,7 @@ def _names(event: Event) -> set[str]:
 
 
 def _is_micro_loop(run: Run, kept: Event, event: Event) -> bool:
-    """Whether the loop that the losses come from goes over micro-batches, and the pass comes once in a window."""
+    """Return whether the losses come from a loop over micro-batches, and the pass comes once in a window."""
     loop = kept.outlives
     if loop is None or kept.context.loops[-1] is not loop:
         return False
@@ -76,14 +76,14 @@ def _is_at_boundary(event: Event, loop: Loop) -> bool:
 
 
 def _is_when_full(run: Run, kept: Event, event: Event, loop: Loop) -> bool:
-    """Whether the pass comes once the list of losses has reached a length, and the list is emptied there."""
+    """Return whether the pass comes once the list of losses has reached a length and is emptied there."""
     full = [guard.test for guard in event.context.guards_in(loop) if guard.holds and _fills(guard.test, kept.target)]
     emptied = [other for other in run.of(Act.FORGET, within=loop) if other.target == kept.target]
     return any(guard.test in full for other in emptied for guard in other.context.guards_in(loop))
 
 
 def _fills(test: ast.expr, target: str) -> bool:
-    """Whether it is `len(losses) == k` or `>=`."""
+    """Return whether a test is `len(losses) == k` or `>=`."""
     match test:
         case ast.Compare(
             left=ast.Call(func=ast.Name(id="len"), args=[of_what]),
@@ -95,7 +95,7 @@ def _fills(test: ast.expr, target: str) -> bool:
 
 
 def _counts_micro_steps(loop: Loop) -> bool:
-    """Whether it is `for _ in range(k)`, with `k` a number of micro-batches by its name."""
+    """Return whether a loop is `for _ in range(k)`, with `k` a number of micro-batches by its name."""
     node = loop.node.iter if isinstance(loop.node, ast.For) else None
     if not loop.over_batches or not isinstance(node, ast.Call) or text_of(node.func) != "range" or len(node.args) != 1:
         return False
@@ -103,7 +103,7 @@ def _counts_micro_steps(loop: Loop) -> bool:
 
 
 def _takes_over(run: Run, kept: Event, event: Event) -> bool:
-    """Whether micro-batches hang together by more than the sum, as the steps of a recurrent network do."""
+    """Return whether micro-batches hang together by more than the sum, as a recurrent network's steps do."""
     loop = kept.outlives
     if loop is None:
         return True
@@ -123,7 +123,7 @@ def _arguments(made: Event) -> Iterator[str]:
 
 
 def _backs_each(run: Run, kept: Event, event: Event) -> bool:
-    """Whether each micro-batch has a backward pass of its own, so that the sum's is another matter."""
+    """Return whether each micro-batch has a backward pass of its own, so that the sum's is another matter."""
     return any(other is not event and other.context.loops == kept.context.loops for other in run.of(Act.BACKWARD))
 
 

@@ -34,7 +34,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 
 
 def _is_checkpoint(run: Run, event: Event) -> bool:
-    """Whether what is loaded ends in a model or an optimizer, or is a model; of data nobody here knows better."""
+    """Return whether the loaded object goes into a model or an optimizer, or is a model, and is not data."""
     is_model = any(other.value.identity == event.result.identity for other in run.of(*_MODES))
     return is_model or any(loaded.result.kind not in _NUMBERS for loaded in loads_of(run, event))
 

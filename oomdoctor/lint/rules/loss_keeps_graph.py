@@ -34,7 +34,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 
 
 def _keeps_graph(event: Event) -> bool:
-    """Whether it hangs on a graph; what is added up while autograd does not record hangs on none."""
+    """Return whether the kept value hangs on a graph; a sum that autograd does not record hangs on none."""
     is_sum = event.how in (Keeping.SUM, Keeping.ITEM_SUM)
     return event.value.graph is Graph.YES and not (is_sum and event.context.gradients is GradMode.OFF)
 
@@ -65,13 +65,13 @@ def _judged(kept: Kept) -> Iterator[Hit]:
 
 
 def _has_no_graph(kept: Kept) -> bool:
-    """Whether it comes from models with frozen parameters alone."""
+    """Return whether the value comes from models with frozen parameters alone."""
     forwards = kept.forwards()
     return bool(forwards) and all(is_frozen(kept.run, event) for event in forwards)
 
 
 def _is_lost(kept: Kept) -> bool:
-    """Whether nobody can be going to make a backward pass of what never got one here."""
+    """Return whether no backward pass of the value can follow, since it never got one here."""
     if any(is_evaluation(kept.run, event, kept.loop) for event in kept.forwards()):
         return True
     return "." not in kept.event.target and not is_given_back(kept)
@@ -112,7 +112,7 @@ def _edits(event: Event) -> tuple[Edit, ...]:
 
 
 def _plain_addend(statement: ast.Assign, target: str) -> ast.expr | None:
-    """What is added in `total = total + loss`."""
+    """Return the operand added in `total = total + loss`."""
     value = statement.value
     if isinstance(value, ast.BinOp) and text_of(value.left) == target:
         return value.right

@@ -48,7 +48,7 @@ def _hit(event: Event, found: Accumulation) -> Hit:
 
 
 def _help(event: Event, loss: str, period: str) -> str:
-    """What to write instead, in the user's own names."""
+    """Return the code to write instead, in the user's own names."""
     by = period if re.fullmatch(r"[\w.]+", period) else f"({period})"
     if not loss.startswith("`"):
         return f"divide the loss by `{by}` before `backward()`"
@@ -62,7 +62,7 @@ def _is_owner(call: ast.Call, loss: str) -> bool:
 
 
 def _name(event: Event) -> str:
-    """What the backward pass is of, as the user calls it."""
+    """Return the loss of a backward pass as the user calls it."""
     call = event.call
     node = None if call is None else call.func.value if isinstance(call.func, ast.Attribute) else None
     if call is not None and call.args:
@@ -73,7 +73,7 @@ def _name(event: Event) -> str:
 
 
 def _is_scale_free(found: Accumulation) -> bool:
-    """Whether the optimizer's steps are as long for a gradient of any scale, and nothing clips by its norm."""
+    """Return whether the optimizer's steps do not depend on the gradient's scale, and nothing clips by norm."""
     library = (found.step.value.library or "").rpartition(".")[2]
     return library in _SCALE_FREE and next(found.run.of(Act.CLIP), None) is None
 

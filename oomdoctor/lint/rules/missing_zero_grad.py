@@ -27,7 +27,7 @@ _ZEROES: Final = re.compile(
     r"|grad\w*_(?:to_none|to_zero|clear|reset)|post_accumulate_grad_hook",
     re.IGNORECASE,
 )
-"""What else sets gradients to zero, or replaces them."""
+"""Other text that sets gradients to zero or replaces them."""
 _MANAGED: Final = (None, "accelerate")
 _HELP: Final = "call `{optimizer}.zero_grad()` after each step"
 
@@ -71,14 +71,14 @@ def _runs_once(loop: Loop) -> bool:
 
 
 def _is_made_in(step: Event, loop: Loop) -> bool:
-    """Whether each iteration has an optimizer of its own, and so gradients of its own."""
+    """Return whether each iteration has an optimizer of its own, and so gradients of its own."""
     node = step.value.node
     module = step.module if loop.function is None else loop.function.module
     return isinstance(node, ast.Call) and step.module is module and within(node, loop.node)
 
 
 def _never_before(zero: Event, step: Event, loop: Loop) -> bool:
-    """Whether a condition that does not change while the loop runs lets only one of the two happen."""
+    """Return whether a condition that is constant during the loop lets only one of the two happen."""
     changing = stored_in(loop)
     one, other = conditions(zero.context.guards), conditions(step.context.guards)
     against = [text for text, holds in one.items() if other.get(text, holds) is not holds]
@@ -86,7 +86,7 @@ def _never_before(zero: Event, step: Event, loop: Loop) -> bool:
 
 
 def _elsewhere(run: Run, subject: Subject) -> bool:
-    """Whether the file sets gradients to zero where no run leads, or in a function that others may call between."""
+    """Return whether the file zeroes gradients where no run leads, or in a function that others may call between."""
     seen = [event for other in subject.runs for event in other.of(Act.ZERO_GRAD) if event.module is run.module]
     lines = {event.node.end_lineno for event in seen}
     mentioned = {
@@ -101,7 +101,7 @@ def _modules(run: Run, step: Event) -> set[Module]:
 
 
 def _hands_over(subject: Subject, step: Event, module: Module) -> bool:
-    """Whether the optimizer is given to a function of which nothing is known, which may set the gradients to zero."""
+    """Return whether the optimizer is passed to an unknown function, which may set the gradients to zero."""
     known = explained_calls(*subject.runs)
     optimizer = optimizer_of(step)
     return any(

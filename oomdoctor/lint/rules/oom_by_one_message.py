@@ -39,7 +39,7 @@ _HELP: Final = (
 
 @dataclass(slots=True)
 class _File:
-    """One file, and which parts of it are known to tell OOM in more than one way.
+    """A file, with its parts that tell OOM in more than one way.
 
     Attributes:
         module: The file.
@@ -52,7 +52,7 @@ class _File:
     thorough: dict[int, bool] = field(default_factory=dict)
 
     def knows_more(self, scope: ast.AST) -> bool:
-        """Whether a part of the file looks at the error's type too, or for a second text."""
+        """Return whether a part of the file looks at the error's type too, or for a second text."""
         if id(scope) not in self.thorough:
             inner = self.recognition.within(scope)
             self.thorough[id(scope)] = mentions_type(scope) or len(inner.tested_texts(scope)) > 1
@@ -121,7 +121,7 @@ def _hit(module: Module, recognition: Recognition, test: ast.AST) -> Hit:
 
 
 def _of_an_error(test: ast.AST, recognition: Recognition, errors: set[str], holder: ast.AST) -> bool:
-    """Whether a test is about an error's text: `str(e)`, `e.args[0]`, `f"{e}"`, `format_exc()`, or a name for it."""
+    """Return whether a test is about an error's text: `str(e)`, `e.args[0]`, `format_exc()`, or a name for it."""
     in_handler = isinstance(holder, ast.ExceptHandler)
     for node in walk(test):
         meant = recognition.constants.get(node.id) if isinstance(node, ast.Name) else None

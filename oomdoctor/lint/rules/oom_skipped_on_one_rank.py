@@ -43,7 +43,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 
 
 def _skips_alone(handler: OomHandler, run: Run, module: Module) -> bool:
-    """Whether in this run the handler skips a batch of a model that is spread over processes."""
+    """Return whether in this run the handler skips a batch of a model that is spread over processes."""
     for event in run.of(Act.BACKWARD):
         loop = _loop_around(handler, event)
         if loop is None or not _under(handler, event.context) or _alone(event.context):
@@ -54,7 +54,7 @@ def _skips_alone(handler: OomHandler, run: Run, module: Module) -> bool:
 
 
 def _under(handler: OomHandler, context: Context) -> bool:
-    """Whether an event lies in the body of the handler's `try`."""
+    """Return whether an event lies in the body of the handler's `try`."""
     return any(attempt.node is handler.attempt and attempt.part == "body" for attempt in context.attempts)
 
 
@@ -80,7 +80,7 @@ def _alone(context: Context) -> bool:
 
 
 def _is_spread(run: Run, handler: OomHandler, module: Module) -> bool:
-    """Whether the model is under DDP or FSDP; where its origin is not known, whether the file makes one so."""
+    """Return whether the model is under DDP or FSDP; where its origin is unknown, whether the file makes one so."""
     models = [event.value for event in run.of(Act.FORWARD) if _under(handler, event.context)]
     if any(model.wrapped for model in models):
         return True
@@ -94,7 +94,7 @@ def _spreads(call: ast.Call, module: Module) -> bool:
 
 
 def _others_know(handler: OomHandler, run: Run, loop: Loop) -> bool:
-    """Whether the loop communicates outside of the `try`, or makes a backward pass there in place of the failed one."""
+    """Return whether the loop communicates outside of the `try`, or makes a replacement backward pass there."""
     for event in run.of(Act.BACKWARD, Act.CALL, within=loop):
         speaks = event.act is Act.BACKWARD or event.name.startswith("torch.distributed.")
         if speaks and not _under(handler, event.context):

@@ -48,7 +48,7 @@ def _is_output(kept: Kept, value: Value) -> bool:
 
 
 def _grows(kept: Kept) -> bool:
-    """Whether every batch of the loop adds to it, and nothing takes anything away."""
+    """Return whether every batch of the loop adds to the container, and nothing removes anything."""
     if kept.event.how not in _LIST or kept.forgotten() or kept.takes_slices():
         return False
     return not any(isinstance(node, ast.Break) for node in walk(kept.loop.node))

@@ -38,7 +38,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 
 
 def _hit(run: Run, event: Event) -> Hit:
-    """What is said: no more than a note where the model may remember something that the file does not show."""
+    """Return the hit: no more than a note where the model may keep state that the file does not show."""
     how, argument = ("backward(None, True)", "True") if _is_positional(event) else ("retain_graph=True", "retain_graph")
     message = f"`{_loss_of(event)}` keeps its graph with `{how}`, and no other pass here uses it"
     if not all(_is_seen(made.value) for made in _forwards(run, event)):
@@ -63,7 +63,7 @@ def _is_needless(run: Run, event: Event) -> bool:
 
 
 def _is_of_loop(event: Event) -> bool:
-    """Whether it stands in the function that has the loop, or in one of that function's own: nobody else calls it."""
+    """Return whether the event stands in the loop's function, or in a function nested in it."""
     function, owner = event.function, event.context.loops[-1].function
     return function is owner or (function is not None and owner is not None and function.parent is owner)
 
@@ -76,7 +76,7 @@ def _retains(event: Event) -> bool:
 
 
 def _is_positional(event: Event) -> bool:
-    """Whether it is `loss.backward(None, True)`."""
+    """Return whether the call is `loss.backward(None, True)`."""
     arguments = event.call.args if event.call is not None else []
     return (
         event.name == ".backward"
@@ -87,7 +87,7 @@ def _is_positional(event: Event) -> bool:
 
 
 def _is_last_use(run: Run, event: Event) -> bool:
-    """Whether the graph is made in the same iteration, and nothing after the pass in it goes through it again."""
+    """Return whether the graph is made in the same iteration, and nothing after the pass uses it again."""
     loop = event.context.loops[-1]
     forwards = _forwards(run, event)
     if not forwards or any(made.context.loops != event.context.loops for made in forwards):
@@ -108,7 +108,7 @@ def _unknown_calls_after(run: Run, event: Event, loop: Loop) -> Iterator[ast.Cal
 
 
 def _takes_over(run: Run, event: Event) -> bool:
-    """Whether the graph may reach back: to the iteration before, or to before the loop."""
+    """Return whether the graph may reach back: to the iteration before, or to before the loop."""
     loop = event.context.loops[-1]
     forwards = _forwards(run, event)
     if any(_remembers(made.value) for made in forwards) or _KEEPS_STATE.search(_text(event, loop)):
@@ -120,7 +120,7 @@ def _takes_over(run: Run, event: Event) -> bool:
 
 
 def _reaches_back(text: str, loop: Loop) -> bool:
-    """Whether something from before the loop may hang on a graph, or is a part such as `.T` of what does."""
+    """Return whether a value from before the loop, or a part such as `.T` of one, may hang on a graph."""
     whole = loop.values.get(text.rpartition(".")[0])
     if text not in loop.values and whole is not None:
         return whole.kind is Kind.TENSOR and whole.graph is Graph.YES
@@ -128,7 +128,7 @@ def _reaches_back(text: str, loop: Loop) -> bool:
 
 
 def _remembers(model: Value) -> bool:
-    """Whether the model's `forward` sets attributes of the model, such as a hidden state."""
+    """Return whether the model's `forward` sets attributes of the model, such as a hidden state."""
     forward = None if model.class_ is None else model.class_.methods.get("forward")
     return forward is not None and any(
         isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and text_of(node.value) == "self"
@@ -163,7 +163,7 @@ def _operands_of(expression: ast.expr) -> Iterator[str]:
 
 
 def _may_have_graph(value: Value | None, loop: Loop) -> bool:
-    """Whether something from before the loop may hang on a graph of its own.
+    """Return whether a value from before the loop may hang on a graph of its own.
 
     Of what a function gets, that is only taken for possible where the loop does not go over batches.
     """

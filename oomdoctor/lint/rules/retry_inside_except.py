@@ -28,7 +28,7 @@ _NO_WORK: Final = frozenset(
         "tuple", "update", "wait", "warn", "warning", "write", "zero_grad",
     }
 )  # fmt: skip
-"""What is called in a `try` and its handler alike and does not run a model."""
+"""Calls in a `try` and its handler alike that do not run a model."""
 _FREES: Final = frozenset({"clear_frames", "with_traceback"})
 _HELP: Final = "set a flag in the handler, and try again after the `except` block, where the error is gone"
 
@@ -64,7 +64,7 @@ def _calls_with_work(subject: Subject) -> dict[ast.ExceptHandler, set[ast.AST]]:
 
 
 def _recurses(call: ast.Call, handler: OomHandler) -> bool:
-    """Whether it calls the function that the handler stands in."""
+    """Return whether a call is of the function that the handler stands in."""
     function = handler.function
     if function is None or called_name(call) != function.name:
         return False
@@ -74,7 +74,7 @@ def _recurses(call: ast.Call, handler: OomHandler) -> bool:
 
 
 def _failed_call(handler: OomHandler) -> str | None:
-    """What the `try` calls in its one statement, or for its result; None where that is a library's or does no work."""
+    """Return the call that is the `try`'s one statement, or its result; None for a library's or one without work."""
     body = handler.attempt.body
     while len(body) == 1 and isinstance(body[0], ast.With):
         body = body[0].body
@@ -107,7 +107,7 @@ def _same(call: ast.Call, failed: str | None) -> bool:
 
 
 def _frees_before(handler: OomHandler, again: ast.Call) -> bool:
-    """Whether the error lets go of the frames before: its traceback is cleared or taken off."""
+    """Return whether the error releases the frames before: its traceback is cleared or taken off."""
     for node in handler.statements():
         if node is again:
             return False
@@ -137,7 +137,7 @@ def _hit(handler: OomHandler, again: ast.Call) -> Hit:
 
 
 def _on_the_cpu(handler: OomHandler, again: ast.Call) -> bool:
-    """Whether what runs again was moved to the CPU: the word stands before the call, or in it."""
+    """Return whether the second attempt was moved to the CPU: the word stands before the call, or in it."""
     for node in handler.statements():
         if node is again:
             return any(_says_cpu(inner) for inner in executed_nodes(again))

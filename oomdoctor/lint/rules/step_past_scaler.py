@@ -46,7 +46,7 @@ def _scaled_pass(run: Run, place: int, step: Event) -> Event | None:
 
 
 def _may_meet(event: Event, step: Event) -> bool:
-    """Whether both may happen in one iteration of the loop around the step."""
+    """Return whether both events may happen in one iteration of the loop around the step."""
     loops = step.context.loops
     return event.context.loops[: len(loops)] == loops and not exclude(event, step)
 

@@ -67,7 +67,7 @@ def _accumulates(module: Module) -> bool:
 
 
 def _token_mean(run: Run, event: Event, loop: Loop) -> str | None:
-    """What makes the loss a mean over tokens, for the message; None where that is not sure."""
+    """Return the function that makes the loss a mean over tokens, for the message; None where that is not sure."""
     for text in event.value.divided_by:
         if _TOKENS.search(text) and _is_of_batch(text, loop):
             return f"a loss divided by `{text}`"
@@ -78,7 +78,7 @@ def _token_mean(run: Run, event: Event, loop: Loop) -> str | None:
 
 
 def _is_of_batch(text: str, loop: Loop) -> bool:
-    """Whether what a loss is divided by is counted anew in each iteration, or in a helper that it calls."""
+    """Return whether a loss's divisor is counted anew in each iteration, or in a helper that it calls."""
     names = set(re.findall(r"[A-Za-z_]\w*", text)) - {"sum", "float", "max", "clamp", "item", "ne"}
     return bool(names & stored_in(loop)) or not names & set(loop.values)
 
@@ -126,7 +126,7 @@ def _of_language_model(run: Run, event: Event, loop: Loop) -> str | None:
 
 
 def _reads_loss(loop: Loop) -> bool:
-    """Whether the loop takes `.loss`, `["loss"]` or `[0]` of something."""
+    """Return whether the loop takes `.loss`, `["loss"]` or `[0]` of something."""
     return any(
         (isinstance(node, ast.Attribute) and node.attr == "loss")
         or (
@@ -137,7 +137,7 @@ def _reads_loss(loop: Loop) -> bool:
 
 
 def _is_weighted(loop: Loop) -> bool:
-    """Whether the loss is multiplied by a number of tokens again."""
+    """Return whether the loss is multiplied by a number of tokens again."""
     return any(
         isinstance(node, ast.BinOp | ast.AugAssign)
         and isinstance(node.op, ast.Mult)

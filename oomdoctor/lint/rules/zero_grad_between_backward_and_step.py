@@ -51,7 +51,7 @@ def _directly(zero: Event, step: Event, run: Run) -> bool:
 
 
 def _is_of(step: Event, zero: Event, run: Run) -> bool:
-    """Whether it is the step of the optimizer whose gradients were set to zero; of a model's, where there is one."""
+    """Return whether a step is of the optimizer, or the model, whose gradients were set to zero."""
     if zero.value.kind is Kind.MODEL:
         models = {event.value.identity for event in run.of(Act.FORWARD)}
         return len(models) == 1 and len({optimizer_of(event) for event in run.of(Act.STEP)}) == 1
@@ -59,7 +59,7 @@ def _is_of(step: Event, zero: Event, run: Run) -> bool:
 
 
 def _has_pass_before(run: Run, place: int, zero: Event, step: Event) -> bool:
-    """Whether the last thing that happened to the gradients was a backward pass, in the same iteration."""
+    """Return whether the gradients' last change was a backward pass, in the same iteration."""
     for event in reversed(run.events[:place]):
         if event.act in (Act.STEP, Act.ZERO_GRAD) and _may_be_same(event, step) and not exclude(event, zero):
             return False

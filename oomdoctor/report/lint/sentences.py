@@ -29,11 +29,11 @@ FIXABLE: Final = "[*]"
 OUTCOME: Final[Mapping[str, Literal["passed", "failure"]]] = MappingProxyType(
     {Severity.NOTE: "passed", Severity.WARNING: "failure", Severity.ERROR: "failure"}
 )
-"""Whether a finding of a severity fails the case that it is in a test report; a note is only worth knowing."""
+"""Outcome of a finding as a case of a test report, by severity; a note passes."""
 
 
 def headline(result: LintResult) -> str:
-    """What was found in one line, such as `3 findings (1 error, 2 warnings) in 12 files`."""
+    """Return the number of findings in one line, such as `3 findings (1 error, 2 warnings) in 12 files`."""
     if result.findings:
         return f"{count(len(result.findings), 'finding')} ({severities(result.findings)}) in {_files(result)}"
     if not result.files and result.skipped_files:
@@ -44,7 +44,7 @@ def headline(result: LintResult) -> str:
 
 
 def severities(findings: Iterable[Finding]) -> str:
-    """How many there are of each severity, such as `1 error, 2 warnings`."""
+    """Return the number of findings of each severity, such as `1 error, 2 warnings`."""
     counted = Counter(finding.severity for finding in findings)
     return ", ".join(count(counted[severity], severity.value) for severity in WORST_FIRST if counted[severity])
 
@@ -57,7 +57,7 @@ def summary(result: LintResult) -> str:
 
 
 def remarks(result: LintResult) -> Iterator[str]:
-    """What else there is to know, such as `1 can be fixed with `--fix``; no full stops."""
+    """Yield further facts about the run, such as `1 can be fixed with `--fix``; no full stops."""
     if fixable := sum(finding.fixable for finding in result.findings):
         yield f"{fixable} can be fixed with `--fix`"
     if result.fixed:
@@ -69,14 +69,14 @@ def remarks(result: LintResult) -> Iterator[str]:
 
 
 def place(found: Finding | Unreadable) -> str:
-    """Where something is: `train.py:12:9`, `train.ipynb:cell 3:12:9`, or only the file."""
+    """Return the position of a finding: `train.py:12:9`, `train.ipynb:cell 3:12:9`, or only the file."""
     cell = None if found.cell is None else f"cell {found.cell}"
     numbers = () if found.line is None else (str(found.line), str(found.column or 1))
     return ":".join(filter(None, (path(found.path), cell, *numbers)))
 
 
 def in_file(found: Finding | Unreadable) -> str:
-    """Where something is within its file: `12:9`, `cell 3, 12:9`; empty for the whole file."""
+    """Return the position of a finding in its file: `12:9`, `cell 3, 12:9`; empty for the whole file."""
     cell = "" if found.cell is None else f"cell {found.cell}"
     numbers = "" if found.line is None else f"{found.line}:{found.column or 1}"
     return ", ".join(filter(None, (cell, numbers)))
@@ -99,7 +99,7 @@ def by_file(findings: Sequence[Finding]) -> list[tuple[str, list[Finding]]]:
 
 
 def read(result: LintResult) -> str:
-    """What was looked at, such as `12 files, 3410 lines, 22 rules; 30 files without torch were passed over`."""
+    """Return the extent of the run, such as `12 files, 3410 lines, 22 rules; 30 files without torch were passed over`."""
     looked = f"{_files(result)}, {count(result.lines, 'line')}, {count(len(result.rules), 'rule')}"
     if not result.skipped_files:
         return looked
@@ -145,7 +145,7 @@ class Excerpt:
 
 
 def excerpt(finding: Finding, width: int, *, ascii_only: bool = False) -> Excerpt | None:
-    """What of a finding's line fits into so many columns; the part that is pointed at comes first.
+    """Return the part of a finding's line that fits into `width` columns; the marked part comes first.
 
     Args:
         finding: Its `source` is the line, its columns count characters.
