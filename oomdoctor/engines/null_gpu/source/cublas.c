@@ -1,5 +1,5 @@
-// cuBLAS and cuBLASLt: no memory of their own. The workspace is PyTorch's: it allocates one for each handle and stream, of
-// a size that it chooses by the card's compute capability (and by CUBLAS_WORKSPACE_CONFIG), and hands it over.
+// cuBLAS and cuBLASLt. They allocate no memory of their own: PyTorch allocates a workspace for each handle and stream, whose
+// size depends on the card's compute capability (and on CUBLAS_WORKSPACE_CONFIG), and passes it.
 
 #include "null_gpu.h"
 
@@ -43,7 +43,7 @@ SERVED_NOTHING(cublasSetMathMode)
 SERVED_NOTHING(cublasSetAtomicsMode)
 SERVED_NOTHING(cublasSetSmCountTarget)
 
-// Results go to device memory (PyTorch asks so, through the pointer mode), which nothing writes.
+// Results go to device memory (PyTorch sets the pointer mode so), to which nothing is written.
 SERVED_NOTHING(cublasSgemm_v2)
 SERVED_NOTHING(cublasDgemm_v2)
 SERVED_NOTHING(cublasCgemm_v2)

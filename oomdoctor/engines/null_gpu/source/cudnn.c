@@ -1,8 +1,7 @@
-// cuDNN, the older interface: it is where PyTorch goes with TORCH_CUDNN_V8_API_DISABLED=1, which the environment sets. The
-// tensors that PyTorch makes around either interface are the same; what differs are the workspaces, and those are answered
-// in one place, below.
+// cuDNN's older interface, which PyTorch uses with TORCH_CUDNN_V8_API_DISABLED=1, set by the environment. The tensors that
+// PyTorch makes around either interface are the same; only the workspaces differ, and they are defined in one place, below.
 
-#include "cudnn.h"
+#include "null_gpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,8 +11,8 @@ SERVED size_t cudnnGetVersion(void) { return NULL_CUDNN_VERSION; }
 SERVED size_t cudnnGetCudartVersion(void) { return NULL_CUDA_VERSION; }
 SERVED const char *cudnnGetErrorString(int status) { return status ? "not served by the null GPU" : "CUDNN_STATUS_SUCCESS"; }
 
-SERVED void cudnnGetLastErrorString(char *text, size_t room) {
-    if (room)
+SERVED void cudnnGetLastErrorString(char *text, size_t capacity) {
+    if (capacity)
         *text = '\0';
 }
 
@@ -42,9 +41,9 @@ SERVED_NOTHING(cudnnSetStream)
 
 // ---- workspaces ----
 
-// What the real cuDNN borrows while a kernel runs depends on the algorithm that its heuristics choose for the card, and can
-// be known only there. PyTorch allocates these bytes for the length of one call, so they count towards the peak of a
-// convolutional network. 0 until measured figures exist; this is the one place where they go.
+// The real cuDNN's workspaces depend on the algorithm that its heuristics choose for the card, and are known only there.
+// PyTorch allocates these bytes for the duration of one call, so they count towards the peak of a convolutional network.
+// They are 0 until measured figures exist; this table is the one place for them.
 typedef enum {
     CONVOLUTION_FORWARD,
     CONVOLUTION_BACKWARD_DATA,
@@ -106,7 +105,7 @@ SERVED int cudnnGetCTCLossWorkspaceSize_v8(handle h, int algorithm, handle loss,
     return answer_workspace(CTC_LOSS, bytes);
 }
 
-// ---- the choice of an algorithm: one, which suits everything ----
+// ---- the choice of an algorithm: there is one, for all convolutions ----
 
 typedef struct {
     int algorithm, status;
@@ -159,7 +158,7 @@ SERVED int cudnnFindConvolutionBackwardFilterAlgorithmEx(handle h, handle xd, ha
     return answer_algorithm(CONVOLUTION_BACKWARD_FILTER, found, results);
 }
 
-// ---- descriptors: tensors and filters are read back, the others only exist ----
+// ---- descriptors: those of tensors and filters have content that is read back, the others have none ----
 
 size_t null_element_bytes(int data_type) {
     enum { FLOAT = 0, DOUBLE = 1, HALF = 2, BFLOAT16 = 9 };

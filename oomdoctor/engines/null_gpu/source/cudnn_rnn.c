@@ -1,11 +1,12 @@
-// cuDNN's recurrent networks. Three sizes matter: the weight buffer that PyTorch keeps all weights in (exact), the
-// workspace of a call, and the reserve space, which forward leaves for backward and which therefore counts like any other
-// activation.
+// cuDNN's recurrent networks. Three sizes matter: the buffer in which PyTorch keeps all weights (exact), the workspace of a
+// call, and the reserve space, which is kept from forward to backward and so counts like any other activation.
 
-#include "cudnn.h"
+#include "null_gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+int cudnnSetTensorNdDescriptor(tensor_descriptor *d, int data_type, int count, const int *sizes, const int *strides);
 
 typedef struct {
     int cell;  // cudnnRNNMode_t
@@ -37,7 +38,7 @@ SERVED int cudnnDestroyRNNDescriptor(handle d) {
 SERVED int cudnnSetRNNDescriptor_v8(rnn_descriptor *d, int algorithm, int cell, int biases, int direction, int input_mode,
                                     int data_type, int math_precision, int math_type, int input_size, int hidden_size,
                                     int projection_size, int layers, handle dropout, unsigned flags) {
-    // A projection as large as the hidden state is how cuDNN says that there is none.
+    // cuDNN expresses "no projection" by one as large as the hidden state.
     *d = (rnn_descriptor){cell,       biases,      direction + 1,   data_type,
                           input_size, hidden_size, projection_size, layers};
     return 0;
@@ -151,16 +152,16 @@ SERVED int cudnnGetRNNWeightParams(handle h, const rnn_descriptor *d, int pseudo
 // units on 123 inputs, batch 100, 250 steps, fp32 (cuDNN on a Tesla P100, 2017): reserve 736,000,000 bytes for an LSTM and
 // 864,000,000 for a GRU, workspace 17,730,560 and 13,169,920. Later versions and other cards may differ; the figure for a
 // plain RNN is its output alone, a lower bound.
-static int kept_per_layer(const rnn_descriptor *d) { return d->cell == LSTM ? 5 : d->cell == GRU ? 6 : 1; }
+static int saved_per_layer(const rnn_descriptor *d) { return d->cell == LSTM ? 5 : d->cell == GRU ? 6 : 1; }
 
-// What each layer keeps of every step, and the output of every layer but the last, which is PyTorch's own tensor.
+// Each layer's saved values of every step, and the output of every layer but the last, which is PyTorch's own tensor.
 static int64_t reserve_elements(const rnn_descriptor *d, const data_descriptor *x) {
-    int64_t kept = (int64_t)d->layers * kept_per_layer(d) * d->hidden_size;
+    int64_t saved = (int64_t)d->layers * saved_per_layer(d) * d->hidden_size;
     int64_t between_layers = (int64_t)(d->layers - 1) * state_size(d);
-    return x->steps_in_batch * d->directions * (kept + between_layers);
+    return x->steps_in_batch * d->directions * (saved + between_layers);
 }
 
-// A copy of the matrices, and a few states of one step.
+// A copy of the matrices, and some states of one step.
 static int64_t workspace_elements(const rnn_descriptor *d, const data_descriptor *x) {
     int pseudo_layers = d->layers * d->directions;
     int64_t step = (int64_t)pseudo_layers * x->batch * d->hidden_size;

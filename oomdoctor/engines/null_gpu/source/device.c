@@ -1,6 +1,6 @@
-// Properties and attributes of the card. What decides memory in PyTorch comes from the chosen card: the capability (which
+// Properties and attributes of the card. Those that decide memory in PyTorch are the chosen card's: the capability (which
 // attention kernels run, how large the cuBLAS workspace is), the number of multiprocessors and threads (how reductions and
-// optimizers split, and what they borrow while they do), shared memory, the total. What is left is the same for all cards.
+// optimizers split, and their temporary buffers), shared memory, the total. All others are the same for all cards.
 
 #include "null_gpu.h"
 
@@ -41,7 +41,7 @@ bool null_launch_fits(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsign
     return grid && block;
 }
 
-// Registers are not known, so this is an upper bound of what the real call answers.
+// Registers are not known, so this is an upper bound of the real call's answer.
 int null_blocks_per_sm(int threads_per_block, size_t shared_bytes) {
     int by_threads = null_card()->threads_per_sm / (threads_per_block > 0 ? threads_per_block : 1);
     int by_shared = shared_memory_per_sm() / (int)(shared_bytes + reserved_shared_memory() + 1);
@@ -49,8 +49,8 @@ int null_blocks_per_sm(int threads_per_block, size_t shared_bytes) {
     return blocks < max_blocks_per_sm() ? blocks : max_blocks_per_sm();
 }
 
-// cudaDeviceAttr and CUdevice_attribute share their numbers. What is not listed is a feature that the null GPU has not,
-// or a texture limit that nobody asks for.
+// cudaDeviceAttr and CUdevice_attribute share their numbers. Attributes that are not listed are features that the null GPU
+// does not have, or texture limits.
 int null_attribute(int attribute) {
     const card *c = null_card();
     switch (attribute) {
@@ -98,8 +98,8 @@ int null_attribute(int attribute) {
     }
 }
 
-// cudaDeviceProp, as far as it is filled; what lies between is padding that stays zero. CUDA 13 took out clock rates and
-// some flags, so the same names lie elsewhere.
+// cudaDeviceProp. Fields that are not filled stay zero. CUDA 13 removed clock rates and some flags, so the same names have
+// other offsets.
 typedef struct {
     char name[256];
     unsigned char uuid[16];
@@ -269,7 +269,7 @@ SERVED int cuDeviceGetAttribute(int *value, int attribute, int device) {
     return cudaDeviceGetAttribute(value, attribute, device);
 }
 
-SERVED int cudaDeviceGetPCIBusId(char *text, int room, int device) {
-    snprintf(text, (size_t)room, "0000:%02x:00.0", FIRST_PCI_BUS + device);
+SERVED int cudaDeviceGetPCIBusId(char *text, int capacity, int device) {
+    snprintf(text, (size_t)capacity, "0000:%02x:00.0", FIRST_PCI_BUS + device);
     return CUDA_OK;
 }

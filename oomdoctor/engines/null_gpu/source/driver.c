@@ -1,5 +1,5 @@
-// libcuda: what PyTorch's lazily loaded driver functions, Triton and Inductor ask of the driver. Memory goes to the same
-// account as libcudart's.
+// libcuda: what PyTorch's lazily loaded driver functions, Triton and Inductor ask of the driver. It allocates from the same
+// memory as libcudart.
 
 #define _GNU_SOURCE
 #include "null_gpu.h"
@@ -11,40 +11,7 @@
 
 handle null_handle(void) { return calloc(1, 64); }
 
-static const struct {
-    int error;
-    const char *name, *text;
-} errors[] = {
-    {CUDA_OK, "cudaSuccess", "no error"},
-    {CUDA_INVALID_VALUE, "cudaErrorInvalidValue", "invalid argument"},
-    {CUDA_OUT_OF_MEMORY, "cudaErrorMemoryAllocation", "out of memory"},
-    {CUDA_INVALID_CONFIGURATION, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
-    {CUDA_INVALID_DEVICE, "cudaErrorInvalidDevice", "invalid device ordinal"},
-    {CUDA_NOT_FOUND, "cudaErrorSymbolNotFound", "named symbol not found"},
-    {CUDA_NOT_SUPPORTED, "cudaErrorNotSupported", "operation not supported"},
-};
-
-static size_t find_error(int error) {
-    size_t count = sizeof errors / sizeof *errors, index = 0;
-    while (index < count && errors[index].error != error)
-        index++;
-    return index < count ? index : count - 1;
-}
-
-const char *null_error_name(int error) { return errors[find_error(error)].name; }
-const char *null_error_text(int error) { return errors[find_error(error)].text; }
-
-SERVED int cuGetErrorString(int error, const char **text) {
-    *text = null_error_text(error);
-    return CUDA_OK;
-}
-
-SERVED int cuGetErrorName(int error, const char **name) {
-    *name = null_error_name(error);
-    return CUDA_OK;
-}
-
-// The name as it stands in the API, without a version: the newest one here is meant. A name without a function is one that
+// Finds a function by its name in the API, without a version: the newest version here. A name without a function is one that
 // this "driver" is too old for, which callers must expect.
 void *null_driver_function(const char *name) {
     static const char *const versions[] = {"_v2", ""};
@@ -96,8 +63,8 @@ SERVED int cuDeviceGet(int *device, int ordinal) {
     return null_has_device(ordinal) ? CUDA_OK : CUDA_INVALID_DEVICE;
 }
 
-SERVED int cuDeviceGetName(char *name, int room, int device) {
-    snprintf(name, (size_t)room, "%s", null_card()->name);
+SERVED int cuDeviceGetName(char *name, int capacity, int device) {
+    snprintf(name, (size_t)capacity, "%s", null_card()->name);
     return CUDA_OK;
 }
 
@@ -149,8 +116,7 @@ SERVED int cuCtxGetDevice(int *device) {
     return CUDA_OK;
 }
 
-// A context is its device, for libcudart too. One that was taken off the stack again is not remembered: what is pushed
-// is used until another is.
+// A context is its device, for libcudart too. There is no stack of contexts: the one pushed last stays current.
 SERVED int cuCtxSetCurrent(handle c) {
     return c ? null_use_device((int)(((char *)c - contexts[0]) / (ptrdiff_t)sizeof contexts[0])) : CUDA_OK;
 }

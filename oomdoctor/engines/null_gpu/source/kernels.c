@@ -1,4 +1,4 @@
-// libcudart: kernels. They are announced when a library is loaded, asked about, and launched; none ever runs.
+// libcudart: kernels. They are registered when a library is loaded, queried, and launched; none ever runs.
 
 #include "null_gpu.h"
 
@@ -9,7 +9,7 @@ typedef struct {
     unsigned x, y, z;
 } dim3;
 
-// ---- launches: the grid is checked, because a grid that is too large is a limit that no smaller tensor shares ----
+// ---- launches: the grid is checked, because too large a grid is a size limit of the batch that is not memory ----
 
 static int launch(dim3 grid, dim3 block) {
     bool fits = null_launch_fits(grid.x, grid.y, grid.z, block.x, block.y, block.z);
@@ -31,7 +31,7 @@ SERVED int cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 blo
 
 typedef struct {
     dim3 grid, block;
-} launch_configuration;  // the beginning of cudaLaunchConfig_t
+} launch_configuration;  // the first fields of cudaLaunchConfig_t
 
 SERVED int cudaLaunchKernelExC(const launch_configuration *configuration, const void *function, void **arguments) {
     return launch(configuration->grid, configuration->block);
@@ -66,9 +66,9 @@ SERVED int __cudaGetKernel(handle *kernel, const void *function) {
     return CUDA_OK;
 }
 
-// ---- announcements: which kernel was compiled for which cards ----
+// ---- registrations: the capabilities that each kernel was compiled for ----
 
-// nvcc's "fat binary": the same kernels compiled several times. Only the fields that are read have a name.
+// nvcc's "fat binary": the same kernels compiled for several capabilities. Fields that are not read are named `unused`.
 typedef struct {
     uint32_t magic, version;
     const unsigned char *binaries;
@@ -97,12 +97,12 @@ typedef struct {
 
 typedef struct {
     const void *function;
-    const module *of;
-} announcement;
+    const module *owner;
+} registration;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static announcement *announcements;  // tens of thousands when torch is imported, hence sorted only when one is looked up
-static size_t announced, room, sorted;
+static registration *registrations;  // tens of thousands when torch is imported, so sorted only at the first look-up
+static size_t registered, capacity, sorted;
 
 SERVED void **__cudaRegisterFatBinary(const fat_binary_wrapper *wrapper) {
     module *m = malloc(sizeof *m);
@@ -112,16 +112,16 @@ SERVED void **__cudaRegisterFatBinary(const fat_binary_wrapper *wrapper) {
 
 SERVED void __cudaRegisterFunction(const module *m, const void *function) {
     pthread_mutex_lock(&lock);
-    if (announced == room) {
-        size_t larger = room ? 2 * room : 1 << 14;
-        announcement *moved = realloc(announcements, larger * sizeof *moved);
+    if (registered == capacity) {
+        size_t larger = capacity ? 2 * capacity : 1 << 14;
+        registration *moved = realloc(registrations, larger * sizeof *moved);
         if (moved) {
-            announcements = moved;
-            room = larger;
+            registrations = moved;
+            capacity = larger;
         }
     }
-    if (announced < room)
-        announcements[announced++] = (announcement){function, m};
+    if (registered < capacity)
+        registrations[registered++] = (registration){function, m};
     pthread_mutex_unlock(&lock);
 }
 
@@ -132,19 +132,19 @@ SERVED_NOTHING(__cudaUnregisterFatBinary)
 SERVED_NOTHING(__cudaInitModule)
 
 static int by_function(const void *a, const void *b) {
-    uintptr_t first = (uintptr_t)((const announcement *)a)->function, second = (uintptr_t)((const announcement *)b)->function;
+    uintptr_t first = (uintptr_t)((const registration *)a)->function, second = (uintptr_t)((const registration *)b)->function;
     return (first > second) - (first < second);
 }
 
 static const module *module_of(const void *function) {
     pthread_mutex_lock(&lock);
-    if (sorted != announced) {
-        qsort(announcements, announced, sizeof *announcements, by_function);
-        sorted = announced;
+    if (sorted != registered) {
+        qsort(registrations, registered, sizeof *registrations, by_function);
+        sorted = registered;
     }
-    announcement wanted = {function, NULL};
-    const announcement *found = bsearch(&wanted, announcements, announced, sizeof wanted, by_function);
-    const module *m = found ? found->of : NULL;
+    registration wanted = {function, NULL};
+    const registration *found = bsearch(&wanted, registrations, registered, sizeof wanted, by_function);
+    const module *m = found ? found->owner : NULL;
     pthread_mutex_unlock(&lock);
     return m;
 }
@@ -156,8 +156,8 @@ static bool serves_card(int kind, int capability) {
     return kind == KIND_PTX ? capability <= own : capability / 10 == c->major && capability <= own;
 }
 
-// The capability that the driver would take of a kernel for this card. Machine code goes before PTX. Where a card is too
-// old for the build (PyTorch warns of it), the oldest capability stands in: its memory can still be told.
+// The compiled capability that the driver would choose for this card. Machine code is preferred to PTX. Where a card is too
+// old for the build (PyTorch warns of it), the oldest capability is used: the memory is still known.
 static int compiled_capability(const void *function) {
     int own = 10 * null_card()->major + null_card()->minor;
     const module *m = module_of(function);
@@ -185,7 +185,7 @@ static int compiled_capability(const void *function) {
 
 // ---- attributes ----
 
-// The beginning of cudaFuncAttributes. CUB chooses its tuning by the versions, among those that were compiled.
+// The first fields of cudaFuncAttributes. CUB chooses its tuning by the versions, among the compiled ones.
 typedef struct {
     size_t shared_bytes, constant_bytes, local_bytes;
     int max_threads_per_block;

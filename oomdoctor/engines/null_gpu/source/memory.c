@@ -1,5 +1,5 @@
-// The one account of device memory and the one map of device addresses, behind one lock. Whoever asks, through libcudart
-// or through libcuda, takes from the same bytes:
+// Device memory: the bytes in use and the map of device addresses, behind one lock. libcudart and libcuda allocate from the
+// same bytes:
 //
 //     free = total - context - used
 //
@@ -10,6 +10,7 @@
 #include "null_gpu.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -26,12 +27,12 @@ static size_t used_bytes[MAX_DEVICES];
 static size_t peak_used_bytes[MAX_DEVICES];
 
 static range *ranges;  // in order of address
-static size_t range_count, range_room;
+static size_t range_count, range_capacity;
 
 static uintptr_t region_start, region_end;
 static pthread_once_t region_once = PTHREAD_ONCE_INIT;
 
-// The first page of the region belongs to the context: __device__ variables pretend to be there.
+// The first page of the region belongs to the context; addresses of __device__ variables point there.
 static void reserve_region(void) {
     // Each stream and pool with expandable segments reserves 1.125 times the card, so the region is large. A process whose
     // address space is limited (ulimit -v) gets a smaller one.
@@ -46,7 +47,7 @@ static void reserve_region(void) {
     }
 }
 
-static void make_region(void) { pthread_once(&region_once, reserve_region); }
+static void ensure_region(void) { pthread_once(&region_once, reserve_region); }
 
 size_t null_round_to_pages(size_t bytes) { return (bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1); }
 
@@ -95,7 +96,7 @@ SERVED uint64_t oomdoctor_null_peak_used(void) {
     return bytes;
 }
 
-// The first range whose end lies above `address`.
+// Returns the index of the first range whose end lies above `address`.
 static size_t first_range_above(uintptr_t address) {
     size_t low = 0, high = range_count;
     while (low < high) {
@@ -108,21 +109,21 @@ static size_t first_range_above(uintptr_t address) {
     return low;
 }
 
-static bool make_room_for_range(void) {
-    if (range_count < range_room)
+static bool grow_ranges(void) {
+    if (range_count < range_capacity)
         return true;
-    size_t room = range_room ? 2 * range_room : 256;
-    range *larger = realloc(ranges, room * sizeof *larger);
+    size_t wanted = range_capacity ? 2 * range_capacity : 256;
+    range *larger = realloc(ranges, wanted * sizeof *larger);
     if (!larger)
         return false;
     ranges = larger;
-    range_room = room;
+    range_capacity = wanted;
     return true;
 }
 
-// Lowest gap that is large enough: addresses are used again, so that a long search for a batch size never runs out.
-uintptr_t null_take_range(size_t bytes, range_kind kind) {
-    make_region();
+// Takes the lowest gap that is large enough: addresses are reused, so that a long search for a batch size never runs out.
+uintptr_t null_reserve_range(size_t bytes, range_kind kind) {
+    ensure_region();
     bytes = null_round_to_pages(bytes);
     pthread_mutex_lock(&lock);
     uintptr_t address = region_start + PAGE_BYTES;
@@ -131,7 +132,7 @@ uintptr_t null_take_range(size_t bytes, range_kind kind) {
         address = ranges[index].address + ranges[index].bytes;
         index++;
     }
-    if (!region_start || bytes > region_end - address || !make_room_for_range()) {
+    if (!region_start || bytes > region_end - address || !grow_ranges()) {
         address = 0;
     } else {
         memmove(&ranges[index + 1], &ranges[index], (range_count - index) * sizeof *ranges);
@@ -142,7 +143,7 @@ uintptr_t null_take_range(size_t bytes, range_kind kind) {
     return address;
 }
 
-size_t null_give_range_back(uintptr_t address, range_kind kind, int *device) {
+size_t null_release_range(uintptr_t address, range_kind kind, int *device) {
     size_t bytes = 0;
     pthread_mutex_lock(&lock);
     size_t index = first_range_above(address);
@@ -176,13 +177,13 @@ bool null_is_device_address(const void *pointer) {
 int null_device_of(const void *pointer) {
     uintptr_t base;
     size_t bytes;
-    int device = 0;  // of the page that is the context's
+    int device = 0;  // the context's page is in no range
     null_find_range((uintptr_t)pointer, &base, &bytes, &device);
     return device;
 }
 
 uintptr_t null_symbol_address(void) {
-    make_region();
+    ensure_region();
     return region_start;
 }
 
@@ -197,7 +198,7 @@ int null_allocate(size_t bytes, uintptr_t *address) {
     bytes = null_round_to_pages(bytes);
     if (!null_charge(null_device(), bytes))
         return CUDA_OUT_OF_MEMORY;
-    *address = null_take_range(bytes, RANGE_ALLOCATION);
+    *address = null_reserve_range(bytes, RANGE_ALLOCATION);
     if (*address)
         return CUDA_OK;
     null_refund(null_device(), bytes);
@@ -208,14 +209,14 @@ int null_release(uintptr_t address) {
     if (!address)
         return CUDA_OK;
     int device;
-    size_t bytes = null_give_range_back(address, RANGE_ALLOCATION, &device);
+    size_t bytes = null_release_range(address, RANGE_ALLOCATION, &device);
     if (!bytes)
         return CUDA_INVALID_VALUE;
     null_refund(device, bytes);
     return CUDA_OK;
 }
 
-// ---- pinned host memory: real memory of this process, remembered so that `is_pinned` can be answered ----
+// ---- pinned host memory: real memory of this process, listed so that `is_pinned` can be answered ----
 
 typedef struct pinned {
     struct pinned *next;
@@ -226,7 +227,7 @@ typedef struct pinned {
 
 static pinned *all_pinned;
 
-static int remember_pinned(void *pointer, size_t bytes, bool owned) {
+static int add_pinned(void *pointer, size_t bytes, bool owned) {
     pinned *entry = malloc(sizeof *entry);
     if (!entry)
         return CUDA_OUT_OF_MEMORY;
@@ -238,7 +239,7 @@ static int remember_pinned(void *pointer, size_t bytes, bool owned) {
     return CUDA_OK;
 }
 
-static int forget_pinned(void *pointer, bool owned) {
+static int remove_pinned(void *pointer, bool owned) {
     pthread_mutex_lock(&lock);
     pinned **link = &all_pinned;
     while (*link && ((*link)->pointer != pointer || (*link)->owned != owned))
@@ -259,21 +260,21 @@ int null_host_allocate(void **pointer, size_t bytes) {
         return CUDA_OK;
     if (posix_memalign(pointer, 4096, bytes) != 0)
         return CUDA_OUT_OF_MEMORY;
-    return remember_pinned(*pointer, bytes, true);
+    return add_pinned(*pointer, bytes, true);
 }
 
 int null_host_release(void *pointer) {
     if (!pointer)
         return CUDA_OK;
-    int error = forget_pinned(pointer, true);
+    int error = remove_pinned(pointer, true);
     if (!error)
         free(pointer);
     return error;
 }
 
-int null_host_register(void *pointer, size_t bytes) { return remember_pinned(pointer, bytes, false); }
+int null_host_register(void *pointer, size_t bytes) { return add_pinned(pointer, bytes, false); }
 
-int null_host_unregister(void *pointer) { return forget_pinned(pointer, false); }
+int null_host_unregister(void *pointer) { return remove_pinned(pointer, false); }
 
 bool null_is_pinned(const void *pointer) {
     pthread_mutex_lock(&lock);
@@ -284,11 +285,78 @@ bool null_is_pinned(const void *pointer) {
     return entry != NULL;
 }
 
+// ---- kept copies ----
+
+// Small data that makes a round trip through the device while ranks agree on something: the program reads back what it
+// wrote. Otherwise nothing is kept, since what a kernel would have made of it is unknown.
+
+enum { MAX_COPIES = 64, MAX_COPY_BYTES = 1 << 20 };
+
+typedef struct {
+    uintptr_t address;
+    size_t bytes;
+    void *data;
+} kept_copy;
+
+static pthread_mutex_t copies_lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_int keepers;
+static kept_copy copies[MAX_COPIES];  // one without data is free
+
+static void drop_copy(kept_copy *copy) {
+    free(copy->data);
+    *copy = (kept_copy){0};
+}
+
+// The agent calls it with 1 before and 0 after. Calls may be nested, and the last end drops all copies.
+SERVED void oomdoctor_null_keep_copies(int keep) {
+    if (atomic_fetch_add(&keepers, keep ? 1 : -1) != 1 || keep)
+        return;
+    pthread_mutex_lock(&copies_lock);
+    for (int i = 0; i < MAX_COPIES; i++)
+        drop_copy(&copies[i]);
+    pthread_mutex_unlock(&copies_lock);
+}
+
+static void keep_copy(void *device, const void *source, size_t bytes) {
+    if (!keepers)
+        return;
+    uintptr_t address = (uintptr_t)device;
+    bool known = !null_is_device_address(source) && bytes <= MAX_COPY_BYTES;
+    kept_copy *slot = NULL;
+    pthread_mutex_lock(&copies_lock);
+    for (int i = 0; i < MAX_COPIES; i++) {
+        if (copies[i].data && copies[i].address < address + bytes && address < copies[i].address + copies[i].bytes)
+            drop_copy(&copies[i]);  // overwritten, if only in part
+        if (!copies[i].data)
+            slot = &copies[i];
+    }
+    void *data = known && slot ? malloc(bytes) : NULL;
+    if (data)
+        *slot = (kept_copy){address, bytes, memcpy(data, source, bytes)};
+    pthread_mutex_unlock(&copies_lock);
+}
+
+static bool recall_copy(void *destination, const void *device, size_t bytes) {
+    bool found = false;
+    if (!keepers)
+        return false;
+    uintptr_t address = (uintptr_t)device;
+    pthread_mutex_lock(&copies_lock);
+    for (int i = 0; i < MAX_COPIES && !found; i++) {
+        const kept_copy *copy = &copies[i];
+        found = copy->data && address >= copy->address && address + bytes <= copy->address + copy->bytes;
+        if (found)
+            memcpy(destination, (char *)copy->data + (address - copy->address), bytes);
+    }
+    pthread_mutex_unlock(&copies_lock);
+    return found;
+}
+
 // ---- copies ----
 
-// From the device come zeros; what goes to the device is dropped; between two places on the host it is a copy. The
-// addresses decide, as they do under unified addressing, so that a wrong `kind` cannot make host code touch the device.
-// Reads are counted, because what a program does with those zeros is not what it would do on a real GPU.
+// A copy from the device writes zeros, a copy to the device is dropped, and a copy within the host is a copy. The addresses
+// decide, as they do under unified addressing, so that a wrong `kind` cannot make host code touch the device. Reads are
+// counted, because a program does something else with those zeros than with the data of a real GPU.
 static _Atomic uint64_t reads;
 
 SERVED uint64_t oomdoctor_null_reads(void) { return reads; }
@@ -297,12 +365,13 @@ void null_copy(void *destination, const void *source, size_t bytes) {
     if (bytes == 0)
         return;
     if (null_is_device_address(destination)) {
-        null_keep_copy(destination, source, bytes);
+        keep_copy(destination, source, bytes);
     } else if (null_is_device_address(source)) {
-        if (null_recall_copy(destination, source, bytes))
+        if (recall_copy(destination, source, bytes))
             return;
         reads++;
         memset(destination, 0, bytes);
-    } else
+    } else {
         memmove(destination, source, bytes);
+    }
 }

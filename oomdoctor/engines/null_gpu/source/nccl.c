@@ -1,6 +1,6 @@
-// NCCL: what DistributedDataParallel, FSDP and torch.distributed ask for. Each rank is a process with a null GPU of its own,
-// and no rank hears of another here: no data moves, what is received is zeros like all of a null GPU's data, and no call
-// waits. What a real communicator takes from the device for its own buffers is not known, and is not counted.
+// NCCL: the calls of DistributedDataParallel, FSDP and torch.distributed. Each rank is a process with a null GPU of its own,
+// and ranks do not communicate: no data moves, received data is zeros like all of a null GPU's data, and no call waits. The
+// device memory of a real communicator's buffers is not known, and is not counted.
 
 #include "null_gpu.h"
 
@@ -20,7 +20,7 @@ typedef struct {
     int ranks, rank, device;
 } communicator;
 
-static bool out_of_memory;  // what ncclGetLastError has to tell of
+static bool out_of_memory;  // for ncclGetLastError
 
 SERVED int ncclGetVersion(int *version) {
     *version = NULL_NCCL_VERSION;
@@ -43,67 +43,67 @@ SERVED const char *ncclGetLastError(const communicator *c) {
 // ---- communicators ----
 
 SERVED int ncclGetUniqueId(unique_id *id) {
-    static atomic_uint made;
+    static atomic_uint count;
     memset(id, 0, sizeof *id);
-    snprintf(id->bytes, sizeof id->bytes, "null %d %u", (int)getpid(), ++made);
+    snprintf(id->bytes, sizeof id->bytes, "null %d %u", (int)getpid(), ++count);
     return NCCL_OK;
 }
 
 SERVED int ncclCommGetUniqueId(const communicator *c, unique_id *id) { return ncclGetUniqueId(id); }
 
-static int make(communicator **made, int ranks, int rank, int device) {
-    *made = NULL;
+static int create(communicator **created, int ranks, int rank, int device) {
+    *created = NULL;
     if (ranks < 1 || rank < 0 || rank >= ranks)
         return NCCL_INVALID_ARGUMENT;
-    *made = malloc(sizeof **made);
-    if (*made)
-        **made = (communicator){ranks, rank, device};
-    return *made ? NCCL_OK : NCCL_UNHANDLED_CUDA_ERROR;
+    *created = malloc(sizeof **created);
+    if (*created)
+        **created = (communicator){ranks, rank, device};
+    return *created ? NCCL_OK : NCCL_UNHANDLED_CUDA_ERROR;
 }
 
-SERVED int ncclCommInitRank(communicator **made, int ranks, unique_id id, int rank) {
-    return make(made, ranks, rank, null_device());
+SERVED int ncclCommInitRank(communicator **created, int ranks, unique_id id, int rank) {
+    return create(created, ranks, rank, null_device());
 }
 
-SERVED int ncclCommInitRankConfig(communicator **made, int ranks, unique_id id, int rank, const void *config) {
-    return make(made, ranks, rank, null_device());
+SERVED int ncclCommInitRankConfig(communicator **created, int ranks, unique_id id, int rank, const void *config) {
+    return create(created, ranks, rank, null_device());
 }
 
-SERVED int ncclCommInitRankScalable(communicator **made, int ranks, int rank, int ids, const unique_id *id,
+SERVED int ncclCommInitRankScalable(communicator **created, int ranks, int rank, int ids, const unique_id *id,
                                     const void *config) {
-    return make(made, ranks, rank, null_device());
+    return create(created, ranks, rank, null_device());
 }
 
-SERVED int ncclCommInitAll(communicator **made, int count, const int *devices) {
+SERVED int ncclCommInitAll(communicator **created, int count, const int *devices) {
     int error = NCCL_OK;
     for (int i = 0; i < count && !error; i++)
-        error = make(&made[i], count, i, devices ? devices[i] : i);
+        error = create(&created[i], count, i, devices ? devices[i] : i);
     return error;
 }
 
-// How many ranks choose the same color only the ranks together know. PyTorch knows it from elsewhere and does not ask; it
-// gives the new rank as the key.
-SERVED int ncclCommSplit(const communicator *c, int color, int key, communicator **made, const void *config) {
-    *made = NULL;
+// The number of ranks with the same color is known to the ranks together only. PyTorch knows it from elsewhere and does not
+// ask; it passes the new rank as the key.
+SERVED int ncclCommSplit(const communicator *c, int color, int key, communicator **created, const void *config) {
+    *created = NULL;
     bool is_rank = key >= 0 && key < c->ranks;
-    return color == NCCL_NO_COLOR ? NCCL_OK : make(made, c->ranks, is_rank ? key : c->rank, c->device);
+    return color == NCCL_NO_COLOR ? NCCL_OK : create(created, c->ranks, is_rank ? key : c->rank, c->device);
 }
 
-SERVED int ncclCommShrink(const communicator *c, const int *excluded, int count, communicator **made, const void *config,
+SERVED int ncclCommShrink(const communicator *c, const int *excluded, int count, communicator **created, const void *config,
                           int flags) {
     int below = 0;
     for (int i = 0; i < count; i++)
         below += excluded[i] < c->rank;
-    return make(made, c->ranks - count, c->rank - below, c->device);
+    return create(created, c->ranks - count, c->rank - below, c->device);
 }
 
-static int end(communicator *c) {
+static int destroy(communicator *c) {
     free(c);
     return NCCL_OK;
 }
 
-SERVED int ncclCommDestroy(communicator *c) { return end(c); }
-SERVED int ncclCommAbort(communicator *c) { return end(c); }
+SERVED int ncclCommDestroy(communicator *c) { return destroy(c); }
+SERVED int ncclCommAbort(communicator *c) { return destroy(c); }
 SERVED_NOTHING(ncclCommFinalize)
 SERVED_NOTHING(ncclCommRevoke)
 SERVED_NOTHING(ncclCommSuspend)
@@ -147,7 +147,7 @@ SERVED int ncclMemFree(void *pointer) {
     return null_release((uintptr_t)pointer) == CUDA_OK ? NCCL_OK : NCCL_UNHANDLED_CUDA_ERROR;
 }
 
-// A registration is the buffer itself: a registered buffer costs the device nothing more, as far as is known.
+// A registration is the buffer itself: registering takes no device memory, as far as is known.
 SERVED int ncclCommRegister(const communicator *c, void *buffer, size_t bytes, void **registration) {
     *registration = buffer;
     return NCCL_OK;

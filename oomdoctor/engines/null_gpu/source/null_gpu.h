@@ -1,32 +1,29 @@
 // The null GPU: a CUDA device that has memory and no processor.
 //
 // One shared library answers every CUDA library that PyTorch calls. What decides memory is answered as the chosen card
-// would; kernels are accepted and never run; what is read back from the device is zeros. The sources, one idea each:
+// would; kernels are accepted and never run; reads from the device give zeros. The sources:
 //
-//   card.c             what the card looks like, from OOMDOCTOR_NULL_* in the environment
-//   ordinals.c         how many devices there are, and which one a thread uses
-//   memory.c           the one account of device memory and the one map of device addresses
-//   kept.c             data that a program reads back as it wrote it, where the hook asks for that
-//   virtual_memory.c   cuMemCreate, cuMemMap and kin (expandable segments)
+//   card.c             the card, from OOMDOCTOR_NULL_* in the environment, and the devices of the process
 //   device.c           properties and attributes
-//   runtime.c          libcudart: memory, streams, events
-//   kernels.c          libcudart: kernels, announced and launched
-//   driver.c           libcuda: the same, for those who call the driver
-//   modules.c          libcuda: modules and their kernels
+//   memory.c           device memory and addresses, pinned memory, copies
+//   virtual_memory.c   cuMemCreate, cuMemMap and related calls (expandable segments)
+//   runtime.c          libcudart: devices, memory, streams, events
+//   kernels.c          libcudart: kernels, registered and launched
+//   driver.c           libcuda: the same for callers of the driver
+//   modules.c          kernels compiled at run time: libcuda's modules, and NVRTC
 //   cublas.c           cuBLAS and cuBLASLt
 //   cudnn.c            cuDNN: convolution, normalisation, pooling, CTC
 //   cudnn_rnn.c        cuDNN: sizes of a recurrent network's weights, workspace and reserve space
-//   nccl.c             NCCL: communicators that nobody else takes part in
-//   nvml.c, nvrtc.c    the little that is asked of NVML and NVRTC
-//   files.c            files that are opened, for answers that are kept
-//   torch_settings.c   one setting of PyTorch that needs two answers
-//   unknown.c          the calls that are not served: named once on stderr, answered with "not supported"
+//   nccl.c             NCCL: communicators of a single participant
+//   nvml.c             the few calls of NVML that PyTorch makes
+//   errors.c           names of errors, the last error, and calls that are not served
+//   interposed.c       functions of other libraries that are replaced: a setting of PyTorch, and `open`
 //
-// A function marked SERVED is an answer on purpose. For every other function of those libraries the build generates a
-// weak stub that reports itself; a strong definition here replaces it at link time.
+// A function marked SERVED replaces a library's. For every other function of those libraries the build generates a weak
+// stub that reports itself; a definition here replaces the stub at link time.
 //
 // No CUDA header is used: the build must work where only a compiler is installed. The few structs whose layout matters
-// are written out here and held to the real headers by a test.
+// are written out here, and a test compares them with the real headers.
 
 #ifndef OOMDOCTOR_NULL_GPU_H
 #define OOMDOCTOR_NULL_GPU_H
@@ -37,7 +34,7 @@
 
 #define SERVED __attribute__((visibility("default")))
 
-// Functions that may be called with anything because they have nothing to do: kernels in all but name.
+// Functions that have nothing to do, whatever their arguments.
 #define SERVED_NOTHING(name) SERVED int name(void) { return 0; }
 
 // The build passes NULL_CUDA_VERSION (13020 for CUDA 13.2), NULL_CUDNN_VERSION, NULL_CUBLAS_VERSION, NULL_NCCL_VERSION.
@@ -72,13 +69,11 @@ typedef struct {
 const card *null_card(void);
 size_t null_total_bytes(void);
 
-// ---- ordinals.c ----
-
 enum { MAX_DEVICES = 16, FIRST_PCI_BUS = 1 };
 
 int null_device_count(void);
 bool null_has_device(int device);
-int null_device(void);  // the one that this thread uses
+int null_device(void);  // the thread's current device
 int null_use_device(int device);
 
 // ---- memory.c ----
@@ -92,12 +87,12 @@ bool null_charge(int device, size_t bytes);  // false: out of memory
 void null_refund(int device, size_t bytes);
 size_t null_free_bytes(int device);
 size_t null_used_bytes(int device);
-uintptr_t null_take_range(size_t bytes, range_kind kind);  // 0: no address left
-size_t null_give_range_back(uintptr_t address, range_kind kind, int *device);  // its bytes; 0: no such range
+uintptr_t null_reserve_range(size_t bytes, range_kind kind);  // 0: no address left
+size_t null_release_range(uintptr_t address, range_kind kind, int *device);  // its bytes; 0: no such range
 bool null_find_range(uintptr_t address, uintptr_t *base, size_t *bytes, int *device);
 int null_device_of(const void *pointer);
 bool null_is_device_address(const void *pointer);
-uintptr_t null_symbol_address(void);  // where __device__ variables pretend to be
+uintptr_t null_symbol_address(void);  // the address of every __device__ variable
 int null_allocate(size_t bytes, uintptr_t *address);
 int null_release(uintptr_t address);
 
@@ -109,11 +104,6 @@ bool null_is_pinned(const void *pointer);
 
 void null_copy(void *destination, const void *source, size_t bytes);
 
-// ---- kept.c ----
-
-void null_keep_copy(void *device, const void *source, size_t bytes);
-bool null_recall_copy(void *destination, const void *device, size_t bytes);
-
 // ---- device.c ----
 
 int null_attribute(int attribute);
@@ -124,17 +114,27 @@ int null_blocks_per_sm(int threads_per_block, size_t shared_bytes);
 
 #define NULL_ELAPSED_MILLISECONDS 100.0F  // between any two events
 
-int null_fail(int error);  // keeps a libcudart error for cudaGetLastError, and answers with it
-
 // ---- driver.c ----
 
 handle null_handle(void);  // of something that has no content: a stream, a module, a descriptor
-const char *null_error_name(int error);
-const char *null_error_text(int error);
 void *null_driver_function(const char *name);
 
-// ---- unknown.c ----
+// ---- cudnn.c ----
 
+enum { MAX_DIMENSIONS = 8 };
+
+typedef struct {
+    int data_type, count;
+    int sizes[MAX_DIMENSIONS], strides[MAX_DIMENSIONS];
+} tensor_descriptor;
+
+size_t null_element_bytes(int data_type);
+
+// ---- errors.c ----
+
+const char *null_error_name(int error);
+const char *null_error_text(int error);
+int null_fail(int error);  // sets the thread's last libcudart error, and returns it
 void null_report_unknown(const char *name);
 
 #endif

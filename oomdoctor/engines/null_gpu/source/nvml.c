@@ -1,4 +1,4 @@
-// NVML, as far as PyTorch asks: how many devices there are, and what each process holds, which its out-of-memory message
+// NVML, the calls that PyTorch makes: the number of devices, and the memory of each process, which its out-of-memory message
 // prints. On a machine with real GPUs this also keeps PyTorch from counting those instead.
 
 #include "null_gpu.h"
@@ -24,8 +24,8 @@ SERVED int nvmlSystemGetCudaDriverVersion_v2(int *version) {
     return NVML_OK;
 }
 
-SERVED int nvmlSystemGetDriverVersion(char *text, unsigned room) {
-    snprintf(text, room, "null");
+SERVED int nvmlSystemGetDriverVersion(char *text, unsigned capacity) {
+    snprintf(text, capacity, "null");
     return NVML_OK;
 }
 
@@ -48,13 +48,13 @@ SERVED int nvmlDeviceGetHandleByPciBusId_v2(const char *id, handle *h) {
     return nvmlDeviceGetHandleByIndex_v2(bus - FIRST_PCI_BUS, h);
 }
 
-SERVED int nvmlDeviceGetName(handle h, char *text, unsigned room) {
-    snprintf(text, room, "%s", null_card()->name);
+SERVED int nvmlDeviceGetName(handle h, char *text, unsigned capacity) {
+    snprintf(text, capacity, "%s", null_card()->name);
     return NVML_OK;
 }
 
-SERVED int nvmlDeviceGetUUID(handle h, char *text, unsigned room) {
-    snprintf(text, room, "GPU-00000000-0000-0000-0000-%012x", ordinal(h));
+SERVED int nvmlDeviceGetUUID(handle h, char *text, unsigned capacity) {
+    snprintf(text, capacity, "GPU-00000000-0000-0000-0000-%012x", ordinal(h));
     return NVML_OK;
 }
 
@@ -63,7 +63,7 @@ SERVED int nvmlDeviceGetIndex(handle h, unsigned *index) {
     return NVML_OK;
 }
 
-// nvmlGpuFabricInfoV_t. A card that is on no NVLink fabric says so here; an error would make PyTorch warn.
+// nvmlGpuFabricInfoV_t: the card is on no NVLink fabric. An error would make PyTorch warn.
 typedef struct {
     unsigned version;
     unsigned char cluster[16];
@@ -102,21 +102,21 @@ typedef struct {
     unsigned gpu_instance, compute_instance;
 } process_info_v3;
 
-static bool room_for_one(unsigned *count) {
-    bool room = *count >= 1;
+static bool fits_one(unsigned *count) {
+    bool fits = *count >= 1;
     *count = 1;
-    return room;
+    return fits;
 }
 
 SERVED int nvmlDeviceGetComputeRunningProcesses(handle h, unsigned *count, process_info_v1 *processes) {
-    if (!room_for_one(count) || !processes)
+    if (!fits_one(count) || !processes)
         return NVML_INSUFFICIENT_SIZE;
     *processes = (process_info_v1){(unsigned)getpid(), process_bytes(h)};
     return NVML_OK;
 }
 
 SERVED int nvmlDeviceGetComputeRunningProcesses_v3(handle h, unsigned *count, process_info_v3 *processes) {
-    if (!room_for_one(count) || !processes)
+    if (!fits_one(count) || !processes)
         return NVML_INSUFFICIENT_SIZE;
     *processes = (process_info_v3){(unsigned)getpid(), process_bytes(h), ~0U, ~0U};
     return NVML_OK;

@@ -1,28 +1,9 @@
-// libcudart: memory goes to the account; streams and events are done with at once.
+// libcudart: devices, memory, streams and events. Work on a stream is done at once.
 
 #include "null_gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-// cudaMalloc and a bad launch leave an error behind that the next cudaGetLastError takes away, thread by thread.
-static _Thread_local int last_error;
-
-int null_fail(int error) {
-    if (error)
-        last_error = error;
-    return error;
-}
-
-SERVED int cudaGetLastError(void) {
-    int error = last_error;
-    last_error = CUDA_OK;
-    return error;
-}
-
-SERVED int cudaPeekAtLastError(void) { return last_error; }
-SERVED const char *cudaGetErrorName(int error) { return null_error_name(error); }
-SERVED const char *cudaGetErrorString(int error) { return null_error_text(error); }
 
 // ---- device ----
 
@@ -160,7 +141,7 @@ SERVED int cudaGetSymbolAddress(void **pointer, const void *symbol) {
     return CUDA_OK;
 }
 
-// ---- streams: everything is done when it is asked for ----
+// ---- streams: work is done when it is queued ----
 
 SERVED int cudaStreamCreate(handle *stream) {
     *stream = null_handle();
@@ -221,8 +202,8 @@ SERVED int cudaEventDestroy(handle event) {
 SERVED_NOTHING(cudaEventRecord)
 SERVED_NOTHING(cudaEventRecordWithFlags)
 
-// Nothing runs, so no time is true. A long one suits those who ask, which are benchmarks that repeat a kernel until it has
-// run long enough: Inductor's autotuning then tries each candidate a few times instead of thousands of times.
+// Nothing runs, so no time is true. A long one suits the callers, which are benchmarks that repeat a kernel until it has run
+// long enough: Inductor's autotuning then tries each candidate a few times instead of thousands of times.
 SERVED int cudaEventElapsedTime(float *milliseconds, handle start, handle end) {
     *milliseconds = NULL_ELAPSED_MILLISECONDS;
     return CUDA_OK;

@@ -1,6 +1,6 @@
-// The driver's virtual memory management: addresses (cuMemAddressReserve) and memory (cuMemCreate) are had apart and put
-// together by cuMemMap. PyTorch's expandable segments are made of it. Only cuMemCreate takes from the account, and the
-// bytes come back when the handle is released and nothing maps it any more.
+// The driver's virtual memory management: addresses (cuMemAddressReserve) and memory (cuMemCreate) are allocated apart, and
+// cuMemMap joins them. PyTorch's expandable segments use it. Only cuMemCreate counts as used memory; the bytes are free
+// again when the handle is released and no mapping of it is left.
 
 #include "null_gpu.h"
 
@@ -39,16 +39,16 @@ SERVED int cuMemGetAllocationGranularity(size_t *granularity, const void *proper
 }
 
 SERVED int cuMemAddressReserve(uintptr_t *address, size_t bytes, size_t alignment, uintptr_t wanted, uint64_t flags) {
-    *address = null_take_range(bytes, RANGE_RESERVATION);
+    *address = null_reserve_range(bytes, RANGE_RESERVATION);
     return *address ? CUDA_OK : CUDA_OUT_OF_MEMORY;
 }
 
 SERVED int cuMemAddressFree(uintptr_t address, size_t bytes) {
     int device;
-    return null_give_range_back(address, RANGE_RESERVATION, &device) ? CUDA_OK : CUDA_INVALID_VALUE;
+    return null_release_range(address, RANGE_RESERVATION, &device) ? CUDA_OK : CUDA_INVALID_VALUE;
 }
 
-// CUmemAllocationProp, as far as it is read.
+// CUmemAllocationProp: the fields that are read.
 typedef struct {
     int type, handle_types, location_type, device;
 } allocation_properties;
@@ -85,8 +85,8 @@ SERVED int cuMemMap(uintptr_t address, size_t bytes, size_t offset, physical *me
     return CUDA_OK;
 }
 
-// Takes one mapping that lies within the span out of the list.
-static mapping *take_mapping_within(uintptr_t address, size_t bytes) {
+// Removes one mapping that lies within the span from the list.
+static mapping *remove_mapping_within(uintptr_t address, size_t bytes) {
     pthread_mutex_lock(&lock);
     mapping **link = &mappings;
     while (*link && ((*link)->address < address || (*link)->address + (*link)->bytes > address + bytes))
@@ -100,7 +100,7 @@ static mapping *take_mapping_within(uintptr_t address, size_t bytes) {
 
 SERVED int cuMemUnmap(uintptr_t address, size_t bytes) {
     size_t unmapped = 0;
-    for (mapping *entry; (entry = take_mapping_within(address, bytes)) != NULL;) {
+    for (mapping *entry; (entry = remove_mapping_within(address, bytes)) != NULL;) {
         unmapped += entry->bytes;
         drop_reference(entry->memory);
         free(entry);
