@@ -21,12 +21,12 @@ from oomdoctor.engines.local_gpus import GpuProcess, LocalGpu, SourceError, read
 from oomdoctor.engines.monitor import cuda_device, cuda_devices, held_by_others
 from oomdoctor.units import MIB
 
-SOURCE = Path(__file__).with_name("stand_in_nvml.c")
+SOURCE = Path(__file__).with_name("simulated_nvml.c")
 PACKAGE_PARENT = Path(oomdoctor.__file__).parents[1]
 UUIDS = [f"GPU-{index:08d}-1111-2222-3333-444444444444" for index in range(3)]
 SMI_LINE = "0, GPU-1, 35, 24564, 1536, 22628, 550.54, NVIDIA GeForce RTX 4090, N/A, Disabled, Disabled, 41"
 
-needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="the stand-in for NVML is compiled with gcc")
+needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="the simulated NVML is compiled with gcc")
 
 READ = """
 import json

@@ -20,7 +20,7 @@ from oomdoctor.errors import NoAnswerError
 
 PROGRAMS = Path(__file__).parent / "programs"
 RECORDED = Path(__file__).parent / "data" / "null_gpu.json"
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PYTHONS = [sys.executable, *(path for path in os.environ.get("OOMDOCTOR_TEST_PYTHONS", "").split(":") if path)]
 each_python = pytest.mark.parametrize("python", PYTHONS, ids=[Path(path).parents[1].name for path in PYTHONS])
 
