@@ -6,6 +6,7 @@ Usage: python docs/picture.py
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.text import Text
 COMMAND = ["oomdoctor", "probe", "gpt2", "--target-batch", "256", "--gpu", "rtx-4090"]
 PICTURE = Path(__file__).with_name("probe-gpt2.svg")
 WIDTH = 80
+_FONTS = re.compile(r"[ \t]*@font-face \{.*?\}\n", re.DOTALL)
 
 
 def output() -> str:
@@ -36,7 +38,10 @@ def draw(text: str) -> str:
         console = Console(record=True, width=WIDTH, file=nowhere, force_terminal=True)
         console.print(f"$ {' '.join(COMMAND)}", highlight=False)
         console.print(Text.from_ansi(text))
-        return console.export_svg(title="oomdoctor", unique_id="oomdoctor")
+        drawn = console.export_svg(title="oomdoctor", unique_id="oomdoctor")
+    return _FONTS.sub(
+        "", drawn
+    )  # Rich names fonts of another server; where they are missing, the reader's own are used
 
 
 def _environment() -> dict[str, str]:
