@@ -1,0 +1,135 @@
+"""The whole probe of five commands with and without the fork server and the cache of random draws, side by side.
+
+Each of the two stays in oomdoctor only where it makes the whole probe at least a quarter faster, as the median over the
+five commands. A round runs every way once, each round in another order, so that a slow moment meets all of them.
+
+Usage: python tests/bench/command_speed.py [ROUNDS]
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from measuring import RESULTS, machine, save
+
+from oomdoctor.devices.torch_build import find_torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "command"))
+
+from truth import FRAMEWORKS, TARGET_BATCH, Script
+
+Row = dict[str, Any]
+
+GPU = "rtx-4090"
+ENOUGH = 0.75
+"""Share of the time without a mechanism that the probe may take with it, if the mechanism is to stay."""
+
+_PROGRAM = """
+import sys
+from oomdoctor.cli import main
+from oomdoctor.probing.command import supervisor
+
+class NoDraws:
+    path = ""
+    def close(self):
+        pass
+
+class NoForks:
+    reason = "the bench asks for it"
+    def __init__(self, description, room):
+        pass
+    def wait(self, timeout_seconds, stops):
+        return False
+    def close(self):
+        pass
+
+if "draws" not in {parts}:
+    supervisor.Draws = NoDraws
+if "forks" not in {parts}:
+    supervisor.ForkServer = NoForks
+sys.exit(main(sys.argv[1:]))
+"""
+
+WITHOUT = {"fork server": "without fork server", "draw cache": "without draw cache"}
+WAYS: dict[str, tuple[str, ...]] = {
+    "with both": ("forks", "draws"),
+    "without fork server": ("draws",),
+    "without draw cache": ("forks",),
+}
+
+
+def probe(script: Script, parts: tuple[str, ...]) -> tuple[float, float, int]:
+    """Run one probe with these parts: its wall time and its processor time in seconds, and its answer."""
+    options = ["--target-batch", str(TARGET_BATCH), "--gpu", GPU, "--json", "--quiet", "--", *script.template()]
+    command = [sys.executable, "-c", _PROGRAM.format(parts=parts), "probe", *options]
+    with tempfile.TemporaryDirectory() as directory:
+        started, cpu_before = time.perf_counter(), _cpu_seconds()
+        printed = subprocess.run(command, cwd=directory, check=True, stdout=subprocess.PIPE, text=True).stdout
+        seconds, cpu_seconds = time.perf_counter() - started, _cpu_seconds() - cpu_before
+    return seconds, cpu_seconds, int(json.loads(printed)["result"]["micro_batch"]["maximum"])
+
+
+def _cpu_seconds() -> float:
+    """Processor time of all that was started and has ended, which other work on the machine is not in."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def measure(script: Script, rounds: int) -> Row:
+    """Seconds by way, every way once a round."""
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    cpu_seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    answers = set()
+    for index in range(rounds):
+        shift = index % len(WAYS)
+        for way in [*WAYS, *WAYS][shift : shift + len(WAYS)]:
+            wall, cpu, answer = probe(script, WAYS[way])
+            seconds[way].append(round(wall, 2))
+            cpu_seconds[way].append(round(cpu, 2))
+            answers.add(answer)
+            print(script.name, way, seconds[way][-1], cpu_seconds[way][-1], flush=True)
+    if len(answers) > 1:
+        raise RuntimeError(f"{script.name} has several answers: {sorted(answers)}")
+    return {"script": script.name, "micro_batch": answers.pop(), "seconds": seconds, "cpu_seconds": cpu_seconds}
+
+
+def ratios(rows: list[Row]) -> dict[str, Row]:
+    """Time with a mechanism over time without it: for each command, of its medians, and as the median over them."""
+    found: dict[str, Row] = {}
+    for name, way in WITHOUT.items():
+        wall = {row["script"]: _ratio(row["seconds"], way) for row in rows}
+        cpu = {row["script"]: _ratio(row["cpu_seconds"], way) for row in rows}
+        median = round(statistics.median(wall.values()), 3)
+        found[name] = {"seconds": wall, "cpu_seconds": cpu, "median": median, "stays": median <= ENOUGH}
+    return found
+
+
+def _ratio(times: dict[str, list[float]], without: str) -> float:
+    return round(statistics.median(times["with both"]) / statistics.median(times[without]), 3)
+
+
+def main() -> int:
+    """Run the bench and print what stays."""
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    build = find_torch()
+    about = {"torch": build.version if build else None, "gpu": f"null GPU as {GPU}"}
+    rows: list[Row] = []
+    for script in FRAMEWORKS:
+        rows.append(measure(script, rounds))
+        document = {"machine": machine() | about, "rounds": rounds, "enough": ENOUGH, "commands": rows}
+        save(RESULTS / "command_speed.json", {**document, "ratios": ratios(rows)})
+    for name, found in ratios(rows).items():
+        print(f"{name}: {json.dumps(found)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
