@@ -83,22 +83,17 @@ def _cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def measure(script: Script, rounds: int) -> Row:
-    """Seconds by way, every way once a round."""
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    cpu_seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    answers = set()
-    for index in range(rounds):
-        shift = index % len(WAYS)
-        for way in [*WAYS, *WAYS][shift : shift + len(WAYS)]:
-            wall, cpu, answer = probe(script, WAYS[way])
-            seconds[way].append(round(wall, 2))
-            cpu_seconds[way].append(round(cpu, 2))
-            answers.add(answer)
-            print(script.name, way, seconds[way][-1], cpu_seconds[way][-1], flush=True)
-    if len(answers) > 1:
-        raise RuntimeError(f"{script.name} has several answers: {sorted(answers)}")
-    return {"script": script.name, "micro_batch": answers.pop(), "seconds": seconds, "cpu_seconds": cpu_seconds}
+def add_round(row: Row, index: int) -> None:
+    """Run a command every way once, each round in another order."""
+    script = next(one for one in FRAMEWORKS if one.name == row["script"])
+    shift = index % len(WAYS)
+    for way in [*WAYS, *WAYS][shift : shift + len(WAYS)]:
+        wall, cpu, answer = probe(script, WAYS[way])
+        row["seconds"][way].append(round(wall, 2))
+        row["cpu_seconds"][way].append(round(cpu, 2))
+        print(f"{script.name} {way}: {wall:.2f} s, {cpu:.2f} s of processors", flush=True)
+        if row.setdefault("micro_batch", answer) != answer:
+            raise RuntimeError(f"{script.name} has two answers: {row['micro_batch']} and {answer}")
 
 
 def ratios(rows: list[Row]) -> dict[str, Row]:
@@ -121,10 +116,14 @@ def main() -> int:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     build = find_torch()
     about = {"torch": build.version if build else None, "gpu": f"null GPU as {GPU}"}
-    rows: list[Row] = []
-    for script in FRAMEWORKS:
-        rows.append(measure(script, rounds))
-        document = {"machine": machine() | about, "rounds": rounds, "enough": ENOUGH, "commands": rows}
+    rows: list[Row] = [
+        {"script": script.name, "seconds": {way: [] for way in WAYS}, "cpu_seconds": {way: [] for way in WAYS}}
+        for script in FRAMEWORKS
+    ]
+    for index in range(rounds):
+        for row in rows:
+            add_round(row, index)
+        document = {"machine": machine() | about, "rounds": index + 1, "enough": ENOUGH, "commands": rows}
         save(RESULTS / "command_speed.json", {**document, "ratios": ratios(rows)})
     for name, found in ratios(rows).items():
         print(f"{name}: {json.dumps(found)}")
