@@ -1,16 +1,16 @@
-"""Agent: what oomdoctor puts into every Python process of a command. Standard library only, for Python 3.8 and later.
+"""Agent: what oomdoctor puts into every Python process of a command.
 
 It runs in other people's programs, so it keeps four rules. It uses the standard library alone, and Python 3.8's of it.
 It costs nothing where torch is not imported: until then only this module and `imports` are loaded. It changes nothing
 that the program could see before memory runs out. And nothing that fails in it leaves it (`guard`).
 
-    imports     notices that torch is imported
-    recording   the history of memory, from the moment CUDA is initialised, and each time that it runs out
-    frames      where that history looks for Python's frames, and where it need not
-    resting     the end of a process on a null GPU, when backward's threads have to rest
-    steps       optimizer steps and the memory after each
-    endings     errors that nobody handles: in the main thread, in others, in child processes, on the way to `sys.exit`
-    evidence    what is written then, and `store` writes it
+`bootstrap/sitecustomize.py` loads it as the package `oomdoctor_agent`, from its folder. The parent imports the same
+files as `oomdoctor.agent`, for the messages, the meter and the allocator's blocks; so they import each other relatively
+and nothing else of oomdoctor.
+
+    run_agent     the agent of `oomdoctor run`, and `crash_report` what it writes
+    trial_agent   the agent of a trial, and `trial_report` what it sends
+    forking       the fork server, from which the Pythons of later trials start
 """
 
 # ruff: noqa: PLC0415 - what is not needed yet is not imported yet
@@ -22,17 +22,22 @@ import sys
 
 from . import imports
 
+TYPE_CHECKING = False  # type checkers know the name; `typing` takes longer to import than all of this
+if TYPE_CHECKING:
+    from .run_agent import RunAgent
+
 
 def install() -> None:
     """Wait for torch and for multiprocessing, or begin with what is imported already."""
     _delegate()
     if os.environ.get("OOMDOCTOR_TRIAL_SOCKET"):
-        from . import trial_agent
+        from .trial_agent import TrialAgent
 
-        trial_agent.begin()
+        TrialAgent().begin()
         return
-    imports.when_imported("multiprocessing.process", _watch_children)
-    imports.when_imported("torch", _watch_torch)
+    agents: list[RunAgent] = []
+    imports.when_imported("multiprocessing.process", lambda: _watch_children(agents))
+    imports.when_imported("torch", lambda: _watch_torch(agents))
 
 
 def _delegate() -> None:
@@ -40,26 +45,26 @@ def _delegate() -> None:
     if not os.environ.get("OOMDOCTOR_FORK_SOCKET"):
         return
     try:
-        from .forking import proxy
+        from . import forking
 
-        proxy.delegate()
+        forking.delegate()
     except Exception:  # noqa: BLE001, S110 - the program runs here then
         pass
 
 
-def _watch_children() -> None:
-    from . import exception_hooks
+def _watch_children(agents: list[RunAgent]) -> None:
+    from .exception_hooks import watch_children
 
     def ended(error: BaseException | None) -> None:
-        if error is not None:
-            from .exception_hooks import report_death
+        for agent in agents:
+            agent.report_death(error, "child process")
 
-            report_death(error, "child process")
-
-    exception_hooks.watch_children(sys.modules["multiprocessing.process"], ended)
+    watch_children(sys.modules["multiprocessing.process"], ended)
 
 
-def _watch_torch() -> None:
-    from . import run_agent
+def _watch_torch(agents: list[RunAgent]) -> None:
+    from .run_agent import RunAgent
 
-    run_agent.watch(sys.modules["torch"])
+    agent = RunAgent(sys.modules["torch"])
+    agents.append(agent)
+    agent.begin()

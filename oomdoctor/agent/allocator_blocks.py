@@ -1,36 +1,49 @@
 """Follow the blocks of PyTorch's caching allocator through the events of its history.
 
-With the addresses of all events known, its rules leave nothing open: how sizes are rounded, when a free block is split,
-and that free neighbours of one segment become one. Source: `CUDACachingAllocator.cpp` of torch 2.6 to 2.15.
+The history says what was asked for and where the block lies; the allocator hands out whole blocks. With the addresses
+of all events known its rules leave nothing open: how sizes are rounded, when the rest of a free block is split off, and
+that free neighbours of one segment become one. Unlike a simulator, this never chooses a block, and who uses it compares
+the result with the allocator's own count. Source: `should_split` and `try_merge_blocks` in
+c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 _MIN_BLOCK = 512
 _SMALL = 1 << 20
 _SMALL_SEGMENT = 2 << 20
-_UNLIMITED = 1 << 62
+_FIRST_DIVISION = _SMALL.bit_length()
+_MOST_DIVISIONS = 16
+_UNLIMITED = 1 << 64
+
+
+class UnexplainedError(Exception):
+    """The history cannot be what the allocator did; the text says where."""
 
 
 class AllocatorBlocks:
-    """The blocks of one device, from the first event on.
+    """Blocks of one device, free and taken, by address.
 
     Args:
         settings: `allocator_settings` of a snapshot.
+        segments: Segments that the allocator holds when the history begins, as a snapshot gives them.
     """
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        limit = settings.get("max_split_size", -1)
-        self._max_split = limit if limit >= 0 else _UNLIMITED
-        divisions = settings.get("roundup_power2_divisions") or {}
-        by_size = sorted((int(size), count) for size, count in divisions.items())
-        self._divisions = [count for _, count in by_size] if any(count > 1 for _, count in by_size) else []
-        self._free: dict[int, tuple[int, bool]] = {}  # by start: the size, and whether the least remainder is split off
+    def __init__(self, settings: Mapping[str, Any], segments: Iterable[Mapping[str, Any]] = ()) -> None:
+        limit = int(settings.get("max_split_size", -1))
+        self._largest_split = _UNLIMITED if limit < 0 else limit
+        self._divisions = _divisions(settings.get("roundup_power2_divisions"))
+        # By start: the size, and whether the block is of a kind of which the least rest is split off.
+        self._free: dict[int, tuple[int, bool]] = {}
         self._starts: dict[int, int] = {}  # of free blocks, by their end
         self._taken: dict[int, tuple[int, bool]] = {}
-        self._segments: set[int] = set()
+        self._segment_starts: set[int] = set()  # blocks are not joined across borders of segments
+        self._segment_ends: set[int] = set()
         self._actions = {
             "alloc": self._allocate,
             "free_requested": self._request_free,
@@ -40,25 +53,52 @@ class AllocatorBlocks:
             "segment_map": self._map,
             "segment_unmap": self._unmap,
         }
+        for segment in segments:
+            self._take_over(segment)
 
     def apply(self, action: str, address: int, size: int) -> int:
         """Follow an event.
 
+        Args:
+            action: The event's; one that is about no block changes nothing.
+            address: The event's.
+            size: The event's, in bytes.
+
         Returns:
-            Bytes by which what is allocated changes.
+            Bytes by which the allocated bytes change: the size of the block that was taken or given back.
 
         Raises:
-            KeyError: The event does not fit those before it.
+            UnexplainedError: The event does not fit those before it.
         """
         follow = self._actions.get(action)
-        return follow(address, size) if follow is not None else 0
+        if follow is None:
+            return 0
+        try:
+            return follow(address, size)
+        except (KeyError, StopIteration):
+            raise UnexplainedError(f"{action} of {size} bytes does not fit the events before it") from None
+
+    def _take_over(self, segment: Mapping[str, Any]) -> None:
+        address, size = segment["address"], segment["total_size"]
+        is_expandable = bool(segment.get("is_expandable"))
+        if not is_expandable:
+            self._add_border(address, size)
+        is_fine = is_expandable or size <= _SMALL_SEGMENT
+        for block in segment["blocks"]:
+            if block["state"] == "inactive":
+                self._put(address, block["size"], is_fine)
+            else:
+                self._taken[address] = block["size"], is_fine
+            address += block["size"]
 
     def _allocate(self, address: int, size: int) -> int:
         whole, is_fine = self._free.pop(address)
-        del self._starts[address + whole]
-        needed = self._round(size)
+        needed = self._rounded(size)
         rest = whole - needed
-        is_split = rest >= _MIN_BLOCK if is_fine else needed < self._max_split and rest > _SMALL
+        if rest < 0:
+            raise KeyError(address)
+        del self._starts[address + whole]
+        is_split = rest >= _MIN_BLOCK if is_fine else needed < self._largest_split and rest > _SMALL
         if is_split:
             self._free[address + needed] = rest, is_fine
             self._starts[address + whole] = address + needed
@@ -74,28 +114,37 @@ class AllocatorBlocks:
         return 0
 
     def _put(self, address: int, size: int, is_fine: bool) -> None:  # noqa: FBT001 - as it is kept
-        after = self._free.pop(address + size, None) if address + size not in self._segments else None
-        if after is not None:
-            size += after[0]
-        if address not in self._segments and address in self._starts:
-            before = self._starts.pop(address)
-            size += self._free.pop(before)[0]
-            address = before
+        end = address + size
+        if end in self._free and not self._is_border(end):
+            size += self._free.pop(end)[0]
+        if address in self._starts and not self._is_border(address):
+            address = self._starts.pop(address)
+            size += self._free.pop(address)[0]
         self._free[address] = size, is_fine
         self._starts[address + size] = address
 
     def _add_segment(self, address: int, size: int) -> int:
-        self._segments.add(address)
+        self._add_border(address, size)
         self._put(address, size, size <= _SMALL_SEGMENT)
         return 0
 
+    def _add_border(self, address: int, size: int) -> None:
+        self._segment_starts.add(address)
+        self._segment_ends.add(address + size)
+
+    def _is_border(self, address: int) -> bool:
+        return address in self._segment_starts or address in self._segment_ends
+
     def _remove_segment(self, address: int, size: int) -> int:
-        self._segments.discard(address)
+        if self._free[address][0] != size:
+            raise KeyError(address)
         del self._free[address], self._starts[address + size]
+        self._segment_starts.discard(address)
+        self._segment_ends.discard(address + size)
         return 0
 
     def _map(self, address: int, size: int) -> int:
-        self._put(address, size, True)  # noqa: FBT003 - expandable segments split off the least remainder
+        self._put(address, size, True)  # noqa: FBT003 - expandable segments split off the least rest
         return 0
 
     def _unmap(self, address: int, size: int) -> int:
@@ -108,16 +157,23 @@ class AllocatorBlocks:
                 self._starts[end] = piece
         return 0
 
-    def _round(self, size: int) -> int:
+    def _rounded(self, size: int) -> int:
         if size < _MIN_BLOCK:
             return _MIN_BLOCK
         if self._divisions:
-            rank = size.bit_length() - 1
-            divisions = self._divisions[min(max(rank - 20, 0), len(self._divisions) - 1)]
-            if divisions > 1 and size > _MIN_BLOCK * divisions:
-                return _round_up(size, (1 << rank) // divisions)
-        return -(-size // _MIN_BLOCK) * _MIN_BLOCK
+            count = self._divisions[min(max(size.bit_length() - _FIRST_DIVISION, 0), _MOST_DIVISIONS - 1)]
+            if count > 1 and size > _MIN_BLOCK * count:
+                return _rounded_up(size, (1 << (size.bit_length() - 1)) // count)
+        return _rounded_up(size, _MIN_BLOCK)
 
 
-def _round_up(size: int, step: int) -> int:
+def _rounded_up(size: int, step: int) -> int:
     return -(-size // step) * step
+
+
+def _divisions(setting: object) -> tuple[int, ...]:
+    """Return the divisions by power of two from 1 MiB on, from a setting in MiB such as `{"1": 0, "2": 4}`."""
+    if not isinstance(setting, dict):
+        return ()
+    found = {int(key).bit_length() - 1: int(value) for key, value in setting.items() if str(key).isdecimal() and value}
+    return tuple(found.get(power, 0) for power in range(_MOST_DIVISIONS)) if found else ()

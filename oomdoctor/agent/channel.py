@@ -1,4 +1,4 @@
-"""Channel to the parent: one JSON object a line, sent at once; a parent that is gone disturbs nobody.
+"""Channel to the parent: messages are sent at once, and a parent that is gone disturbs nobody.
 
 Loaded into every Python of the command, so it imports only what Python has at hand, and the rest when it is needed.
 """
@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import time
 
-from . import settings
-
 TYPE_CHECKING = False  # type checkers know the name; `typing` takes longer to import than all of this
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
+    from .messages import Message
 
 _LONGEST_SECONDS = 10.0
 _PAUSE_SECONDS = 0.0005
@@ -24,16 +23,21 @@ _HIGH_DESCRIPTOR = 200  # out of the way of programs that expect theirs to be co
 
 
 class Channel:
-    """One process's connection, made when there is something to say.
+    """One process's connection, made when there is something to send.
+
+    Args:
+        path: The parent's listening socket.
 
     Attributes:
-        quiet: Whether this is a forked process that has done nothing of interest yet: then only what it writes is sent.
-        begin_to_speak: What a forked process says first, once it does something of interest.
+        is_quiet: Whether this is a forked process that has done nothing of interest yet: then only its file writes are
+            sent.
+        first_message: Sends what a process says first, once it does something of interest.
     """
 
-    def __init__(self) -> None:
-        self.begin_to_speak: Any = None
-        self.quiet = False
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.first_message: Callable[[], Any] | None = None
+        self.is_quiet = False
         self._reset()
 
     def _reset(self) -> None:
@@ -46,32 +50,31 @@ class Channel:
         self._lock = _thread.allocate_lock()
 
     def after_fork(self) -> None:
-        """Let go of the parent's connection; a child makes its own."""
+        """Let go of the connection of the process that was forked; this one makes its own."""
         if self._socket is not None and self._is_ours():
             self._socket.close()
         elif self._socket is not None:
             self._socket.detach()
         self._reset()
-        self.quiet = True
+        self.is_quiet = True
 
     def speak(self) -> None:
         """Be quiet no longer, where this was a forked process."""
-        if self.quiet:
-            self.quiet = False
-            if self.begin_to_speak is not None:
-                self.begin_to_speak()
+        if self.is_quiet:
+            self.is_quiet = False
+            if self.first_message is not None:
+                self.first_message()
 
-    def send(self, message: dict[str, Any], *, even_if_quiet: bool = False) -> None:
+    def send(self, message: Message, *, even_if_quiet: bool = False) -> None:
         """Send a message; it is lost where nobody listens.
 
         Messages never mix, whatever thread or signal handler sends them: who finds another at it leaves his with it.
         """
-        if self._is_given_up or (self.quiet and not even_if_quiet):
+        if self._is_given_up or (self.is_quiet and not even_if_quiet):
             return
-        import json
+        from .messages import encode_message
 
-        message["pid"] = os.getpid()
-        self._waiting.append(json.dumps(message, default=str).encode() + b"\n")
+        self._waiting.append(encode_message(message))
         self._send_waiting()
 
     def flush(self) -> None:
@@ -82,7 +85,7 @@ class Channel:
             time.sleep(_PAUSE_SECONDS)
 
     def stand_still(self) -> None:
-        """Stop with all threads until the probe kills the command; without a probe the program goes on."""
+        """Stop with all threads until the parent kills the command; without a parent the program goes on."""
         import signal
 
         self.flush()
@@ -115,7 +118,7 @@ class Channel:
 
         connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         connection.settimeout(_LONGEST_SECONDS)
-        connection.connect(settings.SOCKET)
+        connection.connect(self._path)
         self._socket = _moved_up(connection)
         status = os.fstat(self._socket.fileno())
         self._identity = (status.st_dev, status.st_ino)
@@ -129,7 +132,7 @@ class Channel:
 
 
 def _moved_up(connection: Any) -> Any:
-    """The same connection under a high number."""
+    """Return the connection under a high number."""
     import _socket
     import fcntl
 
@@ -141,6 +144,3 @@ def _moved_up(connection: Any) -> Any:
     moved = _socket.socket(fileno=number)
     moved.settimeout(_LONGEST_SECONDS)
     return moved
-
-
-CHANNEL = Channel()

@@ -1,10 +1,10 @@
 """Crash report: what is known when a program dies for want of memory, as one document of plain values, and its file.
 
-Each part is collected by itself, so that one that fails is missing and takes no other with it.
+Each part is collected by itself, so that one that fails is missing and takes no other with it. The file is complete
+under its name, or not there.
 """
 
-# ruff: noqa: ANN401, PLC0415 - torch and what programs hand over have no type here
-# ruff: noqa: ANN401 - torch and what programs hand over have no type here
+# ruff: noqa: ANN401 - torch has no type here
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ import pickle
 import shutil
 import sys
 import time
-import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import run_agent, settings
+from .exception_hooks import full_traceback
 from .guard import FAILURES, guarded, note_failure
+from .memory_stats import device_statistics
 from .oom_errors import is_allocators, text_of
 
 SCHEMA_VERSION = 1
+REPORT_NAME = "report.json"
+SNAPSHOT_NAME = "snapshot.pickle"
 
-_LONGEST_TRACEBACK = 200000
 _LONGEST_ARGUMENT = 2000
 _MOST_ARGUMENTS = 500
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LOCAL_RANK")
@@ -39,14 +40,37 @@ _SETTINGS = (
 )
 
 
-def collect_report(torch: Any, error: BaseException, oom: BaseException, ending: str) -> dict[str, Any]:
+class RunFacts(NamedTuple):
+    """What the agent has seen of a program until it dies.
+
+    Attributes:
+        steps_done: Optimizer steps.
+        last_steps: Memory after the last of them, oldest first.
+        ooms: Times that the allocator found no memory.
+        oom_events: What it said at the last of them, oldest first.
+        categories: Category of live memory by address, at the last of them.
+        history_entries: Events of the memory history that are kept; 0 where none is recorded.
+    """
+
+    steps_done: int
+    last_steps: list[dict[str, Any]]
+    ooms: int
+    oom_events: list[dict[str, Any]]
+    categories: dict[int, str]
+    history_entries: int
+
+
+def collect_report(
+    torch: Any, error: BaseException, oom: BaseException, ending: str, facts: RunFacts
+) -> dict[str, Any]:
     """Collect everything but the snapshot.
 
     Args:
         torch: The module.
-        error: What ended the program.
-        oom: That of its chain which says that memory ran out; often the same.
+        error: The error that ended the program.
+        oom: The error of its chain that says that memory ran out; often the same.
         ending: `exception`, `thread`, `child process` or `exit`.
+        facts: What the agent has seen.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -64,24 +88,15 @@ def collect_report(torch: Any, error: BaseException, oom: BaseException, ending:
         "versions": guarded(_versions)(torch),
         "allocator_settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
         "devices": guarded(_devices)(torch) or [],
-        "steps_done": run_agent.STEPS.done,
-        "last_steps": list(run_agent.STEPS.last),
-        "ooms": run_agent.OOMS.count,
-        "oom_events": guarded(_events)(oom) or [],
-        "categories": {str(address): name for address, name in run_agent.OOMS.categories.items()},
-        "history_entries": settings.MAX_ENTRIES if run_agent.OOMS.records_history else 0,
+        "steps_done": facts.steps_done,
+        "last_steps": facts.last_steps,
+        "ooms": facts.ooms,
+        "oom_events": guarded(_events)(facts.oom_events, oom) or [],
+        "categories": {str(address): name for address, name in facts.categories.items()},
+        "history_entries": facts.history_entries,
         "snapshot": None,
         "failures": FAILURES,
     }
-
-
-def full_traceback(error: BaseException) -> str:
-    """Print an error as Python does; the middle of a very long one is left out."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    if len(text) <= _LONGEST_TRACEBACK:
-        return text
-    half = _LONGEST_TRACEBACK // 2
-    return f"{text[:half]}\n...\n{text[-half:]}"
 
 
 def _rank() -> int:
@@ -95,7 +110,7 @@ def _world_size() -> int:
 
 
 def _process_group() -> Any:
-    """`torch.distributed`, where the program has a process group; it is not imported for that."""
+    """Return `torch.distributed`, where the program has a process group; it is not imported for that."""
     module = sys.modules.get("torch.distributed")
     return module if module is not None and module.is_available() and module.is_initialized() else None
 
@@ -121,33 +136,31 @@ def _versions(torch: Any) -> dict[str, str | None]:
 def _devices(torch: Any) -> list[dict[str, Any]]:
     if not torch.cuda.is_initialized():
         return []
-    from .memory_stats import device_statistics
-
     found = [device_statistics(torch, device) for device in range(torch.cuda.device_count())]
     return [device for device in found if device["peak_reserved_bytes"]]
 
 
-def _events(oom: BaseException) -> list[dict[str, Any]]:
-    """Tell each time that the allocator found no memory, and whether the program went on after it."""
-    events = [dict(event, swallowed=True) for event in run_agent.OOMS.last]
+def _events(last: list[dict[str, Any]], oom: BaseException) -> list[dict[str, Any]]:
+    """Return each time that the allocator found no memory, and whether the program went on after it."""
+    events = [dict(event, swallowed=True) for event in last]
     if events and is_allocators(oom):
         events[-1]["swallowed"] = False
     return events
 
 
-REPORT_NAME = "report.json"
-SNAPSHOT_NAME = "snapshot.pickle"
-
-
-def write_report(report: dict[str, Any], torch: Any) -> None:
+def write_report(report: dict[str, Any], torch: Any, directory: str) -> None:
     """Write the report, and the memory snapshot beside it, into a directory of this process's own.
 
-    Where the snapshot cannot be had or does not fit the disk, the report goes alone and says so. Where nobody said
-    which directory, nothing is written.
+    Where the snapshot cannot be had or does not fit the disk, the report goes alone and says so.
+
+    Args:
+        report: As `collect_report` gives it.
+        torch: The module.
+        directory: Where reports go; made where it is missing. Where it is empty, nothing is written.
     """
-    if not settings.DIRECTORY:
+    if not directory:
         return
-    parent = Path(settings.DIRECTORY)
+    parent = Path(directory)
     name = f"rank{report['rank'] or 0}-{report['pid']}"
     part = parent / f".{name}.part"
     part.mkdir(parents=True)

@@ -1,9 +1,8 @@
-"""File writes: paths that the program opens to write, makes or renames, each told once.
+"""File writes: paths that the program opens to write, makes or renames, so that a probe can say what it left.
 
-Python's audit events tell of it, and what torch and safetensors write past Python is told by their own functions. What
-goes to places for passing things is not told: temporary files, caches, the installation.
+Python's audit events tell of them, and the files that torch and safetensors write past Python are told by their own
+functions.
 """
-
 
 # ruff: noqa: ANN401 - what programs hand over has no type here
 # ruff: noqa: PTH100, PTH109, PTH111, PTH112, PTH118 - pathlib takes longer to import than the hook
@@ -13,15 +12,12 @@ from __future__ import annotations
 import os
 import sys
 
-from .channel import CHANNEL
 from .guard import guarded
 
 TYPE_CHECKING = False  # type checkers know the name; `typing` takes longer to import than all of this
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _MOST_PATHS = 1000
@@ -31,114 +27,105 @@ _CACHES = (".cache", ".triton", ".nv", ".config/matplotlib")
 
 
 class FileWrites:
-    """What has been told already.
+    """Paths that the program has opened to write, made or renamed.
 
-    Attributes:
-        told: Absolute paths.
-        elsewhere: Folders whose files are not told.
-        around: Such folders that the program was started in or below.
-        here: Where it was started; files below it are told all the same.
+    Files in folders for temporary files, caches and installations are not told, unless the program was started in or
+    below such a folder: then the files below that place are told all the same.
+
+    Args:
+        tell: Called once with each path, absolute.
     """
 
-    def __init__(self) -> None:
-        self.told: set[str] = set()
-        self.elsewhere: tuple[str, ...] = ()
-        self.around: tuple[str, ...] = ()
-        self.here = "/"
+    def __init__(self, tell: Callable[[str], Any]) -> None:
+        self._tell = tell
+        self._told: set[str] = set()
+        self._here = "/"
+        self._around: tuple[str, ...] = ()
+        self._elsewhere: tuple[str, ...] = ()
 
+    def watch(self) -> None:
+        """Listen from now on; an audit hook cannot be taken away again."""
+        folders = _passing_folders()
+        self._here = os.path.join(os.getcwd(), "")
+        self._around = tuple(folder for folder in folders if self._here.startswith(folder))
+        self._elsewhere = tuple(folder for folder in folders if not self._here.startswith(folder))
+        sys.addaudithook(self._audit_hook())
 
-FILE_WRITES = FileWrites()
+    def watch_torch(self, torch: Any) -> None:
+        """Listen to `torch.save`, whose file is written past Python."""
+        writer = torch.serialization._open_zipfile_writer_file  # noqa: SLF001
+        original, note = writer.__init__, self._note
 
+        def __init__(self: Any, name: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
+            note(name)
+            original(self, name, *arguments, **named)
 
-def watch() -> None:
-    """Listen from now on; an audit hook cannot be taken away again."""
-    folders = _passing_folders()
-    FILE_WRITES.here = os.path.join(os.getcwd(), "")
-    FILE_WRITES.around = tuple(folder for folder in folders if FILE_WRITES.here.startswith(folder))
-    FILE_WRITES.elsewhere = tuple(folder for folder in folders if not FILE_WRITES.here.startswith(folder))
-    sys.addaudithook(_make_hook())
+        writer.__init__ = __init__
 
+    def watch_safetensors(self) -> None:
+        """Listen to safetensors' own writer, which is no Python."""
+        modules: list[Any] = [sys.modules.get("safetensors" + part) for part in ("", ".torch", ".numpy")]
+        original = modules[0].serialize_file
 
-def watch_torch(torch: Any) -> None:
-    """Listen to `torch.save`, whose file is written past Python."""
-    writer = torch.serialization._open_zipfile_writer_file  # noqa: SLF001
-    original = writer.__init__
+        def serialize_file(tensors: Any, filename: Any, *arguments: Any, **named: Any) -> Any:
+            self._note(filename)
+            return original(tensors, filename, *arguments, **named)
 
-    def __init__(self: Any, name: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
-        _note(name)
-        original(self, name, *arguments, **named)
+        for module in modules:
+            if getattr(module, "serialize_file", None) is original:
+                module.serialize_file = serialize_file
 
-    writer.__init__ = __init__
+    def _audit_hook(self) -> Callable[[str, tuple[Any, ...]], None]:
+        """Return the hook; Python calls it for every file that it reads, so it is quick where nothing is written."""
+        note = self._note
 
+        def opened(arguments: tuple[Any, ...]) -> None:
+            if arguments[2] & _WRITING:
+                note(arguments[0])
 
-def watch_safetensors() -> None:
-    """Listen to safetensors' own writer, which is no Python."""
-    modules: list[Any] = [sys.modules.get("safetensors" + part) for part in ("", ".torch", ".numpy")]
-    original = modules[0].serialize_file
+        def made(arguments: tuple[Any, ...]) -> None:
+            if not os.path.isdir(arguments[0]):
+                note(arguments[0])
 
-    def serialize_file(tensors: Any, filename: Any, *arguments: Any, **named: Any) -> Any:
-        _note(filename)
-        return original(tensors, filename, *arguments, **named)
+        def named_second(arguments: tuple[Any, ...]) -> None:
+            note(arguments[1])
 
-    for module in modules:
-        if getattr(module, "serialize_file", None) is original:
-            module.serialize_file = serialize_file
-
-
-def _make_hook() -> Callable[[str, tuple[Any, ...]], None]:
-    """The hook: quick where an event is none of these, since Python calls it for every file that it reads."""
-    note = _note
-
-    def opened(arguments: tuple[Any, ...]) -> None:
-        if arguments[2] & _WRITING:
+        def named_first(arguments: tuple[Any, ...]) -> None:
             note(arguments[0])
 
-    def made(arguments: tuple[Any, ...]) -> None:
-        if not os.path.isdir(arguments[0]):
-            note(arguments[0])
+        find = {
+            "open": opened,
+            "os.mkdir": made,
+            "os.rename": named_second,
+            "os.link": named_second,
+            "os.symlink": named_second,
+            "os.truncate": named_first,
+            "sqlite3.connect": named_first,
+        }.get
 
-    def named_second(arguments: tuple[Any, ...]) -> None:
-        note(arguments[1])
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            react = find(event)
+            if react is not None:
+                try:  # noqa: SIM105 - `contextlib` would be imported for it
+                    react(arguments)
+                except Exception:  # noqa: BLE001, S110 - here an error would forbid the program what it is doing
+                    pass
 
-    def named_first(arguments: tuple[Any, ...]) -> None:
-        note(arguments[0])
+        return hook
 
-    find = {
-        "open": opened,
-        "os.mkdir": made,
-        "os.rename": named_second,
-        "os.link": named_second,
-        "os.symlink": named_second,
-        "os.truncate": named_first,
-        "sqlite3.connect": named_first,
-    }.get
+    @guarded
+    def _note(self, named: Any) -> None:
+        if isinstance(named, int) or len(self._told) >= _MOST_PATHS:
+            return
+        path = os.path.abspath(os.fsdecode(named))
+        if path not in self._told and not self._is_elsewhere(path):
+            self._told.add(path)
+            self._tell(path)
 
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        react = find(event)
-        if react is not None:
-            try:  # noqa: SIM105 - `contextlib` would be imported for it
-                react(arguments)
-            except Exception:  # noqa: BLE001, S110 - here an error would forbid the program what it is doing
-                pass
-
-    return hook
-
-
-@guarded
-def _note(named: Any) -> None:
-    if isinstance(named, int) or len(FILE_WRITES.told) >= _MOST_PATHS:
-        return
-    path = os.path.abspath(os.fsdecode(named))
-    if path in FILE_WRITES.told or _is_elsewhere(path):
-        return
-    FILE_WRITES.told.add(path)
-    CHANNEL.send({"event": "wrote", "path": path}, even_if_quiet=True)
-
-
-def _is_elsewhere(path: str) -> bool:
-    if path.startswith(FILE_WRITES.elsewhere) or any(part in path + "/" for part in _PASSING_PARTS):
-        return True
-    return path.startswith(FILE_WRITES.around) and not path.startswith(FILE_WRITES.here)
+    def _is_elsewhere(self, path: str) -> bool:
+        if path.startswith(self._elsewhere) or any(part in path + "/" for part in _PASSING_PARTS):
+            return True
+        return path.startswith(self._around) and not path.startswith(self._here)
 
 
 def _passing_folders() -> list[str]:

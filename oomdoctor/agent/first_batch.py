@@ -1,12 +1,6 @@
-"""First batch: the shapes of the tensors that the first module is called with.
+"""First batch: the shapes of the tensors that the first module of a program is called with."""
 
-A hook for the calls of all modules finds them, and is gone right after. It is gone before anything is compiled, too,
-since code is compiled for the hooks that there are; then what is about to be compiled shows the batch. Where the first
-batch was one of an evaluation, the first of training is told as well.
-"""
-
-
-# ruff: noqa: ANN401 - torch and what programs hand over have no type here
+# ruff: noqa: ANN401, SLF001 - torch and what programs hand over have no type here, nor public ways
 
 from __future__ import annotations
 
@@ -15,13 +9,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import imports
-from .channel import CHANNEL
 from .guard import guarded
-from .phase_meter import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
 
 _MOST_SHAPES = 16
 _MOST_FRAMES = 6
@@ -29,117 +20,131 @@ _MOST_COMPILER_FRAMES = 30
 _KEEPS_COPY = sys.version_info < (3, 13)
 
 
-class BatchSearch:
-    """The search for a batch.
+class FirstBatch:
+    """The search for the first batch: the tensors that the first module is called with.
 
-    Attributes:
-        torch: The module, once it is imported.
-        stop: Takes the hooks away; None where there are none.
-        told: Whether the batch that was told was one of training; None before the first.
-        is_compiled: Whether code has been compiled, so that hooks would have it compiled again.
+    A hook for the calls of all modules finds them, and is gone right after. It is gone before anything is compiled,
+    too, since code is compiled for the hooks that there are; then the code that is about to be compiled shows the
+    batch. Where the first batch was one of an evaluation, the first of training is told as well.
+
+    Args:
+        torch: The module.
+        found: Called with the module, the shapes and whether it trains.
     """
 
-    def __init__(self) -> None:
-        self.torch: Any = None
-        self.stop: Callable[[], None] | None = None
-        self.told: bool | None = None
-        self.is_compiled = False
+    def __init__(self, torch: Any, found: Callable[[Any, list[list[int]], bool], Any]) -> None:
+        self._torch = torch
+        self._found = found
+        self._stop_waiting: Callable[[], None] | None = None
+        self._was_training: bool | None = None  # whether the batch that was told was one of training
+        self._is_compiled = False
 
+    def watch(self) -> None:
+        """Wait for the first call that is given tensors."""
+        self._wait()
+        imports.when_imported("torch._dynamo.callback", self._watch_compiler)
 
-BATCH_SEARCH = BatchSearch()
+    def training_begins(self) -> None:
+        """Wait for a batch of training, where none has been seen but one of an evaluation."""
+        if self._was_training is False and self._stop_waiting is None and not self._is_compiled:
+            self._wait()
 
+    def _wait(self) -> None:
+        module: Any = sys.modules["torch.nn.modules.module"]
+        see = guarded(self._see)
 
-def watch(torch: Any) -> None:
-    """Wait for the first call that is given tensors."""
-    BATCH_SEARCH.torch = torch
-    _wait()
-    imports.when_imported("torch._dynamo.callback", _watch_compiler)
+        def before_call(called: Any, arguments: Any) -> None:
+            if see(called, arguments) is not False:
+                self._stop()
 
+        handle = module.register_module_forward_pre_hook(before_call)
+        undo = self._precede_check(module)
 
-@guarded
-def training_begins() -> None:
-    """Wait for a batch of training, where none has been seen but one of an evaluation."""
-    if BATCH_SEARCH.told is False and BATCH_SEARCH.stop is None and not BATCH_SEARCH.is_compiled:
-        _wait()
+        def stop() -> None:
+            handle.remove()
+            undo()
 
+        self._stop_waiting = stop
 
-def _wait() -> None:
-    module: Any = sys.modules["torch.nn.modules.module"]
-    see = guarded(_see)
+    def _stop(self) -> None:
+        stop, self._stop_waiting = self._stop_waiting, None
+        if stop is not None:
+            stop()
 
-    def before_call(called: Any, arguments: Any) -> None:
-        if see(called, arguments) is not False:
-            _stop()
+    def _precede_check(self, module: Any) -> Callable[[], None]:
+        """Let a compiled module find no hooks, of which it would warn, and look at its call instead."""
+        original = getattr(module, "_has_any_global_hook", None)
+        if original is None:  # older versions of torch
+            return lambda: None
 
-    handle = module.register_module_forward_pre_hook(before_call)
-    undo = _precede_check(module)
+        def has_any_global_hook() -> Any:
+            guarded(self._see_compiled_call)(sys._getframe(1))
+            self._stop()
+            return original()
 
-    def stop() -> None:
-        handle.remove()
-        undo()
+        module._has_any_global_hook = has_any_global_hook
 
-    BATCH_SEARCH.stop = stop
+        def undo() -> None:
+            module._has_any_global_hook = original
 
+        return undo
 
-def _stop() -> None:
-    stop, BATCH_SEARCH.stop = BATCH_SEARCH.stop, None
-    if stop is not None:
-        stop()
+    def _see_compiled_call(self, frame: Any) -> None:
+        local = _locals(frame, ("self", "args", "kwargs"))
+        self._tell(local["self"], [*local["args"], *local["kwargs"].values()])
 
+    def _see(self, called: Any, arguments: Any) -> bool:
+        """Look at a call; return False where it is not the one."""
+        is_told = self._tell(called, [*arguments, *_named_arguments().values()])
+        return is_told or type(called).__name__ == "OptimizedModule"
 
-def _precede_check(module: Any) -> Callable[[], None]:
-    """A compiled module warns where there are hooks; let it find none, and look at its call instead."""
-    original = getattr(module, "_has_any_global_hook", None)
-    if original is None:  # older versions of torch
-        return lambda: None
+    def _tell(self, called: Any, held: Iterable[Any]) -> bool:
+        shapes = [list(tensor.shape) for tensor in self._tensors(held)]
+        is_training = bool(called.training)
+        if not shapes or (self._was_training is False and not is_training):
+            return False
+        self._was_training = is_training
+        self._found(called, shapes[:_MOST_SHAPES], is_training)
+        return True
 
-    def has_any_global_hook() -> Any:
-        guarded(_see_compiled_call)(sys._getframe(1))  # noqa: SLF001
-        _stop()
-        return original()
+    def _tensors(self, held: Any, depth: int = -1) -> Iterator[Any]:
+        if isinstance(held, self._torch.Tensor):
+            if held.device.type != "meta":
+                yield held
+        elif depth <= 1 and isinstance(held, (list, tuple, Mapping)):
+            for value in list(held.values()) if isinstance(held, Mapping) else held:
+                yield from self._tensors(value, depth + 1)
 
-    module._has_any_global_hook = has_any_global_hook  # noqa: SLF001
+    def _watch_compiler(self) -> None:
+        module: Any = sys.modules["torch._dynamo.callback"]
+        module.callback_handler.register_start_callback(guarded(self._compiling))
 
-    def undo() -> None:
-        module._has_any_global_hook = original  # noqa: SLF001
+    def _compiling(self, *_: Any) -> None:
+        """Leave before something is compiled, for the hooks that it finds."""
+        self._is_compiled = True
+        if self._stop_waiting is not None:
+            self._stop()
+            self._see_compiled_code()
 
-    return undo
-
-
-def _see_compiled_call(frame: Any) -> None:
-    local = _locals(frame, ("self", "args", "kwargs"))
-    _tell(local["self"], [*local["args"], *local["kwargs"].values()])
-
-
-def _see(called: Any, arguments: Any) -> bool:
-    """Look at a call; False where it is not the one."""
-    found = _tell(called, [*arguments, *_named_arguments().values()])
-    return found or type(called).__name__ == "OptimizedModule"
-
-
-def _tell(called: Any, held: Iterable[Any]) -> bool:
-    shapes = [list(tensor.shape) for tensor in _tensors(held)]
-    is_training = bool(called.training)
-    if not shapes or (BATCH_SEARCH.told is False and not is_training):
-        return False
-    BATCH_SEARCH.told = is_training
-    PHASES.forward_begins(called)
-    CHANNEL.send({"event": "batch", "shapes": shapes[:_MOST_SHAPES], "training": is_training})
-    return True
-
-
-def _tensors(held: Any, depth: int = -1) -> Iterator[Any]:
-    if isinstance(held, BATCH_SEARCH.torch.Tensor):
-        if held.device.type != "meta":
-            yield held
-    elif depth <= 1 and isinstance(held, (list, tuple, Mapping)):
-        for value in list(held.values()) if isinstance(held, Mapping) else held:
-            yield from _tensors(value, depth + 1)
+    def _see_compiled_code(self) -> None:
+        """Look at the variables of the code that is about to be compiled, where a module is among them."""
+        frame: Any = sys._getframe(2)
+        for _ in range(_MOST_COMPILER_FRAMES):
+            if frame is None:
+                return
+            if "frame" in frame.f_code.co_varnames[: frame.f_code.co_argcount]:
+                compiled = _locals(frame, ("frame",))["frame"]
+                values = list(compiled.f_locals.values())
+                module = next((value for value in values if isinstance(value, self._torch.nn.Module)), None)
+                if module is not None:
+                    self._tell(module, values)
+                return
+            frame = frame.f_back
 
 
 def _named_arguments() -> dict[str, Any]:
-    """The named arguments of the call that the hook is for: torch gives them to no global hook, but holds them."""
-    frame: Any = sys._getframe(2)  # noqa: SLF001
+    """Return the named arguments of the hook's call: torch gives them to no global hook, but holds them."""
+    frame: Any = sys._getframe(2)
     for _ in range(_MOST_FRAMES):
         if frame is None:
             break
@@ -155,32 +160,3 @@ def _locals(frame: Any, names: Iterable[str]) -> dict[str, Any]:
     if _KEEPS_COPY:
         local.clear()  # the frame would keep it, and with it what it names
     return found
-
-
-def _watch_compiler() -> None:
-    module: Any = sys.modules["torch._dynamo.callback"]
-    module.callback_handler.register_start_callback(guarded(_compiling))
-
-
-def _compiling(*_: Any) -> None:
-    """Something is about to be compiled, for the hooks that it finds."""
-    BATCH_SEARCH.is_compiled = True
-    if BATCH_SEARCH.stop is not None:
-        _stop()
-        _see_compiled_code()
-
-
-def _see_compiled_code() -> None:
-    """Look at the variables of the code that is about to be compiled, where a module is among them."""
-    frame: Any = sys._getframe(2)  # noqa: SLF001
-    for _ in range(_MOST_COMPILER_FRAMES):
-        if frame is None:
-            return
-        if "frame" in frame.f_code.co_varnames[: frame.f_code.co_argcount]:
-            compiled = _locals(frame, ("frame",))["frame"]
-            values = list(compiled.f_locals.values())
-            module = next((value for value in values if isinstance(value, BATCH_SEARCH.torch.nn.Module)), None)
-            if module is not None:
-                _tell(module, values)
-            return
-        frame = frame.f_back

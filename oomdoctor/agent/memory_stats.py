@@ -1,29 +1,31 @@
-"""Memory statistics: the allocator's own figures in bytes.
+"""Memory statistics: the allocator's own figures and peaks in bytes, and the categories of live memory."""
 
-Which memory holds parameters, gradients and optimizer state.
-"""
-
-# ruff: noqa: ANN401 - torch and what programs hand over have no type here
+# ruff: noqa: ANN401, SLF001 - torch and what programs hand over have no type here; torch's statistics have no public way
 
 from __future__ import annotations
 
+import functools
 import gc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .guard import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from collections.abc import Callable, Iterable, Iterator
 
 _KEPT = ("allocated_bytes", "reserved_bytes", "requested_bytes", "active_bytes", "inactive_split_bytes")
+_DEEPEST = 3  # an optimizer's state may hold lists of tensors, as Shampoo's does
+_PEAK_RESETS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
+_COUNT_RESETS = ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
 
 
 def step_statistics(torch: Any, device: int) -> dict[str, int]:
-    """Give what a step leaves behind, and the highest until now.
+    """Return the bytes that a step leaves behind, and the highest until now.
 
     The peaks are not reset between steps: they are the program's own figures too.
     """
     # The tree as the allocator gives it: `torch.cuda.memory_stats` flattens and sorts it, which takes far longer.
-    tree = torch._C._cuda_memoryStats(device)  # noqa: SLF001
+    tree = torch._C._cuda_memoryStats(device)
     allocated, reserved = tree["allocated_bytes"]["all"], tree["reserved_bytes"]["all"]
     return {
         "device": device,
@@ -35,8 +37,8 @@ def step_statistics(torch: Any, device: int) -> dict[str, int]:
 
 
 def device_statistics(torch: Any, device: int) -> dict[str, Any]:
-    """Give what the allocator counted on one device, and the device's name and size."""
-    tree = torch._C._cuda_memoryStats(device)  # noqa: SLF001
+    """Return what the allocator counted on one device, and the device's name and size."""
+    tree = torch._C._cuda_memoryStats(device)
     found: dict[str, Any] = {"index": device}
     for name in _KEPT:
         counts = tree.get(name, {}).get("all", {})
@@ -52,7 +54,95 @@ def device_statistics(torch: Any, device: int) -> dict[str, Any]:
     return found
 
 
-_DEEPEST = 3  # an optimizer's state may hold lists of tensors, as Shampoo's does
+def limit_memory(torch: Any, limit_bytes: int) -> None:
+    """Keep PyTorch to so many bytes on every device; 0 for no limit."""
+    if limit_bytes > 0:
+        for device in range(torch.cuda.device_count()):
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+
+
+class DevicePeaks(NamedTuple):
+    """Highest figures of one device.
+
+    Attributes:
+        allocated_bytes: Most bytes in live tensors.
+        reserved_bytes: Most bytes held from the driver.
+        retries: Times that the allocator gave back its cache to try again.
+        ooms: Times that it ran out.
+    """
+
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    retries: int = 0
+    ooms: int = 0
+
+
+class PeakKeeper:
+    """Highest figures of a process, whatever the program makes the allocator forget.
+
+    Args:
+        torch: The module.
+        devices: Indices of the devices that are watched.
+        forgets_counts: Called with a device's statistics before the program resets its counts.
+    """
+
+    def __init__(
+        self, torch: Any, devices: Iterable[int], forgets_counts: Callable[[int, Any], None] | None = None
+    ) -> None:
+        self._torch = torch
+        self._forgets_counts = forgets_counts
+        self._peaks = {device: DevicePeaks() for device in devices}
+        self._undo: list[Callable[[], None]] = []
+
+    def watch(self) -> None:
+        """Note the figures each time before the program resets them."""
+        for names, note in ((_PEAK_RESETS, self._note_peaks), (_COUNT_RESETS, self._note_counts)):
+            for name in names:
+                if hasattr(self._torch._C, name):
+                    self._call_before(name, guarded(note))
+
+    def close(self) -> None:
+        """Leave the resets as they were."""
+        while self._undo:
+            self._undo.pop()()
+
+    def now(self) -> dict[int, DevicePeaks]:
+        """Return the figures until now, by device."""
+        self._note_peaks()
+        found = {}
+        for device, peaks in self._peaks.items():
+            tree = self._torch._C._cuda_memoryStats(device)
+            retries, ooms = peaks.retries + tree["num_alloc_retries"], peaks.ooms + tree["num_ooms"]
+            found[device] = peaks._replace(retries=retries, ooms=ooms)
+        return found
+
+    def _call_before(self, name: str, note: Callable[[], Any]) -> None:
+        module = self._torch._C
+        original = getattr(module, name)
+
+        @functools.wraps(original)
+        def reset(*arguments: Any, **named: Any) -> Any:
+            note()
+            return original(*arguments, **named)
+
+        setattr(module, name, reset)
+        self._undo.append(lambda: setattr(module, name, original))
+
+    def _note_peaks(self) -> None:
+        for device, peaks in self._peaks.items():
+            tree = self._torch._C._cuda_memoryStats(device)
+            allocated = max(peaks.allocated_bytes, tree["allocated_bytes"]["all"]["peak"])
+            reserved = max(peaks.reserved_bytes, tree["reserved_bytes"]["all"]["peak"])
+            self._peaks[device] = peaks._replace(allocated_bytes=allocated, reserved_bytes=reserved)
+
+    def _note_counts(self) -> None:
+        for device, peaks in self._peaks.items():
+            tree = self._torch._C._cuda_memoryStats(device)
+            if self._forgets_counts is not None:
+                self._forgets_counts(device, tree)
+            retries, ooms = peaks.retries + tree["num_alloc_retries"], peaks.ooms + tree["num_ooms"]
+            self._peaks[device] = peaks._replace(retries=retries, ooms=ooms)
 
 
 def live_categories(torch: Any) -> dict[int, str]:
@@ -61,20 +151,20 @@ def live_categories(torch: Any) -> dict[int, str]:
     Buffers are counted as weights: they are part of what a model takes before it has seen a sample. Memory that
     nothing here accounts for is not in the map.
     """
-    weights, states = _find_tensors(torch)
+    weights, states = _find(torch)
     found: dict[int, str] = {}
-    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - a subclass of a tensor is asked, not run
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass of a tensor is asked, not run
         for tensor in weights:
-            _add_category(found, tensor, "weights")
+            _add(found, tensor, "weights")
         for tensor in weights:
             if tensor.is_leaf and tensor.grad is not None:
-                _add_category(found, tensor.grad, "gradients")
+                _add(found, tensor.grad, "gradients")
         for tensor in states:
-            _add_category(found, tensor, "optimizer_state")
+            _add(found, tensor, "optimizer_state")
     return found
 
 
-def _find_tensors(torch: Any) -> tuple[list[Any], list[Any]]:
+def _find(torch: Any) -> tuple[list[Any], list[Any]]:
     """Collect the tensors of all modules and optimizers, and parameters that are in neither."""
     kinds: dict[type, str | None] = {}
     weights: list[Any] = []
@@ -82,7 +172,7 @@ def _find_tensors(torch: Any) -> tuple[list[Any], list[Any]]:
     for candidate in gc.get_objects():
         cls = type(candidate)  # not `isinstance`, which asks the object for its class, and a proxy answers for another
         if cls not in kinds:
-            kinds[cls] = _holder_kind(torch, cls)
+            kinds[cls] = _kind(torch, cls)
         kind = kinds[cls]
         if kind == "parameter":
             weights.append(candidate)
@@ -94,7 +184,7 @@ def _find_tensors(torch: Any) -> tuple[list[Any], list[Any]]:
     return weights, states
 
 
-def _holder_kind(torch: Any, cls: type) -> str | None:
+def _kind(torch: Any, cls: type) -> str | None:
     for kind, parent in (
         ("parameter", torch.nn.Parameter),
         ("module", torch.nn.Module),
@@ -113,7 +203,7 @@ def _tensors(torch: Any, held: Any, depth: int = 0) -> Iterator[Any]:
             yield from _tensors(torch, value, depth + 1)
 
 
-def _add_category(found: dict[int, str], tensor: Any, category: str) -> None:
+def _add(found: dict[int, str], tensor: Any, category: str) -> None:
     try:
         local = getattr(tensor, "_local_tensor", tensor)  # a tensor that is spread over devices has a part here
         if local.is_cuda:

@@ -3,17 +3,11 @@
 Ranks that train together exchange more than gradients: how many parameters each has, how long its batch is, a Python
 object, that it has got as far as a barrier. NCCL carries this through the GPU, and from a null GPU come zeros. What is
 the program's own has to be right, or the program goes another way than on a GPU. So objects and barriers go through the
-store that the ranks have met in (`meeting`), and comparisons that cannot be made are left out.
-
-Where ranks talk through the CPU, all of that is real and nothing is changed.
-
-After the last backward its thread still lets go of a few Python objects. Where Python has begun to end by then, it ends
-that thread (up to Python 3.13, inside C++ code that cannot be left that way) and the process dies of SIGABRT. On a GPU
-the last steps of a program wait for the device, which gives the thread its time; on a null GPU nothing waits.
+store that the ranks have met in (`object_collectives`), and comparisons that cannot be made are left out. Where ranks
+talk through the CPU, all of that is real and nothing is changed.
 """
 
 # ruff: noqa: ANN401, PLC0415 - torch and what programs hand over have no type here; not needed on a real GPU
-# ruff: noqa: ANN401 - ctypes has no types
 
 from __future__ import annotations
 
@@ -33,36 +27,114 @@ from .guard import guarded
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_IS_NULL_GPU = "OOMDOCTOR_NULL_NAME" in os.environ
+_THREADS = Path("/proc/self/task")
+_NAME = "(pt_autograd"
+_LONGEST_SECONDS = 2.0
+_PAUSE_SECONDS = 0.001
+_QUIET_LOOKS = 2
+
+
+# --- what it has noted: the library that answers for it is loaded into the process -----------------------------------
+
+
+def _library() -> Any:
+    return ctypes.CDLL(None) if _IS_NULL_GPU else None
+
+
+def zeros_read() -> int:
+    """Return how often data was read back from it, each time zeros; 0 where there is none."""
+    function = getattr(_library(), "oomdoctor_null_reads", None)
+    if function is None:
+        return 0
+    function.restype = ctypes.c_uint64
+    return int(function())
+
+
+def unknown_calls() -> list[str]:
+    """Return the functions that were called and that it does not serve."""
+    function = getattr(_library(), "oomdoctor_null_unknown_calls", None)
+    if function is None:
+        return []
+    function.restype = ctypes.c_size_t
+    function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    size = int(function(None, 0)) + 1
+    buffer = ctypes.create_string_buffer(size)
+    function(buffer, size)
+    return buffer.value.decode(errors="replace").splitlines()
+
+
+# --- the end of a process --------------------------------------------------------------------------------------------
+
+
+def wait_for_backward_at_exit() -> None:
+    """Let PyTorch's backward threads come to rest before Python ends; registered early, so that it runs late.
+
+    After the last backward its thread still lets go of a few Python objects. Where Python has begun to end by then, it
+    ends that thread (up to Python 3.13, inside C++ code that cannot be left that way) and the process dies of SIGABRT.
+    On a GPU the last steps of a program wait for the device, which gives the thread its time; on a null GPU nothing
+    waits.
+    """
+    if _IS_NULL_GPU:
+        atexit.register(guarded(_wait_for_backward))
+
+
+def _wait_for_backward() -> None:
+    deadline = time.monotonic() + _LONGEST_SECONDS
+    looks = 0
+    while looks < _QUIET_LOOKS and time.monotonic() < deadline:
+        states = _thread_states()
+        if not states:
+            return
+        time.sleep(_PAUSE_SECONDS)  # a thread that waits for Python's lock gets it now
+        looks = looks + 1 if set(_thread_states()) <= {"S"} else 0
+
+
+def _thread_states() -> list[str]:
+    """Return the kernel's letter for each backward thread: S sleeps, R has work to do or waits for a processor."""
+    found = []
+    for thread in _THREADS.iterdir():
+        try:
+            before, _, after = (thread / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+        except OSError:  # it has ended
+            continue
+        if _NAME in before:
+            found.append(after.split()[0])
+    return found
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
 
 def patch_ranks() -> None:
-    """Begin, once torch has been imported; on a real GPU there is nothing to do."""
-    if "OOMDOCTOR_NULL_NAME" not in os.environ:
+    """Patch library functions that would read zeros, once they are imported; on a real GPU there is nothing to do."""
+    if not _IS_NULL_GPU:
         return
-    imports.when_imported("torch.distributed.distributed_c10d", guarded(_watch_torch))
-    imports.when_imported("torch.distributed.optim.zero_redundancy_optimizer", guarded(_watch_zero))
-    imports.when_imported("accelerate.utils.operations", guarded(_watch_operations))
-    imports.when_imported("accelerate.utils.random", guarded(_watch_random))
+    imports.when_imported("torch.distributed.distributed_c10d", guarded(_patch_torch))
+    imports.when_imported("torch.distributed.optim.zero_redundancy_optimizer", guarded(_patch_zero))
+    imports.when_imported("accelerate.utils.operations", guarded(_patch_operations))
+    imports.when_imported("accelerate.utils.random", guarded(_patch_random))
 
 
-def _watch_torch() -> None:
+def _patch_torch() -> None:
     from . import object_collectives
 
     c10d = sys.modules["torch.distributed.distributed_c10d"]
-    for name, stand_in in object_collectives.replacements(sys.modules["torch"], c10d).items():
-        _replace(c10d, name, stand_in)
+    for name, replacement in object_collectives.replacements(sys.modules["torch"], c10d).items():
+        _replace(c10d, name, replacement)
     _replace(sys.modules["torch.distributed"], "_verify_params_across_processes", _verify_nothing)
     _keep_buckets()
 
 
-def _watch_zero() -> None:
+def _patch_zero() -> None:
     _replace(sys.modules["torch.distributed.optim.zero_redundancy_optimizer"], "_broadcast_object", _broadcast_object)
 
 
-def _watch_operations() -> None:
+def _patch_operations() -> None:
     _replace(sys.modules["accelerate.utils.operations"], "pad_across_processes", _pad_nothing)
 
 
-def _watch_random() -> None:
+def _patch_random() -> None:
     _replace(sys.modules["accelerate.utils.random"], "synchronize_rng_state", _send_as_object)
 
 
@@ -151,66 +223,3 @@ def _replace(module: Any, name: str, make: Callable[[Callable[..., Any]], Callab
     for other, found in list(sys.modules.items()):
         if other.partition(".")[0] == package and vars(found).get(name) is original:
             setattr(found, name, replacement)
-
-
-_THREADS = Path("/proc/self/task")
-_NAME = "(pt_autograd"
-_LONGEST_SECONDS = 2.0
-_PAUSE_SECONDS = 0.001
-_QUIET_LOOKS = 2
-
-
-def wait_for_backward_at_exit() -> None:
-    """Wait at the end of a process on a null GPU; registered early, so that it runs after what the program does."""
-    if "OOMDOCTOR_NULL_NAME" in os.environ:
-        atexit.register(guarded(_wait_for_backward))
-
-
-def _wait_for_backward() -> None:
-    deadline = time.monotonic() + _LONGEST_SECONDS
-    looks = 0
-    while looks < _QUIET_LOOKS and time.monotonic() < deadline:
-        states = _thread_states()
-        if not states:
-            return
-        time.sleep(_PAUSE_SECONDS)  # a thread that waits for Python's lock gets it now
-        looks = looks + 1 if set(_thread_states()) <= {"S"} else 0
-
-
-def _thread_states() -> list[str]:
-    """The kernel's letter for each backward thread: S is asleep, and R has work to do or waits for a processor."""
-    found = []
-    for thread in _THREADS.iterdir():
-        try:
-            before, _, after = (thread / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
-        except OSError:  # it has ended
-            continue
-        if _NAME in before:
-            found.append(after.split()[0])
-    return found
-
-
-def _library() -> Any:
-    return ctypes.CDLL(None) if "OOMDOCTOR_NULL_NAME" in os.environ else None
-
-
-def null_gpu_reads() -> int:
-    """How often data was read back from it, each time zeros; 0 where there is none."""
-    function = getattr(_library(), "oomdoctor_null_reads", None)
-    if function is None:
-        return 0
-    function.restype = ctypes.c_uint64
-    return int(function())
-
-
-def unknown_calls() -> list[str]:
-    """Functions that were called and that it does not serve."""
-    function = getattr(_library(), "oomdoctor_null_unknown_calls", None)
-    if function is None:
-        return []
-    function.restype = ctypes.c_size_t
-    function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
-    room = int(function(None, 0)) + 1
-    buffer = ctypes.create_string_buffer(room)
-    function(buffer, room)
-    return buffer.value.decode(errors="replace").splitlines()

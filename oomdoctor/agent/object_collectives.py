@@ -19,10 +19,8 @@ from .guard import guarded
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-
-if TYPE_CHECKING:
     Arguments = dict[str, Any]
-    StandIn = Callable[[Callable[..., Any]], Callable[..., Any]]
+    Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _PIECE_BYTES = 4 << 20  # a store takes 8 MiB at once
 _NCCL_TIMEOUT = dt.timedelta(minutes=10)
@@ -78,7 +76,7 @@ def _timeout_of(torch: Any, group: Any) -> dt.timedelta:
     return timeout
 
 
-def replacements(torch: Any, c10d: Any) -> dict[str, StandIn]:
+def replacements(torch: Any, c10d: Any) -> dict[str, Replacement]:
     """What to make of the functions of `torch.distributed` that take objects through the GPU, and of `barrier`."""
     exchange = {
         "all_gather_object": _all_gather,
@@ -93,15 +91,15 @@ def replacements(torch: Any, c10d: Any) -> dict[str, StandIn]:
     return made
 
 
-def _make_object_function(torch: Any, c10d: Any, exchange: Callable[[_Call], Any]) -> StandIn:
+def _make_object_function(torch: Any, c10d: Any, exchange: Callable[[_Call], Any]) -> Replacement:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)
 
-        def stand_in(*arguments: Any, **named: Any) -> Any:
+        def replacement(*arguments: Any, **named: Any) -> Any:
             call = guarded(_read_call)(torch, c10d, signature, arguments, named)
             return original(*arguments, **named) if call is None else exchange(call)
 
-        return stand_in
+        return replacement
 
     return make
 
@@ -113,7 +111,7 @@ def _make_barrier(torch: Any, c10d: Any, original: Callable[..., Any]) -> Callab
         work = original(*arguments, **named)
         call = guarded(_read_call)(torch, c10d, signature, arguments, named)
         if call is not None and not call.given.get("async_op"):
-            call.meet("barrier").wait_for_all()
+            call.exchange("barrier").wait_for_all()
         return work
 
     return barrier
@@ -133,7 +131,7 @@ class _Call:
         self.group = group
         self.given = given
 
-    def meet(self, kind: str) -> Exchange:
+    def exchange(self, kind: str) -> Exchange:
         return Exchange(self._torch, self._c10d, self.group, kind)
 
     def peer(self, name: str) -> int:
@@ -181,46 +179,46 @@ def _read_call(torch: Any, c10d: Any, signature: inspect.Signature, arguments: A
 
 
 def _all_gather(call: _Call) -> None:
-    meeting = call.meet("gather")
-    meeting.give(str(meeting.rank), call.pack(call.given["obj"]))
-    for rank in range(meeting.size):
-        call.given["object_list"][rank] = call.unpack(meeting.take(str(rank), readers=meeting.size))
+    exchange = call.exchange("gather")
+    exchange.give(str(exchange.rank), call.pack(call.given["obj"]))
+    for rank in range(exchange.size):
+        call.given["object_list"][rank] = call.unpack(exchange.take(str(rank), readers=exchange.size))
 
 
 def _gather(call: _Call) -> None:
-    meeting = call.meet("gather")
-    meeting.give(str(meeting.rank), call.pack(call.given["obj"]))
-    if meeting.rank == call.peer("dst"):
-        for rank in range(meeting.size):
-            call.given["object_gather_list"][rank] = call.unpack(meeting.take(str(rank), readers=1))
+    exchange = call.exchange("gather")
+    exchange.give(str(exchange.rank), call.pack(call.given["obj"]))
+    if exchange.rank == call.peer("dst"):
+        for rank in range(exchange.size):
+            call.given["object_gather_list"][rank] = call.unpack(exchange.take(str(rank), readers=1))
 
 
 def _broadcast(call: _Call) -> None:
-    meeting = call.meet("broadcast")
+    exchange = call.exchange("broadcast")
     objects = call.given["object_list"]
-    if meeting.rank != call.peer("src"):
-        _put(objects, call.unpack(meeting.take("objects", readers=meeting.size - 1)))
-    elif meeting.size > 1:
-        meeting.give("objects", call.pack(list(objects)))
+    if exchange.rank != call.peer("src"):
+        _put(objects, call.unpack(exchange.take("objects", readers=exchange.size - 1)))
+    elif exchange.size > 1:
+        exchange.give("objects", call.pack(list(objects)))
 
 
 def _scatter(call: _Call) -> None:
-    meeting = call.meet("scatter")
-    if meeting.rank == call.peer("src"):
+    exchange = call.exchange("scatter")
+    if exchange.rank == call.peer("src"):
         for rank, value in enumerate(call.given["scatter_object_input_list"]):
-            meeting.give(str(rank), call.pack(value))
-    call.given["scatter_object_output_list"][0] = call.unpack(meeting.take(str(meeting.rank), readers=1))
+            exchange.give(str(rank), call.pack(value))
+    call.given["scatter_object_output_list"][0] = call.unpack(exchange.take(str(exchange.rank), readers=1))
 
 
 def _send(call: _Call) -> None:
-    meeting = call.meet(f"from {call.group.rank()} to {call.peer('dst')}")
-    meeting.give("objects", call.pack(list(call.given["object_list"])))
+    exchange = call.exchange(f"from {call.group.rank()} to {call.peer('dst')}")
+    exchange.give("objects", call.pack(list(call.given["object_list"])))
 
 
 def _receive(call: _Call) -> int:
     source = call.peer("src")
-    meeting = call.meet(f"from {source} to {call.group.rank()}")
-    _put(call.given["object_list"], call.unpack(meeting.take("objects", readers=1)))
+    exchange = call.exchange(f"from {source} to {call.group.rank()}")
+    _put(call.given["object_list"], call.unpack(exchange.take("objects", readers=1)))
     return call.world_rank(source)
 
 

@@ -1,179 +1,192 @@
-"""Agent of `oomdoctor run`: the memory history, optimizer steps, and each time that memory runs out.
+"""Agent of `oomdoctor run`: the memory history, optimizer steps, and each time that the allocator finds no memory.
 
 Nothing here initialises CUDA: what has to wait for it is queued with torch, which runs it when the program gets there.
-
-What else wants to know of a step can ask for it with `when_done`; nothing here is about out of memory.
+Until memory runs out for the first time no exception hook is replaced, so a program finds `sys.excepthook` and
+`sys.exit` as they are without us.
 """
 
-# ruff: noqa: ANN401 - torch and what programs hand over have no type here
+# ruff: noqa: ANN401, PLC0415, SLF001 - torch has no type here, nor public ways; most programs never run out of memory
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import exception_hooks, history_frames, null_gpu, settings
+from . import exception_hooks, null_gpu, settings
 from .guard import guarded
-from .memory_stats import live_categories, step_statistics
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
+from .history_frames import FrameRecording
+from .memory_stats import limit_memory, live_categories, step_statistics
+from .oom_errors import find_oom
 
 _KEPT_STEPS = 32
+_KEPT_OOMS = 16
 
-_listeners: list[Callable[[int], None]] = []
 
+class RunAgent:
+    """Watches one process from the import of torch to its end.
 
-class StepHistory:
-    """What has been seen of a process's steps.
-
-    Attributes:
-        done: Calls of `step` that returned, of all optimizers.
-        last: Memory after the last of them, oldest first.
+    Args:
+        torch: The module.
     """
 
-    def __init__(self) -> None:
-        self.done = 0
-        self.last: deque[dict[str, Any]] = deque(maxlen=_KEPT_STEPS)
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._frames = FrameRecording(torch)
+        self._records_history = False
+        self._is_end_watched = False
+        self._reset()
 
-    def reset(self) -> None:
-        """Begin again, as a process does that was forked."""
-        self.done = 0
-        self.last.clear()
+    def _reset(self) -> None:
+        """Begin again, as a process does that was forked; it has its own end and its own steps, and no CUDA."""
+        self._steps_done = 0
+        self._last_steps: deque[dict[str, Any]] = deque(maxlen=_KEPT_STEPS)
+        self._ooms = 0
+        self._last_ooms: deque[dict[str, Any]] = deque(maxlen=_KEPT_OOMS)
+        self._categories: dict[int, str] = {}
+        self._is_reported = False
+        self._prepared: dict[str, Any] | None = None  # a report that waits for the process to really end
 
+    def begin(self) -> None:
+        """Watch from now on."""
+        guarded(self._watch_steps)()
+        guarded(null_gpu.patch_ranks)()
+        guarded(null_gpu.wait_for_backward_at_exit)()
+        atexit.register(guarded(self._at_exit))
+        os.register_at_fork(after_in_child=guarded(self._after_fork))
+        self._torch.cuda._lazy_call(guarded(self._begin_with_cuda))  # at once where CUDA is initialised
 
-STEPS = StepHistory()
+    def _after_fork(self) -> None:
+        self._frames.forget()
+        self._reset()
 
+    def _begin_with_cuda(self) -> None:
+        guarded(limit_memory)(self._torch, settings.MEMORY_BYTES)
+        guarded(self._record_history)()
+        self._torch._C._cuda_attach_out_of_memory_observer(self._oom_observer())
 
-def watch_steps(torch: Any) -> None:
-    """Count steps from now on; torch 2.0 is the first that can be asked."""
-    module = sys.modules["torch.optim.optimizer"]  # `torch.optim` deletes the name
-    register = getattr(module, "register_optimizer_step_post_hook", None)
-    if register is not None:
-        register(_make_hook(torch))
-        module.register_optimizer_step_pre_hook(history_frames.before_step)
+    def _record_history(self) -> None:
+        if settings.MAX_ENTRIES > 0:
+            self._frames.begin(settings.MAX_ENTRIES)
+            self._records_history = True
 
+    # --- optimizer steps ---------------------------------------------------------------------------------------------
 
-def when_step_done(listener: Callable[[int], None]) -> None:
-    """Call `listener` with the number of steps done, after each of them."""
-    _listeners.append(listener)
+    def _watch_steps(self) -> None:
+        """Count steps through torch's global hook; torch 2.0 is the first that can be asked."""
+        module = sys.modules["torch.optim.optimizer"]  # `torch.optim` deletes the name
+        register = getattr(module, "register_optimizer_step_post_hook", None)
+        if register is not None:
+            register(self._step_hook())
+            module.register_optimizer_step_pre_hook(guarded(self._frames.before_step))
 
+    def _step_hook(self) -> Any:
+        record, restore_frames = guarded(self._record_step), guarded(self._frames.after_step)
 
-def _make_hook(torch: Any) -> Callable[..., None]:
-    record = guarded(_record_step)
+        def after_step(_optimizer: Any, _arguments: Any, _named: Any) -> None:
+            self._steps_done += 1
+            record()
+            restore_frames()
 
-    def after_step(_optimizer: Any, _arguments: Any, _named: Any) -> None:
-        STEPS.done += 1
-        record(torch)
-        history_frames.after_step(torch)
-        for listener in _listeners:
-            listener(STEPS.done)
+        return after_step
 
-    return after_step
+    def _record_step(self) -> None:
+        if self._torch.cuda.is_initialized():
+            moment = {"step": self._steps_done, "time_us": time.time_ns() // 1000}
+            moment.update(step_statistics(self._torch, self._torch.cuda.current_device()))
+            self._last_steps.append(moment)
 
+    # --- memory runs out ---------------------------------------------------------------------------------------------
 
-def _record_step(torch: Any) -> None:
-    if torch.cuda.is_initialized():
-        moment = {"step": STEPS.done, "time_us": time.time_ns() // 1000}
-        moment.update(step_statistics(torch, torch.cuda.current_device()))
-        STEPS.last.append(moment)
+    def _oom_observer(self) -> Any:
+        """Return what the allocator calls before it raises, when nothing has been unwound yet."""
+        note = guarded(self._note_oom)
 
+        def observe(device: int, tried: int, total: int, free: int) -> None:
+            try:
+                self._ooms += 1
+                note(device, tried, total, free)
+            except BaseException:  # noqa: BLE001, S110 - from here an error would go through C++ code that expects none
+                pass
 
-_KEPT_EVENTS = 16
+        return observe
 
+    def _note_oom(self, device: int, tried: int, total: int, free: int) -> None:
+        event = {
+            "time_us": time.time_ns() // 1000,
+            "steps_done": self._steps_done,
+            "tried_bytes": tried,
+            "total_bytes": total,
+            "free_bytes": free,
+        }
+        event.update(step_statistics(self._torch, device))
+        self._last_ooms.append(event)
+        self._watch_end()
+        self._frames.restore()  # what was going on has ended, and the program may go on
+        self._categories = live_categories(self._torch)
 
-class OomEvents:
-    """What the allocator said about the times that it found no memory.
+    # --- the end -----------------------------------------------------------------------------------------------------
 
-    Attributes:
-        count: How often.
-        last: The last of them, oldest first.
-        categories: At the last one, what the memory of parameters, gradients and optimizer state was.
-        records_history: Whether the history of memory is recorded.
-    """
+    def _watch_end(self) -> None:
+        """Watch the places where a program may end of an error."""
+        if self._is_end_watched:
+            return
+        self._is_end_watched = True
+        exception_hooks.wrap_excepthook(lambda error: self.report_death(error, "exception"))
+        exception_hooks.wrap_thread_hook(lambda error: self.report_death(error, "thread"))
+        exception_hooks.wrap_exit(guarded(self._note_exit))
 
-    def __init__(self) -> None:
-        self.records_history = False
-        self.reset()
+    @guarded
+    def report_death(self, error: BaseException | None, ending: str) -> None:
+        """Write a report where `error`, which nobody handles, says that memory ran out.
 
-    def reset(self) -> None:
-        """Begin again, as a process does that was forked."""
-        self.count = 0
-        self.last: deque[dict[str, Any]] = deque(maxlen=_KEPT_EVENTS)
-        self.categories: dict[int, str] = {}
+        Args:
+            error: The error that ended the program, a thread or a child process.
+            ending: `exception`, `thread` or `child process`.
+        """
+        if self._is_reported or exception_hooks.is_interactive():
+            return
+        report = self._collect(error, ending)
+        if report is not None:
+            self._write(report)
 
+    def _collect(self, error: BaseException | None, ending: str) -> dict[str, Any] | None:
+        """Return a report; None where the error says nothing of memory."""
+        oom = find_oom(error)
+        if oom is None or error is None:
+            return None
+        from . import crash_report
 
-OOMS = OomEvents()
+        facts = crash_report.RunFacts(
+            self._steps_done,
+            list(self._last_steps),
+            self._ooms,
+            list(self._last_ooms),
+            self._categories,
+            settings.MAX_ENTRIES if self._records_history else 0,
+        )
+        return crash_report.collect_report(self._torch, error, oom, ending, facts)
 
+    def _write(self, report: dict[str, Any]) -> None:
+        from . import crash_report
 
-def watch(torch: Any) -> None:
-    """Begin once `torch` has been imported."""
-    guarded(watch_steps)(torch)
-    guarded(null_gpu.patch_ranks)()
-    guarded(null_gpu.wait_for_backward_at_exit)()
-    guarded(exception_hooks.watch_end)(torch)
-    os.register_at_fork(after_in_child=guarded(_after_fork))
-    torch.cuda._lazy_call(guarded(lambda: _begin_with_cuda(torch)))  # noqa: SLF001 - at once where CUDA is initialised
+        self._is_reported = True
+        crash_report.write_report(report, self._torch, settings.DIRECTORY)
 
+    def _note_exit(self, status: Any) -> None:
+        """Keep the error that is being handled when the program asks to leave; it may still be talked out of it.
 
-def _begin_with_cuda(torch: Any) -> None:
-    guarded(limit_memory)(torch)
-    guarded(_record_history)(torch)
-    torch._C._cuda_attach_out_of_memory_observer(_make_observer(torch))  # noqa: SLF001
+        Text alone is kept: to hold the error would hold its frames and all the tensors in them.
+        """
+        if status not in (None, 0) and not self._is_reported:
+            self._prepared = self._collect(sys.exc_info()[1], "exit") or self._prepared
 
-
-def _record_history(torch: Any) -> None:
-    entries = settings.MAX_ENTRIES
-    if entries > 0:
-        history_frames.begin(torch, entries)
-        OOMS.records_history = True
-
-
-def limit_memory(torch: Any) -> None:
-    """Keep PyTorch to what was asked for, on every device."""
-    limit = settings.MEMORY_BYTES
-    if limit > 0:
-        for device in range(torch.cuda.device_count()):
-            total = torch.cuda.get_device_properties(device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
-
-
-def _make_observer(torch: Any) -> Any:
-    """Make what the allocator calls before it raises, when nothing has been unwound yet."""
-    note = guarded(_note_oom)
-
-    def observe(device: int, tried: int, total: int, free: int) -> None:
-        try:
-            OOMS.count += 1
-            note(torch, device, tried, total, free)
-        except BaseException:  # noqa: BLE001, S110 - from here an error would go through C++ code that expects none
-            pass
-
-    return observe
-
-
-def _note_oom(torch: Any, device: int, tried: int, total: int, free: int) -> None:
-    event = {
-        "time_us": time.time_ns() // 1000,
-        "steps_done": STEPS.done,
-        "tried_bytes": tried,
-        "total_bytes": total,
-        "free_bytes": free,
-    }
-    event.update(step_statistics(torch, device))
-    OOMS.last.append(event)
-    exception_hooks.wrap_ends()
-    history_frames.restore()  # what was going on has ended, and the program may go on
-    OOMS.categories = live_categories(torch)
-
-
-def _after_fork() -> None:
-    """A forked process has its own end and its own steps, and no CUDA."""
-    history_frames.FRAME_RECORDING.forget()
-    OOMS.reset()
-    STEPS.reset()
-    exception_hooks.reset_end()
+    def _at_exit(self) -> None:
+        self.report_death(exception_hooks.last_error(), "exception")
+        if self._prepared is None or self._is_reported or exception_hooks.is_interactive():
+            return
+        if self._prepared["steps_done"] == self._steps_done:  # training did not go on after all
+            self._write(self._prepared)

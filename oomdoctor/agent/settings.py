@@ -1,13 +1,13 @@
-"""Settings of the agent, read from the environment once.
+"""Settings of the agent, in variables of the environment that the parent sets.
 
-They are read once, when torch is imported: what the program does with its environment later is its own business.
-
-What the program does with its environment later is its own business.
+They are read once, when this is imported: what the program does with its environment later is its own business.
 """
 
 from __future__ import annotations
 
 import os
+
+_DEFAULT_STEPS = 3
 
 
 def _whole_number(name: str) -> int:
@@ -16,31 +16,19 @@ def _whole_number(name: str) -> int:
 
 
 DIRECTORY = os.environ.get("OOMDOCTOR_RUN_DIRECTORY", "")
-"""Where reports go; made when the first is written."""
+"""Folder of the crash reports; made when the first is written."""
 
 MAX_ENTRIES = _whole_number("OOMDOCTOR_RUN_MAX_ENTRIES")
-"""How many events of the memory history are kept; 0 where none is recorded."""
+"""Events of the memory history that are kept; 0 where none is recorded."""
 
 MEMORY_BYTES = _whole_number("OOMDOCTOR_RUN_MEMORY_BYTES")
-"""What PyTorch may take of each device; 0 for all of it."""
-
-
-_DEFAULT_STEPS = 3
-
-
-def _step_count() -> int:
-    text = os.environ.get("OOMDOCTOR_TRIAL_STEPS", "")
-    return int(text) if text.isdigit() and int(text) > 0 else _DEFAULT_STEPS
-
+"""Bytes that PyTorch may take of each device; 0 for all of it."""
 
 SOCKET = os.environ.get("OOMDOCTOR_TRIAL_SOCKET", "")
-"""Path of the probe's listening socket."""
+"""Path of the parent's listening socket in a trial."""
 
-STEPS = _step_count()
+STEPS = _whole_number("OOMDOCTOR_TRIAL_STEPS") or _DEFAULT_STEPS
 """Optimizer steps after which the trial ends."""
 
 DESCRIBE = os.environ.get("OOMDOCTOR_TRIAL_DESCRIBE", "") == "1"
 """Whether the process shall be described for the fork server."""
-
-DRAWS = os.environ.get("OOMDOCTOR_TRIAL_DRAWS", "")
-"""Path of the memory for what trials draw; empty where there is none."""

@@ -1,42 +1,37 @@
-"""Training hooks: optimizer steps, backward, and `train()` and `eval()`.
+"""Training hooks: optimizer steps that count, backward, and `train()` and `eval()`.
 
 With several optimizers the slowest counts, also one that was made and has not stepped yet, unless it lags far behind: a
 trial shall have seen all of them, and not wait for one that steps once in a while. Each step of torch's own class is
 told once it is done: one that a gradient scaler skips is not, and neither is a micro-step that accumulates.
-
-Torch asks for its engine in one place, as `Variable._execution_engine.run_backward(...)`, and lets go of what it got
-once the call is over. So what it gets is an engine whose end is the end of backward, and no frame of ours is ever
-beneath backward: an error's traceback is as without us.
 """
 
-
-# ruff: noqa: ANN401 - torch and what programs hand over have no type here
+# ruff: noqa: ANN401, SLF001 - torch and what programs hand over have no type here; some places are not public
 
 from __future__ import annotations
 
 import functools
 import sys
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import first_batch, imports, settings
-from .channel import CHANNEL
+from . import imports
 from .guard import guarded
-from .phase_meter import PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _MOST_LAG = 5
+_LIGHTNING = ("lightning.pytorch.utilities.model_helpers", "pytorch_lightning.utilities.model_helpers")
 
 
 class StepCounter:
-    """The steps of a process.
+    """The optimizer steps of a process.
 
     Attributes:
         done: Steps that count.
-        optimizer: Name of the class of the first optimizer that stepped.
-        parameter_bytes: Of what the optimizers hold, each at its first step.
-        gradient_bytes: Likewise.
-        is_over: Whether the trial has seen enough.
-        ooms_told: Times that memory had run out when a step last told what was measured.
+        optimizer: Class name of the first optimizer that stepped.
+        parameter_bytes: Bytes of the parameters that the optimizers hold, each at its first step.
+        gradient_bytes: Bytes of the gradients, likewise.
         idle: Optimizers that were made and have not stepped, by id.
     """
 
@@ -49,8 +44,6 @@ class StepCounter:
         self.optimizer: str | None = None
         self.parameter_bytes: int | None = None
         self.gradient_bytes: int | None = None
-        self.is_over = False
-        self.ooms_told = 0
         self.idle: dict[int, Any] = {}
         self._counts: dict[int, int] = {}
         self._alive: dict[int, Any] = {}
@@ -62,8 +55,8 @@ class StepCounter:
         if key not in self._counts:
             self.idle[key] = weakref.ref(optimizer, lambda _: self.idle.pop(key, None))
 
-    def count(self, optimizer: Any) -> bool:
-        """Count a step; True where it is the first of this optimizer."""
+    def count(self, optimizer: Any) -> None:
+        """Count a step; at the first of an optimizer, add up what it holds."""
         key = id(optimizer)
         self.idle.pop(key, None)
         is_first = key not in self._counts
@@ -75,10 +68,10 @@ class StepCounter:
         counts = self._counts.values()
         slowest = 0 if self.idle else min(counts)
         self.done = max(self.done, slowest, max(counts) // _MOST_LAG)
-        return is_first
+        if is_first:
+            guarded(self._measure)(optimizer)
 
-    def measure(self, optimizer: Any) -> None:
-        """Add up what an optimizer holds."""
+    def _measure(self, optimizer: Any) -> None:
         parameters = {id(one): one for group in optimizer.param_groups for one in group["params"]}.values()
         gradients = [one.grad for one in parameters if one.grad is not None]
         self.parameter_bytes = (self.parameter_bytes or 0) + sum(map(_tensor_bytes, parameters))
@@ -90,89 +83,57 @@ class StepCounter:
         self._orphaned = max(self._orphaned, self._counts.pop(key, 0))
 
 
-STEPS = StepCounter()
+def _tensor_bytes(tensor: Any) -> int:
+    local = getattr(tensor, "_local_tensor", tensor)  # a tensor that is spread over devices has a part here
+    return int(local.numel() * local.element_size())
 
 
-def watch_steps(torch: Any) -> None:
-    """Listen to the steps of all optimizers."""
+def watch_steps(begins: Callable[[bool], Any], ended: Callable[[Any], Any], made: Callable[[Any], Any]) -> None:
+    """Listen to the steps of all optimizers.
+
+    Args:
+        begins: Called before a step, with whether it has a closure.
+        ended: Called with the optimizer after a step.
+        made: Called with an optimizer that was made.
+    """
     module: Any = sys.modules["torch.optim.optimizer"]  # `torch.optim` deletes the name
-    module.register_optimizer_step_pre_hook(_before_step)
-    module.register_optimizer_step_post_hook(_make_step_hook(torch))
-    guarded(_listen_to_makers)(module.Optimizer)
+    begins, ended = guarded(begins), guarded(ended)
+
+    def before_step(_optimizer: Any, arguments: Any, named: Any) -> None:
+        closure = arguments[1] if len(arguments) > 1 else named.get("closure")
+        begins(callable(closure))
+
+    def after_step(optimizer: Any, _arguments: Any, _named: Any) -> None:
+        ended(optimizer)
+
+    module.register_optimizer_step_pre_hook(before_step)
+    module.register_optimizer_step_post_hook(after_step)
+    guarded(_watch_making)(module.Optimizer, guarded(made))
 
 
-def _listen_to_makers(optimizer_class: Any) -> None:
+def _watch_making(optimizer_class: Any, made: Callable[[Any], Any]) -> None:
     """Notice that an optimizer is made: the end of its making is where torch prepares its `step` for the hooks."""
-    prepare = optimizer_class._patch_step_function  # noqa: SLF001 - nothing else is called for each
-    made = guarded(STEPS.made)
+    prepare = optimizer_class._patch_step_function  # nothing else is called for each
 
     @functools.wraps(prepare)
     def prepared(self: Any) -> Any:
         made(self)
         return prepare(self)
 
-    optimizer_class._patch_step_function = prepared  # noqa: SLF001
+    optimizer_class._patch_step_function = prepared
 
 
-@guarded
-def _before_step(_optimizer: Any, arguments: Any, named: Any) -> None:
-    closure = arguments[1] if len(arguments) > 1 else named.get("closure")
-    PHASES.step_begins(has_closure=callable(closure))
+def watch_backward(torch: Any, begins: Callable[[], Any], ended: Callable[[], Any]) -> None:
+    """Listen to each backward: `loss.backward()`, `torch.autograd.grad`, and those inside them.
 
-
-def _make_step_hook(torch: Any) -> Any:
-    after = guarded(_after_step)
-
-    def hook(optimizer: Any, _arguments: Any, _named: Any) -> None:
-        after(torch, optimizer)
-
-    return hook
-
-
-def _after_step(torch: Any, optimizer: Any) -> None:
-    if STEPS.is_over:
-        return
-    CHANNEL.speak()
-    before = STEPS.done
-    if STEPS.count(optimizer):
-        guarded(STEPS.measure)(optimizer)
-    guarded(PHASES.step_ended)(STEPS.done)
-    if STEPS.done > before:
-        _tell_survival(torch)
-        CHANNEL.send({"event": "step", "steps": STEPS.done})
-    if STEPS.done >= settings.STEPS:
-        _end_trial(torch)
-
-
-def _tell_survival(torch: Any) -> None:
-    """Where memory has run out and the program goes on, tell what was measured: the probe may end the trial now."""
-    from . import trial_device, trial_report  # noqa: PLC0415 - needed once
-
-    if trial_device.DEVICE.ooms > STEPS.ooms_told:
-        STEPS.ooms_told = trial_device.DEVICE.ooms
-        trial_report.send_report(torch, "step")
-
-
-def _end_trial(torch: Any) -> None:
-    """Stand still from here on: nothing more shall be written or printed."""
-    from . import trial_report  # noqa: PLC0415 - needed once
-
-    STEPS.is_over = True
-    trial_report.send_report(torch, "steps")
-    CHANNEL.stand_still()
-
-
-def _tensor_bytes(tensor: Any) -> int:
-    local = getattr(tensor, "_local_tensor", tensor)  # a tensor that is spread over devices has a part here
-    return int(local.numel() * local.element_size())
-
-
-def watch_backward(torch: Any) -> None:
-    """Tell the phases of each backward."""
+    Torch asks for its engine in one place, as `Variable._execution_engine.run_backward(...)`, and lets go of what it
+    got once the call is over. So what it gets is an engine whose end is the end of backward, and no frame of ours is
+    ever beneath backward: an error's traceback is as without us.
+    """
     variable = torch.autograd.Variable
-    begins, ended = guarded(PHASES.backward_begins), guarded(PHASES.backward_ended)
+    begins, ended = guarded(begins), guarded(ended)
 
-    class Engine(type(variable._execution_engine)):  # type: ignore[misc]  # noqa: SLF001
+    class Engine(type(variable._execution_engine)):  # type: ignore[misc]
         __slots__ = ()
 
         def __del__(self) -> None:
@@ -183,16 +144,19 @@ def watch_backward(torch: Any) -> None:
             begins()
             return Engine()
 
-    variable._execution_engine = Asked()  # noqa: SLF001
+    variable._execution_engine = Asked()
 
 
-_LIGHTNING = ("lightning.pytorch.utilities.model_helpers", "pytorch_lightning.utilities.model_helpers")
+def watch_modes(torch: Any, changed: Callable[[Any, bool], Any]) -> None:
+    """Listen to each outermost call of `train()` and `eval()`; a module calls those of its parts.
 
-
-def watch_modes(torch: Any) -> None:
-    """Tell the phases of each outermost call; a module calls those of its parts."""
+    Args:
+        torch: The module.
+        changed: Called with the module and whether it trains from now on.
+    """
     module = torch.nn.Module
     original = module.train
+    changed = guarded(changed)
     depth = 0
 
     @functools.wraps(original)
@@ -204,29 +168,22 @@ def watch_modes(torch: Any) -> None:
         finally:
             depth -= 1
             if depth == 0:
-                _mode_changed(self, is_training=bool(mode))
+                changed(self, bool(mode))
 
     module.train = train
     for name in _LIGHTNING:
-        imports.when_imported(name, functools.partial(_watch_lightning, name))
+        imports.when_imported(name, functools.partial(_watch_lightning, name, changed))
 
 
-@guarded
-def _mode_changed(module: Any, *, is_training: bool) -> None:
-    PHASES.mode_changed(module, is_training=is_training)
-    if is_training:
-        first_batch.training_begins()
-
-
-def _watch_lightning(name: str) -> None:
-    lightning: Any = sys.modules[name]
-    mode = lightning._ModuleMode  # noqa: SLF001
+def _watch_lightning(name: str, changed: Callable[[Any, bool], Any]) -> None:
+    """Listen to Lightning, which sets modes back without `train()`."""
+    mode = sys.modules[name]._ModuleMode
     original = mode.restore
 
     @functools.wraps(original)
     def restore(self: Any, module: Any) -> Any:
         result = original(self, module)
-        _mode_changed(module, is_training=module.training)
+        changed(module, module.training)
         return result
 
     mode.restore = restore

@@ -1,217 +1,117 @@
-"""Report of a trial's process: everything that was measured, sent after the last step or when the process ends.
-
-One that ends because memory ran out stands still then, as after the last step: the trial is over, and what the program
-has registered with `atexit` shall not write into it.
-"""
+"""Report of a trial's process: everything that was measured, as the last message of the process."""
 
 
-# ruff: noqa: ANN401, PLC0415 - torch and what programs hand over have no type here
-# ruff: noqa: ANN401 - torch and what programs hand over have no type here
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
-import threading
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from . import null_gpu, oom_errors, phase_meter, settings
-from .channel import CHANNEL
-from .crash_report import full_traceback
-from .exception_hooks import wrap_exit
+from . import exception_hooks, null_gpu, oom_errors
 from .guard import FAILURES, guarded
-from .phase_meter import BACKWARD, EVALUATION, HISTORY, LOAD, OPTIMIZER, PHASES
-from .training_hooks import STEPS
-from .trial_device import DEVICE
+from .memory_stats import DevicePeaks
+from .messages import ErrorChain, ErrorLink, Measurements
+from .phase_meter import BACKWARD, EVALUATION, LOAD, OPTIMIZER, PhaseMemory, PhaseTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from .phase_meter import PhaseMemory
+    from .messages import Ending, ProcessDescription
+    from .training_hooks import StepCounter
+    from .training_phases import PhasePart
 
 
-def send_report(torch: Any, ending: str, error: dict[str, Any] | None = None) -> None:
-    """Tell everything that was measured.
+class TrialFacts(NamedTuple):
+    """What the agent has seen of a process.
+
+    Attributes:
+        steps: Its optimizer steps.
+        peaks: Its highest figures; None where CUDA was not initialised.
+        parts: Memory from one start of a phase to the next.
+        failed: Iterations and phases in which memory ran out.
+        describe: Describes the process, where that was asked for.
+    """
+
+    steps: StepCounter
+    peaks: DevicePeaks | None
+    parts: Sequence[PhasePart]
+    failed: set[tuple[int, str]]
+    describe: Callable[[], ProcessDescription | None]
+
+
+def measurements(facts: TrialFacts, ending: Ending, *, has_cuda: bool, error: ErrorChain | None) -> Measurements:
+    """Return everything that was measured.
 
     Args:
-        torch: The module.
+        facts: What the agent has seen.
         ending: `steps`, `error` or `exit`; `step` where memory ran out and a step was done all the same.
-        error: What nobody handles, as `ends` describes it.
+        has_cuda: Whether CUDA was initialised.
+        error: The error that nobody handles.
     """
-    message: dict[str, Any] = {
-        "event": "measured",
-        "ending": ending,
-        "steps": STEPS.done,
-        "idle_optimizers": len(STEPS.idle),
-        "optimizer": STEPS.optimizer,
-        "parameter_bytes": STEPS.parameter_bytes,
-        "gradient_bytes": STEPS.gradient_bytes,
-        "cuda": DEVICE.is_begun,
-        "error": error,
-        "zeros_read": null_gpu.null_gpu_reads(),
-        "unknown_calls": null_gpu.unknown_calls(),
-        "process": guarded(_process_description)(),
-        **_memory(torch, has_failed=error is not None),
-    }
-    CHANNEL.send({**message, "failures": FAILURES})
+    steps, peaks = facts.steps, facts.peaks or DevicePeaks()
+    used = [part for part in facts.parts if part.allocations or part.start.phase in (LOAD, OPTIMIZER)]
+    return Measurements(
+        ending=ending,
+        steps=steps.done,
+        idle_optimizers=len(steps.idle),
+        cuda=has_cuda,
+        optimizer=steps.optimizer,
+        parameter_bytes=steps.parameter_bytes,
+        gradient_bytes=steps.gradient_bytes,
+        peak_allocated_bytes=peaks.allocated_bytes,
+        peak_reserved_bytes=peaks.reserved_bytes,
+        fixed_bytes=guarded(_fixed_bytes)(used, steps.done),
+        alloc_retries=peaks.retries,
+        ooms=peaks.ooms,
+        training_peak_bytes=_highest(part for part in used if part.start.phase not in (LOAD, EVALUATION)),
+        evaluation_peak_bytes=_highest(part for part in used if part.start.phase == EVALUATION),
+        phases=_phases(used, facts.failed | (_last_phase(used) if error is not None else set())),
+        zeros_read=null_gpu.zeros_read(),
+        unknown_calls=tuple(null_gpu.unknown_calls()),
+        error=error,
+        process=guarded(facts.describe)(),
+        failures=tuple(FAILURES),
+    )
 
 
-def _memory(torch: Any, *, has_failed: bool) -> dict[str, Any]:
-    highest = (guarded(phase_meter.peaks_now)(torch) if DEVICE.is_begun else None) or phase_meter.Peaks()
-    parts = guarded(HISTORY.read)(PHASES.borders) or []
-    used = [part for part in parts if part.allocations or part.border.phase in (LOAD, OPTIMIZER)]
-    trained = [part for part in used if part.border.phase not in (LOAD, EVALUATION)]
-    return {
-        "peak_allocated_bytes": highest.allocated_bytes,
-        "peak_reserved_bytes": highest.reserved_bytes,
-        "alloc_retries": highest.retries,
-        "ooms": highest.ooms,
-        "fixed_bytes": guarded(_fixed_bytes)(used, STEPS.done),
-        "training_peak_bytes": _highest(trained),
-        "evaluation_peak_bytes": _highest(part for part in used if part.border.phase == EVALUATION),
-        "phases": _phases(used, _failed(used, has_failed=has_failed)),
-    }
-
-
-def _highest(parts: Iterable[PhaseMemory]) -> int | None:
+def _highest(parts: Iterable[PhasePart]) -> int | None:
     return max((part.peak_bytes for part in parts), default=None)
 
 
-def _failed(parts: Sequence[PhaseMemory], *, has_failed: bool) -> set[tuple[int, str]]:
-    """The iterations and phases that did not get to their end."""
-    last = {(part.border.iteration, part.border.phase) for part in parts[-1:]} if has_failed else set()
-    return DEVICE.failed | last
+def _last_phase(parts: Sequence[PhasePart]) -> set[tuple[int, str]]:
+    """Return the iteration and the phase that an error ended."""
+    return {(part.start.iteration, part.start.phase) for part in parts[-1:]}
 
 
-def _phases(parts: Iterable[PhaseMemory], failed: set[tuple[int, str]]) -> list[dict[str, Any]]:
-    """One for each iteration and phase, in the order in which they first began; micro-steps share theirs."""
-    found: dict[tuple[int, str], dict[str, Any]] = {}
+def _phases(parts: Iterable[PhasePart], failed: set[tuple[int, str]]) -> tuple[PhaseMemory, ...]:
+    table: PhaseTable[str, PhaseMemory] = PhaseTable(PhaseMemory)
     for part in parts:
-        key = (part.border.iteration, part.border.phase)
-        one = found.setdefault(key, {"iteration": key[0], "phase": key[1], "peak_allocated_bytes": 0})
-        one["peak_allocated_bytes"] = max(one["peak_allocated_bytes"], part.peak_bytes)
-        one["end_allocated_bytes"] = part.end_bytes
-    for key in failed & set(found):
-        # What a failure's unwinding frees, autograd's threads free when they come to it: no two runs would agree.
-        found[key]["end_allocated_bytes"] = found[key]["peak_allocated_bytes"]
-    return list(found.values())
+        table.add(part.start.iteration, part.start.phase, part.peak_bytes, part.end_bytes)
+    for iteration, phase in failed:
+        table.fail(iteration, phase)
+    return table.records()
 
 
-def _fixed_bytes(parts: Sequence[PhaseMemory], iteration: int) -> int | None:
-    """What stays from one micro-step to the next once there is everything, gradients included where they accumulate."""
-    own = [part for part in parts if part.border.iteration == iteration and part.border.phase != EVALUATION]
-    backwards = [index for index, part in enumerate(own) if part.border.phase == BACKWARD]
-    if iteration < 2 or not backwards:  # noqa: PLR2004 - the first makes the optimizer's state
+def _fixed_bytes(parts: Sequence[PhasePart], iteration: int) -> int | None:
+    """Return the bytes that stay from one micro-step to the next, gradients included where they accumulate.
+
+    The first iteration makes the optimizer's state, so only a later one has all that stays.
+    """
+    own = [part for part in parts if part.start.iteration == iteration and part.start.phase != EVALUATION]
+    backwards = [index for index, part in enumerate(own) if part.start.phase == BACKWARD]
+    if iteration < 2 or not backwards:  # noqa: PLR2004 - the second
         return None
     forward = own[backwards[0] + 1 :] if len(backwards) > 1 else own[: backwards[0]]
     return min((part.lowest_bytes for part in forward), default=None)
 
 
-def _process_description() -> Any:
-    if not settings.DESCRIBE:
-        return None
-    from .forking import admission
-
-    return admission.describe_process()
-
-
-class EndState:
-    """What is known of this process's end.
-
-    Attributes:
-        torch: The module, once it is imported.
-        is_told: Whether the last word is said.
-        prepared: The error that was being handled when the program asked to leave, and the steps done by then.
-    """
-
-    def __init__(self) -> None:
-        self.torch: Any = None
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin again, as a process does that was forked."""
-        self.process = os.getpid()
-        self.is_told = False
-        self.prepared: tuple[dict[str, Any], int] | None = None
-
-
-END_STATE = EndState()
-reset_end = END_STATE.reset
-
-
-def watch_end(torch: Any) -> None:
-    """Tell how this process ends."""
-    END_STATE.torch = torch
-    wrap_exit(guarded(_note_exit))
-    # Called before `atexit`, and before threads are waited for. In Python's own hands, and not in 3.8.
-    register = getattr(threading, "_register_atexit", None)
-    if register is not None:
-        register(guarded(_at_shutdown))
-    atexit.register(guarded(_at_exit))
-
-
-def child_ended(error: BaseException | None) -> None:
-    """A child process of multiprocessing has run its function."""
-    if END_STATE.torch is not None and not CHANNEL.quiet:
-        _send_last(None if error is None else _error_chain(error))
-
-
-def _note_exit(status: Any) -> None:
-    """Keep what is being handled when the program asks to leave; it may still be talked out of it.
-
-    Text alone is kept: to hold the error would hold its frames and all the tensors in them.
-    """
-    error = sys.exc_info()[1]
-    if status not in (None, 0) and error is not None and not isinstance(error, SystemExit):
-        END_STATE.prepared = _error_chain(error), STEPS.done
-
-
-def _at_shutdown() -> None:
-    error = _died_of()
-    if error is not None:
-        _send_last(error)
-        if DEVICE.ooms and os.getpid() == END_STATE.process:
-            _stand_still()
-
-
-def _at_exit() -> None:
-    _send_last(_died_of())
-
-
-def _died_of() -> dict[str, Any] | None:
-    # `last_exc` is there from 3.12 on. Both are set by Python itself, before it calls whatever hook there is.
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    if error is not None:
-        return _error_chain(error)
-    if END_STATE.prepared is not None and END_STATE.prepared[1] == STEPS.done:  # training did not go on after all
-        return END_STATE.prepared[0]
-    return None
-
-
-def _stand_still() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # it may be closed, or the program's own
-            stream.flush()
-    CHANNEL.stand_still()
-
-
-def _send_last(error: dict[str, Any] | None) -> None:
-    if END_STATE.is_told or STEPS.is_over:
-        return
-    END_STATE.is_told = True
-    send_report(END_STATE.torch, "exit" if error is None else "error", error)
-    CHANNEL.flush()
-
-
-def _error_chain(error: BaseException) -> dict[str, Any]:
+def error_chain(error: BaseException) -> ErrorChain:
+    """Return an error as text: to hold the error itself would hold its frames and all the tensors in them."""
     links = [
-        {"types": [_name(kind) for kind in type(link).__mro__], "text": oom_errors.text_of(link)}
+        ErrorLink(types=tuple(map(_qualified_name, type(link).__mro__)), text=oom_errors.text_of(link))
         for link in oom_errors.walk(error)
     ]
-    return {"links": links, "traceback": guarded(full_traceback)(error) or ""}
+    return ErrorChain(links=tuple(links), traceback=guarded(exception_hooks.full_traceback)(error) or "")
 
 
-def _name(kind: type) -> str:
+def _qualified_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -18,7 +18,7 @@ from oomdoctor.trial.process import GuardedProcess
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oomdoctor.command.trial_events import ProcessDescription
+    from oomdoctor.agent.messages import ProcessDescription
     from oomdoctor.trial.process import CancelToken
 
 

@@ -15,9 +15,10 @@ from oomdoctor.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from oomdoctor.agent.messages import Measurements
     from oomdoctor.command.outcome import ClassifiedTrial
     from oomdoctor.command.supervisor import CommandSupervisor
-    from oomdoctor.command.trial_events import Measurements, TrialEvents
+    from oomdoctor.command.trial_events import TrialEvents
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Trial
     from oomdoctor.search.bracket import SearchResult
@@ -58,21 +59,21 @@ class Observations:
     untrained_bytes: int = 0
     rising: int | None = None
 
-    def take(self, heard: TrialEvents, judged: ClassifiedTrial, micro_batch: int) -> None:
+    def take(self, events: TrialEvents, classified: ClassifiedTrial, micro_batch: int) -> None:
         """Take in a trial that has ended."""
-        self.processes = max(self.processes, heard.world_size)
-        if judged.in_evaluation:
+        self.processes = max(self.processes, events.world_size)
+        if classified.in_evaluation:
             self.oom_in_evaluation.append(micro_batch)
-        for measured in heard.trainers():
+        for measured in events.trainers():
             self.failures.update(dict.fromkeys(measured.failures))
             self.gradient_bytes = max(self.gradient_bytes, measured.gradient_bytes or 0)
             self._take_evaluation(measured, micro_batch)
-        if judged.trial.outcome is Outcome.FITS:
-            idle = [measured.idle_optimizers for measured in heard.trainers()]
+        if classified.trial.outcome is Outcome.FITS:
+            idle = [measured.idle_optimizers for measured in events.trainers()]
             self.idle_optimizers = max([self.idle_optimizers, *idle])
-            for measured in heard.trainers():
+            for measured in events.trainers():
                 self._take_changes(measured, micro_batch)
-            self.steps = min(self.steps or heard.done_steps, heard.done_steps)
+            self.steps = min(self.steps or events.done_steps, events.done_steps)
 
     def _take_changes(self, measured: Measurements, micro_batch: int) -> None:
         """See whether training had become what it will be: all parameters train, and no step needs more."""
@@ -93,7 +94,7 @@ def _iteration_peaks(measured: Measurements) -> list[int]:
     """Most bytes in the training of each complete iteration after the first."""
     peaks: dict[int, int] = {}
     for phase in measured.phases:
-        if phase.phase is not PhaseName.EVALUATION and _FIRST_COMPLETE <= phase.iteration <= measured.steps:
+        if phase.phase != PhaseName.EVALUATION and _FIRST_COMPLETE <= phase.iteration <= measured.steps:
             peaks[phase.iteration] = max(peaks.get(phase.iteration, 0), phase.peak_allocated_bytes)
     return [peaks[iteration] for iteration in sorted(peaks)]
 
@@ -109,25 +110,29 @@ def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reaso
     """Where the numbers were had from."""
     found = [
         Reason("trials", f"the command itself, ended by force once it had taken {_count_steps(request.steps)}"),
-        Reason("starts", supervisor.forks_reason or "each trial was started anew, as `--fresh` says"),
+        Reason("starts", supervisor.fork_reason or "each trial was started anew, as `--fresh` says"),
     ]
     if accumulates(request.command or ()):
         text = f"`{ACCUMULATION}` was 2 in trials below the target, which has all the memory that more steps have"
         found.append(Reason("accumulation", text))
     if supervisor.zeros_read:
         found.append(Reason("zeros", _ZEROS))
-    if left := [Path(path) for path in supervisor.noted.written if Path(path).exists()]:
+    if left := [Path(path) for path in supervisor.observations.written if Path(path).exists()]:
         found.append(Reason("written", _describe_paths(left, request.directory)))
     return tuple(found)
 
 
 def warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: SearchResult) -> tuple[str, ...]:
     """What the reader should know before relying on the answer."""
-    noted = supervisor.noted
-    return (*_command_warnings(request, noted, search), *_training_warnings(noted), *_evaluation_warnings(noted))
+    observations = supervisor.observations
+    return (
+        *_command_warnings(request, observations, search),
+        *_training_warnings(observations),
+        *_evaluation_warnings(observations),
+    )
 
 
-def _command_warnings(request: ProbeRequest, noted: Observations, search: SearchResult) -> Iterator[str]:
+def _command_warnings(request: ProbeRequest, seen: Observations, search: SearchResult) -> Iterator[str]:
     share = request.target_batch // request.world_size
     for name, meant in near_misses(request.command or ()).items():
         yield f"`{name}` is no placeholder and was passed on as it is; `{meant}` would be filled in"
@@ -136,41 +141,41 @@ def _command_warnings(request: ProbeRequest, noted: Observations, search: Search
             f"the command has no `{ACCUMULATION}`: each of its optimizer steps sees one micro-batch, not the target; "
             "where it accumulates otherwise, gradients stay alive during the forward, and training may need more"
         )
-    if noted.processes > request.world_size:
+    if seen.processes > request.world_size:
         yield (
-            f"{noted.processes} processes trained together, and the world size was taken to be {request.world_size}; "
-            f"`--world-size {noted.processes}` shares the target batch between them"
+            f"{seen.processes} processes trained together, and the world size was taken to be {request.world_size}; "
+            f"`--world-size {seen.processes}` shares the target batch between them"
         )
-    if noted.failures:
-        yield f"not all could be measured in the command's processes: {'; '.join(noted.failures)}"
+    if seen.failures:
+        yield f"not all could be measured in the command's processes: {'; '.join(seen.failures)}"
 
 
-def _training_warnings(noted: Observations) -> Iterator[str]:
-    if noted.steps is not None and noted.steps < ENOUGH_STEPS:
+def _training_warnings(seen: Observations) -> Iterator[str]:
+    if seen.steps is not None and seen.steps < ENOUGH_STEPS:
         yield "the command ended after one optimizer step, and only the second has the peak that training has"
-    if noted.idle_optimizers:
+    if seen.idle_optimizers:
         yield (
-            f"{noted.idle_optimizers} of the command's optimizers took no step in a trial, so what their steps need is "
+            f"{seen.idle_optimizers} of the command's optimizers took no step in a trial, so what their steps need is "
             "not known; raise `--steps` until they do"
         )
-    if noted.rising is not None:
+    if seen.rising is not None:
         yield (
-            f"at micro-batch {noted.rising} the last step of a trial needed more than the one before, and a later one "
+            f"at micro-batch {seen.rising} the last step of a trial needed more than the one before, and a later one "
             "may need more still: give it its longest batches first, or raise `--steps`"
         )
-    if noted.untrained_bytes > 0:
+    if seen.untrained_bytes > 0:
         yield (
-            f"{format_size(noted.untrained_bytes)} of parameters that the optimizer holds had no gradient in a trial; "
+            f"{format_size(seen.untrained_bytes)} of parameters that the optimizer holds had no gradient in a trial; "
             "where they begin to train later, training needs more"
         )
 
 
-def _evaluation_warnings(noted: Observations) -> Iterator[str]:
-    if noted.oom_in_evaluation:
-        sizes = ", ".join(map(str, sorted(set(noted.oom_in_evaluation))))
+def _evaluation_warnings(seen: Observations) -> Iterator[str]:
+    if seen.oom_in_evaluation:
+        sizes = ", ".join(map(str, sorted(set(seen.oom_in_evaluation))))
         yield f"at micro-batch {sizes} memory ran out in an evaluation, not in training"
-    if noted.evaluation_bytes is not None:
-        size, evaluation, training = noted.evaluation_bytes
+    if seen.evaluation_bytes is not None:
+        size, evaluation, training = seen.evaluation_bytes
         yield (
             f"evaluation needs more than training: {format_size(evaluation)} against {format_size(training)} at "
             f"micro-batch {size}"

@@ -14,8 +14,9 @@ from oomdoctor.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from oomdoctor.agent.messages import ErrorChain, Measurements
     from oomdoctor.command.trial import EndedTrial
-    from oomdoctor.command.trial_events import ErrorChain, Measurements, TrialEvents
+    from oomdoctor.command.trial_events import TrialEvents
 
 
 ENOUGH_STEPS: Final = 2
@@ -52,12 +53,12 @@ def classify_trial(ended: EndedTrial, micro_batch: int, allowed_bytes: int, step
         allowed_bytes: Bytes that PyTorch was allowed.
         steps: Optimizer steps that were asked for.
     """
-    heard = ended.heard
-    if heard.ooms or any(measured.ooms for measured in heard.measured.values()):
-        text = SWALLOWED if heard.has_survived else _error_text(heard) or _oom_text(heard)
+    events = ended.events
+    if events.ooms or any(measured.ooms for measured in events.measured.values()):
+        text = SWALLOWED if events.has_survived else _error_text(events) or _oom_text(events)
         trial = _trial(ended, micro_batch, allowed_bytes, Outcome.OOM, text)
-        return ClassifiedTrial(trial, in_evaluation=_oom_phase(heard) == PhaseName.EVALUATION)
-    if (failed := _failed(heard)) is not None:
+        return ClassifiedTrial(trial, in_evaluation=_oom_phase(events) == PhaseName.EVALUATION)
+    if (failed := _failed(events)) is not None:
         return _classify_error(ended, failed, micro_batch, allowed_bytes)
     problem = _shortcoming(ended, steps)
     if problem is None:
@@ -68,19 +69,19 @@ def classify_trial(ended: EndedTrial, micro_batch: int, allowed_bytes: int, step
 def _classify_error(ended: EndedTrial, failed: ErrorChain, micro_batch: int, allowed_bytes: int) -> ClassifiedTrial:
     links = [(link.types, link.text) for link in failed.links]
     verdict = classify_recorded(links, Evidence(capacity_bytes=allowed_bytes))
-    text = _error_text(ended.heard) or "it ended by an error"
+    text = _error_text(ended.events) or "it ended by an error"
     trial = _trial(ended, micro_batch, allowed_bytes, verdict.outcome, text)
     if verdict.outcome is not Outcome.FAILED:
         return ClassifiedTrial(trial)
     return ClassifiedTrial(trial, TargetError(text, details=failed.traceback or ended.tail))
 
 
-def _failed(heard: TrialEvents) -> ErrorChain | None:
-    return next((measured.error for measured in heard.measured.values() if measured.error), None)
+def _failed(events: TrialEvents) -> ErrorChain | None:
+    return next((measured.error for measured in events.measured.values() if measured.error), None)
 
 
-def _error_text(heard: TrialEvents) -> str | None:
-    failed = _failed(heard)
+def _error_text(events: TrialEvents) -> str | None:
+    failed = _failed(events)
     if failed is None:
         return None
     # Where memory ran out, the error that says so tells more than what was raised on top of it.
@@ -88,43 +89,43 @@ def _error_text(heard: TrialEvents) -> str | None:
     return chosen.text.strip() or chosen.types[0]
 
 
-def _oom_text(heard: TrialEvents) -> str:
+def _oom_text(events: TrialEvents) -> str:
     """What can be said where the command ended before it said anything: which allocation failed."""
-    if not heard.ooms:
+    if not events.ooms:
         return "the command ran out of memory"
-    oom = heard.ooms[0]
+    oom = events.ooms[0]
     tried, free = format_size(oom.tried_bytes), format_size(oom.free_bytes)
     return f"CUDA out of memory. Tried to allocate {tried}; {free} were free"
 
 
-def _oom_phase(heard: TrialEvents) -> PhaseName | None:
-    return heard.ooms[0].phase if heard.ooms else None
+def _oom_phase(events: TrialEvents) -> str | None:
+    return events.ooms[0].phase if events.ooms else None
 
 
 # --- what keeps a trial without an error from being one that fits ----------------------------------------------------
 
 
 def _shortcoming(ended: EndedTrial, steps: int) -> OomdoctorError | None:
-    heard = ended.heard
-    if not heard.started:
+    events = ended.events
+    if not events.started:
         return _no_torch(ended)
-    if heard.done_steps and not heard.has_used_gpu:
+    if events.done_steps and not events.has_used_gpu:
         return TargetError(
             "the command trains on the CPU: it took optimizer steps and never used the GPU",
             hint="give it the option that makes it train on `cuda`",
             details=ended.tail,
         )
-    if heard.has_all_steps:
+    if events.has_all_steps:
         return None
-    if ended.timed_out and heard.done_steps < ENOUGH_STEPS:
+    if ended.timed_out and events.done_steps < ENOUGH_STEPS:
         return _too_slow(ended, steps)
     if ended.return_code:
         return _died_error(ended)
-    return None if heard.done_steps else _no_step(ended)
+    return None if events.done_steps else _no_step(ended)
 
 
 def _no_torch(ended: EndedTrial) -> OomdoctorError:
-    frameworks = ended.heard.frameworks or ()
+    frameworks = ended.events.frameworks or ()
     if ended.return_code:
         return _died_error(ended)
     if ended.timed_out:
@@ -138,7 +139,7 @@ def _no_torch(ended: EndedTrial) -> OomdoctorError:
 
 
 def _too_slow(ended: EndedTrial, steps: int) -> OomdoctorError:
-    done = ended.heard.done_steps
+    done = ended.events.done_steps
     return NoAnswerError(
         f"the command took {done} of {steps} optimizer steps in {ended.seconds:.0f} s",
         hint=f"{_TIMEOUT_HINT}; `--steps 2` is the least that shows the peak",
@@ -152,7 +153,7 @@ _TIMEOUT_HINT: Final = "raise the limit with `--trial-timeout`"
 def _died_error(ended: EndedTrial) -> OomdoctorError:
     code = ended.return_code or 0
     how = f"exit code {code}" if code > 0 else f"signal {-code}"
-    done = ended.heard.done_steps
+    done = ended.events.done_steps
     after = f"after {done} optimizer step{'s' if done > 1 else ''}" if done else "before its first optimizer step"
     return TargetError(f"the command ended with {how} {after}", details=ended.tail)
 
@@ -170,7 +171,7 @@ def _no_step(ended: EndedTrial) -> OomdoctorError:
 
 def _trial(ended: EndedTrial, micro_batch: int, allowed_bytes: int, outcome: Outcome, error: str | None) -> Trial:
     """Peaks are those of the process that needed most."""
-    trainers = ended.heard.trainers()
+    trainers = ended.events.trainers()
     most = max(trainers, key=lambda measured: measured.peak_allocated_bytes or 0, default=None)
     return Trial(
         micro_batch=micro_batch,
@@ -180,9 +181,9 @@ def _trial(ended: EndedTrial, micro_batch: int, allowed_bytes: int, outcome: Out
         peak_reserved_bytes=_most(measured.peak_reserved_bytes for measured in trainers),
         fixed_bytes=None if most is None else most.fixed_bytes,
         alloc_retries=_most(measured.alloc_retries for measured in trainers) or 0,
-        swallowed_ooms=len(ended.heard.ooms) if ended.heard.has_survived else 0,
+        swallowed_ooms=len(ended.events.ooms) if ended.events.has_survived else 0,
         seconds=ended.seconds,
-        phases=() if most is None else _phases(most, ended.heard),
+        phases=() if most is None else _phases(most, ended.events),
         error=error,
     )
 
@@ -191,14 +192,19 @@ def _most(sizes: Iterable[int | None]) -> int | None:
     return max((size for size in sizes if size is not None), default=None)
 
 
-def _phases(measured: Measurements, heard: TrialEvents) -> tuple[Phase, ...]:
+def _phases(measured: Measurements, events: TrialEvents) -> tuple[Phase, ...]:
     """Memory by phase; where memory ran out, up to there, whatever the command's own code did next."""
-    for oom in heard.ooms:
-        place = (oom.iteration, oom.phase)
-        places = [(phase.iteration, phase.phase) for phase in measured.phases]
-        if oom.pid == measured.pid and place in places:
-            return measured.phases[: places.index(place) + 1]
-    return measured.phases
+    phases = measured.phases
+    keys = [(phase.iteration, phase.phase) for phase in phases]
+    for oom in events.ooms:
+        key = (oom.iteration, oom.phase)
+        if oom.pid == measured.pid and key in keys:
+            phases = phases[: keys.index(key) + 1]
+            break
+    return tuple(
+        Phase(phase.iteration, PhaseName(phase.phase), phase.peak_allocated_bytes, phase.end_allocated_bytes)
+        for phase in phases
+    )
 
 
 _SAME_SHARE: Final = 0.001
@@ -217,16 +223,16 @@ class BatchSizeCheck:
     leading: dict[int, frozenset[int]] = field(default_factory=dict)
     peaks: dict[int, int] = field(default_factory=dict)
 
-    def problem_of(self, micro_batch: int, heard: TrialEvents, peak_bytes: int | None) -> OomdoctorError | None:
+    def problem_of(self, micro_batch: int, events: TrialEvents, peak_bytes: int | None) -> OomdoctorError | None:
         """Take in a trial that fits, and say what is wrong with it; None where nothing is known to be.
 
         Args:
             micro_batch: The size that was filled in.
-            heard: What was heard of its trial.
+            events: What was heard of its trial.
             peak_bytes: Most bytes allocated in it.
         """
         others = {size: peak for size, peak in self.peaks.items() if size != micro_batch}
-        self.leading[micro_batch] = _leading_dimensions(heard)
+        self.leading[micro_batch] = _leading_dimensions(events)
         self.peaks[micro_batch] = peak_bytes or 0
         if self._is_cut(micro_batch):
             return _cut_error(micro_batch, max(self.leading[micro_batch]))
@@ -248,8 +254,8 @@ class BatchSizeCheck:
         return follows and bool(seen) and max(seen) < micro_batch
 
 
-def _leading_dimensions(heard: TrialEvents) -> frozenset[int]:
-    batches = [batch for pid, batch in heard.batches.items() if pid in heard.devices]
+def _leading_dimensions(events: TrialEvents) -> frozenset[int]:
+    batches = [batch for pid, batch in events.batches.items() if pid in events.devices]
     return frozenset(shape[0] for batch in batches for shape in batch.shapes if shape)
 
 

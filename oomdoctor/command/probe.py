@@ -76,7 +76,7 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
         session = ProbeSearch(supervisor, progress, share)
         progress.stage(f"starting {request.target}")
         _first_trial(supervisor, session, min(_FIRST_SIZE, share), share)
-        search = session.find_maximum(supervisor.noted.gradient_bytes)
+        search = session.find_maximum(supervisor.observations.gradient_bytes)
         session.try_profiled(request.profile_micro_batch, search.maximum)
         recommended = session.find_recommended(search, request.headroom)
         plan, chosen = _checked_plan(request, session, search.maximum, recommended)

@@ -16,14 +16,13 @@ from oomdoctor.command.trial import EndedTrial, SocketDirectory, TrialStart, run
 from oomdoctor.command.trial_events import TrialEvents
 from oomdoctor.results import Outcome
 from oomdoctor.run.environment import with_agent
-from oomdoctor.run.process import read_host_memory
 from oomdoctor.search.probe_search import micro_steps
 from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from oomdoctor.command.trial_events import DeviceInfo, TorchImported
+    from oomdoctor.agent.messages import DeviceInfo, TorchImported
     from oomdoctor.engines.choice import Engine
     from oomdoctor.errors import OomdoctorError
     from oomdoctor.request import ProbeRequest
@@ -87,35 +86,6 @@ class SpeculativeTrial:
         self._pool.shutdown()
 
 
-_CACHE_SHARE: Final = 8
-"""One part in so many of the host's memory is taken at most, and only as it is filled."""
-
-_MOST_CACHE_BYTES: Final = 4 << 30
-
-
-class RngCache:
-    """The memory. It has no place in the file system but among this process's descriptors, and ends with it.
-
-    Attributes:
-        path: Where other processes of this user find it.
-    """
-
-    def __init__(self) -> None:
-        self._fd = os.memfd_create("oomdoctor-draws")
-        os.ftruncate(self._fd, _cache_size_bytes())
-        self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
-
-    def close(self) -> None:
-        """Give it back, once the processes that use it have ended."""
-        os.close(self._fd)
-
-
-def _cache_size_bytes() -> int:
-    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = read_host_memory().limit_bytes or host
-    return min(min(host, limit) // _CACHE_SHARE, _MOST_CACHE_BYTES)
-
-
 _DROPPED: Final = ("OOMDOCTOR_RUN_", "OOMDOCTOR_TRIAL_", "OOMDOCTOR_FORK_")
 _CORES: Final = os.cpu_count() or 1
 _CORES_FOR_TWO: Final = 2
@@ -130,11 +100,11 @@ class CommandSupervisor:
         stop: Ends a wait from another thread.
 
     Attributes:
-        noted: What the trials showed besides their outcomes.
+        observations: What the trials showed besides their outcomes.
         uses: What the command used, where that was asked for.
         device: What CUDA showed the first trial.
         versions: Version by name, of what ran in it.
-        forks_reason: Why trials are not forked, or how it was seen that they may be; None before that was tried.
+        fork_reason: Why trials are not forked, or how it was seen that they may be; None before that was tried.
         capacity_bytes: Bytes that PyTorch may take; see `oomdoctor.search.source` for this and the others.
         problem: See there.
         replaced: See there.
@@ -153,19 +123,15 @@ class CommandSupervisor:
         self.uses = CommandDependencies(self._room.path) if request.watched else None
         if self.uses is not None:
             self._environment |= self.uses.environment
-        # Who watches what a command reads would see that it reads this.
-        self._draws = None if request.fresh or request.watched else RngCache()
-        if self._draws is not None:
-            self._environment["OOMDOCTOR_TRIAL_DRAWS"] = self._draws.path
         self._forks: ForkServer | None = None
         self._has_port = False
-        self._ahead = SpeculativeTrial()
-        self._following = BatchSizeCheck()
+        self._speculative = SpeculativeTrial()
+        self._batch_size_check = BatchSizeCheck()
         self._count = 0
-        self.noted = Observations()
+        self.observations = Observations()
         self.device: DeviceInfo | None = None
         self.versions: dict[str, str] = {}
-        self.forks_reason: str | None = None
+        self.fork_reason: str | None = None
         self.capacity_bytes = _expected_capacity(request, engine)
         self.problem: dict[str, str | None] | None = None
         self.replaced = 0
@@ -190,12 +156,12 @@ class CommandSupervisor:
         """
         ended = self._end(self._start(micro_batch, micro_steps, 0, describe=not self._request.fresh))
         self._learn(ended)
-        judged = self._judged(ended, micro_batch, self.capacity_bytes)
-        if judged.problem is not None:
-            raise judged.problem
+        classified = self._classified(ended, micro_batch, self.capacity_bytes)
+        if classified.problem is not None:
+            raise classified.problem
         if not self._request.fresh:
-            self._fork_from(ended, judged.trial, micro_steps)
-        return judged.trial
+            self._fork_from(ended, classified.trial, micro_steps)
+        return classified.trial
 
     def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
         """Run one trial, or take the one that was begun ahead.
@@ -203,14 +169,14 @@ class CommandSupervisor:
         Raises:
             KeyboardInterrupt: The stop was set.
         """
-        ended = self._ahead.take((micro_batch, micro_steps, allowed_bytes))
+        ended = self._speculative.take((micro_batch, micro_steps, allowed_bytes))
         if ended is None:
-            self._begin_ahead(micro_batch + 1, allowed_bytes)
+            self._begin_speculative(micro_batch + 1, allowed_bytes)
             ended = self._end(self._start(micro_batch, micro_steps, allowed_bytes))
-        judged = self._judged(ended, micro_batch, allowed_bytes)
-        if judged.problem is not None:
-            self.problem = _error_texts(judged.problem)
-        return judged.trial
+        classified = self._classified(ended, micro_batch, allowed_bytes)
+        if classified.problem is not None:
+            self.problem = _error_texts(classified.problem)
+        return classified.trial
 
     def foresee(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:  # noqa: ARG002 - as asked
         """Nothing is foreseen for commands: forked trials are quick."""
@@ -218,15 +184,13 @@ class CommandSupervisor:
 
     def settle(self) -> None:
         """End a trial that nobody will ask for; all that was run is known then."""
-        self._ahead.drop()
+        self._speculative.drop()
 
     def close(self) -> None:
         """End what still runs, and remove what is ours."""
-        self._ahead.close()
+        self._speculative.close()
         if self._forks is not None:
             self._forks.close()
-        if self._draws is not None:
-            self._draws.close()
         self._room.close()
 
     # --- one trial ---------------------------------------------------------------------------------------------------
@@ -250,11 +214,11 @@ class CommandSupervisor:
         )
 
     def _end(self, start: TrialStart, *stops: CancelToken) -> EndedTrial:
-        heard = TrialEvents()
+        events = TrialEvents()
         try:
-            ended = run_trial(start, heard, (*self._stops, *stops))
+            ended = run_trial(start, events, (*self._stops, *stops))
         finally:
-            self.noted.written.update(heard.written)  # also of a trial that nobody asks for, or that is stopped
+            self.observations.written.update(events.written)  # also of a trial that nobody asks for, or that is stopped
         if self._forks is not None and self._engine.kind == "cuda":
             self._forks.wait_until_idle()  # on a real GPU the next trial would find its memory
         return ended
@@ -265,23 +229,25 @@ class CommandSupervisor:
             return allowed_bytes
         return 0 if self._engine.kind == "null" else self._request.memory_bytes or 0
 
-    def _judged(self, ended: EndedTrial, micro_batch: int, allowed_bytes: int) -> ClassifiedTrial:
-        judged = classify_trial(ended, micro_batch, allowed_bytes, self._request.steps)
-        if judged.trial.outcome is Outcome.FITS:
-            problem = self._following.problem_of(micro_batch, ended.heard, judged.trial.peak_allocated_bytes)
+    def _classified(self, ended: EndedTrial, micro_batch: int, allowed_bytes: int) -> ClassifiedTrial:
+        classified = classify_trial(ended, micro_batch, allowed_bytes, self._request.steps)
+        if classified.trial.outcome is Outcome.FITS:
+            problem = self._batch_size_check.problem_of(
+                micro_batch, ended.events, classified.trial.peak_allocated_bytes
+            )
             if problem is not None:
-                judged = judged.with_problem(problem)
-        self._note(ended, judged, micro_batch)
-        return judged
+                classified = classified.with_problem(problem)
+        self._note(ended, classified, micro_batch)
+        return classified
 
-    def _note(self, ended: EndedTrial, judged: ClassifiedTrial, micro_batch: int) -> None:
-        for measured in ended.heard.trainers():
+    def _note(self, ended: EndedTrial, classified: ClassifiedTrial, micro_batch: int) -> None:
+        for measured in ended.events.trainers():
             self.optimizer_name = measured.optimizer or self.optimizer_name
             self.zeros_read = max(self.zeros_read, measured.zeros_read)
             self.unknown_calls = tuple(dict.fromkeys((*self.unknown_calls, *measured.unknown_calls)))
-        self.noted.take(ended.heard, judged, micro_batch)
+        self.observations.take(ended.events, classified, micro_batch)
 
-    def _begin_ahead(self, micro_batch: int, allowed_bytes: int) -> None:
+    def _begin_speculative(self, micro_batch: int, allowed_bytes: int) -> None:
         """Run the size above the one that was asked for beside it: it is what proves a maximum.
 
         Only on a null GPU, where two trials do not share memory, and forked, so that it costs no second import.
@@ -289,19 +255,19 @@ class CommandSupervisor:
         share = self._request.target_batch // self._request.world_size
         is_cheap = self._forks is not None and self._engine.kind == "null" and _CORES >= _CORES_FOR_TWO
         if not is_cheap or self._has_port or micro_batch > share or allowed_bytes < self.capacity_bytes:
-            self._ahead.drop()
+            self._speculative.drop()
             return
         question = (micro_batch, micro_steps(micro_batch, share), allowed_bytes)
         start = self._start(*question)
-        self._ahead.begin(question, lambda stop: self._end(start, stop))
+        self._speculative.begin(question, lambda stop: self._end(start, stop))
 
     # --- what the first trial shows ----------------------------------------------------------------------------------
 
     def _learn(self, ended: EndedTrial) -> None:
-        heard = ended.heard
-        for pid, device in heard.devices.items():
+        events = ended.events
+        for pid, device in events.devices.items():
             self.device = device
-            self.versions = _versions(heard.started.get(pid))
+            self.versions = _versions(events.started.get(pid))
         if self.device is not None:
             free = self.device.free_bytes
             self.capacity_bytes = min(free, self._request.memory_bytes or free)
@@ -310,14 +276,14 @@ class CommandSupervisor:
 
     def _fork_from(self, ended: EndedTrial, trial: Trial, micro_steps: int) -> None:
         """Start the fork server, and believe it once a forked trial has taken the same memory as the fresh one."""
-        described = [measured.process for measured in ended.heard.trainers() if measured.process]
+        described = [measured.process for measured in ended.events.trainers() if measured.process]
         if not described:
-            self.forks_reason = "each trial was started anew: the process that trains could not be described"
+            self.fork_reason = "each trial was started anew: the process that trains could not be described"
             return
         server = ForkServer(described[0], self._room.path)
         if not server.wait(self._request.trial_timeout_seconds, self._stops):
             server.close()
-            self.forks_reason = f"each trial was started anew: {server.reason}"
+            self.fork_reason = f"each trial was started anew: {server.reason}"
             return
         self._forks = server
         # Two launchers at once would want the same port.
@@ -325,14 +291,14 @@ class CommandSupervisor:
         again = self._end(self._start(trial.micro_batch, micro_steps, 0))
         forked = classify_trial(again, trial.micro_batch, trial.allowed_bytes, self._request.steps).trial
         if _memory(forked) == _memory(trial):
-            self.forks_reason = (
+            self.fork_reason = (
                 "forked from a process that has imported what the first trial had; at micro-batch "
                 f"{trial.micro_batch} both ways took the same memory to the byte"
             )
             return
         self._forks = None
         server.close()
-        self.forks_reason = (
+        self.fork_reason = (
             "each trial was started anew: forked from a process that has imported torch, the first took other memory"
         )
 

@@ -182,26 +182,26 @@ class EndedTrial:
     """How a trial ended.
 
     Attributes:
-        heard: What its processes said.
+        events: What its processes said.
         return_code: The command's, negative for a signal; None where it was ended by us.
         timed_out: Whether it was ended because it took too long.
         seconds: How long it took.
         tail: The end of its output.
     """
 
-    heard: TrialEvents
+    events: TrialEvents
     return_code: int | None
     timed_out: bool
     seconds: float
     tail: str | None
 
 
-def run_trial(start: TrialStart, heard: TrialEvents, stops: Sequence[CancelToken] = ()) -> EndedTrial:
+def run_trial(start: TrialStart, events: TrialEvents, stops: Sequence[CancelToken] = ()) -> EndedTrial:
     """Run one trial to its end.
 
     Args:
         start: What to start.
-        heard: Takes in what its processes say, until the last of them is gone, however the trial ends.
+        events: Takes in what its processes say, until the last of them is gone, however the trial ends.
         stops: Each ends it from another thread.
 
     Raises:
@@ -215,7 +215,7 @@ def run_trial(start: TrialStart, heard: TrialEvents, stops: Sequence[CancelToken
             environment = {**start.environment, "OOMDOCTOR_TRIAL_SOCKET": str(path)}
             process = GuardedProcess(start.command, environment, report_write, directory=start.directory)
             os.close(report_write)
-            watch = _TrialWait(listener, heard, report_read, stops, started + start.timeout_seconds)
+            watch = _TrialWait(listener, events, report_read, stops, started + start.timeout_seconds)
             try:
                 watch.until_over()
             finally:
@@ -224,7 +224,7 @@ def run_trial(start: TrialStart, heard: TrialEvents, stops: Sequence[CancelToken
         finally:
             os.close(report_read)
         seconds = time.monotonic() - started
-    return EndedTrial(heard, watch.return_code, watch.timed_out, seconds, process.tail())
+    return EndedTrial(events, watch.return_code, watch.timed_out, seconds, process.tail())
 
 
 class _TrialWait:
@@ -232,7 +232,7 @@ class _TrialWait:
 
     Args:
         listener: Where its processes speak.
-        heard: Takes in what they say.
+        events: Takes in what they say.
         report_fd: Where the guardian says that the command has ended.
         stops: Each ends the wait.
         deadline: When to give up, on the monotonic clock.
@@ -243,14 +243,14 @@ class _TrialWait:
     """
 
     def __init__(
-        self, listener: Listener, heard: TrialEvents, report_fd: int, stops: Sequence[CancelToken], deadline: float
+        self, listener: Listener, events: TrialEvents, report_fd: int, stops: Sequence[CancelToken], deadline: float
     ) -> None:
         self._listener = listener
         self._report_fd = report_fd
         self._stops = stops
         self._deadline = deadline
         self._closing: float | None = None
-        self._heard = heard
+        self._heard = events
         self.return_code: int | None = None
         self.timed_out = False
 
@@ -271,10 +271,10 @@ class _TrialWait:
             self._heard.add(message)
 
     def _is_over(self) -> bool:
-        heard, now = self._heard, time.monotonic()
-        if heard.has_all_steps or heard.has_survived or heard.has_died_of_oom or self.return_code is not None:
+        events, now = self._heard, time.monotonic()
+        if events.has_all_steps or events.has_survived or events.has_died_of_oom or self.return_code is not None:
             return True
-        if self._closing is None and (heard.ooms or heard.has_failed):
+        if self._closing is None and (events.ooms or events.has_failed):
             # It is let go on for a while: whether it survives, and what it prints, are part of the answer.
             self._closing = now + _CLOSING_SECONDS
         self.timed_out = now >= self._deadline and self._closing is None

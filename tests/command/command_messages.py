@@ -1,10 +1,11 @@
-"""Made-up messages of the hook, as `oomdoctor.agent` sends them, and what a trial that sent them ended as."""
+"""Made-up messages of the agent, and the outcome of a trial that sent them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from oomdoctor.agent.messages import PROTOCOL
 from oomdoctor.command.outcome import ClassifiedTrial, classify_trial
 from oomdoctor.command.trial import EndedTrial
 from oomdoctor.command.trial_events import TrialEvents
@@ -19,29 +20,45 @@ Message = dict[str, Any]
 def started(pid: int = 1, **fields: Any) -> Message:
     """A Python that has imported torch."""
     versions = {"python": "3.11.7", "torch": "2.15.0", "cuda": "13.2"}
-    return {"event": "started", "pid": pid, "rank": 0, "world_size": 1, **versions, **fields}
+    return {"protocol": PROTOCOL, "event": "started", "pid": pid, "rank": 0, "world_size": 1, **versions, **fields}
 
 
 def device(pid: int = 1) -> Message:
     """A process that has initialised CUDA."""
     card = {"index": 0, "name": "a card", "compute_capability": "8.0", "has_kernels": True}
-    return {"event": "device", "pid": pid, **card, "total_bytes": CAPACITY, "free_bytes": CAPACITY}
+    return {
+        "protocol": PROTOCOL,
+        "event": "device",
+        "pid": pid,
+        **card,
+        "total_bytes": CAPACITY,
+        "free_bytes": CAPACITY,
+    }
 
 
 def batch(*shapes: list[int], pid: int = 1) -> Message:
     """The first batch that reached a model."""
-    return {"event": "batch", "pid": pid, "shapes": list(shapes), "training": True}
+    return {"protocol": PROTOCOL, "event": "batch", "pid": pid, "shapes": list(shapes), "training": True}
 
 
 def oom(pid: int = 1, phase: str = "backward") -> Message:
     """An allocation for which there was no memory."""
     sizes = {"tried_bytes": 64 * 2**20, "total_bytes": CAPACITY, "free_bytes": 2**20}
-    return {"event": "oom", "pid": pid, **sizes, "phase": phase, "iteration": 1, "steps": 0, "count": 1}
+    return {
+        "protocol": PROTOCOL,
+        "event": "oom",
+        "pid": pid,
+        **sizes,
+        "phase": phase,
+        "iteration": 1,
+        "steps": 0,
+        "count": 1,
+    }
 
 
 def step(steps: int, pid: int = 1) -> Message:
     """An optimizer step that has been done."""
-    return {"event": "step", "pid": pid, "steps": steps}
+    return {"protocol": PROTOCOL, "event": "step", "pid": pid, "steps": steps}
 
 
 def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
@@ -66,7 +83,15 @@ def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
         "process": None,
         "failures": [],
     }
-    return {"event": "measured", "pid": pid, "ending": ending, "steps": steps, **unless_told, **fields}
+    return {
+        "protocol": PROTOCOL,
+        "event": "measured",
+        "pid": pid,
+        "ending": ending,
+        "steps": steps,
+        **unless_told,
+        **fields,
+    }
 
 
 def error(text: str, *types: str) -> dict[str, Any]:
@@ -79,7 +104,7 @@ OOM_TEXT = "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total c
 OOM_ERROR = error(OOM_TEXT, "torch.OutOfMemoryError", "RuntimeError")
 
 
-def heard(messages: Iterable[Message]) -> TrialEvents:
+def events(messages: Iterable[Message]) -> TrialEvents:
     """What a trial's record is after these."""
     record = TrialEvents()
     for message in messages:
@@ -91,9 +116,9 @@ def ended(
     *messages: Message, return_code: int | None = None, timed_out: bool = False, tail: str | None = TAIL
 ) -> EndedTrial:
     """A trial that these messages came from."""
-    return EndedTrial(heard(messages), return_code, timed_out, 12.0, tail)
+    return EndedTrial(events(messages), return_code, timed_out, 12.0, tail)
 
 
-def judged(*messages: Message, **how: Any) -> ClassifiedTrial:
+def classified(*messages: Message, **how: Any) -> ClassifiedTrial:
     """What the trial is taken for, at micro-batch 8 of 256 MiB and three steps."""
     return classify_trial(ended(*messages, **how), 8, CAPACITY, STEPS)

@@ -81,7 +81,7 @@ class Forks:
         engine = choose_engine(engine="null", gpu=None, device=None, memory_bytes=MEMORY_BYTES, base=os.environ)
         self._environment = with_agent(engine.environment)
         self.first = self._run([PYTHON, "plain_loop.py"], OOMDOCTOR_TRIAL_DESCRIBE="1")
-        self._server = ForkServer(self.first.heard.trainers()[0].process, self._room)
+        self._server = ForkServer(self.first.events.trainers()[0].process, self._room)
         assert self._server.wait(60, ()), self._server.reason
         return self
 
@@ -94,7 +94,7 @@ class Forks:
         forked = {"OOMDOCTOR_FORK_SOCKET": str(self._server.path), **environment}
         return self._run([PYTHON, *words], steps=steps, timeout=timeout, **forked)
 
-    def judged(self, *words: str, steps: int = 3, **options: Any) -> ClassifiedTrial:
+    def classified(self, *words: str, steps: int = 3, **options: Any) -> ClassifiedTrial:
         """What a trial of a command is taken for."""
         return classify_trial(self.trial(*words, steps=steps, **options), 0, MEMORY_BYTES, steps)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from command_messages import batch, device, heard, started
+from command_messages import batch, device, events, started
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 def _problem(following: BatchSizeCheck, size: int, peak: int, *shapes: list[int]) -> OomdoctorError | None:
-    return following.problem_of(size, heard([started(), device(), batch(*shapes)]), peak)
+    return following.problem_of(size, events([started(), device(), batch(*shapes)]), peak)
 
 
 @given(
@@ -80,8 +80,8 @@ def test_batches_that_never_follow_are_not_cut() -> None:
 def test_only_processes_with_a_gpu_are_looked_at() -> None:
     """What a data loader's process showed a model of its own says nothing."""
     following = BatchSizeCheck()
-    first = heard([started(), device(), batch([4, 3]), started(2), batch([16, 3], pid=2)])
-    second = heard([started(), device(), batch([8, 3]), started(2), batch([16, 3], pid=2)])
+    first = events([started(), device(), batch([4, 3]), started(2), batch([16, 3], pid=2)])
+    second = events([started(), device(), batch([8, 3]), started(2), batch([16, 3], pid=2)])
 
     assert following.problem_of(4, first, 100 * MIB) is None
     assert following.problem_of(8, second, 100 * MIB) is None

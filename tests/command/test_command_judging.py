@@ -13,16 +13,17 @@ from command_messages import (
     TAIL,
     Message,
     batch,
+    classified,
     device,
     error,
-    heard,
-    judged,
+    events,
     measured,
     oom,
     started,
     step,
 )
 
+from oomdoctor.agent.messages import PROTOCOL
 from oomdoctor.command.notes import Observations
 from oomdoctor.command.outcome import SWALLOWED, classify_trial
 from oomdoctor.command.trial import EndedTrial
@@ -139,7 +140,7 @@ _CASES = [
     Case("nothing at all", (), Outcome.FAILED, "imported torch", TargetError, "PyTorch", how={"return_code": 0}),
     Case(
         "another framework",
-        ({"event": "no_torch", "pid": 7, "frameworks": ["tensorflow", "keras"]},),
+        ({"protocol": PROTOCOL, "event": "no_torch", "pid": 7, "frameworks": ["tensorflow", "keras"]},),
         Outcome.FAILED,
         "no Python of the command imported torch; it imported tensorflow and keras",
         TargetError,
@@ -204,7 +205,7 @@ _CASES = [
 @pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)
 def test_each_end_has_its_outcome(case: Case) -> None:
     """What the processes said, and how the command ended, is told apart as a reader would."""
-    found = judged(*case.messages, **case.how)
+    found = classified(*case.messages, **case.how)
 
     assert found.trial.outcome is case.outcome
     assert (found.trial.micro_batch, found.trial.allowed_bytes, found.trial.seconds) == (8, CAPACITY, 12.0)
@@ -217,7 +218,7 @@ def test_each_end_has_its_outcome(case: Case) -> None:
 @pytest.mark.parametrize("case", [case for case in _CASES if case.kind is TargetError], ids=lambda case: case.name)
 def test_a_failure_comes_with_what_was_seen(case: Case) -> None:
     """Where the command is at fault, its traceback or the end of its output is shown."""
-    problem = judged(*case.messages, **case.how).problem
+    problem = classified(*case.messages, **case.how).problem
 
     assert problem is not None
     assert problem.details in (TAIL, "Traceback (most recent call last):\nbad shape")
@@ -225,14 +226,14 @@ def test_a_failure_comes_with_what_was_seen(case: Case) -> None:
 
 def test_only_what_its_own_code_went_on_after_is_swallowed() -> None:
     """OOMs are counted as swallowed where the process that met them trained on, and not where they ended it."""
-    assert judged(*_BEGUN, oom(), oom(), step(1)).trial.swallowed_ooms == 2
-    assert judged(*_BEGUN, oom(), measured("error", 0, ooms=1, error=OOM_ERROR)).trial.swallowed_ooms == 0
+    assert classified(*_BEGUN, oom(), oom(), step(1)).trial.swallowed_ooms == 2
+    assert classified(*_BEGUN, oom(), measured("error", 0, ooms=1, error=OOM_ERROR)).trial.swallowed_ooms == 0
 
 
 def test_an_oom_in_an_evaluation_is_told_apart() -> None:
     """Whether memory ran out in an evaluation or in training goes by the phase of the first OOM."""
-    assert judged(*_BEGUN, oom(phase="evaluation")).in_evaluation
-    assert not judged(*_BEGUN, oom(phase="forward"), oom(phase="evaluation")).in_evaluation
+    assert classified(*_BEGUN, oom(phase="evaluation")).in_evaluation
+    assert not classified(*_BEGUN, oom(phase="forward"), oom(phase="evaluation")).in_evaluation
 
 
 def test_the_rank_that_needs_most_is_reported() -> None:
@@ -240,7 +241,7 @@ def test_the_rank_that_needs_most_is_reported() -> None:
     phases = [{"iteration": 1, "phase": "backward", "peak_allocated_bytes": 500, "end_allocated_bytes": 3}]
     ranks = [started(pid, rank=2 - pid, world_size=2) for pid in (1, 2)]
     most = measured("steps", 3, 1, peak_allocated_bytes=500_000, fixed_bytes=77, phases=phases)
-    trial = judged(*ranks, device(1), device(2), most, measured("steps", 3, 2, peak_reserved_bytes=2**22)).trial
+    trial = classified(*ranks, device(1), device(2), most, measured("steps", 3, 2, peak_reserved_bytes=2**22)).trial
 
     assert (trial.peak_allocated_bytes, trial.fixed_bytes, trial.peak_reserved_bytes) == (500_000, 77, 2**22)
     assert [(phase.phase, phase.peak_allocated_bytes) for phase in trial.phases] == [("backward", 500)]
@@ -249,9 +250,9 @@ def test_the_rank_that_needs_most_is_reported() -> None:
 def test_a_launcher_is_no_trainer() -> None:
     """A process that imported torch and never used a GPU counts neither as a rank nor for its memory."""
     launcher = (started(9), measured("exit", 0, 9, cuda=False, peak_allocated_bytes=None))
-    record = heard([*_BEGUN, *launcher, measured("steps", 3)])
+    record = events([*_BEGUN, *launcher, measured("steps", 3)])
 
-    assert heard(launcher).trainers() == []
+    assert events(launcher).trainers() == []
     assert record.world_size == 1
     assert record.has_all_steps
     assert [message.pid for message in record.trainers()] == [1]
@@ -261,13 +262,13 @@ def test_a_trial_is_over_once_every_rank_has_all_its_steps() -> None:
     """With two ranks the first one's steps do not end the trial."""
     ranks = [*(started(pid, rank=pid, world_size=2) for pid in (1, 2)), device(1), device(2)]
 
-    assert not heard([*ranks, measured("steps", 3, 1)]).has_all_steps
-    assert heard([*ranks, measured("steps", 3, 1), measured("steps", 3, 2)]).has_all_steps
+    assert not events([*ranks, measured("steps", 3, 1)]).has_all_steps
+    assert events([*ranks, measured("steps", 3, 1), measured("steps", 3, 2)]).has_all_steps
 
 
 def test_an_oom_before_and_after_a_step_is_no_difference() -> None:
     """A process that runs out after its first step has not survived that, until it takes another."""
-    record = heard([*_BEGUN, step(1), oom()])
+    record = events([*_BEGUN, step(1), oom()])
     assert not record.has_survived
 
     record.add(step(2))
@@ -278,7 +279,10 @@ def test_what_was_written_is_told_once_and_in_order() -> None:
     """Each path that the command wrote to is kept once."""
     paths = ["/b", "/a", "/b"]
 
-    assert list(heard({"event": "wrote", "pid": 1, "path": path} for path in paths).written) == ["/b", "/a"]
+    assert list(events({"protocol": PROTOCOL, "event": "wrote", "pid": 1, "path": path} for path in paths).written) == [
+        "/b",
+        "/a",
+    ]
 
 
 def _noted(*peaks: int, parameter_bytes: int = 1000) -> Observations:
@@ -286,10 +290,10 @@ def _noted(*peaks: int, parameter_bytes: int = 1000) -> Observations:
         {"iteration": number, "phase": "backward", "peak_allocated_bytes": peak, "end_allocated_bytes": 1}
         for number, peak in enumerate(peaks, 1)
     ]
-    said = heard([started(), device(), measured("steps", len(peaks), phases=phases, parameter_bytes=parameter_bytes)])
-    noted = Observations()
-    noted.take(said, classify_trial(EndedTrial(said, None, False, 1.0, None), 8, CAPACITY, len(peaks)), 8)  # noqa: FBT003 - by name
-    return noted
+    said = events([started(), device(), measured("steps", len(peaks), phases=phases, parameter_bytes=parameter_bytes)])
+    observations = Observations()
+    observations.take(said, classify_trial(EndedTrial(said, None, False, 1.0, None), 8, CAPACITY, len(peaks)), 8)  # noqa: FBT003 - by name
+    return observations
 
 
 @pytest.mark.parametrize(

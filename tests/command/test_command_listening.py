@@ -13,6 +13,7 @@ from command_messages import CAPACITY, STEPS, TAIL, batch, device, measured, oom
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oomdoctor.agent.messages import PROTOCOL
 from oomdoctor.command.notes import Observations
 from oomdoctor.command.outcome import BatchSizeCheck, classify_trial
 from oomdoctor.command.trial import EndedTrial, Listener
@@ -25,8 +26,8 @@ _GOOD = [
     step(1),
     oom(),
     measured("steps", 3),
-    {"event": "wrote", "pid": 1, "path": "/x"},
-    {"event": "no_torch", "pid": 1, "frameworks": ["jax"]},
+    {"protocol": PROTOCOL, "event": "wrote", "pid": 1, "path": "/x"},
+    {"protocol": PROTOCOL, "event": "no_torch", "pid": 1, "frameworks": ["jax"]},
 ]
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -39,7 +40,7 @@ _JSON = st.recursive(
 def _nearly_good(draw: Callable[..., Any]) -> dict[str, Any]:
     """A message of the hook in which one field is another or is missing."""
     message = dict(draw(st.sampled_from(_GOOD)))
-    name = draw(st.sampled_from([field for field in message if field not in {"event", "pid"}]))
+    name = draw(st.sampled_from([field for field in message if field not in {"protocol", "event", "pid"}]))
     if draw(st.booleans()):
         del message[name]
     else:
@@ -48,14 +49,14 @@ def _nearly_good(draw: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _take_in(messages: list[dict[str, Any]]) -> None:
-    heard = TrialEvents()
+    events = TrialEvents()
     for message in messages:
-        heard.add(message)
-    assert heard.world_size >= 0
-    assert heard.has_all_steps in {True, False}
-    judged = classify_trial(EndedTrial(heard, 0, False, 1.0, TAIL), 8, CAPACITY, STEPS)  # noqa: FBT003 - as its fields are called
-    BatchSizeCheck().problem_of(8, heard, judged.trial.peak_allocated_bytes)
-    Observations().take(heard, judged, 8)
+        events.add(message)
+    assert events.world_size >= 0
+    assert events.has_all_steps in {True, False}
+    classified = classify_trial(EndedTrial(events, 0, False, 1.0, TAIL), 8, CAPACITY, STEPS)  # noqa: FBT003 - as its fields are called
+    BatchSizeCheck().problem_of(8, events, classified.trial.peak_allocated_bytes)
+    Observations().take(events, classified, 8)
 
 
 @settings(max_examples=300)

@@ -99,7 +99,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 
 
 def _peak(forks: Forks, *words: str, steps: int = 3) -> int:
-    trial = forks.judged(*words, steps=steps).trial
+    trial = forks.classified(*words, steps=steps).trial
     assert trial.outcome is Outcome.FITS, trial.error
     assert trial.peak_allocated_bytes is not None
     return trial.peak_allocated_bytes
@@ -108,7 +108,7 @@ def _peak(forks: Forks, *words: str, steps: int = 3) -> int:
 def test_a_forked_trial_is_the_fresh_one(forks: Forks) -> None:
     """A forked trial takes the same memory in the same phases as one whose Python imported torch itself."""
     fresh = classify_trial(forks.first, 0, MEMORY_BYTES, 3).trial
-    forked = forks.judged("plain_loop.py").trial
+    forked = forks.classified("plain_loop.py").trial
 
     assert fresh.outcome is forked.outcome is Outcome.FITS
     assert forked.phases == fresh.phases
@@ -124,29 +124,29 @@ def test_a_trial_ends_after_as_many_steps_as_were_asked_for(forks: Forks) -> Non
     """Optimizer steps are counted, not micro-batches: with two of these to a step, two steps are two."""
     ended = forks.trial("plain_loop.py", "--grad-accum", "2", steps=2)
 
-    assert ended.heard.done_steps == 2
+    assert ended.events.done_steps == 2
     assert ended.return_code is None
-    assert forks.trial("plain_loop.py", steps=5).heard.done_steps == 5
+    assert forks.trial("plain_loop.py", steps=5).events.done_steps == 5
 
 
 def test_accumulated_gradients_are_counted(forks: Forks) -> None:
     """Two micro-batches to a step keep gradients alive in the second forward, by the bytes of the gradients."""
-    gradients = forks.trial("plain_loop.py").heard.trainers()[0].gradient_bytes
+    gradients = forks.trial("plain_loop.py").events.trainers()[0].gradient_bytes
 
     assert _peak(forks, "plain_loop.py", "--grad-accum", "2") - _peak(forks, "plain_loop.py") >= gradients // 2 > 0
 
 
 def test_an_oom_that_the_script_survives_is_swallowed(forks: Forks) -> None:
     """A script that halves its batch is ended at its first step with less, and the size has run out."""
-    judged = forks.judged("halving.py", "--batch-size", "64")
+    classified = forks.classified("halving.py", "--batch-size", "64")
 
-    assert (judged.trial.outcome, judged.trial.error) == (Outcome.OOM, SWALLOWED)
-    assert judged.trial.swallowed_ooms > 0
+    assert (classified.trial.outcome, classified.trial.error) == (Outcome.OOM, SWALLOWED)
+    assert classified.trial.swallowed_ooms > 0
 
 
 def test_an_oom_that_the_script_answers_with_a_status_is_one(forks: Forks) -> None:
     """A script that catches the error and leaves has run out of memory, whatever it says."""
-    trial = forks.judged("exits_after_oom.py", "--batch-size", "64").trial
+    trial = forks.classified("exits_after_oom.py", "--batch-size", "64").trial
 
     assert (trial.outcome, trial.swallowed_ooms) == (Outcome.OOM, 0)
     assert "out of memory" in (trial.error or "")
@@ -154,7 +154,7 @@ def test_an_oom_that_the_script_answers_with_a_status_is_one(forks: Forks) -> No
 
 def test_an_oom_has_its_phases(forks: Forks) -> None:
     """Where an OOM ends the script, memory by phase goes up to the failure."""
-    trial = forks.judged("plain_loop.py", "--batch-size", "40").trial
+    trial = forks.classified("plain_loop.py", "--batch-size", "40").trial
 
     assert trial.outcome is Outcome.OOM
     assert "Tried to allocate" in (trial.error or "")
@@ -173,8 +173,8 @@ def test_an_optimizer_that_steps_rarely_is_waited_for(forks: Forks) -> None:
 
 
 def test_an_optimizer_that_never_steps_is_noted(forks: Forks) -> None:
-    """An optimizer that was made and did not step holds a trial up for a while, and is noted."""
-    (trainer,) = forks.trial("steps_rarely.py", "0").heard.trainers()
+    """An optimizer that was made and did not step holds a trial up for a while, and is observations."""
+    (trainer,) = forks.trial("steps_rarely.py", "0").events.trainers()
 
     assert (trainer.ending, trainer.steps, trainer.idle_optimizers) == ("steps", 3, 1)
 
@@ -185,7 +185,7 @@ def test_what_a_gradient_scaler_skips_is_no_step(forks: Forks) -> None:
     ended = forks.trial("fp16_scaler.py", *words, steps=4)
 
     assert ended.return_code == 0
-    assert ended.heard.done_steps == 2
+    assert ended.events.done_steps == 2
 
 
 def test_a_gradient_scaler_trains(forks: Forks) -> None:
@@ -195,7 +195,7 @@ def test_a_gradient_scaler_trains(forks: Forks) -> None:
 
 def test_an_evaluation_that_needs_more_is_told_apart(forks: Forks) -> None:
     """An evaluation before training has a phase and a peak of its own."""
-    measured = forks.trial("evaluates_first.py", "--batch-size", "1", "--eval-batch-size", "16").heard.trainers()[0]
+    measured = forks.trial("evaluates_first.py", "--batch-size", "1", "--eval-batch-size", "16").events.trainers()[0]
 
     assert measured.evaluation_peak_bytes > measured.training_peak_bytes > 0
     assert "evaluation" in [phase.phase for phase in measured.phases]
@@ -203,28 +203,28 @@ def test_an_evaluation_that_needs_more_is_told_apart(forks: Forks) -> None:
 
 def test_an_evaluation_that_runs_out_is_told_apart(forks: Forks) -> None:
     """Where an evaluation runs out of memory, it was not training."""
-    judged = forks.judged("evaluates_first.py", "--batch-size", "1")
+    classified = forks.classified("evaluates_first.py", "--batch-size", "1")
 
-    assert judged.trial.outcome is Outcome.OOM
-    assert judged.in_evaluation
-    assert not forks.judged("plain_loop.py", "--batch-size", "40").in_evaluation
+    assert classified.trial.outcome is Outcome.OOM
+    assert classified.in_evaluation
+    assert not forks.classified("plain_loop.py", "--batch-size", "40").in_evaluation
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_training_in_a_child_is_found(forks: Forks, method: str) -> None:
     """A process that multiprocessing starts is the one that trains, and takes what the script itself would."""
-    judged = forks.judged("in_a_child.py", "--start-method", method)
+    classified = forks.classified("in_a_child.py", "--start-method", method)
 
-    assert judged.trial.outcome is Outcome.FITS, judged.trial.error
-    assert judged.trial.peak_allocated_bytes == _peak(forks, "halving.py")
+    assert classified.trial.outcome is Outcome.FITS, classified.trial.error
+    assert classified.trial.peak_allocated_bytes == _peak(forks, "halving.py")
 
 
 def test_workers_of_a_data_loader_are_no_ranks(forks: Forks) -> None:
     """Worker processes load and do not train: one process did, and its batch is the one that was seen."""
     ended = forks.trial("loader_workers.py", "--batch-size", "6")
 
-    assert (ended.heard.world_size, len(ended.heard.trainers())) == (1, 1)
-    assert [batch.shapes[0][0] for batch in ended.heard.batches.values()] == [6]
+    assert (ended.events.world_size, len(ended.events.trainers())) == (1, 1)
+    assert [batch.shapes[0][0] for batch in ended.events.batches.values()] == [6]
     assert classify_trial(ended, 6, MEMORY_BYTES, 3).trial.outcome is Outcome.FITS
 
 
@@ -254,8 +254,8 @@ def test_the_end_of_a_trial_is_none_that_the_script_sees(forks: Forks) -> None:
 
     assert {path.name for path in output.iterdir()} == {"log.txt", "checkpoint.pt"}
     assert (output / "log.txt").read_text() == "step 0\nstep 1\n"
-    assert {str(output), str(output / "log.txt"), str(output / "checkpoint.pt")} <= set(ended.heard.written)
-    assert all(Path(path).parent in (forks.directory, output) for path in ended.heard.written)
+    assert {str(output), str(output / "log.txt"), str(output / "checkpoint.pt")} <= set(ended.events.written)
+    assert all(Path(path).parent in (forks.directory, output) for path in ended.events.written)
 
 
 def test_files_come_and_go_in_the_working_directory(forks: Forks) -> None:
@@ -266,16 +266,16 @@ def test_files_come_and_go_in_the_working_directory(forks: Forks) -> None:
 
     assert set(forks.directory.iterdir()) - before == made
     assert (forks.directory / "cache/tokens/part-0.bin").stat().st_size == 1000
-    assert {str(path) for path in made} <= set(ended.heard.written)
+    assert {str(path) for path in made} <= set(ended.events.written)
 
 
 def test_a_command_finds_its_directory_and_no_input(forks: Forks) -> None:
     """A script runs in the user's directory with its own arguments, and its standard input is empty."""
-    judged = forks.judged("looks_around.py", "a b", "*", "$HOME", "{}")
+    classified = forks.classified("looks_around.py", "a b", "*", "$HOME", "{}")
 
-    assert judged.problem is not None
-    assert judged.problem.message == "the command ended with exit code 3 before its first optimizer step"
-    assert f"'' {forks.directory} ['a b', '*', '$HOME', '{{}}']" in (judged.problem.details or "")
+    assert classified.problem is not None
+    assert classified.problem.message == "the command ended with exit code 3 before its first optimizer step"
+    assert f"'' {forks.directory} ['a b', '*', '$HOME', '{{}}']" in (classified.problem.details or "")
 
 
 @pytest.mark.parametrize(
@@ -290,17 +290,17 @@ def test_a_command_finds_its_directory_and_no_input(forks: Forks) -> None:
 )
 def test_a_bad_end_after_a_step_is_a_failure(forks: Forks, statement: str, how: str) -> None:
     """A status, a crash or an error after a step is never taken for a size that fits, nor for an OOM."""
-    judged = forks.judged("ends.py", statement)
+    classified = forks.classified("ends.py", statement)
 
-    assert judged.trial.outcome is Outcome.FAILED
-    assert how in (judged.trial.error or "")
+    assert classified.trial.outcome is Outcome.FAILED
+    assert how in (classified.trial.error or "")
 
 
 def test_a_good_end_after_a_step_fits(forks: Forks) -> None:
     """A script that ends well before it has taken all steps fits, with the steps that it took."""
     ended = forks.trial("ends.py", "pass")
 
-    assert (ended.return_code, ended.heard.done_steps) == (0, 1)
+    assert (ended.return_code, ended.events.done_steps) == (0, 1)
     assert classify_trial(ended, 2, MEMORY_BYTES, 3).trial.outcome is Outcome.FITS
 
 
@@ -314,19 +314,19 @@ def test_a_good_end_after_a_step_fits(forks: Forks) -> None:
 )
 def test_what_cannot_be_measured_is_a_failure(forks: Forks, script: str, says: str) -> None:
     """A script without steps, without a GPU or without a file is said to be so."""
-    judged = forks.judged(script)
+    classified = forks.classified(script)
 
-    assert isinstance(judged.problem, TargetError)
-    assert says in judged.problem.message
+    assert isinstance(classified.problem, TargetError)
+    assert says in classified.problem.message
 
 
 def test_a_script_that_stands_still_is_ended_in_time(forks: Forks) -> None:
     """At its time limit a script that took one step of three has no answer; where one was asked for, it fits."""
-    judged = forks.judged("sleeps.py", timeout=4)
+    classified = forks.classified("sleeps.py", timeout=4)
 
-    assert isinstance(judged.problem, NoAnswerError)
-    assert "took 1 of 3 optimizer steps in 4 s" in judged.problem.message
-    assert forks.judged("sleeps.py", steps=1).trial.outcome is Outcome.FITS
+    assert isinstance(classified.problem, NoAnswerError)
+    assert "took 1 of 3 optimizer steps in 4 s" in classified.problem.message
+    assert forks.classified("sleeps.py", steps=1).trial.outcome is Outcome.FITS
 
 
 def _problem_between(forks: Forks, script: str, first: int, second: int) -> str:
@@ -335,7 +335,7 @@ def _problem_between(forks: Forks, script: str, first: int, second: int) -> str:
         ended = forks.trial(script, "--batch-size", str(size))
         trial = classify_trial(ended, size, MEMORY_BYTES, 3).trial
         assert trial.outcome is Outcome.FITS, trial.error
-        problem = following.problem_of(size, ended.heard, trial.peak_allocated_bytes)
+        problem = following.problem_of(size, ended.events, trial.peak_allocated_bytes)
     return "" if problem is None else problem.message
 
 

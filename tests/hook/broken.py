@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN002, ANN003, ANN201, ANN202, D103 - a program as people write them
-"""A program that meets every part of the hook, run once for each part with that part broken.
+"""A program that meets every part of the agent, run once for each part with that part broken.
 
 Prints a line for each: the part, a tab, how the program ended.
 """
@@ -54,17 +54,19 @@ def last_words(words, before, kind, error, traceback):
 
 
 def parts():
-    """Give each function of the hook, and what else may fail about it."""
+    """Give each function and method of the agent, and what else may fail about it."""
     yield "nothing", lambda: None
     for name, module in sorted(sys.modules.items()):
         if not name.startswith("oomdoctor_agent.") or name == "oomdoctor_agent.guard":
             continue
-        for attribute, value in sorted(vars(module).items()):
-            if isinstance(value, types.FunctionType) and value.__module__ == name:
-                yield (
-                    f"{name.partition('.')[2]}.{attribute}",
-                    functools.partial(break_function, module, attribute, value),
-                )
+        own = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]
+        for owner in (module, *own):
+            for attribute, value in sorted(vars(owner).items()):
+                if isinstance(value, types.FunctionType) and value.__module__ == name:
+                    yield (
+                        f"{owner.__name__.rpartition('.')[2]}.{attribute}",
+                        functools.partial(break_function, owner, attribute, value),
+                    )
         yield f"{name} missing", functools.partial(sys.modules.__setitem__, name, None)
     settings = sys.modules["oomdoctor_agent.settings"]
     yield "an unwritable directory", functools.partial(setattr, settings, "DIRECTORY", "/proc/no/directory")
@@ -72,14 +74,14 @@ def parts():
     yield "a full disk", functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100, 100))
 
 
-def break_function(module, attribute, value):
+def break_function(owner, attribute, value):
     """Replace a function by one that raises; one that is guarded stays guarded."""
 
     def broken(*_arguments, **_named):
         raise RuntimeError("broken on purpose")
 
     guarded = sys.modules["oomdoctor_agent.guard"].guarded
-    setattr(module, attribute, guarded(broken) if hasattr(value, "__wrapped__") else broken)
+    setattr(owner, attribute, guarded(broken) if hasattr(value, "__wrapped__") else broken)
 
 
 def start(part):
@@ -96,7 +98,7 @@ def start(part):
 
 def main():
     """Return the pipe to write to in a child, None in the parent when all have ended."""
-    from oomdoctor.agent import crash_report  # noqa: F401 - otherwise loaded when the program dies
+    from oomdoctor_agent import crash_report  # noqa: F401 - otherwise loaded when the program dies
 
     running = []
     for name, part in list(parts()):

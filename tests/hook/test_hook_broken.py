@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running_hook import HOOK, hook_environment, run_python
+from running_hook import AGENT_DIRECTORY, hook_environment, run_python
 
 from oomdoctor.engines.choice import choose_engine
 
@@ -37,7 +37,13 @@ def test_the_program_does_the_same_whatever_is_broken(runs: tuple[dict[str, str]
 
     assert {name: text for name, text in told.items() if text != expected} == {}
     assert len(told) > 40
-    assert {"nothing", "store.write", "evidence.collect", "endings.died_of", "a full disk"} <= set(told)
+    assert {
+        "nothing",
+        "crash_report.write_report",
+        "crash_report.collect_report",
+        "RunAgent.report_death",
+        "a full disk",
+    } <= set(told)
 
 
 def test_nothing_half_written_is_left(runs: tuple[dict[str, str], str, Path]) -> None:
@@ -56,12 +62,12 @@ def test_a_hook_that_cannot_be_loaded_is_not_noticed(tmp_path: Path) -> None:
 
     (tmp_path / "torch.py").write_text("print('imported')\n")
     code = "import multiprocessing.process, torch; raise SystemExit(4)"
-    for number, source in enumerate(sorted(HOOK.rglob("*.py"))):
+    for number, source in enumerate(sorted(AGENT_DIRECTORY.rglob("*.py"))):
         if source.name == "sitecustomize.py":
             continue
         copy = tmp_path / f"hook{number}"
-        shutil.copytree(HOOK, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        (copy / source.relative_to(HOOK)).write_text("raise RuntimeError('broken')\n")
+        shutil.copytree(AGENT_DIRECTORY, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        (copy / source.relative_to(AGENT_DIRECTORY)).write_text("raise RuntimeError('broken')\n")
         environment = hook_environment(tmp_path / "reports", PYTHONPATH=str(copy))
         ended = run_python([sys.executable, "-c", code], environment, cwd=tmp_path)
         assert (ended.returncode, ended.stdout, ended.stderr) == (4, "imported\n", ""), source.name

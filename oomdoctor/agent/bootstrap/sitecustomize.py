@@ -2,8 +2,7 @@
 
 Python imports a module of this name at start, and finds this one because its folder is first in PYTHONPATH. It makes
 itself unseen: its folder leaves `sys.path`, and the `sitecustomize` that Python would have found without us runs as it
-would have. Any Python may come across this file, so it is written for all of them; the rest of the hook is for 3.8 and
-later.
+would have. Any Python may come across this file, so it is written for all of them; the agent is for 3.8 and later.
 """
 
 # ruff: noqa: INP001 - a folder for PYTHONPATH, not a package
@@ -12,14 +11,14 @@ import os
 import sys
 
 
-def _start_hook():  # type: ignore[no-untyped-def]  # noqa: ANN202 - older Pythons do not know annotations
-    """Start the hook; whatever fails here is no business of the program's."""
+def _start_agent():  # type: ignore[no-untyped-def]  # noqa: ANN202 - older Pythons do not know annotations
+    """Start the agent; whatever fails here is no business of the program's."""
     writes = sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # this folder belongs to another Python's installation
     try:
         _load_agent().install()  # type: ignore[no-untyped-call]
-    except Exception:  # noqa: BLE001, S110 - a crash of ours must not be seen
-        pass
+    except Exception:  # noqa: BLE001 - a crash of ours must not be seen
+        sys.modules.pop("oomdoctor_agent", None)
     finally:
         sys.dont_write_bytecode = writes
 
@@ -40,7 +39,7 @@ def _load_agent():  # type: ignore[no-untyped-def]  # noqa: ANN202
 
 
 def _leave_path():  # type: ignore[no-untyped-def]  # noqa: ANN202
-    folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes longer than the hook
+    folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes longer than the agent
     sys.path[:] = [entry for entry in sys.path if entry != folder]
 
 
@@ -59,6 +58,6 @@ def _run_next():  # type: ignore[no-untyped-def]  # noqa: ANN202
 if sys.version_info >= (3, 8) and (
     os.environ.get("OOMDOCTOR_RUN_DIRECTORY") or os.environ.get("OOMDOCTOR_TRIAL_SOCKET")
 ):
-    _start_hook()  # type: ignore[no-untyped-call]
+    _start_agent()  # type: ignore[no-untyped-call]
 _leave_path()  # type: ignore[no-untyped-call]
 _run_next()  # type: ignore[no-untyped-call]

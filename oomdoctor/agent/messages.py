@@ -1,0 +1,287 @@
+"""Messages from the agent in a command's process to the parent, stated once for both sides.
+
+Each is one JSON object on a line of its own, with the protocol's version, its event and its fields. The command's own
+code could write to the same socket, so the parent checks every field before it believes one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from .phase_meter import PhaseMemory  # noqa: TC001 - what reads a message goes by the annotations
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+PROTOCOL = 1
+"""Version of this file; a message of another one is none."""
+
+Ending = Literal["steps", "error", "exit", "step"]
+
+
+@dataclass(frozen=True)
+class TorchImported:
+    """A Python has imported torch.
+
+    Attributes:
+        rank: Its rank among the processes that train together.
+        world_size: Number of these processes.
+        python: Version.
+        torch: Version.
+        cuda: Version that torch was built for; None for none.
+        pid: Its process id.
+    """
+
+    event: ClassVar[str] = "started"
+    rank: int
+    world_size: int
+    python: str
+    torch: str
+    cuda: str | None
+    pid: int = field(default_factory=os.getpid)
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """CUDA was initialised, and showed a device.
+
+    Attributes:
+        index: The device's number in this process.
+        name: The device's name.
+        compute_capability: Such as `8.9`.
+        has_kernels: Whether this torch was built for such a card.
+        total_bytes: Memory of the device.
+        free_bytes: Memory that was free before PyTorch took anything.
+        pid: The process.
+    """
+
+    event: ClassVar[str] = "device"
+    index: int
+    name: str
+    compute_capability: str
+    has_kernels: bool
+    total_bytes: int
+    free_bytes: int
+    pid: int = field(default_factory=os.getpid)
+
+
+@dataclass(frozen=True)
+class FirstBatch:
+    """The first tensors that a module was called with.
+
+    Attributes:
+        shapes: Their shapes.
+        training: Whether the module was in training mode.
+        pid: The process.
+    """
+
+    event: ClassVar[str] = "batch"
+    shapes: tuple[tuple[int, ...], ...]
+    training: bool
+    pid: int = field(default_factory=os.getpid)
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """PyTorch's allocator found no memory.
+
+    Attributes:
+        tried_bytes: Bytes that it was asked for.
+        total_bytes: Memory of the device.
+        free_bytes: Memory that the device had free.
+        phase: The part of training that it was in.
+        iteration: Optimizer steps begun.
+        steps: Optimizer steps done.
+        count: Times that it has found none, with this one.
+        pid: The process.
+    """
+
+    event: ClassVar[str] = "oom"
+    tried_bytes: int
+    total_bytes: int
+    free_bytes: int
+    phase: str
+    iteration: int
+    steps: int
+    count: int
+    pid: int = field(default_factory=os.getpid)
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """An optimizer step has been done.
+
+    Attributes:
+        steps: Optimizer steps so far.
+        pid: The process.
+    """
+
+    event: ClassVar[str] = "step"
+    steps: int
+    pid: int = field(default_factory=os.getpid)
+
+
+@dataclass(frozen=True)
+class FileWritten:
+    """A process opened a file to write.
+
+    Attributes:
+        path: The file, absolute.
+        pid: The process.
+    """
+
+    event: ClassVar[str] = "wrote"
+    path: str
+    pid: int = field(default_factory=os.getpid)
+
+
+@dataclass(frozen=True)
+class PythonWithoutTorch:
+    """A Python that never imported torch has ended.
+
+    Attributes:
+        frameworks: Other frameworks that it had imported.
+        pid: The process.
+    """
+
+    event: ClassVar[str] = "no_torch"
+    frameworks: tuple[str, ...]
+    pid: int = field(default_factory=os.getpid)
+
+
+@dataclass(frozen=True)
+class ErrorLink:
+    """One error of a chain.
+
+    Attributes:
+        types: Qualified names of the classes that it is an instance of, its own first.
+        text: Its message.
+    """
+
+    types: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class ErrorChain:
+    """An error that nobody handled.
+
+    Attributes:
+        links: It, and the errors that it was raised from or while handling.
+        traceback: As Python prints it.
+    """
+
+    links: tuple[ErrorLink, ...]
+    traceback: str
+
+
+@dataclass(frozen=True)
+class ProcessDescription:
+    """A process, as the fork server has to know it.
+
+    Attributes:
+        executable: Its Python.
+        options: That Python's own options.
+        cwd: Its working directory.
+        environment: The environment that it was started with.
+        environment_at_torch: Its environment when torch was imported.
+        modules: Modules of installed packages that it had imported, in order.
+    """
+
+    executable: str
+    options: tuple[str, ...]
+    cwd: str
+    environment: dict[str, str]
+    environment_at_torch: dict[str, str]
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The last word of a process that has imported torch.
+
+    Attributes:
+        ending: `steps` (it has done those that were asked for), `error`, `exit`, or `step` (memory had run out, and it
+            went on).
+        steps: Optimizer steps done.
+        idle_optimizers: Optimizers that were made and took no step.
+        cuda: Whether CUDA was initialised.
+        optimizer: Class name.
+        parameter_bytes: Bytes of the parameters that the optimizers hold.
+        gradient_bytes: Bytes of all its gradients, at each optimizer's first step.
+        peak_allocated_bytes: Most bytes in live tensors.
+        peak_reserved_bytes: Most bytes held from the driver.
+        fixed_bytes: Bytes that stay allocated from one micro-step to the next.
+        alloc_retries: Times that the allocator had to give back its cache.
+        ooms: Times that it ran out.
+        training_peak_bytes: Most bytes in training.
+        evaluation_peak_bytes: Most bytes in an evaluation; None where there was none.
+        phases: Memory by phase.
+        zeros_read: Times that it read data back from a null GPU.
+        unknown_calls: CUDA calls that the null GPU does not serve.
+        error: The error that ended it; None where none did.
+        process: Description of the process, where that was asked for.
+        failures: Failures of the agent, each of which left something unmeasured.
+        pid: The process.
+    """
+
+    event: ClassVar[str] = "measured"
+    ending: Ending
+    steps: int
+    idle_optimizers: int
+    cuda: bool
+    optimizer: str | None
+    parameter_bytes: int | None
+    gradient_bytes: int | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    fixed_bytes: int | None
+    alloc_retries: int | None
+    ooms: int | None
+    training_peak_bytes: int | None
+    evaluation_peak_bytes: int | None
+    phases: tuple[PhaseMemory, ...]
+    zeros_read: int
+    unknown_calls: tuple[str, ...]
+    error: ErrorChain | None
+    process: ProcessDescription | None
+    failures: tuple[str, ...]
+    pid: int = field(default_factory=os.getpid)
+
+
+KINDS: dict[str, type[Message]] = {
+    kind.event: kind
+    for kind in (
+        TorchImported,
+        DeviceInfo,
+        FirstBatch,
+        OutOfMemory,
+        StepDone,
+        FileWritten,
+        PythonWithoutTorch,
+        Measurements,
+    )
+}
+"""Class of a message by its event."""
+
+
+if TYPE_CHECKING:
+    Message: TypeAlias = (
+        TorchImported
+        | DeviceInfo
+        | FirstBatch
+        | OutOfMemory
+        | StepDone
+        | FileWritten
+        | PythonWithoutTorch
+        | Measurements
+    )
+
+
+def encode_message(message: Message) -> bytes:
+    """Return the line for a message."""
+    whole = {"protocol": PROTOCOL, "event": message.event, **asdict(message)}
+    return json.dumps(whole, default=str).encode() + b"\n"
