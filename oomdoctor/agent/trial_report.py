@@ -1,7 +1,5 @@
 """Report of a trial's process: everything that was measured, as the last message of the process."""
 
-
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple

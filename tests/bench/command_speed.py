@@ -1,7 +1,8 @@
-"""The whole probe of five commands with and without the fork server and the cache of random draws, side by side.
+"""The whole probe of five commands with and without the fork server, side by side.
 
-Each of the two stays in oomdoctor only where it makes the whole probe at least a quarter faster, as the median over the
-five commands. A round runs every way once, each round in another order, so that a slow moment meets all of them.
+The fork server stays in oomdoctor only while it makes the whole probe at least a quarter faster, as the median over the
+five commands. A round runs both ways once, in turns. The cache of random draws was measured by the same program before
+it was deleted; its figures stay in the results.
 
 Usage: python tests/bench/command_speed.py [ROUNDS]
 """
@@ -20,7 +21,7 @@ from typing import Any
 
 from measuring import RESULTS, machine, save
 
-from oomdoctor.devices.torch_build import find_torch
+from oomdoctor.engines.torch_build import find_torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "command"))
 
@@ -30,17 +31,12 @@ Row = dict[str, Any]
 
 GPU = "rtx-4090"
 ENOUGH = 0.75
-"""Share of the time without a mechanism that the probe may take with it, if the mechanism is to stay."""
+"""Share of the time without the fork server that the probe may take with it, if it is to stay."""
 
 _PROGRAM = """
 import sys
 from oomdoctor.cli import main
-from oomdoctor.probing.command import supervisor
-
-class NoDraws:
-    path = ""
-    def close(self):
-        pass
+from oomdoctor.command import supervisor
 
 class NoForks:
     reason = "the bench asks for it"
@@ -51,25 +47,19 @@ class NoForks:
     def close(self):
         pass
 
-if "draws" not in {parts}:
-    supervisor.Draws = NoDraws
-if "forks" not in {parts}:
+if not {forks}:
     supervisor.ForkServer = NoForks
 sys.exit(main(sys.argv[1:]))
 """
 
-WITHOUT = {"fork server": "without fork server", "draw cache": "without draw cache"}
-WAYS: dict[str, tuple[str, ...]] = {
-    "with both": ("forks", "draws"),
-    "without fork server": ("draws",),
-    "without draw cache": ("forks",),
-}
+WAYS = {"with": True, "without": False}
+FILE = RESULTS / "command_speed.json"
 
 
-def probe(script: Script, parts: tuple[str, ...]) -> tuple[float, float, int]:
-    """Run one probe with these parts: its wall time and its processor time in seconds, and its answer."""
+def probe(script: Script, *, forks: bool) -> tuple[float, float, int]:
+    """Run one probe: its wall time and its processor time in seconds, and its answer."""
     options = ["--target-batch", str(TARGET_BATCH), "--gpu", GPU, "--json", "--quiet", "--", *script.template()]
-    command = [sys.executable, "-c", _PROGRAM.format(parts=parts), "probe", *options]
+    command = [sys.executable, "-c", _PROGRAM.format(forks=forks), "probe", *options]
     with tempfile.TemporaryDirectory() as directory:
         started, cpu_before = time.perf_counter(), _cpu_seconds()
         printed = subprocess.run(command, cwd=directory, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -84,11 +74,10 @@ def _cpu_seconds() -> float:
 
 
 def add_round(row: Row, index: int) -> None:
-    """Run a command every way once, each round in another order."""
+    """Run a command both ways once, each round in another order."""
     script = next(one for one in FRAMEWORKS if one.name == row["script"])
-    shift = index % len(WAYS)
-    for way in [*WAYS, *WAYS][shift : shift + len(WAYS)]:
-        wall, cpu, answer = probe(script, WAYS[way])
+    for way in reversed(WAYS) if index % 2 else WAYS:
+        wall, cpu, answer = probe(script, forks=WAYS[way])
         row["seconds"][way].append(round(wall, 2))
         row["cpu_seconds"][way].append(round(cpu, 2))
         print(f"{script.name} {way}: {wall:.2f} s, {cpu:.2f} s of processors", flush=True)
@@ -96,19 +85,16 @@ def add_round(row: Row, index: int) -> None:
             raise RuntimeError(f"{script.name} has two answers: {row['micro_batch']} and {answer}")
 
 
-def ratios(rows: list[Row]) -> dict[str, Row]:
-    """Time with a mechanism over time without it: for each command, of its medians, and as the median over them."""
-    found: dict[str, Row] = {}
-    for name, way in WITHOUT.items():
-        wall = {row["script"]: _ratio(row["seconds"], way) for row in rows}
-        cpu = {row["script"]: _ratio(row["cpu_seconds"], way) for row in rows}
-        median = round(statistics.median(wall.values()), 3)
-        found[name] = {"seconds": wall, "cpu_seconds": cpu, "median": median, "stays": median <= ENOUGH}
-    return found
+def ratios(rows: list[Row]) -> Row:
+    """Time with the fork server over time without: for each command, of its medians, and as the median over them."""
+    wall = {row["script"]: _ratio(row["seconds"]) for row in rows}
+    cpu = {row["script"]: _ratio(row["cpu_seconds"]) for row in rows}
+    median = round(statistics.median(wall.values()), 3)
+    return {"seconds": wall, "cpu_seconds": cpu, "median": median, "stays": median <= ENOUGH}
 
 
-def _ratio(times: dict[str, list[float]], without: str) -> float:
-    return round(statistics.median(times["with both"]) / statistics.median(times[without]), 3)
+def _ratio(times: dict[str, list[float]]) -> float:
+    return round(statistics.median(times["with"]) / statistics.median(times["without"]), 3)
 
 
 def main() -> int:
@@ -120,13 +106,14 @@ def main() -> int:
         {"script": script.name, "seconds": {way: [] for way in WAYS}, "cpu_seconds": {way: [] for way in WAYS}}
         for script in FRAMEWORKS
     ]
+    before = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    kept = {name: before[name] for name in ("draw_cache",) if name in before}
     for index in range(rounds):
         for row in rows:
             add_round(row, index)
-        document = {"machine": machine() | about, "rounds": index + 1, "enough": ENOUGH, "commands": rows}
-        save(RESULTS / "command_speed.json", {**document, "ratios": ratios(rows)})
-    for name, found in ratios(rows).items():
-        print(f"{name}: {json.dumps(found)}")
+        document = {"machine": machine() | about, "rounds": index + 1, "enough": ENOUGH}
+        save(FILE, {**document, "fork_server": {"commands": rows, "ratios": ratios(rows)}, **kept})
+    print(json.dumps(ratios(rows)))
     return 0
 
 

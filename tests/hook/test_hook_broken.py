@@ -13,6 +13,7 @@ from oomdoctor.engines.choice import choose_engine
 
 pytestmark = pytest.mark.null_gpu
 
+AGENT = AGENT_DIRECTORY.parent
 PROGRAM = Path(__file__).with_name("broken.py")
 
 
@@ -57,17 +58,17 @@ def test_nothing_half_written_is_left(runs: tuple[dict[str, str], str, Path]) ->
 
 
 def test_a_hook_that_cannot_be_loaded_is_not_noticed(tmp_path: Path) -> None:
-    """With any of its modules broken the hook is as good as absent."""
+    """With any of its modules broken the agent is as good as absent."""
     import shutil
 
     (tmp_path / "torch.py").write_text("print('imported')\n")
     code = "import multiprocessing.process, torch; raise SystemExit(4)"
-    for number, source in enumerate(sorted(AGENT_DIRECTORY.rglob("*.py"))):
+    for number, source in enumerate(sorted(AGENT.rglob("*.py"))):
         if source.name == "sitecustomize.py":
             continue
-        copy = tmp_path / f"hook{number}"
-        shutil.copytree(AGENT_DIRECTORY, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        (copy / source.relative_to(AGENT_DIRECTORY)).write_text("raise RuntimeError('broken')\n")
-        environment = hook_environment(tmp_path / "reports", PYTHONPATH=str(copy))
+        copy = tmp_path / f"agent{number}"
+        shutil.copytree(AGENT, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        (copy / source.relative_to(AGENT)).write_text("raise RuntimeError('broken')\n")
+        environment = hook_environment(tmp_path / "reports", PYTHONPATH=str(copy / AGENT_DIRECTORY.name))
         ended = run_python([sys.executable, "-c", code], environment, cwd=tmp_path)
         assert (ended.returncode, ended.stdout, ended.stderr) == (4, "imported\n", ""), source.name
