@@ -8,37 +8,29 @@ from __future__ import annotations
 import os
 import platform
 import time
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from oomdoctor.check.baseline.figures import Baseline, figures_of
 from oomdoctor.check.baseline.file import read_baseline, write_baseline
 from oomdoctor.check.verdicts import BaselineState, checked_entry
 from oomdoctor.command.dependencies import found_program
-from oomdoctor.engines.monitor import has_local_gpu
 from oomdoctor.engines.torch_build import find_torch
 from oomdoctor.errors import OomdoctorError, UsageError
-from oomdoctor.multi_card.pool import run_all
+from oomdoctor.multi_card.pool import Answer, Case, probe_all
 from oomdoctor.output import check_writable
-from oomdoctor.progress import SilentProgress
 from oomdoctor.results import CheckResult
 from oomdoctor.trial.answer import ProbeRun
-from oomdoctor.trial.probe import engine_for, probe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Mapping
 
     from oomdoctor.check.baseline.figures import Figures
     from oomdoctor.check.cache import Cache
     from oomdoctor.check.entries import Entry
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import ProbeResult
-    from oomdoctor.trial.process import CancelToken
 
 
 def check_program(request: ProbeRequest) -> None:
@@ -60,13 +52,9 @@ def _hint(program: str, folder: Path) -> str:
     return "install it, or activate the environment that has it"
 
 
-Answer: TypeAlias = ProbeRun | OomdoctorError
-"""What a probe found, or why it has no answer."""
-
-
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """Has questions answered.
+    """Answers the questions of entries, from the cache or by probes side by side.
 
     Attributes:
         jobs: Most probes at once.
@@ -81,61 +69,44 @@ class Answerer:
     not_kept: dict[str, str] = field(default_factory=dict)
 
     def answers(self, requests: Mapping[str, ProbeRequest]) -> dict[str, Answer]:
-        """The answers to questions by their names, in their order.
+        """Return the answers to questions by their names, in their order.
 
         Errors in one target leave the others alone; an interrupt ends all.
         """
-        # To watch a command costs a little, which only an answer that is kept is worth.
+        # To watch what a target uses costs a little, which only an answer that is kept is worth.
         requests = {name: replace(one, watched=self.cache is not None) for name, one in requests.items()}
         known = {name: found for name, request in requests.items() if (found := self._known(name, request))}
-        open_names = [name for name in requests if name not in known]
-        _prepare([requests[name] for name in open_names])
-        local = Lock() if any(requests[name].gpu is None for name in open_names) and has_local_gpu() else None
-        work = [partial(self._asked, name, requests[name], local) for name in open_names]
-        asked = dict(zip(open_names, run_all(work, min(self.jobs, len(work))) if work else [], strict=True))
-        return {name: known.get(name) or asked[name] for name in requests}
+        cases = [Case(name, request) for name, request in requests.items() if name not in known]
+        asked = probe_all(cases, self, jobs=self.jobs) if cases else []
+        answers: dict[str, Answer] = known | {case.name: each for case, each in zip(cases, asked, strict=True)}
+        return {name: answers[name] for name in requests}
 
-    def _known(self, name: str, request: ProbeRequest) -> ProbeRun | None:
+    def started(self, case: Case) -> None:
+        """Pass on that a probe began."""
+        self.progress.started(case.name)
+
+    def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
+        """Keep an answer, and pass on that it is there."""
+        if self.cache is not None and isinstance(answer, ProbeRun):
+            reason = self.cache.keep(case.request, answer)
+            if reason is not None:
+                self.not_kept[case.name] = reason
+        result = answer.result if isinstance(answer, ProbeRun) else answer
+        self.progress.finished(case.name, result, seconds=seconds, is_cached=False)
+
+    def _known(self, name: str, request: ProbeRequest) -> Answer | None:
+        """Return what the cache has, or that the program is missing; None where a probe has to tell."""
         started = time.monotonic()
+        try:
+            check_program(request)
+        except UsageError as error:
+            self.progress.started(name)
+            self.progress.finished(name, error, seconds=time.monotonic() - started, is_cached=False)
+            return error
         found = None if self.cache is None else self.cache.find(request)
         if found is not None:
             self.progress.finished(name, found.result, seconds=time.monotonic() - started, is_cached=True)
         return found
-
-    def _asked(self, name: str, request: ProbeRequest, local: Lock | None, stop: CancelToken) -> Answer:
-        with _exclusive(local if request.gpu is None else None):
-            if stop.is_set:
-                raise KeyboardInterrupt
-            started = time.monotonic()
-            self.progress.started(name)
-            answer = self._probed(name, request, stop)
-        result = answer.result if isinstance(answer, ProbeRun) else answer
-        self.progress.finished(name, result, seconds=time.monotonic() - started, is_cached=False)
-        return answer
-
-    def _probed(self, name: str, request: ProbeRequest, stop: CancelToken) -> Answer:
-        try:
-            check_program(request)
-            found = probe(request, SilentProgress(), stop=stop)
-        except OomdoctorError as error:
-            return error
-        reason = None if self.cache is None else self.cache.keep(request, found)
-        if reason is not None:
-            self.not_kept[name] = reason
-        return found
-
-
-def _exclusive(lock: Lock | None) -> AbstractContextManager[object]:
-    """Two probes on one real GPU would take memory from each other."""
-    return nullcontext() if lock is None else lock
-
-
-def _prepare(requests: Sequence[ProbeRequest]) -> None:
-    """Compile the null GPU where that is to be done, once and where an interrupt is heard."""
-    for request in requests[:1]:
-        # What is wrong is said of each entry by its own probe.
-        with suppress(OomdoctorError):
-            engine_for(request)
 
 
 @dataclass(frozen=True, slots=True)

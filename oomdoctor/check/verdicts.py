@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.check.baseline.figures import Figures
     from oomdoctor.check.entries import Entry
-    from oomdoctor.check.runner import Answer
+    from oomdoctor.multi_card.pool import Answer
     from oomdoctor.results import Movement, ProbeResult, Trial
     from oomdoctor.trial.answer import ProbeRun
 

@@ -1,48 +1,185 @@
-"""Probes side by side over a pool of workers, ended together when one fails or somebody interrupts."""
+"""Probes side by side: one target under many variants and on many cards, or many targets.
+
+Workers are forked from a process that has imported torch (`oomdoctor.multi_card.workers`). All probes are ended
+together when one raises what is no answer, or somebody interrupts.
+"""
 
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TYPE_CHECKING, Final, TypeVar
+import time
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
+from oomdoctor.engines.monitor import has_local_gpu
+from oomdoctor.errors import OomdoctorError
+from oomdoctor.multi_card.workers import WorkerPool
+from oomdoctor.progress import SilentProgress
+from oomdoctor.trial.answer import ProbeRun
+from oomdoctor.trial.probe import engine_for, probe
 from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
+    from oomdoctor.request import ProbeRequest
+    from oomdoctor.trial.client import WorkerStarter
 
 T = TypeVar("T")
 
+Answer: TypeAlias = ProbeRun | OomdoctorError
+"""What a probe found, or why it has no answer."""
+
 _MOST_JOBS: Final = 8
-"""Each job holds a torch and a model in the host's memory, and few machines have that for every core."""
+"""Each job holds a model in the host's memory, and few machines have that for every core."""
 
 
-def default_jobs(pieces: int) -> int:
-    """How many pieces of work to do at once where nobody says: one for each core that this process may use."""
-    return max(1, min(pieces, len(os.sched_getaffinity(0)), _MOST_JOBS))
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One probe of many.
+
+    Attributes:
+        name: What to call it.
+        request: The question: the target, the card and the variant.
+    """
+
+    name: str
+    request: ProbeRequest
 
 
-def run_all(work: Sequence[Callable[[CancelToken], T]], jobs: int) -> list[T]:
-    """Do all of the work, so many pieces at once.
+class CasesProgress(Protocol):
+    """Told of each case when it begins and when it ends, from several threads at once."""
+
+    def started(self, case: Case) -> None:
+        """A case began; not told of a case that runs elsewhere."""
+
+    def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
+        """A case ended.
+
+        Args:
+            case: The case.
+            answer: What was found, or why nothing could be.
+            seconds: Since it began.
+        """
+
+
+def default_jobs(cases: int) -> int:
+    """Return how many cases to run at once where nobody says: one for each core that this process may use."""
+    return max(1, min(cases, len(os.sched_getaffinity(0)), _MOST_JOBS))
+
+
+def probe_all(
+    cases: Sequence[Case], progress: CasesProgress, *, jobs: int, executor: Executor | None = None
+) -> list[Answer]:
+    """Probe every case, so many at once; errors in one leave the others alone.
 
     Args:
-        work: Each is handed the word at which it has to end.
+        cases: The cases.
+        progress: Told of each.
+        jobs: Most probes at once in this process.
+        executor: Runs the probes elsewhere, each as one picklable call of `probe_case`; None for this machine.
+
+    Returns:
+        An answer a case, in their order.
+
+    Raises:
+        BaseException: What a probe raised that is no answer, or an interrupt; then the others were ended and are gone.
+    """
+    if executor is not None:
+        return _all_results([_submitted(executor, case, progress) for case in cases])
+    stop = CancelToken()
+    _build_null_gpu(cases)
+    local = Lock() if any(case.request.gpu is None for case in cases) and has_local_gpu() else None
+    with WorkerPool(stop) as workers:
+        # Two probes on one real GPU would take memory from each other.
+        pieces = [
+            partial(_probed, case, progress, workers.start, local if case.request.gpu is None else None)
+            for case in cases
+        ]
+        return run_all(pieces, max(1, min(jobs, len(cases))), stop)
+
+
+def probe_case(case: Case, stop: CancelToken | None = None, start: WorkerStarter | None = None) -> Answer:
+    """Probe one case; an error is an answer.
+
+    Args:
+        case: The case.
+        stop: Ends the probe from another thread.
+        start: Starts its workers; None for fresh interpreters.
+
+    Raises:
+        KeyboardInterrupt: The stop was set.
+    """
+    try:
+        return probe(case.request, SilentProgress(), stop=stop, start=start)
+    except OomdoctorError as error:
+        return error
+
+
+def run_all(pieces: Sequence[Callable[[CancelToken], T]], jobs: int, stop: CancelToken | None = None) -> list[T]:
+    """Run all pieces of work in threads, so many at once.
+
+    Args:
+        pieces: The work; each is handed the token that tells it to end.
         jobs: Most pieces at once.
+        stop: The token, which is set in the end; None to make one.
 
     Returns:
         What each piece returned, in their order.
 
     Raises:
-        BaseException: Whatever a piece raised, or an interrupt; then the others were ended and are gone.
+        BaseException: What a piece raised, or an interrupt; then the others were ended and are gone.
     """
-    stop = CancelToken()
-    pool = ThreadPoolExecutor(jobs, thread_name_prefix="oomdoctor-check")
+    stop = stop or CancelToken()
+    pool = ThreadPoolExecutor(jobs, thread_name_prefix="oomdoctor-probe")
     try:
-        futures = [pool.submit(piece, stop) for piece in work]
-        for future in as_completed(futures):
-            future.result()  # the first that failed ends the rest
-        return [future.result() for future in futures]
+        return _all_results([pool.submit(piece, stop) for piece in pieces])
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
+
+
+def _all_results(futures: Sequence[Future[T]]) -> list[T]:
+    for future in as_completed(futures):
+        future.result()  # the first that failed ends the rest
+    return [future.result() for future in futures]
+
+
+def _submitted(executor: Executor, case: Case, progress: CasesProgress) -> Future[Answer]:
+    submitted = time.monotonic()
+
+    def finished(future: Future[Answer]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            progress.finished(case, future.result(), seconds=time.monotonic() - submitted)
+
+    future = executor.submit(probe_case, case)
+    future.add_done_callback(finished)
+    return future
+
+
+def _probed(case: Case, progress: CasesProgress, start: WorkerStarter, alone: Lock | None, stop: CancelToken) -> Answer:
+    with _alone(alone):
+        if stop.is_set:
+            raise KeyboardInterrupt
+        started = time.monotonic()
+        progress.started(case)
+        answer = probe_case(case, stop, start)
+    progress.finished(case, answer, seconds=time.monotonic() - started)
+    return answer
+
+
+def _alone(lock: Lock | None) -> AbstractContextManager[object]:
+    return nullcontext() if lock is None else lock
+
+
+def _build_null_gpu(cases: Sequence[Case]) -> None:
+    """Compile the null GPU where that is to be done, once and where an interrupt is heard."""
+    for case in cases[:1]:
+        # What is wrong is said of each case by its own probe.
+        with suppress(OomdoctorError):
+            engine_for(case.request)

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeAlias
 
 from oomdoctor.engines.catalogue import Card
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError, UsageError
@@ -17,7 +17,7 @@ from oomdoctor.trial.process import GuardedProcess
 from oomdoctor.trial.protocol import Channel, ChannelClosedError, ChannelTimeoutError, Message, ProfileOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from oomdoctor.request import ProbeRequest
     from oomdoctor.target.reference import Reference
@@ -29,21 +29,46 @@ _KNOWN_ERRORS: dict[str, type[OomdoctorError]] = {
 }
 
 
+class WorkerHandle(Protocol):
+    """A worker that runs under a guardian: what `GuardedProcess` says of its command."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not ended yet."""
+
+    def close(self) -> None:
+        """End the worker and everything that it started; returns when nothing of it is left."""
+
+    def tail(self) -> str | None:
+        """Return the end of its output, with a heading; None where it printed nothing. Call after it has ended."""
+
+
+WorkerStarter: TypeAlias = "Callable[[Mapping[str, str], int, int], WorkerHandle]"
+"""Starts a worker: its whole environment, the descriptor of its requests, and that of its answers."""
+
+
+def start_interpreter(environment: Mapping[str, str], requests_fd: int, answers_fd: int) -> WorkerHandle:
+    """Start a worker in an interpreter of its own."""
+    worker = [sys.executable, "-P", "-m", "oomdoctor.trial.worker", str(requests_fd), str(answers_fd)]
+    return GuardedProcess(worker, environment, answers_fd, pass_fds=(requests_fd, answers_fd))
+
+
 class WorkerProcess:
     """A worker under a guardian, in a session of its own; use it as a context manager.
 
     Args:
         environment: The worker's whole environment; it decides which device torch sees.
         stop: Ends a wait from another thread.
+        start: Starts it; None for a fresh interpreter.
     """
 
-    def __init__(self, environment: Mapping[str, str], stop: CancelToken | None = None) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], stop: CancelToken | None = None, start: WorkerStarter | None = None
+    ) -> None:
         requests_read, requests_write = os.pipe()
         answers_read, answers_write = os.pipe()
-        worker = [sys.executable, "-P", "-m", "oomdoctor.trial.worker", str(requests_read), str(answers_write)]
-        pass_fds = (requests_read, answers_write)
-        self._process = GuardedProcess(worker, environment, answers_write, pass_fds=pass_fds)
-        for fd in pass_fds:
+        self._process = (start or start_interpreter)(environment, requests_read, answers_write)
+        for fd in (requests_read, answers_write):
             os.close(fd)
         self._channel = Channel(answers_read, requests_write, stop)
 
@@ -194,6 +219,7 @@ class WorkerTrialSource:
         reference: The target, parsed.
         environment: The worker's environment.
         stop: Ends a wait from another thread.
+        start: Starts its workers; None for fresh interpreters.
 
     Attributes:
         capacity_bytes: As last measured: the context grows as kernels load.
@@ -212,11 +238,13 @@ class WorkerTrialSource:
         reference: Reference,
         environment: Mapping[str, str],
         stop: CancelToken | None = None,
+        start: WorkerStarter | None = None,
     ) -> None:
         self._request = request
         self._reference = reference
         self._environment = environment
         self._stop = stop
+        self._start_worker = start
         self._child: WorkerProcess | None = None
         self._fresh: WorkerProcess | None = None
         self._start: HeldMemory | None = None
@@ -243,7 +271,7 @@ class WorkerTrialSource:
         Raises:
             NoAnswerError: No device, a crash, or the time limit.
         """
-        self._fresh = self._child = WorkerProcess(self._environment, self._stop)
+        self._fresh = self._child = self._worker()
         answer = self._ask(self._child, "looking at the GPU", {"op": "device"})
         return decode(Card, answer["card"], "card")
 
@@ -256,7 +284,7 @@ class WorkerTrialSource:
         """
         if self._fresh is None:
             self.close()
-        self._child = child = self._fresh or WorkerProcess(self._environment, self._stop)
+        self._child = child = self._fresh or self._worker()
         self._fresh = None
         answer = self._ask(
             child,
@@ -329,6 +357,18 @@ class WorkerTrialSource:
             return ProfileOutcome(None, error.message, Outcome.FAILED)
         self._keep_or_retire(answer)
         return decode(ProfileOutcome, answer, "profiled")
+
+    def on_another_card(self, request: ProbeRequest, environment: Mapping[str, str]) -> WorkerTrialSource:
+        """Return a source of trials of the same target in another environment.
+
+        Args:
+            request: What to train and how.
+            environment: The environment of its workers.
+        """
+        return WorkerTrialSource(request, self._reference, environment, self._stop, self._start_worker)
+
+    def _worker(self) -> WorkerProcess:
+        return WorkerProcess(self._environment, self._stop, self._start_worker)
 
     def _unwatched(self, question: dict[str, int]) -> Trial:
         """A trial that counts for nothing but the peak that a watched one has to have."""

@@ -22,6 +22,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -38,20 +42,36 @@ def main(arguments: list[str]) -> int:
     lifeline, report, doomed = int(arguments[0]), int(arguments[1]), arguments[3]
     for fd in {lifeline, report} - set(map(int, filter(None, arguments[2].split(",")))):
         os.set_inheritable(fd, False)  # noqa: FBT003 - the standard library's own
+    started: list[subprocess.Popen[bytes]] = []  # kept: one that is dropped looks after its process itself
+
+    def start() -> int:
+        started.append(subprocess.Popen(arguments[4:], close_fds=False, restore_signals=True))
+        return started[0].pid
+
+    guard(start if arguments[4:] else None, lifeline, report)
+    if doomed:
+        shutil.rmtree(doomed, ignore_errors=True)
+    return 0
+
+
+def guard(start: Callable[[], int] | None, lifeline: int, report: int) -> None:
+    """Start a worker, report how it ends, and kill everything below this process once it does or the lifeline is cut.
+
+    Args:
+        start: Starts the worker as a child of this process and returns its pid; None where there is none to start.
+        lifeline: Descriptor that is readable once the probe is gone or lets go.
+        report: Descriptor that the end of the worker is written to.
+    """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A handler, not SIG_IGN: that one the worker and all that it starts would inherit.
         signal.signal(number, lambda *_: None)
-    if arguments[4:]:
-        worker = subprocess.Popen(arguments[4:], close_fds=False, restore_signals=True)
-        if _wait_for_end(worker.pid, lifeline):
-            _report(report, worker.wait())
-    else:
+    worker = None if start is None else start()
+    if worker is None:
         select.select([lifeline], [], [])
+    elif _wait_for_end(worker, lifeline):
+        _report(report, os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]))
     kill_descendants()
-    if doomed:
-        shutil.rmtree(doomed, ignore_errors=True)
-    return 0
 
 
 def die_with_parent() -> None:

@@ -26,11 +26,17 @@ if TYPE_CHECKING:
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Accumulation
     from oomdoctor.target.reference import Reference
+    from oomdoctor.trial.client import WorkerStarter
     from oomdoctor.trial.process import CancelToken
 
 
 def probe(
-    request: ProbeRequest, progress: Progress, *, engine: Engine | None = None, stop: CancelToken | None = None
+    request: ProbeRequest,
+    progress: Progress,
+    *,
+    engine: Engine | None = None,
+    stop: CancelToken | None = None,
+    start: WorkerStarter | None = None,
 ) -> ProbeRun:
     """Find the largest micro-batch that fits, and the plan that reaches the target batch.
 
@@ -39,6 +45,7 @@ def probe(
         progress: Told of each stage and trial.
         engine: Where to run; None to choose by the request.
         stop: Ends the probe from another thread.
+        start: Starts the workers of a file; None for fresh interpreters.
 
     Raises:
         UsageError: The question contradicts itself.
@@ -48,7 +55,7 @@ def probe(
     """
     if request.command is not None:
         return probe_command(request, progress, stop=stop)
-    with _running(request, progress, engine, stop) as run:
+    with _running(request, progress, engine, stop, start) as run:
         search = None if run.loaded.placement_error else run.session.find_maximum(run.loaded.weights_bytes or 0)
         if run.guide is not None:
             run.guide.close()  # what it holds of the host's memory is of no more use
@@ -57,7 +64,7 @@ def probe(
         if search is not None and run.engine.kind == "trace":
             run.session.try_profiled(request.profile_micro_batch, search.maximum)
         trials = tuple(run.session.trials)
-        asking = ProfileRunner(request, run.reference, run.engine, run.supervisor, trials, progress, stop)
+        asking = ProfileRunner(request, run.engine, run.supervisor, trials, progress)
         recorded = asking.record(0 if search is None else search.maximum)
     guidance = None if run.guide is None or search is None else run.guide.guidance()
     findings = Findings(run.loaded, search, recommended, plan, trials, recorded, run.others.moved(), guidance)
@@ -84,7 +91,6 @@ class _Run:
     """A worker with the target loaded, what runs trials in it, and what guides them."""
 
     engine: Engine
-    reference: Reference
     others: OtherProcesses
     supervisor: WorkerTrialSource
     loaded: LoadedTarget
@@ -94,7 +100,11 @@ class _Run:
 
 @contextmanager
 def _running(
-    request: ProbeRequest, progress: Progress, engine: Engine | None, stop: CancelToken | None = None
+    request: ProbeRequest,
+    progress: Progress,
+    engine: Engine | None,
+    stop: CancelToken | None = None,
+    start: WorkerStarter | None = None,
 ) -> Iterator[_Run]:
     """Check the question before anything is started, start a worker, and end it with all that it started."""
     per_device = per_device_target(request.target_batch, request.world_size)
@@ -103,7 +113,7 @@ def _running(
     others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
     with (
         _guiding(request, reference, engine, stop) as guide,
-        WorkerTrialSource(request, reference, engine.environment, stop) as supervisor,
+        WorkerTrialSource(request, reference, engine.environment, stop, start) as supervisor,
     ):
         progress.stage(f"loading {request.target}")
         if guide is not None:
@@ -111,7 +121,7 @@ def _running(
         loaded = supervisor.load()
         _check_memory(request, loaded)
         session = ProbeSearch(supervisor, progress, per_device, guide)
-        yield _Run(engine, reference, others, supervisor, loaded, session, guide)
+        yield _Run(engine, others, supervisor, loaded, session, guide)
         supervisor.dependencies()  # now, while the worker can say
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _CHUNK = 65536
 _KEPT_BYTES = 65536
 _LONGEST_LINE = 500
+_TAIL_LINES = 15
 
 
 class OutputTail:
@@ -41,6 +42,11 @@ class OutputTail:
         cut = (line if len(line) <= _LONGEST_LINE else f"...{line[-_LONGEST_LINE:]}" for line in kept[-lines:])
         return "\n".join(cut)
 
+    def tail(self) -> str | None:
+        """Return its last lines, with a heading; None where nothing was written."""
+        text = self.text(_TAIL_LINES)
+        return f"the end of its output:\n{text}" if text else None
+
     def close(self) -> None:
         """Wait for the writers to end; call after they have."""
         self._thread.join(timeout=1)
@@ -54,7 +60,6 @@ class OutputTail:
         os.close(self._read_fd)
 
 
-_TAIL_LINES = 15
 _END_SECONDS = 15.0
 
 
@@ -121,8 +126,7 @@ class GuardedProcess:
     def tail(self) -> str | None:
         """The end of its output, with a heading; None where it printed nothing. Call after it has ended."""
         self._output.close()
-        text = self._output.text(_TAIL_LINES)
-        return f"the end of its output:\n{text}" if text else None
+        return self._output.tail()
 
 
 class CancelToken:

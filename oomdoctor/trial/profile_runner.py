@@ -13,7 +13,6 @@ from oomdoctor.errors import OomdoctorError
 from oomdoctor.results import Outcome, Reason
 from oomdoctor.search.accumulation import per_device_target
 from oomdoctor.search.probe_search import micro_steps
-from oomdoctor.trial.client import WorkerTrialSource
 from oomdoctor.trial.protocol import ProfileOutcome
 from oomdoctor.units import format_size
 
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import StepMemory, Trial
-    from oomdoctor.target.reference import Reference
-    from oomdoctor.trial.process import CancelToken
+    from oomdoctor.trial.client import WorkerTrialSource
 
 
 _LARGER: Final = (8, 64)
@@ -56,21 +54,17 @@ class ProfileRunner:
 
     Attributes:
         request: The probe's question.
-        reference: The target, parsed.
         engine: Where the trials ran.
         supervisor: What ran them.
         trials: Every trial so far.
         progress: Told of it.
-        stop: Ends it from another thread.
     """
 
     request: ProbeRequest
-    reference: Reference
     engine: Engine
     supervisor: WorkerTrialSource
     trials: Sequence[Trial]
     progress: Progress
-    stop: CancelToken | None
 
     def record(self, maximum: int) -> ProfiledAnswer:
         """Record memory at the size that was asked for, else at the maximum.
@@ -119,7 +113,7 @@ class ProfileRunner:
         environment = with_total_bytes(self.engine.environment, total_bytes)
         request = replace(self.request, memory_bytes=None)
         try:
-            with WorkerTrialSource(request, self.reference, environment, self.stop) as supervisor:
+            with self.supervisor.on_another_card(request, environment) as supervisor:
                 if supervisor.load().placement_error:
                     return ProfileOutcome(None, "the weights alone do not fit", Outcome.OOM)
                 return self._ask(supervisor, size, None)

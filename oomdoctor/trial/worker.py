@@ -133,6 +133,7 @@ class _Worker:
     _setup: TrialSetup
     _cap_bytes: int | None
     _start_bytes: int
+    _is_frozen = False
     _fitting: Fitter
 
     def device(self, _: Message) -> Message:
@@ -214,8 +215,9 @@ class _Worker:
 
     def _freeze(self) -> None:
         """Leave what the first trial did not leave behind out of later collections: torch has a million objects."""
-        if gc.get_freeze_count() == 0 and torch.cuda.memory_allocated() == self._start_bytes:
+        if not self._is_frozen and torch.cuda.memory_allocated() == self._start_bytes:
             gc.freeze()
+            self._is_frozen = True
 
     def foresee(self, request: Message) -> Message:
         """Replay traces of other sizes; nothing of the user's runs."""

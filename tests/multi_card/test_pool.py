@@ -6,11 +6,15 @@ import _thread
 import select
 import threading
 import time
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from oomdoctor.multi_card.pool import default_jobs, run_all
+from oomdoctor.errors import TargetError
+from oomdoctor.multi_card.pool import Answer, Case, default_jobs, probe_all, run_all
+from oomdoctor.request import ProbeRequest
 from oomdoctor.trial.process import CancelToken
 
 SECONDS = 20
@@ -60,7 +64,7 @@ def test_an_interrupt_ends_all() -> None:
         run_all(work, 3)
     assert time.monotonic() - started < SECONDS / 2
     assert {1, 2} <= set(ended)
-    assert [thread for thread in threading.enumerate() if thread.name.startswith("oomdoctor-check")] == []
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("oomdoctor-probe")] == []
 
 
 def test_a_bug_in_one_piece_ends_the_others() -> None:
@@ -91,3 +95,30 @@ def test_a_stop_is_heard_by_everyone_and_forever() -> None:
     stop.set()
     assert stop.is_set
     assert all(select.select([stop.fd], [], [], 0)[0] for _ in range(3))
+
+
+class Told:
+    """A progress that remembers which cases ended."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def started(self, case: Case) -> None:
+        """Pass over it."""
+
+    def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
+        """Note it."""
+        assert seconds >= 0
+        assert isinstance(answer, TargetError)
+        self.ended.append(case.name)
+
+
+@pytest.mark.parametrize("pool", [ThreadPoolExecutor, ProcessPoolExecutor])
+def test_probes_run_in_any_executor(pool: type[Executor], tmp_path: Path) -> None:
+    """One with the interface of `concurrent.futures` runs each case, in another process too; errors are answers."""
+    cases = [Case(name, ProbeRequest(f"{name}.py", tmp_path, target_batch=8, gpu="t4")) for name in ("a", "b")]
+    told = Told()
+    with pool() as executor:
+        answers = probe_all(cases, told, jobs=1, executor=executor)
+    assert [str(answer) for answer in answers] == [f"no such file: `{name}.py` in `{tmp_path}`" for name in ("a", "b")]
+    assert sorted(told.ended) == ["a", "b"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from oomdoctor.check import runner as answers_module
 from oomdoctor.check.runner import Answerer
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
+from oomdoctor.multi_card import pool as pool_module
 from oomdoctor.request import ProbeRequest
 
 
@@ -86,8 +86,8 @@ def test_a_real_gpu_is_asked_one_at_a_time(monkeypatch: pytest.MonkeyPatch, gpu:
             running[0] -= 1
         raise NoAnswerError("enough")
 
-    monkeypatch.setattr(answers_module, "probe", probe)
-    monkeypatch.setattr(answers_module, "has_local_gpu", lambda: True)
+    monkeypatch.setattr(pool_module, "probe", probe)
+    monkeypatch.setattr(pool_module, "has_local_gpu", lambda: True)
     request = ProbeRequest(target="x.py", directory=Path("/nowhere"), target_batch=8, gpu=gpu)
     Answerer(2, Told()).answers({str(number): request for number in range(3)})
     assert seen[0] == most
