@@ -59,7 +59,7 @@ def whole(data: bytes, start: int = 0) -> Span:
     begin = _skip_space(data, start)
     end = _skip(data, begin)
     if _skip_space(data, end) != len(data):
-        raise JsonError("something follows the end of the document", _skip_space(data, end))
+        raise JsonError("there is more after the end of the document", _skip_space(data, end))
     return begin, end
 
 

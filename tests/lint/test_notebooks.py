@@ -172,7 +172,7 @@ def test_notebooks_without_torch_are_passed_over() -> None:
         (b'{"a": 1}', "not a notebook: it has no cells", (1, 1)),
         (b'{"nbformat": 4}', "not a notebook: it has no cells", (1, 1)),
         (b"[1, 2]", "not a notebook: it has no cells", (1, 1)),
-        (b'{"cells": []} x', "not a notebook: something follows the end of the document", (1, 15)),
+        (b'{"cells": []} x', "not a notebook: there is more after the end of the document", (1, 15)),
         (b"[" * 300, "not a notebook: nested too deeply", (1, 201)),
         (b"import torch\n", "not a notebook: no JSON", (1, 1)),
         (b'{"cells": [{"cell_type": "code", "source": "\xff"}]}', "not a notebook: not UTF-8", (None, None)),

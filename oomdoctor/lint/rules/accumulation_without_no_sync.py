@@ -57,7 +57,7 @@ def _forward_outside(run: Run) -> Iterator[Hit]:
         forwards = _forwards(run, event)
         if manager is not None and forwards and not any(manager in made.context.withs for made in forwards):
             message = f"`{text_of(manager.node)}` has no effect: the forward pass is outside it"
-            help_ = "put the forward pass into the same `with`: that is where it is settled"
+            help_ = "put the forward pass into the same `with`: it decides about the synchronisation"
             yield Hit.at(event, message, help=help_, severity=Severity.WARNING)
 
 
@@ -78,7 +78,7 @@ def _at_other_times(run: Run, found: Accumulation) -> Iterator[Hit]:
     inside = [event for event in found.backwards if _no_sync(event) is not None and _forwards(run, event)]
     outside = [event for event in found.backwards if event not in inside]
     if inside and not outside and all(_is_plain(event) for event in inside):
-        message = "no pass of the window is synchronised: each process steps with its own gradients, and they part"
+        message = "no pass of the window is synchronised: each process steps with its own gradients and diverges"
         yield Hit.at(inside[0], message, help="leave `no_sync` out for the last micro-batch", severity=Severity.ERROR)
     elif inside and outside and _misses(found, outside):
         message = "`no_sync` holds for the pass before the step: each process steps with gradients of its own"
@@ -125,16 +125,16 @@ RULE = Rule(
     concern=Concern.SPEED,
     summary="every micro-batch's gradients are reduced over all processes",
     explanation="""\
-Looks for accumulation with a model under `DistributedDataParallel` and no `no_sync` in the file. More severe:
-`no_sync` around the backward pass alone, which does nothing, and `no_sync` in the very iteration that the
-optimizer steps in.
+Looks for accumulation with a model under `DistributedDataParallel` and no `no_sync` in the file. More severe are
+`no_sync` around the backward pass alone, which does nothing, and `no_sync` in the iteration in which the optimizer
+steps.
 
-It is silent for one process, for sharded models, and for Accelerate, Fabric and DeepSpeed, which see to it.""",
+It is silent for one process, for sharded models, and for Accelerate, Fabric and DeepSpeed, which handle it.""",
     reason="""\
 DistributedDataParallel averages gradients over all processes during each backward pass. With accumulation only the
-last one of a window needs that; the others send the same bytes for nothing. Whether a pass is synchronised is
-settled in the forward pass, so `no_sync` has to be around both. Where the last pass of a window is not
-synchronised, each process steps with gradients of its own, and the copies of the model drift apart.""",
+last one of a window needs that; the others send the same bytes for nothing. Whether a pass is synchronised is decided
+in the forward pass, so `no_sync` has to be around both. Where the last pass of a window is not synchronised, each
+process steps with gradients of its own, and the copies of the model drift apart.""",
     bad="""\
 import torch
 from torch.nn.parallel import DistributedDataParallel

@@ -127,7 +127,7 @@ RULE = Rule(
 Looks for accumulation over a model that is seen to have BatchNorm: a class of the file, a `Sequential`, a ResNet
 and its like from torchvision or timm.
 
-It is silent where the statistics are frozen, and wherever the file shows that someone has thought of it.""",
+It is silent where the statistics are frozen, and where the file shows that its author has considered it.""",
     reason="""\
 Accumulation gives the gradients of the large batch only where samples do not see each other. BatchNorm in training
 mode normalises by the micro-batch's mean and variance, and moves its running statistics once a micro-batch: the

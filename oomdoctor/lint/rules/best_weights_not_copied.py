@@ -107,9 +107,9 @@ RULE: Final = Rule(
     name="best-weights-not-copied",
     severity=Severity.ERROR,
     concern=Concern.CORRECTNESS,
-    summary="weights that are to be restored later are not copied, and change as training goes on",
+    summary="weights that are restored later are not copied, so training changes them",
     explanation="""\
-`best = model.state_dict()`, also with `.copy()`, `dict(...)` or a comprehension that takes the tensors as they are; the
+`best = model.state_dict()`, also with `.copy()`, `dict(...)` or a comprehension that does not copy the tensors; the
 optimizer makes steps; then `model.load_state_dict(best)` on the same model.
 
 It is silent where the tensors are copied (`copy.deepcopy`, `.clone()`), where the same name is given a copy further

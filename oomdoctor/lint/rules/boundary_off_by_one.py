@@ -83,19 +83,18 @@ RULE: Final = Rule(
     severity=Severity.WARNING,
     concern=Concern.CORRECTNESS,
     summary="the accumulation boundary is off by one",
-    explanation=(
-        "Looks for a step whose condition, given where its counter begins and whether it is asked before or after "
-        "the backward pass, first holds one micro-batch too early or too late: `step % k == 0` with `enumerate` "
-        "from 0, `(step + 1) % k == 0` with `enumerate(..., 1)` or after `step += 1`. Names, helper methods and "
-        "inverted conditions are read through; counters by hand count.\n\n"
-        "Passes over counters whose beginning is not known, steps at the beginning of the next window, conditions "
-        "that are about another model (`if i % n_critic == 0` with a backward pass of its own) and everything that "
-        "only logs or saves. `--fix` rewrites the counted side where the loop itself counts."
-    ),
-    reason=(
-        "With `step % k == 0` from 0 the first step is made of one micro-batch, at `1 / k` of its weight, and the last "
-        "`k - 1` of an epoch stay behind. It does not show while `k` is 1, which is why it survives in examples."
-    ),
+    explanation="""\
+Looks for a step whose condition first holds one micro-batch too early or too late, given the counter's first value
+and whether the condition is tested before or after the backward pass: `step % k == 0` with `enumerate` from 0, `(step
++ 1) % k == 0` with `enumerate(..., 1)` or after `step += 1`. Names, helper methods, inverted conditions and counters
+kept by hand are understood.
+
+Passes over counters whose first value is not known, steps at the beginning of the next window, conditions that are
+about another model (`if i % n_critic == 0` with a backward pass of its own) and everything that only logs or saves.
+`--fix` rewrites the counted side where the loop itself counts.""",
+    reason="""\
+With `step % k == 0` from 0 the first step is made of one micro-batch, at `1 / k` of its weight, and the last `k - 1`
+of an epoch make no step. With `k = 1` nothing shows, which is why the mistake survives in examples.""",
     bad=_BAD,
     good=_GOOD,
     references=(

@@ -150,10 +150,10 @@ another meaning before training, where it is loaded in a function that ends, wit
 where only an optimizer loads from it.
 """,
     reason="""\
-A model's `load_state_dict` copies. As long as any name leads to the checkpoint, its tensors stay: one more copy of the
-weights for the whole run. Optimizers take over tensors that are already on the right device and of the right type, so
-their moments are not there twice then, but those that had to be converted are. That is why a batch size that fits from
-scratch runs out of memory when the same run is resumed.
+A model's `load_state_dict` copies. As long as any name leads to the checkpoint, its tensors stay: one more copy of
+the weights for the whole run. Optimizers take over tensors that are already on the right device and of the right
+type, so that only moments that had to be converted are there twice. That is why a batch size that fits from scratch
+runs out of memory when the same run is resumed.
 """,
     bad=_BAD,
     good=_FIXED,

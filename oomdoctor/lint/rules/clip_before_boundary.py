@@ -44,10 +44,8 @@ def _hit(event: Event, found: Accumulation) -> Hit:
     return Hit.at(
         event,
         f"`{name}` clips in every micro-step, but the gradients are complete only every `{found.period}`: "
-        "what is clipped is a part of their sum, again and again",
-        help="clip once, right before the step"
-        if found.guard is None
-        else "clip where the step is made, right before it",
+        "each call clips a partial sum",
+        help="clip once, right before the step" if found.guard is None else "clip right before the step",
     )
 
 
@@ -79,16 +77,15 @@ RULE: Final = Rule(
     severity=Severity.WARNING,
     concern=Concern.CORRECTNESS,
     summary="gradients are clipped in every micro-step instead of once before the step",
-    explanation=(
-        "Looks for clipping of gradients, by norm or by value, that runs after each backward pass of an accumulation "
-        "while the step waits for the whole window.\n\n"
-        "Passes over clipping with an infinite bound, which only measures, over loops in which several optimizers make "
-        "steps, over clipping under a condition of its own, and over frameworks that clip at the right time themselves."
-    ),
-    reason=(
-        "Clipping a partial sum scales down what is there so far, but not what the next micro-batches add. The earlier "
-        "micro-batches count less, and the norm of what the step uses is not bounded by what was asked for."
-    ),
+    explanation="""\
+Looks for clipping of gradients, by norm or by value, that runs after each backward pass of an accumulation while the
+step waits for the whole window.
+
+Passes over clipping with an infinite bound, which only measures, over loops in which several optimizers make steps,
+over clipping under a condition of its own, and over frameworks that clip at the right time themselves.""",
+    reason="""\
+Clipping a partial sum scales down the gradients so far, but not those that the next micro-batches add. The earlier
+micro-batches count less, and the norm of the gradients in the step may exceed the bound.""",
     bad=_BAD,
     good=_GOOD,
     references=(

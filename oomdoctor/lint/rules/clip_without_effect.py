@@ -67,7 +67,7 @@ def _judge(run: Run, clip: Event, loop: Loop) -> Iterator[Hit]:
     following = after[0] if after else before[0]
     name = text_of(clip.call.func) if clip.call is not None else "clip_grad_norm_"
     if last.act is Act.STEP and following.act is Act.ZERO_GRAD and _is_late(run, clip, (last, following), loop):
-        message = f"`{name}` comes after `{optimizer_of(last)}` has stepped: the gradients are thrown away next"
+        message = f"`{name}` comes after the step of `{optimizer_of(last)}`: the gradients are thrown away next"
         yield Hit.at(clip, message, help="clip between the backward pass and the step")
     elif before and _finds_nothing(clip, last, following, run) and implies(clip, last, loop):
         message = f"`{name}` comes before the backward pass, where there are no gradients to clip"
@@ -104,7 +104,7 @@ RULE = Rule(
 Looks for `clip_grad_norm_` or `clip_grad_value_` in a loop with one model and one optimizer, where the step comes
 before it and `zero_grad` next, or `zero_grad` before it and the backward pass next.
 
-It is silent where its result is used, such as the norm for a log.""",
+It is silent where the result of the call is used, such as the norm for a log.""",
     reason="""\
 Clipping changes `.grad`, and only a step reads that. Between `zero_grad` and `backward` there is nothing to clip,
 and after the step it is too late: training runs without the limit that the code states, until a spike shows it.""",

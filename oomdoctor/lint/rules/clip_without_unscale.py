@@ -97,12 +97,12 @@ RULE = Rule(
 Looks for `clip_grad_norm_` or `clip_grad_value_` between the backward pass of a scaled loss and
 `scaler.step(optimizer)`, with no `scaler.unscale_(optimizer)` before it.
 
-It is silent where the scale is read by hand (`get_scale`), with a scaler that is switched off in so many words,
-and with Accelerate and Fabric, whose own functions unscale.""",
+It is silent where the scale is read by hand (`get_scale`), with a scaler that is explicitly disabled, and with
+Accelerate and Fabric, whose own functions unscale.""",
     reason="""\
-`scaler.scale(loss)` multiplies the loss, and so every gradient, by 65536 at first. Clipped to a norm of 1.0 then
-and unscaled by `scaler.step` afterwards, they have a norm of at most 0.000015: the limit is 65536 times tighter
-than it says, and it changes whenever the scale does.""",
+`scaler.scale(loss)` multiplies the loss, and so every gradient, by 65536 at first. Clipped to a norm of 1.0 then and
+unscaled by `scaler.step` afterwards, they have a norm of at most 0.000015: the limit is 65536 times tighter than
+written, and it changes whenever the scale does.""",
     bad="""\
 import torch
 

@@ -28,7 +28,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
         for event in run.of(Act.CALL):
             if event.name == "itertools.cycle" and _is_loader(event):
                 loader = text_of(event.call.args[0])  # type: ignore[union-attr]
-                message = f"`itertools.cycle` keeps every batch of `{loader}` and gives the same ones again"
+                message = f"`itertools.cycle` keeps every batch of `{loader}` and repeats the same ones"
                 yield Hit.at(event, message, help=_HELP.format(loader=loader))
 
 
@@ -50,9 +50,9 @@ Looks for `itertools.cycle` over a `DataLoader`, or over something that is named
 
 It is silent over lists, ranges and lists of loaders, and where `cycle` is a function of the repository.""",
     reason="""\
-`itertools.cycle` saves a copy of each element of the first round and repeats those. Over a loader that is the
-whole data set as tensors, in pinned memory or on the GPU if that is where the batches are. What comes after the
-first round is never loaded, shuffled or augmented again: every epoch sees the very same batches in the same order.""",
+`itertools.cycle` saves a copy of each element of the first round and repeats those. Over a loader that is the whole
+data set as tensors, in pinned memory or on the GPU if that is where the batches are. After the first round nothing is
+loaded, shuffled or augmented again: every epoch sees the very same batches in the same order.""",
     bad="""\
 import itertools
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _ON_THE_GPU: Final = re.compile(r"is_available\(\)|cuda|gpu", re.IGNORECASE)
-_HELP: Final = "leave it out, or call it once where memory is to go to another process or model"
+_HELP: Final = "remove it, or call it once where another process or model needs the memory"
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
@@ -43,7 +43,9 @@ def _is_rare(event: Event, marks: list[Event], loop: Loop) -> bool:
 def _hit(event: Event, mark: Event, run: Run) -> Hit:
     node, module = node_beside(event, mark, run)
     name = text_of(event.call.func) if event.call is not None else "empty_cache"
-    return Hit(node, module, f"`{name}` in every step: the GPU waits, and the memory is asked for again", _HELP)
+    return Hit(
+        node, module, f"`{name}` in every step waits for the GPU and makes the next step request its memory anew", _HELP
+    )
 
 
 RULE = Rule(
@@ -56,7 +58,7 @@ RULE = Rule(
 Looks for `torch.cuda.empty_cache()` that runs in each iteration of a loop with a backward pass, in a helper that
 is called there too.
 
-It is silent between epochs, in evaluation, in handlers of errors, every so many steps, and behind a flag.""",
+It is silent between epochs, in evaluation, in handlers of errors, once in several steps, and behind a flag.""",
     reason="""\
 `empty_cache` gives the free part of PyTorch's cache back to the driver. It frees no tensor: what is in use stays.
 Each call waits until the GPU is idle, and the next step has to ask the driver for the same memory again, which is

@@ -99,7 +99,7 @@ RULE: Final = Rule(
     name="evaluation-without-no-grad",
     severity=Severity.ERROR,
     concern=Concern.MEMORY,
-    summary="a model is evaluated batch by batch while autograd records",
+    summary="a model is evaluated while autograd records",
     explanation="""\
 A model in evaluation mode, or in a function that is named for evaluating, is called on batches in a loop, and nothing
 around it switches autograd off: no `torch.no_grad`, no `torch.inference_mode`, no `torch.set_grad_enabled(False)`, no
@@ -107,8 +107,8 @@ decorator, and no caller that does.
 
 It is silent where a gradient is taken (adversarial examples, saliency maps, test-time training, batch norm frozen while
 training), also in another file of the repository that the loop calls or that makes a backward pass of what is returned,
-where parameters are frozen, where a context manager or decorator is not known, and where a framework (Lightning, the
-Trainer of transformers, Ignite) runs the evaluation. On an `async def` the decorator does nothing, and does not count.
+where parameters are frozen, where a context manager or decorator is unknown, and where a framework (Lightning, the
+Trainer of transformers, Ignite) runs the evaluation. On an `async def` the decorator does nothing and does not count.
 """,
     reason="""\
 `model.eval()` only changes what layers such as dropout and batch norm do. Autograd goes on recording: each pass keeps

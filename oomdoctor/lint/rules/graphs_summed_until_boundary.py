@@ -140,10 +140,9 @@ backward pass goes through all of them once in a window.
 It is silent for terms of one batch's loss, time steps of a recurrent network, several data sets, meta-learning,
 and losses that compare samples of different micro-batches.""",
     reason="""\
-Each loss that waits for the backward pass keeps its micro-batch's activations. With all of a window's losses
-waiting, as much memory is needed as for the large batch at once, which accumulation was to avoid. The gradient of
-a sum is the sum of the gradients: a backward pass for each micro-batch gives the same, and frees each graph at
-once.""",
+Each loss that waits for the backward pass keeps its micro-batch's activations. With all losses of a window waiting,
+the window needs as much memory as the large batch, which accumulation is meant to avoid. The gradient of a sum is the
+sum of the gradients: a backward pass for each micro-batch gives the same, and frees each graph at once.""",
     bad="""\
 import torch
 

@@ -41,7 +41,7 @@ def _judged(found: Accumulation) -> Iterator[Hit]:
 def _help(found: Accumulation, batches: str) -> str:
     counter, count = found.loop.counter, found.count
     if counter is None or count is None or count.by_hand or count.first is None:
-        return "make a step after the loop for what is left, or on the last batch"
+        return "make a step after the loop for the rest, or on the last batch"
     number = counter if count.first == 1 else f"{counter} + {1 - count.first}"
     return f"step on the last batch too: `or {number} == len({batches})`"
 
@@ -71,18 +71,17 @@ RULE: Final = Rule(
     severity=Severity.WARNING,
     concern=Concern.CORRECTNESS,
     summary="the last, partial window of an epoch gets no step, or is mixed with the next epoch's first",
-    explanation=(
-        "Looks for accumulation over a loader whose counter begins anew in each epoch, with a step after each "
-        "whole window and nowhere else. What is left at the end of an epoch is then thrown away where gradients "
-        "are zeroed before the next one, or added to the next epoch's first window, which becomes too large.\n\n"
-        "Passes over a step after the loop or on the last batch, counters that go on over the epochs, loops over a "
-        "number of steps or an endless loader, loops that stop early by their counter, and code that checks the "
-        "remainder of `len(loader)`."
-    ),
-    reason=(
-        "Up to `k - 1` micro-batches of every epoch never move the weights, or count in the wrong place. With few "
-        "batches and many accumulation steps that is a good part of the data: 63 batches at `k = 8` leave 7."
-    ),
+    explanation="""\
+Looks for accumulation over a loader whose counter begins anew in each epoch, with a step after each whole window and
+nowhere else. The rest of an epoch is then lost where gradients are zeroed before the next one, or added to the next
+epoch's first window, which becomes too large.
+
+Passes over a step after the loop or on the last batch, counters that run on over the epochs, loops over a number of
+steps or an endless loader, loops that stop early by their counter, and code that checks the remainder of
+`len(loader)`.""",
+    reason="""\
+Up to `k - 1` micro-batches of every epoch never move the weights, or count in the wrong place. With few batches and
+many accumulation steps that is a good part of the data: 63 batches at `k = 8` leave 7.""",
     bad=_BAD,
     good=_GOOD,
     references=(

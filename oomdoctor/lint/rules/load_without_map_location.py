@@ -65,14 +65,14 @@ def _message(run: Run, event: Event, *, is_spread: bool) -> str:
     if is_spread:
         return f"{call} without `map_location`: every process loads onto the GPU that the checkpoint was saved from"
     if _is_full_state(run, event):
-        return f"{call} without `map_location`: the model's weights are on the GPU twice while they are loaded"
+        return f"{call} without `map_location`: the model's weights are on the GPU twice during loading"
     return f"{call} without `map_location`: the weights go to the GPU that they were saved from"
 
 
 def _help(run: Run, event: Event, *, is_spread: bool) -> str:
     loaded = loads_of(run, event)
     if not loaded or any(shares_memory(other) for other in loaded):
-        return 'pass `map_location="cpu"`, or the device on which the weights are to be'
+        return 'pass `map_location="cpu"`, or the device that the weights belong on'
     if is_spread:
         return 'pass `map_location="cpu"`; `load_state_dict` brings each tensor to its own process\'s GPU'
     return 'pass `map_location="cpu"`; `load_state_dict` brings each tensor to where the model is'
@@ -113,8 +113,8 @@ RULE: Final = Rule(
 file that sets up distributed training, a warning where an optimizer's state is in it, else a note.
 
 It is silent about data, about files that nothing is loaded from into a model, about buffers in memory, where further
-arguments are passed on with `**`, next to FSDP and DeepSpeed, which save from elsewhere, and in files in which nothing
-is said of a GPU.
+arguments are passed on with `**`, next to FSDP and DeepSpeed, which save from elsewhere, and in files that mention no
+GPU.
 """,
     reason="""\
 `torch.load` puts each tensor back on the device that it was saved from. The model is on the GPU already and copies

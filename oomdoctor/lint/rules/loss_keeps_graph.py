@@ -98,7 +98,7 @@ def _name(event: Event) -> str:
 
 def _help(event: Event) -> str:
     if event.value.is_loss:
-        return "keep `.detach()` of it, or `.item()` where the processor may wait for the GPU"
+        return "keep `.detach()` of it, or `.item()` where waiting for the GPU does no harm"
     return "keep `.detach()` of it, and `.detach().cpu()` where it is large"
 
 
@@ -155,9 +155,9 @@ attribute that nothing empties, in a step that Lightning or the Trainer of trans
 It is an error where that tensor never gets a backward pass, since then all its activations stay; a warning where it
 does, since the pass frees the activations and leaves the graph's nodes.
 
-It is silent where the graph is wanted: where the sum, or what is made of the list, gets the backward pass (terms of one
-loss, policy gradients, truncated backpropagation) or is given back to a caller that may make one, where it starts anew
-every so many iterations, and under `no_grad`.
+It is silent where the graph is wanted: where the sum, or what is made of the list, gets the backward pass (terms of
+one loss, policy gradients, truncated backpropagation) or is given back to a caller that may make one, where it starts
+anew after a number of iterations, and under `no_grad`.
 """,
     reason="""\
 A tensor with a graph keeps alive what its backward pass would need. One that is never passed back keeps every

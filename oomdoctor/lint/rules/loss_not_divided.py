@@ -41,7 +41,7 @@ def _hit(event: Event, found: Accumulation) -> Hit:
     evens_out = _is_scale_free(found)
     return Hit.at(
         event,
-        told + (" (Adam evens out a constant scale but for its `eps`)" if evens_out else ""),
+        told + (" (Adam cancels a constant scale, except for its `eps`)" if evens_out else ""),
         help=_help(event, loss, found.period),
         severity=Severity.NOTE if evens_out else None,
     )
@@ -102,19 +102,17 @@ RULE: Final = Rule(
     severity=Severity.WARNING,
     concern=Concern.CORRECTNESS,
     summary="the loss is not divided by the accumulation steps",
-    explanation=(
-        "Looks for accumulated backward passes of a loss that is divided by nothing on its way, in the file or in the "
-        "functions that it calls.\n\n"
-        "Passes over a loss that is divided by anything at all or scaled by a factor of its own, a sum "
-        '(`reduction="sum"`), a loss function that is told the accumulation steps, a learning rate that is, gradients '
-        "that are changed by hand, and frameworks that divide themselves (Accelerate, DeepSpeed, Lightning). "
-        "With Adam it is a note: its steps hardly depend on the scale of the gradients, unless they are clipped."
-    ),
-    reason=(
-        "Losses are means over the micro-batch. Gradients of `k` of them add up to `k` times the gradient of the "
-        "large batch, so the learning rate is in effect `k` times as high, clipping bites `k` times as early, and "
-        "both change with the accumulation steps, which should change nothing but memory."
-    ),
+    explanation="""\
+Looks for accumulated backward passes of a loss that nothing divides, in the file or in the functions that it calls.
+
+Passes over a loss that is divided by anything or scaled by a factor of its own, a sum (`reduction="sum"`), a loss
+function that is told the accumulation steps, a learning rate that is, gradients that are changed by hand, and
+frameworks that divide themselves (Accelerate, DeepSpeed, Lightning). With Adam it is a note: its steps hardly depend
+on the scale of the gradients, unless they are clipped.""",
+    reason="""\
+Losses are means over the micro-batch. Gradients of `k` of them add up to `k` times the gradient of the large batch,
+so the learning rate is in effect `k` times as high, clipping starts at a `k` times smaller gradient, and both change
+with the accumulation steps, which should change nothing but memory.""",
     bad=_BAD,
     good=_GOOD,
     references=(

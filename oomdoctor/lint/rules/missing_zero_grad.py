@@ -144,9 +144,8 @@ RULE = Rule(
 Looks for a loop with a backward pass and a step, where no `zero_grad` of an optimizer or a model runs in an
 iteration: nowhere at all, only before the loop, once an epoch, or only in a branch that the step is not in.
 
-It is silent where gradients are set to `None` or zero by hand, where a function that the file does not show gets
-the optimizer, with closures, engines that do it themselves, and where each iteration makes an optimizer of its
-own.""",
+It is silent where gradients are set to `None` or zero by hand, where an unknown function gets the optimizer, with
+closures, with engines that do it themselves, and where each iteration makes an optimizer of its own.""",
     reason="""\
 `backward` adds to `.grad`. Without `zero_grad` each step uses the sum of the gradients of all batches since the
 start, those of long-changed weights among them: the steps grow, and training drifts or diverges without an error.""",

@@ -117,7 +117,7 @@ def _hit(module: Module, recognition: Recognition, test: ast.AST) -> Hit:
     text = next(text for text in sorted(recognition.tested_texts(test)))
     severity = None if _ONE_DEVICE.search(text) else Severity.NOTE
     shown = next((found for found in recognition.texts_in(test) if found.lower() == text), text)
-    return Hit(test, module, f"memory that ran out is recognised by the one text `{shown}`", _HELP, severity)
+    return Hit(test, module, f"an out-of-memory error is recognised by the text `{shown}` alone", _HELP, severity)
 
 
 def _of_an_error(test: ast.AST, recognition: Recognition, errors: set[str], holder: ast.AST) -> bool:
@@ -138,23 +138,23 @@ RULE = Rule(
     name="oom-by-one-message",
     severity=Severity.WARNING,
     concern=Concern.CORRECTNESS,
-    summary="memory that ran out is recognised by one wording of the message",
+    summary="an out-of-memory error is recognised by one wording of its message",
     explanation="""\
-Looks for handlers, and for functions that are given an error, which tell an out-of-memory error from others by looking
-for one text in its message, such as `"CUDA out of memory" in str(e)`.
+Looks for handlers, and for functions that take an error, which recognise an out-of-memory error by one text in its
+message, such as `"CUDA out of memory" in str(e)`.
 
-It is silent where the error's type is looked at as well, where several texts are, and where the handler raises either
-way, so that the text merely chooses the words. A text that names no device (`"out of memory"`) is a note.""",
+It is silent where the error's type or a second text is checked as well, and where the handler raises in any case, so
+that the text only chooses the wording. A text that names no device (`"out of memory"`) is a note.""",
     reason="""\
 The text is PyTorch's caching allocator's, and only for CUDA. The same shortage reads `HIP out of memory` on ROCm,
 `MPS backend out of memory` on a Mac, `CUDA error: out of memory` where the driver fails, `... would exceed allowed
 memory. (out of memory)` with `backend:cudaMallocAsync`, and `CUBLAS_STATUS_ALLOC_FAILED` or
-`CUDNN_STATUS_ALLOC_FAILED` where a library finds no room for its workspace. The handler then lets through the very
+`CUDNN_STATUS_ALLOC_FAILED` where a library cannot allocate its workspace. The handler then lets through the very
 error that it was written for.
 
 `torch.OutOfMemoryError` (`torch.cuda.OutOfMemoryError` before PyTorch 2.5) is raised by the allocators of CUDA, ROCm
 and XPU devices, whatever the message says. It is a `RuntimeError`. On a Mac, on the processor and from libraries a
-plain `RuntimeError` may come instead, so that the message of those is to be looked at besides.""",
+plain `RuntimeError` may come instead, so check the message of those as well.""",
     bad="""\
 import torch
 

@@ -28,7 +28,7 @@ _ALONE: Final = frozenset({".no_sync", ".join", "torch.distributed.algorithms.jo
 """Context managers under which a rank may be alone."""
 _SHARDS: Final = "fully_shard"
 _HELP: Final = (
-    "let all ranks decide together: all-reduce a flag before anything else communicates, or let the error end the run"
+    "let all ranks decide together: all-reduce a flag before any other communication, or let the error end the run"
 )
 
 
@@ -38,7 +38,9 @@ def _check(subject: Subject) -> Iterator[Hit]:
             continue
         if any(_skips_alone(handler, run, subject.module) for run in subject.runs):
             place = handler.node.type or handler.node
-            message = "a batch that is skipped on one rank leaves the others waiting in the backward pass's all-reduce"
+            message = (
+                "a batch that is skipped on one rank leaves the others waiting in the all-reduce of the backward pass"
+            )
             yield Hit(place, handler.module, message, _HELP)
 
 
@@ -117,8 +119,8 @@ RULE = Rule(
 Looks for training loops over a model under `DistributedDataParallel` or `FullyShardedDataParallel` in which a handler
 of an out-of-memory error goes on with the next batch.
 
-It is silent where the ranks talk about it (a collective in the loop outside of the `try`), where another backward
-pass takes the place of the one that failed, under `no_sync` and `Join`, and where the handler raises or ends the
+It is silent where the ranks communicate about it (a collective in the loop outside of the `try`), where another
+backward pass replaces the one that failed, under `no_sync` and `Join`, and where the handler raises or ends the
 program.""",
     reason="""\
 The gradients of a wrapped model are reduced over all ranks during `backward()`; FSDP gathers parameters in the forward

@@ -102,16 +102,16 @@ RULE: Final = Rule(
     summary="the outputs of all batches are collected on the GPU",
     explanation="""\
 An output of a model, without a graph, is added to a list, a mapping or a growing tensor in each iteration of a loop
-over batches, and is still where the model is.
+over batches, and stays on the model's device.
 
 It is silent where a few numbers a sample are kept (a loss, `argmax`, a maximum, a mean), where the collection is
-written out and begun anew on the way, where the loop ends early, and where nothing in the file uses a GPU.
+written out and emptied in the loop, where the loop ends early, and where nothing in the file uses a GPU.
 """,
     reason="""\
 A list of outputs holds the outputs of the whole data set at its end, on the device with the least memory in the
-machine; `torch.cat` then needs the same again. For class scores that may be little, for masks, embeddings of tokens
-or logits over a vocabulary it is more than the model. Moving to the host once a batch costs about as much time as
-moving everything at the end.
+machine; `torch.cat` then needs the same again. Class scores may take little; masks, embeddings of tokens or logits
+over a vocabulary take more than the model. Moving to the host once a batch costs about as much time as moving
+everything at the end.
 """,
     bad=_BAD,
     good=_GOOD,

@@ -203,7 +203,7 @@ RULE = Rule(
     name="retain-graph-in-loop",
     severity=Severity.WARNING,
     concern=Concern.MEMORY,
-    summary="`retain_graph=True` where one backward pass is all there is",
+    summary="`retain_graph=True` although only one backward pass uses the graph",
     explanation="""\
 Looks for a backward pass with `retain_graph=True` in a loop, where the forward pass is made in the same iteration
 and nothing after it goes through that graph again.

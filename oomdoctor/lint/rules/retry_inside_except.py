@@ -30,7 +30,7 @@ _NO_WORK: Final = frozenset(
 )  # fmt: skip
 """Calls in a `try` and its handler alike that do not run a model."""
 _FREES: Final = frozenset({"clear_frames", "with_traceback"})
-_HELP: Final = "set a flag in the handler, and try again after the `except` block, where the error is gone"
+_HELP: Final = "set a flag in the handler, and retry after the `except` block, where the error is gone"
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
@@ -157,14 +157,14 @@ RULE = Rule(
     name="retry-inside-except",
     severity=Severity.WARNING,
     concern=Concern.MEMORY,
-    summary="work that ran out of memory is tried again inside the handler",
+    summary="work that ran out of memory is retried inside the `except` block",
     explanation="""\
 Looks for handlers of an out-of-memory error in which the work is done again: the same call, a recursive call with a
 smaller batch, a forward or backward pass over parts of the batch. The error may be known by its type, by its text, or
-by a function that tells. A fallback to the CPU is a note.
+by a function that checks it. A fallback to the CPU is a note.
 
 It is silent where the handler clears the frames first (`traceback.clear_frames`) or takes the traceback off the error,
-and where the retry stands after the handler or in the next turn of a loop.""",
+and where the retry comes after the handler or in the next iteration of a loop.""",
     reason="""\
 While a handler runs, Python keeps the error, the error keeps its traceback, the traceback keeps every frame between the
 `try` and the allocation that failed, and the frames keep their local variables: the activations of the failed attempt.

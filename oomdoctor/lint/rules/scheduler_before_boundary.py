@@ -39,8 +39,8 @@ def _hit(event: Event, found: Accumulation) -> Hit:
         event,
         f"`{owner_text(event)}.step()` runs in every micro-step, "
         f"but `{owner_text(found.step)}` makes a step only every "
-        f"`{found.period}`: the schedule ends that many times too early",
-        help="step the schedule where the optimizer makes its step, after it",
+        f"`{found.period}`: the schedule ends `{found.period}` times too early",
+        help="step the schedule right after the optimizer's step",
         severity=None if is_made_here else Severity.NOTE,
     )
 
@@ -71,18 +71,16 @@ RULE: Final = Rule(
     severity=Severity.WARNING,
     concern=Concern.CORRECTNESS,
     summary="the learning rate schedule steps in every micro-step instead of with the optimizer",
-    explanation=(
-        "Looks for `scheduler.step()` in each iteration of an accumulation while the optimizer's step waits for "
-        "the whole window. It is a note where the schedule is made elsewhere, so that nobody here can see what its "
-        "length counts.\n\n"
-        "Passes over a schedule whose length is made of `len(loader)` without the accumulation steps, since that "
-        "counts micro-batches too; over `step(position)`; over steps once an epoch; and over frameworks that make "
-        "the schedule wait (Accelerate under `accumulate`, DeepSpeed)."
-    ),
-    reason=(
-        "Schedules are written in optimizer steps: warm-up of 16,000 steps became one of 1,000 with 16 "
-        "accumulation steps, and the learning rate reaches its end after a fraction of the training."
-    ),
+    explanation="""\
+Looks for `scheduler.step()` in each iteration of an accumulation while the optimizer's step waits for the whole
+window. It is a note where the schedule is made elsewhere, so that the unit of its length is not known.
+
+Passes over a schedule whose length is made of `len(loader)` without the accumulation steps, since that counts
+micro-batches too; over `step(position)`; over steps once an epoch; and over frameworks that make the schedule wait
+(Accelerate under `accumulate`, DeepSpeed).""",
+    reason="""\
+Schedules are written in optimizer steps: a warm-up of 16,000 steps becomes one of 1,000 with 16 accumulation steps, and
+the learning rate reaches its end after a fraction of the training.""",
     bad=_BAD,
     good=_GOOD,
     references=(

@@ -78,11 +78,11 @@ Looks for `optimizer.step()` after `scaler.scale(loss).backward()`, where every 
 scaled loss and nothing unscales the gradients.
 
 It is silent where the two stand in different branches, where the scale is read by hand, and with a scaler that is
-switched off in so many words.""",
+explicitly disabled.""",
     reason="""\
-The gradients are 65536 times too large at first. SGD makes steps as much too large; Adam hides the factor but for
-its epsilon and the weight decay it is weighed against. Steps whose gradients overflowed are not skipped, so one
-infinity ruins the weights, and the scale never adapts.""",
+The gradients are 65536 times too large at first. SGD makes steps as much too large; Adam hides the factor, except in
+its epsilon and in L2 weight decay. Steps whose gradients overflowed are not skipped, so one infinity ruins the
+weights, and the scale never adapts.""",
     bad="""\
 import torch
 

@@ -48,7 +48,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
         for event, loop in _accumulated(run):
             mean = None if _COUNTS_WINDOWS.search(event.module.text) else _token_mean(run, event, loop)
             if mean is not None and not _is_weighted(loop):
-                message = f"{mean} is a mean over this micro-batch's tokens: windows weigh tokens of short batches more"
+                message = f"{mean} is a mean over this micro-batch's tokens: tokens of short micro-batches weigh more"
                 yield Hit.at(event, message, help=_HELP)
 
 
@@ -164,9 +164,9 @@ sequence-to-sequence model of `transformers`, or of a causal one where the file 
 It is silent for packed blocks, for class labels and pixels, where `num_items_in_batch` is given, and where the
 loss is weighted by its tokens.""",
     reason="""\
-The large batch's loss is the sum over all its tokens divided by their number. A mean of means gives each
-micro-batch the same weight instead, so tokens in short ones count for more, and the result depends on how the
-batch was cut: accumulation no longer equals the batch that it stands for. Most trainers had this until late 2024.""",
+The large batch's loss is the sum over all its tokens divided by their number. A mean of means gives each micro-batch
+the same weight instead, so tokens in short ones count for more, and the result depends on how the batch was split:
+accumulation no longer equals the large batch. Most trainers had this until late 2024.""",
     bad="""\
 import torch
 

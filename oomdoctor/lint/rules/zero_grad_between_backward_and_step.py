@@ -28,8 +28,8 @@ def _check(subject: Subject) -> Iterator[Hit]:
             if event.act is Act.ZERO_GRAD and event.context.managed in _MANAGED and not event.context.handlers:
                 step = _step_after(run, place, event)
                 if step is not None and _has_pass_before(run, place, event, step):
-                    message = f"`{_owner(event)}.zero_grad()` throws away the gradients that the next step is to use"
-                    yield Hit.at(event, message, help=f"move it behind the step of `{optimizer_of(step)}`")
+                    message = f"`{_owner(event)}.zero_grad()` throws away the gradients that the next step should use"
+                    yield Hit.at(event, message, help=f"move it after the step of `{optimizer_of(step)}`")
 
 
 def _step_after(run: Run, place: int, zero: Event) -> Event | None:
@@ -91,7 +91,7 @@ It is silent for other optimizers' gradients (GANs), where gradients are written
 backward pass follows.""",
     reason="""\
 The step finds gradients that are `None` or zero. With `None` it skips every parameter, with zero only weight decay
-and momentum move them: the model does not learn, and nothing says so.""",
+and momentum move them: the model does not learn, without an error.""",
     bad="""\
 import torch
 

@@ -33,7 +33,7 @@ def _judged(found: Accumulation) -> Iterator[Hit]:
                 f"`{owner_text(event)}.zero_grad()` runs in every micro-step, "
                 f"but `{owner_text(found.step)}` steps only "
                 f"every `{found.period}`: the gradients of all but the last micro-batch are thrown away",
-                help=f"zero the gradients where the step is made, after `{owner_text(found.step)}` has made it",
+                help=f"zero the gradients right after the step of `{owner_text(found.step)}`",
             )
 
 
@@ -63,18 +63,16 @@ RULE: Final = Rule(
     severity=Severity.ERROR,
     concern=Concern.CORRECTNESS,
     summary="gradients are zeroed in every micro-step, so nothing accumulates",
-    explanation=(
-        "Looks for a loop in which the optimizer makes a step once in several micro-batches, while `zero_grad()` "
-        "runs in each of them: at the top of the loop, or below the `if` of the step instead of in it. The step "
-        "may also come after an inner loop over micro-steps.\n\n"
-        "Passes over `zero_grad()` under a condition of its own, other optimizers, code that handles `.grad` "
-        "itself, and frameworks that make `zero_grad()` wait for the step (Accelerate under `accumulate`, "
-        "DeepSpeed)."
-    ),
-    reason=(
-        "`backward()` adds to `.grad`, and that is all there is to gradient accumulation. Zeroed in between, the step "
-        "sees one micro-batch alone: most of the work is thrown away, and the effective batch is as small as before."
-    ),
+    explanation="""\
+Looks for a loop in which the optimizer makes a step once in several micro-batches, while `zero_grad()` runs in each
+of them: at the top of the loop, or below the `if` of the step instead of in it. The step may also come after an inner
+loop over micro-steps.
+
+Passes over `zero_grad()` under a condition of its own, other optimizers, code that handles `.grad` itself, and
+frameworks that make `zero_grad()` wait for the step (Accelerate under `accumulate`, DeepSpeed).""",
+    reason="""\
+`backward()` adds to `.grad`, and that is all there is to gradient accumulation. Zeroed in between, the step sees one
+micro-batch alone: most of the work is lost, and the effective batch is as small as before.""",
     bad=_BAD,
     good=_GOOD,
     references=("https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation",),
