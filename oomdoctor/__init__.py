@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.api.accumulate import accumulate
     from oomdoctor.api.probe import probe
-    from oomdoctor.results.codec import load_result
+    from oomdoctor.results.saved import load_result
     from oomdoctor.search.accumulation import plan_accumulation
 
 __version__ = "0.1.0"
@@ -25,7 +25,7 @@ __all__ = ["accumulate", "load_result", "plan_accumulation", "probe"]
 _HOMES: Mapping[str, str] = MappingProxyType(
     {
         "accumulate": "oomdoctor.api.accumulate",
-        "load_result": "oomdoctor.results.codec",
+        "load_result": "oomdoctor.results.saved",
         "plan_accumulation": "oomdoctor.search.accumulation",
         "probe": "oomdoctor.api.probe",
     }

@@ -8,7 +8,6 @@ messages have it, and a subclass says what another format does otherwise. Nothin
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 LONGEST_SHOWN: Final = 60
 """Characters of a wrong value that a message shows."""
 
-ADDED_LATER: Final = "added later"
-"""Key in the metadata of a field that data of this version did not have from the first; it then has its default."""
+ADDED_LATER: Final[Mapping[str, bool]] = MappingProxyType({"added later": True})
+"""Metadata of a field that data may lack, since the first version of its layout did; it then has its default."""
 
 SCALARS: Final[Mapping[object, tuple[type, ...]]] = MappingProxyType(
     {str: (str,), bool: (bool,), int: (int,), float: (int, float)}
@@ -74,7 +73,7 @@ class MismatchError(Exception):
 def encode(value: object) -> object:
     """Return dataclasses, enums, tuples and dicts, nested as they may be, as what `json.dumps` takes."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
+        return {each.name: encode(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Enum):
         return encode(value.value)
     if isinstance(value, tuple | list):
@@ -146,13 +145,14 @@ class Decoder:
         return self._choice(hint, value, path, field) if choices(hint) else self._scalar(hint, value, path, field)
 
     def _of_union(self, hint: object, value: object, path: Path, field: Field[Any] | None) -> object:
-        """Return a value as one type of a union; an integer stays one where a float would do as well."""
+        """Return a value as a union's one type beside None, or, as it is, as one of its scalars."""
         kinds = [kind for kind in get_args(hint) if kind is not NoneType]
-        fitting = [kind for kind in kinds if is_scalar(kind, value)]
-        if len(kinds) > 1 and not fitting:
+        if len(kinds) == 1:
+            return self.value(kinds[0], value, path, field)
+        if not any(is_scalar(kind, value) for kind in kinds):
             self.refuse(hint, value, path, field)
-        kind = type(value) if type(value) in kinds else (fitting or kinds)[0]
-        return self.value(kind, value, path, field)
+        self.check_range(type(value), value, path)
+        return value
 
     def _choice(self, hint: object, value: object, path: Path, field: Field[Any] | None) -> object:
         # `in` alone would take true for 1.
@@ -180,7 +180,7 @@ class Decoder:
 
     def is_required(self, field: Field[Any]) -> bool:
         """Return whether a field has to be there; a default alone does not make it optional."""
-        return ADDED_LATER not in field.metadata
+        return not is_added_later(field)
 
     def missing(self, field: Field[Any], path: Path) -> NoReturn:
         """Raise for a required field that is not there."""
@@ -190,7 +190,7 @@ class Decoder:
         """Raise for a number that no count, size or time can be."""
         if hint is int and not 0 <= cast("int", value) <= _MAXIMUM_INTEGER:
             self.refuse_as("between 0 and 2**63 - 1", value, path)
-        if hint is float and not (0 <= cast("float", value) <= _MAXIMUM_INTEGER and math.isfinite(cast("float", value))):
+        if hint is float and not 0 <= cast("float", value) <= _MAXIMUM_INTEGER:
             self.refuse_as("a number of at least 0", value, path)
 
     def refuse(self, hint: object, value: object, path: Path, _field: Field[Any] | None) -> NoReturn:
@@ -201,8 +201,7 @@ class Decoder:
 
     def refuse_as(self, wanted: str, value: object, path: Path) -> NoReturn:
         """Raise for a value that is not what is wanted, in words."""
-        shown = _JSON_NAMES[type(value)] if isinstance(value, dict | list) else f"`{cut(json.dumps(value))}`"
-        raise MismatchError(dotted(path), f"is {shown}, not {wanted}")
+        raise MismatchError(dotted(path), f"is {shown(value)}, not {wanted}")
 
 
 @cache
@@ -215,6 +214,11 @@ def type_hints(kind: Hashable) -> dict[str, object]:
 def class_fields(kind: object) -> tuple[Field[Any], ...]:
     """Return the fields of a dataclass."""
     return fields(cast("Any", kind))
+
+
+def is_added_later(field: Field[Any]) -> bool:
+    """Return whether data may lack a field."""
+    return ADDED_LATER.items() <= field.metadata.items()
 
 
 def choices(hint: object) -> tuple[object, ...]:
@@ -232,6 +236,11 @@ def is_scalar(hint: object, value: object) -> bool:
 def dotted(path: Path) -> str:
     """Return a path as messages show it, such as `result.trials[3].outcome`."""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+
+
+def shown(value: object) -> str:
+    """Return a wrong JSON value as messages show it."""
+    return _JSON_NAMES[type(value)] if isinstance(value, dict | list) else f"`{cut(json.dumps(value))}`"
 
 
 def cut(text: str) -> str:

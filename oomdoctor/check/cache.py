@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.check.cache_key import is_repeatable, key_of
+from oomdoctor.codec import decode, encode
 from oomdoctor.errors import OomdoctorError, UsageError
 from oomdoctor.output import write_atomically
 from oomdoctor.results import ProbeResult  # noqa: TC001 - the same
-from oomdoctor.results.codec import decode, encode
 from oomdoctor.trial.answer import ProbeRun
 from oomdoctor.trial.dependencies import (
     ALL_VARIABLES,

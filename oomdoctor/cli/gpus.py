@@ -89,7 +89,7 @@ def _show_catalogue(*, as_json: bool) -> None:
 
     cards = all_cards()
     if as_json:
-        from oomdoctor.results.codec import encode
+        from oomdoctor.codec import encode
 
         rows = [
             {
@@ -138,7 +138,7 @@ def _show_local(*, as_json: bool) -> None:
             deliver(_document("no_gpu", EXIT_NO_ANSWER, {"gpus": [], "notes": notes}))
         raise
     if as_json:
-        from oomdoctor.results.codec import encode
+        from oomdoctor.codec import encode
 
         deliver(_document("read", EXIT_OK, _object(encode(reading))))
         return

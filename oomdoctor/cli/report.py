@@ -49,7 +49,7 @@ def report(  # noqa: PLR0913 - one parameter an option
     output: Output = None,
 ) -> None:
     """Render a saved result again, in any format."""
-    from oomdoctor.results.codec import read_document
+    from oomdoctor.results.saved import read_document
 
     name = format_name(form, json=json, markdown=markdown, html=html, output=output)
     document = read_document(file)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oomdoctor.results.codec import encode
+from oomdoctor.codec import encode
 from oomdoctor.run.environment import AGENT_DIRECTORY
 from oomdoctor.trial.process import GuardedProcess
 

@@ -18,7 +18,7 @@ from oomdoctor.agent.messages import (
     TorchImported,
 )
 from oomdoctor.agent.phase_meter import PHASES
-from oomdoctor.results.codec import MismatchError, decode
+from oomdoctor.codec import MismatchError, decode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,24 +5,13 @@ from __future__ import annotations
 import difflib
 import json
 import shlex
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import cache, reduce
+from dataclasses import MISSING, dataclass, is_dataclass
+from functools import reduce
 from operator import or_
 from types import MappingProxyType, NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Final,
-    Literal,
-    NoReturn,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Union, cast, get_args, get_origin
 
+from oomdoctor.codec import LONGEST_SHOWN, Decoder, choices, class_fields, cut, type_hints
 from oomdoctor.config.schema import EXAMPLE, WORDS
 from oomdoctor.errors import UsageError
 
@@ -30,15 +19,32 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
     from dataclasses import Field
 
+    from oomdoctor.codec import Path
 
-def dotted(keys: tuple[str | int, ...]) -> str:
-    """Keys from table to table, bare where TOML allows that and quoted elsewhere; indexes stand in brackets."""
+_GIVEN: Final[Mapping[type, str]] = MappingProxyType({list: "a list", dict: "a table"})
+_NAMES: Final[Mapping[object, tuple[str, str]]] = MappingProxyType(
+    {
+        str: ("a string", "strings"),
+        bool: ("true or false", "booleans"),
+        int: ("an integer", "integers"),
+        float: ("a number", "numbers"),
+        str | float: ("a number or a string", "numbers or strings"),
+    }
+)
+_TABLE: Final = ("a table", "tables")
+
+
+# --- keys and values as TOML writes them -----------------------------------------------------------------------------
+
+
+def dotted(keys: Path) -> str:
+    """Return keys from table to table, bare where TOML allows that and quoted elsewhere; indexes are in brackets."""
     parts = [f"[{key}]" if isinstance(key, int) else f".{_key(key)}" for key in keys]
     return "".join(parts).removeprefix(".")
 
 
 def toml_value(value: object) -> str:
-    """A value on one line; a tuple is a list and a dict an inline table."""
+    """Return a value on one line; a tuple is a list and a dict an inline table."""
     if isinstance(value, tuple):
         return f"[{', '.join(toml_value(item) for item in value)}]"
     if isinstance(value, dict):
@@ -53,84 +59,43 @@ def _key(key: str) -> str:
     return key if is_bare else toml_value(key)
 
 
-SCALARS: Mapping[object, tuple[type, ...]] = MappingProxyType(
-    {str: (str,), bool: (bool,), int: (int,), float: (int, float), str | float: (str, int, float)}
-)
-"""Python types that a value may have, by what the schema says of it."""
-
-_NAMES: Mapping[object, tuple[str, str]] = MappingProxyType(
-    {
-        str: ("a string", "strings"),
-        bool: ("true or false", "booleans"),
-        int: ("an integer", "integers"),
-        float: ("a number", "numbers"),
-        str | float: ("a number or a string", "numbers or strings"),
-    }
-)
-_TABLE: Final = ("a table", "tables")
-
-
 def key_of(field: Field[Any]) -> str:
-    """The name of a field in a file."""
+    """Return the key of a field in a file: its name with `-` for `_`."""
     return field.name.replace("_", "-")
 
 
 def fields_by_key(table: object) -> dict[str, Field[Any]]:
-    """Fields of a table by the names that they have in a file."""
-    return {key_of(each): each for each in fields(cast("Any", table))}
+    """Return the fields of a table by their keys in a file."""
+    return {key_of(each): each for each in class_fields(table)}
 
 
-@cache
-def type_hints(table: Hashable) -> dict[str, object]:
-    """Types of a table's fields, by the fields' names; `X | None` is X, since TOML has no null."""
-    return {name: _without_none(hint) for name, hint in get_type_hints(table).items()}
+# --- types of the schema ---------------------------------------------------------------------------------------------
+
+
+def type_of(table: type, field: Field[Any]) -> object:
+    """Return the type of a table's field; `X | None` is X, since TOML has no null."""
+    return _without_none(type_hints(cast("Hashable", table))[field.name])
+
+
+def _without_none(hint: object) -> object:
+    if get_origin(hint) not in (Union, UnionType):
+        return hint
+    return reduce(or_, (argument for argument in get_args(hint) if argument is not NoneType))
 
 
 def item_type(hint: object) -> object | None:
-    """X where a type is `tuple[X, ...]`, else None."""
+    """Return X where a type is `tuple[X, ...]`, else None."""
     return get_args(hint)[0] if get_origin(hint) is tuple else None
 
 
 def mapped_type(hint: object) -> object | None:
-    """X where a type is `dict[str, X]`, else None."""
+    """Return X where a type is `dict[str, X]`, else None."""
     return get_args(hint)[1] if get_origin(hint) is dict else None
 
 
-def choices(hint: object) -> tuple[str, ...]:
-    """What a `Literal` allows; nothing for any other type."""
-    return get_args(hint) if get_origin(hint) is Literal else ()
-
-
-def inner_tables(table: type) -> Iterator[tuple[str, type, bool]]:
-    """Tables that may stand below a table, each with its key and whether there may be many of it."""
-    for key, field in fields_by_key(table).items():
-        hint = type_hints(cast("Hashable", table))[field.name]
-        inner = item_type(hint) or hint
-        if is_dataclass(inner):
-            yield key, cast("type", inner), inner is not hint
-
-
-def headers(table: type, key: str, above: str = "") -> list[str]:
-    """Headers of the tables below a table in which a key is known, such as `[lint]` or `[[check]]`.
-
-    Args:
-        table: Where to look.
-        key: The key.
-        above: The dotted path of the table itself.
-    """
-    found: list[str] = []
-    for name, inner, is_many in inner_tables(table):
-        path = f"{above}.{name}".removeprefix(".")
-        if key in fields_by_key(inner):
-            found.append(f"[[{path}]]" if is_many else f"[{path}]")
-        found += headers(inner, key, path)
-    return found
-
-
-def description(hint: object) -> str:
-    """What a type takes, in words: `a list of strings`."""
-    allowed = choices(hint)
-    if allowed:
+def _description(hint: object) -> str:
+    """Return the values that a type takes, in words: `a list of strings`."""
+    if allowed := choices(hint):
         return "one of " + ", ".join(f"`{choice}`" for choice in allowed)
     inner = item_type(hint)
     return _names(hint)[0] if inner is None else f"a list of {_names(inner)[1]}"
@@ -140,122 +105,93 @@ def _names(hint: object) -> tuple[str, str]:
     return _NAMES.get(hint, _TABLE)
 
 
-def _without_none(hint: object) -> object:
-    if get_origin(hint) not in (Union, UnionType):
-        return hint
-    return reduce(or_, (argument for argument in get_args(hint) if argument is not NoneType))
+def _headers(table: type, key: str, above: str = "") -> Iterator[str]:
+    """Return the headers of the tables below a table in which a key is known, such as `[lint]` or `[[check]]`."""
+    for name, field in fields_by_key(table).items():
+        hint = type_of(table, field)
+        inner, path = item_type(hint) or hint, f"{above}.{name}".removeprefix(".")
+        if is_dataclass(inner) and isinstance(inner, type):
+            if key in fields_by_key(inner):
+                yield f"[{path}]" if inner is hint else f"[[{path}]]"
+            yield from _headers(inner, key, path)
 
 
-T = TypeVar("T")
-
-_GIVEN: Mapping[type, str] = MappingProxyType({list: "a list", dict: "a table"})
-_LONGEST_SHOWN: Final = 60
+# --- reading ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class KeyPath:
-    """Where a value stands.
+@dataclass(frozen=True)
+class TomlDecoder(Decoder):
+    """Builds the tables of a schema; unlike a document's, a key that no field has is refused, and defaults hold.
 
     Attributes:
-        source: What to call the file in messages, such as "`pyproject.toml`".
+        source: The file as messages call it, such as "`pyproject.toml`".
         schema: The dataclass of oomdoctor's whole part of the file.
-        keys: Keys and indexes from the top of the file to the value, such as `("tool", "oomdoctor", "lint")`.
-        depth: How many of them lead to oomdoctor's part.
+        top: Keys from the top of the file to that part, such as `("tool", "oomdoctor")`.
     """
 
     source: str
     schema: type
-    keys: tuple[str | int, ...] = ()
-    depth: int = 0
+    top: Path = ()
 
-    def below(self, key: str | int) -> KeyPath:
-        """The place of a key, or of an item, in this one."""
-        return replace(self, keys=(*self.keys, key))
+    def key_of(self, field: Field[Any]) -> str:
+        """Return the key of a field."""
+        return key_of(field)
 
-    def __str__(self) -> str:
-        return f"`[{dotted(self.keys)}]` of {self.source}" if self.keys else self.source
+    def below(self, path: Path, item: object, index: int) -> Path:
+        """Return the path of an item; a table that has a name is called by it, since nobody counts tables."""
+        name = item.get("name") if isinstance(item, dict) else None
+        if isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_SHOWN:
+            return (*path, name)
+        return (*path, index)
 
+    def unknown(self, key: str, known: Mapping[str, Field[Any]], path: Path) -> None:
+        """Raise for a key that no field has, with the key that may have been meant."""
+        raise UsageError(f"unknown key `{dotted((key,))}` in {self._table(path)}", hint=self._advice(key, known, path))
 
-def decode(table: type[T], value: object, place: KeyPath) -> T:
-    """Build a table of the schema.
+    def is_required(self, field: Field[Any]) -> bool:
+        """Return whether a field has no default."""
+        return field.default is MISSING and field.default_factory is MISSING
 
-    Raises:
-        UsageError: A key is unknown, missing or of a wrong type; the message names the file and the key.
-    """
-    if not isinstance(value, dict):
-        _refuse(value, place, "a table")
-    known, hints = fields_by_key(table), type_hints(cast("Hashable", table))
-    given = {}
-    for key, each in value.items():
-        if key not in known:
-            raise UsageError(f"unknown key `{dotted((key,))}` in {place}", hint=_advice(known, key, place))
-        given[known[key].name] = decode_value(hints[known[key].name], each, place.below(key), known[key])
-    for field in known.values():
-        if field.name not in given and field.default is MISSING and field.default_factory is MISSING:
-            raise UsageError(f"`{key_of(field)}` is missing in {place}", hint=_example(field))
-    return table(**given)
+    def missing(self, field: Field[Any], path: Path) -> NoReturn:
+        """Raise for a required key that is not there."""
+        raise UsageError(f"`{key_of(field)}` is missing in {self._table(path)}", hint=_example(field))
 
+    def check_range(self, hint: object, value: object, path: Path) -> None:
+        """Take any number; the command that uses it knows its bounds."""
 
-def decode_value(hint: object, value: object, place: KeyPath, field: Field[Any]) -> object:
-    """One value as its type in the schema asks.
+    def refuse(self, hint: object, value: object, path: Path, field: Field[Any] | None) -> NoReturn:
+        """Raise for a value of a wrong type, with an example."""
+        hint = _without_none(hint)
+        given = _GIVEN.get(type(value), "a date or a time")
+        if isinstance(value, str | int | float):
+            given = f"`{cut(toml_value(value))}`"
+        message = f"`{dotted(path)}` in {self.source} is {given}, not {_description(hint)}"
+        raise UsageError(message, hint=_correction(hint, value, path, field))
 
-    Raises:
-        UsageError: It is of another type.
-    """
-    if is_dataclass(hint):
-        return decode(cast("type[object]", hint), value, place)
-    inner, mapped = item_type(hint), mapped_type(hint)
-    if inner is not None and isinstance(value, list):
-        places = (place.below(_name_or_index(item, index)) for index, item in enumerate(value))
-        return tuple(decode_value(inner, item, each, field) for item, each in zip(value, places, strict=True))
-    if mapped is not None and isinstance(value, dict):
-        return {key: decode_value(mapped, item, place.below(key), field) for key, item in value.items()}
-    if is_dataclass(inner) and isinstance(value, dict):
-        _refuse(value, place, description(hint), f"write `[[{dotted(place.keys)}]]`, with two brackets")
-    if not _is_scalar_of(hint, value):
-        _refuse(value, place, description(hint), _as_words(field, value) or _example(field))
-    return float(cast("float", value)) if hint is float else value
+    def _table(self, path: Path) -> str:
+        return f"`[{dotted(path)}]` of {self.source}" if path else self.source
 
-
-def _name_or_index(item: object, index: int) -> str | int:
-    """What to call one of several in a message: a table that has a name by that, since nobody counts tables."""
-    name = item.get("name") if isinstance(item, dict) else None
-    if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_SHOWN:
-        return name
-    return index
+    def _advice(self, key: str, known: Mapping[str, Field[Any]], path: Path) -> str:
+        """Return the nearest known key, or the table in which this one is known, or all keys of the table."""
+        if elsewhere := list(_headers(self.schema, key, dotted(self.top))):
+            return f"`{key}` belongs in `{elsewhere[0]}`"
+        if near := difflib.get_close_matches(key, known, 1):
+            return f"did you mean `{near[0]}`?"
+        if key == "tool" and not path:
+            return "tables stand at the top level of this file: `[lint]`, not `[tool.oomdoctor.lint]`"
+        return "known are " + ", ".join(f"`{name}`" for name in known)
 
 
-def _is_scalar_of(hint: object, value: object) -> bool:
-    allowed = choices(hint)
-    if allowed:
-        return isinstance(value, str) and value in allowed
-    # In Python true is an integer, in TOML it is not.
-    return isinstance(value, SCALARS.get(hint, ())) and isinstance(value, bool) == (hint is bool)
-
-
-def _refuse(value: object, place: KeyPath, wanted: str, hint: str | None = None) -> NoReturn:
-    given = _GIVEN.get(type(value), "a date or a time")
-    if isinstance(value, str | int | float):
-        shown = toml_value(value)
-        given = f"`{shown}`" if len(shown) <= _LONGEST_SHOWN else f"`{shown[:_LONGEST_SHOWN]}...`"
-    raise UsageError(f"`{dotted(place.keys)}` in {place.source} is {given}, not {wanted}", hint=hint)
-
-
-def _advice(known: Mapping[str, Field[Any]], key: str, place: KeyPath) -> str:
-    """The nearest known key, or the table in which this one is known, or all keys of the table."""
-    near = difflib.get_close_matches(key, known, 1)
-    elsewhere = headers(place.schema, key, dotted(place.keys[: place.depth]))
-    if elsewhere:
-        return f"`{key}` belongs in `{elsewhere[0]}`"
-    if near:
-        return f"did you mean `{near[0]}`?"
-    if key == "tool" and not place.keys:
-        return "tables stand at the top level of this file: `[lint]`, not `[tool.oomdoctor.lint]`"
-    return "known are " + ", ".join(f"`{name}`" for name in known)
+def _correction(hint: object, value: object, path: Path, field: Field[Any] | None) -> str | None:
+    if is_dataclass(item_type(hint)) and isinstance(value, dict):
+        return f"write `[[{dotted(path)}]]`, with two brackets"
+    if is_dataclass(hint) or field is None:
+        return None
+    return _as_words(field, value) or _example(field)
 
 
 def _as_words(field: Field[Any], value: object) -> str | None:
-    """The list of words to write where a command was given in one string."""
+    """Return the list of words to write where a command was given in one string."""
     try:
         words = shlex.split(value) if WORDS in field.metadata and isinstance(value, str) else []
     except ValueError:  # a quote that nothing closes

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oomdoctor.config.decoding import KeyPath, decode
+from oomdoctor.config.decoding import TomlDecoder
 from oomdoctor.config.schema import Configuration
 from oomdoctor.errors import UsageError
 
@@ -162,7 +162,7 @@ def _read(path: Path, *, folder: Path | None = None, notes: tuple[str, ...] = ()
     keys = _SECTION if path.name == SHARED else ()
     for key in keys:
         data = data[key] if isinstance(data, dict) else data
-    values = decode(Configuration, data, KeyPath(_shown(path), Configuration, keys, len(keys)))
+    values = TomlDecoder(_shown(path), Configuration, keys).table(Configuration, data, keys)
     return ConfigurationFile(_shown(path).strip("`"), folder or path.absolute().parent, values, notes)
 
 

@@ -8,18 +8,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, cast
 
 from oomdoctor.config.decoding import (
-    KeyPath,
-    decode_value,
+    TomlDecoder,
     fields_by_key,
     item_type,
     mapped_type,
     toml_value,
-    type_hints,
+    type_of,
 )
 from oomdoctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from dataclasses import Field
 
 
@@ -157,12 +156,12 @@ def _fields(table: type, prefix: str) -> dict[str, Field[Any]]:
 
 
 def _layer(table: type[T], prefix: str, given: Mapping[str, str]) -> Layer[T]:
-    fields, hints = _fields(table, prefix), type_hints(cast("Hashable", table))
+    fields, decoder = _fields(table, prefix), TomlDecoder("the environment", table)
     values, origins = {}, {}
     for variable, text in given.items():
         field = fields[variable]
-        place = KeyPath("the environment", table, (variable,))
-        values[field.name] = decode_value(hints[field.name], _parsed(hints[field.name], text, variable), place, field)
+        hint = type_of(table, field)
+        values[field.name] = decoder.value(hint, _parsed(hint, text, variable), (variable,), field)
         origins[field.name] = variable
     return Layer(table(**values), origins)
 

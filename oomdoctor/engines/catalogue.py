@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from oomdoctor.codec import decode, encode
 from oomdoctor.errors import UsageError
-from oomdoctor.results.codec import decode, encode
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from oomdoctor.codec import decode, encode
 from oomdoctor.engines.catalogue import emulated_environment
 from oomdoctor.engines.choice import choose_engine
 from oomdoctor.results import Accumulation  # noqa: TC001 - read when a document is decoded
-from oomdoctor.results.codec import decode, encode
 from oomdoctor.search.accumulation import per_device_target
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerProcess

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oomdoctor.results.codec import to_json
+from oomdoctor.results.saved import to_json
 
 if TYPE_CHECKING:
     from oomdoctor.output import Terminal

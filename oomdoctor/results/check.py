@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from oomdoctor.codec import ADDED_LATER
 from oomdoctor.results.probe import ProbeResult
 
 
@@ -34,7 +35,7 @@ class Limit:
     """One thing that an entry asks for, and what was found.
 
     Attributes:
-        name: Which.
+        name: Which, as the configuration names it; `fits`, that one micro-batch fits, is asked by every entry.
         asked: What was asked for: samples, steps, bytes, or a share between 0 and 1; None for the baseline.
         found: What was found, in the same unit; None where nothing could be.
         holds: Whether it is kept.
@@ -63,7 +64,7 @@ class Movement:
     """A figure that is not what the baseline has.
 
     Attributes:
-        kind: What the figure counts.
+        kind: What the figure counts: `micro_batch` samples; `peak`, `phase`, `category` and `module` bytes.
         name: The figure, such as `activations`, `iteration 2 backward` or `encoder.layers.* activations`.
         before: In the baseline; None where it has none.
         after: Now; None where there is none.
@@ -104,7 +105,8 @@ class CheckedEntry:
         name: Its name; with the card behind it, as `pretrain on rtx-4090`, where the entry names several.
         target: The reference as it was given.
         gpu: The card as it was given; None for the local GPU.
-        verdict: How it ended.
+        verdict: How it ended: `passed`, `failed` (a limit is broken, or the baseline moved beyond its tolerance),
+            `error` (the target is at fault) or `no_answer` (no answer could be had).
         limits: What was asked for, broken ones first.
         movements: What differs from the baseline, worst first.
         baseline: `none` (not asked for), `missing` (asked for, and the file does not have the entry), `compared` or
@@ -130,7 +132,7 @@ class CheckedEntry:
     probe: ProbeResult | None
     problem: Problem | None
     warnings: tuple[str, ...] = ()
-    not_kept: str | None = None
+    not_kept: str | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)

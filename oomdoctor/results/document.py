@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from oomdoctor.codec import choices, type_hints
 from oomdoctor.errors import UsageError
 from oomdoctor.results.check import CheckResult
 from oomdoctor.results.diagnosis import DiagnosisResult
 from oomdoctor.results.lint import LintResult
 from oomdoctor.results.probe import Accumulation, ProbeResult
 
-SCHEMA_VERSION = 1
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCHEMA_VERSION: Final = 1
 
 
 class _Planless:
@@ -34,15 +39,16 @@ _PLAN_HINT = "give a file that `oomdoctor probe` wrote with `--json`"
 
 @dataclass(frozen=True, slots=True)
 class ProbeDocument:
-    """What `oomdoctor probe` writes.
+    """The document of `oomdoctor probe`.
 
     Attributes:
-        command: `probe`.
+        command: The command that wrote it.
         status: `fits` (a micro-batch fits), `limited` (one fits, and a limit that is not memory ended the search) or
             `nothing_fits`.
         exit_code: What the command exited with.
         versions: Version by name: `oomdoctor`, `python`, `torch`, `cuda`.
         result: What the command found.
+        schema_version: Version of this layout.
     """
 
     command: Literal["probe"]
@@ -50,7 +56,7 @@ class ProbeDocument:
     exit_code: int
     versions: dict[str, str]
     result: ProbeResult
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
 
     @property
     def plan(self) -> Accumulation:
@@ -64,14 +70,15 @@ class ProbeDocument:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisDocument(_Planless):
-    """What `oomdoctor diagnose` writes.
+    """The document of `oomdoctor diagnose`.
 
     Attributes:
-        command: `diagnose`.
+        command: The command that wrote it.
         status: `oom` (memory ran out), `not_oom` (what was found is something else) or `nothing_found`.
         exit_code: What the command exited with.
         versions: Version by name: `oomdoctor`, `python`.
         result: What the command found.
+        schema_version: Version of this layout.
     """
 
     command: Literal["diagnose"]
@@ -79,19 +86,20 @@ class DiagnosisDocument(_Planless):
     exit_code: int
     versions: dict[str, str]
     result: DiagnosisResult
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True)
 class LintDocument(_Planless):
-    """What `oomdoctor lint` writes.
+    """The document of `oomdoctor lint`.
 
     Attributes:
-        command: `lint`.
+        command: The command that wrote it.
         status: `findings` (mistakes were found), `unreadable` (none was, and files could not be linted) or `clean`.
         exit_code: What the command exited with.
         versions: Version by name: `oomdoctor`, `python`.
         result: What the command found.
+        schema_version: Version of this layout.
     """
 
     command: Literal["lint"]
@@ -99,20 +107,21 @@ class LintDocument(_Planless):
     exit_code: int
     versions: dict[str, str]
     result: LintResult
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True)
 class CheckDocument:
-    """What `oomdoctor check` writes.
+    """The document of `oomdoctor check`.
 
     Attributes:
-        command: `check`.
+        command: The command that wrote it.
         status: The worst verdict: `passed`, `failed` (a limit is broken), `error` (a target is at fault) or
             `no_answer`.
         exit_code: What the command exited with.
         versions: Version by name: `oomdoctor`, `python`, `torch`, `cuda`.
         result: What the command found.
+        schema_version: Version of this layout.
     """
 
     command: Literal["check"]
@@ -120,7 +129,7 @@ class CheckDocument:
     exit_code: int
     versions: dict[str, str]
     result: CheckResult
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
 
     @property
     def plan(self) -> Accumulation:
@@ -142,3 +151,16 @@ class CheckDocument:
 
 
 Document: TypeAlias = ProbeDocument | DiagnosisDocument | LintDocument | CheckDocument
+
+DOCUMENTS: Final[Mapping[str, type[Document]]] = MappingProxyType(
+    {"probe": ProbeDocument, "diagnose": DiagnosisDocument, "lint": LintDocument, "check": CheckDocument}
+)
+"""Documents by name: that of its folder in `oomdoctor.report` and of its file in `oomdoctor/schemas`.
+
+A new document is a class here, its line in this table, and its folder of formats.
+"""
+
+COMMANDS: Final[Mapping[str, type[Document]]] = MappingProxyType(
+    {str(choices(type_hints(kind)["command"])[0]): kind for kind in DOCUMENTS.values()}
+)
+"""Documents by the command that writes them."""

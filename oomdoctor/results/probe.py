@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from oomdoctor.codec import ADDED_LATER
 from oomdoctor.errors import NoAnswerError
 from oomdoctor.results.snapshot import Category, CategoryBytes, TimelinePoint
 
@@ -26,7 +27,7 @@ class Phase:
 
     Attributes:
         iteration: 0 for loading the model, then 1 and 2; the optimizer's state first exists in the second.
-        phase: The phase.
+        phase: The part of the training step.
         peak_allocated_bytes: Most bytes in live tensors during the phase.
         end_allocated_bytes: Bytes in live tensors when the phase last ended; the peak of a phase that failed.
     """
@@ -65,7 +66,8 @@ class PhaseMemory:
         phase: Forward, backward or optimizer.
         first_event: Events until it began; the start of recording is 0 and the first event 1.
         last_event: Events until it ended; the same where nothing was allocated or freed.
-        peak_categories: Bytes by category at the phase's peak, in the order of `Category`.
+        peak_categories: Bytes by category at the phase's peak, in the order of `weights`, `gradients`,
+            `optimizer_state`, `activations`, `input`, `workspace`, `other`.
         end_categories: Bytes by category at its end, in the same order.
     """
 
@@ -93,7 +95,7 @@ class StepMemory:
         categories: Memory at the peak by category, largest first.
         modules: Memory at the peak by module and category, largest first.
         category_peaks: Each category by module at the first moment when that category alone is largest, in the order of
-            `Category` and then largest first; unlike the peak of all, it moves only as much as the category does.
+            the categories and then largest first; unlike the peak of all, it moves only as much as the category does.
         phases: Memory by phase, in order.
         timeline: Memory over both iterations, thinned to at most 400 points, each with the number of events until it;
             times are None, so that two runs agree.
@@ -128,12 +130,14 @@ class Trial:
 
     Attributes:
         micro_batch: Samples in one forward and backward.
-        outcome: How it ended.
-        allowed_bytes: Bytes that PyTorch's allocator was allowed during the trial.
+        outcome: How it ended: `fits`, `oom`, `limit` (a size limit that is not memory, such as 32-bit indexing) or
+            `failed` (the user's code raised something else).
+        allowed_bytes: Bytes that PyTorch's allocator was allowed during the trial; below the capacity where the
+            headroom was withheld.
         peak_allocated_bytes: Most bytes in live tensors; for an OOM, up to the failure.
         peak_reserved_bytes: Most bytes held from the driver.
-        fixed_bytes: Bytes that stay allocated from one micro-step to the next once everything exists (weights,
-            gradients where they are accumulated, optimizer state); None when the trial did not get that far.
+        fixed_bytes: Bytes that stay allocated from one micro-step to the next once everything exists; None when the
+            trial did not get that far.
         alloc_retries: Times the allocator had to give back its cache to go on; above 0 the size runs at the edge.
         swallowed_ooms: OOMs that the user's own code caught.
         seconds: Wall time of the trial.
@@ -193,12 +197,12 @@ class Accumulation:
 
     Attributes:
         target_batch: Samples per optimizer step over all devices that were asked for.
-        world_size: Devices that share it.
+        world_size: Devices that share the target batch.
         steps: Accumulation steps on each device.
-        micro_batches: Size of each micro-batch on one device; they differ by at most one and sum to the target.
+        micro_batches: Size of each micro-batch on one device; they differ by at most one and sum to the device's share.
         effective_batch: Samples per optimizer step over all devices; equals the target.
-        uniform: Best plan with one fixed size that sums to the target exactly, None where that would cost more than
-            a quarter more steps.
+        uniform: Best plan with one fixed size that sums to the target exactly; None where that would cost more than a
+            quarter more steps.
         fixed_size: What a trainer with the largest of `micro_batches` as its fixed size would do; it may overshoot.
     """
 
@@ -231,13 +235,14 @@ class Device:
     """Where the trials ran.
 
     Attributes:
-        kind: `cuda` (a real GPU), `null` (PyTorch's CUDA code on a null GPU) or `trace`.
+        kind: `cuda` (a real GPU), `null` (PyTorch's CUDA code on a null GPU) or `trace` (allocations replayed through a
+            simulated allocator).
         name: As PyTorch prints it.
         compute_capability: Such as `8.9`.
         total_bytes: Memory of the device as PyTorch sees it.
-        context_bytes: Bytes that a process holds outside PyTorch's allocator: the CUDA context, kernels, handles;
-            measured on `cuda`, from the catalogue on `null`.
-        other_processes_bytes: Bytes that other processes held when the probe began; None where unknown.
+        context_bytes: Bytes that the CUDA context holds; measured on `cuda`, from the catalogue on `null`; None when
+            not known.
+        other_processes_bytes: Bytes that other processes held when the probe began; None when not known.
     """
 
     kind: Literal["cuda", "null", "trace"]
@@ -280,18 +285,18 @@ class ProbeResult:
     """Everything that a probe found.
 
     Attributes:
-        target: The reference as it was given; for a command, the command in one line.
+        target: The reference to the user's file or example as it was given; for a command, the command in one line.
         precision: `fp32`, `bf16` or `fp16`; for a command, that nobody knows it.
         optimizer: Name of the optimizer that ran, such as `AdamW`.
         micro_batch: The answer.
         accumulation: How to reach the target batch; None when nothing fits.
         capacity_bytes: Bytes that PyTorch may take from the device.
         headroom: Part of the capacity that the recommended size leaves free, between 0 and 1.
-        weights_bytes: Bytes of the model's parameters and buffers; None where nobody counted them.
+        weights_bytes: Bytes of the model's parameters and buffers; None when not known.
         device: Where the trials ran.
         stable: False when other processes' memory moved meanwhile, so that another run may answer otherwise.
         trials: Every trial in the order it ran.
-        phases: Memory by phase at the maximum (at the largest size that ran where nothing fits).
+        phases: Memory by phase at the maximum; at the size that got furthest where nothing fits.
         reasons: Why each automatic choice was made, and where each number was had from.
         warnings: What the reader should know before relying on the answer.
         memory: What memory is made of at one micro-batch; None where nothing fits or it could not be recorded.
@@ -313,9 +318,9 @@ class ProbeResult:
     phases: tuple[Phase, ...]
     reasons: tuple[Reason, ...]
     warnings: tuple[str, ...] = ()
-    memory: StepMemory | None = None
-    command_plan: CommandPlan | None = None
-    guide: Guidance | None = None
+    memory: StepMemory | None = field(default=None, metadata=ADDED_LATER)
+    command_plan: CommandPlan | None = field(default=None, metadata=ADDED_LATER)
+    guide: Guidance | None = field(default=None, metadata=ADDED_LATER)
 
     @property
     def plan(self) -> Accumulation:

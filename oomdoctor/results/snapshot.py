@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from oomdoctor.codec import ADDED_LATER
 
 
 class TrainingPhase(StrEnum):
@@ -160,9 +162,10 @@ class TimelinePoint:
 
     Attributes:
         event: Index of the event in the history.
-        microseconds: Time since the first event; None where the snapshot has no times.
+        microseconds: Time since the first event; None where no times were recorded.
         reserved_bytes: Bytes held from the driver.
-        categories: Bytes in live blocks by category, in the order of `Category`.
+        categories: Bytes in live blocks by category, in the order of `weights`, `gradients`, `optimizer_state`,
+            `activations`, `input`, `workspace`, `other`.
     """
 
     event: int
@@ -228,7 +231,7 @@ class SnapshotSummary:
     free_bytes: int | None = None
     phase: TrainingPhase | None = None
     user_line: SourceLine | None = None
-    replay: HistoryReplay | None = None
+    replay: HistoryReplay | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)

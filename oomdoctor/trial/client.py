@@ -8,10 +8,10 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeAlias
 
+from oomdoctor.codec import decode
 from oomdoctor.engines.catalogue import Card
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError, UsageError
 from oomdoctor.results import Outcome, Phase, Trial
-from oomdoctor.results.codec import decode
 from oomdoctor.trial.dependencies import Dependencies
 from oomdoctor.trial.process import GuardedProcess
 from oomdoctor.trial.protocol import Channel, ChannelClosedError, ChannelTimeoutError, Message, ProfileOutcome

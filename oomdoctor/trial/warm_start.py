@@ -10,11 +10,11 @@ import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from oomdoctor.codec import decode, encode
 from oomdoctor.engines.catalogue import emulated_environment, generic_card
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.multi_card.fit import UNLIMITED_BYTES, CardFit, settings_of
 from oomdoctor.results import Guidance
-from oomdoctor.results.codec import decode, encode
 from oomdoctor.trial.client import WorkerProcess
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from oomdoctor.codec import decode, encode
 from oomdoctor.engines.catalogue import Card, emulated_card
 from oomdoctor.errors import OomdoctorError, TargetError
 from oomdoctor.oom.classifier import classify
 from oomdoctor.results import Outcome, PhaseName
-from oomdoctor.results.codec import decode, encode
 from oomdoctor.target.contract import (
     Target,
     build,

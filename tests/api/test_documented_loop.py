@@ -16,7 +16,7 @@ from torch import Tensor
 
 from oomdoctor import load_result, plan_accumulation
 from oomdoctor.results import ProbeDocument
-from oomdoctor.results.codec import to_json
+from oomdoctor.results.saved import to_json
 
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 LOOP = next((block for block in BLOCKS if "accumulate(batch" in block), "")

@@ -18,7 +18,7 @@ from oomdoctor.api.probe import probe as probe_function
 from oomdoctor.cli.probe import probe as command
 from oomdoctor.errors import NoAnswerError, TargetError, UsageError
 from oomdoctor.results import ProbeDocument
-from oomdoctor.results.codec import to_data
+from oomdoctor.results.saved import to_data
 
 # Where a command prints is no question of a function; a dry run explains in text.
 _FOR_PRINTING = {"dry_run", "form", "json", "markdown", "html", "output", "quiet"}

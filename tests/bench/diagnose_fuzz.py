@@ -22,7 +22,7 @@ from oomdoctor.cli.diagnose import document_of
 from oomdoctor.diagnose.diagnose import diagnose
 from oomdoctor.diagnose.sources import sources
 from oomdoctor.errors import UsageError
-from oomdoctor.results.codec import to_json
+from oomdoctor.results.saved import to_json
 
 INPUTS = 100_000
 LIMIT_BYTES = 200 * 10**6

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run from a checkout, witho
 
 from measuring import EXAMPLES, RESULTS, gibibytes, machine, save
 
+from oomdoctor.codec import encode
 from oomdoctor.engines.catalogue import Card
 from oomdoctor.engines.choice import Engine
 from oomdoctor.engines.null_gpu.environment import environment as null_gpu_environment
@@ -31,7 +32,6 @@ from oomdoctor.engines.torch_build import find_torch
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import Precision, ProbeRequest
-from oomdoctor.results.codec import encode
 from oomdoctor.trial.answer import ProbeRun
 from oomdoctor.trial.probe import probe
 

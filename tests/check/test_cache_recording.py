@@ -13,7 +13,7 @@ from textwrap import dedent
 
 import pytest
 
-from oomdoctor.results.codec import decode
+from oomdoctor.codec import decode
 from oomdoctor.trial.dependencies import Dependencies
 
 DRIVER = """

@@ -18,7 +18,7 @@ from oomdoctor.check import cache as folder_module
 from oomdoctor.check.cache import Cache, cache_folder
 from oomdoctor.request import ProbeRequest
 from oomdoctor.results import ProbeDocument
-from oomdoctor.results.codec import to_json
+from oomdoctor.results.saved import to_json
 from oomdoctor.trial.answer import ProbeRun
 from oomdoctor.trial.dependencies import Dependencies, Fingerprint, fingerprint
 

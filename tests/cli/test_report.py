@@ -22,7 +22,7 @@ from oomdoctor.errors import UsageError
 from oomdoctor.output import Terminal
 from oomdoctor.report import FORMATS
 from oomdoctor.results import Document
-from oomdoctor.results.codec import read_document, to_json
+from oomdoctor.results.saved import read_document, to_json
 
 INVOCATIONS = {
     "oomdoctor": [str(Path(sys.executable).parent / "oomdoctor")],

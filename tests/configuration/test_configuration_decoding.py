@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.config.decoding import KeyPath, decode, dotted
+from oomdoctor.config.decoding import TomlDecoder, dotted
 from oomdoctor.config.schema import Configuration
 from oomdoctor.errors import UsageError
 
@@ -42,7 +42,7 @@ class Schema:
 
 def read(text: str, schema: type = Schema) -> Any:
     """A schema out of the text of an `oomdoctor.toml`."""
-    return decode(schema, tomllib.loads(text), KeyPath("`x.toml`", schema))
+    return TomlDecoder("`x.toml`", schema).table(schema, tomllib.loads(text), ())
 
 
 def test_every_type_is_read() -> None:
@@ -128,9 +128,10 @@ def test_the_hint_says_what_to_write(text: str, hint: str) -> None:
 
 def test_a_key_in_the_wrong_table_of_pyproject_is_sent_to_its_own() -> None:
     """The table is named as `pyproject.toml` has it."""
-    place = KeyPath("`pyproject.toml`", Configuration, ("tool", "oomdoctor"), 2)
+    top = ("tool", "oomdoctor")
+    decoder = TomlDecoder("`pyproject.toml`", Configuration, top)
     with pytest.raises(UsageError, match="unknown key `fail-on`") as caught:
-        decode(Configuration, {"fail-on": "error"}, place)
+        decoder.table(Configuration, {"fail-on": "error"}, top)
     assert caught.value.message == "unknown key `fail-on` in `[tool.oomdoctor]` of `pyproject.toml`"
     assert caught.value.hint == "`fail-on` belongs in `[tool.oomdoctor.lint]`"
 
@@ -148,8 +149,9 @@ _values: st.SearchStrategy[object] = st.recursive(
 @given(st.dictionaries(_keys, _values, max_size=4))
 def test_anything_else_is_a_usage_error(data: dict[str, object]) -> None:
     """Whatever TOML may hold is either read or refused, and nothing else happens."""
+    decoder = TomlDecoder("`x.toml`", Configuration)
     with suppress(UsageError):
-        assert isinstance(decode(Configuration, data, KeyPath("`x.toml`", Configuration)), Configuration)
+        assert isinstance(decoder.table(Configuration, data, ()), Configuration)
 
 
 @given(st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=3))

@@ -18,7 +18,7 @@ from oomdoctor.errors import UsageError
 from oomdoctor.output import Terminal
 from oomdoctor.report import FORMATS
 from oomdoctor.results import DiagnosisDocument
-from oomdoctor.results.codec import from_json, to_json
+from oomdoctor.results.saved import from_json, to_json
 
 
 def diagnosed(data: bytes) -> DiagnosisDocument | None:

@@ -22,9 +22,10 @@ from lint_documents import any_lint, mistakes
 from memory_documents import profiled
 
 from oomdoctor import results
+from oomdoctor.codec import is_added_later
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Document
-from oomdoctor.results.codec import ADDED_LATER, MAXIMUM_DOCUMENT_BYTES, from_json, read_document, to_data, to_json
+from oomdoctor.results.saved import MAXIMUM_DOCUMENT_BYTES, from_json, read_document, to_data, to_json
 
 KINDS: dict[str, Any] = {get_type_hints(kind)["command"].__args__[0]: kind for kind in get_args(Document)}
 SCHEMAS: dict[str, Any] = {
@@ -56,7 +57,15 @@ def needed(kind: Any, found: tuple[Any, ...] = ()) -> tuple[Any, ...]:
     return found
 
 
+def later_fields(kind: Any) -> set[str]:
+    """The fields that documents of the first version did not have."""
+    return {field.name for field in fields(kind) if is_added_later(field)}
+
+
 PARTS = [(command, kind) for command, document in KINDS.items() for kind in needed(document)]
+
+
+LATER = {later for _, kind in PARTS for later in later_fields(kind)}
 
 
 def places(data: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
@@ -148,7 +157,7 @@ def test_schema_and_dataclasses_agree(command: str, kind: Any) -> None:
     hints = get_type_hints(kind)
     names = {field.name for field in fields(kind)}
     assert set(described["properties"]) == names
-    assert set(described["required"]) == names - {later for of, later in ADDED_LATER if of is kind}
+    assert set(described["required"]) == names - later_fields(kind)
     for field, hint in hints.items():
         assert_describes(described["properties"][field], hint)
         assert described["properties"][field]["description"].endswith(".")
@@ -241,7 +250,7 @@ def test_missing_field_anywhere_is_named(command: str, path: tuple[str | int, ..
     """A field that is missing is refused with its path, unless a later version added it; versions' names are free."""
     data = to_data(SAMPLES[command])
     del parent(data, path)[path[-1]]
-    if (path[0] == "versions" and len(path) > 1) or path[-1] in {later for _, later in ADDED_LATER}:
+    if (path[0] == "versions" and len(path) > 1) or path[-1] in LATER:
         from_json(json.dumps(data), "x")
         return
     message = refusal(json.dumps(data)).message

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.codec import encode
 from oomdoctor.report.gpus import Column, table
-from oomdoctor.results.codec import encode
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from targets_to_profile import TARGETS
 
+from oomdoctor.codec import decode
 from oomdoctor.engines.catalogue import generic_card
 from oomdoctor.engines.null_gpu.environment import environment
 from oomdoctor.engines.torch_build import TorchBuild, parse_version_file
 from oomdoctor.results import Category, StepMemory, Trial
-from oomdoctor.results.codec import decode
 from oomdoctor.units import GIB
 
 if TYPE_CHECKING:
