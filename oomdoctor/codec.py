@@ -111,7 +111,7 @@ class Decoder:
         """
         if not isinstance(value, dict):
             self.refuse(kind, value, path, field)
-        hints, known = type_hints(cast("Hashable", kind)), {self.key_of(each): each for each in class_fields(kind)}
+        hints, known = type_hints(kind), {self.key_of(each): each for each in class_fields(kind)}
         given = {}
         for key, item in value.items():
             if key in known:
@@ -204,9 +204,13 @@ class Decoder:
         raise MismatchError(dotted(path), f"is {shown(value)}, not {wanted}")
 
 
-@cache
-def type_hints(kind: Hashable) -> dict[str, object]:
+def type_hints(kind: object) -> dict[str, object]:
     """Return the types of a dataclass's fields by the fields' names."""
+    return _type_hints(kind)
+
+
+@cache
+def _type_hints(kind: Hashable) -> dict[str, object]:
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in class_fields(kind)}
 

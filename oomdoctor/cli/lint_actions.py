@@ -124,9 +124,9 @@ def show_difference(question: Question, output: Path | None) -> bool:
 def show_report(document: LintDocument, form: str) -> None:
     """Print the report on stderr, where standard output has what standard input was made into."""
     from oomdoctor.output import Terminal, deliver
-    from oomdoctor.report import FORMATS
+    from oomdoctor.report import render
 
-    deliver(FORMATS["lint", form](document, Terminal.of(sys.stderr)), stdout=sys.stderr)
+    deliver(render(document, form, Terminal.of(sys.stderr)), stdout=sys.stderr)
 
 
 def show_statistics(result: LintResult, output: Path | None, *, aside: bool) -> None:

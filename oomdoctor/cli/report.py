@@ -103,9 +103,10 @@ def render(document: Document, name: str, output: Path | None) -> None:
         UsageError: `output` cannot be written.
     """
     from oomdoctor.output import Terminal, deliver
-    from oomdoctor.report import FORMATS, github
+    from oomdoctor.report import github
+    from oomdoctor.report import render as rendered
 
     terminal = Terminal.of(sys.stdout) if output is None else Terminal()
-    deliver(FORMATS[document.command, name](document, terminal), output)
+    deliver(rendered(document, name, terminal), output)
     if name == "github":
-        github.append(FORMATS[document.command, "markdown"](document, terminal))
+        github.append(rendered(document, "markdown", terminal))

@@ -102,13 +102,13 @@ def _diagnose(reports: Sequence[Path]) -> None:
     from oomdoctor.diagnose.diagnose import diagnose
     from oomdoctor.diagnose.sources import sources
     from oomdoctor.output import Terminal, deliver
-    from oomdoctor.report import FORMATS
+    from oomdoctor.report import render
     from oomdoctor.run.run import files_of
 
     files = [str(_shown(path)) for report in reports for path in files_of(report)]
     document = document_of(diagnose(sources(files)))
     typer.echo("", err=True)
-    deliver(FORMATS["diagnose", "text"](document, Terminal.of(sys.stderr)), stdout=sys.stderr)
+    deliver(render(document, "text", Terminal.of(sys.stderr)), stdout=sys.stderr)
 
 
 def _shown(path: Path) -> Path:

@@ -9,14 +9,14 @@ from dataclasses import MISSING, dataclass, is_dataclass
 from functools import reduce
 from operator import or_
 from types import MappingProxyType, NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Union, get_args, get_origin
 
 from oomdoctor.codec import LONGEST_SHOWN, Decoder, choices, class_fields, cut, type_hints
 from oomdoctor.config.schema import EXAMPLE, WORDS
 from oomdoctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from dataclasses import Field
 
     from oomdoctor.codec import Path
@@ -74,7 +74,7 @@ def fields_by_key(table: object) -> dict[str, Field[Any]]:
 
 def type_of(table: type, field: Field[Any]) -> object:
     """Return the type of a table's field; `X | None` is X, since TOML has no null."""
-    return _without_none(type_hints(cast("Hashable", table))[field.name])
+    return _without_none(type_hints(table)[field.name])
 
 
 def _without_none(hint: object) -> object:

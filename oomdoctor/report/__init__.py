@@ -1,45 +1,46 @@
-"""How documents are shown: a room a command, a file a format, and beside the rooms what they share.
+"""How documents are shown: a folder a document, a file a format, and beside the folders what they share.
 
-Each renderer takes a document and the terminal that it is for, and returns text; one that writes no terminal passes
-over the latter.
+A document's folder has the name of its line in `oomdoctor.results.document.DOCUMENTS` and these files:
+
+- `text.py`, `markdown.py` and `html.py` with `render(document, terminal)`;
+- `issues.py` with `issues(document)`, which `github.py`, `junit.py` and `sarif.py` beside the folders write;
+- `sentences.py`, the words that they share.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final
+
+from oomdoctor.results.document import DOCUMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from oomdoctor.output import Terminal
+    from oomdoctor.results.document import Document
+
+_PEOPLE: Final = ("text", "markdown", "html")
+_ISSUES: Final = ("github", "junit", "sarif")
+
+FORMATS: Final = (*_PEOPLE, "json", *_ISSUES)
+"""Formats that every document has."""
 
 
-# A renderer takes the document of its own command, which the key stands for.
-Renderer: TypeAlias = "Callable[[Any, Terminal], str]"
+def render(document: Document, form: str, terminal: Terminal) -> str:
+    """Return a document in a format.
+
+    Args:
+        document: What a command found.
+        form: One of `FORMATS`.
+        terminal: Where text is shown; the other formats pass over it.
+    """
+    # What a format needs is imported with it: rich costs 40 ms, jinja2 more.
+    if form == "json":
+        return str(_module("results.saved").to_json(document))
+    room = next(name for name, kind in DOCUMENTS.items() if isinstance(document, kind))
+    if form in _PEOPLE:
+        return str(_module(f"report.{room}.{form}").render(document, terminal))
+    return str(_module(f"report.{form}").render(document, _module(f"report.{room}.issues").issues(document)))
 
 
-def _lazy(module: str) -> Renderer:
-    """The `render` of a module that is imported when it is first used: rich costs 40 ms that JSON does not need."""
-
-    def render(document: object, terminal: Terminal) -> str:
-        renderer = cast("Renderer", import_module(f"oomdoctor.report.{module}").render)
-        return renderer(document, terminal)
-
-    return render
-
-
-# Directory by command.
-_ROOMS: Mapping[str, str] = MappingProxyType(
-    {"probe": "probe", "diagnose": "diagnose", "lint": "lint", "check": "check"}
-)
-
-# Formats that have a file of their own in every directory.
-_FORMATS = ("text", "markdown", "html", "github", "junit", "sarif")
-
-FORMATS: Mapping[tuple[str, str], Renderer] = MappingProxyType(
-    {(command, name): _lazy(f"{room}.{name}") for command, room in _ROOMS.items() for name in _FORMATS}
-    | {(command, "json"): _lazy("json") for command in _ROOMS}
-)
-"""Renderer by the command that wrote the document and the name of the format."""
+def _module(name: str) -> Any:  # noqa: ANN401 - a module
+    return import_module(f"oomdoctor.{name}")

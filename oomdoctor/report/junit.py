@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
 
 from oomdoctor.report.plain_text import escape, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from oomdoctor.report.issues import Case, Group, Issue, Issues
+    from oomdoctor.results.document import Document
 
 
 # What XML 1.0 can hold, less what turns the direction of text.
@@ -23,67 +25,46 @@ _COMMAND: Final = re.compile(r"^\s*:(?=:)|##\[", re.MULTILINE)
 _LONGEST_BODY: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One thing that was looked at.
-
-    Attributes:
-        name: What it is called.
-        group: What it belongs to; tools show it as a class.
-        outcome: How it ended.
-        kind: What sort of failure.
-        message: The failure in one line; for one that passed, what it says.
-        body: The failure at length.
-    """
-
-    name: str
-    group: str
-    outcome: Literal["passed", "failure", "error"] = "passed"
-    kind: str = ""
-    message: str = ""
-    body: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """Cases that belong together, and what is known about all of them."""
-
-    name: str
-    cases: Sequence[Case]
-    properties: Sequence[tuple[str, str]] = ()
-
-
-def report(name: str, suites: Sequence[Suite]) -> str:
-    """The suites as one XML document with a newline at its end."""
-    cases = [case for suite in suites for case in suite.cases]
-    root = ET.Element("testsuites", {"name": _line(name), **_counts(cases)})
-    root.extend(_suite(suite) for suite in suites)
+def render(document: Document, found: Issues) -> str:
+    """Return a suite for each group of issues as one XML document, with a newline at its end."""
+    suites = [_suite(group) for group in found.groups]
+    root = ET.Element("testsuites", {"name": f"oomdoctor {document.command}", **_sums(suites)})
+    root.extend(suites)
     ET.indent(root)
     text = _COMMAND.sub(lambda found: f"{found[0][:-1]}&#{ord(found[0][-1])};", ET.tostring(root, encoding="unicode"))
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
 
 
-def _counts(cases: Sequence[Case]) -> dict[str, str]:
-    outcomes = [case.outcome for case in cases]
-    failures, errors = outcomes.count("failure"), outcomes.count("error")
-    return {"tests": str(len(outcomes)), "failures": str(failures), "errors": str(errors)}
+def _sums(suites: Sequence[ET.Element]) -> dict[str, str]:
+    return {name: str(sum(int(suite.attrib[name]) for suite in suites)) for name in ("tests", "failures", "errors")}
 
 
-def _suite(suite: Suite) -> ET.Element:
-    made = ET.Element("testsuite", {"name": _line(suite.name), **_counts(suite.cases), "skipped": "0"})
-    if suite.properties:
+def _suite(group: Group) -> ET.Element:
+    cases = [(issue.case, _outcome(issue)) for issue in group.issues if issue.case is not None]
+    outcomes = [outcome for _, outcome in cases]
+    counts = {"tests": len(cases), "failures": outcomes.count("failure"), "errors": outcomes.count("error")}
+    made = ET.Element("testsuite", {"name": _line(group.name), **{name: str(n) for name, n in counts.items()}})
+    made.set("skipped", "0")
+    if group.properties:
         properties = ET.SubElement(made, "properties")
-        for name, value in suite.properties:
-            ET.SubElement(properties, "property", {"name": _line(name), "value": _line(value)})
-    made.extend(_case(case) for case in suite.cases)
+        for name, value in group.properties.items():
+            ET.SubElement(properties, "property", {"name": _line(name), "value": _line(str(value))})
+    made.extend(_case(case, outcome) for case, outcome in cases)
     return made
 
 
-def _case(case: Case) -> ET.Element:
+def _outcome(issue: Issue) -> str:
+    """Return how a case ended: an issue without a rule is one that could not be judged, and a note fails nothing."""
+    if issue.level in ("passed", "note"):
+        return "passed"
+    return "error" if issue.rule is None else "failure"
+
+
+def _case(case: Case, outcome: str) -> ET.Element:
     made = ET.Element("testcase", {"classname": _line(case.group), "name": _line(case.name)})
-    if case.outcome != "passed":
+    if outcome != "passed":
         kind = {"type": _line(case.kind)} if case.kind else {}
-        ended = ET.SubElement(made, case.outcome, {"message": _line(case.message), **kind})
+        ended = ET.SubElement(made, outcome, {"message": _line(case.message), **kind})
         ended.text = _text(case.body or case.message)
     elif case.message:
         ET.SubElement(made, "system-out").text = _text("\n".join(filter(None, (case.message, case.body))))

@@ -10,20 +10,18 @@ import hashlib
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from oomdoctor.report.issues import repository_path
 from oomdoctor.report.plain_text import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-    from oomdoctor.results import Document
+    from oomdoctor.report.issues import Issue, Issues, Location, Rule
+    from oomdoctor.results.document import Document
 
-
-Level: TypeAlias = Literal["error", "warning", "note"]
 
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 _ROOT: Final = "%SRCROOT%"
@@ -32,111 +30,26 @@ _LINK: Final = re.compile(r"\[(?=[^\]]*\]\()")
 _LONGEST_SNIPPET: Final = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Where in a file: lines and columns from 1, the end's column the first one after it."""
-
-    line: int
-    column: int | None = None
-    end_line: int | None = None
-    end_column: int | None = None
-    snippet: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A place: a file, or a name where there is no file.
-
-    Attributes:
-        path: The file as the document gives it; None where there is none.
-        region: Where in it; None for all of it.
-        name: What it is in, such as a function or a reference.
-    """
-
-    path: str | None
-    region: Region | None = None
-    name: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What a result is one of.
-
-    Attributes:
-        id: Stable identifier.
-        name: Words for it.
-        help: What to do about it.
-        level: How bad it is in general.
-        tags: Keywords.
-    """
-
-    id: str
-    name: str
-    help: str
-    level: Level
-    tags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One result.
-
-    Attributes:
-        rule: Identifier of its rule.
-        level: How bad it is.
-        lines: What it says, line by line.
-        place: Where.
-        identity: What it is about, without line numbers; results that share it are counted through.
-        related: Other places and what they are.
-    """
-
-    rule: str
-    level: Level
-    lines: tuple[str, ...]
-    place: Place
-    identity: tuple[str, ...]
-    related: tuple[tuple[Place, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Something about the run itself, such as a file that could not be read."""
-
-    level: Level
-    text: str
-    place: Place | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What one command found."""
-
-    rules: Sequence[Rule]
-    results: Iterable[Result]
-    notices: Sequence[Notice] = ()
-    properties: dict[str, object] = field(default_factory=dict)
-
-
-def log(document: Document, run: Run) -> str:
-    """The log of one command as JSON with a newline at its end."""
-    data = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [_run(document, run)]}
+def render(document: Document, found: Issues) -> str:
+    """Return the issues as a log of one run, as JSON with a newline at its end."""
+    data = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [_run(document, found)]}
     return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
 
-def _run(document: Document, run: Run) -> dict[str, Any]:
-    index = {rule.id: number for number, rule in enumerate(run.rules)}
+def _run(document: Document, found: Issues) -> dict[str, Any]:
+    index = {rule.id: number for number, rule in enumerate(found.rules)}
     seen: Counter[tuple[str, ...]] = Counter()
     invocation: dict[str, Any] = {"executionSuccessful": True, "exitCode": document.exit_code}
-    if run.notices:
-        invocation["toolExecutionNotifications"] = [_notice(notice) for notice in run.notices]
+    if notices := [_notice(issue) for issue in found if issue.rule is None and issue.level != "note"]:
+        invocation["toolExecutionNotifications"] = notices
     return {
-        "tool": {"driver": _driver(document, run.rules)},
+        "tool": {"driver": _driver(document, found.rules)},
         "automationDetails": {"id": f"oomdoctor/{document.command}/"},
         "invocations": [invocation],
         "columnKind": "unicodeCodePoints",
         "originalUriBaseIds": {_ROOT: {"description": {"text": "The root of the repository."}}},
-        "results": [_result(result, index, seen) for result in run.results],
-        "properties": {"status": document.status, **run.properties},
+        "results": [_result(issue, issue.rule, index, seen) for issue in found if issue.rule is not None],
+        "properties": {"status": document.status, **found.properties},
     }
 
 
@@ -162,33 +75,34 @@ def _rule(rule: Rule) -> dict[str, Any]:
 _SEVERITIES: Final = {"error": "error", "warning": "warning", "note": "recommendation"}
 
 
-def _result(result: Result, index: dict[str, int], seen: Counter[tuple[str, ...]]) -> dict[str, Any]:
+def _result(issue: Issue, rule: str, index: dict[str, int], seen: Counter[tuple[str, ...]]) -> dict[str, Any]:
     made: dict[str, Any] = {
-        "ruleId": visible(result.rule),
-        "ruleIndex": index[result.rule],
-        "level": result.level,
-        "message": _message(result.lines),
-        "locations": [_location(result.place)],
-        "partialFingerprints": {_FINGERPRINT: _fingerprint(result, seen)},
+        "ruleId": visible(rule),
+        "ruleIndex": index[rule],
+        "level": issue.level,
+        "message": _message(issue.text_lines(with_subject=True)),
+        "locations": [_location(issue.location)],
+        "partialFingerprints": {_FINGERPRINT: _fingerprint((rule, *issue.identity), seen)},
     }
-    if result.related:
+    if issue.related:
         made["relatedLocations"] = [
-            {"id": number, **_location(place), "message": _message((text,))}
-            for number, (place, text) in enumerate(result.related, start=1)
+            {"id": number, **_location(location), "message": _message((text,))}
+            for number, (location, text) in enumerate(issue.related, start=1)
         ]
     return made
 
 
-def _fingerprint(result: Result, seen: Counter[tuple[str, ...]]) -> str:
-    identity = (result.rule, *result.identity)
+def _fingerprint(identity: tuple[str, ...], seen: Counter[tuple[str, ...]]) -> str:
+    """Return what a result is known again by; results that are alike are counted through."""
     seen[identity] += 1
     digest = hashlib.sha256("\0".join(identity).encode("utf-8", "replace")).hexdigest()
     return f"{digest[:32]}:{seen[identity]}"
 
 
-def _notice(notice: Notice) -> dict[str, Any]:
-    made: dict[str, Any] = {"level": notice.level, "message": _message((notice.text,))}
-    return made if notice.place is None else {**made, "locations": [_location(notice.place)]}
+def _notice(issue: Issue) -> dict[str, Any]:
+    made: dict[str, Any] = {"level": issue.level, "message": _message(issue.text_lines(with_subject=True)[:1])}
+    location = _location(issue.location)
+    return {**made, "locations": [location]} if location else made
 
 
 def _message(lines: Iterable[str]) -> dict[str, str]:
@@ -196,15 +110,15 @@ def _message(lines: Iterable[str]) -> dict[str, str]:
     return {"text": "\n".join(_LINK.sub(r"\\[", visible(line)) for line in lines if line) or "-"}
 
 
-def _location(place: Place) -> dict[str, Any]:
+def _location(location: Location) -> dict[str, Any]:
     made: dict[str, Any] = {}
-    if place.path is not None:
-        physical: dict[str, Any] = {"artifactLocation": artifact(place.path)}
-        if place.region is not None:
-            physical["region"] = _region(place.region)
+    if location.path is not None:
+        physical: dict[str, Any] = {"artifactLocation": artifact(location.path)}
+        if location.line is not None and location.cell is None:
+            physical["region"] = _region(location)
         made["physicalLocation"] = physical
-    if place.name:
-        made["logicalLocations"] = [{"fullyQualifiedName": visible(place.name)}]
+    if location.name:
+        made["logicalLocations"] = [{"fullyQualifiedName": visible(location.name)}]
     return made
 
 
@@ -215,16 +129,16 @@ def artifact(path: str) -> dict[str, str]:
     return {"uri": f"file://{address}"} if found.startswith("/") else {"uri": address, "uriBaseId": _ROOT}
 
 
-def _region(region: Region) -> dict[str, Any]:
+def _region(location: Location) -> dict[str, Any]:
     numbers = {
-        "startLine": region.line,
-        "startColumn": region.column,
-        "endLine": region.end_line,
-        "endColumn": region.end_column,
+        "startLine": location.line,
+        "startColumn": location.column,
+        "endLine": location.end_line,
+        "endColumn": location.end_column,
     }
     made: dict[str, Any] = {name: max(number, 1) for name, number in numbers.items() if number is not None}
-    if region.snippet:
+    if location.snippet:
         # Tabs stay, since this is the file's own text.
-        parts = region.snippet[:_LONGEST_SNIPPET].split("\t")
+        parts = location.snippet[:_LONGEST_SNIPPET].split("\t")
         made["snippet"] = {"text": "\t".join(map(visible, parts))}
     return made

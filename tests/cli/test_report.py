@@ -20,8 +20,9 @@ from oomdoctor.cli.options import FormatName
 from oomdoctor.cli.report import report
 from oomdoctor.errors import UsageError
 from oomdoctor.output import Terminal
-from oomdoctor.report import FORMATS
+from oomdoctor.report import FORMATS, render
 from oomdoctor.results import Document
+from oomdoctor.results.document import COMMANDS
 from oomdoctor.results.saved import read_document, to_json
 
 INVOCATIONS = {
@@ -237,9 +238,11 @@ def test_every_format_has_a_renderer() -> None:
         "lint": mistakes(),
         "check": check(),
     }
-    assert set(FORMATS) == {(command, name) for command in samples for name in get_args(FormatName)}
-    for (command, _), renderer in FORMATS.items():
-        assert renderer(samples[command], Terminal()).endswith("\n")
+    assert set(FORMATS) == set(get_args(FormatName))
+    assert set(samples) == set(COMMANDS)
+    for document in samples.values():
+        for form in FORMATS:
+            assert render(document, form, Terminal()).endswith("\n")
 
 
 @pytest.mark.parametrize("invocation", ["oomdoctor", "python -m oomdoctor"])

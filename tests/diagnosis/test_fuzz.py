@@ -16,7 +16,7 @@ from oomdoctor.diagnose.diagnose import diagnose
 from oomdoctor.diagnose.sources import sources
 from oomdoctor.errors import UsageError
 from oomdoctor.output import Terminal
-from oomdoctor.report import FORMATS
+from oomdoctor.report import render
 from oomdoctor.results import DiagnosisDocument
 from oomdoctor.results.saved import from_json, to_json
 
@@ -59,8 +59,7 @@ def test_any_text_around_a_message_is_rendered(text: str, form: str) -> None:
     document = diagnosed(data)
     assert document is not None
     assert document.result.is_oom
-    render = FORMATS["diagnose", form]
-    assert "2.00 GiB" in render(document, Terminal())
+    assert "2.00 GiB" in render(document, form, Terminal())
 
 
 def test_gigantic_numbers_are_unknown() -> None:

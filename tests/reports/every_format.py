@@ -12,7 +12,7 @@ import hostile_documents
 import lint_documents
 
 from oomdoctor.output import Terminal
-from oomdoctor.report import FORMATS
+from oomdoctor.report import render
 from oomdoctor.results import CheckDocument, CheckResult, Document, ProbeDocument, Reason
 
 WICKED = (
@@ -71,4 +71,4 @@ def wicked(command: str, text: str = WICKED) -> Document:
 
 def rendered(document: Document, form: str, terminal: Terminal | None = None) -> str:
     """A document in the format of this name."""
-    return FORMATS[document.command, form](document, terminal or Terminal())
+    return render(document, form, terminal or Terminal())

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from lint_documents import BROKEN, LOSS, UNDECODABLE, clean, many, mistakes
 
-from oomdoctor.report.github import Annotation, command
+from oomdoctor.report.github import command
+from oomdoctor.report.issues import Issue
 from oomdoctor.report.plain_text import visible
 from oomdoctor.results import Document
 
@@ -238,7 +239,7 @@ def test_hostile_text_is_text(command_name: str) -> None:
 @given(st.text(max_size=50), st.text(max_size=50))
 def test_any_text_reads_back(title: str, text: str) -> None:
     """What the runner reads is what was written, with what cannot be seen written out."""
-    found = parsed(command(Annotation("error", title, (text, "second"), None)))
+    found = parsed(command(Issue("error", title, (text, "second"))))
     assert found is not None
     expected = "\n".join(filter(None, (visible(text), "second")))
     assert (found.name, found.properties, found.data) == ("error", {"title": visible(title)}, expected)

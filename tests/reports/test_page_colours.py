@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 import pytest
 from running import ROOT
 
-STYLE = (ROOT / "oomdoctor" / "reports" / "templates" / "style.css").read_text(encoding="utf-8")
+STYLE = (ROOT / "oomdoctor" / "report" / "templates" / "style.css").read_text(encoding="utf-8")
 NAMES = ("weights", "gradients", "optimizer", "activations", "input", "workspace", "other")
 """Categories from the bottom of the stack."""
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 WORST_FIRST: Final = tuple(reversed(Severity))
 """Severities in the order in which they are counted."""
 
+NOT_LINTED: Final = "not linted"
+"""Title of a file that was not linted."""
+
 FIXABLE: Final = "[*]"
 """Stands beside a finding that `--fix` can put right."""
 
@@ -99,7 +102,7 @@ def by_file(findings: Sequence[Finding]) -> list[tuple[str, list[Finding]]]:
 
 
 def read(result: LintResult) -> str:
-    """Return the extent of the run, such as `12 files, 3410 lines, 22 rules; 30 files without torch were passed over`."""
+    """Return the extent of the run, such as `12 files, 3410 lines, 22 rules`, and the files that were passed over."""
     looked = f"{_files(result)}, {count(result.lines, 'line')}, {count(len(result.rules), 'rule')}"
     if not result.skipped_files:
         return looked
