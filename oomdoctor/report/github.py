@@ -47,9 +47,7 @@ def commands(issues: Iterable[Issue]) -> Iterator[str]:
         taken[issue.level] += 1
         if taken[issue.level] <= MOST_OF_A_KIND:
             yield command(issue)
-    beyond = [
-        count(taken[level] - MOST_OF_A_KIND, _WORDS[level]) for level in _LEVELS if taken[level] > MOST_OF_A_KIND
-    ]
+    beyond = [count(taken[level] - MOST_OF_A_KIND, _WORDS[level]) for level in _LEVELS if taken[level] > MOST_OF_A_KIND]
     if beyond:
         yield f"Not annotated, since GitHub shows {MOST_OF_A_KIND} of a kind: {', '.join(beyond)} more."
 
