@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from .exception_hooks import full_traceback
 from .guard import FAILURES, guarded, note_failure
 from .memory_stats import device_statistics
-from .oom_errors import is_allocators, text_of
+from .oom_errors import error_text, is_from_allocator
 
 SCHEMA_VERSION = 1
 REPORT_NAME = "report.json"
@@ -78,7 +78,7 @@ def collect_report(
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "ending": ending,
         "type": f"{type(oom).__module__}.{type(oom).__qualname__}",
-        "message": text_of(oom),
+        "message": error_text(oom),
         "traceback": guarded(full_traceback)(error),
         "pid": os.getpid(),
         "rank": guarded(_rank)(),
@@ -143,7 +143,7 @@ def _devices(torch: Any) -> list[dict[str, Any]]:
 def _events(last: list[dict[str, Any]], oom: BaseException) -> list[dict[str, Any]]:
     """Return each time that the allocator found no memory, and whether the program went on after it."""
     events = [dict(event, swallowed=True) for event in last]
-    if events and is_allocators(oom):
+    if events and is_from_allocator(oom):
         events[-1]["swallowed"] = False
     return events
 

@@ -1,83 +1,228 @@
-"""Recognise errors that say that memory ran out: on a device, on the host, or in /dev/shm.
+"""Recognise out-of-memory errors by the table `oom/errors.toml`, in the user's processes and in our own.
 
-A short list, so that nothing is missed; `oomdoctor diagnose` judges what was written with a long one.
+Nothing is read before the first error is asked about. Types go by name: torch is not imported.
 """
+
+# ruff: noqa: PTH100, PTH120, PTH123 - pathlib takes longer to import than this module
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from collections.abc import Set as AbstractSet
 
+PATH = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/oom/errors.toml"
 
-_LONGEST = 20000
-_PHRASES = (
-    "out of memory",
-    "outofmemory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "not enough memory",
-    "failed to cuda calloc",
-    "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed",
-    "cufft_alloc_failed",
-    "cusolver_status_alloc_failed",
-    "nvml_success == r internal assert failed",
-    "is killed by signal: bus error",
-    "is killed by signal: killed",
+_LONGEST_TEXT = 1 << 16  # characters that are looked at, from each end
+_LOWER = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
+_UPPER = re.compile(r"\\.|[A-Z]")  # what is escaped keeps its case: `\W` is not `\w`
+
+# The few forms that the table is written in, for Pythons without `tomllib`.
+_STRING = r"'[^'\n]*'|\"(?:[^\"\\\n]|\\.)*\""
+_ITEM = re.compile(rf"{_STRING}|\#[^\n]*")
+_COMMENT = r"(?:\s|\#[^\n]*)*"
+_ENTRY = re.compile(
+    rf"^\[\[error\]\]|^(?P<key>\w+) = (?P<value>true|false|{_STRING}|\[{_COMMENT}(?:(?:{_STRING})\s*,?{_COMMENT})*\])",
+    re.MULTILINE,
 )
+
+
+Meaning = Literal["oom", "host_oom", "limit", "other"]
+Device = Literal["cuda", "hip", "xpu", "mps", "hpu", "npu", "xla", "cpu", "any"]
+
+
+class Row(NamedTuple):
+    """One way in which an error reads, and what it means; `errors.toml` describes each field.
+
+    Attributes:
+        patterns: Regular expressions, upper and lower case alike; the text has to contain a match of every one.
+        types: Qualified names of exception types, builtins without a module; the error has to be an instance of one.
+    """
+
+    id: str
+    means: Meaning
+    patterns: tuple[str, ...]
+    types: tuple[str, ...]
+    device: Device
+    example: str
+    reason: str
+    source: str
+    needs_pressure: bool = False
+    not_when_ample: bool = False
+    oom_if: str = ""
+
+    def match(self, text: str) -> re.Match[str] | None:
+        """Find the first pattern in a text in which all of them are; the text is in lower case."""
+        found = [search(pattern, text) for pattern in self.patterns]
+        return found[0] if found and all(found) else None
+
+    def fits(self, type_names: AbstractSet[str], text: str) -> bool:
+        """Whether the row is about an error of these types with this text, which is in lower case."""
+        return not type_names.isdisjoint(self.types) and (not self.patterns or self.match(text) is not None)
+
+    def says_oom(self, text: str) -> bool:
+        """Whether memory ran out, the device's or the host's, as far as a text in lower case tells."""
+        if self.means not in {"oom", "host_oom"}:
+            return False
+        return not self.needs_pressure or (bool(self.oom_if) and search(self.oom_if, text) is not None)
+
+
+class Table(NamedTuple):
+    """The whole table.
+
+    Attributes:
+        rows: In order of precedence: the first that fits an error is the one that counts.
+        carriers: Types whose text is evidence, whatever it says.
+        other_process_types: Types that tell that another process failed.
+        allocator_types: What PyTorch's allocator raises.
+    """
+
+    rows: tuple[Row, ...]
+    carriers: tuple[str, ...]
+    other_process_types: tuple[str, ...]
+    allocator_types: tuple[str, ...]
+
+    def named(self, name: str) -> Row | None:
+        """Return the row with an id; None where there is none."""
+        return next((row for row in self.rows if row.id == name), None)
+
+
+@cache
+def table() -> Table:
+    """Read the table, once."""
+    with open(PATH, encoding="utf-8") as file:
+        document = _parse(file.read())
+    carriers, others, allocators = (
+        tuple(document[name]) for name in ("carriers", "other_process_types", "allocator_types")
+    )
+    return Table(tuple(_row(entry, carriers) for entry in document["error"]), carriers, others, allocators)
+
+
+def find_row(type_names: AbstractSet[str], text: str, rows: Iterable[Row]) -> Row | None:
+    """Return the first row that fits an error of these types with this text, whatever its letters' case."""
+    lower_case = lowered(text)
+    return next((row for row in rows if row.fits(type_names, lower_case)), None)
 
 
 def find_oom(error: BaseException | None) -> BaseException | None:
     """Find what says that memory ran out: the error, one that it was raised from or while handling, or a member of it.
 
-    An interrupt is none, whatever it interrupted, and neither is `sys.exit()` with success.
+    An interrupt is none, whatever it interrupted, and neither is `sys.exit()` with success, or an error that only tells
+    that another process failed.
     """
     if error is None or isinstance(error, (KeyboardInterrupt, GeneratorExit)):
         return None
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return None
-    return next((link for link in walk(error) if _says_oom(link)), None)
+    return next((link for link in walk_chain(error) if _says_oom(link)), None)
 
 
-def is_allocators(error: BaseException) -> bool:
-    """Whether PyTorch's allocator raised it, which then counted it too."""
-    return type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch")
+def is_from_allocator(error: BaseException) -> bool:
+    """Whether PyTorch's allocator raised an error, and so counted it too."""
+    return not type_names(type(error)).isdisjoint(table().allocator_types)
 
 
-def text_of(error: BaseException) -> str:
-    """Print an error's message; one that fails to print has none."""
-    try:
-        return str(error)[:_LONGEST]
-    except Exception:  # noqa: BLE001 - a program's own `__str__` may raise anything
-        return ""
-
-
-def walk(error: BaseException) -> Iterator[BaseException]:
-    """Go through an error and all that it was raised from, while handling, or as a group of."""
+def walk_chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and everything that it was raised from or while handling, each once, outermost first."""
     waiting, seen = [error], {id(error)}
     while waiting:
         link = waiting.pop()
         yield link
-        for related in _related(link):
+        for related in reversed(_related(link)):
             if id(related) not in seen:
                 seen.add(id(related))
                 waiting.append(related)
 
 
-def _related(link: BaseException) -> list[BaseException]:
-    members = getattr(link, "exceptions", ())  # of a group, which older Pythons have from a package
-    group = members if isinstance(members, (list, tuple)) else ()
-    related = [member for member in group if isinstance(member, BaseException)]
-    context = None if link.__suppress_context__ else link.__context__
-    return [*related, *(other for other in (context, link.__cause__) if other is not None)]
+def type_names(error_type: type[BaseException]) -> frozenset[str]:
+    """Name every class that an error is an instance of: `RuntimeError`, `torch.OutOfMemoryError`."""
+    return frozenset(qualified_name(parent) for parent in error_type.__mro__)
+
+
+def qualified_name(kind: type) -> str:
+    """Name a class with its module; those of Python itself have none."""
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def error_text(error: BaseException) -> str:
+    """Print an error's message; of a very long one both ends. One that fails to print has none."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a program's own `__str__` may raise anything
+        return ""
+    return text if len(text) <= 2 * _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}\n{text[-_LONGEST_TEXT:]}"
+
+
+def lowered(text: str) -> str:
+    """Bring a text into lower case, every character at its place; several times faster than `re.IGNORECASE`."""
+    return text.translate(_LOWER)
+
+
+def search(pattern: str, text: str) -> re.Match[str] | None:
+    """Find a pattern of the table in a text that is in lower case; `^` is the beginning of a line."""
+    return _compile(pattern).search(text)
+
+
+@cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    in_lower_case = _UPPER.sub(lambda match: match[0] if match[0][0] == "\\" else match[0].lower(), pattern)
+    return re.compile(in_lower_case, re.MULTILINE)
 
 
 def _says_oom(link: BaseException) -> bool:
-    if is_allocators(link) or isinstance(link, MemoryError):
-        return True
-    if not isinstance(link, (RuntimeError, OSError)):
+    names, text = type_names(type(link)), error_text(link)
+    if not names.isdisjoint(table().other_process_types):
         return False
-    text = text_of(link).lower()
-    return any(phrase in text for phrase in _PHRASES)
+    row = find_row(names, text, table().rows)
+    return row is not None and row.says_oom(lowered(text))
+
+
+def _related(link: BaseException) -> list[BaseException]:
+    members = getattr(link, "exceptions", ())  # of a group, which Pythons before 3.11 have from a package
+    related = [member for member in members if isinstance(member, BaseException)] if isinstance(members, tuple) else []
+    context = None if link.__suppress_context__ else link.__context__
+    return [*related, *(other for other in (link.__cause__, context) if other is not None)]
+
+
+def _row(entry: dict[str, Any], carriers: tuple[str, ...]) -> Row:
+    """Make a row of what the file says: alternatives become one expression, `*` the types that it stands for."""
+    given = dict(entry)
+    patterns = [given.pop(key) for key in ("patterns", "and_patterns") if key in given]
+    types = [name for listed in given.pop("types", ("*",)) for name in (carriers if listed == "*" else (listed,))]
+    return Row(patterns=tuple(map("|".join, patterns)), types=tuple(types), **given)
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        import tomllib  # noqa: PLC0415 - nothing is read before an error
+    except ImportError:
+        return parse_plainly(text)
+    return tomllib.loads(text)
+
+
+def parse_plainly(text: str) -> dict[str, Any]:
+    """Read the table's own part of TOML, in a Python before 3.11."""
+    document: dict[str, Any] = {"error": []}
+    place = document
+    for entry in _ENTRY.finditer(text):
+        if entry["key"] is None:
+            place = {}
+            document["error"].append(place)
+        else:
+            place[entry["key"]] = _value(entry["value"])
+    return document
+
+
+def _value(text: str) -> Any:  # noqa: ANN401 - whatever TOML has
+    if text[0] == "[":
+        return [_value(item) for item in _ITEM.findall(text) if item[0] != "#"]
+    if text[0] == "'":
+        return text[1:-1]
+    import json  # noqa: PLC0415
+
+    return json.loads(text)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnose.evidence import quoted
-from oomdoctor.results import Cause, CauseId, Confidence, Outcome
+from oomdoctor.results import Cause, CauseId, Confidence
 from oomdoctor.units import GIB, MIB, format_size
 
 if TYPE_CHECKING:
+    from oomdoctor.agent.oom_errors import Row
     from oomdoctor.diagnose.evidence import Situation
-    from oomdoctor.oom.table import Row
 
 
 # Displays and contexts outside the process are normal: 0.9 GiB in the median of public reports, 2.9 GiB in one of ten.
@@ -264,7 +264,7 @@ def shm(situation: Situation) -> Cause | None:
 def size_limit(situation: Situation) -> Cause | None:
     """A limit on sizes that is not memory."""
     row = situation.row
-    if situation.is_oom or row is None or row.outcome is not Outcome.LIMIT:
+    if situation.is_oom or row is None or row.means != "limit":
         return None
     return Cause(CauseId.SIZE_LIMIT, Confidence.CERTAIN, f"{row.reason[:1].upper()}{row.reason[1:]}")
 

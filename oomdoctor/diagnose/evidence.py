@@ -9,14 +9,14 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.oom.classifier import TABLE
+from oomdoctor.agent.oom_errors import table
 from oomdoctor.results import Category, Facts, TrainingPhase
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from oomdoctor.oom.table import Row
+    from oomdoctor.agent.oom_errors import Row
     from oomdoctor.results import MemoryDevice, MemoryTrend, ProcessMemory, SnapshotSummary, SourceLine
 
 
@@ -106,8 +106,6 @@ class Case:
     allocator_settings: str | None = None
 
 
-_ROWS: Final = {row.id: row for row in TABLE}
-
 # `batch_size=256`, `--per-device-train-batch-size 8`, `"batch_size": 4`, `bs=16`.
 _BATCH_SIZE: Final = re.compile(
     r"(?<![a-z])(?:micro_?)?(?:batch[_-]?size|bs)(?:[\"']?\s{0,3}[=:]\s{0,3}|\s{1,3})(\d{1,7})(?![\d.])", re.IGNORECASE
@@ -157,7 +155,7 @@ class Situation:
     @property
     def row(self) -> Row | None:
         """The row of the table of errors that the message is."""
-        return _ROWS.get(self.kind)
+        return table().named(self.kind)
 
     @property
     def is_oom(self) -> bool:

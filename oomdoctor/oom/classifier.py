@@ -8,25 +8,28 @@ bug behind a smaller batch, so nothing counts that the table does not know. Type
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.oom.table import AMBIGUOUS, EXHAUSTED, LIMITS, NOT_DEVICE_MEMORY, TORCH_TYPE, Row, lowered, search
+from oomdoctor.agent.oom_errors import error_text, find_row, table, type_names, walk_chain
 from oomdoctor.results import Outcome
 from oomdoctor.units import GIB, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
+    from oomdoctor.agent.oom_errors import Row
 
-TABLE: Final = (*EXHAUSTED, *LIMITS, *NOT_DEVICE_MEMORY, TORCH_TYPE, *AMBIGUOUS)
-"""In order of precedence: the first row that matches a text is the one that counts."""
+OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
+    {"oom": Outcome.OOM, "limit": Outcome.LIMIT, "host_oom": Outcome.FAILED, "other": Outcome.FAILED}
+)
+"""The outcome of a trial by what the row of its error means."""
 
 # Libraries want a few hundred MiB at once for a context, handles and loaded kernels, so less than this is a full card.
 _PRESSURE_BYTES: Final = GIB
 _PRESSURE_SHARE: Final = 20  # one part in so many, where that is more
 _PRESSURE_CEILING_SHARE: Final = 4  # and never more than one part in so many, for small cards
-
-_LONGEST_TEXT: Final = 1 << 16  # characters that are looked at, from each end
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Verdict:
 NO_EVIDENCE: Final = Evidence()
 
 
-def classify(error: BaseException, evidence: Evidence = NO_EVIDENCE, *, table: Sequence[Row] = TABLE) -> Verdict:
+def classify(error: BaseException, evidence: Evidence = NO_EVIDENCE, *, rows: Sequence[Row] | None = None) -> Verdict:
     """Decide what an error means: it, its causes and contexts, and the members of exception groups.
 
     An OOM anywhere in the chain is an OOM: what was raised on top of it would not have been at a smaller size. Where
@@ -102,11 +105,12 @@ def classify(error: BaseException, evidence: Evidence = NO_EVIDENCE, *, table: S
     Args:
         error: What the trial raised, with its traceback or without.
         evidence: What was known about memory when it was caught.
-        table: Rows in order of precedence.
+        rows: Rows in order of precedence; None for the table's.
     """
     if isinstance(error, KeyboardInterrupt):
         return Verdict(Outcome.FAILED, None, "the trial was interrupted")
-    verdicts = [_classify_one(_type_names(type(link)), _text(link), evidence, table) for link in walk_chain(error)]
+    links = [(type_names(type(link)), error_text(link)) for link in walk_chain(error)]
+    verdicts = [_classify_one(names, text, evidence, rows) for names, text in links]
     return _decide(verdicts, type(error).__name__, evidence)
 
 
@@ -120,7 +124,7 @@ def classify_text(text: str, evidence: Evidence = NO_EVIDENCE, *, type_name: str
     """
     # All of torch's own errors are RuntimeErrors, but for those that the table names.
     names = frozenset({type_name, "RuntimeError"} if type_name.startswith("torch.") else {type_name})
-    return _decide([_classify_one(names, text, evidence, TABLE)], type_name, evidence)
+    return _decide([_classify_one(names, text, evidence)], type_name, evidence)
 
 
 def classify_recorded(links: Sequence[tuple[Sequence[str], str]], evidence: Evidence = NO_EVIDENCE) -> Verdict:
@@ -131,43 +135,23 @@ def classify_recorded(links: Sequence[tuple[Sequence[str], str]], evidence: Evid
             of the classes that it is an instance of, its own first, and its text.
         evidence: What was known about memory.
     """
-    verdicts = [_classify_one(frozenset(names), text, evidence, TABLE) for names, text in links]
+    verdicts = [_classify_one(frozenset(names), text, evidence) for names, text in links]
     return _decide(verdicts, links[0][0][0], evidence)
 
 
-def walk_chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and everything that it was raised from or while handling, each once, outermost first."""
-    waiting, seen = [error], {id(error)}
-    while waiting:
-        link = waiting.pop()
-        yield link
-        for related in reversed(_related(link)):
-            if id(related) not in seen:
-                seen.add(id(related))
-                waiting.append(related)
-
-
-def _related(link: BaseException) -> list[BaseException]:
-    related = list(link.exceptions) if isinstance(link, BaseExceptionGroup) else []
-    if link.__cause__ is not None:
-        related.append(link.__cause__)
-    if link.__context__ is not None and not link.__suppress_context__:
-        related.append(link.__context__)
-    return related
-
-
-def _classify_one(type_names: frozenset[str], text: str, evidence: Evidence, table: Sequence[Row]) -> Verdict | None:
-    """Judge one error by itself; None where no row knows it."""
-    lower_case = lowered(text)
-    row = next((row for row in table if _matches(row, type_names, lower_case)), None)
+def _classify_one(
+    names: AbstractSet[str], text: str, evidence: Evidence, rows: Sequence[Row] | None = None
+) -> Verdict | None:
+    """Judge one error by itself; None where no row fits it."""
+    row = find_row(names, text, table().rows if rows is None else rows)
     if row is None:
         return None
     if row.not_when_ample and evidence.ample:
         return Verdict(Outcome.FAILED, row, f"{row.reason}; {evidence}, so it is taken for the host's")
     if not row.needs_pressure:
-        return Verdict(row.outcome, row, row.reason)
+        return Verdict(OUTCOMES[row.means], row, row.reason)
     if evidence.nearly_exhausted:
-        return Verdict(row.outcome, row, f"{row.reason}; {evidence}")
+        return Verdict(OUTCOMES[row.means], row, f"{row.reason}; {evidence}")
     return Verdict(Outcome.FAILED, row, f"{row.reason}; {evidence}, so it is not taken for an OOM")
 
 
@@ -185,27 +169,4 @@ def _decide(verdicts: Sequence[Verdict | None], type_name: str, evidence: Eviden
 def _precedence(verdict: Verdict) -> tuple[int, bool]:
     """Order the verdicts on a chain: lower is more telling; a row that the evidence left open comes last."""
     order = (Outcome.OOM, Outcome.LIMIT, Outcome.FAILED)
-    return order.index(verdict.outcome), verdict.row is not None and verdict.row.outcome is not verdict.outcome
-
-
-def _matches(row: Row, type_names: frozenset[str], text: str) -> bool:
-    return not type_names.isdisjoint(row.raised_by) and all(
-        search(pattern, text) is not None for pattern in row.patterns
-    )
-
-
-def _type_names(error_type: type[BaseException]) -> frozenset[str]:
-    """Name every class that the error is an instance of: `RuntimeError`, `torch.OutOfMemoryError`."""
-    return frozenset(
-        parent.__qualname__ if parent.__module__ == "builtins" else f"{parent.__module__}.{parent.__qualname__}"
-        for parent in error_type.__mro__
-    )
-
-
-def _text(error: BaseException) -> str:
-    """Print an error's message; a type of the user's whose own printing fails has none."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - the user's `__str__` may raise anything
-        return ""
-    return text if len(text) <= 2 * _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}\n{text[-_LONGEST_TEXT:]}"
+    return order.index(verdict.outcome), verdict.row is not None and OUTCOMES[verdict.row.means] is not verdict.outcome

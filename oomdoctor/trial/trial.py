@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from oomdoctor.agent.oom_errors import walk_chain
 from oomdoctor.errors import NoAnswerError, TargetError
-from oomdoctor.oom.classifier import Evidence, classify, walk_chain
+from oomdoctor.oom.classifier import Evidence, classify
 from oomdoctor.results import Outcome, PhaseName, Trial
 from oomdoctor.target.contract import Target, check_loss, make_one_batch, make_optimizer, step_failure
 from oomdoctor.target.placement import place, tensors_in

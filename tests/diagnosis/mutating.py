@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from oomdoctor.oom.classifier import TABLE
+from oomdoctor.agent.oom_errors import table
 
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -43,7 +43,7 @@ ALLOCATOR_MESSAGES = (
 
 SEEDS = tuple(
     text.encode()
-    for message in (*ALLOCATOR_MESSAGES, *(row.example for row in TABLE))
+    for message in (*ALLOCATOR_MESSAGES, *(row.example for row in table().rows))
     for text in (message, TRACEBACK + message + "\n")
 )
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from situations import full, gib, situation, snapshot, trend, with_facts
 
+from oomdoctor.agent.oom_errors import table
 from oomdoctor.diagnose.diagnose import CAUSE_RULES, choose_remedies, find_causes
 from oomdoctor.diagnose.evidence import Case, Situation
-from oomdoctor.oom.table import LIMITS
 from oomdoctor.results import (
     Category,
     CauseId,
@@ -294,7 +294,7 @@ def test_shared_memory() -> None:
     assert first(one) is CauseId.SHM
 
 
-@pytest.mark.parametrize("row", LIMITS, ids=lambda row: row.id)
+@pytest.mark.parametrize("row", [row for row in table().rows if row.means == "limit"], ids=lambda row: row.id)
 def test_size_limits(row: object) -> None:
     """Every limit of the table that is not memory is called one."""
     one = situation(kind=row.id, is_oom=False, device="none", text=row.example)  # type: ignore[attr-defined]

@@ -15,6 +15,8 @@ from listening import Listener, listening, run_trial, trial_environment
 
 from oomdoctor.engines.catalogue import generic_card
 from oomdoctor.engines.null_gpu.environment import environment as null_gpu_environment
+from oomdoctor.oom.classifier import classify_recorded
+from oomdoctor.results import Outcome
 from oomdoctor.run.environment import torch_of
 
 PROGRAM = Path(__file__).with_name("trial_endings.py")
@@ -70,8 +72,19 @@ def test_an_error_is_told_with_every_link(tmp_path: Path) -> None:
     assert (ended.returncode, measured["ending"], measured["steps"]) == (1, "error", 1)
     links = {link["text"]: link["types"] for link in measured["error"]["links"]}
     assert list(links) == ["outer", "'inner'"]
-    assert links["outer"][:2] == ["builtins.ValueError", "builtins.Exception"]
+    assert links["outer"][:2] == ["ValueError", "Exception"]
     assert measured["error"]["traceback"] == ended.stderr
+
+
+def test_an_oom_beside_the_allocator_is_classified_by_what_was_told(tmp_path: Path) -> None:
+    """A library's error, which PyTorch's allocator counts nowhere, reaches the classifier with types that it knows."""
+    _, listener = _run("out_of_workspace", tmp_path)
+
+    (measured,) = listener.named("measured")
+    verdict = classify_recorded([(link["types"], link["text"]) for link in measured["error"]["links"]])
+    assert verdict.outcome is Outcome.OOM
+    assert verdict.row is not None
+    assert verdict.row.id == "cublas-allocation"
 
 
 @pytest.mark.parametrize(

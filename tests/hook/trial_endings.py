@@ -37,6 +37,11 @@ def unhandled():
         raise ValueError("outer") from error
 
 
+def out_of_workspace():
+    train(1)
+    raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+
 def left_while_handling():
     try:
         raise RuntimeError("no such file")

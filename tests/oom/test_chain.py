@@ -10,21 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.oom.classifier import TABLE, Evidence, Verdict, classify, classify_text, walk_chain
+from oomdoctor.agent.oom_errors import table, walk_chain
+from oomdoctor.oom.classifier import Evidence, Verdict, classify, classify_text
 from oomdoctor.results import Outcome
 from oomdoctor.units import GIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oomdoctor.oom.table import Row
+    from oomdoctor.agent.oom_errors import Row
 
 AMPLE = Evidence(free_bytes=20 * GIB, capacity_bytes=24 * GIB)
 FULL = Evidence(free_bytes=100 * MIB, capacity_bytes=24 * GIB)
 SWALLOWED = Evidence(free_bytes=20 * GIB, capacity_bytes=24 * GIB, allocator_ooms=1)
 
 ALLOCATOR_TEXT = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 23.64 GiB"
-RUNTIME_ROWS = [row for row in TABLE if "RuntimeError" in row.raised_by]
+RUNTIME_ROWS = [row for row in table().rows if "RuntimeError" in row.types]
 
 
 def chain(depth: int, root: BaseException, link: Callable[[BaseException, BaseException], None]) -> BaseException:
@@ -184,7 +185,7 @@ evidences = st.builds(
     capacity_bytes=st.none() | st.integers(0, 200 * GIB),
     allocator_ooms=st.integers(0, 3),
 )
-fragments = st.sampled_from([row.example for row in TABLE]) | st.text(max_size=30)
+fragments = st.sampled_from([row.example for row in table().rows]) | st.text(max_size=30)
 
 
 @given(

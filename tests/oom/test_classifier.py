@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.oom.classifier import TABLE, Evidence, classify
-from oomdoctor.oom.table import FRAMEWORK, TORCH_OOM
+from oomdoctor.agent.oom_errors import table
+from oomdoctor.oom.classifier import OUTCOMES, Evidence, classify
 from oomdoctor.results import Outcome
 from oomdoctor.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from oomdoctor.oom.table import Row
+    from oomdoctor.agent.oom_errors import Row
 
 AMPLE = Evidence(free_bytes=20 * GIB, capacity_bytes=24 * GIB)
 FULL = Evidence(free_bytes=100 * MIB, capacity_bytes=24 * GIB)
@@ -33,7 +33,7 @@ def make_error(type_name: str, text: str) -> BaseException:
     module, _, name = type_name.rpartition(".")
     if not module:
         return BUILTINS[type_name](text)
-    relays = type_name in FRAMEWORK or type_name.endswith("ProcessExitedException")
+    relays = type_name in table().carriers or type_name.endswith("ProcessExitedException")
     base = Exception if relays else BASES.get(module.split(".")[0], Exception)
     error_type: type[Exception] = type(name, (base,), {"__module__": module})
     return error_type(text)
@@ -45,45 +45,45 @@ def deciding_evidence(row: Row) -> Evidence:
         return FULL
     if row.not_when_ample:
         return Evidence()
-    return SWALLOWED if row.outcome is Outcome.FAILED else AMPLE
+    return SWALLOWED if OUTCOMES[row.means] is Outcome.FAILED else AMPLE
 
 
-by_row = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.id)
+by_row = pytest.mark.parametrize("row", table().rows, ids=lambda row: row.id)
 
 
 @by_row
 def test_an_example_is_classified_as_its_row_says(row: Row) -> None:
     """Each row's own example, raised as its own type, is decided by that row."""
-    verdict = classify(make_error(row.raised_by[0], row.example), deciding_evidence(row))
+    verdict = classify(make_error(row.types[0], row.example), deciding_evidence(row))
     assert verdict.row is row
-    assert verdict.outcome is row.outcome
+    assert verdict.outcome is OUTCOMES[row.means]
     assert verdict.reason.startswith(row.reason)
 
 
 @by_row
 def test_without_its_row_an_example_is_classified_otherwise(row: Row) -> None:
     """No row is idle: taking it out of the table changes the outcome of its example."""
-    table = tuple(other for other in TABLE if other is not row)
-    verdict = classify(make_error(row.raised_by[0], row.example), deciding_evidence(row), table=table)
-    assert verdict.outcome is not row.outcome
+    others = [other for other in table().rows if other is not row]
+    verdict = classify(make_error(row.types[0], row.example), deciding_evidence(row), rows=others)
+    assert verdict.outcome is not OUTCOMES[row.means]
 
 
 @by_row
 def test_a_pattern_that_is_not_there_keeps_a_row_from_matching(row: Row) -> None:
     """All patterns of a row must match, not some of them."""
-    error = make_error(row.raised_by[0], row.example)
+    error = make_error(row.types[0], row.example)
     for index in range(len(row.patterns)):
         patterns = (*row.patterns[:index], r"(?!)", *row.patterns[index + 1 :])
-        verdict = classify(error, deciding_evidence(row), table=(replace(row, patterns=patterns),))
+        verdict = classify(error, deciding_evidence(row), rows=(row._replace(patterns=patterns),))
         assert verdict.row is None
 
 
 @by_row
 def test_a_row_needs_pressure_or_decides_alone(row: Row) -> None:
     """With ample memory free, only the rows that need no evidence can say out of memory."""
-    verdict = classify(make_error(row.raised_by[0], row.example), AMPLE)
+    verdict = classify(make_error(row.types[0], row.example), AMPLE)
     assert (verdict.outcome is Outcome.OOM) == (
-        row.outcome is Outcome.OOM and not row.needs_pressure and not row.not_when_ample
+        OUTCOMES[row.means] is Outcome.OOM and not row.needs_pressure and not row.not_when_ample
     )
 
 
@@ -97,8 +97,8 @@ def test_a_row_does_not_apply_to_another_type(row: Row) -> None:
 
 def test_row_names_are_unique_and_texts_are_sentences_without_a_period() -> None:
     """A name stands for one row, and a reason can be put into a sentence."""
-    assert len({row.id for row in TABLE}) == len(TABLE)
-    assert [row.id for row in TABLE if row.reason.endswith(".") or "\n" in row.reason or not row.source] == []
+    assert len({row.id for row in table().rows}) == len(table().rows)
+    assert [row.id for row in table().rows if row.reason.endswith(".") or "\n" in row.reason or not row.source] == []
 
 
 ALWAYS = [
@@ -223,7 +223,7 @@ def test_words_quoted_in_a_runtime_error_need_pressure() -> None:
     assert classify(error, FULL).outcome is Outcome.OOM
 
 
-@pytest.mark.parametrize("type_name", TORCH_OOM)
+@pytest.mark.parametrize("type_name", table().allocator_types)
 def test_the_type_alone_is_enough_in_old_and_new_versions(type_name: str) -> None:
     """Whatever it says, PyTorch's own type is an OOM, and so is a type derived from it."""
     error = make_error(type_name, "")
@@ -290,10 +290,10 @@ evidences = st.builds(
 )
 
 
-@given(row=st.sampled_from(TABLE), evidence=evidences, more=st.integers(1, 3))
+@given(row=st.sampled_from(table().rows), evidence=evidences, more=st.integers(1, 3))
 def test_more_pressure_never_turns_an_oom_into_something_else(row: Row, evidence: Evidence, more: int) -> None:
     """Evidence of a lack of memory only ever adds to an OOM."""
-    error = make_error(row.raised_by[0], row.example)
+    error = make_error(row.types[0], row.example)
     if classify(error, evidence).outcome is Outcome.OOM:
         pressed = replace(evidence, allocator_ooms=evidence.allocator_ooms + more)
         assert classify(error, pressed).outcome is Outcome.OOM

@@ -9,12 +9,12 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.agent.oom_errors import table
 from oomdoctor.diagnose.evidence import Message
 from oomdoctor.diagnose.text.allocator_messages import exact_numbers, read_allocator_message
 from oomdoctor.diagnose.text.headlines import compact, is_sentence, is_talk, join, last_line, read_headline, undecorated
 from oomdoctor.diagnose.text.kinds import OTHER_ERROR, ErrorKind, is_handled, kind_of, read_notice
 from oomdoctor.diagnose.text.numbers import facts_from, read_numbers
-from oomdoctor.oom.table import AMBIGUOUS
 from oomdoctor.results import Facts
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _HEADING: Final = re.compile(r"Out of Memory\b")  # torch writes it in small letters
 _NAMED: Final = "nccl-allocation"  # its words quote the driver's, so quotation marks in front of them mean nothing
 _SENTENCES: Final = frozenset({"host-notebook"})  # whole sentences, and addressed to the reader
-_OPEN: Final = frozenset(row.id for row in AMBIGUOUS)
 _NCCL_LINES: Final = 3  # NCCL's lines about one failure stand this close together
 
 # Errors that are printed without a type.
@@ -56,7 +55,7 @@ def _read_known(lines: Sequence[str], at: int, headline: Headline | None) -> Mes
     last = last_line(lines, at)
     type_name = "" if headline is None else headline.type_name
     kind = kind_of(line, type_name)
-    if last > at and (kind is None or kind.name in _OPEN):
+    if last > at and (kind is None or _is_ambiguous(kind)):
         own = lines[at : last + 1]
         broken_in_a_word = "".join(undecorated(part) for part in own)
         kind = kind_of(join(own), type_name) or kind_of(broken_in_a_word, type_name) or kind
@@ -66,6 +65,11 @@ def _read_known(lines: Sequence[str], at: int, headline: Headline | None) -> Mes
     if headline is None and kind.name != _NAMED and facts == Facts() and not _is_said(kind, line):
         return None
     return _message(kind, facts, lines[at : last + 1], at, headline)
+
+
+def _is_ambiguous(kind: ErrorKind) -> bool:
+    row = table().named(kind.name)
+    return row is not None and row.needs_pressure
 
 
 def _is_said(kind: ErrorKind, line: str) -> bool:

@@ -1,7 +1,7 @@
 """The kind of an error: its row in the table of errors, its device, or a system's kill notice.
 
-The prober knows how much memory was free and can leave the rest open. Here only the text is left, so two of the rows
-that leave it open are taken for what they nearly always are, and the others for no lack of memory.
+A trial knows how much memory was free, so that it can decide about an ambiguous message. Here only the text is left,
+and the table says which ambiguous messages are taken for an OOM nevertheless.
 """
 
 from __future__ import annotations
@@ -10,26 +10,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.oom.table import AMBIGUOUS, EXHAUSTED, LIMITS, NOT_DEVICE_MEMORY, TORCH_TYPE, lowered, search
-from oomdoctor.results import Outcome
+from oomdoctor.agent.oom_errors import lowered, table
 
 if TYPE_CHECKING:
-    from oomdoctor.oom.table import Row
-    from oomdoctor.results import MemoryDevice
+    from collections.abc import Sequence
 
+    from oomdoctor.agent.oom_errors import Row
+    from oomdoctor.results import MemoryDevice
 
 OTHER_ERROR: Final = "other-error"
 """The kind of an error that no row knows."""
 
-_CERTAIN: Final = (*EXHAUSTED, *LIMITS, *NOT_DEVICE_MEMORY)
-_HOST: Final = frozenset({"killed", "host-ray"}) | {row.id for row in NOT_DEVICE_MEMORY if row.id.startswith("host-")}
-_BY_ID: Final = {row.id: row for row in _CERTAIN}
-
-# Whether a convolution found no algorithm for lack of workspace or for another reason cannot be told from the text;
-# reports of it that were resolved were a full card.
-_TAKEN_FOR_OOM: Final = frozenset({"cudnn-no-engine"})
-
-_MEMORY_WORDS: Final = re.compile(r"\b(?:memory|HBM|reserve|allocate|allocating)\b", re.IGNORECASE)
 _DEVICE_WORDS: Final = re.compile(r"\b(?:CUDA|GPU|VRAM|cudnn|device memory)", re.IGNORECASE)
 _HOST_WORDS: Final = re.compile(r"\b(?:host|CPU|RAM|system|heap|swap|node)\b", re.IGNORECASE)
 _ON_HOST: Final = re.compile(r"device:CPU:\d+\b.{0,20} by allocator", re.IGNORECASE)
@@ -69,58 +60,54 @@ def kind_of(text: str, type_name: str = "") -> ErrorKind | None:
         None where neither the words nor the type are known.
     """
     lower_case = lowered(text)
-    for row in _CERTAIN:
-        match = _matches(row, lower_case)
-        if match is not None:
-            return _kind(row, text, match)
+    certain = [row for row in table().rows if not row.needs_pressure]
+    found = _first_match(certain, lower_case)
+    if found is not None:
+        return _kind(*found, text)
     short = _SHORT.search(text)
     if short is not None:
         return ErrorKind("cuda-allocator-short", is_oom=True, device="cuda", start=short.start(1), end=short.end(1))
-    by_type = _row_of_type(type_name, text)
+    by_type = table().named(_row_of_type(type_name, text) or "")
     if by_type is not None:
-        return _kind(by_type, text, None)
-    for row in AMBIGUOUS:
-        match = _matches(row, lower_case)
-        if match is not None:
-            return _ambiguous(row, text, match, type_name)
-    return None
+        return _kind(by_type, None, text)
+    found = _first_match([row for row in table().rows if row.needs_pressure], lower_case)
+    return None if found is None else _ambiguous(*found, text, type_name)
 
 
-def _matches(row: Row, text: str) -> re.Match[str] | None:
-    """Match of the row's first pattern where all of them match; the text is in lower case."""
-    if not row.patterns or any(search(pattern, text) is None for pattern in row.patterns[1:]):
-        return None
-    return search(row.patterns[0], text)
+def _first_match(rows: Sequence[Row], text: str) -> tuple[Row, re.Match[str]] | None:
+    """Return the first row whose patterns are all in a text in lower case, and the match of its first pattern."""
+    return next(((row, match) for row in rows if (match := row.match(text)) is not None), None)
 
 
-def _row_of_type(type_name: str, text: str) -> Row | None:
+def _row_of_type(type_name: str, text: str) -> str | None:
+    """Return the id of the row that a printed type stands for, whatever its text; None where it stands for none."""
     module, _, name = type_name.rpartition(".")
     if _TENSORFLOW.search(text) is not None:
-        return _BY_ID["tensorflow-allocator"]
+        return "tensorflow-allocator"
     if "allocated so far: " in text or (module.startswith("cupy") and name == "OutOfMemoryError"):
-        return _BY_ID["cupy-allocation"]
+        return "cupy-allocation"
     if name == "OutOfMemoryError":
-        return _BY_ID["host-ray"] if module.startswith("ray") else None if module.startswith("java") else TORCH_TYPE
-    return _BY_ID["host-python"] if name.endswith("MemoryError") else None
+        return "host-ray" if module.startswith("ray") else None if module.startswith("java") else "torch-type"
+    return "host-python" if name.endswith("MemoryError") else None
 
 
-def _kind(row: Row, text: str, match: re.Match[str] | None) -> ErrorKind:
+def _kind(row: Row, match: re.Match[str] | None, text: str) -> ErrorKind:
     start, end = (None, None) if match is None else match.span()
-    if row.id in _HOST:
+    if row.means == "host_oom":
         return ErrorKind(row.id, is_oom=True, device="cpu", start=start, end=end)
-    if row.outcome is Outcome.OOM:
+    if row.means == "oom":
         return ErrorKind(row.id, is_oom=True, device=_device(row, text), start=start, end=end)
     return ErrorKind(row.id, is_oom=False, device="none", start=start, end=end)
 
 
-def _ambiguous(row: Row, text: str, match: re.Match[str], type_name: str) -> ErrorKind | None:
+def _ambiguous(row: Row, match: re.Match[str], text: str, type_name: str) -> ErrorKind | None:
     start, end = match.span()
-    if row.id in _TAKEN_FOR_OOM or (row.id == "xla-unspecific" and _MEMORY_WORDS.search(text) is not None):
-        return ErrorKind(row.id, is_oom=True, device=_device(row, text), start=start, end=end)
-    if row.id != "out-of-memory-words":
+    if not row.says_oom(lowered(text)):
         return ErrorKind(row.id, is_oom=False, device="none", start=start, end=end)
+    if row.device != "any":
+        return ErrorKind(row.id, is_oom=True, device=_device(row, text), start=start, end=end)
     if not type_name:
-        return None
+        return None  # a sentence that mentions memory
     host = _HOST_WORDS.search(text) is not None and _DEVICE_WORDS.search(text) is None
     return ErrorKind(row.id, is_oom=True, device="cpu" if host else "cuda", start=start, end=end)
 

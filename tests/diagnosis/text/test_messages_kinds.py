@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from quoting import GIB, MIB, read, read_all
 
-from oomdoctor.oom.table import EXHAUSTED, LIMITS
+from oomdoctor.agent.oom_errors import table
 from oomdoctor.results import Facts
+
+ALWAYS_OOM = [row for row in table().rows if row.means == "oom" and not row.needs_pressure]
 
 NUMBERED: list[tuple[str, str, str, dict[str, int]]] = [
     ("Invalid buffer size: 24.50 GB", "mps-buffer", "mps", {"tried_bytes": GIB * 49 // 2}),
@@ -270,7 +272,7 @@ def test_what_looks_alike_is_told_and_is_no_oom(text: str, kind: str) -> None:
     assert (message.kind, message.is_oom, message.device) == (kind, False, "none")
 
 
-@pytest.mark.parametrize("row", LIMITS, ids=lambda row: row.id)
+@pytest.mark.parametrize("row", [row for row in table().rows if row.means == "limit"], ids=lambda row: row.id)
 def test_a_size_limit_is_no_oom(row: object) -> None:
     """More memory would not lift a limit."""
     example = getattr(row, "example", "")
@@ -278,10 +280,10 @@ def test_a_size_limit_is_no_oom(row: object) -> None:
     assert (message.kind, message.is_oom) == (getattr(row, "id", ""), False)
 
 
-@pytest.mark.parametrize("row", EXHAUSTED, ids=lambda row: row.id)
+@pytest.mark.parametrize("row", ALWAYS_OOM, ids=lambda row: row.id)
 def test_every_row_of_the_table_is_an_oom_by_its_text(row: object) -> None:
     """What the prober counts as out of memory without further evidence, a reader of logs counts too."""
-    example, name = getattr(row, "example", ""), getattr(row, "raised_by", ("",))[0]
+    example, name = getattr(row, "example", ""), getattr(row, "types", ("",))[0]
     message = read(f"{name}: {example}")
     assert message.is_oom
     assert message.device != "none"
