@@ -105,9 +105,7 @@ def _fixed_bytes(parts: Sequence[PhasePart], iteration: int) -> int | None:
 def error_chain(error: BaseException) -> ErrorChain:
     """Return an error as text: to hold the error itself would hold its frames and all the tensors in them."""
     links = [
-        ErrorLink(
-            types=tuple(map(oom_errors.qualified_name, type(link).__mro__)), text=oom_errors.error_text(link)
-        )
+        ErrorLink(types=tuple(map(oom_errors.qualified_name, type(link).__mro__)), text=oom_errors.error_text(link))
         for link in oom_errors.walk_chain(error)
     ]
     return ErrorChain(links=tuple(links), traceback=guarded(exception_hooks.full_traceback)(error) or "")
