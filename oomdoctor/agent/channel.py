@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from .messages import Message
 
+PROTOCOL = 1
+"""Version of `messages`; the parent takes a message of another one for none."""
+
 _LONGEST_SECONDS = 10.0
 _PAUSE_SECONDS = 0.0005
 _HIGH_DESCRIPTOR = 200  # out of the way of programs that expect theirs to be counted from 3
@@ -65,16 +68,23 @@ class Channel:
             if self.first_message is not None:
                 self.first_message()
 
-    def send(self, message: Message, *, even_if_quiet: bool = False) -> None:
-        """Send a message; it is lost where nobody listens.
+    def send(self, message: Message) -> None:
+        """Send a message; it is lost where nobody listens."""
+        from dataclasses import asdict
+
+        self.send_event(message.event, asdict(message))
+
+    def send_event(self, event: str, fields: dict[str, Any], *, even_if_quiet: bool = False) -> None:
+        """Send a message by its event and its fields.
 
         Messages never mix, whatever thread or signal handler sends them: who finds another at it leaves his with it.
         """
         if self._is_given_up or (self.is_quiet and not even_if_quiet):
             return
-        from .messages import encode_message
+        import json
 
-        self._waiting.append(encode_message(message))
+        line = {"protocol": PROTOCOL, "event": event, "pid": os.getpid(), **fields}
+        self._waiting.append(json.dumps(line, default=str).encode() + b"\n")
         self._send_waiting()
 
     def flush(self) -> None:

@@ -1,23 +1,22 @@
 """Messages from the agent in a command's process to the parent, stated once for both sides.
 
-Each is one JSON object on a line of its own, with the protocol's version, its event and its fields. The command's own
-code could write to the same socket, so the parent checks every field before it believes one.
+The channel sends each as one JSON object on a line of its own, with the protocol's version, its event and its fields.
+The command's own code could write to the same socket, so the parent checks every field before it believes one.
+
+Dataclasses are made by `exec`, after which a Python that was interrupted forgets to end by SIGINT. So this is imported
+along with torch and never at exit, and a process without torch sends its two events by their fields.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from .phase_meter import PhaseMemory  # noqa: TC001 - what reads a message goes by the annotations
 
 if TYPE_CHECKING:
     from typing import TypeAlias
-
-PROTOCOL = 1
-"""Version of this file; a message of another one is none."""
 
 Ending = Literal["steps", "error", "exit", "step"]
 
@@ -279,9 +278,3 @@ if TYPE_CHECKING:
         | PythonWithoutTorch
         | Measurements
     )
-
-
-def encode_message(message: Message) -> bytes:
-    """Return the line for a message."""
-    whole = {"protocol": PROTOCOL, "event": message.event, **asdict(message)}
-    return json.dumps(whole, default=str).encode() + b"\n"

@@ -51,18 +51,16 @@ class TrialAgent:
             guarded(command_dependencies.record_dependencies)()
 
     def _tell_write(self, path: str) -> None:
-        from .messages import FileWritten
-
-        self._channel.send(FileWritten(path), even_if_quiet=True)
+        self._channel.send_event("wrote", {"path": path}, even_if_quiet=True)
 
     def _watch_end(self) -> None:
         begun = os.getpid()
 
         def end() -> None:
             if "torch" not in sys.modules and os.getpid() == begun:
-                from .messages import PythonWithoutTorch
-
-                self._channel.send(PythonWithoutTorch(tuple(name for name in _OTHER_FRAMEWORKS if name in sys.modules)))
+                self._channel.send_event(
+                    "no_torch", {"frameworks": [name for name in _OTHER_FRAMEWORKS if name in sys.modules]}
+                )
 
         atexit.register(guarded(end))
 
@@ -92,6 +90,7 @@ class TrainingAgent:
     """
 
     def __init__(self, torch: Any, channel: Channel) -> None:
+        from . import trial_report  # noqa: F401 - what needs `messages` is imported before the end
         from .first_batch import FirstBatch
         from .training_hooks import StepCounter
         from .training_phases import AllocatorHistory, TrainingPhases

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from oomdoctor.agent.channel import PROTOCOL
 from oomdoctor.agent.messages import (
     KINDS,
-    PROTOCOL,
     DeviceInfo,
     FileWritten,
     FirstBatch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from oomdoctor.agent.messages import PROTOCOL
+from oomdoctor.agent.channel import PROTOCOL
 from oomdoctor.command.outcome import ClassifiedTrial, classify_trial
 from oomdoctor.command.trial import EndedTrial
 from oomdoctor.command.trial_events import TrialEvents

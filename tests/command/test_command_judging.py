@@ -23,7 +23,7 @@ from command_messages import (
     step,
 )
 
-from oomdoctor.agent.messages import PROTOCOL
+from oomdoctor.agent.channel import PROTOCOL
 from oomdoctor.command.notes import Observations
 from oomdoctor.command.outcome import SWALLOWED, classify_trial
 from oomdoctor.command.trial import EndedTrial

@@ -13,7 +13,7 @@ from command_messages import CAPACITY, STEPS, TAIL, batch, device, measured, oom
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomdoctor.agent.messages import PROTOCOL
+from oomdoctor.agent.channel import PROTOCOL
 from oomdoctor.command.notes import Observations
 from oomdoctor.command.outcome import BatchSizeCheck, classify_trial
 from oomdoctor.command.trial import EndedTrial, Listener

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from listening import Listener, listening, run_trial, trial_environment
 
+from oomdoctor.command.trial_events import TrialEvents
 from oomdoctor.engines.catalogue import generic_card
 from oomdoctor.engines.null_gpu.environment import environment as null_gpu_environment
 from oomdoctor.oom.classifier import classify_recorded
@@ -186,6 +187,21 @@ def test_a_python_without_torch_says_so(tmp_path: Path) -> None:
 
     assert [one["path"] for one in listener.named("wrote")] == [str(tmp_path / "file")]
     assert [one["frameworks"] for one in listener.named("no_torch")] == [["jax"]]
+
+
+@pytest.mark.parametrize("imports", ["", "import torch"])
+def test_an_interrupted_program_ends_by_its_signal(imports: str, tmp_path: Path) -> None:
+    """The last message leaves Python's own note that it was interrupted, also where it needs more modules."""
+    code = f"{imports}\nopen('written', 'w').close()\nraise KeyboardInterrupt"
+    ended, listener = run_trial([sys.executable, "-c", code], cwd=tmp_path)
+
+    events = TrialEvents()
+    for message in listener.messages:
+        events.add(message)
+    assert ended.returncode == -signal.SIGINT
+    assert [Path(path).name for path in events.written] == ["written"]
+    assert events.frameworks == (None if imports else ())
+    assert [measured.ending for measured in events.measured.values()] == (["error"] if imports else [])
 
 
 @pytest.mark.parametrize("socket", ["/nowhere", "dead"])

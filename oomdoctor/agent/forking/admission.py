@@ -1,8 +1,6 @@
 """Admission: describe a Python process and its command line, and refuse what a fork of the server cannot stand for."""
 
-# ruff: noqa: PTH100, PTH109, PTH118, PTH119 - paths are texts here, and thousands of them are looked at
-# ruff: noqa: PTH109, PTH118, PTH120 - as Python does it, on texts
-# ruff: noqa: PTH109, PTH112, PTH113, PTH118, PTH208 - as in `main`
+# ruff: noqa: PTH100, PTH109, PTH112, PTH113, PTH118, PTH119, PTH120, PTH208 - paths are texts, and there are thousands
 
 from __future__ import annotations
 
@@ -25,9 +23,33 @@ _OWN_MODULES = ("oomdoctor_agent", "oomdoctor", "sitecustomize", "usercustomize"
 _KEPT = "OOMDOCTOR_NULL_"
 _FOLDERS = ("site-packages", "dist-packages")
 
+_PLAIN_OPTIONS = frozenset("bBdOPqRsuv")
+_OPTIONS_WITH_VALUE = ("-W", "-X")
+_ABSOLUTE_SINCE = (3, 9)
+
+_CHANGING = ("OOMDOCTOR_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+"""Beginnings of names that a trial or a launcher gives another value each time, and that no import depends on."""
+
+_HARMLESS = frozenset(
+    {
+        *("PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "PYTHONUNBUFFERED", "FORK_LAUNCHED"),
+        *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
+    }
+)
+_RANKS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
+"""Variables of launchers that imports do look at, and what they mean where they are missing."""
+
+_CARD = "OOMDOCTOR_NULL_"
+_READ_BY_NATIVE_CODE = (
+    *("TORCH", "PYTORCH", "ATEN", "C10", "CUDA", "CUBLAS", "CUDNN", "NVIDIA", "NCCL", "GLOO", "TRITON", "TF_", "XLA"),
+    *("JAX", "OMP_", "GOMP_", "KMP_", "MKL", "OPENBLAS", "BLIS", "DNNL", "ONEDNN", "NUMEXPR", "LD_", "MALLOC_"),
+    *("GLIBC_", "TCMALLOC", "LC_", "LANG", "LOCPATH", "TZ", "PYTHON", _CARD),
+)
+"""Beginnings of names that native code may have read when it was loaded, which nobody sees."""
+
 
 class _StartEnvironment:
-    """What has to be noted before the program changes it.
+    """The environment, noted before the program changes it.
 
     Attributes:
         at_start: The environment that the process was started with, as the kernel keeps it.
@@ -45,7 +67,7 @@ def at_torch_import() -> None:
 
 
 def describe_process() -> dict[str, Any]:
-    """Everything that `server` has to know; JSON can hold it."""
+    """Return everything that the server has to know; JSON can hold it."""
     return {
         "executable": sys.executable,
         "options": _interpreter_options(),
@@ -57,13 +79,13 @@ def describe_process() -> dict[str, Any]:
 
 
 def importable_modules() -> list[str]:
-    """Names of modules of Python's and of installed packages, in the order in which their imports began."""
+    """Return the modules of Python and of installed packages, in the order in which their imports began."""
     roots = library_roots()
     return [name for name, module in list(sys.modules.items()) if _is_importable(name, module, roots)]
 
 
 def library_roots() -> tuple[str, ...]:
-    """Folders of Python's own modules and of installed packages, each with a separator at its end."""
+    """Return the folders of Python's modules and of installed packages, each with a separator at its end."""
     found = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
     found += [entry for entry in sys.path if os.path.basename(entry.rstrip(os.sep)) in _FOLDERS]
     every = [path for entry in found if entry for path in (os.path.abspath(entry), os.path.realpath(entry))]
@@ -71,7 +93,7 @@ def library_roots() -> tuple[str, ...]:
 
 
 def is_installed(file: str | None, roots: tuple[str, ...]) -> bool:
-    """Whether a module's file is one of Python's or of an installed package."""
+    """Return whether a module's file is one of Python's or of an installed package."""
     return isinstance(file, str) and os.path.abspath(file).startswith(roots)
 
 
@@ -86,7 +108,7 @@ def _is_importable(name: str, module: Any, roots: tuple[str, ...]) -> bool:  # n
 
 
 def _interpreter_options() -> list[str]:
-    """The interpreter's own options, which the server has to be started with."""
+    """Return the interpreter's own options, which the server has to be started with."""
     found = split_command_line(proxy.command_line(), len(sys.argv))
     return found[0] if found else []
 
@@ -102,9 +124,7 @@ def _without_ours(variables: dict[str, str]) -> dict[str, str]:
     }
 
 
-_PLAIN_OPTIONS = frozenset("bBdOPqRsuv")
-_OPTIONS_WITH_VALUE = ("-W", "-X")
-_ABSOLUTE_SINCE = (3, 9)
+# --- command lines ----------------------------------------------------------------------------------------------------
 
 
 def split_command_line(command_line: list[str], arguments: int) -> tuple[list[str], str, bool] | None:
@@ -154,7 +174,7 @@ def _are_usual(options: list[str]) -> bool:
 
 
 def first_path(target: str, *, is_module: bool) -> str | None:
-    """What Python puts first into `sys.path` for a script or a module; None for nothing."""
+    """Return the entry that Python puts first into `sys.path` for a script or a module; None for none."""
     if getattr(sys.flags, "safe_path", False):
         return None
     return os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))
@@ -166,10 +186,10 @@ def prepare_main(target: str, *, is_module: bool, had: dict[str, Any]) -> tuple[
     Args:
         target: The script or the module.
         is_module: Which of these.
-        had: What `__main__` had in it at the start of a Python like this one.
+        had: The names of `__main__` at the start of a Python like this one.
 
     Returns:
-        What to call, and with what.
+        The function to call, and its arguments.
     """
     namespace = _new_main(had)
     if not is_module and _is_package(target):
@@ -221,36 +241,18 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-_CHANGING = ("OOMDOCTOR_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
-"""Beginnings of names that a trial or a launcher gives another value each time, and that no import depends on."""
-
-_HARMLESS = frozenset(
-    {
-        *("PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "PYTHONUNBUFFERED", "FORK_LAUNCHED"),
-        *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
-    }
-)
-_RANKS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
-"""Variables of launchers that imports do look at, and what they mean where they are missing."""
-
-_CARD = "OOMDOCTOR_NULL_"
-_READ_BY_NATIVE_CODE = (
-    *("TORCH", "PYTORCH", "ATEN", "C10", "CUDA", "CUBLAS", "CUDNN", "NVIDIA", "NCCL", "GLOO", "TRITON", "TF_", "XLA"),
-    *("JAX", "OMP_", "GOMP_", "KMP_", "MKL", "OPENBLAS", "BLIS", "DNNL", "ONEDNN", "NUMEXPR", "LD_", "MALLOC_"),
-    *("GLIBC_", "TCMALLOC", "LC_", "LANG", "LOCPATH", "TZ", "PYTHON", _CARD),
-)
-"""Beginnings of names that native code may have read when it was loaded, which nobody sees."""
+# --- admission --------------------------------------------------------------------------------------------------------
 
 
 class Server(NamedTuple):
-    """What a process has to agree with.
+    """The server that a process would be forked from.
 
     Attributes:
-        interpreter: The server's own, as `identity.interpreter` says it.
-        environment: What the described process was started with.
+        interpreter: The server's own, as `proxy.interpreter` says it.
+        environment: The environment that the described process was started with.
         path: `sys.path` as a program finds it, without its own folder.
         reads: Variables that were read during the imports.
-        changes: What the imports did to the environment; a program hands that on to those that it starts.
+        changes: Changes that the imports made to the environment; a program hands them on to those that it starts.
     """
 
     interpreter: dict[str, Any]
@@ -261,20 +263,20 @@ class Server(NamedTuple):
 
 
 def refusal(process: dict[str, Any], server: Server) -> str:
-    """Why the process has to run by itself; empty where it need not."""
+    """Return why the process has to run by itself; empty where it need not."""
     for name, value in server.interpreter.items():
         if process["interpreter"].get(name) != value:
             return f"another {name}"
     if None in process["streams"]:
         return "a stream is closed"
-    missing = [entry for entry in process["path"] if entry not in server.path and not _is_hook(entry)]
+    missing = [entry for entry in process["path"] if entry not in server.path and not _is_agent(entry)]
     if missing:
         return f"`{missing[0]}` in its path"
     variable = _differing_variable(process["environment"], server)
     return f"another `{variable}`" if variable else _program_refusal(process)
 
 
-def _is_hook(entry: str) -> bool:
+def _is_agent(entry: str) -> bool:
     return entry == os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/bootstrap"
 
 
@@ -316,7 +318,7 @@ def _program_refusal(process: dict[str, Any]) -> str:
 
 
 def _shadowed(folder: str) -> str | None:
-    """A module of the server's that a program would find in its own folder instead."""
+    """Return a module of the server's that a program would find in its own folder instead."""
     if os.path.join(os.path.realpath(folder), "") in library_roots():
         return None
     names = {name.partition(".")[0] for name in sys.modules}

@@ -6,7 +6,8 @@ left out, and the process starts over without them: what is half imported cannot
 A thread does not come over a fork, and what it held stays held; descriptors would be shared; a child process would have
 two parents; and CUDA does not survive a fork at all.
 
-A process whose environment differs in another one imports the same modules to the same effect.
+Variables of the environment that are read meanwhile are noted: a process whose environment differs in others imports
+the same modules to the same effect.
 """
 
 # ruff: noqa: ANN401 - loaders and modules have no type here
@@ -39,24 +40,24 @@ class HazardWatch:
         self._descriptors = frozenset(name for name in _descriptors() if _link_target(name))
 
     def found(self) -> str:
-        """What there is now that was not there before; empty where a fork is still safe."""
+        """Return the first hazard that was not there before; empty where a fork is still safe."""
         if os.stat("/proc/self/task").st_nlink - _LINKS_WITHOUT_THREADS > 1:  # noqa: PTH116 - after thousands of modules
             return "started a thread"
         return "initialised CUDA" if _is_cuda_initialised() else ""
 
     def keeps_descriptors(self) -> bool:
-        """Whether a descriptor is open that was not before; while a module still runs it may yet be closed."""
+        """Return whether a descriptor is open that was not before; while a module still runs it may yet be closed."""
         return bool(_open_files(_descriptors() - self._descriptors))
 
     def found_at_end(self) -> str:
-        """Everything, with what takes longer to see."""
+        """Return the first hazard of all, also of those that take longer to see."""
         if has_children():
             return "started a process"
         return "keeps a descriptor open" if self.keeps_descriptors() else self.found()
 
 
 def has_children() -> bool:
-    """Whether there is a process below this one."""
+    """Return whether there is a process below this one."""
     try:
         os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -65,7 +66,7 @@ def has_children() -> bool:
 
 
 def is_poisoned() -> bool:
-    """Whether a fork of this process could not use CUDA any more, as PyTorch sees it. Only a fork can tell."""
+    """Return whether a fork of this process could not use CUDA any more, as PyTorch sees it; only a fork can tell."""
     pid = os.fork()
     if pid == 0:
         answer = 1
@@ -77,7 +78,7 @@ def is_poisoned() -> bool:
 
 
 def torch_function(name: str) -> Any:
-    """A function of `torch._C`; one that answers False where this torch has none of that name."""
+    """Return a function of `torch._C`; one that returns False where this torch has none of that name."""
     return getattr(getattr(sys.modules.get("torch"), "_C", None), name, lambda *_: False)
 
 
@@ -95,7 +96,7 @@ def _open_files(names: set[str]) -> list[str]:
 
 
 def _link_target(name: str) -> str:
-    """What a descriptor is of; empty where it has gone."""
+    """Return the file of a descriptor; empty where it has gone."""
     try:
         return os.readlink(f"{_DESCRIPTORS}/{name}")  # noqa: PTH115 - as above
     except OSError:

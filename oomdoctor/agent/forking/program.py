@@ -5,9 +5,7 @@ which takes longer than the imports have; and nothing of a library's is left to 
 functions that run at exit, ours, ends the process: after the program's threads, its exit functions and its own modules.
 """
 
-# ruff: noqa: ANN401 - streams are of several types
-# ruff: noqa: ANN401 - what libraries keep has no type here
-# ruff: noqa: ANN401 - errors and tracebacks as Python hands them over
+# ruff: noqa: ANN401 - streams are of several types, and what libraries keep has none here
 
 from __future__ import annotations
 
@@ -26,18 +24,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .admission import Server
-    from .serving import Program
 
 
 _NAMES = ("stdin", "stdout", "stderr")
 _MODES = ("r", "w", "w")
+_RETIRED_STREAMS: list[Any] = []
+_SIGNALS: dict[str, Any] = {"ignored": signal.SIG_IGN, "default": signal.SIG_DFL, "python": signal.default_int_handler}
+_CANNOT_FLUSH = 120  # as Python ends then
+_ROOTS = admission.library_roots()
+_AGENT_VARIABLES = ("OOMDOCTOR_RUN_DIRECTORY", "OOMDOCTOR_TRIAL_SOCKET")
+
+
+class Program(NamedTuple):
+    """A process to become.
+
+    Attributes:
+        process: As `proxy.identify` describes it.
+        descriptors: Of its streams.
+    """
+
+    process: dict[str, Any]
+    descriptors: list[int]
 
 
 def renew_streams(wanted: list[list[Any]]) -> None:
     """Replace the streams; who holds the old ones goes on writing to the same descriptors.
 
     Args:
-        wanted: For each, what `identity` says of it.
+        wanted: For each, what `proxy.identify` says of it.
     """
     for number, name in enumerate(_NAMES):
         old, new = getattr(sys, name), _open_stream(number, wanted[number])
@@ -69,17 +83,11 @@ def _retire_stream(old: Any, new: Any) -> None:
             handler.stream = new
 
 
-_RETIRED_STREAMS: list[Any] = []
-
-
-_SIGNALS: dict[str, Any] = {"ignored": signal.SIG_IGN, "default": signal.SIG_DFL, "python": signal.default_int_handler}
-
-
 def adopt_identity(process: dict[str, Any], descriptors: list[int], path: list[str], changes: dict[str, Any]) -> None:
     """Take over everything around the program.
 
     Args:
-        process: As `identity.identify` describes it.
+        process: As `proxy.identify` describes it.
         descriptors: Of its three streams.
         path: `sys.path` without the program's own folder.
         changes: What the imports have done to the environment.
@@ -127,7 +135,7 @@ def _take_names(process: dict[str, Any], path: list[str]) -> None:
 
 
 def _forget_the_server(process: dict[str, Any]) -> None:
-    """Make anew what a process has of its own, and what was noted of the server's."""
+    """Make anew what a process has of its own, and what libraries noted of the server."""
     _reseed()
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None:
@@ -158,74 +166,60 @@ def _reseed() -> None:
         torch.default_generator.seed()  # that of the CPU alone: CUDA's are made when CUDA is initialised
 
 
-_CANNOT_FLUSH = 120  # as Python ends then
-_ROOTS = admission.library_roots()
-
-
 class ProgramEnd:
-    """How this process ends.
+    """How the process of a program ends: with all that the program can see of its own end, and then no more.
 
     Attributes:
-        code: Its exit code; None where Python shall end it, as it does in the server.
         libraries: Modules that are not the program's.
     """
 
-    code: int | None = None
-    libraries: frozenset[str] = frozenset()
+    def __init__(self) -> None:
+        self.libraries: frozenset[str] = frozenset()
+        self._code: int | None = None  # None where Python shall end the process, as it does in the server
 
+    def watch(self) -> None:
+        """Be the first exit function to be registered, and so the last to be called."""
+        atexit.register(self._end_process)
 
-def end_at_exit() -> None:
-    """Be the first to be registered, and so the last to be called."""
-    atexit.register(_end_process)
+    def returned(self) -> None:
+        """Note that the program's code has run to its end."""
+        self._code = 0
 
+    def exited(self, code: Any) -> None:
+        """Note that the program has raised `SystemExit(code)`; Python prints what is no number."""
+        self._code = 0 if code is None else code & 0xFF if isinstance(code, int) else 1
 
-def program_returned() -> None:
-    """The program's code has run to its end."""
-    ProgramEnd.code = 0
+    def failed(self, error: BaseException) -> None:
+        """Note that an error has ended the program. An interrupt is left to Python, which ends by its signal."""
+        self._code = None if isinstance(error, KeyboardInterrupt) else 1
 
+    def _end_process(self) -> None:
+        if self._code is None:
+            return
+        code = self._code
+        self._take_apart()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:  # noqa: BLE001 - it may be closed, or None
+                code = code if getattr(stream, "closed", stream is None) else _CANNOT_FLUSH
+        ctypes.CDLL(None).fflush(None)
+        os._exit(code)
 
-def program_exited(code: Any) -> None:
-    """The program has raised `SystemExit(code)`; Python prints what is no number."""
-    ProgramEnd.code = 0 if code is None else code & 0xFF if isinstance(code, int) else 1
+    def _take_apart(self) -> None:
+        """Let go of what the program's own modules hold: its objects' `__del__` runs, files are written and closed."""
+        own = [module for name, module in reversed(list(sys.modules.items())) if self._is_own(name, module)]
+        for module in [sys.modules.get("__main__"), *own]:
+            try:
+                namespace = vars(module)
+                for name in [name for name in namespace if name != "__builtins__"]:
+                    namespace[name] = None
+            except Exception:  # noqa: BLE001, S112 - it is not a module
+                continue
 
-
-def program_failed(error: BaseException) -> None:
-    """An error has ended the program. An interrupt is left to Python, which ends by its signal."""
-    ProgramEnd.code = None if isinstance(error, KeyboardInterrupt) else 1
-
-
-def _end_process() -> None:
-    if ProgramEnd.code is None:
-        return
-    code = ProgramEnd.code
-    _take_apart()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except Exception:  # noqa: BLE001 - it may be closed, or None
-            code = code if getattr(stream, "closed", stream is None) else _CANNOT_FLUSH
-    ctypes.CDLL(None).fflush(None)
-    os._exit(code)
-
-
-def _take_apart() -> None:
-    """Let go of what the program's own modules hold: its objects' `__del__` runs, and files are written and closed."""
-    own = [module for name, module in reversed(list(sys.modules.items())) if _is_own(name, module)]
-    for module in [sys.modules.get("__main__"), *own]:
-        try:
-            namespace = vars(module)
-            for name in [name for name in namespace if name != "__builtins__"]:
-                namespace[name] = None
-        except Exception:  # noqa: BLE001, S112 - it is not a module
-            continue
-
-
-def _is_own(name: str, module: Any) -> bool:
-    file = getattr(module, "__file__", None)
-    return name not in ProgramEnd.libraries and file is not None and not admission.is_installed(file, _ROOTS)
-
-
-_HOOKED = ("OOMDOCTOR_RUN_DIRECTORY", "OOMDOCTOR_TRIAL_SOCKET")
+    def _is_own(self, name: str, module: Any) -> bool:
+        file = getattr(module, "__file__", None)
+        return name not in self.libraries and file is not None and not admission.is_installed(file, _ROOTS)
 
 
 class ProgramCall(NamedTuple):
@@ -234,22 +228,23 @@ class ProgramCall(NamedTuple):
     Attributes:
         function: What to call.
         arguments: And with what.
-        ending: The module that is told how it ended.
+        end: Told how it ended.
         hide_frames: Called with the caller's file where that raises.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    ending: Any
-    hide_frames: Callable[[str], None]
+    end: ProgramEnd
+    hide_frames: Callable[[str, ProgramEnd], None]
 
 
-def become_program(found: Program, server: Server, had: dict[str, Any]) -> ProgramCall:
+def become_program(found: Program, server: Server, end: ProgramEnd, had: dict[str, Any]) -> ProgramCall:
     """Make this process the program's.
 
     Args:
-        found: The process that is to be.
-        server: What this is a fork of.
+        found: The process to become.
+        server: The server that this is a fork of.
+        end: The end that this process will have.
         had: What `__main__` has in it at the start.
     """
     process = found.process
@@ -257,17 +252,17 @@ def become_program(found: Program, server: Server, had: dict[str, Any]) -> Progr
     split = admission.split_command_line(process["command_line"], len(process["argv"]))
     if split is None:  # the server has looked at it
         raise RuntimeError("an unusual command line")
-    _start_hook()
+    _start_agent()
     _, target, is_module = split
-    ProgramEnd.libraries = frozenset(sys.modules)
+    end.libraries = frozenset(sys.modules)
     function, arguments = admission.prepare_main(target, is_module=is_module, had=had)
     _leave_modules()
-    return ProgramCall(function, arguments, sys.modules[__name__], hide_frames)
+    return ProgramCall(function, arguments, end, hide_frames)
 
 
-def _start_hook() -> None:
-    """What `sitecustomize` does in a process that runs by itself."""
-    if not any(os.environ.get(name) for name in _HOOKED):
+def _start_agent() -> None:
+    """Start the agent, as `sitecustomize` does in a process that runs by itself."""
+    if not any(os.environ.get(name) for name in _AGENT_VARIABLES):
         return
     from .. import install  # noqa: PLC0415 - where it is wanted
 
@@ -287,11 +282,12 @@ def _leave_modules() -> None:
         del sys.modules[name]
 
 
-def hide_frames(file: str) -> None:
-    """Show what the program dies of without the frames of `file`; Python does all the rest itself.
+def hide_frames(file: str, end: ProgramEnd) -> None:
+    """Show the error that ends the program without the frames of `file`; Python does all the rest itself.
 
     Args:
-        file: Where the program is called.
+        file: The file that calls the program.
+        end: Told where the program's own hook asks to leave.
     """
     before = sys.excepthook
 
@@ -304,7 +300,7 @@ def hide_frames(file: str) -> None:
         try:
             before(kind, error.with_traceback(traceback), traceback)
         except SystemExit as leaving:
-            program_exited(leaving.code)
+            end.exited(leaving.code)
             raise
 
     sys.excepthook = excepthook

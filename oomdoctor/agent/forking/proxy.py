@@ -2,16 +2,10 @@
 
 It is the one that a launcher knows. It passes signals on and ends as the program ends: with the same code, or by the
 same signal. When it is killed, the server's side sees the connection close and kills the program with all below it.
-Built-in modules alone: this is all that a trial's Pythons do before their program starts.
-
-Built-in modules alone, as in `wire`.
-
-Built-in modules alone: every Python process of a command waits for their import.
+Every Python process of a command waits for this import before its program starts.
 """
 
-# ruff: noqa: ANN401, PTH109 - streams have no type here, and pathlib takes longer than all of this
-# ruff: noqa: ANN401 - sockets have no type without their module, and messages no other
-# ruff: noqa: ANN401, PTH208 - as in `identity`
+# ruff: noqa: ANN401, PTH109, PTH208 - streams and sockets have no type here, and pathlib takes longer than all of this
 
 from __future__ import annotations
 
@@ -22,17 +16,141 @@ import os
 import sys
 
 TYPE_CHECKING = False  # type checkers know the name; `typing` takes longer to import than all of this
-
 if TYPE_CHECKING:
     from typing import Any
 
-
 _NEVER_CAUGHT = (9, 19)
 _STREAMS = ("stdin", "stdout", "stderr")
+_LENGTH_BYTES = 8
+_DESCRIPTOR_BYTES = 4
+_MOST_BYTES = 1 << 26
+_SOL_SOCKET = 1
+_SCM_RIGHTS = 1
+_MARSHAL_VERSION = 2
+_PASSED_ON = (
+    _signal.SIGTERM,
+    _signal.SIGINT,
+    _signal.SIGHUP,
+    _signal.SIGQUIT,
+    _signal.SIGUSR1,
+    _signal.SIGUSR2,
+    _signal.SIGCONT,
+    _signal.SIGWINCH,
+    _signal.SIGALRM,
+)
+_OWN_DESCRIPTORS = 3
+_ANSWER_SECONDS = 20.0
+
+
+def delegate() -> None:
+    """Become the proxy of this process's program; return where it has to run here.
+
+    Raises:
+        OSError: Something about this process could not be seen; it runs here then.
+    """
+    if not _may_ask():
+        return
+    connection = _connect(os.environ["OOMDOCTOR_FORK_SOCKET"])
+    if connection is None:
+        return
+    mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _PASSED_ON)
+    try:
+        pid = _ask(connection, mask)
+        if pid:
+            _await_program(connection, pid, mask)
+    finally:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+        connection.close()
+
+
+def _may_ask() -> bool:
+    """Return whether this is a program in a file or a module, whose only descriptors are the three that all have.
+
+    What comes as `-c` are short commands, and the workers and trackers that multiprocessing starts.
+    """
+    name = sys.argv[0] if sys.argv else ""
+    return name not in ("", "-", "-c") and not sys.flags.inspect and not _inherited()
+
+
+def _inherited() -> list[int]:
+    """Return further descriptors that whoever started this process gave to it."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        try:
+            if number >= _OWN_DESCRIPTORS and os.get_inheritable(number):
+                found.append(number)
+        except OSError:  # the one that listed the folder
+            continue
+    return found
+
+
+def _connect(path: str) -> Any:
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    try:
+        connection.settimeout(_ANSWER_SECONDS)
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+def _ask(connection: Any, mask: Any) -> int:
+    """Return the id of the process that is the program now; 0 where the server refuses, or is gone."""
+    try:
+        send(connection, identify(mask), (0, 1, 2))
+        answer = receive(connection)
+    except OSError:
+        return 0
+    return int(answer["pid"]) if answer and "pid" in answer else 0
+
+
+def _await_program(connection: Any, pid: int, mask: Any) -> None:
+    """Wait until the program ends, and end as it did."""
+    connection.settimeout(None)
+    for number in _PASSED_ON:
+        if _signal.getsignal(number) != _signal.SIG_IGN:
+            _signal.signal(number, lambda received, _: _pass_on(pid, received))
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+    try:
+        answer = receive(connection)
+    except OSError:
+        answer = None
+    # Without an answer the program was killed with all around it.
+    _end_as(answer["status"] if answer else int(_signal.SIGKILL))
+
+
+def _pass_on(pid: int, number: int) -> None:
+    try:  # noqa: SIM105 - `contextlib` would be imported for it
+        os.kill(pid, number)
+    except OSError:  # it has just ended
+        pass
+
+
+def _end_as(status: int) -> None:
+    if os.WIFEXITED(status):
+        os._exit(os.WEXITSTATUS(status))
+    number = os.WTERMSIG(status)
+    _leave_no_core()
+    if number != _signal.SIGKILL:
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)
+
+
+def _leave_no_core() -> None:
+    import resource  # noqa: PLC0415 - a program that is killed is rare
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+# --- this process ----------------------------------------------------------------------------------------------------
 
 
 def identify(mask: Any) -> dict[str, Any]:
-    """Describe this process in values that `wire` can send.
+    """Describe this process in values that `send` can send: all that decides whether another may stand for it.
 
     Args:
         mask: The signals that are blocked in it.
@@ -54,7 +172,7 @@ def identify(mask: Any) -> dict[str, Any]:
 
 
 def interpreter() -> dict[str, Any]:
-    """What must be equal in both, to the letter."""
+    """Return the properties of the interpreter that must be equal in both, to the letter."""
     return {
         "version": sys.version,
         "executable": os.path.realpath(sys.executable),
@@ -70,12 +188,12 @@ def interpreter() -> dict[str, Any]:
 
 
 def command_line() -> list[str]:
-    """The whole command line; `sys.orig_argv` has it only from Python 3.10 on."""
+    """Return the whole command line; `sys.orig_argv` has it only from Python 3.10 on."""
     return [os.fsdecode(part) for part in read_file("/proc/self/cmdline").split(b"\0")[:-1]]
 
 
 def dispositions() -> dict[int, str]:
-    """What each signal does that is not caught by some code: `ignored`, `default` or, by Python's own, `python`."""
+    """Return what each signal does that no code catches: `ignored`, `default` or, by Python's own, `python`."""
     found = {}
     for number in range(1, _signal.NSIG):
         if number in _NEVER_CAUGHT:
@@ -112,7 +230,7 @@ def _umask() -> int:
 
 
 def read_file(path: str) -> bytes:
-    """The bytes of a small file."""
+    """Return the bytes of a small file."""
     # `open` would make a text layer and its codecs.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -126,12 +244,7 @@ def read_file(path: str) -> bytes:
         os.close(descriptor)
 
 
-_LENGTH_BYTES = 8
-_DESCRIPTOR_BYTES = 4
-_MOST_BYTES = 1 << 26
-_SOL_SOCKET = 1
-_SCM_RIGHTS = 1
-_MARSHAL_VERSION = 2
+# --- messages: values of Python's own types, each after its length ---------------------------------------------------
 
 
 def send(connection: Any, message: Any, descriptors: tuple[int, ...] = ()) -> None:
@@ -191,122 +304,3 @@ def _receive_exactly(connection: Any, length: int) -> bytes | None:
         parts.append(part)
         length -= len(part)
     return b"".join(parts)
-
-
-_PASSED_ON = (
-    _signal.SIGTERM,
-    _signal.SIGINT,
-    _signal.SIGHUP,
-    _signal.SIGQUIT,
-    _signal.SIGUSR1,
-    _signal.SIGUSR2,
-    _signal.SIGCONT,
-    _signal.SIGWINCH,
-    _signal.SIGALRM,
-)
-_OWN_DESCRIPTORS = 3
-_ANSWER_SECONDS = 20.0
-
-
-def delegate() -> None:
-    """Become the proxy of this process's program; return where it has to run here.
-
-    Raises:
-        OSError: Something about this process could not be seen; it runs here then.
-    """
-    if not _may_ask():
-        return
-    connection = _connect(os.environ["OOMDOCTOR_FORK_SOCKET"])
-    if connection is None:
-        return
-    mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _PASSED_ON)
-    try:
-        pid = _ask(connection, mask)
-        if pid:
-            _await_program(connection, pid, mask)
-    finally:
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
-        connection.close()
-
-
-def _may_ask() -> bool:
-    """Whether this is a program in a file or a module, whose only descriptors are the three that all have.
-
-    What comes as `-c` are short commands, and the workers and trackers that multiprocessing starts.
-    """
-    name = sys.argv[0] if sys.argv else ""
-    return name not in ("", "-", "-c") and not sys.flags.inspect and not _inherited()
-
-
-def _inherited() -> list[int]:
-    """Further descriptors that whoever started this process gave to it."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        number = int(name)
-        try:
-            if number >= _OWN_DESCRIPTORS and os.get_inheritable(number):
-                found.append(number)
-        except OSError:  # the one that listed the folder
-            continue
-    return found
-
-
-def _connect(path: str) -> Any:
-    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    try:
-        connection.settimeout(_ANSWER_SECONDS)
-        connection.connect(path)
-    except OSError:
-        connection.close()
-        return None
-    return connection
-
-
-def _ask(connection: Any, mask: Any) -> int:
-    """The id of the process that is the program now; 0 where the server refuses, or is gone."""
-    try:
-        send(connection, identify(mask), (0, 1, 2))
-        answer = receive(connection)
-    except OSError:
-        return 0
-    return int(answer["pid"]) if answer and "pid" in answer else 0
-
-
-def _await_program(connection: Any, pid: int, mask: Any) -> None:
-    """Wait until the program ends, and end as it did."""
-    connection.settimeout(None)
-    for number in _PASSED_ON:
-        if _signal.getsignal(number) != _signal.SIG_IGN:
-            _signal.signal(number, lambda received, _: _pass_on(pid, received))
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
-    try:
-        answer = receive(connection)
-    except OSError:
-        answer = None
-    # Without an answer the program was killed with all around it.
-    _end_as(answer["status"] if answer else int(_signal.SIGKILL))
-
-
-def _pass_on(pid: int, number: int) -> None:
-    try:  # noqa: SIM105 - `contextlib` would be imported for it
-        os.kill(pid, number)
-    except OSError:  # it has just ended
-        pass
-
-
-def _end_as(status: int) -> None:
-    if os.WIFEXITED(status):
-        os._exit(os.WEXITSTATUS(status))
-    number = os.WTERMSIG(status)
-    _leave_no_core()
-    if number != _signal.SIGKILL:
-        _signal.signal(number, _signal.SIG_DFL)
-    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [number])
-    os.kill(os.getpid(), number)
-    os._exit(128 + number)
-
-
-def _leave_no_core() -> None:
-    import resource  # noqa: PLC0415 - a program that is killed is rare
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

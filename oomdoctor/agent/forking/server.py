@@ -1,6 +1,4 @@
-"""Main program of the fork server.
-
-Import what the first trial had imported, then fork programs. `python server.py SOCKET DESCRIPTION`
+"""Main program of the fork server: import what the first trial had imported, then fork programs.
 
 Usage: EXECUTABLE [OPTIONS] server.py SOCKET DESCRIPTION, with the environment that torch was imported with. When it is
 ready, or cannot be, it says so in one line of JSON on its standard output. It ends with its parent, or when its socket
@@ -39,11 +37,11 @@ if __name__ == "__main__":
     if _CALL is not None:
         try:
             _CALL.function(*_CALL.arguments)
-            _CALL.ending.returned()
+            _CALL.end.returned()
         except SystemExit as error:
-            _CALL.ending.asked(error.code)
+            _CALL.end.exited(error.code)
             raise
         except BaseException as error:
-            _CALL.ending.failed(error)
-            _CALL.hide_frames(__file__)
+            _CALL.end.failed(error)
+            _CALL.hide_frames(__file__, _CALL.end)
             raise

@@ -1,6 +1,6 @@
 """Serve: the fork server's start and its loop, and the process that reaps each program."""
 
-# ruff: noqa: ANN401 - a socket's type is not at hand in older Pythons' way
+# ruff: noqa: ANN401 - older Pythons name a socket's type in another way
 
 from __future__ import annotations
 
@@ -13,17 +13,275 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from . import admission, importing, program, proxy
-from . import program as ending
-from .admission import Server
-from .importing import EnvironmentReads, Importer
+from . import admission, importing, proxy
+from .program import Program, ProgramEnd, become_program
+
+if TYPE_CHECKING:
+    from .program import ProgramCall
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_SECONDS = 10.0
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
+
+_DESCRIPTORS = 3
+_MESSAGE_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
+_BACKLOG = 64
+
+_MOST_STARTS = 8
+_OWN_VARIABLES = {
+    # Their threads would be started at import, and would be lost in a fork.
+    "OPENBLAS_NUM_THREADS": "1",
+    "GOTO_NUM_THREADS": "1",
+    "BLIS_NUM_THREADS": "1",
+    # PyTorch's compiler would start its processes when it is imported, not when it has something to compile.
+    "TORCH_WARM_POOL": "0",
+}
+_STARTS = "OOMDOCTOR_FORK_STARTS"
+_LEFT_OUT = "OOMDOCTOR_FORK_LEFT_OUT"
+
+
+def serve(arguments: list[str], had: dict[str, Any]) -> ProgramCall | None:
+    """Import, answer, and serve.
+
+    Args:
+        arguments: The server's own: itself, the socket's path, the description's path.
+        had: What `__main__` had in it at the start.
+
+    Returns:
+        The program's code, in a process that has become a program; None in the server, once it is no longer needed.
+    """
+    end = ProgramEnd()
+    end.watch()
+    die_with_parent()
+    _leave_terminal()
+    description = json.loads(Path(arguments[2]).read_text(encoding="utf-8"))
+    interpreter, path = proxy.interpreter(), list(sys.path)
+    answers = _take_output()
+    _quiet_environment(description["environment_at_torch"])
+    reads = importing.EnvironmentReads()
+    reads.begin()
+    importer = importing.Importer(_left_out())
+    importer.run(description["modules"])
+    reads.end()
+    reason = _why_not(importer, answers)
+    if reason:
+        _answer_parent(answers, {"ready": False, "reason": reason})
+        return None
+    server = admission.Server(interpreter, description["environment"], path, reads.names, reads.changes())
+    loop = ServerLoop(arguments[1], server)
+    left_out = sorted({*importer.failed, *importer.excluded})
+    _answer_parent(answers, {"ready": True, "imported": importer.imported, "left_out": left_out})
+    found = loop.run()
+    return None if found is None else become_program(found, server, end, had)
+
+
+def _leave_terminal() -> None:
+    try:  # noqa: SIM105 - one import fewer
+        os.setsid()
+    except OSError:  # it leads a group already
+        pass
+
+
+def _take_output() -> int:
+    """Keep standard output for the answer alone; what imports print is the first trial's to show."""
+    answers = os.dup(1)
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.close(quiet)
+    return answers
+
+
+def _quiet_environment(wanted: dict[str, str]) -> None:
+    """Complete this process's environment with what keeps libraries from starting threads."""
+    for name, value in _OWN_VARIABLES.items():
+        if name not in wanted:
+            os.environ[name] = value
+
+
+def _left_out() -> set[str]:
+    return set(filter(None, os.environ.pop(_LEFT_OUT, "").split(",")))
+
+
+def _why_not(importer: importing.Importer, answers: int) -> str:
+    """Return why no fork of this process can be trusted; empty where it can. The process may start over for that."""
+    starts = int(os.environ.pop(_STARTS, "0"))
+    if "torch" in importer.doomed:
+        return importer.reason or "torch needs a module that a fork would not survive"
+    if importer.doomed - importer.excluded:
+        if starts >= _MOST_STARTS:
+            return importer.reason
+        _start_over(importer.excluded | importer.doomed, starts + 1, answers)
+    if importer.reason:
+        return importer.reason
+    if "torch" not in sys.modules:
+        return "torch could not be imported"
+    return "CUDA would not work in a fork" if importing.is_poisoned() else ""
+
+
+def _start_over(left_out: set[str], starts: int, answers: int) -> None:
+    os.environ[_LEFT_OUT] = ",".join(sorted(left_out))
+    os.environ[_STARTS] = str(starts)
+    os.dup2(answers, 1)
+    command = proxy.command_line()
+    os.execv(sys.executable, command)  # noqa: S606 - the same program again
+
+
+def _answer_parent(answers: int, answer: dict[str, Any]) -> None:
+    os.write(answers, json.dumps(answer).encode() + b"\n")
+    os.close(answers)
+
+
+# --- the loop --------------------------------------------------------------------------------------------------------
+
+
+class ServerLoop:
+    """Listens on a socket in the file system, until that is taken away."""
+
+    def __init__(self, path: str, server: admission.Server) -> None:
+        self._path = path
+        self._pid = os.getpid()
+        self._server = server
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(path)
+        self._listener.listen(_BACKLOG)
+        self._waking = wake_on_child_exit()
+        self._reapers: set[int] = set()
+        self._waiting: list[socket.socket] = []
+
+    def run(self) -> Program | None:
+        """Serve. This returns a program in the process that shall become it, and None in the server at its end."""
+        while os.path.exists(self._path):  # noqa: PTH110 - a text
+            watched: list[Any] = [self._listener, self._waking]
+            readable, _, _ = select.select(watched, [], [], _LOOK_SECONDS)
+            if self._waking in readable:
+                os.read(self._waking, 1 << 12)
+            self._reapers -= reap_children().keys()
+            self._tell_waiting()
+            program = self._accept() if self._listener in readable else None
+            if program is not None:
+                return program
+        kill_descendants()
+        return None
+
+    def _accept(self) -> Program | None:
+        connection, _ = self._listener.accept()
+        connection.settimeout(_MESSAGE_SECONDS)
+        descriptors: list[int] = []
+        try:
+            process, descriptors = proxy.receive_with_descriptors(connection, _DESCRIPTORS)
+            if process == {}:
+                self._waiting.append(connection.dup())
+                self._tell_waiting()
+            elif process is not None:
+                return self._answer(connection, process, descriptors)
+        except (OSError, ValueError, EOFError, TypeError, KeyError):
+            pass  # it sees the connection close, and runs by itself
+        finally:
+            connection.close()
+            if os.getpid() == self._pid:
+                _close_all(descriptors)
+        return None
+
+    def _answer(self, connection: socket.socket, process: dict[str, Any], descriptors: list[int]) -> Program | None:
+        reason = admission.refusal(process, self._server)
+        if reason or len(descriptors) != _DESCRIPTORS:
+            print(f"refused `{' '.join(process['argv'])}`: {reason}", file=sys.stderr, flush=True)  # noqa: T201
+            proxy.send(connection, {"refused": reason})
+            return None
+        pid = os.fork()
+        if pid:
+            self._reapers.add(pid)
+            return None
+        self._close()
+        reap_program(connection, descriptors)
+        return Program(process, descriptors)
+
+    def _tell_waiting(self) -> None:
+        if self._reapers:
+            return
+        while self._waiting:
+            with self._waiting.pop() as connection:
+                try:
+                    connection.sendall(b"idle\n")
+                except OSError:
+                    continue
+
+    def _close(self) -> None:
+        self._listener.close()
+        os.close(self._waking)
+        for connection in self._waiting:
+            connection.close()
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+# --- the process that reaps a program --------------------------------------------------------------------------------
+
+
+def reap_program(connection: Any, descriptors: list[int]) -> None:
+    """Start a process for the program, and return in it alone.
+
+    Args:
+        connection: To the proxy. When it closes, the program is killed, and all that it has started.
+        descriptors: The program's streams, which are the program's alone.
+    """
+    stop_waking_on_child_exit()
+    adopt_orphans()
+    die_with_parent()
+    reaper = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        _begin_program(reaper)
+        return
+    try:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        _watch_program(connection, pid)
+    finally:
+        os._exit(0)
+
+
+def _begin_program(reaper: int) -> None:
+    os.setsid()
+    die_with_parent()
+    if os.getppid() != reaper:  # it ended before that
+        os._exit(1)
+
+
+def _watch_program(connection: Any, pid: int) -> None:
+    """Wait for the end of the program or of its proxy, whichever is first."""
+    waking = wake_on_child_exit()
+    try:
+        proxy.send(connection, {"pid": pid})
+        status = _wait_for_end(connection, waking, pid)
+        if status is None:
+            kill_descendants()
+        else:
+            proxy.send(connection, {"status": status})
+    except OSError:
+        kill_descendants()
+
+
+def _wait_for_end(connection: Any, waking: int, pid: int) -> Any:
+    while True:
+        ended = reap_children()
+        if pid in ended:
+            return ended[pid]
+        readable, _, _ = select.select([connection, waking], [], [])
+        if connection in readable:
+            return None
+        os.read(waking, 1 << 12)
+
+
+# --- descendants -----------------------------------------------------------------------------------------------------
 
 
 def die_with_parent() -> None:
@@ -50,7 +308,7 @@ def kill_descendants() -> None:
 
 
 def reap_children() -> dict[int, int]:
-    """The children that have ended since: their ids and wait statuses."""
+    """Return the wait statuses of the children that have ended since, by process id."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -63,7 +321,7 @@ def reap_children() -> dict[int, int]:
 
 
 def wake_on_child_exit() -> int:
-    """A descriptor that can be read from whenever a child has ended."""
+    """Return a descriptor that can be read from whenever a child has ended."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
@@ -100,271 +358,10 @@ def _is_below(pid: int, root: int, parents: dict[int, int | None]) -> bool:
 
 
 def _parent_pid(name: str) -> int | None:
-    """The parent's id; None for a process that has just gone."""
+    """Return the parent's id; None for a process that has just gone."""
     try:
         with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123 - quick
             # The name in parentheses may itself hold spaces and parentheses.
             return int(file.read().rpartition(b")")[2].split()[1])
     except OSError:
         return None
-
-
-def reap_program(connection: Any, descriptors: list[int]) -> None:
-    """Start a process for the program, and return in it alone.
-
-    Args:
-        connection: To the proxy. When it closes, the program is killed, and all that it has started.
-        descriptors: The program's streams, which are the program's alone.
-    """
-    stop_waking_on_child_exit()
-    adopt_orphans()
-    die_with_parent()
-    keeper = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        connection.close()
-        _begin_program(keeper)
-        return
-    try:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        _watch_program(connection, pid)
-    finally:
-        os._exit(0)
-
-
-def _begin_program(keeper: int) -> None:
-    os.setsid()
-    die_with_parent()
-    if os.getppid() != keeper:  # it ended before that
-        os._exit(1)
-
-
-def _watch_program(connection: Any, pid: int) -> None:
-    """Wait for the end of the program or of its proxy, whichever is first."""
-    waking = wake_on_child_exit()
-    try:
-        proxy.send(connection, {"pid": pid})
-        status = _wait_for_end(connection, waking, pid)
-        if status is None:
-            kill_descendants()
-        else:
-            proxy.send(connection, {"status": status})
-    except OSError:
-        kill_descendants()
-
-
-def _wait_for_end(connection: Any, waking: int, pid: int) -> Any:
-    while True:
-        ended = reap_children()
-        if pid in ended:
-            return ended[pid]
-        readable, _, _ = select.select([connection, waking], [], [])
-        if connection in readable:
-            return None
-        os.read(waking, 1 << 12)
-
-
-_DESCRIPTORS = 3
-_MESSAGE_SECONDS = 10.0
-_LOOK_SECONDS = 1.0
-_BACKLOG = 64
-
-
-class Program(NamedTuple):
-    """A process to become.
-
-    Attributes:
-        process: As `identity.identify` describes it.
-        descriptors: Of its streams.
-    """
-
-    process: dict[str, Any]
-    descriptors: list[int]
-
-
-class ServerLoop:
-    """Listens on a socket in the file system, until that is taken away."""
-
-    def __init__(self, path: str, server: admission.Server) -> None:
-        self._path = path
-        self._pid = os.getpid()
-        self._server = server
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(path)
-        self._listener.listen(_BACKLOG)
-        self._waking = wake_on_child_exit()
-        self._keepers: set[int] = set()
-        self._waiting: list[socket.socket] = []
-
-    def run(self) -> Program | None:
-        """Serve. This returns a program in the process that shall become it, and None in the server at its end."""
-        while os.path.exists(self._path):  # noqa: PTH110 - a text
-            watched: list[Any] = [self._listener, self._waking]
-            readable, _, _ = select.select(watched, [], [], _LOOK_SECONDS)
-            if self._waking in readable:
-                os.read(self._waking, 1 << 12)
-            self._keepers -= reap_children().keys()
-            self._tell_waiting()
-            program = self._accept() if self._listener in readable else None
-            if program is not None:
-                return program
-        kill_descendants()
-        return None
-
-    def _accept(self) -> Program | None:
-        connection, _ = self._listener.accept()
-        connection.settimeout(_MESSAGE_SECONDS)
-        descriptors: list[int] = []
-        try:
-            process, descriptors = proxy.receive_with_descriptors(connection, _DESCRIPTORS)
-            if process == {}:
-                self._waiting.append(connection.dup())
-                self._tell_waiting()
-            elif process is not None:
-                return self._answer(connection, process, descriptors)
-        except (OSError, ValueError, EOFError, TypeError, KeyError):
-            pass  # it sees the connection close, and runs by itself
-        finally:
-            connection.close()
-            if os.getpid() == self._pid:
-                _close_all(descriptors)
-        return None
-
-    def _answer(self, connection: socket.socket, process: dict[str, Any], descriptors: list[int]) -> Program | None:
-        reason = admission.refusal(process, self._server)
-        if reason or len(descriptors) != _DESCRIPTORS:
-            print(f"refused `{' '.join(process['argv'])}`: {reason}", file=sys.stderr, flush=True)  # noqa: T201
-            proxy.send(connection, {"refused": reason})
-            return None
-        pid = os.fork()
-        if pid:
-            self._keepers.add(pid)
-            return None
-        self._close()
-        reap_program(connection, descriptors)
-        return Program(process, descriptors)
-
-    def _tell_waiting(self) -> None:
-        if self._keepers:
-            return
-        while self._waiting:
-            with self._waiting.pop() as connection:
-                try:
-                    connection.sendall(b"idle\n")
-                except OSError:
-                    continue
-
-    def _close(self) -> None:
-        self._listener.close()
-        os.close(self._waking)
-        for connection in self._waiting:
-            connection.close()
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
-_MOST_STARTS = 8
-_OWN_VARIABLES = {
-    # Their threads would be started at import, and would be lost in a fork.
-    "OPENBLAS_NUM_THREADS": "1",
-    "GOTO_NUM_THREADS": "1",
-    "BLIS_NUM_THREADS": "1",
-    # PyTorch's compiler would start its processes when it is imported, not when it has something to compile.
-    "TORCH_WARM_POOL": "0",
-}
-_STARTS = "OOMDOCTOR_FORK_STARTS"
-_LEFT_OUT = "OOMDOCTOR_FORK_LEFT_OUT"
-
-
-def serve(arguments: list[str], had: dict[str, Any]) -> program.ProgramCall | None:
-    """Import, answer, and serve.
-
-    Args:
-        arguments: The server's own: itself, the socket's path, the description's path.
-        had: What `__main__` had in it at the start.
-
-    Returns:
-        What to call, in a process that has become a program; None in the server, once it is no longer needed.
-    """
-    ending.end_at_exit()
-    die_with_parent()
-    _leave_terminal()
-    description = json.loads(Path(arguments[2]).read_text(encoding="utf-8"))
-    interpreter, path = proxy.interpreter(), list(sys.path)
-    answers = _take_output()
-    _quiet_environment(description["environment_at_torch"])
-    reads = EnvironmentReads()
-    reads.begin()
-    importer = Importer(_left_out())
-    importer.run(description["modules"])
-    reads.end()
-    reason = _why_not(importer, answers)
-    if reason:
-        _answer_parent(answers, {"ready": False, "reason": reason})
-        return None
-    server = Server(interpreter, description["environment"], path, reads.names, reads.changes())
-    loop = ServerLoop(arguments[1], server)
-    left_out = sorted({*importer.failed, *importer.excluded})
-    _answer_parent(answers, {"ready": True, "imported": importer.imported, "left_out": left_out})
-    found = loop.run()
-    return None if found is None else program.become_program(found, server, had)
-
-
-def _leave_terminal() -> None:
-    try:  # noqa: SIM105 - one import fewer
-        os.setsid()
-    except OSError:  # it leads a group already
-        pass
-
-
-def _take_output() -> int:
-    """Keep standard output for the answer alone; what imports print is the first trial's to show."""
-    answers = os.dup(1)
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
-    os.close(quiet)
-    return answers
-
-
-def _quiet_environment(wanted: dict[str, str]) -> None:
-    """Complete this process's environment with what keeps libraries from starting threads."""
-    for name, value in _OWN_VARIABLES.items():
-        if name not in wanted:
-            os.environ[name] = value
-
-
-def _left_out() -> set[str]:
-    return set(filter(None, os.environ.pop(_LEFT_OUT, "").split(",")))
-
-
-def _why_not(importer: Importer, answers: int) -> str:
-    """Why no fork of this process can be trusted; empty where it can. The process may start over for that."""
-    starts = int(os.environ.pop(_STARTS, "0"))
-    if "torch" in importer.doomed:
-        return importer.reason or "torch needs a module that is left out"
-    if importer.doomed - importer.excluded:
-        if starts >= _MOST_STARTS:
-            return importer.reason
-        _start_over(importer.excluded | importer.doomed, starts + 1, answers)
-    if importer.reason:
-        return importer.reason
-    if "torch" not in sys.modules:
-        return "torch could not be imported"
-    return "CUDA would not work in a fork" if importing.is_poisoned() else ""
-
-
-def _start_over(left_out: set[str], starts: int, answers: int) -> None:
-    os.environ[_LEFT_OUT] = ",".join(sorted(left_out))
-    os.environ[_STARTS] = str(starts)
-    os.dup2(answers, 1)
-    command = proxy.command_line()
-    os.execv(sys.executable, command)  # noqa: S606 - the same program again
-
-
-def _answer_parent(answers: int, answer: dict[str, Any]) -> None:
-    os.write(answers, json.dumps(answer).encode() + b"\n")
-    os.close(answers)
