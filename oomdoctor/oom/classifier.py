@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.agent.oom_errors import error_text, find_row, table, type_names, walk_chain
+from oomdoctor.agent.oom_errors import error_text, find_row, lowered, table, type_names, walk_chain
 from oomdoctor.results import Outcome
 from oomdoctor.units import GIB, format_size
 
@@ -25,6 +25,9 @@ OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
     {"oom": Outcome.OOM, "limit": Outcome.LIMIT, "host_oom": Outcome.FAILED, "other": Outcome.FAILED}
 )
 """The outcome of a trial by what the row of its error means."""
+
+_SHORTEST_WORDING: Final = 4  # characters
+_ORDINARY_WORDS: Final = frozenset({"cuda", "device", "error", "failed", "memory"})
 
 # Libraries want a few hundred MiB at once for a context, handles and loaded kernels, so less than this is a full card.
 _PRESSURE_BYTES: Final = GIB
@@ -137,6 +140,19 @@ def classify_recorded(links: Sequence[tuple[Sequence[str], str]], evidence: Evid
     """
     verdicts = [_classify_one(frozenset(names), text, evidence) for names, text in links]
     return _decide(verdicts, links[0][0][0], evidence)
+
+
+def is_oom_wording(text: str) -> bool:
+    """Return whether a program that looks for `text` in an error's message looks for that of an OOM.
+
+    Args:
+        text: A part of a message, such as `CUBLAS_STATUS_ALLOC_FAILED` or `CUDA error`, or a whole one.
+    """
+    wanted = lowered(text.strip())
+    if len(wanted) < _SHORTEST_WORDING or wanted in _ORDINARY_WORDS:
+        return False
+    rows = [row for row in table().rows if row.means == "oom"]
+    return any(row.match(wanted) or any(wanted in lowered(pattern) for pattern in row.patterns) for row in rows)
 
 
 def _classify_one(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomdoctor.agent.oom_errors import table
-from oomdoctor.oom.classifier import OUTCOMES, Evidence, classify
+from oomdoctor.oom.classifier import OUTCOMES, Evidence, classify, is_oom_wording
 from oomdoctor.results import Outcome
 from oomdoctor.units import GIB, MIB
 
@@ -99,6 +99,24 @@ def test_row_names_are_unique_and_texts_are_sentences_without_a_period() -> None
     """A name stands for one row, and a reason can be put into a sentence."""
     assert len({row.id for row in table().rows}) == len(table().rows)
     assert [row.id for row in table().rows if row.reason.endswith(".") or "\n" in row.reason or not row.source] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("out of memory", "CUDA out of memory", "CUBLAS", "cudnn", "CUSOLVER_STATUS_ALLOC_FAILED", "CUFFT", "ALLOC"),
+        *("nccl", "RESOURCE_EXHAUSTED", "Invalid buffer size", "not enough memory", "CUDA error", "HIP out of memory"),
+    ],
+)
+def test_wordings_of_an_oom_are_known(text: str) -> None:
+    """What programs look for in a message is recognised, be it a part of one."""
+    assert is_oom_wording(text)
+
+
+@pytest.mark.parametrize("text", ["", "CUDA", "error", "memory", "device-side assert", "shape", "NaN", "INT_MAX"])
+def test_other_wordings_are_not(text: str) -> None:
+    """Ordinary words, and the messages of other errors, say nothing of an OOM."""
+    assert not is_oom_wording(text)
 
 
 ALWAYS = [

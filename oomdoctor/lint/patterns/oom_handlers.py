@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.module import walk
+from oomdoctor.oom.classifier import is_oom_wording
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -19,10 +20,6 @@ OOM_WORDS: Final = ("OutOfMemory", "ut of memory", "UT OF MEMORY", "UT_OF_MEMORY
 """A file without any of these recognises no OOM."""
 
 _TEXT: Final = re.compile(r"out of memory|OUT_OF_MEMORY|\boom\b", re.IGNORECASE)
-_OTHER_TEXT: Final = re.compile(
-    r"CUBLAS|CUDNN|CUSOLVER|CUFFT|ALLOC|NCCL|RESOURCE_EXHAUSTED|Invalid buffer size|not enough memory|CUDA error",
-    re.IGNORECASE,
-)
 _TYPE: Final = re.compile(r"\bOutOfMemory(?:Error)?\b")
 _PREDICATE: Final = re.compile(
     r"(?:^|_)oom(?:_|$)|out_?of_?memory|ran_out|should_reduce_batch_size|^is_?oom|memory_error", re.IGNORECASE
@@ -114,7 +111,7 @@ class Recognition:
         for node in walk(holder):
             if isinstance(node, ast.Compare) or (isinstance(node, ast.Call) and called_name(node) in _TEXT_TESTS):
                 found.update(text.lower() for text in self.texts_in(node))
-        return {text for text in found if _TEXT.search(text) or _OTHER_TEXT.search(text)}
+        return {text for text in found if _TEXT.search(text) or is_oom_wording(text)}
 
     def _names_the_type(self, node: ast.expr) -> bool:
         if (self.module.qualified(node) or "").endswith(("OutOfMemoryError", "OutOfMemory")):
