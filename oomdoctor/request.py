@@ -1,21 +1,35 @@
-"""The question that a probe answers: one value object, made here for the command line, the API and everybody else."""
+"""The question that a probe answers: built here, for the command line, the API, the check, fit and everybody else."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+import math
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import starmap
+from pathlib import Path
+from typing import Final, Literal, TypeVar, get_args
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from oomdoctor.errors import UsageError
+from oomdoctor.results import Axis, EnvironmentVariable, Precision, Variant
+from oomdoctor.units import parse_fraction, parse_size, whole_number
 
+EngineName = Literal["auto", "cuda", "null", "trace"]
+PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
+ENGINES: Final[tuple[EngineName, ...]] = get_args(EngineName)
 
-Precision = Literal["fp32", "bf16", "fp16"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
-
-DEFAULT_HEADROOM = 0.05
-DEFAULT_TRIAL_TIMEOUT_SECONDS = 300.0
-DEFAULT_STEPS = 3
+DEFAULT_HEADROOM: Final = 0.05
+DEFAULT_TRIAL_TIMEOUT_SECONDS: Final = 300.0
+DEFAULT_STEPS: Final = 3
 """The first step makes the optimizer's state, the second has the peak that training has, and the third proves it."""
+
+_PLAIN_WORD: Final = re.compile(r"[\w@%+=:./-]*(\{\w+\}[\w@%+=:./-]*)+")
+
+Word = TypeVar("Word", bound=str)
+Spelling = Callable[[str], str]
+"""How the caller's user writes the name of a parameter, such as `--target-batch` for `target_batch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +41,7 @@ class ProbeRequest:
         directory: Where relative references start, and where a command runs.
         target_batch: Samples per optimizer step over all devices.
         world_size: Devices that share the target batch.
-        precision: How the step runs: `fp32`, or under autocast as `bf16` or `fp16` (with a gradient scaler).
-        optimizer: Name of a `torch.optim` class where the file does not build one; None for AdamW.
+        variant: How each trial differs from the target's plain step.
         headroom: Part of the capacity that the recommended size leaves free, between 0 and 1.
         gpu: Name of a catalogue card, or None for the local GPU.
         device: Index or UUID of the local GPU.
@@ -39,23 +52,22 @@ class ProbeRequest:
         command: A command whose words have placeholders where the sizes go, instead of a file; None for a file. It
             decides its precision and its optimizer itself.
         steps: Optimizer steps after which a trial of a command is ended.
-        watched: Whether what a command uses is recorded, for an answer that is to be used again.
+        fresh: Whether each trial of a command starts its Pythons anew, instead of forking one that has imported torch.
         guide: Whether a trace of the step tells where the search begins, which only a probe of a file on a real GPU has
             need of.
-        fresh: Whether each trial of a command starts its Pythons anew, instead of forking one that has imported torch.
+        watched: Whether the files and variables that the target uses are recorded, for an answer that is kept.
     """
 
     target: str
     directory: Path
     target_batch: int
     world_size: int = 1
-    precision: Precision = "fp32"
-    optimizer: str | None = None
+    variant: Variant = field(default_factory=Variant)
     headroom: float = DEFAULT_HEADROOM
     gpu: str | None = None
     device: str | None = None
     memory_bytes: int | None = None
-    engine: Literal["auto", "cuda", "null", "trace"] = "auto"
+    engine: EngineName = "auto"
     trial_timeout_seconds: float = DEFAULT_TRIAL_TIMEOUT_SECONDS
     profile_micro_batch: int | None = None
     command: tuple[str, ...] | None = None
@@ -63,3 +75,175 @@ class ProbeRequest:
     fresh: bool = False
     guide: bool = True
     watched: bool = False
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment that the trials start from: `base` with the variant's variables."""
+        return {**base, **{variable.name: variable.value for variable in self.variant.environment}}
+
+
+def build_request(  # noqa: PLR0913 - one parameter an option
+    target: str | os.PathLike[str] | Sequence[str],
+    *,
+    target_batch: int | None,
+    directory: Path | None = None,
+    world_size: int | None = None,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    headroom: float | str | None = None,
+    gpu: str | None = None,
+    device: int | str | None = None,
+    memory: int | str | None = None,
+    engine: str | None = None,
+    trial_timeout: float | None = None,
+    steps: int | None = None,
+    fresh: bool | None = None,
+    guide: bool | None = None,
+    spelled: Spelling = str,
+) -> ProbeRequest:
+    """Build the question of one probe; None stands for a parameter's default everywhere.
+
+    Args:
+        target: The file as text or path; or a command as a sequence of words.
+        target_batch: Samples per optimizer step over all devices.
+        directory: Where relative references start; None for the working directory.
+        world_size: Devices that share the target batch.
+        precision: One of `PRECISIONS`.
+        optimizer: Name of a `torch.optim` class where the file builds none.
+        headroom: A number in [0, 1), or text such as `5%`.
+        gpu: Name of a catalogue card.
+        device: Index or UUID of the local GPU.
+        memory: Bytes, or a size such as `16GiB`.
+        engine: One of `ENGINES`.
+        trial_timeout: Seconds.
+        steps: Optimizer steps of a command's trial.
+        fresh: Whether each trial of a command starts its Pythons anew.
+        guide: Whether a trace tells where the search on a real GPU begins.
+        spelled: How an error names a parameter.
+
+    Raises:
+        UsageError: A value is none that its parameter takes.
+    """
+    command = _command(target)
+    return ProbeRequest(
+        target=_path(target) if command is None else command_line(command),
+        command=command,
+        directory=Path.cwd() if directory is None else directory,
+        target_batch=_target_batch(target_batch, spelled),
+        world_size=1 if world_size is None else whole_number(spelled("world_size"), world_size),
+        variant=build_variant(precision=precision, optimizer=optimizer, spelled=spelled),
+        headroom=DEFAULT_HEADROOM if headroom is None else parse_fraction(str(headroom), option=spelled("headroom")),
+        gpu=_text(spelled("gpu"), gpu),
+        device=_device(spelled("device"), device),
+        memory_bytes=_bytes(spelled("memory"), memory),
+        engine=_one_of(spelled("engine"), "auto" if engine is None else engine, ENGINES),
+        trial_timeout_seconds=_seconds(spelled("trial_timeout"), trial_timeout),
+        steps=DEFAULT_STEPS if steps is None else whole_number(spelled("steps"), steps),
+        fresh=bool(fresh),
+        guide=guide is not False,
+    )
+
+
+def build_variant(  # noqa: PLR0913 - one parameter for each way in which a trial can differ
+    *,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    transformations: Sequence[str] = (),
+    axes: Mapping[str, int] | None = None,
+    spelled: Spelling = str,
+) -> Variant:
+    """Build a variant; `oomdoctor.trial.variants` applies it.
+
+    Args:
+        precision: One of `PRECISIONS`; None for `fp32`.
+        optimizer: Name of a `torch.optim` class where the file builds none; None for AdamW.
+        environment: Variables of the worker's environment, such as the allocator's settings.
+        transformations: Names of transformations of the model, in the order in which they are applied.
+        axes: Sizes that `make_batch` takes as keywords besides the batch size.
+        spelled: How an error names a parameter.
+
+    Raises:
+        UsageError: A value is none that its parameter takes.
+    """
+    return Variant(
+        precision=_one_of(spelled("precision"), "fp32" if precision is None else precision, PRECISIONS),
+        optimizer=_text(spelled("optimizer"), optimizer),
+        environment=tuple(starmap(EnvironmentVariable, sorted((environment or {}).items()))),
+        transformations=tuple(transformations),
+        axes=tuple(starmap(Axis, sorted((axes or {}).items()))),
+    )
+
+
+def command_line(command: Sequence[str]) -> str:
+    """Return the command as one types it: quoted where a shell would split a word; placeholders are not quoted."""
+    return " ".join(word if _PLAIN_WORD.fullmatch(word) else shlex.quote(word) for word in command)
+
+
+def as_option(parameter: str) -> str:
+    """Return a parameter's name on the command line, such as `--target-batch`."""
+    return f"--{parameter.replace('_', '-')}"
+
+
+def _target_batch(value: int | None, spelled: Spelling) -> int:
+    if value is None:
+        raise UsageError(
+            f"`{spelled('target_batch')}` is missing",
+            hint="say how many samples an optimizer step should see, for example "
+            f"`{_example(spelled('target_batch'))}`",
+        )
+    return whole_number(spelled("target_batch"), value)
+
+
+def _example(name: str) -> str:
+    return f"{name} 256" if name.startswith("--") else f"{name}=256"
+
+
+def _command(target: object) -> tuple[str, ...] | None:
+    if isinstance(target, list | tuple) and target and all(isinstance(word, str) for word in target):
+        return tuple(target)
+    return None
+
+
+def _path(target: object) -> str:
+    path = os.fspath(target) if isinstance(target, os.PathLike) else target
+    if not isinstance(path, str):
+        raise UsageError(
+            f"`target` is `{target!r}`, which names no file", hint="give the file to probe as text or path"
+        )
+    return path
+
+
+def _bytes(name: str, memory: int | str | None) -> int | None:
+    """Bytes are as good as a size with its unit, and held to the same limits; parts of a byte are a mistake."""
+    if memory is None:
+        return None
+    text = memory if isinstance(memory, str) else f"{whole_number(name, memory)}B"
+    return parse_size(text, option=name)
+
+
+def _text(name: str, value: str | None) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise UsageError(f"`{name}` is `{value!r}`, which is no text", hint="give its name as text")
+
+
+def _device(name: str, device: int | str | None) -> str | None:
+    if device is None or isinstance(device, str):
+        return device
+    return str(whole_number(name, device))
+
+
+def _seconds(name: str, value: object) -> float:
+    if value is None:
+        return DEFAULT_TRIAL_TIMEOUT_SECONDS
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise UsageError(f"`{name}` is `{value!r}`, which is no length of time", hint="give seconds, above 0")
+
+
+def _one_of(name: str, value: object, words: tuple[Word, ...]) -> Word:
+    for word in words:
+        if word == value:
+            return word
+    known = ", ".join(f"`{word}`" for word in words)
+    raise UsageError(f"`{name}` is `{value!r}`, which it cannot be", hint=f"one of {known}")

@@ -6,6 +6,7 @@ vendors print it on the box. Arithmetic is exact until the last step, so that a 
 
 from __future__ import annotations
 
+import operator
 import re
 from fractions import Fraction
 from typing import Final
@@ -34,6 +35,24 @@ _FRACTION: Final = re.compile(rf"(?P<sign>[+-]?)(?P<number>{_NUMBER})\s*(?P<perc
 
 _SIZE_HINT: Final = "write a number and a unit, such as `24GiB`, `512MiB` or `25.2GB` (`G` is `GiB`, 1024-based)"
 _FRACTION_HINT: Final = "write a percentage such as `5%`, or a fraction such as `0.05`"
+
+
+def whole_number(name: str, value: object) -> int:
+    """Read a number that a program gave: an integer, NumPy's included; `256.0` and `"256"` are mistakes elsewhere.
+
+    Args:
+        name: What it was given as, to be named in an error.
+        value: What was given.
+
+    Raises:
+        UsageError: It is no integer, or a truth value.
+    """
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise UsageError(f"`{name}` is `{value!r}`, which is no whole number", hint="give an integer")
 
 
 def parse_size(text: str, *, option: str | None = None) -> int:

@@ -15,8 +15,9 @@ import torch
 from oomdoctor.api.splitting import samples_in, split
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Accumulation
-from oomdoctor.search.accumulation import plan_accumulation, whole_number
+from oomdoctor.search.accumulation import plan_accumulation
 from oomdoctor.target.placement import place
+from oomdoctor.units import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

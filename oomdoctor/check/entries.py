@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.command.template import REQUIRED, command_line
+from oomdoctor.command.template import REQUIRED
 from oomdoctor.config.schema import CheckEntry
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.errors import UsageError
-from oomdoctor.request import DEFAULT_HEADROOM, DEFAULT_STEPS, DEFAULT_TRIAL_TIMEOUT_SECONDS, ProbeRequest
+from oomdoctor.request import DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request
 from oomdoctor.search.accumulation import per_device_target
 from oomdoctor.units import parse_fraction, parse_size
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from oomdoctor.config.check import CheckConfiguration, SettledEntry
+    from oomdoctor.request import ProbeRequest
 
 
 DEFAULT_TOLERANCE: Final = 0.02
@@ -149,20 +150,19 @@ class _EntryReader:
 
     def _request(self, folder: Path, gpu: str | None) -> ProbeRequest:
         values = self.values
-        return ProbeRequest(
-            target=(values.target or "").strip() if values.command is None else command_line(values.command),
+        return build_request(
+            (values.target or "").strip() if values.command is None else values.command,
             directory=folder,
-            target_batch=values.target_batch or 1,
-            world_size=values.world_size or 1,
-            precision=values.precision or "fp32",
+            target_batch=values.target_batch,
+            world_size=values.world_size,
+            precision=values.precision,
             optimizer=values.optimizer,
-            headroom=_given_or(self._share("headroom", values.headroom), DEFAULT_HEADROOM),
+            headroom=self._share("headroom", values.headroom),
             gpu=gpu,
-            memory_bytes=self._size("memory", values.memory),
-            trial_timeout_seconds=self._timeout(),
-            command=values.command,
-            steps=values.steps or DEFAULT_STEPS,
-            fresh=bool(values.fresh),
+            memory=self._size("memory", values.memory),
+            trial_timeout=self._timeout(),
+            steps=values.steps,
+            fresh=values.fresh,
         )
 
     def _check_kind(self) -> None:

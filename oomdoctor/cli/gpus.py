@@ -20,7 +20,6 @@ from oomdoctor.cli.probe import (
     TargetBatch,
     TrialTimeout,
     WorldSize,
-    fit_request,
 )
 from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, NoAnswerError, UsageError
 from oomdoctor.output import MAXIMUM_WIDTH, Terminal, deliver, is_terminal
@@ -63,15 +62,18 @@ def gpus(  # noqa: PLR0913 - one parameter an option
     if fit is not None:
         if known:
             raise UsageError("`--fit` and `--known` exclude each other", hint="`--fit` asks about every known card")
-        request = fit_request(
+        from oomdoctor.request import as_option, build_request
+
+        request = build_request(
             fit,
-            target_batch,
+            target_batch=target_batch,
             world_size=world_size,
             precision=precision,
             optimizer=optimizer,
             headroom=headroom,
             trial_timeout=trial_timeout,
             engine=engine,
+            spelled=as_option,
         )
         _show_fits(request, as_json=as_json, quiet=quiet)
     elif target_batch is not None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 import typer
 
 from oomdoctor.cli.options import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
-from oomdoctor.request import DEFAULT_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
+
+
+_DEFAULT_STEPS: Final = 3
+"""As in `oomdoctor.request`, whose import would slow down `--help`; a test holds the two together."""
 
 
 def as_command(words: Sequence[str]) -> tuple[str, ...] | None:
@@ -100,7 +103,7 @@ DryRunFlag: TypeAlias = Annotated[
 Steps: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        help=f"Optimizer steps after which a trial of a command is ended. [default: {DEFAULT_STEPS}]",
+        help=f"Optimizer steps after which a trial of a command is ended. [default: {_DEFAULT_STEPS}]",
         min=1,
         max=1_000_000,
         show_default=False,
@@ -146,13 +149,11 @@ def probe(  # noqa: PLR0913 - one parameter an option
 ) -> None:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch."""
     from oomdoctor.cli.report import format_name, render
-    from oomdoctor.command.template import command_line
     from oomdoctor.output import check_writable
     from oomdoctor.report.progress import make_progress
-    from oomdoctor.request import ProbeRequest
+    from oomdoctor.request import as_option, build_request
     from oomdoctor.trial.answer import document_of
     from oomdoctor.trial.probe import probe as run_probe
-    from oomdoctor.units import parse_fraction, parse_size
 
     # What a dry run explains is text, whatever the file is called.
     chosen = format_name(form, json=json, markdown=markdown, html=html, output=None if dry_run else output)
@@ -164,23 +165,22 @@ def probe(  # noqa: PLR0913 - one parameter an option
     progress = make_progress(quiet=quiet)
     command = as_command(target)
     check_target_options(command, precision=precision, optimizer=optimizer, steps=steps, fresh=fresh)
-    request = ProbeRequest(
-        target=target[0] if command is None else command_line(command),
-        command=command,
-        directory=Path.cwd(),
-        target_batch=_required_target_batch(target_batch, dry_run=dry_run),
+    request = build_request(
+        target[0] if command is None else command,
+        target_batch=1 if dry_run and target_batch is None else target_batch,
         world_size=world_size,
-        precision=precision or "fp32",
+        precision=precision,
         optimizer=optimizer,
-        steps=steps or DEFAULT_STEPS,
-        fresh=fresh,
-        guide=guide,
-        headroom=parse_fraction(headroom, option="--headroom"),
+        headroom=headroom,
         gpu=gpu,
         device=device,
-        memory_bytes=None if memory is None else parse_size(memory, option="--memory"),
+        memory=memory,
         engine=engine,
-        trial_timeout_seconds=trial_timeout,
+        trial_timeout=trial_timeout,
+        steps=steps,
+        fresh=fresh,
+        guide=guide,
+        spelled=as_option,
     )
     try:
         if dry_run:
@@ -193,38 +193,6 @@ def probe(  # noqa: PLR0913 - one parameter an option
     raise typer.Exit(document.exit_code)
 
 
-def fit_request(  # noqa: PLR0913 - one parameter an option
-    target: str,
-    target_batch: int | None,
-    *,
-    world_size: int,
-    precision: Literal["fp32", "bf16", "fp16"] | None,
-    optimizer: str | None,
-    headroom: str,
-    trial_timeout: float,
-    engine: Literal["trace", "null"],
-) -> ProbeRequest:
-    """The question of `oomdoctor gpus --fit`, which is that of a probe of every card.
-
-    Raises:
-        UsageError: An option is missing or says nothing.
-    """
-    from oomdoctor.request import ProbeRequest
-    from oomdoctor.units import parse_fraction
-
-    return ProbeRequest(
-        target=target,
-        directory=Path.cwd(),
-        target_batch=_required_target_batch(target_batch, dry_run=False),
-        world_size=world_size,
-        precision=precision or "fp32",
-        optimizer=optimizer,
-        headroom=parse_fraction(headroom, option="--headroom"),
-        engine=engine,
-        trial_timeout_seconds=trial_timeout,
-    )
-
-
 def _dry_run(request: ProbeRequest, progress: Progress, output: Path | None) -> int:
     from oomdoctor.output import deliver
     from oomdoctor.report.probe.text import render_dry_run
@@ -234,14 +202,3 @@ def _dry_run(request: ProbeRequest, progress: Progress, output: Path | None) -> 
     progress.close()
     deliver(render_dry_run(request.target, tried) + "\n", output)
     return EXIT_GATE if tried.trial is None else EXIT_OK
-
-
-def _required_target_batch(target_batch: int | None, *, dry_run: bool) -> int:
-    if target_batch is not None:
-        return target_batch
-    if dry_run:
-        return 1
-    raise UsageError(
-        "`--target-batch` is missing",
-        hint="say how many samples an optimizer step should see, for example `--target-batch 256`",
-    )

@@ -115,7 +115,7 @@ def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reaso
     if accumulates(request.command or ()):
         text = f"`{ACCUMULATION}` was 2 in trials below the target, which has all the memory that more steps have"
         found.append(Reason("accumulation", text))
-    if supervisor.zeros_read:
+    if supervisor.notes.zeros_read:
         found.append(Reason("zeros", _ZEROS))
     if left := [Path(path) for path in supervisor.observations.written if Path(path).exists()]:
         found.append(Reason("written", _describe_paths(left, request.directory)))

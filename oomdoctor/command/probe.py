@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.command.notes import failures, reasons, warnings
 from oomdoctor.command.supervisor import CommandSupervisor
-from oomdoctor.command.template import Sizes, accumulates, check_command, command_line, fill_command
+from oomdoctor.command.template import Sizes, accumulates, check_command, fill_command
 from oomdoctor.engines.choice import choose_engine
+from oomdoctor.request import command_line
 from oomdoctor.results import CommandPlan, Outcome
 from oomdoctor.run.environment import find_interpreter, torch_of
 from oomdoctor.search.accumulation import per_device_target, plan_accumulation
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps
 from oomdoctor.trial.answer import DryRun, Findings, OtherProcesses, ProbeRun, build_result
-from oomdoctor.trial.client import HeldMemory, LoadedTarget
 from oomdoctor.trial.dependencies import Dependencies
 from oomdoctor.trial.profile_runner import ProfiledAnswer
+from oomdoctor.trial.protocol import HeldMemory, LoadedTarget
 
 if TYPE_CHECKING:
     from oomdoctor.engines.choice import Engine
@@ -49,7 +50,7 @@ def engine_for_command(request: ProbeRequest) -> Engine:
         gpu=request.gpu,
         device=request.device,
         memory_bytes=request.memory_bytes,
-        base=os.environ,
+        base=request.environment(os.environ),
         build=torch_of(find_interpreter(command, os.environ), os.environ),
         may_trace=False,
     )
@@ -108,7 +109,7 @@ def dry_run_command(request: ProbeRequest, progress: Progress) -> DryRun:
         progress.stage(f"starting {request.target}")
         trial = supervisor.first(1, 1)
         seen = {"command": command_line(fill_command(request.command or (), Sizes(1, 1, request.world_size)))}
-        seen["optimizer"] = supervisor.optimizer_name
+        seen["optimizer"] = supervisor.notes.optimizer_name
         return DryRun(engine, replace(_loaded(supervisor), found=seen), trial)
 
 

@@ -17,6 +17,7 @@ from oomdoctor.command.trial_events import TrialEvents
 from oomdoctor.results import Outcome
 from oomdoctor.run.environment import with_agent
 from oomdoctor.search.probe_search import micro_steps
+from oomdoctor.search.source import TrialNotes, TrialProblem, TrialSource
 from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from oomdoctor.agent.messages import DeviceInfo, TorchImported
     from oomdoctor.engines.choice import Engine
-    from oomdoctor.errors import OomdoctorError
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Trial
 
@@ -91,7 +91,7 @@ _CORES: Final = os.cpu_count() or 1
 _CORES_FOR_TWO: Final = 2
 
 
-class CommandSupervisor:
+class CommandSupervisor(TrialSource):
     """One probe's trials of a command; use it as a context manager.
 
     Args:
@@ -105,13 +105,8 @@ class CommandSupervisor:
         device: What CUDA showed the first trial.
         versions: Version by name, of what ran in it.
         fork_reason: Why trials are not forked, or how it was seen that they may be; None before that was tried.
-        capacity_bytes: Bytes that PyTorch may take; see `oomdoctor.search.source` for this and the others.
-        problem: See there.
-        replaced: See there.
-        optimizer_name: See there.
-        loss_is_finite: See there; nobody looks at a command's loss.
-        zeros_read: See there.
-        unknown_calls: See there.
+        capacity_bytes: Bytes that PyTorch may take; see `oomdoctor.search.source` for this and the notes.
+        notes: What the trials showed besides their results; nobody looks at a command's loss.
     """
 
     def __init__(self, request: ProbeRequest, engine: Engine, stop: CancelToken | None = None) -> None:
@@ -133,12 +128,7 @@ class CommandSupervisor:
         self.versions: dict[str, str] = {}
         self.fork_reason: str | None = None
         self.capacity_bytes = _expected_capacity(request, engine)
-        self.problem: dict[str, str | None] | None = None
-        self.replaced = 0
-        self.optimizer_name = ""
-        self.loss_is_finite = True
-        self.zeros_read = 0
-        self.unknown_calls: tuple[str, ...] = ()
+        self.notes = TrialNotes()
 
     def __enter__(self) -> Self:
         return self
@@ -175,10 +165,10 @@ class CommandSupervisor:
             ended = self._end(self._start(micro_batch, micro_steps, allowed_bytes))
         classified = self._classified(ended, micro_batch, allowed_bytes)
         if classified.problem is not None:
-            self.problem = _error_texts(classified.problem)
+            self.notes.problem = TrialProblem.of(classified.problem)
         return classified.trial
 
-    def foresee(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:  # noqa: ARG002 - as asked
+    def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:  # noqa: ARG002 - as asked
         """Nothing is foreseen for commands: forked trials are quick."""
         return None
 
@@ -242,9 +232,11 @@ class CommandSupervisor:
 
     def _note(self, ended: EndedTrial, classified: ClassifiedTrial, micro_batch: int) -> None:
         for measured in ended.events.trainers():
-            self.optimizer_name = measured.optimizer or self.optimizer_name
-            self.zeros_read = max(self.zeros_read, measured.zeros_read)
-            self.unknown_calls = tuple(dict.fromkeys((*self.unknown_calls, *measured.unknown_calls)))
+            self.notes.add(
+                optimizer_name=measured.optimizer or "",
+                zeros_read=measured.zeros_read,
+                unknown_calls=measured.unknown_calls,
+            )
         self.observations.take(ended.events, classified, micro_batch)
 
     def _begin_speculative(self, micro_batch: int, allowed_bytes: int) -> None:
@@ -321,7 +313,3 @@ def _environment(base: Mapping[str, str], steps: int) -> dict[str, str]:
 
 def _expected_capacity(request: ProbeRequest, engine: Engine) -> int:
     return engine.card.capacity_bytes if engine.card else request.memory_bytes or 0
-
-
-def _error_texts(error: OomdoctorError) -> dict[str, str | None]:
-    return {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "details": error.details}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-import shlex
 import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.errors import UsageError
+from oomdoctor.request import command_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,7 +35,6 @@ REQUIRED: Final = "{micro_batch}"
 ACCUMULATION: Final = "{accumulation_steps}"
 PLACEHOLDERS: Final = (REQUIRED, ACCUMULATION, "{world_size}")
 
-_PLAIN: Final = re.compile(r"[\w@%+=:./-]*(\{\w+\}[\w@%+=:./-]*)+")
 _LOOKS_LIKE_ONE: Final = re.compile(r"\{\w+\}")
 _NEAR: Final = 0.85
 _OTHER_NAMES: Final = ("{batch_size}", "{batch}", "{bs}", "{n}")
@@ -51,11 +50,6 @@ def fill_command(command: Sequence[str], sizes: Sizes) -> list[str]:
     values = {f"{{{name}}}": str(value) for name, value in asdict(sizes).items()}
     pattern = re.compile("|".join(map(re.escape, values)))
     return [pattern.sub(lambda match: values[match[0]], word) for word in command]
-
-
-def command_line(command: Sequence[str]) -> str:
-    """The command as one types it: quoted where a shell would take a word apart, which it does not for placeholders."""
-    return " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in command)
 
 
 def accumulates(command: Sequence[str]) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from oomdoctor.multi_card.fit import CardFit, FitTable
+from oomdoctor.multi_card.fit import FitTable
 from oomdoctor.progress import SilentProgress
+from oomdoctor.results import CardFit
 from oomdoctor.search.accumulation import per_device_target
 from oomdoctor.trial.probe import probe
 

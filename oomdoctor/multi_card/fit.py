@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
-from oomdoctor.codec import decode, encode
 from oomdoctor.engines.catalogue import emulated_environment
 from oomdoctor.engines.choice import choose_engine
-from oomdoctor.results import Accumulation  # noqa: TC001 - read when a document is decoded
 from oomdoctor.search.accumulation import per_device_target
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerProcess
+from oomdoctor.trial.protocol import FitCard, LoadForCards, LoadTarget
 from oomdoctor.units import TIB
 
 if TYPE_CHECKING:
@@ -21,31 +20,13 @@ if TYPE_CHECKING:
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import Reason
+    from oomdoctor.results import CardFit, Reason
+    from oomdoctor.target.reference import Reference
     from oomdoctor.trial.process import CancelToken
+    from oomdoctor.trial.protocol import CardFitted, Question
 
 
-@dataclass(frozen=True, slots=True)
-class CardFit:
-    """One card's answer.
-
-    Attributes:
-        gpu: The card's key.
-        maximum: The largest micro-batch; 0 where none fits.
-        recommended: The largest that was tried and leaves the headroom free; 0 where none does.
-        limited_by: What keeps it from being larger: `memory`, `target` (the whole target fits), `limit` (a limit that
-            is not memory), or `model` (the model alone does not fit).
-        plan: How to reach the target batch; None where nothing fits.
-        notes: What its reader should know.
-    """
-
-    gpu: str
-    maximum: int
-    recommended: int
-    limited_by: Literal["memory", "target", "limit", "model"]
-    plan: Accumulation | None
-    notes: tuple[str, ...]
-
+AnswerT = TypeVar("AnswerT")
 
 UNLIMITED_BYTES = 4 * TIB
 """Memory of the device that is traced on: more than any card has."""
@@ -89,39 +70,36 @@ def fit_cards(
     """
     per_device_target(request.target_batch, request.world_size)
     reference = parse_reference(request.target, directory=request.directory)
-    engine = choose_engine(engine="trace", gpu=cards[0].key, device=None, memory_bytes=None, base=os.environ)
+    base = request.environment(os.environ)
+    engine = choose_engine(engine="trace", gpu=cards[0].key, device=None, memory_bytes=None, base=base)
     boundless = replace(cards[0], total_bytes=UNLIMITED_BYTES, context_bytes=0)
     with WorkerProcess(emulated_environment(boundless, engine.environment), stop) as child:
         progress.stage(f"loading {request.target}")
-        load = {"op": "load_for_many", "reference": asdict(reference), "cards": [encode(card) for card in cards]}
-        loaded = _ask(child, request, "loading the target", load | settings_of(request))
+        loaded = _ask(child, request, "loading the target", load_for_cards(request, reference, cards))
         progress.stage(f"placing a step of it on {len(cards)} cards")
         answers = [*_answers(child, request, cards)]
     return FitTable(
-        tuple(decode(CardFit, answer["fitted"], "fitted") for answer in answers),
-        loaded["weights_bytes"],
-        loaded["versions"],
+        tuple(answer.fit for answer in answers),
+        loaded.weights_bytes or 0,
+        loaded.versions,
         tuple(reason for reason in engine.reasons if reason.subject == "allocator"),
-        tuple(answers[-1]["questions"]) if answers else (),
+        answers[-1].questions if answers else (),
     )
 
 
-def _answers(child: WorkerProcess, request: ProbeRequest, cards: Sequence[Card]) -> Iterator[dict[str, Any]]:
+def load_for_cards(
+    request: ProbeRequest, reference: Reference, cards: Sequence[Card], *, is_expendable: bool = False
+) -> LoadForCards:
+    """Return what a worker is told before it is asked about cards; see `oomdoctor.trial.protocol.LoadForCards`."""
+    load = LoadTarget(reference, request.variant, memory_bytes=None, watched=False)
+    return LoadForCards(load, tuple(cards), request.target_batch, request.world_size, is_expendable)
+
+
+def _answers(child: WorkerProcess, request: ProbeRequest, cards: Sequence[Card]) -> Iterator[CardFitted]:
     for card in cards:
-        question = {"op": "fit", "gpu": card.key, "headroom": request.headroom, "capacity_bytes": None}
+        question = FitCard(card.key, request.headroom, capacity_bytes=None)
         yield _ask(child, request, f"fitting {card.key}", question)
 
 
-def settings_of(request: ProbeRequest) -> dict[str, object]:
-    """What a worker is told to fit cards by, besides the target and the cards."""
-    return {
-        "precision": request.precision,
-        "optimizer": request.optimizer,
-        "target_batch": request.target_batch,
-        "world_size": request.world_size,
-        "gives_way": False,
-    }
-
-
-def _ask(child: WorkerProcess, request: ProbeRequest, what: str, question: dict[str, Any]) -> dict[str, Any]:
+def _ask(child: WorkerProcess, request: ProbeRequest, what: str, question: Question[AnswerT]) -> AnswerT:
     return child.ask(question, what=what, timeout_seconds=request.trial_timeout_seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oomdoctor.engines.trace.op_trace import OpTrace
 from oomdoctor.multi_card.alloc_program import (
@@ -21,11 +21,11 @@ from oomdoctor.multi_card.alloc_program import (
     program_of,
     without_empty_calls,
 )
-from oomdoctor.multi_card.fit import CardFit
 from oomdoctor.multi_card.tracer import Tracer, without_memory_limit
 from oomdoctor.progress import SilentProgress
-from oomdoctor.results import Outcome, Trial
+from oomdoctor.results import CardFit, Outcome, Trial
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps, tested_plan
+from oomdoctor.search.source import TrialNotes, TrialSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from oomdoctor.engines.trace.device import EmulatedDevice
     from oomdoctor.multi_card.scaling import MemoryTrace
     from oomdoctor.multi_card.tracer import ArchGroup
-    from oomdoctor.trial.trial import TrialSetup
+    from oomdoctor.search.source import TrialProblem
+    from oomdoctor.trial.trial import Attempt, TrialSetup
 
 
 _Key = tuple[int, int, CallAllocations]
@@ -64,7 +65,7 @@ class GroupCache:
     lives: dict[_Key, int] = field(default_factory=dict)
 
 
-class CardTrials:
+class CardTrials(TrialSource):
     """Answers a search's trials for one card; see `oomdoctor.search.source.TrialSource`.
 
     Args:
@@ -79,7 +80,7 @@ class CardTrials:
         card: Card,
         shared: GroupCache,
         micro_steps: Callable[[int], int],
-        explain: Callable[[object], dict[str, str | None] | None],
+        explain: Callable[[Attempt], TrialProblem | None],
     ) -> None:
         self._card = card
         self._shared = shared
@@ -89,12 +90,7 @@ class CardTrials:
         self._placements: dict[tuple[int, int, int], Execution] = {}
         self._alike: dict[object, set[int]] = {}
         self.capacity_bytes = card.capacity_bytes
-        self.problem: dict[str, str | None] | None = None
-        self.replaced = 0
-        self.optimizer_name = ""
-        self.loss_is_finite = True
-        self.zeros_read = 0
-        self.unknown_calls: tuple[str, ...] = ()
+        self.notes = TrialNotes()
 
     def has_room_for_model(self, micro_batch: int, micro_steps: int) -> bool:
         """Whether the target can be loaded; the trial that tells is any that was traced."""
@@ -105,7 +101,7 @@ class CardTrials:
         """How the trial would end on the card."""
         traced = self._shared.tracer.at(self._shared.family, micro_batch, micro_steps)
         if traced.attempt is not None and traced.steps is None:
-            self.problem = self._explain(traced.attempt)
+            self.notes.problem = self._explain(traced.attempt)
             return replace(traced.attempt.trial, allowed_bytes=allowed_bytes)
         if traced.steps is None:
             raise RuntimeError("a trial that was not run is told by others")
@@ -115,7 +111,7 @@ class CardTrials:
             self._alike.setdefault(shape, set()).add(micro_batch)
         return _trial(micro_batch, allowed_bytes, traced.steps, placement)
 
-    def foresee(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
+    def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
         """The largest size between two that can be placed.
 
         None where every size is traced by itself, or where a probe of this card could not foresee yet, for want of two
@@ -246,7 +242,7 @@ class Fitter:
         world_size: int,
         start_bytes: int,
         weights_bytes: int,
-        explain: Callable[[Any], dict[str, str | None] | None],
+        explain: Callable[[Attempt], TrialProblem | None],
     ) -> None:
         if device.journal is None:
             raise RuntimeError("the journal is begun before the target is loaded")

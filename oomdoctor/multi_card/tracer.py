@@ -11,6 +11,7 @@ from oomdoctor.errors import NoAnswerError
 from oomdoctor.multi_card.scaling import LinearScaling, MemoryTrace, does_the_same, linear_scaling
 from oomdoctor.results import Outcome
 from oomdoctor.trial.meter import TrialMeter
+from oomdoctor.trial.protocol import RunTrial
 from oomdoctor.trial.trial import TrialSetup, await_release, run_trial
 
 if TYPE_CHECKING:
@@ -131,9 +132,8 @@ class Tracer:
         self._device.card = without_memory_limit(card, emulated)
         self._journal.begin()
         try:
-            attempt = run_trial(
-                self._setup, micro_batch, micro_steps, emulated.total_bytes, _JournalRecorder(self._journal)
-            )
+            question = RunTrial(micro_batch, micro_steps, emulated.total_bytes)
+            attempt = run_trial(self._setup, question, _JournalRecorder(self._journal))
         finally:
             await_release(self._setup.model, self._start_bytes)
             self._device.forget_dropout_state()

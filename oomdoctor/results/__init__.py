@@ -26,6 +26,7 @@ from oomdoctor.results.document import (
     LintDocument,
     ProbeDocument,
 )
+from oomdoctor.results.fit import CardFit
 from oomdoctor.results.lint import Concern, Finding, LintResult, Severity, Unreadable
 from oomdoctor.results.probe import (
     Accumulation,
@@ -60,10 +61,13 @@ from oomdoctor.results.snapshot import (
     TimelinePoint,
     TrainingPhase,
 )
+from oomdoctor.results.variant import Axis, EnvironmentVariable, Precision, Variant
 
 __all__ = [
     "SCHEMA_VERSION",
     "Accumulation",
+    "Axis",
+    "CardFit",
     "Category",
     "CategoryBytes",
     "Cause",
@@ -80,6 +84,7 @@ __all__ = [
     "DiagnosisResult",
     "DifferingLine",
     "Document",
+    "EnvironmentVariable",
     "Facts",
     "FigureKind",
     "Finding",
@@ -104,6 +109,7 @@ __all__ = [
     "Phase",
     "PhaseMemory",
     "PhaseName",
+    "Precision",
     "ProbeDocument",
     "ProbeResult",
     "Problem",
@@ -120,5 +126,6 @@ __all__ = [
     "Trial",
     "UniformPlan",
     "Unreadable",
+    "Variant",
     "Verdict",
 ]

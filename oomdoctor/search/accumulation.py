@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
-
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Accumulation, UniformPlan
+from oomdoctor.units import whole_number
 
 # A uniform plan may take this many times the steps of the even one before its plain loop is not worth its time.
 _UNIFORM_STEPS = 1.25
@@ -13,24 +12,6 @@ _UNIFORM_STEPS = 1.25
 
 # A plan lists every micro-batch; beyond this many samples it would be longer than anybody can read or train.
 LARGEST_TARGET = 10_000_000
-
-
-def whole_number(name: str, value: object) -> int:
-    """Read a number that a program gave: an integer, NumPy's included; `256.0` and `"256"` are mistakes elsewhere.
-
-    Args:
-        name: What it was given as, to be named in an error.
-        value: What was given.
-
-    Raises:
-        UsageError: It is no integer, or a truth value.
-    """
-    try:
-        if not isinstance(value, bool):
-            return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        pass
-    raise UsageError(f"`{name}` is `{value!r}`, which is no whole number", hint="give an integer")
 
 
 def per_device_target(target_batch: int, world_size: int = 1) -> int:

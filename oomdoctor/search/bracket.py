@@ -51,14 +51,14 @@ _LEAN, _SHARP = 0.35, 0.02
 # Peaks wobble by the allocator's rounding; a smaller size that took more than this more is worth a note.
 _WOBBLE_BYTES, _WOBBLE_SHARE = 64 << 20, 0.02
 # Foretold sizes that may prove wrong before the measured prediction is relied on alone.
-_FORESIGHT_MISSES = 2
+_REPLAY_MISSES = 2
 # Foresight needs two sizes that fit and do the same in a step: a small one, and one at this part of the way to what
-# that one predicts; where a step of few samples is another, a third. Sizes that fit, as foretold ones do, tell little
-# of where fitting ends; the bound on trials is wider by so many, or it would ask for sizes far above what is foretold.
-_FORESIGHT_FIRST_SIZE = 4
-_FORESIGHT_STEP = 0.4
-_FORESIGHT_MOST_FITS = 3
-_FORESIGHT_TRIALS = 6
+# that one predicts; where a step of few samples is another, a third. Sizes that fit, as predicted ones do, tell little
+# of where fitting ends; the bound on trials is wider by so many, or it would ask for sizes far above what is predicted.
+_REPLAY_FIRST_SIZE = 4
+_REPLAY_STEP = 0.4
+_REPLAY_MOST_FITS = 3
+_REPLAY_TRIALS = 6
 # Guesses that are heard; a second one is had where the capacity has changed. Each may take a trial or two for nothing.
 _MOST_GUESSES = 2
 _GUESS_TRIALS = 2 * _MOST_GUESSES
@@ -78,7 +78,7 @@ class Bracket:
         largest: Largest size to consider.
         capacity_bytes: Bytes that PyTorch may take during a trial.
         smallest: Smallest size to consider; 2 once the model has refused 1.
-        foresee: Foretells the largest size that fits, see `find_maximum`.
+        predict_max: Predicts the largest size that fits, see `find_maximum`.
         guess: Says the largest size that fits, see `find_maximum`.
         low: Largest size that fits; `smallest - 1` stands for none.
         high: Smallest size above it that does not fit; `largest + 1` is never run.
@@ -92,7 +92,7 @@ class Bracket:
     largest: int
     capacity_bytes: int
     smallest: int = 1
-    foresee: PredictMax | None = None
+    predict_max: PredictMax | None = None
     guess: Guess | None = None
     low: int = field(init=False)
     high: int = field(init=False)
@@ -102,14 +102,14 @@ class Bracket:
     refusals: list[str] = field(default_factory=list)
     failed: Trial | None = None
     _limit: int = field(init=False)
-    _foretold: int | None = None
-    _foresight_misses: int = 0
+    _predicted: int | None = None
+    _replay_misses: int = 0
     _guesses: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.low, self.high = self.smallest - 1, self.largest + 1
         self._limit = trial_limit(self.largest, self.smallest)
-        self._limit += (_FORESIGHT_TRIALS if self.foresee else 0) + (_GUESS_TRIALS if self.guess else 0)
+        self._limit += (_REPLAY_TRIALS if self.predict_max else 0) + (_GUESS_TRIALS if self.guess else 0)
 
     @property
     def is_open(self) -> bool:
@@ -144,8 +144,8 @@ class Bracket:
             self.refusals.append(f"the model refuses a micro-batch of 1, so that 2 is the smallest: {_reason(trial)}")
         else:
             self.failed = trial
-        if self._foretold is not None and not self.low <= self._foretold < self.high:
-            self._foresight_misses += 1
+        if self._predicted is not None and not self.low <= self._predicted < self.high:
+            self._replay_misses += 1
 
     def next_size(self) -> int:
         """Choose the size to run: the wanted one, as near as bisection can still end in time from."""
@@ -157,8 +157,8 @@ class Bracket:
     def _wanted_size(self, reach: int) -> int:
         bounded = self.high <= self.largest
         guessed = self._guess()
-        self._foretold = self._foresee() if guessed is None else None
-        told = self._foretold if guessed is None else guessed
+        self._predicted = self._predict_max() if guessed is None else None
+        told = self._predicted if guessed is None else guessed
         if told is not None:
             fails_first = not bounded and not self._is_near(told, reach)
             return told + 1 if fails_first or told <= self.low else told
@@ -167,7 +167,7 @@ class Bracket:
             return self._blind_size(bounded=bounded)
         if self._wants_another_fit() and prediction.centre < self.largest:
             ahead = min(prediction.centre, self.high) - self.low
-            return self.low + max(1, round(_FORESIGHT_STEP * ahead))
+            return self.low + max(1, round(_REPLAY_STEP * ahead))
         if not bounded and prediction.centre <= self.low:
             return self.low + (1 << max(0, self._streak() - 1))  # it is contradicted: grow away from it
         if not bounded:
@@ -190,15 +190,15 @@ class Bracket:
         size = min(max(guess, self.smallest - 1), self.largest)
         return size if len(self._guesses) <= _MOST_GUESSES and self.low <= size < self.high else None
 
-    def _foresee(self) -> int | None:
-        if self.foresee is None or not self.fits or self._foresight_misses >= _FORESIGHT_MISSES:
+    def _predict_max(self) -> int | None:
+        if self.predict_max is None or not self.fits or self._replay_misses >= _REPLAY_MISSES:
             return None
-        return self.foresee(self.low, self.high)
+        return self.predict_max(self.low, self.high)
 
     def _wants_another_fit(self) -> bool:
         """Whether two sizes that do the same may yet be found, for foresight to rest on."""
-        waiting = self.foresee is not None and self._foresight_misses == 0
-        return waiting and 0 < len(self.fits) < _FORESIGHT_MOST_FITS and self.high - self.low > _FORESIGHT_FIRST_SIZE
+        waiting = self.predict_max is not None and self._replay_misses == 0
+        return waiting and 0 < len(self.fits) < _REPLAY_MOST_FITS and self.high - self.low > _REPLAY_FIRST_SIZE
 
     def _streak(self) -> int:
         """Return how many trials in a row, the last included, ended the same way: a sign that the centre is off."""
@@ -210,9 +210,9 @@ class Bracket:
             return (self.low + self.high) // 2
         if bounded:
             step = max(1, (self.high - self.low) // _STEP_DOWN)
-            return self.low + (step if self.foresee is None else min(step, _FORESIGHT_FIRST_SIZE))
-        if self.foresee is not None:
-            return self.largest if self.largest <= 2 * _FORESIGHT_FIRST_SIZE else _FORESIGHT_FIRST_SIZE
+            return self.low + (step if self.predict_max is None else min(step, _REPLAY_FIRST_SIZE))
+        if self.predict_max is not None:
+            return self.largest if self.largest <= 2 * _REPLAY_FIRST_SIZE else _REPLAY_FIRST_SIZE
         samples = max(1.0, self.capacity_bytes / _FIRST_GUESS_BYTES)
         guess = max(self.smallest, min(_FIRST_GUESS_MOST, 1 << round(math.log2(samples))))
         return self.largest if self.largest <= 2 * guess else guess
@@ -275,7 +275,7 @@ def find_maximum(  # noqa: PLR0913 - each is a fact of its own, and all but one 
     capacity_bytes: int,
     smallest: int = 1,
     known: Sequence[Trial] = (),
-    foresee: PredictMax | None = None,
+    predict_max: PredictMax | None = None,
     guess: Guess | None = None,
 ) -> SearchResult:
     """Find the largest size that fits.
@@ -286,10 +286,10 @@ def find_maximum(  # noqa: PLR0913 - each is a fact of its own, and all but one 
         capacity_bytes: Bytes that PyTorch may take during a trial.
         smallest: Smallest size to consider.
         known: Trials of this model that have been run already.
-        foresee: Foretells the largest size that fits, between one that does (or `smallest - 1`) and one that does not
-            (or `largest + 1`); None when it cannot. A hint: what it says is run like any other size.
+        predict_max: Predicts the largest size that fits, between one that does (or `smallest - 1`) and one that does
+            not (or `largest + 1`); None when it cannot. A hint: what it says is run like any other size.
         guess: Says the largest size that fits before any was run; None when it cannot. A hint as well, and one that
-            goes before `foresee` until a trial speaks against it. It is asked again before each trial, since the
+            goes before `predict_max` until a trial speaks against it. It is asked again before each trial, since the
             capacity may have changed.
 
     Returns:
@@ -304,7 +304,7 @@ def find_maximum(  # noqa: PLR0913 - each is a fact of its own, and all but one 
             f"there is no micro-batch size from {smallest} to {largest}",
             hint="the smallest size must be 1 or more, and the per-device target no smaller than it",
         )
-    bracket = Bracket(largest, capacity_bytes, smallest, foresee, guess)
+    bracket = Bracket(largest, capacity_bytes, smallest, predict_max, guess)
     bracket.absorb(known)
     while bracket.is_open:
         bracket.record(try_batch(bracket.next_size()))
@@ -328,7 +328,7 @@ def _result(bracket: Bracket) -> SearchResult:
 
 
 def find_recommended(
-    try_batch: TryBatch, *, search: SearchResult, allowed_bytes: int, foresee: PredictMax | None = None
+    try_batch: TryBatch, *, search: SearchResult, allowed_bytes: int, predict_max: PredictMax | None = None
 ) -> int:
     """Find a size that fits into less memory and never runs at its edge.
 
@@ -336,7 +336,7 @@ def find_recommended(
         try_batch: Runs one trial at a size, with `allowed_bytes`.
         search: How the search at full capacity ended.
         allowed_bytes: Bytes that PyTorch may take: the capacity less the headroom.
-        foresee: As for `find_maximum`, for a size that fits without the allocator giving back its cache.
+        predict_max: As for `find_maximum`, for a size that fits without the allocator giving back its cache.
 
     Returns:
         The largest size that was tested and fits into `allowed_bytes` without the allocator giving back its cache and
@@ -345,9 +345,9 @@ def find_recommended(
     known = list(search.trials)
     low = max((trial.micro_batch for trial in known if _is_comfortable(trial, allowed_bytes)), default=0)
     low, high, failures = max(low, search.smallest - 1), search.maximum + 1, 0
-    foretold = None if foresee is None else foresee(low, high)
+    predicted = None if predict_max is None else predict_max(low, high)
     while high - low > 1:
-        size, foretold = foretold or _comfortable_size(known, allowed_bytes, high, failures), None
+        size, predicted = predicted or _comfortable_size(known, allowed_bytes, high, failures), None
         if low >= _NEAR * size:
             break
         trial = try_batch(size)

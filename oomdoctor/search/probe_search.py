@@ -13,10 +13,9 @@ from oomdoctor.search.bracket import SearchResult, find_maximum, find_recommende
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oomdoctor.multi_card.fit import CardFit
     from oomdoctor.progress import Progress
     from oomdoctor.results import Accumulation
-    from oomdoctor.search.source import TrialSource, WarmStart
+    from oomdoctor.search.source import Guess, TrialSource, WarmStart
 
 
 _FIRST_RANGE = 4096
@@ -33,24 +32,24 @@ class ProbeSearch:
     """One probe's trials.
 
     Args:
-        supervisor: Runs them.
+        source: Runs them.
         progress: Told of each.
         per_device_target: Samples per optimizer step on one device; nothing above it is tried, and below it gradients
             are accumulated.
-        guide: Guesses what the search will find; None to do without.
+        warm_start: Guesses what the search will find; None to do without.
 
     Attributes:
         trials: Every trial, in the order it ran.
     """
 
     def __init__(
-        self, supervisor: TrialSource, progress: Progress, per_device_target: int, guide: WarmStart | None = None
+        self, source: TrialSource, progress: Progress, per_device_target: int, warm_start: WarmStart | None = None
     ) -> None:
-        self._supervisor = supervisor
+        self._source = source
         self._progress = progress
         self._per_device_target = per_device_target
-        self._guide = guide
-        self._guessed: CardFit | None = None
+        self._warm_start = warm_start
+        self._guessed: Guess | None = None
         self._low = 0
         self._high = per_device_target + 1
         self.trials: list[Trial] = []
@@ -75,26 +74,26 @@ class ProbeSearch:
 
     def _search_up_to(self, largest: int) -> SearchResult:
         return find_maximum(
-            lambda size: self._run(size, self._supervisor.capacity_bytes),
+            lambda size: self._run(size, self._source.capacity_bytes),
             largest=largest,
-            capacity_bytes=self._supervisor.capacity_bytes,
+            capacity_bytes=self._source.capacity_bytes,
             known=self.trials,
-            foresee=lambda low, high: self._supervisor.foresee(
-                low, high, allowed_bytes=self._supervisor.capacity_bytes, retries=True
+            predict_max=lambda low, high: self._source.predict_max(
+                low, high, allowed_bytes=self._source.capacity_bytes, retries=True
             ),
-            guess=self._guess if self._guide else None,
+            guess=self._guess if self._warm_start else None,
         )
 
     def _guess(self) -> int | None:
-        if self._guide is not None:
-            self._guessed = self._guide.guess(self._supervisor.capacity_bytes)
+        if self._warm_start is not None:
+            self._guessed = self._warm_start.guess(self._source.capacity_bytes)
         return None if self._guessed is None else self._guessed.maximum
 
     def check_plan(self, plan: Accumulation) -> bool:
         """Whether no micro-batch of the plan runs out; runs those that were not run yet."""
         for size in sorted(set(plan.micro_batches), reverse=True):
             seen = [trial for trial in self.trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
-            if not seen and self._run(size, self._supervisor.capacity_bytes).outcome in (Outcome.OOM, Outcome.LIMIT):
+            if not seen and self._run(size, self._source.capacity_bytes).outcome in (Outcome.OOM, Outcome.LIMIT):
                 return False
         return True
 
@@ -107,7 +106,7 @@ class ProbeSearch:
         growth = ((at_maximum.peak_allocated_bytes or 0) - (at_maximum.fixed_bytes or 0)) / maximum
         if (target - maximum) * growth > gradient_bytes:
             return search
-        if self._run(target, self._supervisor.capacity_bytes).outcome is not Outcome.FITS:
+        if self._run(target, self._source.capacity_bytes).outcome is not Outcome.FITS:
             return search
         note = f"{target} fits because nothing is accumulated then; with accumulation the largest is {maximum}"
         return replace(search, maximum=target, successor=None, limited_by="target", notes=(*search.notes, note))
@@ -119,25 +118,25 @@ class ProbeSearch:
             TargetError: It accepts neither one sample nor two.
             NoAnswerError: The null GPU cannot do what it asks for.
         """
-        trial = self._run(1, self._supervisor.capacity_bytes)
+        trial = self._run(1, self._source.capacity_bytes)
         if trial.outcome is Outcome.FAILED:  # a batch norm needs two
-            trial = self._run(2, self._supervisor.capacity_bytes)
+            trial = self._run(2, self._source.capacity_bytes)
         if trial.outcome is Outcome.FAILED:
             raise self._failure(trial)
         return trial
 
     def find_recommended(self, search: SearchResult, headroom: float) -> int:
         """The largest tested size that fits with `headroom` of the capacity withheld, and never runs at its edge."""
-        allowed = int(self._supervisor.capacity_bytes * (1 - headroom))
+        allowed = int(self._source.capacity_bytes * (1 - headroom))
 
-        def foresee(low: int, high: int) -> int | None:
-            # A guide that was right about the maximum knows the step well enough.
+        def predict_max(low: int, high: int) -> int | None:
+            # A warm start that was right about the maximum knows the step well enough.
             if self._guessed and self._guessed.maximum == search.maximum and low < self._guessed.recommended < high:
                 return self._guessed.recommended
-            return self._supervisor.foresee(low, high, allowed_bytes=allowed, retries=False)
+            return self._source.predict_max(low, high, allowed_bytes=allowed, retries=False)
 
         return find_recommended(
-            lambda size: self._run(size, allowed), search=search, allowed_bytes=allowed, foresee=foresee
+            lambda size: self._run(size, allowed), search=search, allowed_bytes=allowed, predict_max=predict_max
         )
 
     def tried(self, micro_batch: int, steps: int) -> Trial:
@@ -145,7 +144,7 @@ class ProbeSearch:
         seen = [trial for trial in self.trials if trial.micro_batch == micro_batch and trial.outcome is Outcome.FITS]
         if seen and steps <= micro_steps(micro_batch, self._per_device_target):
             return seen[-1]
-        return self._run(micro_batch, self._supervisor.capacity_bytes, steps)
+        return self._run(micro_batch, self._source.capacity_bytes, steps)
 
     def try_profiled(self, size: int | None, maximum: int) -> None:
         """Run the size whose memory is asked for, with all memory, where the search did not and it can fit.
@@ -159,7 +158,7 @@ class ProbeSearch:
         steps = steps or micro_steps(micro_batch, self._per_device_target)
         return self.record(
             micro_batch,
-            lambda: self._supervisor.run(micro_batch, micro_steps=steps, allowed_bytes=allowed_bytes),
+            lambda: self._source.run(micro_batch, micro_steps=steps, allowed_bytes=allowed_bytes),
         )
 
     def record(self, micro_batch: int, run: Callable[[], Trial]) -> Trial:
@@ -173,9 +172,7 @@ class ProbeSearch:
         trial = run()
         if trial.outcome is Outcome.FITS:
             self._low = max(self._low, micro_batch)
-        elif (
-            trial.allowed_bytes >= self._supervisor.capacity_bytes
-        ):  # what does not fit with headroom withheld may yet fit
+        elif trial.allowed_bytes >= self._source.capacity_bytes:  # what does not fit with headroom withheld may yet fit
             self._high = min(self._high, micro_batch)
         self.trials.append(trial)
         self._progress.trial_finished(trial)
@@ -184,13 +181,14 @@ class ProbeSearch:
     def _failure(self, trial: Trial) -> OomdoctorError:
         fitting = [other.micro_batch for other in self.trials if other.outcome is Outcome.FITS]
         contrast = f", and {max(fitting)} does not" if fitting else ""
-        problem = self._supervisor.problem or {}
-        if problem.get("kind") == NoAnswerError.__name__:
-            return NoAnswerError(str(problem["message"]), details=problem["details"], hint=problem["hint"])
+        problem = self._source.notes.problem
+        if problem is not None and problem.kind == NoAnswerError.__name__:
+            return problem.error()
+        hint = None if problem is None else problem.hint
         return TargetError(
             f"micro-batch {trial.micro_batch} fails{contrast}: {trial.error}",
-            details=problem.get("details"),
-            hint=problem.get("hint") or "this is not an out-of-memory error; mend it and probe again",
+            details=None if problem is None else problem.details,
+            hint=hint or "this is not an out-of-memory error; mend it and probe again",
         )
 
 

@@ -107,19 +107,23 @@ def build(target: Target, *, passes: Passes = is_out_of_memory) -> torch.nn.Modu
     )
 
 
-def make_one_batch(target: Target, batch_size: int, *, passes: Passes = is_out_of_memory) -> Any:  # noqa: ANN401 - any nest
+def make_one_batch(
+    target: Target, batch_size: int, *, sizes: Mapping[str, int] | None = None, passes: Passes = is_out_of_memory
+) -> Any:  # noqa: ANN401 - any nest
     """Have the file make a batch of `batch_size` samples; placing it is left to the caller.
 
     Args:
         target: The user's functions.
         batch_size: Samples.
+        sizes: Other sizes, such as a sequence length, which `make_batch` takes as keywords.
         passes: Which errors go through as they are, instead of becoming a TargetError.
 
     Raises:
         TargetError: The function raised, or returned nothing.
     """
-    call = f"make_batch({batch_size})"
-    batch = _call(target, target.make_batch, batch_size, call=call, passes=passes)
+    sizes = sizes or {}
+    call = f"make_batch({', '.join([str(batch_size), *(f'{name}={size}' for name, size in sizes.items())])})"
+    batch = _call(target, partial(target.make_batch, **sizes), batch_size, call=call, passes=passes)
     if batch is None:
         raise TargetError(f"`{call}` returned None", hint="end `make_batch` with a `return` of the batch")
     return batch

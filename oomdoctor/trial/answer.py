@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from oomdoctor.results import Accumulation, Guidance
     from oomdoctor.search.bracket import SearchResult
     from oomdoctor.search.source import TrialSource
-    from oomdoctor.trial.client import LoadedTarget
     from oomdoctor.trial.dependencies import Dependencies
     from oomdoctor.trial.profile_runner import ProfiledAnswer
+    from oomdoctor.trial.protocol import LoadedTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,15 @@ class Findings:
 
 
 def build_result(
-    request: ProbeRequest, engine: Engine, supervisor: TrialSource, others: OtherProcesses, findings: Findings
+    request: ProbeRequest, engine: Engine, source: TrialSource, others: OtherProcesses, findings: Findings
 ) -> ProbeResult:
     """Put the result together."""
     loaded, search = findings.loaded, findings.search
     maximum = search.maximum if search else 0
     return ProbeResult(
         target=request.target,
-        precision=OWN_PRECISION if request.command else request.precision,
-        optimizer=supervisor.optimizer_name,
+        precision=OWN_PRECISION if request.command else request.variant.precision,
+        optimizer=source.notes.optimizer_name,
         micro_batch=MicroBatch(
             maximum=maximum,
             recommended=findings.recommended,
@@ -95,7 +95,7 @@ def build_result(
             smallest=search.smallest if search else 1,
         ),
         accumulation=findings.plan,
-        capacity_bytes=supervisor.capacity_bytes,
+        capacity_bytes=source.capacity_bytes,
         headroom=request.headroom,
         weights_bytes=loaded.weights_bytes,
         device=_device(engine, loaded, others),
@@ -109,7 +109,7 @@ def build_result(
             *findings.recorded.reasons,
             *_guide_reasons(findings.guidance, maximum),
         ),
-        warnings=tuple(_warnings(request, engine, supervisor, findings)),
+        warnings=tuple(_warnings(request, engine, source, findings)),
         memory=findings.recorded.memory,
         guide=findings.guidance,
     )
@@ -164,9 +164,9 @@ def _optimizer_reason(request: ProbeRequest, loaded: LoadedTarget) -> Reason:
         return Reason("optimizer", "the command's own")
     found = loaded.found["build_optimizer"]
     if not found.startswith("`"):
-        found = f"`--optimizer {request.optimizer}`" if request.optimizer else found
-    elif request.optimizer:
-        found = f"{found}, which goes before `--optimizer {request.optimizer}`"
+        found = f"`--optimizer {request.variant.optimizer}`" if request.variant.optimizer else found
+    elif request.variant.optimizer:
+        found = f"{found}, which goes before `--optimizer {request.variant.optimizer}`"
     return Reason("optimizer", found)
 
 
@@ -181,7 +181,7 @@ _NATIVE_BF16 = 8.0
 """Compute capability from which bf16 is native."""
 
 
-def _warnings(request: ProbeRequest, engine: Engine, supervisor: TrialSource, findings: Findings) -> list[str]:
+def _warnings(request: ProbeRequest, engine: Engine, source: TrialSource, findings: Findings) -> list[str]:
     """What the reader should know before relying on the answer, about the model first and then about the machine."""
     found = list(findings.search.notes) if findings.search else [_smallest_card(findings.loaded.weights_bytes or 0)]
     maximum = findings.search.maximum if findings.search else 0
@@ -193,27 +193,28 @@ def _warnings(request: ProbeRequest, engine: Engine, supervisor: TrialSource, fi
     if swallowed:
         sizes = ", ".join(swallowed)
         found.append(f"the target's code caught out-of-memory errors itself at micro-batch {sizes}; they count")
-    if not supervisor.loss_is_finite:
+    if not source.notes.loss_is_finite:
         found.append("the loss was NaN or infinite; memory does not depend on it, training does")
-    if supervisor.replaced:
-        found.append(f"{supervisor.replaced} times a trial left memory behind and the worker was replaced")
-    return [*found, *_device_warnings(request, engine, supervisor, findings), *findings.recorded.warnings]
+    if source.notes.replaced:
+        found.append(f"{source.notes.replaced} times a trial left memory behind and the worker was replaced")
+    return [*found, *_device_warnings(request, engine, source, findings), *findings.recorded.warnings]
 
 
-def _device_warnings(request: ProbeRequest, engine: Engine, supervisor: TrialSource, findings: Findings) -> list[str]:
+def _device_warnings(request: ProbeRequest, engine: Engine, source: TrialSource, findings: Findings) -> list[str]:
     loaded, found = findings.loaded, []
     if not loaded.has_kernels:
         found.append(_no_kernels(loaded))
-    if request.precision == "bf16" and float(loaded.compute_capability) < _NATIVE_BF16:
+    if request.variant.precision == "bf16" and float(loaded.compute_capability) < _NATIVE_BF16:
         found.append(
             f"compute capability {loaded.compute_capability} emulates bf16; `--precision fp16` may suit it better"
         )
         if engine.kind == "trace":
             found.append("on this card a trace of bf16 is too low; `--engine null` runs what such a card runs instead")
-    if supervisor.zeros_read and request.command is None:  # a command reads back what it logs
-        found.append(_zeros_read(supervisor.zeros_read, engine))
-    if supervisor.unknown_calls and engine.kind == "null":
-        found.append(f"the null GPU does not serve {', '.join(supervisor.unknown_calls)}: memory there is not counted")
+    if source.notes.zeros_read and request.command is None:  # a command reads back what it logs
+        found.append(_zeros_read(source.notes.zeros_read, engine))
+    if source.notes.unknown_calls and engine.kind == "null":
+        names = ", ".join(source.notes.unknown_calls)
+        found.append(f"the null GPU does not serve {names}: memory there is not counted")
     if findings.moved is None:
         found.append("what other processes hold of this GPU could not be read, so that nobody can say if it moved")
     return found

@@ -11,6 +11,7 @@ from oomdoctor.engines.catalogue import Card, all_cards
 from oomdoctor.engines.null_gpu import control
 from oomdoctor.errors import NoAnswerError, OomdoctorError
 from oomdoctor.target.tracebacks import summary
+from oomdoctor.trial.protocol import HeldMemory
 
 if TYPE_CHECKING:
     from oomdoctor.engines.trace.device import EmulatedDevice
@@ -52,9 +53,9 @@ def capacity_bytes(cap_bytes: int | None) -> int:
     return available if cap_bytes is None else min(cap_bytes, available)
 
 
-def held_memory() -> dict[str, int]:
-    """What PyTorch holds between trials; each has to start from the same."""
-    return {"allocated_bytes": torch.cuda.memory_allocated(), "reserved_bytes": torch.cuda.memory_reserved()}
+def held_memory() -> HeldMemory:
+    """Return what PyTorch holds between trials; each has to start from the same."""
+    return HeldMemory(torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
 
 
 def current_card(device: torch.device) -> Card:

@@ -14,7 +14,7 @@ from oomdoctor.search.accumulation import per_device_target
 from oomdoctor.search.probe_search import ProbeSearch, tested_plan
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.answer import DryRun, Findings, OtherProcesses, ProbeRun, build_result
-from oomdoctor.trial.client import LoadedTarget, WorkerTrialSource
+from oomdoctor.trial.client import WorkerTrialSource
 from oomdoctor.trial.profile_runner import ProfileRunner
 from oomdoctor.trial.warm_start import TracedWarmStart
 from oomdoctor.units import format_size
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from oomdoctor.target.reference import Reference
     from oomdoctor.trial.client import WorkerStarter
     from oomdoctor.trial.process import CancelToken
+    from oomdoctor.trial.protocol import LoadedTarget
 
 
 def probe(
@@ -153,7 +154,7 @@ def engine_for(request: ProbeRequest) -> Engine:
         gpu=request.gpu,
         device=request.device,
         memory_bytes=request.memory_bytes,
-        base=os.environ,
+        base=request.environment(os.environ),
     )
 
 

@@ -1,6 +1,8 @@
-"""The messages between the parent and its worker, one JSON object a line, over two pipes that nothing else writes to.
+"""Messages between the parent and its worker, typed on both sides, and the pipes that they go through.
 
-The user's code prints to stdout and stderr; those go elsewhere, so that no print can be taken for an answer.
+A message is one line of JSON: the protocol's version, the kind of message and its fields. The user's code prints to
+stdout and stderr; those go elsewhere, so that no print can be taken for an answer. A `Question` names the type of its
+answer, so that the type checker sees both sides.
 """
 
 from __future__ import annotations
@@ -11,19 +13,332 @@ import os
 import select
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args
 
-from oomdoctor.results import Outcome, StepMemory  # noqa: TC001 - reading an answer goes by the annotations
+# What reads a message goes by the annotations of its fields.
+from oomdoctor.engines.catalogue import Card  # noqa: TC001
+from oomdoctor.results import CardFit, Outcome, Phase, StepMemory, Trial, Variant  # noqa: TC001
+from oomdoctor.codec import decode, encode
+from oomdoctor.search.source import TrialProblem  # noqa: TC001
+from oomdoctor.target.reference import Reference  # noqa: TC001
+from oomdoctor.trial.dependencies import Dependencies  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oomdoctor.trial.process import CancelToken
 
+PROTOCOL_VERSION: Final = 1
 
 Message = dict[str, Any]
+"""One JSON object, as `Channel` carries it."""
 
+AnswerT = TypeVar("AnswerT")
+AnswerT_co = TypeVar("AnswerT_co", covariant=True)
+MessageT = TypeVar("MessageT")
 _CHUNK = 65536
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCard:
+    """The GPU that the worker sees, before anything is loaded."""
+
+    card: Card
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMemory:
+    """Memory that PyTorch holds between trials.
+
+    Attributes:
+        allocated_bytes: In live tensors.
+        reserved_bytes: From the driver.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTarget:
+    """The model is on the device.
+
+    Attributes:
+        name: The device's name.
+        compute_capability: Such as `8.9`.
+        has_kernels: Whether this torch was built for such a card.
+        total_bytes: Its memory.
+        used_before_bytes: Bytes in use before the model: the context, and other processes on a real GPU.
+        capacity_bytes: Bytes that PyTorch may take.
+        weights_bytes: Bytes of parameters and buffers; None where nobody counted them.
+        placement_error: Text of the OOM when the model alone does not fit, else None.
+        held: Memory once the model is there, from which every trial has to start.
+        phases: Memory while loading.
+        found: Functions of the target's file: name to where it was found.
+        versions: Version by name.
+    """
+
+    name: str
+    compute_capability: str
+    has_kernels: bool
+    total_bytes: int
+    used_before_bytes: int
+    capacity_bytes: int
+    weights_bytes: int | None
+    placement_error: str | None
+    held: HeldMemory
+    phases: tuple[Phase, ...]
+    found: dict[str, str]
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialDone:
+    """One trial has ended.
+
+    Attributes:
+        trial: How.
+        problem: The error of a trial that failed for another reason than memory; else None.
+        allocations: The allocator's events, packed, where the trial fits; see `oomdoctor.trial.replay`.
+        loss_is_finite: False where a loss was NaN or infinite.
+        zeros_read: Times that the step read data back from a null GPU.
+        optimizer: Class name of the optimizer; empty where it was never built.
+        held: Memory that is left.
+        capacity_bytes: Bytes that PyTorch may take now.
+        unknown_calls: Names of CUDA calls that the null GPU was asked for and does not serve.
+    """
+
+    trial: Trial
+    problem: TrialProblem | None
+    allocations: str
+    loss_is_finite: bool
+    zeros_read: int
+    optimizer: str
+    held: HeldMemory
+    capacity_bytes: int
+    unknown_calls: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedMax:
+    """The largest size that a replay can place; None where no trials can be replayed."""
+
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOutcome:
+    """The profile of memory at one size.
+
+    Attributes:
+        memory: Memory by category and module; None where it could not be had.
+        reason: Why it could not be had, or what it lacks; None where there is nothing to say.
+        outcome: How the trial ended.
+    """
+
+    memory: StepMemory | None
+    reason: str | None
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileDone:
+    """A profile, and the memory that is left after it."""
+
+    profile: ProfileOutcome
+    held: HeldMemory
+
+
+@dataclass(frozen=True, slots=True)
+class DependenciesSeen:
+    """Files and variables that the target has used so far."""
+
+    dependencies: Dependencies
+
+
+@dataclass(frozen=True, slots=True)
+class CardFitted:
+    """One card's answer, and what the target asked about the GPU."""
+
+    fit: CardFit
+    questions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """One of our errors, after which the parent asks no more."""
+
+    problem: TrialProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """The traceback of an error in the worker itself."""
+
+    details: str
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The worker has ended, as its guardian reports."""
+
+    return_code: int
+
+
+# --- questions -------------------------------------------------------------------------------------------------------
+
+
+class Question(Generic[AnswerT_co]):
+    """A message to the worker that is answered by an `AnswerT_co`, or by `Failed` or `Bug`."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AskDevice(Question[DeviceCard]):
+    """Describe the GPU; asked before the target is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTarget(Question[LoadedTarget]):
+    """Import the target, build its model and place it on the device; asked once.
+
+    Attributes:
+        reference: The target.
+        variant: How trials differ from the plain step.
+        memory_bytes: Capacity to keep to, or None for what the device has.
+        watched: Whether to record which files and variables the target uses.
+    """
+
+    reference: Reference
+    variant: Variant
+    memory_bytes: int | None
+    watched: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunTrial(Question[TrialDone]):
+    """Run one trial.
+
+    Attributes:
+        micro_batch: Samples in one forward and backward.
+        micro_steps: Micro-batches in each optimizer step.
+        allowed_bytes: Most bytes that the allocator may hold.
+    """
+
+    micro_batch: int
+    micro_steps: int
+    allowed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrialAllocations:
+    """The allocator's events of a trial that fits, packed, with its size."""
+
+    micro_batch: int
+    allocations: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTrials(Question[PredictedMax]):
+    """Predict the largest size from the allocations of earlier trials.
+
+    Attributes:
+        trials: Those trials.
+        low: A size that fits, or 0.
+        high: A size that does not fit, or one above the largest in question.
+        allowed_bytes: Most bytes that the allocator may hold.
+        retries: Whether the allocator may give back its cache and try again.
+    """
+
+    trials: tuple[TrialAllocations, ...]
+    low: int
+    high: int
+    allowed_bytes: int
+    retries: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileTrial(Question[ProfileDone]):
+    """Run one trial and record its memory by category and module.
+
+    Attributes:
+        trial: The trial.
+        peak_allocated_bytes: The peak that it had when it was not recorded.
+    """
+
+    trial: RunTrial
+    peak_allocated_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDependencies(Question[DependenciesSeen]):
+    """Report the files and variables that the target has used; asked only where it is watched."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadForCards(Question[LoadedTarget]):
+    """Load the target on an emulated device, to ask about many cards; asked once.
+
+    Attributes:
+        load: The target.
+        cards: Every card that will be asked about.
+        target_batch: Samples per optimizer step over all devices.
+        world_size: Devices that share it.
+        is_expendable: Whether the kernel shall end this worker first where the host's memory is out.
+    """
+
+    load: LoadTarget
+    cards: tuple[Card, ...]
+    target_batch: int
+    world_size: int
+    is_expendable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FitCard(Question[CardFitted]):
+    """Find one card's answer without a trial on it.
+
+    Attributes:
+        gpu: The card's key.
+        headroom: Part of the capacity that the recommended size leaves free.
+        capacity_bytes: Bytes that PyTorch may take of it; None for all that the context leaves.
+    """
+
+    gpu: str
+    headroom: float
+    capacity_bytes: int | None
+
+
+AnyQuestion = (
+    AskDevice | LoadTarget | RunTrial | ReplayTrials | ProfileTrial | ReportDependencies | LoadForCards | FitCard
+)
+AnyAnswer = (
+    DeviceCard
+    | LoadedTarget
+    | TrialDone
+    | PredictedMax
+    | ProfileDone
+    | DependenciesSeen
+    | CardFitted
+    | Failed
+    | Bug
+    | Died
+)
+_QUESTIONS: Final[Mapping[str, type[AnyQuestion]]] = {kind.__name__: kind for kind in get_args(AnyQuestion)}
+_ANSWERS: Final[Mapping[str, type[AnyAnswer]]] = {kind.__name__: kind for kind in get_args(AnyAnswer)}
+
+
+def answer_type(question: Question[AnswerT]) -> type[AnswerT]:
+    """Return the type of a question's answer."""
+    base: Any = type(question).__orig_bases__[0]  # type: ignore[attr-defined]
+    kind: type[AnswerT] = get_args(base)[0]
+    return kind
+
+
+# --- the wire --------------------------------------------------------------------------------------------------------
 
 
 class ChannelClosedError(Exception):
@@ -35,7 +350,7 @@ class ChannelTimeoutError(Exception):
 
 
 class Channel:
-    """A pair of pipe ends.
+    """A pair of pipe ends that carry one JSON object a line.
 
     Args:
         read_fd: Where messages come from.
@@ -106,16 +421,41 @@ class Channel:
             raise ChannelTimeoutError
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileOutcome:
-    """What came of recording memory.
+def send(channel: Channel, message: Question[object] | AnyAnswer) -> None:
+    """Write one message.
 
-    Attributes:
-        memory: What memory was made of; None where that could not be had.
-        reason: Why it could not be had, or what it lacks; None where there is nothing to say.
-        outcome: How the trial ended.
+    Raises:
+        ChannelClosedError: The other side is gone.
     """
+    channel.send({"version": PROTOCOL_VERSION, "kind": type(message).__name__, "fields": encode(message)})
 
-    memory: StepMemory | None
-    reason: str | None
-    outcome: Outcome
+
+def receive_answer(channel: Channel, timeout_seconds: float) -> AnyAnswer:
+    """Read the worker's next message.
+
+    Raises:
+        ChannelClosedError: The worker is gone.
+        ChannelTimeoutError: Nothing came within `timeout_seconds`.
+        KeyboardInterrupt: The stop was set.
+        RuntimeError: It is no answer, or one of another version.
+    """
+    data = channel.receive(timeout_seconds)
+    if data.get("event") == "died":  # the guardian's, which imports nothing of ours
+        return Died(data["return_code"])
+    return _message(_ANSWERS, data)
+
+
+def receive_question(channel: Channel) -> AnyQuestion:
+    """Read the parent's next message.
+
+    Raises:
+        ChannelClosedError: The parent is gone.
+        RuntimeError: It is no question, or one of another version.
+    """
+    return _message(_QUESTIONS, channel.receive())
+
+
+def _message(kinds: Mapping[str, type[MessageT]], data: Message) -> MessageT:
+    if data.get("version") != PROTOCOL_VERSION or data.get("kind") not in kinds:
+        raise RuntimeError(f"not a message of version {PROTOCOL_VERSION} of the protocol: {str(data)[:200]}")
+    return decode(kinds[data["kind"]], data["fields"], data["kind"])

@@ -19,16 +19,17 @@ from oomdoctor.agent.oom_errors import walk_chain
 from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.oom.classifier import Evidence, classify
 from oomdoctor.results import Outcome, PhaseName, Trial
-from oomdoctor.target.contract import Target, check_loss, make_one_batch, make_optimizer, step_failure
+from oomdoctor.target.contract import Target, check_loss, step_failure
 from oomdoctor.target.placement import place, tensors_in
 from oomdoctor.trial.meter import TrialMeter
+from oomdoctor.trial.variants import autocast, gradient_scaler, make_batch, make_optimizer
 
 if TYPE_CHECKING:
-    from oomdoctor.request import Precision
+    from oomdoctor.results import Variant
+    from oomdoctor.trial.protocol import RunTrial
     from oomdoctor.trial.replay import AllocationTrace
 
 
-_AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _ITERATIONS = (1, 2)
 _LONGEST_RELEASE_SECONDS = 0.5
 _PAUSE_SECONDS = 0.005
@@ -42,25 +43,23 @@ class TrialSetup:
         target: The user's functions.
         model: The user's model, on `device`, in training mode.
         device: Where it trains.
-        precision: How the step runs.
-        optimizer: Name of a `torch.optim` class, or None for the user's or the default.
+        variant: How the step differs from the user's plain one.
         computes: Whether the device does arithmetic, so that a loss means something; the null GPU does not.
     """
 
     target: Target
     model: torch.nn.Module
     device: torch.device
-    precision: Precision
-    optimizer: str | None
+    variant: Variant
     computes: bool
 
 
 @dataclass(slots=True)
 class _Training:
-    """What two iterations leave behind besides memory."""
+    """Two iterations as they run, besides their memory."""
 
     ooms_before: int
-    recorder: TrialMeter
+    meter: TrialMeter
     fixed_bytes: int | None = None
     loss_is_finite: bool = True
     optimizer_name: str = ""
@@ -78,7 +77,7 @@ class Attempt:
     Attributes:
         trial: What the result will hold.
         problem: What a trial that failed for another reason than memory failed with; else None.
-        trace: What the allocator did, where the trial fits; see `oomdoctor.trial.replay`.
+        allocations: The allocator's events, where the trial fits; see `oomdoctor.trial.replay`.
         loss_is_finite: False where a loss was NaN or infinite.
         zeros_read: Times that the step read data back from a null GPU.
         optimizer_name: Class name of the optimizer, empty when it was never built.
@@ -86,52 +85,48 @@ class Attempt:
 
     trial: Trial
     problem: TargetError | None
-    trace: AllocationTrace
+    allocations: AllocationTrace
     loss_is_finite: bool
     zeros_read: int
     optimizer_name: str
 
 
-def run_trial(
-    setup: TrialSetup, micro_batch: int, micro_steps: int, allowed_bytes: int, recorder: TrialMeter | None = None
-) -> Attempt:
-    """Train two iterations at `micro_batch` with `allowed_bytes`, and leave memory as it was.
+def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = None) -> Attempt:
+    """Train two iterations at one size, and leave memory as it was.
 
     Args:
         setup: The model and how it trains.
-        micro_batch: Samples in one forward and backward.
-        micro_steps: Micro-batches in each optimizer step.
-        allowed_bytes: Most bytes that the allocator may hold.
-        recorder: Watches it; None for what every trial is watched for.
+        question: The size, and the memory that is allowed.
+        meter: Measures it; None for a plain one.
 
     Raises:
         TargetError: The user's file does not keep the contract.
     """
-    set_memory_limit(allowed_bytes)
-    training = _Training(_stat("num_ooms"), recorder or TrialMeter())
+    set_memory_limit(question.allowed_bytes)
+    training = _Training(_stat("num_ooms"), meter or TrialMeter())
     retries_before, started = _stat("num_alloc_retries"), time.monotonic()
-    ending = _end_of(setup, training, micro_batch, micro_steps, allowed_bytes)
-    swallowed = training.ooms if ending.outcome is Outcome.FITS else 0
+    end = _train_to_end(setup, training, question)
+    swallowed = training.ooms if end.outcome is Outcome.FITS else 0
     trial = Trial(
-        micro_batch=micro_batch,
-        outcome=Outcome.OOM if swallowed else ending.outcome,
-        allowed_bytes=allowed_bytes,
-        peak_allocated_bytes=training.recorder.peak_allocated_bytes,
-        peak_reserved_bytes=training.recorder.peak_reserved_bytes,
+        micro_batch=question.micro_batch,
+        outcome=Outcome.OOM if swallowed else end.outcome,
+        allowed_bytes=question.allowed_bytes,
+        peak_allocated_bytes=training.meter.peak_allocated_bytes,
+        peak_reserved_bytes=training.meter.peak_reserved_bytes,
         fixed_bytes=training.fixed_bytes,
         alloc_retries=_stat("num_alloc_retries") - retries_before,
         swallowed_ooms=swallowed,
-        phases=training.recorder.phases,
-        error=_SWALLOWED if swallowed else ending.text,
+        phases=training.meter.phases,
+        error=_SWALLOWED if swallowed else end.text,
         seconds=time.monotonic() - started,
     )
     release_memory(setup.model)
     return Attempt(
         trial,
-        ending.problem,
-        training.recorder.trace,
+        end.problem,
+        training.meter.trace,
         training.loss_is_finite,
-        training.recorder.zeros_read,
+        training.meter.zeros_read,
         training.optimizer_name,
     )
 
@@ -172,24 +167,22 @@ class _TrialEnd:
     problem: TargetError | None = None
 
 
-def _end_of(
-    setup: TrialSetup, training: _Training, micro_batch: int, micro_steps: int, allowed_bytes: int
-) -> _TrialEnd:
-    """Train, and say how it ended; the frames of a failed step, and with them its tensors, are gone on return."""
+def _train_to_end(setup: TrialSetup, training: _Training, question: RunTrial) -> _TrialEnd:
+    """Train and return how it ended; the frames of a failed step, and with them its tensors, are gone by then."""
     try:
-        with training.recorder.whole():
-            _train(setup, training, micro_batch, micro_steps)
+        with training.meter.whole():
+            _train(setup, training, question)
     except (TargetError, NoAnswerError):  # the latter from an emulated device, of an operator that it cannot trace
         raise
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is an outcome
-        ending = _judge(setup, error, _evidence(training, allowed_bytes))
+        end = _classified(setup, error, _evidence(training, question.allowed_bytes))
         for link in walk_chain(error):
             traceback.clear_frames(link.__traceback__)
-        return ending
+        return end
     return _TrialEnd(Outcome.FITS)
 
 
-def _judge(setup: TrialSetup, error: Exception, evidence: Evidence) -> _TrialEnd:
+def _classified(setup: TrialSetup, error: Exception, evidence: Evidence) -> _TrialEnd:
     outcome = classify(error, evidence).outcome
     if outcome is Outcome.FAILED:
         problem = step_failure(setup.target, error)
@@ -202,28 +195,31 @@ def _evidence(training: _Training, allowed_bytes: int) -> Evidence:
     return Evidence(free_bytes=max(0, free), capacity_bytes=allowed_bytes, allocator_ooms=training.ooms)
 
 
-def _train(setup: TrialSetup, training: _Training, micro_batch: int, micro_steps: int) -> None:
-    optimizer = make_optimizer(setup.target, setup.model, setup.optimizer)
+def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
+    optimizer = make_optimizer(setup.target, setup.variant, setup.model)
     training.optimizer_name = type(optimizer).__name__
-    # From 1, not 65536: a first step skipped for an infinite gradient would leave the optimizer without its state.
-    scaler = torch.amp.GradScaler("cuda", init_scale=1.0, enabled=setup.precision == "fp16")
-    recorder, batch, loss = training.recorder, None, None
+    scaler = gradient_scaler(setup.variant)
+    meter, batch, loss = training.meter, None, None
     for iteration in _ITERATIONS:
-        for micro_step in range(1, micro_steps + 1):
+        for micro_step in range(1, question.micro_steps + 1):
             training.fixed_bytes = torch.cuda.memory_allocated() - _bytes_of((batch, loss))
-            with recorder.micro_phase(iteration, micro_step, PhaseName.FORWARD):
-                batch = place(make_one_batch(setup.target, micro_batch, passes=_is_outcome), setup.device)
-                recorder.placed(batch)
+            with meter.micro_phase(iteration, micro_step, PhaseName.FORWARD):
+                batch = place(_batch(setup, question.micro_batch), setup.device)
+                meter.placed(batch)
                 loss = _loss(setup, batch)
-                recorder.computed(loss)
-            with recorder.micro_phase(iteration, micro_step, PhaseName.BACKWARD):
-                scaler.scale(loss / micro_steps).backward()  # type: ignore[no-untyped-call]
-        with recorder.micro_phase(iteration, micro_steps, PhaseName.OPTIMIZER):
+                meter.computed(loss)
+            with meter.micro_phase(iteration, micro_step, PhaseName.BACKWARD):
+                scaler.scale(loss / question.micro_steps).backward()  # type: ignore[no-untyped-call]
+        with meter.micro_phase(iteration, question.micro_steps, PhaseName.OPTIMIZER):
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
     if setup.computes and loss is not None:
         training.loss_is_finite = bool(torch.isfinite(loss).item())
+
+
+def _batch(setup: TrialSetup, micro_batch: int) -> object:
+    return make_batch(setup.target, setup.variant, micro_batch, passes=_is_outcome)
 
 
 def _is_outcome(error: BaseException) -> bool:
@@ -232,7 +228,7 @@ def _is_outcome(error: BaseException) -> bool:
 
 
 def _loss(setup: TrialSetup, batch: object) -> torch.Tensor:
-    with torch.autocast("cuda", dtype=_AUTOCAST_TYPES.get(setup.precision), enabled=setup.precision != "fp32"):
+    with autocast(setup.variant):
         loss = setup.target.training_step(setup.model, batch)
     check_loss(loss)
     return loss

@@ -7,15 +7,16 @@ goes wrong in it costs the probe nothing but its guess.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Self
 
-from oomdoctor.codec import decode, encode
 from oomdoctor.engines.catalogue import emulated_environment, generic_card
 from oomdoctor.errors import OomdoctorError
-from oomdoctor.multi_card.fit import UNLIMITED_BYTES, CardFit, settings_of
+from oomdoctor.multi_card.fit import UNLIMITED_BYTES, load_for_cards
 from oomdoctor.results import Guidance
+from oomdoctor.search.source import Guess
 from oomdoctor.trial.client import WorkerProcess
+from oomdoctor.trial.protocol import CardFitted, FitCard, LoadedTarget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from oomdoctor.request import ProbeRequest
     from oomdoctor.target.reference import Reference
     from oomdoctor.trial.process import CancelToken
+    from oomdoctor.trial.protocol import LoadForCards
 
 
 _LEAST_SECONDS: Final = 10.0
@@ -55,7 +57,7 @@ class TracedWarmStart:
         self._child = WorkerProcess(emulated_environment(generic_card(UNLIMITED_BYTES), environment), stop)
         self._card: Card | None = None
         self._unheard: list[int | None] = []
-        self._heard: dict[int, CardFit] = {}
+        self._heard: dict[int, Guess] = {}
         self._guesses: list[int] = []
         self._problem: str | None = None
 
@@ -74,11 +76,10 @@ class TracedWarmStart:
         if cap_bytes is not None and cap_bytes < card.capacity_bytes:
             card = replace(card, context_bytes=card.total_bytes - cap_bytes)
         self._card = card
-        load = {"op": "load_for_many", "reference": asdict(self._reference), "cards": [encode(card)]}
-        self._ask(None, load | settings_of(self._request) | {"gives_way": True})
+        self._ask(None, load_for_cards(self._request, self._reference, (card,), is_expendable=True))
         self._ask_about(card.capacity_bytes)
 
-    def guess(self, capacity_bytes: int) -> CardFit | None:
+    def guess(self, capacity_bytes: int) -> Guess | None:
         """What it takes for the answer with so much memory; None where it cannot say, or not in time.
 
         Raises:
@@ -105,10 +106,9 @@ class TracedWarmStart:
 
     def _ask_about(self, capacity_bytes: int) -> None:
         key = self._card.key if self._card else ""
-        question = {"op": "fit", "gpu": key, "headroom": self._request.headroom, "capacity_bytes": capacity_bytes}
-        self._ask(capacity_bytes, question)
+        self._ask(capacity_bytes, FitCard(key, self._request.headroom, capacity_bytes))
 
-    def _ask(self, about: int | None, question: dict[str, Any]) -> None:
+    def _ask(self, about: int | None, question: LoadForCards | FitCard) -> None:
         if self._problem is not None:
             return
         try:
@@ -125,15 +125,16 @@ class TracedWarmStart:
     def _hear(self, seconds: float) -> None:
         """Take the next answer; what is wrong with it is a note in the result, as the probe goes on without it."""
         try:
-            answer = self._child.answer(what="tracing the step", timeout_seconds=round(max(0.0, seconds), 1))
+            kind = LoadedTarget if self._unheard[0] is None else CardFitted
+            answer = self._child.answer(kind, what="tracing the step", timeout_seconds=round(max(0.0, seconds), 1))
         except OomdoctorError as error:
             self._fail(error.message)
         except RuntimeError as error:  # a bug of ours, as text
             self._fail(str(error).strip().splitlines()[-1])
         else:
             about = self._unheard.pop(0)
-            if about is not None:
-                self._heard[about] = decode(CardFit, answer["fitted"], "fitted")
+            if about is not None and isinstance(answer, CardFitted):
+                self._heard[about] = Guess(answer.fit.maximum, answer.fit.recommended)
 
     def _fail(self, problem: str) -> None:
         self._problem = problem

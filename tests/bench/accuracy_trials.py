@@ -22,7 +22,7 @@ from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Outcome, Trial
 from oomdoctor.search.probe_search import ProbeSearch
 from oomdoctor.target.reference import parse_reference
-from oomdoctor.trial.client import LoadedTarget, WorkerTrialSource
+from oomdoctor.trial.client import WorkerTrialSource
 from oomdoctor.trial.probe import engine_for
 
 Row = dict[str, Any]

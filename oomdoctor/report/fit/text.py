@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oomdoctor.engines.catalogue import Card
-    from oomdoctor.multi_card.fit import CardFit, FitTable
+    from oomdoctor.multi_card.fit import FitTable
     from oomdoctor.output import Terminal
     from oomdoctor.request import ProbeRequest
+    from oomdoctor.results import CardFit
 
 
 _LIMITS: Final = {
@@ -46,7 +47,7 @@ def render_fits(request: ProbeRequest, found: FitTable, cards: Sequence[Card], t
 
 def _legend(request: ProbeRequest, found: FitTable) -> list[str]:
     devices = "" if request.world_size == 1 else f" on {request.world_size} devices"
-    asked = f"{request.target}, {request.precision}, a target batch of {request.target_batch}{devices}"
+    asked = f"{request.target}, {request.variant.precision}, a target batch of {request.target_batch}{devices}"
     return [
         f"{asked}; {len(found.rows)} cards, {format_size(found.weights_bytes)} of weights",
         f"largest: the largest micro-batch; recommended: one that leaves {request.headroom:.0%} of the capacity free",
@@ -82,8 +83,8 @@ def result_of(request: ProbeRequest, found: FitTable, cards: Sequence[Card]) -> 
         "target": request.target,
         "target_batch": request.target_batch,
         "world_size": request.world_size,
-        "precision": request.precision,
-        "optimizer": request.optimizer,
+        "precision": request.variant.precision,
+        "optimizer": request.variant.optimizer,
         "headroom": request.headroom,
         "engine": request.engine,
         "weights_bytes": found.weights_bytes,

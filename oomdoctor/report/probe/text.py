@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from oomdoctor.output import Terminal
     from oomdoctor.results import Phase, ProbeDocument, ProbeResult, StepMemory, Trial
     from oomdoctor.trial.answer import DryRun
-    from oomdoctor.trial.client import LoadedTarget
+    from oomdoctor.trial.protocol import LoadedTarget
 
 
 _COLUMNS_BESIDE_BAR = 56

@@ -32,7 +32,7 @@ from oomdoctor.trial.profile.marks import (
     stop_recording,
 )
 from oomdoctor.trial.profile.summary import summarise
-from oomdoctor.trial.protocol import ProfileOutcome
+from oomdoctor.trial.protocol import ProfileOutcome, RunTrial
 from oomdoctor.trial.trial import run_trial
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
-    from oomdoctor.results import Trial
     from oomdoctor.trial.profile.marks import HistoryStart
     from oomdoctor.trial.trial import TrialSetup
 
@@ -296,27 +295,22 @@ _DETAILS: Final = (
 )
 
 
-def profile(
-    setup: TrialSetup, micro_batch: int, micro_steps: int, allowed_bytes: int, peak_allocated_bytes: int
-) -> ProfileOutcome:
+def profile(setup: TrialSetup, question: RunTrial, peak_allocated_bytes: int | None) -> ProfileOutcome:
     """Record memory at a size.
 
     Watching must not change what is watched: the peak has to be that of a trial that nobody watches.
 
     Args:
         setup: The model and how it trains.
-        micro_batch: Samples in one forward and backward.
-        micro_steps: Micro-batches in each optimizer step.
-        allowed_bytes: Most bytes that the allocator may hold.
+        question: The trial.
         peak_allocated_bytes: The peak of a trial that nobody watched.
 
     Raises:
         TargetError: The user's file does not keep the contract.
     """
-    trial = _RepeatedTrial(setup, micro_batch, micro_steps, allowed_bytes)
     found: list[ProfileOutcome] = []
     for way in _DETAILS:
-        found.append(_record(trial, way))
+        found.append(_record(setup, question, way))
         memory = found[-1].memory
         if memory is not None and memory.peak_allocated_bytes == peak_allocated_bytes:
             return replace(found[-1], reason=f"{found[0].reason or _CHANGES}; so {way.lack}" if way.lack else None)
@@ -328,23 +322,10 @@ _CHANGES: Final = "the target takes other memory when it is watched closely"
 _DIFFERS: Final = "no two trials of this target take the same memory; this is that of one of them"
 
 
-@dataclass(frozen=True, slots=True)
-class _RepeatedTrial:
-    """One and the same trial, as often as wanted."""
-
-    setup: TrialSetup
-    micro_batch: int
-    micro_steps: int
-    allowed_bytes: int
-
-    def run(self, recorder: ProfileMeter) -> Trial:
-        return run_trial(self.setup, self.micro_batch, self.micro_steps, self.allowed_bytes, recorder).trial
-
-
-def _record(trial: _RepeatedTrial, way: _Detail) -> ProfileOutcome:
-    named = list(named_modules(trial.setup.model))
+def _record(setup: TrialSetup, question: RunTrial, way: _Detail) -> ProfileOutcome:
+    named = list(named_modules(setup.model))
     recorder = ProfileMeter([module for module, _ in named], hooks_modules=way.modules, hooks_graph=way.graph)
-    ended = trial.run(recorder)
+    ended = run_trial(setup, question, recorder).trial
     if ended.outcome is not Outcome.FITS or recorder.start is None:
         return ProfileOutcome(None, f"the target fails when it is watched closely ({ended.error})", ended.outcome)
     try:
@@ -352,5 +333,5 @@ def _record(trial: _RepeatedTrial, way: _Detail) -> ProfileOutcome:
     except HistoryMismatchError as error:
         return ProfileOutcome(None, str(error), ended.outcome)
     names = [name for _, name in named]
-    memory = summarise(story, names, trial.micro_batch, trial.micro_steps, ended.peak_reserved_bytes or 0)
+    memory = summarise(story, names, question.micro_batch, question.micro_steps, ended.peak_reserved_bytes or 0)
     return ProfileOutcome(memory, None, ended.outcome)
