@@ -15,10 +15,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args
 
+from oomdoctor.codec import decode, encode
+
 # What reads a message goes by the annotations of its fields.
 from oomdoctor.engines.catalogue import Card  # noqa: TC001
 from oomdoctor.results import CardFit, Outcome, Phase, StepMemory, Trial, Variant  # noqa: TC001
-from oomdoctor.codec import decode, encode
 from oomdoctor.search.source import TrialProblem  # noqa: TC001
 from oomdoctor.target.reference import Reference  # noqa: TC001
 from oomdoctor.trial.dependencies import Dependencies  # noqa: TC001

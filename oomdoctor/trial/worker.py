@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
 
 def serve(channel: Channel) -> None:
     """Answer questions until the parent closes the channel."""
-    worker = _Worker()
+    worker = Worker()
     with _device_to_run_on(), suppress(ChannelClosedError):
         while True:
             send(channel, _answer(worker, receive_question(channel)))
@@ -119,7 +119,7 @@ def _device_to_run_on() -> Iterator[None]:
         yield
 
 
-def _answer(worker: _Worker, question: AnyQuestion) -> AnyAnswer:
+def _answer(worker: Worker, question: AnyQuestion) -> AnyAnswer:
     read_before = zeros_read_count()
     try:
         return worker.answer(question)
@@ -135,7 +135,7 @@ def _answer(worker: _Worker, question: AnyQuestion) -> AnyAnswer:
         return Bug(traceback.format_exc())
 
 
-class _Worker:
+class Worker:
     """The state between questions."""
 
     _setup: TrialSetup
@@ -153,23 +153,24 @@ class _Worker:
             case AskDevice():
                 return DeviceCard(current_card(current_device()))
             case LoadTarget():
-                return self._load(question)
+                return self.load(question)
             case RunTrial():
-                return self._run(question)
+                return self.run(question)
             case ReplayTrials():
-                return self._replay(question)
+                return self.replay(question)
             case ProfileTrial():
-                return self._profile(question)
+                return self.profile(question)
             case ReportDependencies():
-                return self._report_dependencies()
+                return self.report_dependencies()
             case LoadForCards():
-                return self._load_for_cards(question)
+                return self.load_for_cards(question)
             case FitCard():
-                return self._fit(question)
+                return self.fit(question)
             case _:
                 assert_never(question)
 
-    def _load(self, question: LoadTarget) -> LoadedTarget:
+    def load(self, question: LoadTarget) -> LoadedTarget:
+        """Import the target, place its model on the device, and keep both for the trials."""
         self._recorder = watch() if question.watched else None
         self._cap_bytes = question.memory_bytes
         device = current_device()
@@ -202,7 +203,8 @@ class _Worker:
             versions=_versions(),
         )
 
-    def _run(self, question: RunTrial) -> TrialDone:
+    def run(self, question: RunTrial) -> TrialDone:
+        """Run one trial, and wait until its memory is given back."""
         attempt = run_trial(self._setup, question)
         await_release(self._setup.model, self._start_bytes)
         self._freeze()
@@ -225,14 +227,15 @@ class _Worker:
             self._is_frozen = True
 
     @staticmethod
-    def _replay(question: ReplayTrials) -> PredictedMax:
+    def replay(question: ReplayTrials) -> PredictedMax:
         """Replay other sizes' allocations; nothing of the user's runs."""
         set_memory_limit(question.allowed_bytes)
         traces = {trial.micro_batch: unpack(trial.allocations) for trial in question.trials}
         size = largest_placeable(traces, question.low, question.high, question.allowed_bytes, retries=question.retries)
         return PredictedMax(size)
 
-    def _profile(self, question: ProfileTrial) -> ProfileDone:
+    def profile(self, question: ProfileTrial) -> ProfileDone:
+        """Profile one trial; an error in it is a reason in the outcome."""
         try:
             found = profile(self._setup, question.trial, question.peak_allocated_bytes)
         except Exception as error:  # noqa: BLE001 - the answer is there already, and stays right without this
@@ -240,19 +243,21 @@ class _Worker:
         await_release(self._setup.model, self._start_bytes)
         return ProfileDone(found, held_memory())
 
-    def _report_dependencies(self) -> DependenciesSeen:
+    def report_dependencies(self) -> DependenciesSeen:
+        """Return what the target has used so far."""
         if self._recorder is None:
             raise RuntimeError("the target is not watched")
         return DependenciesSeen(report(self._recorder))
 
-    def _load_for_cards(self, question: LoadForCards) -> LoadedTarget:
+    def load_for_cards(self, question: LoadForCards) -> LoadedTarget:
+        """Load the target on the emulated device, and make what fits it to cards."""
         from oomdoctor.multi_card.fitter import Fitter, begin_journal  # noqa: PLC0415 - only where something is emulated
 
         if question.is_expendable:
             offer_to_oom_killer()
         device = emulated_device()
         begin_journal(device, question.cards)
-        loaded = self._load(question.load)
+        loaded = self.load(question.load)
         self._fitter = Fitter(
             setup=self._setup,
             device=device,
@@ -265,7 +270,8 @@ class _Worker:
         )
         return loaded
 
-    def _fit(self, question: FitCard) -> CardFitted:
+    def fit(self, question: FitCard) -> CardFitted:
+        """Find one card's answer."""
         fit = self._fitter.fit(question.gpu, question.headroom, question.capacity_bytes)
         return CardFitted(fit, tuple(self._fitter.questions))
 

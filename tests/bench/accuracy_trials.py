@@ -19,11 +19,12 @@ from oomdoctor.engines.choice import Engine
 from oomdoctor.errors import OomdoctorError, UsageError
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import ProbeRequest
-from oomdoctor.results import Outcome, Trial
+from oomdoctor.results import Outcome, Trial, Variant
 from oomdoctor.search.probe_search import ProbeSearch
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerTrialSource
 from oomdoctor.trial.probe import engine_for
+from oomdoctor.trial.protocol import LoadedTarget
 
 Row = dict[str, Any]
 LARGEST_GIB = max(CAPACITIES_GIB)
@@ -35,8 +36,7 @@ def request(case: Case, engine: str) -> ProbeRequest:
         target=case.target,
         directory=ZOO,
         target_batch=TARGET_BATCH,
-        precision=case.precision,
-        optimizer=case.optimizer,
+        variant=Variant(precision=case.precision, optimizer=case.optimizer),
         gpu=case.gpu,
         memory_bytes=gibibytes(LARGEST_GIB),
         engine=cast("Any", engine),  # a name from the command line; `_engine` sees that there is such a one
@@ -92,9 +92,9 @@ def _ask(case: Case, supervisor: WorkerTrialSource, row: Row) -> None:
     row |= {
         "trials": len(trials),
         "trial_seconds": round(statistics.median(trial.seconds for trial in trials), 3),
-        "optimizer": supervisor.optimizer_name,
-        "zeros_read": supervisor.zeros_read,
-        "workers_replaced": supervisor.replaced,
+        "optimizer": supervisor.notes.optimizer_name,
+        "zeros_read": supervisor.notes.zeros_read,
+        "workers_replaced": supervisor.notes.replaced,
     }
 
 
@@ -135,6 +135,6 @@ class Capped:
         """Run one trial."""
         return self.supervisor.run(micro_batch, micro_steps=micro_steps, allowed_bytes=allowed_bytes)
 
-    def foresee(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
+    def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
         """The largest size between two that should fit; None where nobody can say."""
-        return self.supervisor.foresee(low, high, allowed_bytes=allowed_bytes, retries=retries)
+        return self.supervisor.predict_max(low, high, allowed_bytes=allowed_bytes, retries=retries)

@@ -31,7 +31,8 @@ from oomdoctor.engines.null_gpu.environment import environment as null_gpu_envir
 from oomdoctor.engines.torch_build import find_torch
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.progress import SilentProgress
-from oomdoctor.request import Precision, ProbeRequest
+from oomdoctor.request import ProbeRequest
+from oomdoctor.results import Precision, Variant
 from oomdoctor.trial.answer import ProbeRun
 from oomdoctor.trial.probe import probe
 
@@ -81,7 +82,7 @@ class Case:
             target=self.example,
             directory=Path.cwd(),
             target_batch=TARGET_BATCH,
-            precision=self.precision,
+            variant=Variant(precision=self.precision),
             memory_bytes=memory_bytes,
             engine="cuda",
             guide=False,  # more sizes are run on both, and so compared

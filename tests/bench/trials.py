@@ -20,8 +20,8 @@ from measuring import CAPACITIES_GIB, EXAMPLES, RESULTS, TARGET_BATCH, gibibytes
 
 from oomdoctor.engines.choice import choose_engine
 from oomdoctor.progress import SilentProgress
-from oomdoctor.request import Precision, ProbeRequest
-from oomdoctor.results import Outcome
+from oomdoctor.request import ProbeRequest
+from oomdoctor.results import Outcome, Precision, Variant
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.answer import ProbeRun
 from oomdoctor.trial.client import WorkerTrialSource
@@ -47,7 +47,7 @@ class Case:
             target=self.example,
             directory=Path.cwd(),
             target_batch=TARGET_BATCH,
-            precision=self.precision,
+            variant=Variant(precision=self.precision),
             memory_bytes=gibibytes(self.capacity_gib),
             engine="null",
         )

@@ -15,16 +15,24 @@ from oomdoctor.check import cache_key
 from oomdoctor.check.cache_key import key_of
 from oomdoctor.engines.torch_build import TorchBuild
 from oomdoctor.request import PRECISIONS, ProbeRequest
+from oomdoctor.results import Axis, EnvironmentVariable, Variant
 
 HERE = Path(__file__).parent
+VARIANTS = st.builds(
+    Variant,
+    precision=st.sampled_from(PRECISIONS),
+    optimizer=st.none() | st.just("SGD"),
+    environment=st.sampled_from([(), (EnvironmentVariable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)]),
+    transformations=st.sampled_from([(), ("a",), ("b", "a")]),
+    axes=st.sampled_from([(), (Axis("length", 512),), (Axis("length", 1024),)]),
+)
 REQUESTS = st.builds(
     ProbeRequest,
     target=st.sampled_from(["gpt2", "lstm", "gpt2:build_model()"]),
     directory=st.sampled_from([HERE, HERE.parent]),
     target_batch=st.integers(1, 3),
     world_size=st.integers(1, 2),
-    precision=st.sampled_from(PRECISIONS),
-    optimizer=st.none() | st.just("SGD"),
+    variant=VARIANTS,
     headroom=st.sampled_from([0.0, 0.05]),
     gpu=st.none() | st.just("rtx-4090"),
     device=st.none() | st.just("0"),
@@ -82,8 +90,9 @@ def test_no_field_of_a_request_is_left_out(request_: ProbeRequest, data: st.Data
 
 def test_every_field_of_a_request_is_drawn() -> None:
     """A field that is added later is in these tests too."""
-    drawn = REQUESTS.wrapped_strategy.kwargs if hasattr(REQUESTS, "wrapped_strategy") else REQUESTS.kwargs  # type: ignore[attr-defined]
-    assert set(drawn) == {field.name for field in fields(ProbeRequest)}
+    for strategy, kind in ((REQUESTS, ProbeRequest), (VARIANTS, Variant)):
+        drawn = strategy.wrapped_strategy.kwargs if hasattr(strategy, "wrapped_strategy") else strategy.kwargs  # type: ignore[attr-defined]
+        assert set(drawn) == {field.name for field in fields(kind)}
 
 
 @given(st.dictionaries(st.sampled_from(["PWD", "CI", "GITHUB_SHA", "OOMDOCTOR_JOBS", "HOME"]), st.text(max_size=3)))

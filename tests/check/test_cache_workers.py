@@ -36,7 +36,7 @@ kept = []
 def supervisor(tmp_path: Path, null_environment: Callable[[int], dict[str, str]]) -> Iterator[WorkerTrialSource]:
     """One whose target leaves memory behind or crashes where a file says so, loaded."""
     name = write_target(tmp_path, make_batch=LEAKING)
-    request = ProbeRequest(name, tmp_path, target_batch=2, memory_bytes=CAPACITY, engine="null")
+    request = ProbeRequest(name, tmp_path, target_batch=2, memory_bytes=CAPACITY, engine="null", watched=True)
     with WorkerTrialSource(request, parse_reference(name, directory=tmp_path), null_environment(CAPACITY)) as made:
         made.load()
         yield made
@@ -50,7 +50,7 @@ def test_what_a_replaced_worker_used_is_not_forgotten(supervisor: WorkerTrialSou
     (tmp_path / "leak").unlink()
     supervisor.run(1, micro_steps=1, allowed_bytes=CAPACITY)
     used = supervisor.dependencies()
-    assert supervisor.replaced == 1
+    assert supervisor.notes.replaced == 1
     assert f"content {tmp_path}/leaked.txt" in used.seen
     assert f"content {tmp_path}/model.py" in used.seen
     assert used.unseen == ()

@@ -49,7 +49,7 @@ def test_a_command_reaches_the_probe(tmp_path: Path) -> None:
     request = found.request
     assert (request.command, request.steps, request.fresh, request.gpu) == (WORDS, 5, True, "t4")
     assert (request.directory, request.target) == (tmp_path, "python train.py --batch-size {micro_batch}")
-    assert (found.name, found.min_micro_batch, request.optimizer) == ("plain", 8, None)
+    assert (found.name, found.min_micro_batch, request.variant.optimizer) == ("plain", 8, None)
 
 
 def test_a_command_is_an_entry_on_each_card() -> None:
@@ -73,8 +73,8 @@ def test_what_is_said_of_all_entries_is_said_of_files() -> None:
     files = '[[check]]\nname = "f"\ntarget = "m.py"\ntarget-batch = 2\n'
     found = configured(f'{top}[[check]]\nname = "c"\ntarget-batch = 64\n{COMMAND}{files}', OOMDOCTOR_PRECISION="fp16")
     command, file = all_entries(found)
-    assert (command.request.precision, command.request.optimizer) == ("fp32", None)
-    assert (file.request.precision, file.request.optimizer) == ("fp16", "SGD")
+    assert (command.request.variant.precision, command.request.variant.optimizer) == ("fp32", None)
+    assert (file.request.variant.precision, file.request.variant.optimizer) == ("fp16", "SGD")
     shown = [line.split(" = ")[0].strip() for line in found.entries[0].settled.lines()]
     assert "precision" not in shown
     assert "optimizer" not in shown

@@ -11,6 +11,7 @@ from oomdoctor.config.check import CheckConfiguration, configure_check
 from oomdoctor.config.schema import CheckKeys
 from oomdoctor.errors import UsageError
 from oomdoctor.request import ProbeRequest
+from oomdoctor.results import Variant
 from oomdoctor.units import GIB
 
 PRETRAIN = '[[check]]\nname = "pretrain"\ntarget = "train/model.py"\n'
@@ -49,8 +50,7 @@ def test_every_key_reaches_its_place() -> None:
                 directory=Path.cwd(),
                 target_batch=256,
                 world_size=2,
-                precision="bf16",
-                optimizer="SGD",
+                variant=Variant(precision="bf16", optimizer="SGD"),
                 headroom=0.1,
                 gpu="rtx-4090",
                 memory_bytes=20 * GIB,

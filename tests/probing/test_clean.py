@@ -113,7 +113,7 @@ def test_fifty_trials_in_one_worker_start_from_the_same_byte(
                 failed = trial.phases[-1]
                 phases.add(failed.phase.value)
                 assert failed.end_allocated_bytes == failed.peak_allocated_bytes, "what unwinding frees is chance"
-        assert supervisor.replaced == 0
+        assert supervisor.notes.replaced == 0
 
     assert outcomes == [Outcome.FITS, Outcome.OOM] * 25
     assert phases == {"forward", "backward", "optimizer"}
@@ -154,5 +154,5 @@ def test_a_worker_that_a_trial_left_dirty_is_replaced(
             for _ in range(3)
         ]
 
-    assert supervisor.replaced == 2
+    assert supervisor.notes.replaced == 2
     assert len(set(peaks)) == 1

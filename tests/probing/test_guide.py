@@ -11,11 +11,11 @@ from oracles import GIB, MIB, Oracle
 from targets_for_tests import write_target
 
 from oomdoctor.engines.catalogue import find_card
-from oomdoctor.multi_card.fit import CardFit
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Guidance, Outcome, Trial
 from oomdoctor.search.probe_search import ProbeSearch
+from oomdoctor.search.source import Guess, TrialNotes
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerProcess
 from oomdoctor.trial.warm_start import TracedWarmStart
@@ -96,12 +96,7 @@ class ShrinkingSource:
 
     capacity_bytes: int = 24 * GIB
     asked: list[int] = field(default_factory=list)
-    problem: None = None
-    replaced: int = 0
-    optimizer_name: str = ""
-    loss_is_finite: bool = True
-    zeros_read: int = 0
-    unknown_calls: tuple[str, ...] = ()
+    notes: TrialNotes = field(default_factory=TrialNotes)
 
     def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:  # noqa: ARG002 - the protocol's
         """One trial; each sample takes 1 GiB."""
@@ -110,13 +105,13 @@ class ShrinkingSource:
         trial = Oracle(lambda size: size * GIB, capacity=min(allowed_bytes, self.capacity_bytes), fixed=0)(micro_batch)
         return replace(trial, allowed_bytes=allowed_bytes)
 
-    def foresee(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> None:
+    def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> None:
         """Nobody can say."""
 
-    def guess(self, capacity_bytes: int) -> CardFit:
+    def guess(self, capacity_bytes: int) -> Guess:
         """Right for the capacity that it is told."""
         maximum = capacity_bytes // GIB
-        return CardFit("own", maximum, maximum - 3, "memory", None, ())
+        return Guess(maximum, maximum - 3)
 
 
 def test_a_guess_for_less_memory_is_asked_for_where_memory_has_become_less() -> None:

@@ -17,14 +17,14 @@ _GUESSES = 2
 """Different guesses that are heard."""
 
 
-def foreseeing(oracle: Oracle, maximum: int) -> PredictMax:
+def predicting(oracle: Oracle, maximum: int) -> PredictMax:
     """Foresight as a replay has it: right, once there are two sizes that fit."""
 
-    def foresee(low: int, high: int) -> int | None:
+    def predict_max(low: int, high: int) -> int | None:
         fits = [size for size in set(oracle.asked) if oracle.need(size) <= oracle.capacity]
         return min(max(maximum, low), high - 1) if len(fits) > 1 else None
 
-    return foresee
+    return predict_max
 
 
 @given(largest=st.sampled_from([64, 4096]), slope=st.integers(MIB, 30 * GIB), fixed=st.integers(0, CAPACITY))
@@ -33,7 +33,7 @@ def test_a_right_guess_is_proven_by_two_trials(largest: int, slope: int, fixed: 
     oracle = Oracle(lambda size: fixed + slope * size, fixed=fixed)
     maximum = min(largest, (CAPACITY - fixed) // slope)
 
-    result = oracle.find(largest, guess=lambda: maximum, foresee=lambda _low, _high: None)
+    result = oracle.find(largest, guess=lambda: maximum, predict_max=lambda _low, _high: None)
 
     assert result.maximum == maximum
     assert oracle.asked == [size for size in (maximum, maximum + 1) if 1 <= size <= largest]
@@ -54,8 +54,8 @@ def test_a_wrong_guess_costs_one_trial_at_most(slope: int, share: float) -> None
     maximum = 22 * GIB // slope
     guess = round(maximum * share)
 
-    without = plain.find(4096, foresee=foreseeing(plain, maximum))
-    result = guided.find(4096, foresee=foreseeing(guided, maximum), guess=lambda: guess)
+    without = plain.find(4096, predict_max=predicting(plain, maximum))
+    result = guided.find(4096, predict_max=predicting(guided, maximum), guess=lambda: guess)
 
     assert result.maximum == without.maximum == min(maximum, 4096)
     assert len(guided.asked) <= len(plain.asked) + 1
@@ -65,8 +65,8 @@ def test_guesses_that_never_end_are_not_heard_for_ever() -> None:
     """One that says something else each time, and is never refuted, does not lead the search sample by sample."""
     plain, guided = (Oracle(lambda size: 2 * GIB + 47 * MIB * size) for _ in range(2))
 
-    plain.find(4096, foresee=foreseeing(plain, 479))
-    result = guided.find(4096, foresee=foreseeing(guided, 479), guess=lambda: len(guided.asked) + 1)
+    plain.find(4096, predict_max=predicting(plain, 479))
+    result = guided.find(4096, predict_max=predicting(guided, 479), guess=lambda: len(guided.asked) + 1)
 
     assert result.maximum == 479
     assert len(guided.asked) <= len(plain.asked) + _GUESSES
@@ -91,7 +91,7 @@ def test_whatever_is_guessed_the_maximum_is_exact(threshold: int, seed: int) -> 
     result = oracle.find(
         4096,
         guess=lambda: chance.choice([None, threshold, chance.randint(0, 5000)]),
-        foresee=lambda low, high: chance.choice([None, low, high - 1, chance.randint(low, high)]),
+        predict_max=lambda low, high: chance.choice([None, low, high - 1, chance.randint(low, high)]),
     )
 
     assert_proven(result, oracle, 4096, foresight=6 + 2 * _GUESSES)

@@ -1,4 +1,4 @@
-"""What a replay of two small trials foresees is what a trial at that size finds."""
+"""What a replay of two small trials predicts is what a trial at that size finds."""
 
 from __future__ import annotations
 
@@ -48,32 +48,32 @@ def _run(supervisor: WorkerTrialSource, micro_batch: int) -> Outcome:
     return supervisor.run(micro_batch, micro_steps=2, allowed_bytes=supervisor.capacity_bytes).outcome
 
 
-def _foresee(supervisor: WorkerTrialSource, low: int, high: int, *, retries: bool = True) -> int | None:
-    return supervisor.foresee(low, high, allowed_bytes=supervisor.capacity_bytes, retries=retries)
+def _predict_max(supervisor: WorkerTrialSource, low: int, high: int, *, retries: bool = True) -> int | None:
+    return supervisor.predict_max(low, high, allowed_bytes=supervisor.capacity_bytes, retries=retries)
 
 
 @pytest.mark.parametrize("memory_gib", [8, 24, 80])
-def test_two_small_trials_foresee_the_maximum(start: Callable[[str, int], WorkerTrialSource], memory_gib: int) -> None:
-    """From two and three samples of GPT-2 the largest size is foreseen to the sample, and no byte is left behind."""
+def test_two_small_trials_predict_the_maximum(start: Callable[[str, int], WorkerTrialSource], memory_gib: int) -> None:
+    """From two and three samples of GPT-2 the largest size is predicted to the sample, and no byte is left behind."""
     supervisor = start("gpt2", memory_gib * GIB)
     assert [_run(supervisor, size) for size in (2, 3)] == [Outcome.FITS] * 2
     before = supervisor.held
 
-    foreseen = _foresee(supervisor, 3, 4096)
+    predicted = _predict_max(supervisor, 3, 4096)
 
-    assert foreseen is not None
-    assert [_run(supervisor, foreseen + extra) for extra in (0, 1)] == [Outcome.FITS, Outcome.OOM]
+    assert predicted is not None
+    assert [_run(supervisor, predicted + extra) for extra in (0, 1)] == [Outcome.FITS, Outcome.OOM]
     assert supervisor.held == before
-    assert supervisor.replaced == 0
+    assert supervisor.notes.replaced == 0
 
 
-def test_without_retries_less_is_foreseen(start: Callable[[str, int], WorkerTrialSource]) -> None:
-    """A size at which the allocator would have to give back its cache is not foreseen as comfortable."""
+def test_without_retries_less_is_predicted(start: Callable[[str, int], WorkerTrialSource]) -> None:
+    """A size at which the allocator would have to give back its cache is not predicted as comfortable."""
     supervisor = start("vit_b16", 8 * GIB)
     for size in (8, 24):
         _run(supervisor, size)
 
-    comfortable, largest = (_foresee(supervisor, 24, 4096, retries=retries) for retries in (False, True))
+    comfortable, largest = (_predict_max(supervisor, 24, 4096, retries=retries) for retries in (False, True))
 
     assert comfortable is not None
     assert largest is not None
@@ -82,29 +82,29 @@ def test_without_retries_less_is_foreseen(start: Callable[[str, int], WorkerTria
     assert (trial.outcome, trial.alloc_retries) == (Outcome.FITS, 0)
 
 
-def test_trials_that_are_not_alike_foresee_nothing(
+def test_trials_that_are_not_alike_predict_nothing(
     tmp_path: Path, start: Callable[[str, int], WorkerTrialSource]
 ) -> None:
     """A step that does something else at another size gives no line, until two sizes are alike."""
     supervisor = start(write_target(tmp_path, CHANGING), GIB)
     for size in (2, 16):
         _run(supervisor, size)
-    assert _foresee(supervisor, 16, 2**20) is None
+    assert _predict_max(supervisor, 16, 2**20) is None
 
     _run(supervisor, 32)
-    foreseen = _foresee(supervisor, 32, 2**20)
+    predicted = _predict_max(supervisor, 32, 2**20)
 
-    assert foreseen is not None
-    assert [_run(supervisor, foreseen + extra) for extra in (0, 1)] == [Outcome.FITS, Outcome.OOM]
+    assert predicted is not None
+    assert [_run(supervisor, predicted + extra) for extra in (0, 1)] == [Outcome.FITS, Outcome.OOM]
 
 
-def test_one_trial_foresees_nothing(tmp_path: Path, start: Callable[[str, int], WorkerTrialSource]) -> None:
+def test_one_trial_predicts_nothing(tmp_path: Path, start: Callable[[str, int], WorkerTrialSource]) -> None:
     """One size tells no growth, and a size that ran out tells nothing."""
     supervisor = start(write_target(tmp_path), GIB)
     _run(supervisor, 4)
     assert _run(supervisor, 2**17) is Outcome.OOM
 
-    assert _foresee(supervisor, 4, 2**17) is None
+    assert _predict_max(supervisor, 4, 2**17) is None
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_foresight_ends_the_search_at_once(slope: int, fixed: int) -> None:
     """Where the largest size can be foretold from one that fits, nothing is left but to run it and its successor."""
     oracle = Oracle(lambda size: fixed + slope * size, fixed=fixed)
     maximum = (CAPACITY - fixed) // slope
-    result = oracle.find(4096, foresee=lambda low, high: min(max(maximum, low), high - 1))
+    result = oracle.find(4096, predict_max=lambda low, high: min(max(maximum, low), high - 1))
     assert_proven(result, oracle, 4096, foresight=6)
     assert result.maximum == maximum
     first_fit = next(i for i, trial in enumerate(result.trials) if trial.outcome is Outcome.FITS)
@@ -251,7 +251,7 @@ def test_wrong_foresight_costs_nothing_but_trials(threshold: int, seed: int) -> 
     chance = random.Random(seed)
     oracle = Oracle(lambda size: 0 if size <= threshold else CAPACITY + 1)
     result = oracle.find(
-        4096, foresee=lambda low, high: chance.choice([None, low, high - 1, chance.randint(low, high)])
+        4096, predict_max=lambda low, high: chance.choice([None, low, high - 1, chance.randint(low, high)])
     )
     assert_proven(result, oracle, 4096, foresight=6)
     assert result.maximum == threshold

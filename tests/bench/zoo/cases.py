@@ -17,7 +17,7 @@ from oomdoctor.target.reference import example_names
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from oomdoctor.request import Precision
+    from oomdoctor.results import Precision
 
 ZOO = Path(__file__).parent
 EXAMPLES_FOLDER = Path(oomdoctor.examples.__file__).parent

@@ -8,28 +8,28 @@ The argument is a list of objects with `name`, `target` (a path) and what a tria
 import gc
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from oomdoctor.codec import encode
+from oomdoctor.results import Variant
 from oomdoctor.target.reference import parse_reference
-from oomdoctor.trial.worker import _OPERATIONS, _Worker
+from oomdoctor.trial.protocol import LoadTarget, ProfileTrial, RunTrial
+from oomdoctor.trial.worker import Worker
 
 
 def profile(case: dict[str, Any]) -> dict[str, object]:
     """Load a target, run a trial, and profile it twice."""
     gc.unfreeze()  # what the last target left
-    worker = _Worker()
+    worker = Worker()
     reference = parse_reference(case["target"], directory=Path.cwd())
-    loading = {"reference": asdict(reference), "precision": case["precision"], "optimizer": None, "memory_bytes": None}
-    loaded = _OPERATIONS["load"](worker, loading)
-    question = {name: case[name] for name in ("micro_batch", "micro_steps")}
-    question["allowed_bytes"] = loaded["capacity_bytes"]
-    trial = _OPERATIONS["trial"](worker, question)["trial"]
+    loaded = worker.load(LoadTarget(reference, Variant(precision=case["precision"]), memory_bytes=None, watched=False))
+    question = RunTrial(case["micro_batch"], case["micro_steps"], loaded.capacity_bytes)
+    trial = worker.run(question).trial
     frozen = gc.get_freeze_count()
-    question["peak_allocated_bytes"] = trial["peak_allocated_bytes"]
-    first, second = (_OPERATIONS["profile"](worker, question) for _ in range(2))
-    return {"trial": trial, "profiled": first, "is_repeated": first == second, "frozen": frozen}
+    first, second = (worker.profile(ProfileTrial(question, trial.peak_allocated_bytes)) for _ in range(2))
+    is_repeated = first == second
+    return {"trial": encode(trial), "profiled": encode(first.profile), "is_repeated": is_repeated, "frozen": frozen}
 
 
 if __name__ == "__main__":
