@@ -169,6 +169,6 @@ def test_other_packages_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_code_that_probes_is_part_of_the_question() -> None:
     """The null GPU's source, the catalogue and the examples are; what renders a report is not."""
     names = {str(path.relative_to(cache_key._PACKAGE)) for path in cache_key._own_files()}
-    assert {"probing/trial.py", "devices/gpus.toml", "devices/null_gpu/source/memory.c", "examples/gpt2.py"} <= names
-    assert {"results/probe.py", "serialisation.py", "oom/classifier.py", "targets/importing.py"} <= names
-    assert not any(name.startswith(("reports/", "lint/", "cli/", "checking/")) for name in names)
+    assert {"trial/trial.py", "engines/gpus.toml", "engines/null_gpu/source/memory.c", "examples/gpt2.py"} <= names
+    assert {"results/probe.py", "results/codec.py", "oom/classifier.py", "target/importing.py"} <= names
+    assert not any(name.startswith(("report/", "lint/", "cli/", "check/")) for name in names)
