@@ -170,5 +170,5 @@ def test_the_code_that_probes_is_part_of_the_question() -> None:
     """The null GPU's source, the catalogue and the examples are; what renders a report is not."""
     names = {str(path.relative_to(cache_key._PACKAGE)) for path in cache_key._own_files()}
     assert {"trial/trial.py", "engines/gpus.toml", "engines/null_gpu/source/memory.c", "examples/gpt2.py"} <= names
-    assert {"results/probe.py", "results/codec.py", "oom/classifier.py", "target/importing.py"} <= names
+    assert {"results/probe.py", "codec.py", "oom/classifier.py", "target/importing.py"} <= names
     assert not any(name.startswith(("report/", "lint/", "cli/", "check/")) for name in names)
