@@ -51,7 +51,7 @@ Jobs: TypeAlias = Annotated[
     typer.Option("--jobs", "-j", min=1, help="Entries that run at once [default: one a core].", show_default=False),
 ]
 UpdateFlag: TypeAlias = Annotated[
-    bool, typer.Option("--update", help="Write what is found to the baseline; limits are held to all the same.")
+    bool, typer.Option("--update", help="Write the results to the baseline; the limits still apply.")
 ]
 NoCacheFlag: TypeAlias = Annotated[
     bool, typer.Option("--no-cache", help="Run every entry, even one that nothing has changed for.")
@@ -85,9 +85,9 @@ def check(  # noqa: PLR0913 - one parameter an option
     quiet: QuietFlag = False,
     _help: Help = False,
 ) -> None:
-    """Hold models to what the configuration asks of them; without a GPU on the cards that it names.
+    """Check that models keep the limits in the configuration; on the cards that it names, without a GPU.
 
-    What is asked stands in [[tool.oomdoctor.check]] of pyproject.toml, or in [[check]] of oomdoctor.toml.
+    The limits are in [[tool.oomdoctor.check]] of pyproject.toml, or in [[check]] of oomdoctor.toml.
 
     Exit code: 0 all limits hold, 1 one is broken, 2 configuration or a target, 3 no answer.
     """

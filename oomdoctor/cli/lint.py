@@ -57,7 +57,7 @@ Exclude: TypeAlias = Annotated[
     typer.Option(
         "--exclude",
         metavar="GLOBS",
-        help="Files and folders to pass over, besides those in .gitignore.",
+        help="Files and folders to skip, besides those in .gitignore.",
         show_default=False,
     ),
 ]
@@ -72,8 +72,8 @@ FailOn: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
-ExitZero: TypeAlias = Annotated[bool, typer.Option("--exit-zero", help="Exit with 0 whatever is found.")]
-FixFlag: TypeAlias = Annotated[bool, typer.Option("--fix", help="Put right what can safely be put right.")]
+ExitZero: TypeAlias = Annotated[bool, typer.Option("--exit-zero", help="Exit with 0 even where there are findings.")]
+FixFlag: TypeAlias = Annotated[bool, typer.Option("--fix", help="Fix what can be fixed safely.")]
 DiffFlag: TypeAlias = Annotated[
     bool,
     typer.Option("--diff", help="Show what --fix would change, and write nothing; exit with 1 if that is anything."),
@@ -83,7 +83,7 @@ StatisticsFlag: TypeAlias = Annotated[
 ]
 StdinFilename: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="What to call standard input; .ipynb makes it a notebook.", show_default=False),
+    typer.Option(metavar="NAME", help="Name for standard input; .ipynb makes it a notebook.", show_default=False),
 ]
 ConfigFile: TypeAlias = Annotated[
     Path | None,
@@ -96,7 +96,7 @@ ConfigFile: TypeAlias = Annotated[
 ]
 IsolatedFlag: TypeAlias = Annotated[bool, typer.Option("--isolated", help="Read no configuration file.")]
 VerboseFlag: TypeAlias = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Say on stderr which settings hold, and where they come from.")
+    bool, typer.Option("--verbose", "-v", help="Print on stderr the settings that apply, and where each comes from.")
 ]
 
 
@@ -126,7 +126,7 @@ def lint(  # noqa: PLR0913 - one parameter an option
 ) -> None:
     """Find in training scripts what will run out of memory, or silently train wrongly; nothing of them is run.
 
-    Folders such as .git, build, dist and venv are passed over, and what .gitignore names.
+    Folders such as .git, build, dist and venv are skipped, and so are files that .gitignore names.
 
     Exit code: 0 clean, 1 findings from --fail-on up or files that could not be read, 2 usage.
     """

@@ -50,8 +50,8 @@ Format: TypeAlias = Annotated[
         "--format",
         parser=one_of(*get_args(FormatName)),
         metavar=metavar(*get_args(FormatName)),
-        help="Form of the report: text for people, json for programs, markdown for a comment, html for a page, github "
-        "for annotations of a job, junit for a CI server, sarif for code scanning.",
+        help="Format of the report: text for people, json for programs, markdown for a comment, html for a page, "
+        "github for annotations of a job, junit for a CI server, sarif for code scanning.",
         show_default=False,
     ),
 ]

@@ -111,13 +111,13 @@ Steps: TypeAlias = Annotated[
 ]
 FreshFlag: TypeAlias = Annotated[
     bool,
-    typer.Option("--fresh", help="Start a command's Pythons anew in each trial; do not fork what has imported torch."),
+    typer.Option("--fresh", help="Start new Python processes for each trial of a command; fork none."),
 ]
 GuideFlag: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--guide/--no-guide",
-        help="On a real GPU, begin where a trace of a file's step says, or do not.",
+        help="On a real GPU, start the search of a file at the size that a trace predicts.",
     ),
 ]
 QuietFlag: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]

@@ -28,7 +28,7 @@ Format: TypeAlias = Annotated[
         "--format",
         parser=one_of(*get_args(FormatName)),
         metavar=metavar(*get_args(FormatName)),
-        help="Form of the answer: text unless another is asked for.",
+        help="Format of the answer: text unless another is asked for.",
         show_default=False,
     ),
 ]

@@ -100,7 +100,7 @@ def _process_lines(reading: GpuReading, terminal: Terminal) -> list[str]:
     elif not untold:
         lines.append("no process holds memory, as far as the driver tells")
     if untold:
-        lines.append(f"processes: not told for GPU {', '.join(untold)}")
+        lines.append(f"processes: unknown for GPU {', '.join(untold)}")
     return lines
 
 

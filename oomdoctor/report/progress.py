@@ -129,7 +129,7 @@ class LineProgress:
         self._bracket.add(trial)
         parts = [f"micro-batch {trial.micro_batch} {OUTCOME_WORDS[trial.outcome]}"]
         if trial.allowed_bytes < self._bracket.capacity_bytes:
-            parts[0] += f" in {format_size(trial.allowed_bytes)}"
+            parts[0] += f" with {format_size(trial.allowed_bytes)} allowed"
         if trial.peak_allocated_bytes is not None:
             parts.append(f"peak {format_size(trial.peak_allocated_bytes)}")
         parts.append(f"{trial.seconds:.2f} s")

@@ -193,7 +193,7 @@ def test_nvidia_smi_stands_in_for_nvml_with_a_note(run: Callable[..., Any], tmp_
     finished = run()
     assert finished.returncode == 0
     assert "35 %" in finished.stdout
-    assert "processes: not told for GPU 0" in finished.stdout
+    assert "processes: unknown for GPU 0" in finished.stdout
     assert finished.stderr.startswith("note: NVML: ")
 
 

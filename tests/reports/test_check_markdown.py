@@ -53,7 +53,7 @@ hint: add these lines:
 - **min-micro-batch**: micro-batch 6 fits, and at least 8 is asked for
 - **baseline**: 2 figures are worse than the baseline by more than 2%
 
-| moved | baseline | now |
+| changed | baseline | now |
 | --- | --: | --: |
 | **activations +412.00 MiB at micro-batch 8, +61 % in `encoder.layers.*`** | 675.00 MiB | 1.06 GiB |
 | **maximum micro-batch 9 -> 6** | 9 | 6 |
@@ -61,13 +61,13 @@ hint: add these lines:
 <details>
 <summary>Also moved</summary>
 
-| moved | baseline | now |
+| changed | baseline | now |
 | --- | --: | --: |
 | weights -1.00 MiB | 475.00 MiB | 474.00 MiB |
 
 </details>
 
-- If what moved is meant, `oomdoctor check --update` makes it the baseline; commit the file with the change.
+- If these changes are intended, `oomdoctor check --update` writes them to the baseline; commit that file.
 - `oomdoctor check --format html -o check.html` draws where the memory is.
 
 `oomdoctor.toml`, `oomdoctor 0.1.0`, `python 3.11.9`, `torch 2.15.0+cu132`, `cuda 13.2`
@@ -90,7 +90,7 @@ def test_all_passed() -> None:
     assert text.startswith("### 1 entry passed\n\n| entry |")
     assert "####" not in text
     folded = text[text.index("<details>") : text.index("</details>")]
-    assert "<summary>What moved in entries that passed</summary>" in folded
+    assert "<summary>What changed in entries that passed</summary>" in folded
     assert "| `finetune` | weights -1.00 MiB | 475.00 MiB | 474.00 MiB |" in folded
 
 

@@ -47,13 +47,13 @@ failed   pretrain on rtx-4090  rtx-4090             6     43
     baseline: 2 figures are worse than the baseline by more than 2%
       activations +412.00 MiB at micro-batch 8, +61 % in `encoder.layers.*`
       maximum micro-batch 9 -> 6
-    also moved:
+    also changed:
       weights -1.00 MiB
 passed   finetune              a100                32      8
 
 2 of 3 entries did not pass: 1 in error, 1 failed.
-hint:  if what moved is meant, `oomdoctor check --update` makes it the baseline;
-       commit the file with the change
+hint:  if these changes are intended, `oomdoctor check --update` writes them to
+       the baseline; commit that file
 hint:  `oomdoctor check --format html -o check.html` draws where the memory is
 """
 PASSED = """\
@@ -112,7 +112,7 @@ def test_every_verdict_has_its_place() -> None:
 def test_movements_that_fail_nothing() -> None:
     """What moved within the tolerance is shown, and nobody is asked to update."""
     text = plain(check(passed(movements=(WEIGHTS,))))
-    assert "    moved since the baseline, and fails nothing:\n      weights -1.00 MiB\n" in text
+    assert "    changed since the baseline, but fails no limit:\n      weights -1.00 MiB\n" in text
     assert "--update" not in text
 
 
@@ -151,7 +151,7 @@ def test_warnings_are_shown_for_entries_that_passed() -> None:
 def test_baseline_that_is_missing_or_written() -> None:
     """A baseline that was written is named; one that is missing comes with the command that writes it."""
     text = plain(check(passed(baseline="updated", movements=(WEIGHTS,)), passed(baseline="missing", name="new")))
-    assert "    moved, and is in the baseline now:\n      weights -1.00 MiB\n" in text
+    assert "    changed, and is in the baseline now:\n      weights -1.00 MiB\n" in text
     assert "The baseline of 1 entry is in `oomdoctor-baseline.json`.\n" in text
     assert "hint:  `oomdoctor check --update` writes the baseline of `new`, which the file does not have yet\n" in text
     assert "of 2 entries, which" in plain(check(passed(baseline="missing"), passed(baseline="missing")))

@@ -41,7 +41,7 @@ def test_everything_is_there() -> None:
         "| activations | 8.00 GiB | 10.67 GiB | +2.67 GiB |",
         "> [!NOTE]\n> - In a container",
         "<br>`oomdoctor run -- train.py`",
-        "| `train.log:20440, rank 2` | not a lack of memory | `torch.distributed.DistBackendError: NCCL error",
+        "| `train.log:20440, rank 2` | not an out-of-memory error | `torch.distributed.DistBackendError: NCCL error",
         "Read `train.log`, `snapshot-rank0.pickle`",
     ]:
         assert expected in text

@@ -135,7 +135,7 @@ def test_nothing_of_the_result_is_left_out(width: int) -> None:
 def test_another_error_is_not_called_memory() -> None:
     """Where memory did not run out the first words say so, and nothing speaks of a card."""
     text = plain(not_memory())
-    assert "+ Not a lack of memory +" in text
+    assert "+ Not an out-of-memory error +" in text
     assert "certain something else than memory A kernel's assertion failed: an index is out of range." in text
     assert "Memory of the device" not in text
     assert "What to change" not in text
@@ -200,7 +200,7 @@ def test_numbers_without_a_whole_are_listed() -> None:
 def test_memory_that_no_number_accounts_for_is_a_part() -> None:
     """What the error does not tell is called that, and the bar still has its full length."""
     facts = Facts(total_bytes=10 * GIB, allocated_bytes=4 * GIB, free_bytes=GIB)
-    assert "? not told by the error 5.00 GiB 50% . free 1.00 GiB 10%" in plain(out_of_memory(facts=facts))
+    assert "? not in the error's text 5.00 GiB 50% . free 1.00 GiB 10%" in plain(out_of_memory(facts=facts))
 
 
 def test_more_than_the_card_has() -> None:

@@ -130,7 +130,10 @@ def test_log_gets_one_line_a_trial() -> None:
         "loading gpt2",
         "micro-batch 16 fits, peak 19.35 GiB, 0.31 s  [fits 16 | 17..256 unknown]",
         "micro-batch 20 ran out of memory, peak 23.14 GiB, 0.35 s  [fits 16 | 17..19 unknown | 20 ran out of memory]",
-        "micro-batch 18 fits in 11.57 GiB, peak 21.53 GiB, 0.33 s  [fits 16 | 17..19 unknown | 20 ran out of memory]",
+        (
+            "micro-batch 18 fits with 11.57 GiB allowed, peak 21.53 GiB, 0.33 s  "
+            "[fits 16 | 17..19 unknown | 20 ran out of memory]"
+        ),
     ]
 
 

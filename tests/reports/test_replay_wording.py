@@ -11,9 +11,7 @@ from oomdoctor.results import HistoryReplay
 def test_a_history_that_replays() -> None:
     """One clause says that it does."""
     found = snapshot(truncated=False, replay=HistoryReplay(3060, 16, None, None))
-    assert history(found) == (
-        "its history has 4440 events; it replays by the allocator's rules, each block and segment as recorded"
-    )
+    assert history(found) == ("its history has 4440 events; the simulated allocator reproduces each block and segment")
 
 
 def test_a_history_that_departs() -> None:
@@ -22,7 +20,8 @@ def test_a_history_that_departs() -> None:
         truncated=False, replay=HistoryReplay(7, 3, 11, "by the allocator's rules A, and the history has B")
     )
     assert history(found) == (
-        "its history has 4440 events; it departs at event 12: by the allocator's rules A, and the history has B"
+        "its history has 4440 events; the simulated allocator differs from it at event 12: "
+        "by the allocator's rules A, and the history has B"
     )
 
 

@@ -113,7 +113,7 @@ def _limit_lines(entry: CheckedEntry, limit: Limit) -> Iterator[str]:
     if limit.name is not LimitName.BASELINE:
         yield from (sentence(found) for found in [sentences.answer(entry)] if found)
     elif moved := list(_listed(sentences.beyond(entry))):
-        yield from (*moved, f"help: `{sentences.UPDATE}` makes it the baseline, if it is meant")
+        yield from (*moved, f"help: `{sentences.UPDATE}` writes it to the baseline, if it is intended")
 
 
 def _listed(movements: Sequence[Movement]) -> Iterator[str]:

@@ -101,7 +101,7 @@ def _section(entry: CheckedEntry) -> Iterator[str]:
 def _figures(movements: Sequence[Movement]) -> Iterator[str]:
     rows = list(fitting(map(_moved, movements[:_MOST_MOVEMENTS]), _ROOM_FOR_MOVED))
     if rows:
-        yield table(("moved", ">baseline", ">now"), rows)
+        yield table(("changed", ">baseline", ">now"), rows)
     if more := len(movements) - len(rows):
         yield f"... and {more} more."
 
@@ -125,15 +125,15 @@ def _moved(movement: Movement) -> tuple[str, str, str]:
 
 
 def _moved_elsewhere(result: CheckResult) -> Iterator[str]:
-    """What moved in entries that passed, folded: it fails nothing."""
+    """What changed in entries that passed, folded: it fails nothing."""
     passed = [entry for entry in result.entries if entry.verdict is Verdict.PASSED]
     found = [(entry, movement) for entry in passed for movement in entry.movements]
     rows = ((_cell(entry.name), *_moved(movement)) for entry, movement in found)
     shown = list(fitting(rows, _ROOM_FOR_MOVED))
     if shown:
         more = f"\n\n... and {len(found) - len(shown)} more." if len(shown) < len(found) else ""
-        body = table(("entry", "moved", ">baseline", ">now"), shown) + more
-        yield folded("What moved in entries that passed", body)
+        body = table(("entry", "changed", ">baseline", ">now"), shown) + more
+        yield folded("What changed in entries that passed", body)
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def advice(result: CheckResult, *, is_page: bool = False) -> Iterator[str]:
     """What to do next, a sentence each; a page does not need to be told that there is one."""
     entries = result.entries
     if any(movement.is_beyond for entry in entries for movement in entry.movements):
-        yield f"if what moved is meant, `{UPDATE}` makes it the baseline; commit the file with the change"
+        yield f"if these changes are intended, `{UPDATE}` writes them to the baseline; commit that file"
     if missing := [entry for entry in entries if entry.baseline == "missing"]:
         these = f"`{name(missing[0])}`" if len(missing) == 1 else f"{len(missing)} entries"
         yield f"`{UPDATE}` writes the baseline of {these}, which the file does not have yet"
@@ -158,8 +158,8 @@ def beyond_title(entry: CheckedEntry) -> str:
 def within_title(entry: CheckedEntry) -> str:
     """What is listed below it: figures that moved and fail nothing."""
     if entry.baseline == "updated":
-        return "moved, and is in the baseline now"
-    return "also moved" if beyond(entry) else "moved since the baseline, and fails nothing"
+        return "changed, and is in the baseline now"
+    return "also changed" if beyond(entry) else "changed since the baseline, but fails no limit"
 
 
 def figure(movement: Movement, value: int | None) -> str:

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from oomdoctor.results import DiagnosisDocument, SnapshotComparison, SnapshotSummary
 
 
-_STATUS_WORDS: Final = {"oom": "out of memory", "not_oom": "not a lack of memory", "nothing_found": "nothing found"}
+_STATUS_WORDS: Final = {
+    "oom": "out of memory",
+    "not_oom": "not an out-of-memory error",
+    "nothing_found": "nothing found",
+}
 _STRENGTHS: Final = {Confidence.CERTAIN: 3, Confidence.LIKELY: 2, Confidence.POSSIBLE: 1}
 
 

@@ -33,7 +33,7 @@ def snapshot_blocks(found: SnapshotSummary) -> Iterator[str]:
     if rows := memory.category_rows(found):
         yield _categories(found, rows)
     if lines := memory.line_rows(found):
-        yield folded("Who allocated it", _lines(found, lines))
+        yield folded("Memory by line of code", _lines(found, lines))
     if found.largest:
         yield folded("The largest live blocks", _largest(found))
     if found.growing:

@@ -98,8 +98,8 @@ def _rest(facts: Facts, rest_bytes: int) -> Part:
     if facts.mps_max_bytes is not None:
         return Part("free", "below the limit", rest_bytes)
     if facts.free_bytes is None:
-        return Part("untold", "free, or not told by the error", rest_bytes)
-    return Part("untold", "not told by the error", rest_bytes)
+        return Part("untold", "free, or not in the error's text", rest_bytes)
+    return Part("untold", "not in the error's text", rest_bytes)
 
 
 def _others(facts: Facts) -> list[ProcessMemory]:

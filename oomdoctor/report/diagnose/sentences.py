@@ -82,7 +82,7 @@ def _headline(result: DiagnosisResult) -> str:
         return f"{device(result.device, result.facts.gpu_index)} ran out of memory{_when(result.facts)}"
     if result.occurrences:
         named = next((cause for cause in result.causes if cause.id not in (CauseId.NOT_OOM, CauseId.UNKNOWN)), None)
-        return f"not a lack of memory{_when(result.facts)}" if named is None else CAUSE_WORDS[named.id]
+        return f"not an out-of-memory error{_when(result.facts)}" if named is None else CAUSE_WORDS[named.id]
     if result.snapshots:
         largest = max(summary.peak.allocated_bytes for summary in result.snapshots)
         return f"no error was found; {format_size(largest)} were allocated at the peak"
@@ -170,7 +170,7 @@ def origin(found: Occurrence) -> str:
 def occurrence(found: Occurrence) -> str:
     """What one of several errors is, such as `out of memory on GPU 1: 1.92 GiB asked for`."""
     if not found.is_oom:
-        return f"not a lack of memory{_when(found.facts)}"
+        return f"not an out-of-memory error{_when(found.facts)}"
     facts = found.facts
     where = f"out of memory on {device(found.device, facts.gpu_index)}{_when(facts)}"
     numbers = [
@@ -221,8 +221,8 @@ def _replayed(found: HistoryReplay | None) -> str:
     if found is None:
         return ""
     if found.departed_at is None:
-        return "; it replays by the allocator's rules, each block and segment as recorded"
-    return f"; it departs at event {found.departed_at + 1}: {found.departure}"
+        return "; the simulated allocator reproduces each block and segment"
+    return f"; the simulated allocator differs from it at event {found.departed_at + 1}: {found.departure}"
 
 
 def totals(found: SnapshotSummary) -> list[tuple[str, str]]:

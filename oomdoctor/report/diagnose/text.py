@@ -96,9 +96,9 @@ def snapshot_parts(found: SnapshotSummary, width: int, *, unicode: bool) -> Iter
     history = Text(sentence(sentences.history(found)), "dim")
     yield section(sentences.snapshot_title(found), history, pairs(sentences.totals(found)))
     if rows := memory.category_rows(found):
-        yield section(f"What memory is for{_when(found)}", _categories(found, rows, width, unicode=unicode))
+        yield section(f"Memory by category{_when(found)}", _categories(found, rows, width, unicode=unicode))
     if lines := memory.line_rows(found):
-        yield section(f"Who allocated it{_when(found)}", *_lines(found, lines, width))
+        yield section(f"Memory by line of code{_when(found)}", *_lines(found, lines, width))
     if found.largest:
         yield section("The largest live blocks", *_largest(found))
     if found.growing:

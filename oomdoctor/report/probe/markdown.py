@@ -44,7 +44,7 @@ def _blocks(document: ProbeDocument) -> Iterator[str]:
         yield folded(sentences.trials_title(result.trials), _trials(result))
     if result.reasons:
         reasons = "\n".join(f"- {code(reason.subject)}: {prose(reason.text)}" for reason in result.reasons)
-        yield folded("How each number was had", reasons)
+        yield folded("Where the numbers come from", reasons)
     yield ", ".join(code(f"{name} {version}") for name, version in document.versions.items())
 
 

@@ -192,7 +192,7 @@ def _notes(result: ProbeResult, trial: Trial) -> list[str]:
         notes.append("recommended")
     elif trial.allowed_bytes < result.capacity_bytes:
         # That the recommended size ran with less than the capacity goes without saying.
-        notes.append(f"in {format_size(trial.allowed_bytes)}")
+        notes.append(f"with {format_size(trial.allowed_bytes)} allowed")
     if trial.swallowed_ooms:
         notes.append("caught by your code")
     return notes
@@ -260,13 +260,13 @@ def plan_notes(result: ProbeResult) -> list[str]:
         return []
     found = []
     if plan.uniform is None:
-        found.append("no single size reaches the target exactly without more than a quarter more steps")
+        found.append("no single size reaches the target exactly with at most 25% more steps")
     sizes = result.command_plan.sizes if result.command_plan else None
     largest = sizes.micro_batch if sizes else max(plan.micro_batches)
     if largest > answer.recommended:
         better = f"above the recommended {answer.recommended}" if answer.recommended else "above every recommended size"
-        spare = percent(result.headroom)
-        found.append(f"{largest} is {better}: it fits, but not with {spare} to spare and no retry of the allocator")
+        free = f"less than {percent(result.headroom)} of the capacity free"
+        found.append(f"{largest} is {better}: it fits, but leaves {free}, or the allocator has to retry")
     return found
 
 

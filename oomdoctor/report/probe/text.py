@@ -57,7 +57,7 @@ def _parts(document: ProbeDocument, width: int, *, unicode: bool) -> Iterator[Re
     if result.trials:
         yield section(sentences.trials_title(result.trials), _trials(result, width))
     if result.reasons:
-        yield section("How each number was had", _reasons(result))
+        yield section("Where the numbers come from", _reasons(result))
     yield Text(", ".join(f"{clean(name)} {clean(version)}" for name, version in document.versions.items()), "dim")
 
 

@@ -127,7 +127,7 @@ def test_a_planted_regression_fails_the_check_and_is_named(outcome: Outcome, nam
     """
     run = outcome(name)
     assert run.returncode == 1, run.stdout + run.stderr
-    worse = [line.strip() for line in run.stdout.partition("also moved")[0].splitlines()]
+    worse = [line.strip() for line in run.stdout.partition("also changed")[0].splitlines()]
     for start, end in REGRESSIONS[name].lines:
         assert any(line.startswith(start) and line.endswith(end) for line in worse), (start, end, run.stdout)
 
