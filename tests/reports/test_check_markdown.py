@@ -59,7 +59,7 @@ hint: add these lines:
 | **maximum micro-batch 9 -> 6** | 9 | 6 |
 
 <details>
-<summary>Also moved</summary>
+<summary>Also changed</summary>
 
 | changed | baseline | now |
 | --- | --: | --: |
