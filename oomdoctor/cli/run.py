@@ -48,7 +48,7 @@ Directory: TypeAlias = Annotated[
 
 
 class CommandExit(SystemExit):
-    """The command has ended; the exit code is its own, and says nothing about us."""
+    """Exit of the command; the code is the command's own."""
 
 
 def run(  # noqa: PLR0913 - one parameter an option
@@ -93,7 +93,7 @@ def _explain(finished: FinishedRun) -> None:
     if finished.reports:
         _diagnose(finished.reports)
     for report in finished.reports:
-        typer.echo(f"oomdoctor: what was recorded lies in {_shown(report)}", err=True)
+        typer.echo(f"oomdoctor: the report is in {_shown(report)}", err=True)
 
 
 def _diagnose(reports: Sequence[Path]) -> None:

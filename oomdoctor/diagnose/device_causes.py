@@ -86,7 +86,7 @@ def memory_fraction_cap(situation: Situation) -> Cause | None:
 
 
 def other_process(situation: Situation) -> Cause | None:
-    """What others hold on the device is missing here."""
+    """Other processes hold memory of the device that is missing here."""
     if not situation.on_gpu or has_free_memory(situation) or asks_for_more_than_all(situation):
         return None
     return _listed_processes(situation) or _unlisted_processes(situation)
@@ -155,7 +155,7 @@ def _holes_in_snapshot(situation: Situation, tried: int) -> str | None:
 
 
 def fragmentation_beside_free(situation: Situation) -> Cause | None:
-    """What is reserved in no tensor and what is free would be enough, but only together."""
+    """Unused reserved memory and free memory would be enough together, and neither is alone."""
     facts = situation.facts
     tried, holes, free = facts.tried_bytes, facts.reserved_unallocated_bytes, facts.free_bytes
     if tried is None or holes is None or free is None or not holes < tried <= holes + free:
@@ -178,7 +178,7 @@ def _has_large_holes(situation: Situation) -> bool:
 
 
 def unexplained_refusal(situation: Situation) -> Cause | None:
-    """The device had plenty of room and no cap is known: nobody has established why that happens."""
+    """The device had plenty of free memory and no cap is known; the reason for such refusals is not established."""
     facts = situation.facts
     if not has_free_memory(situation) or memory_fraction_cap(situation) is not None or facts.tried_bytes is None:
         return None
@@ -190,7 +190,7 @@ def unexplained_refusal(situation: Situation) -> Cause | None:
 
 
 def has_free_memory(situation: Situation) -> bool:
-    """Whether the device had clearly more free than was asked for."""
+    """Return whether the device had clearly more bytes free than were asked for."""
     tried, free, total = situation.facts.tried_bytes, situation.facts.free_bytes, situation.facts.total_bytes
     if tried is None or free is None:
         return False
@@ -199,12 +199,12 @@ def has_free_memory(situation: Situation) -> bool:
 
 
 def is_much(size_bytes: int, total_bytes: int) -> bool:
-    """Whether memory outside of this process is more than displays and contexts take."""
+    """Return whether memory outside of this process is more than displays and contexts take."""
     return size_bytes * _OUTSIDE_SHARE > total_bytes and size_bytes >= _OUTSIDE_BYTES
 
 
 def asks_for_more_than_all(situation: Situation) -> bool:
-    """Whether the request is larger than the whole device."""
+    """Return whether the request is larger than the whole device."""
     tried, total = situation.facts.tried_bytes, situation.facts.total_bytes
     return tried is not None and total is not None and tried > total
 
@@ -262,7 +262,7 @@ def shm(situation: Situation) -> Cause | None:
 
 
 def size_limit(situation: Situation) -> Cause | None:
-    """A limit on sizes that is not memory."""
+    """A tensor or kernel exceeds a size limit that is not memory."""
     row = situation.row
     if situation.is_oom or row is None or row.means != "limit":
         return None
@@ -273,12 +273,12 @@ def kv_cache_no_room(situation: Situation) -> Cause | None:
     """A server's cache finds no room beside the weights."""
     if situation.kind != "kv-cache":
         return None
-    text = "Beside the weights, the memory that vLLM may use has no room for a single block of its cache"
+    text = "Beside the weights, the memory that vLLM may use does not hold a single block of its cache"
     return Cause(CauseId.KV_CACHE_NO_ROOM, Confidence.CERTAIN, text)
 
 
 def not_oom(situation: Situation) -> Cause | None:
-    """An error, and not one of memory."""
+    """The error is not about memory."""
     if situation.event is None or situation.is_oom or size_limit(situation) is not None:
         return None
     row = situation.row

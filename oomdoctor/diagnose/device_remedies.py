@@ -88,7 +88,7 @@ def other_device(situation: Situation) -> Remedy | None:
         change="Run on another device that is free",
         how=f"{variable}={1 if index == 0 else 0}",
         frees_bytes=None,
-        cost="none, where there is one",
+        cost="none, if another device is free",
     )
 
 
@@ -245,7 +245,7 @@ def memory_for_cache(_situation: Situation) -> Remedy:
         change="Let vLLM use more of the device, or shorten the context that it must hold",
         how="--gpu-memory-utilization 0.95 --max-model-len 4096",
         frees_bytes=None,
-        cost="less room for others; shorter requests",
+        cost="less memory for other programs; shorter requests",
     )
 
 
@@ -274,7 +274,7 @@ _BY_KIND: Final = {
 
 
 def for_other_error(situation: Situation) -> Remedy | None:
-    """What helps with an error that is none of memory, where that is known."""
+    """Return the remedy for an error that is not about memory, where one is known."""
     if situation.kind not in _BY_KIND:
         return None
     name, change, how = _BY_KIND[situation.kind]

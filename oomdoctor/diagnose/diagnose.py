@@ -37,7 +37,7 @@ _FEWEST_READINGS: Final = 3  # of which a line can be told from a point
 
 @dataclass
 class _Found:
-    """What was read until now."""
+    """Evidence read so far."""
 
     events: list[Event] = field(default_factory=list)
     trends: list[MemoryTrend] = field(default_factory=list)
@@ -99,7 +99,7 @@ def _read(source: Source, found: _Found) -> None:
 
 
 def _refuse_what_is_no_evidence(source: Source, start: bytes) -> None:
-    """A result of ours says what was found, and compressed bytes say nothing; both would be read as a log."""
+    """Refuse a result of ours, and compressed bytes, both of which would be read as a log."""
     if start.lstrip()[:1] == b"{" and b'"schema_version"' in start and _SAVED.search(start):
         hint = f"`oomdoctor report {source.name}` shows it in any format"
         raise UsageError(f"`{source.name}` is a saved result of oomdoctor, not a log", hint=hint)
@@ -195,7 +195,7 @@ _REMEDY_ORDER: Final = tuple(Confidence)
 
 
 def choose_remedies(situation: Situation, causes: Sequence[Cause]) -> tuple[Remedy, ...]:
-    """What to change, at most 8.
+    """Return the changes to make, best first, at most 8.
 
     What is for a more certain cause comes first; among those for equally certain ones, what is known to free enough for
     the request that failed, then what is not known, then what is known to free too little. Where a cause is certain,
@@ -238,7 +238,7 @@ _TORCH_ALLOCATOR_KINDS: Final = ("cuda-allocator", "hip-allocator")
 
 
 def read_notes(situation: Situation) -> Iterator[str]:
-    """What the numbers mean where they do not mean what they seem to."""
+    """Return notes on numbers of the error that are easily misread."""
     facts = situation.facts
     if situation.kind in _TORCH_ALLOCATOR_KINDS and facts.tried_bytes in _SEGMENTS:
         yield (
@@ -252,7 +252,7 @@ def read_notes(situation: Situation) -> Iterator[str]:
             "has moved some of it to system memory, as it does on Windows, and everything is slow from there on"
         )
     if facts.own_pid is not None:
-        yield f"process {facts.own_pid} is this program itself; inside a container its process id is another"
+        yield f"process {facts.own_pid} is this program itself; inside a container its process id is a different one"
     if any(process.used_bytes is None for process in facts.other_processes):
         yield "the driver could not tell how much memory a listed process holds"
     if facts.private_pool_bytes:
@@ -262,10 +262,10 @@ def read_notes(situation: Situation) -> Iterator[str]:
 
 
 def next_steps(situation: Situation, causes: Sequence[Cause]) -> Iterator[NextStep]:
-    """What to collect next, where no cause is more than possible."""
+    """Return what to collect next, where no cause is more than possible."""
     if not situation.is_oom and situation.row is not None and situation.row.needs_pressure:
         yield NextStep(
-            "whether memory was full at that moment, which its words leave open", "oomdoctor run -- python train.py"
+            "whether memory was full at that moment, which the message does not say", "oomdoctor run -- python train.py"
         )
     if not situation.is_oom or not situation.is_torch or not _open_questions(causes):
         return

@@ -81,7 +81,7 @@ def _ending_at(tracebacks: list[Traceback], lines: Sequence[str], end: int) -> T
 
 
 def _is_message_of(traceback: Traceback, lines: Sequence[str], end: int) -> bool:
-    """Whether the line at `end` is a line of the traceback's message, or at least not of another error."""
+    """Return whether the line at `end` is a line of the traceback's message, or at least not of another error."""
     between = lines[traceback.error_at + 1 : end + 1]
     written = [line for line in between if not line.lstrip().startswith("frame #")]
     if len(written) > _MOST_MESSAGE_LINES or not all(line.strip() for line in written):
@@ -223,7 +223,7 @@ def _is_known(event: Event) -> bool:
 
 
 def _numbers(window: Window, message: Message) -> Iterator[tuple[object, ...]]:
-    """What tells an allocator's message from all others: a log that quotes it, or our own report, has the same."""
+    """Yield the numbers that identify an allocator's message; a log that quotes it, or our own report, has the same."""
     facts = message.facts
     numbers = (facts.tried_bytes, facts.total_bytes, facts.free_bytes, facts.allocated_bytes)
     if None not in numbers:

@@ -159,26 +159,26 @@ class Situation:
 
     @property
     def is_oom(self) -> bool:
-        """Whether memory ran out."""
+        """Return whether memory ran out."""
         if self.event is not None:
             return self.event.message.is_oom
         return self.facts.tried_bytes is not None
 
     @property
     def device(self) -> MemoryDevice:
-        """Whose memory."""
+        """The device whose memory ran out."""
         if self.event is not None:
             return self.event.message.device
         return "none" if self.snapshot is None else "cuda"
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a device's memory ran out, not the host's."""
+        """Return whether a device's memory ran out, not the host's."""
         return self.is_oom and self.device not in ("cpu", "none")
 
     @property
     def phase(self) -> TrainingPhase | None:
-        """What the program was doing."""
+        """The phase that the program was in."""
         return self.facts.phase
 
     @property
@@ -203,13 +203,13 @@ class Situation:
 
     @property
     def held_bytes(self) -> int | None:
-        """What PyTorch's allocator holds, or at least what it holds in tensors."""
+        """Bytes that PyTorch's allocator holds, or at least those that it holds in tensors."""
         facts = self.facts
         return facts.allocated_bytes if facts.reserved_bytes is None else facts.reserved_bytes
 
     @property
     def own_bytes(self) -> int | None:
-        """What this process holds on the device, as far as the message tells."""
+        """Bytes that this process holds on the device, as far as the message tells."""
         if self.facts.process_bytes is not None:
             return self.facts.process_bytes
         own = [process.used_bytes for process in self.facts.other_processes if process.pid == self.facts.own_pid]
@@ -227,7 +227,7 @@ class Situation:
 
     @property
     def others_bytes(self) -> int:
-        """What those processes hold in all."""
+        """Bytes that the listed other processes hold in all."""
         return sum(process.used_bytes or 0 for process in self.others)
 
     @property
@@ -246,29 +246,29 @@ class Situation:
 
     @property
     def leaks(self) -> bool:
-        """Whether memory was seen to grow from step to step, so that what is alive is not one step's need."""
+        """Return whether memory was seen to grow from step to step, so that what is alive is not one step's need."""
         grows = self.snapshot is not None and bool(self.snapshot.growing)
         return grows or (self.trend is not None and self.trend.growing)
 
     @property
     def handle_refused(self) -> bool:
-        """Whether cuBLAS found no room for its handle, which it makes once, before the first matrix product."""
+        """Return whether cuBLAS found no memory for its handle, which it makes before the first matrix product."""
         created = "Create(handle)" in self.message
         return self.kind == "cublas-allocation" and created and self.phase in (TrainingPhase.FORWARD, None)
 
     @cached_property
     def is_server(self) -> bool:
-        """Whether an inference server died, which has no training batch and takes its memory beforehand."""
+        """Return whether an inference server died, which has no training batch and reserves its memory beforehand."""
         return any(_SERVER.search(text) for text in self._texts()) or self.kind in _SERVER_KINDS
 
     @property
     def is_torch(self) -> bool:
-        """Whether PyTorch asked for the memory, and not another framework."""
+        """Return whether PyTorch asked for the memory, and not another framework."""
         return self.kind not in _OTHER_FRAMEWORKS
 
     @cached_property
     def mentions_pinned_memory(self) -> bool:
-        """Whether the traceback or the lines before it have to do with pinned host memory, or with WSL."""
+        """Return whether the traceback or the lines before it mention pinned host memory, or WSL."""
         return any(_PINNED.search(text) for text in self._texts())
 
     @cached_property
@@ -279,7 +279,7 @@ class Situation:
 
     @property
     def gradients_off(self) -> bool:
-        """Whether the traceback runs through a function that was decorated with `no_grad` or `inference_mode`."""
+        """Return whether the traceback runs through a function decorated with `no_grad` or `inference_mode`."""
         frames = () if self.event is None else self.event.frames
         return any(_SWITCHED_OFF.search(frame.path) and frame.function == "decorate_context" for frame in frames)
 
@@ -357,7 +357,7 @@ def at_batch(situation: Situation) -> str:
 
 
 def mostly(situation: Situation, *categories: Category) -> str:
-    """How much of what is allocated these categories are, by the snapshot."""
+    """Return the share of allocated memory that these categories are, by the snapshot."""
     part = situation.category_bytes(*categories) or 0
     whole = 0 if situation.snapshot is None else situation.snapshot.end.allocated_bytes
     names = [category.value.replace("_", " ") for category in categories]

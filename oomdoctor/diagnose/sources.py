@@ -39,7 +39,7 @@ class Source:
     stdin: BinaryIO | None = field(default=None, compare=False)
 
     def is_file(self, other: Path) -> bool:
-        """Whether `other`, which exists, is the same file."""
+        """Return whether `other`, which exists, is the same file."""
         return self.path is not None and self.path.samefile(other)
 
     @contextmanager
@@ -60,7 +60,7 @@ class Source:
 
 
 def sources(arguments: Sequence[str], stdin: BinaryIO | None = None) -> tuple[Source, ...]:
-    """What the arguments name, folders replaced by their files.
+    """Return the files that the arguments name, with folders replaced by their files.
 
     Raises:
         UsageError: One does not exist, is an empty folder, or standard input is named twice.
@@ -77,7 +77,7 @@ def sources(arguments: Sequence[str], stdin: BinaryIO | None = None) -> tuple[So
 
 
 def head(stream: io.BufferedReader) -> bytes:
-    """The first bytes, which stay to be read."""
+    """Return the first bytes of a stream, without consuming them."""
     return stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]
 
 
@@ -127,7 +127,7 @@ _CATEGORIES: Final = frozenset(Category)
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What it says.
+    """Contents of a run's report.
 
     Attributes:
         text: The traceback with the message at its end.
@@ -149,7 +149,7 @@ class RunReport:
 
 
 def looks_like_report(head: bytes) -> bool:
-    """Whether a file that begins like this is a run's report."""
+    """Return whether a file that begins like this is a run's report."""
     return head.lstrip()[:1] == b"{" and _MARK in head
 
 

@@ -41,7 +41,7 @@ def model_too_large(situation: Situation) -> Cause | None:
     if not situation.on_gpu:
         return None
     if situation.phase is TrainingPhase.MODEL_TO_DEVICE:
-        text = f"It died while the model was being placed on the device, before any step{held_by_process(situation)}"
+        text = f"It ran out while the model was being moved to the device, before any step{held_by_process(situation)}"
         return Cause(CauseId.MODEL_TOO_LARGE, Confidence.LIKELY, text)
     if situation.handle_refused:
         text = "cuBLAS makes its handle at the first matrix product, and found the device full by then"
@@ -52,28 +52,30 @@ def model_too_large(situation: Situation) -> Cause | None:
         return Cause(CauseId.MODEL_TOO_LARGE, confidence, mostly(situation, Category.WEIGHTS))
     if situation.phase is None and situation.snapshot is None and _filled_tightly(situation):
         others = held_by_process(situation)
-        text = f"The device is full and hardly anything is reserved in vain, as weights leave it{others}"
+        text = f"The device is full and hardly any reserved memory is unused, as when weights fill it{others}"
         return Cause(CauseId.MODEL_TOO_LARGE, Confidence.POSSIBLE, text)
     return None
 
 
 def optimizer_state(situation: Situation) -> Cause | None:
-    """It died in the optimizer's step, where its state and its temporaries come into being."""
+    """It ran out in the optimizer's step, where its state and its temporaries come into being."""
     if situation.phase is not TrainingPhase.OPTIMIZER_STEP or not situation.on_gpu:
         return None
     first = situation.case.steps_done == 0 or (situation.case.steps_done is None and situation.facts.step in (0, 1))
     if first:
-        text = f"It died in the optimizer's first step, which creates the optimizer's state{held_by_process(situation)}"
+        text = (
+            f"It ran out in the optimizer's first step, which creates the optimizer's state{held_by_process(situation)}"
+        )
         return Cause(CauseId.OPTIMIZER_STATE, Confidence.CERTAIN, text)
     if makes_state(situation):
         text = f"The line that ran out creates the optimizer's state{held_by_process(situation)}"
         return Cause(CauseId.OPTIMIZER_STATE, Confidence.CERTAIN, text)
-    text = f"It died in the optimizer's step{held_by_process(situation)}"
+    text = f"It ran out in the optimizer's step{held_by_process(situation)}"
     return Cause(CauseId.OPTIMIZER_STATE, Confidence.LIKELY, text)
 
 
 def makes_state(situation: Situation) -> bool:
-    """Whether the line that ran out creates the optimizer's state."""
+    """Return whether the line that ran out creates the optimizer's state."""
     frames = () if situation.event is None else situation.event.frames
     return any(frame.function in _MAKES_STATE for frame in frames) or bool(_STATE_IS_MADE.search(situation.code))
 
@@ -84,9 +86,8 @@ def checkpoint_load(situation: Situation) -> Cause | None:
         return None
     if situation.phase is not TrainingPhase.CHECKPOINT_LOAD:
         return _checkpoint_alive(situation)
-    text = (
-        f"It died while a checkpoint was being loaded onto the device, beside what is there{held_by_process(situation)}"
-    )
+    numbers = held_by_process(situation)
+    text = f"It ran out while a checkpoint was being loaded onto the device, beside the memory in use{numbers}"
     return Cause(CauseId.CHECKPOINT_LOAD, Confidence.LIKELY, text)
 
 
@@ -99,9 +100,7 @@ def _checkpoint_alive(situation: Situation) -> Cause | None:
         return None
     place = loaded[0].place
     where = "" if place is None else f" at {at(place)}"
-    text = (
-        f"At least {format_size(alive)} of what is alive were loaded from a file{where}, and are no part of the model"
-    )
+    text = f"At least {format_size(alive)} of live memory were loaded from a file{where}, and are no part of the model"
     return Cause(CauseId.CHECKPOINT_LOAD, Confidence.LIKELY, text)
 
 
@@ -111,7 +110,7 @@ def missing_no_grad(situation: Situation) -> Cause | None:
         return None
     trained = (situation.case.steps_done or situation.facts.step or 0) > 0
     before = "after training steps that fitted, " if trained else ""
-    text = f"It died in evaluation, {before}and no `no_grad` or `inference_mode` is in the traceback"
+    text = f"It ran out in evaluation, {before}and the traceback has no `no_grad` or `inference_mode`"
     return Cause(
         CauseId.MISSING_NO_GRAD, Confidence.LIKELY if trained or situation.leaks else Confidence.POSSIBLE, text
     )
@@ -128,7 +127,7 @@ def batch_named_in_code(situation: Situation) -> Cause | None:
 
 
 def batch_too_large(situation: Situation) -> Cause | None:
-    """What grows with the batch does not fit."""
+    """Activations and whatever else grows with the batch do not fit."""
     if _cannot_be_the_batch(situation) or batch_named_in_code(situation) is not None:
         return None
     if situation.leaks:
@@ -155,7 +154,7 @@ def _without_phase(situation: Situation) -> Cause | None:
     if situation.phase is not None or (situation.facts.allocated_bytes is None and situation.batch_size is None):
         return None
     confidence = Confidence.LIKELY if (situation.batch_size or 0) > 1 else Confidence.POSSIBLE
-    return _batch(confidence, f"The device has no room for it{at_batch(situation)}{held_by_process(situation)}")
+    return _batch(confidence, f"The batch does not fit on the device{at_batch(situation)}{held_by_process(situation)}")
 
 
 def _nearly_empty(situation: Situation) -> bool:
@@ -193,7 +192,7 @@ _IN_STEP: Final = (TrainingPhase.FORWARD, TrainingPhase.BACKWARD)
 
 
 def leak_across_steps(situation: Situation) -> Cause | None:
-    """Memory that should have gone at the end of a step stays."""
+    """Memory that should be freed at the end of a step stays alive."""
     if not situation.on_gpu and situation.event is not None:
         return None
     if situation.snapshot is not None and situation.snapshot.growing:

@@ -48,7 +48,7 @@ def activation_checkpointing(situation: Situation) -> Remedy | None:
         change="Recompute activations in the backward pass instead of keeping them",
         how="x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
         frees_bytes=None if situation.leaks else situation.category_bytes(Category.ACTIVATIONS) or None,
-        cost="20 to 30 % more time a step; what the blocks' own inputs take stays",
+        cost="20 to 30 % more time a step; the inputs of the blocks stay in memory",
     )
 
 
@@ -72,7 +72,7 @@ def memory_for_others(situation: Situation) -> Remedy | None:
         return None
     return Remedy(
         id="room_for_others",
-        change="Let the server's cache take less of the device, so that the computation has room beside it",
+        change="Let the server's cache take less of the device, so that memory is left for the computation",
         how="--gpu-memory-utilization 0.85 --max-num-seqs 64 --enforce-eager",
         frees_bytes=None,
         cost="fewer requests at once; without CUDA graphs slower ones",
@@ -80,7 +80,7 @@ def memory_for_others(situation: Situation) -> Remedy | None:
 
 
 def shorter_samples(situation: Situation) -> Remedy | None:
-    """Where one sample is too much, the sample must become smaller."""
+    """Make the sample smaller, since a batch of one does not fit."""
     if situation.batch_size != 1:
         return None
     return Remedy(
@@ -153,7 +153,7 @@ def move_outputs(_situation: Situation) -> Remedy:
 
 
 def _grown(trend: MemoryTrend) -> int:
-    """What leaked until the last reading; readings that begin late have seen only a part of it."""
+    """Return the bytes that leaked until the last reading; readings that begin late have seen only a part of it."""
     seen = trend.last_bytes - trend.first_bytes
     return max(0, min(trend.last_bytes, max(seen, trend.bytes_per_step * trend.last_step)))
 
@@ -167,7 +167,7 @@ def drop_graph(situation: Situation) -> Remedy:
         grown = _grown(situation.trend)
     return Remedy(
         id="drop_graph",
-        change="Keep what outlives a step without its graph and off the device",
+        change="Detach what outlives a step from its graph, and move it off the device",
         how="total_loss += loss.item()  # or: kept.append(output.detach().cpu())",
         frees_bytes=grown,
         cost="`.item()` waits for the device once a step",

@@ -37,7 +37,7 @@ _PRESSURE_CEILING_SHARE: Final = 4  # and never more than one part in so many, f
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was known about memory when the error was caught.
+    """State of memory when the error was caught.
 
     Attributes:
         free_bytes: Bytes free on the device, as `torch.cuda.mem_get_info` says, before anything is cleaned up.
@@ -52,7 +52,7 @@ class Evidence:
 
     @property
     def nearly_exhausted(self) -> bool:
-        """Whether memory was so scarce that an error which may be a lack of memory is one."""
+        """Return whether memory was so scarce that an ambiguous error counts as an OOM."""
         if self.allocator_ooms > 0:
             return True
         if self.free_bytes is None:
@@ -65,7 +65,7 @@ class Evidence:
 
     @property
     def ample(self) -> bool:
-        """Whether at least half of the device is known to have been free, and the allocator never ran out."""
+        """Return whether at least half of the device is known to have been free, and the allocator never ran out."""
         if self.allocator_ooms > 0 or self.free_bytes is None or self.capacity_bytes is None:
             return False
         return 2 * self.free_bytes >= self.capacity_bytes
@@ -82,7 +82,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an error says about the trial that it ended.
+    """Verdict of the classifier on an error.
 
     Attributes:
         outcome: `OOM`, `LIMIT` or `FAILED`.

@@ -108,7 +108,7 @@ def _split(line: str) -> list[str]:
 
 
 def _ask_uv(uv: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """What `uv run` will take: the Python that it is told, or the project's."""
+    """Return the Python that `uv run` will take: the given one, or the project's."""
     for flag in ("--python", "-p"):
         if flag in arguments[:-1]:
             return _output([uv, "python", "find", arguments[list(arguments).index(flag) + 1]], environment) or None
@@ -134,7 +134,7 @@ AGENT_DIRECTORY = Path(__file__).parents[1] / "agent" / "bootstrap"
 
 @dataclass(frozen=True, slots=True)
 class CommandDevice:
-    """What a command shall find as its GPU; with all None, whatever is there.
+    """The GPU that a command shall find; with all None, the machine's own.
 
     Attributes:
         gpu: Name of a catalogue card, which a null GPU plays.
@@ -172,7 +172,7 @@ def make_environment(
 
 
 def with_agent(environment: Mapping[str, str]) -> dict[str, str]:
-    """The same environment, with the hook first in the path of every Python that runs in it."""
+    """Return an environment with the agent first in the path of every Python that runs in it."""
     before = environment.get("PYTHONPATH")
     return {**environment, "PYTHONPATH": f"{AGENT_DIRECTORY}:{before}" if before else str(AGENT_DIRECTORY)}
 

@@ -50,7 +50,7 @@ class CommandNotExecutableError(OomdoctorError):
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """How a command ended.
+    """Exit status of a command.
 
     Attributes:
         pid: Its process id while it ran.
@@ -161,7 +161,7 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What one version of cgroups calls its files."""
+    """File names of one version of cgroups."""
 
     kills: str
     limit: str
@@ -220,7 +220,7 @@ def _levels(mount: Path, path: str, files: _Files) -> Iterator[Path]:
 
 
 def _counter(path: Path, name: str) -> int | None:
-    """The number behind `name` in a file of lines such as `oom_kill 3`."""
+    """Return the number behind `name` in a file of lines such as `oom_kill 3`."""
     for line in _text(path).splitlines():
         words = line.split()
         if len(words) == 2 and words[0] == name and words[1].isdecimal():  # noqa: PLR2004
@@ -251,7 +251,7 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class KillNotice:
-    """What to tell about an ending that the program could not explain itself.
+    """Notice of a kill that the program could not report itself.
 
     Attributes:
         message: What happened, with the numbers that show it.
@@ -265,7 +265,7 @@ class KillNotice:
 
 
 def explain_kill(ending: ExitStatus, before: HostMemory, after: HostMemory) -> KillNotice | None:
-    """Tell how the kernel ended a command or a process beneath it; None where it did not.
+    """Return a notice where the kernel killed a command or a process beneath it; else None.
 
     Args:
         ending: How the command ended.
@@ -321,7 +321,7 @@ def _bus_error() -> KillNotice:
     except OSError:
         size = ""
     return KillNotice(
-        f"the command was ended by SIGBUS, which is what a full {_SHARED_MEMORY} looks like{size}",
+        f"SIGBUS ended the command, as it does when {_SHARED_MEMORY} is full{size}",
         "in a container `--shm-size=8g` enlarges it; fewer DataLoader workers need less",
         is_oom=False,
     )

@@ -77,7 +77,7 @@ class ReportDirectory:
 
 
 def files_of(report: Path) -> list[Path]:
-    """What to diagnose of one report's directory."""
+    """Return the files to diagnose of one report's directory."""
     return [path for name in (REPORT_NAME, SNAPSHOT_NAME) if (path := report / name).is_file()]
 
 
@@ -105,7 +105,7 @@ def _check_writable(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What to run.
+    """The command to run and its options.
 
     Attributes:
         command: The program and its arguments.
@@ -122,7 +122,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """How it went.
+    """A finished command with its reports.
 
     Attributes:
         exit_code: The command's, as a shell gives it.

@@ -58,7 +58,7 @@ _BY_ORIGIN: Final = {
 def categorise(
     history: History, stacks: Sequence[StackFacts], addresses: Mapping[int, Category] | None = None
 ) -> list[Category]:
-    """What each of the history's lifetimes is for.
+    """Return the category of each of the history's lifetimes.
 
     Args:
         history: The device's history.
@@ -82,7 +82,7 @@ def categorise(
 
 
 def _by_origin(judge: _Categoriser, found: list[Category | None], known: Mapping[int, Category]) -> None:
-    """Whoever listed the addresses listed all parameters, gradients and states: nothing else can be one of those."""
+    """Trust listed addresses: they are all parameters, gradients and states, and nothing else can be one of those."""
     for index, lifetime in enumerate(judge.history.lifetimes):
         listed = lifetime.address in known or judge.stacks[lifetime.stack].origin is AllocationOrigin.BUCKETS
         if lifetime.held and not listed and found[index] in _LISTED:
@@ -112,7 +112,7 @@ class _Categoriser:
         self.surroundings = _Neighbours([(index, stack) for index, _, stack in facts])
 
     def category(self, lifetime: Lifetime) -> Category | None:
-        """What a block is for, as far as it tells by itself."""
+        """Return the category of a block, as far as the block itself tells."""
         stack = self.stacks[lifetime.stack]
         if lifetime.requested == _CUBLAS_WORKSPACE and stack.origin in _CALLS_CUBLAS:
             return Category.WORKSPACE
@@ -123,7 +123,7 @@ class _Categoriser:
         return self._within(lifetime, stack)
 
     def _within(self, lifetime: Lifetime, stack: StackFacts) -> Category | None:
-        """What a block is for whose allocation is in the history."""
+        """Return the category of a block whose allocation is in the history."""
         if stack.origin in {AllocationOrigin.NONE, AllocationOrigin.ENGINE}:
             return self._from_engine(lifetime) if self.stacks_recorded else Category.OTHER
         if stack.origin is AllocationOrigin.OPTIMIZER:
@@ -166,7 +166,7 @@ class _Categoriser:
         return lifetime.died >= self.until
 
     def _outlives(self, lifetime: Lifetime, events: Sequence[int]) -> bool:
-        """Whether a block is live at the next of certain events."""
+        """Return whether a block is live at the next of certain events."""
         at = bisect_right(events, lifetime.born)
         return at < len(events) and lifetime.died > events[at]
 
@@ -175,14 +175,14 @@ class _Categoriser:
         return not self._lives_on(lifetime) and not freed_by.on_engine and lifetime.freed_by != lifetime.stack
 
     def _freed_in_backward(self, lifetime: Lifetime) -> bool:
-        """Whether the latest allocation before a block was freed was the engine's."""
+        """Return whether the latest allocation before a block was freed was the engine's."""
         if self._lives_on(lifetime):
             return False
         engine, main = bisect_right(self.engine, lifetime.died), bisect_right(self.main, lifetime.died)
         return bool(engine) and (not main or self.engine[engine - 1] > self.main[main - 1])
 
     def _freed_at_once(self, lifetime: Lifetime) -> bool:
-        """Whether nothing was allocated elsewhere while the block lived."""
+        """Return whether nothing was allocated elsewhere while the block lived."""
         at = bisect_right(self.changes, lifetime.born)
         return not self._lives_on(lifetime) and (at == len(self.changes) or self.changes[at] > lifetime.died)
 
@@ -197,7 +197,7 @@ def _changes(allocations: Sequence[tuple[int, int]]) -> list[int]:
 
 
 class _Neighbours:
-    """What came before and what comes after the allocations in the user's own code."""
+    """Allocations before and after those in the user's own code."""
 
     def __init__(self, allocations: Sequence[tuple[int, StackFacts]]) -> None:
         self._before_forward: set[int] = set()
@@ -221,16 +221,16 @@ class _Neighbours:
                 self._last.discard(index)
 
     def is_input(self, event: int) -> bool:
-        """Whether the next code other than the user's own is a forward pass, or could have become one."""
+        """Return whether the next code other than the user's own is a forward pass, or could have become one."""
         return event in self._before_forward or (event in self._last and event not in self._after_forward)
 
     def after_forward(self, event: int) -> bool:
-        """Whether the last code other than the user's own was a forward pass."""
+        """Return whether the last code other than the user's own was a forward pass."""
         return event in self._after_forward
 
 
 def _settle_older(judge: _Categoriser, found: list[Category | None]) -> None:
-    """What is older than the history and outlives it: weights, and the state that optimizers keep of each."""
+    """Categorise blocks older than the history that outlive it: weights, and the optimizer state of each."""
     if not judge.history.count:
         return
     gradients = _most_at_once(judge, found)
@@ -247,7 +247,7 @@ def _settle_older(judge: _Categoriser, found: list[Category | None]) -> None:
 
 
 def _settle_open_gradients(judge: _Categoriser, found: list[Category | None]) -> None:
-    """Where memory ran out in backward: a block as large as a parameter that has no gradient yet is its gradient."""
+    """Categorise blocks of a backward that ran out: one as large as a parameter without a gradient is its gradient."""
     lifetimes = judge.history.lifetimes
     missing: Counter[int] = Counter()
     for lifetime, category in zip(lifetimes, found, strict=True):
@@ -261,7 +261,7 @@ def _settle_open_gradients(judge: _Categoriser, found: list[Category | None]) ->
 
 
 def _most_at_once(judge: _Categoriser, found: Sequence[Category | None]) -> dict[int, int]:
-    """How many gradients of each size there were at the same time."""
+    """Return the largest number of gradients of each size that were alive at the same time."""
     changes: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for lifetime, category in zip(judge.history.lifetimes, found, strict=True):
         if category is Category.GRADIENTS:

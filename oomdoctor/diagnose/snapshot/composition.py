@@ -1,14 +1,14 @@
 """Composition of memory: at one moment, between two snapshots, over time, and lines that grow.
 
-No step is marked in a history, so it is read from the stacks where a loop of the program starts over: where a line of a
-function outside of PyTorch, above every module's forward pass, comes after a line further down in the same function.
-Loops inside of a forward pass, over a model's layers, start over too, but in a stack of their own; and they are not
-steps. Where a backward pass ends, another stretch begins as well.
+A history marks no training steps, so that they are read from the stacks: a step begins where a loop of the program
+starts over, that is, where a line of a function outside of PyTorch, above every module's forward pass, comes after a
+line further down in the same function. Loops inside of a forward pass, over a model's layers, start over too, but in a
+stack of their own, and are not steps. Where a backward pass ends, another step begins as well.
 
-A leak is a stack some of whose memory is retained, at the moment that counts, from at least three such stretches, from
-most of those in which it allocated at all, and until lately; and what has grown so is a good part of what is held, for
-many programs keep the numbers that they will plot. Weights are allocated in one stretch, and so is optimizer
-state; activations, batches and gradients are retained from the latest stretch, and perhaps from the one before.
+A line leaks if memory that it allocated in at least three steps, in most of those in which it allocated at all, and in
+late ones, is still alive at the moment of the failure, and is a good part of all memory: many programs keep a few
+numbers that they will plot. Weights are allocated in one step, and so is optimizer state; activations, batches and
+gradients are alive from the latest step, and perhaps from the one before.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _by_line(composition: Composition) -> dict[SourceLine | None, int]:
 
 
 def _most_unnamed(composition: Composition) -> int:
-    """What a line that is not named holds at most."""
+    """Return the most bytes that a line that is not named can hold."""
     return composition.lines[-1].allocated_bytes if len(composition.lines) == MOST_LINES else 0
 
 
@@ -266,7 +266,7 @@ def _outside_of_torch(stack: Stack) -> Stack:
 
 
 def _starts_over(before: Stack, now: Stack) -> bool:
-    """Whether the first frames that differ are of one function, and the later stack is further up in it."""
+    """Return whether the first frames that differ are of one function, and the later stack is further up in it."""
     for old, new in zip(before, now, strict=False):
         if old != new:
             return old.path == new.path and old.function == new.function and new.line < old.line
@@ -274,7 +274,7 @@ def _starts_over(before: Stack, now: Stack) -> bool:
 
 
 class _Growth:
-    """What each stack allocated and retained, stretch by stretch."""
+    """Bytes that each stack allocated and retained, step by step."""
 
     def __init__(self, history: History, borders: Sequence[int]) -> None:
         self.history = history

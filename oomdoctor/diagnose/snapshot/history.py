@@ -1,17 +1,18 @@
 """Replay the history of one device: lifetimes and sizes of blocks, bytes at each event, the failure.
 
-The moment that counts is the last time when memory ran out, if the program died of it: what the error's unwinding frees
-before somebody writes the snapshot was there when it mattered. A program that went on after it, say with a smaller
-batch, is described as the snapshot found it.
+The moment of the failure is the last time when memory ran out, if the program died of it: blocks that the error's
+unwinding frees before the snapshot is written were alive then. A program that went on after it, say with a smaller
+batch, is described as it was when the snapshot was taken.
 
 A history is a ring buffer: its beginning may be lost, and recording may have begun late. Then a block that is live at
 the end has no allocation in the history, or one is freed that was never allocated there. Both are older than the
-history. Recording may also have stopped before the snapshot; then what is live at the end is not what the history says,
-and the blocks of the segments are believed.
+history. Recording may also have stopped before the snapshot; then the history does not say what is live at the end, and
+the blocks of the segments do.
 
 A block can be larger than its request rounded up: the allocator does not split off a rest of at most 1 MiB from a block
-of the large pool. Going back from the end, where every block's place is known, the room that each request found is the
-gap that its undoing leaves; so its size follows, and the allocated bytes are those that PyTorch itself counted.
+of the large pool. The events are undone, last first, from the end, where the place of every block is known. Undoing an
+allocation leaves the gap that the request found, and so tells the block's size: the allocated bytes are those that
+PyTorch itself counted.
 
 Source: `should_split` in c10/cuda/CUDACachingAllocator.cpp.
 """
@@ -165,7 +166,7 @@ class HeldRanges:
         self.total = sum(end - begin for begin, end in self._spans)
 
     def around(self, address: int) -> AddressRange | None:
-        """The stretch that an address lies in."""
+        """Return the stretch that contains an address."""
         at = self._index(address)
         return None if at is None else self._spans[at]
 
@@ -192,7 +193,7 @@ class HeldRanges:
         self.total -= size
 
     def stretches(self) -> tuple[AddressRange, ...]:
-        """All of them, by address."""
+        """Return all stretches, by address."""
         return tuple(self._spans)
 
     def _joined(self, begin: int, end: int) -> AddressRange:
@@ -244,7 +245,7 @@ def undo_history(
 
 
 class _Sizes:
-    """Where the blocks in use lie while the history is undone."""
+    """Addresses of the blocks in use while the history is undone."""
 
     def __init__(self, device: DeviceSnapshot, lifetimes: Sequence[Lifetime], spans: HeldRanges) -> None:
         count = len(device.events)
@@ -318,15 +319,15 @@ class History:
         return self.allocated.index(max(self.allocated))
 
     def is_live(self, lifetime: Lifetime, moment: int) -> bool:
-        """Whether a block is in a live tensor after so many events."""
+        """Return whether a block is in a live tensor after a number of events."""
         return lifetime.born < moment <= lifetime.died
 
     def is_live_at_moment(self, lifetime: Lifetime) -> bool:
-        """Whether it is at the moment that counts."""
+        """Return whether a block is in a live tensor at the moment of the failure."""
         return lifetime.held if self.failure is None else self.is_live(lifetime, self.moment)
 
     def is_in_use_at_moment(self, lifetime: Lifetime) -> bool:
-        """The same, or it is freed and its place cannot be used yet."""
+        """Return whether a block is live at the moment of the failure, or freed and not reusable yet."""
         if self.failure is None:
             return lifetime.held or lifetime.died < self.count <= lifetime.released
         return lifetime.born < self.moment <= lifetime.released

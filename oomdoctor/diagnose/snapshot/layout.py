@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Action(StrEnum):
-    """What the allocator did. Actions that newer versions add are passed over."""
+    """Action of the allocator. Actions that newer versions add are ignored."""
 
     ALLOC = "alloc"
     FREE_REQUESTED = "free_requested"
@@ -35,7 +35,7 @@ class Action(StrEnum):
 
 
 class BlockState(Enum):
-    """What a block of a segment is."""
+    """State of a segment's block."""
 
     LIVE = "active_allocated"
     PENDING = "active_pending_free"  # freed, but a kernel on another stream may still use it
@@ -119,7 +119,7 @@ class SnapshotSegment:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSnapshot:
-    """What a snapshot holds of one device."""
+    """Segments and history of one device."""
 
     index: int
     segments: tuple[SnapshotSegment, ...]
@@ -169,7 +169,7 @@ class StackTable:
         self._by_frames: dict[tuple[int, ...], int] = {}
 
     def index(self, frames: Any) -> int:  # noqa: ANN401 - what a file holds
-        """The number of a stack; what is not a list of frames is the empty stack."""
+        """Return the index of a stack; anything that is not a list of frames is the empty stack."""
         if not isinstance(frames, list) or not frames:
             return 0
         number = self._by_list.get(id(frames))
@@ -234,7 +234,7 @@ _BYTES_A_FRAME: Final = 2
 
 
 class _Budget:
-    """How many parts may be looked at: as many as a file of this size can have.
+    """Budget of entries to read: as many as a file of this size can have.
 
     Every part of an honest snapshot takes some bytes of its file. A hostile one has a list of a thousand references to
     one list of a thousand references, and so on: a kilobyte a level that would take for ever to walk through.
@@ -366,7 +366,7 @@ def _stream(values: dict[str, Any]) -> int:
 
 
 def _is_private(pool: object) -> bool:
-    """Whether the pool of a block is none of the two that all share, which are called (0, 0)."""
+    """Return whether a block is of a private pool; the two that all share are called (0, 0)."""
     return isinstance(pool, tuple | list) and any(type(part) is int and part for part in pool[:2])
 
 

@@ -1,6 +1,6 @@
 """Read the stack of an allocation: the kind of code, and the user's own line.
 
-Frames are held against the tables below, innermost first, and the first that matches decides: inside of an optimizer's
+Frames are compared with the tables below, innermost first, and the first that matches decides: inside of an optimizer's
 step a closure may run a forward pass, and inside of a forward pass a library may load weights.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AllocationOrigin(Enum):
-    """What kind of code allocated."""
+    """Kind of code that allocated."""
 
     NONE = auto()  # no Python at all: the autograd engine's thread, or not recorded
     ENGINE = auto()  # Python that the autograd engine's thread called: hooks, custom backward functions
@@ -104,7 +104,7 @@ _LAUNCHER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class StackFacts:
-    """What is to be known of a stack.
+    """Facts of a stack.
 
     Attributes:
         origin: The kind of code.
@@ -118,7 +118,7 @@ class StackFacts:
 
     @property
     def on_engine(self) -> bool:
-        """Whether the autograd engine's thread allocated, while the program's own thread waited for it."""
+        """Return whether the autograd engine's thread allocated, while the program's own thread waited for it."""
         return self.origin in _ON_ENGINE
 
 
@@ -126,20 +126,20 @@ _ON_ENGINE: Final = frozenset({AllocationOrigin.NONE, AllocationOrigin.ENGINE, A
 
 
 def read_stack(stack: Stack) -> StackFacts:
-    """Tell what a stack says."""
+    """Read the facts of a stack."""
     if not stack:
         return StackFacts(AllocationOrigin.NONE, None, None)
     return StackFacts(_origin(stack), _place(stack), _in_one_line(stack[0]))
 
 
 def as_lines(stack: Stack) -> tuple[SourceLine, ...]:
-    """The stack as a traceback has it: outermost first."""
+    """Return the stack as a traceback prints it, outermost frame first."""
     return tuple(SourceLine(frame.path, frame.line, frame.function) for frame in reversed(stack))
 
 
 @lru_cache(maxsize=10_000)
 def is_torch(path: str) -> bool:
-    """Whether a file is PyTorch's own; a user's folder may have that name too."""
+    """Return whether a file is PyTorch's own; a user's folder may have that name too."""
     return _TORCH.search(path) is not None and is_library(path)
 
 

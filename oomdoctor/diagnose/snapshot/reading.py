@@ -129,7 +129,7 @@ class _PickleReader:
         return start + length
 
     def piece(self, start: int, length: int) -> bytes:
-        """So many bytes of the file, all of which must be there."""
+        """Return the bytes of a piece of the file, all of which must be there."""
         piece = self.data[start : start + length]
         if len(piece) != length:
             raise IndexError(start)
@@ -368,7 +368,7 @@ _JSON_KEYS: Final = (b'"segments"', b'"device_traces"', b'"total_size"', b'"bloc
 
 
 def looks_like_snapshot(head: bytes) -> bool:
-    """Whether a file that begins like this is a pickle or a snapshot as JSON, and not a log.
+    """Return whether a file that begins like this is a pickle or a snapshot as JSON, and not a log.
 
     Args:
         head: The file's first bytes; a few kilobytes are enough.

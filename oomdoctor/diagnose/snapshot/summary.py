@@ -1,7 +1,8 @@
 """Summarise a memory snapshot in one result for each device, with fragmentation and a replay.
 
-Where it does not, something is at work that the rules do not know: a changed setting, memory that was had around the
-allocator, a version of PyTorch that nobody looked at yet, or a snapshot that was cut.
+The replay drives the simulated allocator with the history's allocations and frees. Where it does not reach the recorded
+blocks and segments, something is at work that the simulator does not know: a changed setting, memory taken from the
+driver beside the allocator, an unknown version of PyTorch, or a snapshot that was cut.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def _has_private_pools(device: DeviceSnapshot) -> bool:
 
 
 def _rules(allocator_settings: Mapping[str, str]) -> tuple[Rules, ...]:
-    """Those of the versions that can have written the snapshot, which does not say which did."""
+    """Return the rules of each version that can have written the snapshot, which does not name its version."""
     if _WITH_UNIFIED_SETTINGS in allocator_settings:
         return NEWEST, replace(NEWEST, prefers_older_segments=False)
     return (OLDEST,)
@@ -121,7 +122,7 @@ def _replay_by_rules(device: DeviceSnapshot, allocator_settings: Mapping[str, st
 
 
 def _settings(allocator_settings: Mapping[str, str], rules: Rules) -> Settings:
-    """What the text says, and what is in force of it: the text is only the last that the allocator was told."""
+    """Return the settings of the text, and those in force: the text is only the last that the allocator was given."""
     settings = parse_settings(allocator_settings.get(_VARIABLE, ""), rules)
     largest_split = allocator_settings.get("max_split_size", "-1")
     return replace(
@@ -201,7 +202,7 @@ def _replay(raw: RawSnapshot, device: DeviceSnapshot) -> HistoryReplay | None:
 def _failure(
     history: History, stacks: Sequence[Stack], facts: Sequence[StackFacts]
 ) -> tuple[TrainingPhase | None, SourceLine | None]:
-    """What the program was doing when memory ran out, and in which line of the user's."""
+    """Return the phase when memory ran out, and the user's line."""
     if history.failure is None:
         return None, None
     stack = facts[history.failure.stack]

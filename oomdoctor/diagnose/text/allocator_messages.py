@@ -2,9 +2,10 @@
 
 Versions, devices and quotations differ in which parts there are and in what order, while each part reads the same
 wherever it stands. So a message is its head and the parts behind it, whatever is missing or was cut away. All is read
-in lower case and without white space (`joining`), so that no wrapping hurts.
+in lower case and without white space (`headlines.compact`), so that no wrapping hurts.
 
-The warning also comes before a retry that succeeds, so that it is no error by itself.
+PyTorch's warning about a failed call to the driver has exact bytes where the error has two decimals. It also comes
+before a retry that succeeds, so that it is no error by itself.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ _TELLING: Final = frozenset({"total_bytes", "allocated_bytes", "reserved_bytes",
 
 @dataclass(slots=True)
 class MessageParts:
-    """What was read of one message.
+    """Numbers read from one message.
 
     Attributes:
         start: Offset at which its first part begins.
@@ -100,7 +101,7 @@ class MessageParts:
 
     @property
     def telling(self) -> bool:
-        """Whether this is a message and not a few words that look like one."""
+        """Return whether this is a message and not a few words that look like one."""
         if self.headed:
             return bool(self.numbers)
         return len(self.numbers) > 1 and not _TELLING.isdisjoint(self.numbers)
@@ -143,7 +144,7 @@ def _heads(text: str) -> tuple[int, ...]:
 
 
 def _template_reach(parts: MessageParts, stop: int) -> int:
-    """How far the next part may end; the first part of a message without a head may be anywhere."""
+    """Return where the next part has to end; the first part of a message without a head may be anywhere."""
     if not parts.headed and not parts.numbers:
         return stop
     return min(stop, parts.end + LONGEST_GAP + _LONGEST_PART)
@@ -252,7 +253,7 @@ def _starts(squeezed: CompactText, at: int) -> list[int]:
 
 
 def _reach(lines: Sequence[str], at: int) -> tuple[int, int]:
-    """Lines that may belong to the same message as line `at`: the first, and the one behind the last."""
+    """Return the range of lines that may belong to the same message as line `at`, its end excluded."""
     above = range(at - 1, max(-1, at - _MOST_ABOVE), -1)
     below = range(at + 1, min(len(lines), at + _MOST_BELOW))
     return at - _count(lines, above), at + 1 + _count(lines, below)

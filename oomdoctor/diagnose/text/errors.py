@@ -1,6 +1,7 @@
 """Read the error at a line of a window: kind, device, numbers, and the primary error behind it.
 
-What ran out of memory is then told elsewhere in the window, and that is the error that counts.
+A secondary error only passes another one on: an error raised from it, a launcher's summary, a rank that lost a peer.
+The primary error is printed elsewhere in the window, and is the one that counts.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _is_ambiguous(kind: ErrorKind) -> bool:
 
 
 def _is_said(kind: ErrorKind, line: str) -> bool:
-    """Tell whether the words of a line without a type or numbers are an error's own."""
+    """Return whether the words of a line without a type or numbers are an error's own."""
     if kind.start is None or kind.end is None:
         return False
     words = line[kind.start : kind.end]

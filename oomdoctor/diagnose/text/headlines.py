@@ -1,10 +1,10 @@
 """The headline of an error, `SomeError: what happened`, and how far its message reaches over wrapped lines.
 
-Two views are made. For reading numbers all white space goes, so that it does not matter where a line was broken, in
-the middle of a word included. For showing, the lines are put together with spaces.
+Wrapped lines are joined in two ways: without any white space to read numbers, so that it does not matter where a line
+was broken, in the middle of a word included; and with single spaces to show the message.
 
-Programs, comments and instructions mention errors too. What makes the difference is what stands before the words: an
-exception's type or a log record's prefix in an error, a sentence or code in everything else.
+Programs, comments and instructions mention errors too. The text before the words tells them apart: an exception's type
+or a log record's prefix in an error, a sentence or code in everything else.
 """
 
 from __future__ import annotations
@@ -154,31 +154,31 @@ def read_headline(lines: Sequence[str], at: int) -> Headline | None:
 
 
 def _goes_on(lines: Sequence[str], at: int) -> bool:
-    """Tell whether the next line is what PyTorch prints below an error of CUDA or HIP, whatever stands before it."""
+    """Return whether the next line is what PyTorch prints below an error of CUDA or HIP, whatever stands before it."""
     return at + 1 < len(lines) and _SECOND_LINE.match(undecorated(lines[at + 1])) is not None
 
 
 def _ends_a_traceback(lines: Sequence[str], at: int) -> bool:
-    """Tell whether the line stands where a traceback names its exception, whatever the type is called."""
+    """Return whether the line stands where a traceback names its exception, whatever the type is called."""
     if lines[at][:1].isspace() or at == 0 or not lines[at - 1][:1].isspace():
         return False
     return any(_FRAME.match(undecorated(line)) is not None for line in lines[max(0, at - _LINES_OF_A_FRAME) : at])
 
 
 def is_talk(before: str, after: str = "") -> bool:
-    """Tell whether words are part of a sentence or of code, by what stands before and behind them in their line."""
+    """Return whether words are part of a sentence or of code, by the text before and behind them in their line."""
     if _AS_CODE.search(before) is not None:
         return is_sentence(before)
     return is_sentence(before) or _QUOTED.search(before) is not None or _TALK_FOLLOWS.match(after) is not None
 
 
 def is_sentence(before: str) -> bool:
-    """Tell whether the beginning of a line is that of a sentence or of code."""
+    """Return whether the beginning of a line is that of a sentence or of code."""
     return _CODE.search(before.lstrip()) is not None or _PROSE.search(_own_words(before)) is not None
 
 
 def _own_words(before: str) -> str:
-    """What is left of a line's beginning without time stamps, levels and names of loggers."""
+    """Return a line's beginning without time stamps, levels and names of loggers."""
     end = 0
     for match in _PREFIX_ENDS.finditer(before):
         end = match.end()

@@ -32,7 +32,7 @@ _TPU: Final = re.compile(r"\bTPU|\bHBM\b|\bvmem\b", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """What a text is.
+    """Kind of an error's text.
 
     Attributes:
         name: Id of the row, or `other-error`.
@@ -113,7 +113,7 @@ def _ambiguous(row: Row, match: re.Match[str], text: str, type_name: str) -> Err
 
 
 def _device(row: Row, text: str) -> MemoryDevice:
-    """Whose memory a row is about; XLA runs on GPUs unless the text names what only a TPU has."""
+    """Return the device that a row is about; XLA runs on GPUs unless the text names a part that only a TPU has."""
     if row.device == "xla":
         return "cpu" if _ON_HOST.search(text) is not None else "xla" if _TPU.search(text) is not None else "cuda"
     if row.device == "cuda" and _ROCM.search(text) is not None:
@@ -173,5 +173,5 @@ def read_notice(line: str) -> tuple[str, int] | None:
 
 
 def is_handled(line: str) -> bool:
-    """Tell whether a line says itself that nothing failed."""
+    """Return whether a line says itself that nothing failed."""
     return _HANDLED.search(line) is not None

@@ -1,6 +1,6 @@
 """Numbers in error messages: sizes in bytes, figures of each framework, and facts derived from them.
 
-As in `templates`, all is read in lower case and without white space.
+All is read in lower case and without white space.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _reserved(printed: Mapping[str, int | None]) -> tuple[int | None, int | None
 
 
 def _own_pid(processes: Sequence[ProcessMemory], allocated: int | None, unallocated: int | None) -> int | None:
-    """Tell which of the processes is the one that prints.
+    """Return the id of the process that prints.
 
     In a container the driver's numbers are the host's, so that PyTorch does not find itself in the list. Only the
     process that allocated can hold that much, as long as there is one such process.

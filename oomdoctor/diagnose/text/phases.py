@@ -1,6 +1,6 @@
 """The phase of training that a traceback shows, and the owner of a source file: user or library.
 
-Every frame is held against `_SIGNS`, first sign first, and at most one names its phase. The innermost frame with a
+Every frame is compared with `_SIGNS`, first sign first, and has at most one phase. The innermost frame with a
 phase decides, except where `_PRECEDENCE` says that an outer one does.
 """
 
@@ -61,7 +61,7 @@ _NATIVE = re.compile(r"\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|so|dll|pyd|pyx)(?:\.\d+)*(
 
 
 def is_library(path: str) -> bool:
-    """Whether a file is a library's, the standard library's, generated or not Python: not code that a user wrote.
+    """Return whether a file is not code that a user wrote: a library's, the standard library's, generated, not Python.
 
     Args:
         path: As a traceback or a memory snapshot prints it, of any operating system.
@@ -106,7 +106,7 @@ class Sign:
     where: str = ANYWHERE
 
     def shown_by(self, path: str, function: str, code: str) -> bool:
-        """Whether a frame shows it."""
+        """Return whether a frame shows the sign."""
         return (
             (self.path is None or self.path.search(path) is not None)
             and (self.function is None or self.function.fullmatch(function) is not None)
@@ -307,7 +307,7 @@ _MESSAGES = (
 
 
 def phase_of(frames: Sequence[SourceLine], message: str) -> TrainingPhase | None:
-    """What the program was doing when it raised an error.
+    """Return the phase that the program was in when it raised an error.
 
     Args:
         frames: The traceback, outermost first.

@@ -1,6 +1,6 @@
 """Read a stream of any length and encoding in regions, and clean its lines of prefixes and colours.
 
-One pass, nothing is sought back, so that pipes will do. gzip is unpacked on the way. UTF-16 and UTF-32 become UTF-8;
+It is one pass without seeking, so that pipes can be read. gzip is unpacked on the way. UTF-16 and UTF-32 become UTF-8;
 every other encoding is left as it is, since all of them write ASCII as ASCII. NUL bytes are dropped.
 """
 
@@ -135,7 +135,7 @@ def _as_utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _wide_encoding(beginning: bytes) -> str | None:
-    """Tell UTF-16 and UTF-32 by their mark, or by where the NUL bytes are."""
+    """Return the encoding where it is UTF-16 or UTF-32, by its mark, or by the positions of NUL bytes."""
     for mark, encoding in _BYTE_ORDER_MARKS:
         if beginning.startswith(mark):
             return encoding

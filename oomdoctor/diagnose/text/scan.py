@@ -1,7 +1,7 @@
 """Scan a text of any length once, for windows around errors and for memory over training steps.
 
-A place holds on to the region that it was found in while that region is being searched, and to a copy of what is
-around it after that. Lines are cleaned at the very end, for those that are still kept.
+A candidate refers to the region that it was found in while that region is being searched, and to a copy of the lines
+around it after that. Lines are cleaned at the very end, for those candidates that are still kept.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Candidate:
 
 
 class Selection:
-    """The first places and the last ones, each different from the others."""
+    """The first and the last of many candidates, each different from the others."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -92,7 +92,7 @@ class Selection:
                 self._last.popitem(last=False)
 
     def places(self) -> tuple[Candidate, ...]:
-        """All that is kept, in the order in which it was found."""
+        """Return all that is kept, in the order in which it was found."""
         return (*self._first.values(), *self._last.values())
 
     def let_go(self, region: bytes) -> None:
@@ -210,7 +210,7 @@ _RANK: Final = re.compile(rb"[^\n]{0,80}?(?:rank|default|trainer\d+\||\[\d+,|^)(
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a text holds.
+    """Result of a scan.
 
     Attributes:
         windows: Lines around each different place that may tell of an error, in the order of the text.
@@ -382,7 +382,7 @@ class _Scanner:
 
 
 def _by_line(data: bytes, hits: list[Hit]) -> Iterator[tuple[int, int, list[Hit]]]:
-    """Where each line that was hit begins and ends, and its hits; the parts of a long line count as lines."""
+    """Yield the begin, the end and the hits of each line that was hit; the parts of a long line count as lines."""
     first, last = 0, 0
     same_line: list[Hit] = []
     for hit in hits:
@@ -398,7 +398,7 @@ def _by_line(data: bytes, hits: list[Hit]) -> Iterator[tuple[int, int, list[Hit]
 
 
 def _line_around(data: bytes, at: int) -> tuple[int, int]:
-    """Where the line begins and ends; of a long one only what is near."""
+    """Return the begin and the end of a line; of a long one only the part around `at`."""
     lowest, highest = max(0, at - _HALF_LINE), min(len(data), at + _HALF_LINE)
     first = max(data.rfind(b"\n", lowest, at), data.rfind(b"\r", lowest, at), lowest - 1) + 1
     ends = [end for end in (data.find(b"\n", at, highest), data.find(b"\r", at, highest)) if end >= 0]
@@ -426,7 +426,7 @@ def _last_lines(data: bytes, begin: int, end: int) -> list[bytes]:
 
 
 def _tells(line: bytes) -> bool:
-    """Whether a line can be an error's and is not code, a frame, or a sentence that accompanies every error."""
+    """Return whether a line can be an error's and is not code, a frame, or a sentence that accompanies every error."""
     if len(line) > _LONGEST_CODE:
         return True
     text = clean(line).text

@@ -4,7 +4,8 @@ A log is large and nearly all of it is harmless. Every block is first reduced to
 case, and nothing else but line ends. That is a seventh of the bytes, so that looking for a word costs that much less,
 and one spelling covers `out of memory`, `OUT_OF_MEMORY`, `OutOfMemory` and UTF-16. A skeleton that holds none of the
 words proves that the block does not either; one that does (`error` is `rrr`, as is `mirror or`) proves nothing, and the
-block itself is searched with the exact pattern. Patterns begin with a literal, since `re` is quick only then.
+block itself is searched with the exact pattern. Patterns begin with a literal, since `re` is quick only then. One
+regular expression of all the words over the text itself takes seven times as long on a training log.
 
 A log may have memory, or the same harmless error, in every one of ten million lines. What is new in a block of such a
 log is found by comparing its lines, digits taken out, with those that are known, which costs a nanosecond a byte.
@@ -51,7 +52,7 @@ class ErrorPattern:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A place that may tell of an error.
+    """Offset of words that may tell of an error.
 
     Attributes:
         offset: Where in the searched bytes.
@@ -155,7 +156,7 @@ def may_hold(block: bytes) -> tuple[bytes, tuple[ErrorPattern, ...]]:
 
 
 def lines_that_may_hold(lines: list[bytes]) -> set[bytes]:
-    """Tell which of some lines can hold an error, as `may_hold` does of a block."""
+    """Return those lines that can hold an error, as `may_hold` does for a block."""
     skeletons = b"\n".join(lines).translate(_LOWER, _DROPPED).split(b"\n")
     return {line for line, skeleton in zip(lines, skeletons, strict=True) if _ANY_WORD.search(skeleton)}
 
@@ -202,7 +203,7 @@ _NUMBERS_MATTER: Final = (b"exit", b"signal")  # words after which 137 is an err
 
 
 class Repeats:
-    """What the lines of a text have in common, learned as it is read.
+    """Lines that a text repeats but for their numbers, learned as it is read.
 
     Attributes:
         is_on: Whether the last block repeated itself, so that the next one is best compared first.
@@ -215,17 +216,17 @@ class Repeats:
         self._blocks_to_wait = 0
 
     def may_begin(self) -> bool:
-        """Tell whether a block that may hold errors is worth comparing with what is known."""
+        """Return whether a block that may hold errors is worth comparing with the known lines."""
         self._blocks_to_wait = max(0, self._blocks_to_wait - 1)
         return self._blocks_to_wait == 0
 
     def knows(self, line: bytes) -> bool:
-        """Tell whether a line was looked at often enough."""
+        """Return whether a line was looked at often enough."""
         form = _form(line)
         return form in self._known or form + b"\r" in self._known
 
     def is_rare(self, line: bytes) -> bool:
-        """Tell whether a line was looked at just now, in a block that repeats itself, and hardly ever before."""
+        """Return whether a line was looked at just now, in a block that repeats itself, and hardly ever before."""
         form = _form(line)
         return self.is_on and 0 < self._looks[form] + self._looks[form + b"\r"] <= _MOST_RARE
 
@@ -283,7 +284,7 @@ def _hits_of_line(block: bytes, at: int, length: int) -> list[Hit]:
 
 
 def _form(text: bytes) -> bytes:
-    """What is left of lines without their numbers."""
+    """Return lines in lower case without their digits."""
     return text.translate(_LOWER_TEXT, _DIGITS)
 
 

@@ -92,7 +92,7 @@ class PrintedFrame:
 
 
 def read_frame(text: str) -> PrintedFrame | None:
-    """The frame that a line announces, if it does."""
+    """Return the frame that a line announces; None where it announces none."""
     found = HEADED_FRAME.match(text)
     if found is not None:
         return _frame(found, indent(text), listing=False)
@@ -115,7 +115,7 @@ def _frame(found: re.Match[str], columns: int, *, listing: bool) -> PrintedFrame
 
 
 def read_arrow(text: str, expected: int | None) -> tuple[int, str] | None:
-    """The number and the code of a line that an arrow points at, as rich's and IPython's listings have it.
+    """Return the number and the code of a line that an arrow points at, as rich's and IPython's listings have it.
 
     Args:
         text: A line of a listing.
@@ -128,7 +128,7 @@ def read_arrow(text: str, expected: int | None) -> tuple[int, str] | None:
 
 
 def is_idle(text: str) -> bool:
-    """Whether a line neither belongs to a frame nor ends a traceback."""
+    """Return whether a line neither belongs to a frame nor ends a traceback."""
     return _IDLE.match(text) is not None
 
 
@@ -191,7 +191,7 @@ def unwrap(lines: Sequence[str], first: int, last: int) -> list[TracebackRow]:
 
 
 def _edges(line: str) -> int:
-    """How many boxes' left edges a line begins with."""
+    """Return the number of boxes' left edges that a line begins with."""
     found = _EDGES.match(line)
     return sum(found[0].count(edge) for edge in "│╰") if found else 0
 
@@ -316,7 +316,7 @@ class Traceback:
 
     @property
     def interleaved(self) -> bool:
-        """Whether several processes' lines are mixed in it."""
+        """Return whether lines of several processes are mixed."""
         return self.headers >= _SEVERAL
 
 
@@ -406,7 +406,7 @@ class _Reading:
             self._close(traceback, row.at, row.text)
 
     def _follows(self, frame: PrintedFrame, row: TracebackRow) -> bool:
-        """Whether a row is a frame's code in a text that lost its indentation."""
+        """Return whether a row is a frame's code in a text that lost its indentation."""
         return frame.code is None and row.at <= self._last_at + 1 and not EXCEPTION.match(row.text)
 
     def _take_listing(self, traceback: Traceback, frame: PrintedFrame, row: TracebackRow) -> None:

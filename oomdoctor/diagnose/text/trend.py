@@ -206,7 +206,7 @@ def _judge(series: _Series) -> MemoryTrend:
 
 
 def _bytes_per_step(points: list[tuple[int, int]]) -> int:
-    """Tell how fast memory grows; 0 where it does not.
+    """Return the bytes that memory grows by in a step; 0 where it does not.
 
     What counts is the floor: the lowest reading of each part of the run. It does not rise with a saw-tooth, with noise
     or on a plateau, however often single readings do.
