@@ -21,12 +21,12 @@ Paths: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="PATH",
-        help="Files and folders; `-` for standard input. Without any, the working directory.",
+        help="Files and folders; `-` for standard input [default: the working directory].",
         show_default=False,
     ),
 ]
 Words: TypeAlias = list[str] | None
-"""Values that may be given several times, or at once with commas between them."""
+"""Values of an option that is repeated, or of one with commas between them."""
 
 Select: TypeAlias = Annotated[
     Words,
@@ -41,7 +41,7 @@ Ignore: TypeAlias = Annotated[
     Words, typer.Option("--ignore", metavar="RULES", help="Rules not to use.", show_default=False)
 ]
 ExtendSelect: TypeAlias = Annotated[
-    Words, typer.Option("--extend-select", metavar="RULES", help="Rules to use besides.", show_default=False)
+    Words, typer.Option("--extend-select", metavar="RULES", help="Rules to use in addition.", show_default=False)
 ]
 PerFileIgnores: TypeAlias = Annotated[
     Words,
@@ -68,7 +68,7 @@ FailOn: TypeAlias = Annotated[
         "--fail-on",
         parser=one_of(*get_args(Least)),
         metavar=metavar(*get_args(Least)),
-        help="Mildest finding that makes the exit code 1 [default: warning].",
+        help="Least severe finding that makes the exit code 1 [default: warning].",
         show_default=False,
     ),
 ]
@@ -76,7 +76,9 @@ ExitZero: TypeAlias = Annotated[bool, typer.Option("--exit-zero", help="Exit wit
 FixFlag: TypeAlias = Annotated[bool, typer.Option("--fix", help="Fix what can be fixed safely.")]
 DiffFlag: TypeAlias = Annotated[
     bool,
-    typer.Option("--diff", help="Show what --fix would change, and write nothing; exit with 1 if that is anything."),
+    typer.Option(
+        "--diff", help="Show the changes that --fix would make, and write nothing; exit with 1 if there are any."
+    ),
 ]
 StatisticsFlag: TypeAlias = Annotated[
     bool, typer.Option("--statistics", help="Count findings by rule instead of showing them.")
@@ -124,7 +126,7 @@ def lint(  # noqa: PLR0913 - one parameter an option
     output: Output = None,
     _help: Help = False,
 ) -> None:
-    """Find in training scripts what will run out of memory, or silently train wrongly; nothing of them is run.
+    """Find code in training scripts that will run out of memory or silently train wrongly, without running it.
 
     Folders such as .git, build, dist and venv are skipped, and so are files that .gitignore names.
 
@@ -168,12 +170,12 @@ def lint(  # noqa: PLR0913 - one parameter an option
 
 
 def document_of(result: LintResult, fail_on: str | None, *, exit_zero: bool = False) -> LintDocument:
-    """The document of a result with its status and exit code.
+    """Return the document of a result with its status and exit code.
 
     Args:
-        result: What was found.
-        fail_on: The mildest severity that makes the exit code 1; a file that could not be read always does.
-        exit_zero: Whether nothing does.
+        result: The findings.
+        fail_on: The least severity that makes the exit code 1; a file that could not be read always does.
+        exit_zero: Whether the exit code is 0 in every case.
     """
     import platform
 
@@ -192,14 +194,14 @@ def document_of(result: LintResult, fail_on: str | None, *, exit_zero: bool = Fa
 
 
 def _words(given: Words) -> tuple[str, ...] | None:
-    """Values of an option that may be repeated, each with commas in it."""
+    """Return the values of an option that may be repeated, each with commas in it."""
     from oomdoctor.config.layers import items
 
     return None if given is None else tuple(word for text in given for word in items(text))
 
 
 def _rules(given: Words, option: str) -> tuple[str, ...] | None:
-    """Values of an option that has to name rules.
+    """Return the values of an option that has to name rules.
 
     Raises:
         UsageError: It names none, as where a variable of the shell is not set.
@@ -219,10 +221,10 @@ def _ignores(given: Words) -> dict[str, tuple[str, ...]] | None:
 
 
 def _check_plain(form: str, *, diff: bool, statistics: bool) -> None:
-    """See that what is plain text is asked for as such.
+    """Check that no other format is asked for with an output that is plain text.
 
     Raises:
-        UsageError: It is asked for in another format, or with what excludes it.
+        UsageError: Another format is, or two such outputs are.
     """
     asked = [flag for flag, is_asked in (("--diff", diff), ("--statistics", statistics)) if is_asked]
     if len(asked) > 1:
@@ -232,12 +234,12 @@ def _check_plain(form: str, *, diff: bool, statistics: bool) -> None:
 
 
 def _check_stdin(paths: Sequence[str], stdin_filename: str | None, form: str) -> None:
-    """See that what is said of standard input means something, and that what it is made into has its place.
+    """Check that standard input is read if it is named, and that only one thing goes to standard output.
 
     Args:
-        paths: As they were given.
-        stdin_filename: What to call it.
-        form: Format of a report on standard output beside what `--fix` makes of it.
+        paths: The arguments.
+        stdin_filename: Name of standard input.
+        form: Format of the report that would go to standard output beside the fixed text.
 
     Raises:
         UsageError: It is named and not read, or two things would go to standard output.
@@ -247,13 +249,13 @@ def _check_stdin(paths: Sequence[str], stdin_filename: str | None, form: str) ->
     if STANDARD_INPUT in paths:
         if form != "text":
             hint = "write the report to a file with `-o`, or drop `--fix`"
-            raise UsageError(f"the {form} report and what `--fix` makes of `-` cannot both go to stdout", hint=hint)
+            raise UsageError(f"the {form} report and the fixed standard input cannot both go to stdout", hint=hint)
     elif stdin_filename is not None:
-        raise UsageError("`--stdin-filename` is given, and standard input is not read", hint="give `-` as a path")
+        raise UsageError("`--stdin-filename` is given, but standard input is not read", hint="give `-` as a path")
 
 
 def _check_output(output: Path | None) -> None:
-    """See that the report can be written, and not over somebody's script.
+    """Check that the report can be written, and that its name is not a script's.
 
     Raises:
         UsageError: It cannot, or the name is that of a script.
@@ -264,7 +266,5 @@ def _check_output(output: Path | None) -> None:
     if output is None:
         return
     if output.suffix in ENDINGS:
-        raise UsageError(
-            f"`{output}` is the name of a script, and a report is to be written there", hint="name another"
-        )
+        raise UsageError(f"`{output}` is the name of a script, not of a report", hint="name another")
     check_writable(output)

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be linted, and how.
+    """Everything that one run of lint depends on.
 
     Attributes:
-        paths: As they were given.
-        settings: What holds.
-        stdin: What standard input held, where it is linted.
-        verbose: Whether to tell on stderr what was done.
+        paths: The arguments.
+        settings: The settings of the run.
+        stdin: Bytes of standard input, where it is linted.
+        verbose: Whether to report the run's numbers on stderr.
     """
 
     paths: Sequence[str]
@@ -39,7 +39,7 @@ class Question:
     verbose: bool = False
 
     def answer(self, overlay: Overlay) -> LintRun:
-        """Lint, with other contents for some files than they have."""
+        """Lint, with the contents in `overlay` instead of those of some files."""
         from oomdoctor.lint.engine import lint
 
         stdin = overlay.get(None, self.stdin)
@@ -50,10 +50,10 @@ class Question:
 def ask(
     paths: Sequence[str], configuration: LintConfiguration, stdin_filename: str | None, *, verbose: bool
 ) -> Question:
-    """Put the question together, saying which settings hold where that is wanted.
+    """Make the question from arguments and configuration, and show the settings where `verbose` is set.
 
     Raises:
-        UsageError: A word of the configuration names no rule, or none is on without that being asked for.
+        UsageError: A word of the configuration names no rule, or all rules are off by accident.
     """
     from oomdoctor.lint.discovery import STANDARD_INPUT
     from oomdoctor.lint.notebooks import MOST_NOTEBOOK_BYTES
@@ -78,18 +78,18 @@ def ask(
 
 
 def found(question: Question) -> LintResult:
-    """What there is to find."""
+    """Lint, and return the result."""
     result = question.answer({}).result
     _tell(question, result)
     return result
 
 
 def fixed(question: Question, *, told: bool) -> LintResult:
-    """What is left to find once all is put right that can be; files are written, standard input is printed.
+    """Apply all fixes and return what is left; files are written, standard input is printed.
 
     Args:
         question: What to lint.
-        told: Whether the report on standard output will say how much was fixed.
+        told: Whether the report on standard output will show the number of fixes.
     """
     from oomdoctor.lint.fixing import fix, write
 
@@ -106,7 +106,7 @@ def fixed(question: Question, *, told: bool) -> LintResult:
 
 
 def show_difference(question: Question, output: Path | None) -> bool:
-    """Print what `--fix` would change; whether that is anything, or files could not be read."""
+    """Print the changes of `--fix`; return whether there are any, or files could not be read."""
     from oomdoctor.lint.fixing import fix
     from oomdoctor.output import deliver, is_terminal
 
@@ -122,7 +122,7 @@ def show_difference(question: Question, output: Path | None) -> bool:
 
 
 def show_report(document: LintDocument, form: str) -> None:
-    """Print the report on stderr, where standard output has what standard input was made into."""
+    """Print the report on stderr, where standard output has the fixed text."""
     from oomdoctor.output import Terminal, deliver
     from oomdoctor.report import render
 
@@ -130,7 +130,7 @@ def show_report(document: LintDocument, form: str) -> None:
 
 
 def show_statistics(result: LintResult, output: Path | None, *, aside: bool) -> None:
-    """Print how many findings each rule has; on stderr where standard output is taken."""
+    """Print the number of findings by rule; on stderr where standard output is taken."""
     from oomdoctor.output import deliver
     from oomdoctor.report.lint.text import render_statistics
 
@@ -151,14 +151,14 @@ def _difference(change: Change) -> str:
 
 def _tell(question: Question, result: LintResult) -> None:
     if not (result.files or result.skipped_files or result.unreadable):
-        say([f"warning: there is no Python file in {', '.join(f'`{path}`' for path in question.paths)}"])
+        say([f"warning: no Python file in {', '.join(f'`{path}`' for path in question.paths)}"])
     if not result.rules:
-        say(["warning: no rule is on"])
+        say(["warning: no rule is selected"])
     if question.verbose:
         say(
             [
                 f"rules: {', '.join(result.rules) or 'none'}",
-                f"files: {result.files}, with {result.lines} lines; {result.skipped_files} more have no torch in them",
+                f"files: {result.files}, with {result.lines} lines; {result.skipped_files} without torch skipped",
                 f"suppressed: {result.suppressed}",
             ]
         )

@@ -55,7 +55,7 @@ def rule(
 
 
 def _named(name: str, rules: Sequence[Rule]) -> Rule:
-    """The rule with this code or name, however it is written."""
+    """Return the rule with this code or name, in any spelling."""
     from difflib import get_close_matches
 
     by_word = {word.lower(): rule for rule in rules for word in (rule.code, rule.name)}
@@ -69,7 +69,7 @@ def _named(name: str, rules: Sequence[Rule]) -> Rule:
 
 
 def _hint(wanted: str, rules: Sequence[Rule], near: Rule | None) -> str:
-    """What to ask for instead: rules whose code begins so, what codes there are, or the nearest name."""
+    """Return a hint: rules whose code begins so, the codes that there are, or the nearest name."""
     from oomdoctor.lint.settings import code_ranges, is_code, rules_with_prefix
 
     if begun := rules_with_prefix(rules, wanted):

@@ -307,7 +307,7 @@ def _existing(argument: str) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(argument):  # noqa: PTH114 - a path of `pathlib` has lost the slash at its end
             target = printable_name(os.readlink(argument))  # noqa: PTH115 - the same
-            hint = "mend the link, or name the file itself"
+            hint = "repair the link, or name the file itself"
             raise UsageError(
                 f"`{printable_name(argument)}` is a link to `{target}`, which is not there", hint=hint
             ) from None

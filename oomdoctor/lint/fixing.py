@@ -149,7 +149,7 @@ def fix(lint: Lint) -> FixRun:
         before = fixing.overlay()
         for fixable in fixing.linted.fixable:
             if fixable.file.shown not in refused and (reason := _fix(fixable, fixing)):
-                refused[fixable.file.shown] = f"`{fixable.file.shown}` has a fix that is not made: {reason}"
+                refused[fixable.file.shown] = f"`{fixable.file.shown}` has a fix that was not applied: {reason}"
         if fixing.overlay() == before:
             break
         fixing.linted = lint(fixing.overlay())
@@ -192,7 +192,7 @@ def _fix(fixable: Fixable, fixing: FixRun) -> str | None:
     except UnreadableError as error:
         return error.problem
     if document.edited(()) != data:
-        return "its encoding does not lead back to the same bytes"
+        return "its encoding does not give the same bytes again"
     name = fixing.linted.inputs.place(file).name
     for fixes in _attempts(compatible_fixes(fixable.edits)):
         new = _edited(document, [edit for fix in fixes for edit in fix], name)

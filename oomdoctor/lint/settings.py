@@ -27,7 +27,7 @@ class Settings:
     Attributes:
         select: Rules to use, as codes, beginnings of codes, names or `ALL`; empty for those that are on by default.
         ignore: Rules not to use, in the same words.
-        extend_select: Rules to use besides.
+        extend_select: Rules to use in addition.
         per_file_ignores: Rules not to use in files that a glob fits.
         exclude: Globs of files and folders that are not looked for; a file that is named outright is linted anyway.
         stdin_filename: What standard input is called; its ending tells a notebook.
@@ -168,7 +168,7 @@ def check_selection(settings: Settings, layers: Iterable[Layer[LintTable]]) -> N
     if ALL in settings.ignore and selecting and not selecting[-1].values.select:
         origin = selecting[-1].origins["select"]
         hint = "name rules, or leave it out for the default ones"
-        raise UsageError(f"no rule is on: `select` of {origin} is empty", hint=hint)
+        raise UsageError(f"no rule is selected: `select` of {origin} is empty", hint=hint)
 
 
 def _layered(before: set[str], rules: Sequence[Rule], said: LintTable) -> set[str]:

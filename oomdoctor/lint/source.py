@@ -287,9 +287,9 @@ def _encoding(body: bytes, *, marked: bool) -> str:
         raise UnreadableError(f"unknown encoding `{cookie}`", 1, 1) from None
     # `_is_text_encoding` is how `bytes.decode` itself tells text from what only transforms bytes, such as zlib.
     if codec.name in _NO_SOURCE or not codec._is_text_encoding:  # noqa: SLF001 - see above
-        raise UnreadableError(f"`{cookie}` is no encoding for a script", 1, 1)
+        raise UnreadableError(f"`{cookie}` is not an encoding for scripts", 1, 1)
     if marked and codec.name != "utf-8":
-        raise UnreadableError(f"begins with the mark of UTF-8 and says that it is `{cookie}`", 1, 1)
+        raise UnreadableError(f"begins with the UTF-8 byte order mark but declares `{cookie}`", 1, 1)
     return codec.name
 
 

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 FIXABLE: Final = "[*]"
-"""What marks a rule, or a finding, that `--fix` can put right."""
+"""Mark of a rule, or of a finding, with a fix."""
 
 
 def traits(rule: Rule) -> str:
-    """How bad it is, what it costs, whether it is on, and whether `--fix` helps."""
+    """Return severity, concern and state of a rule, and whether it has a fix."""
     words = [rule.severity.value, rule.concern.value, "on by default" if rule.default else "off unless selected"]
-    return ", ".join([*words, *(["`--fix` can put it right"] if rule.fixed is not None else [])])
+    return ", ".join([*words, *(["fixable with `--fix`"] if rule.fixed is not None else [])])
 
 
 def mark(rule: Rule) -> str:
-    """`[*]` for a rule with a fix."""
+    """Return `[*]` for a rule with a fix, else an empty text."""
     return FIXABLE if rule.fixed is not None else ""
 
 
@@ -32,7 +32,7 @@ _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def render_rule(rule: Rule, terminal: Terminal) -> str:
-    """All that there is to say about a rule."""
+    """Render a rule with its reason and examples for the terminal."""
     parts = [
         _bold(f"{rule.code} {rule.name}", terminal),
         _filled(f"{rule.summary[:1].upper()}{rule.summary[1:]}.\n\n{traits(rule)}", terminal),
@@ -46,7 +46,7 @@ def render_rule(rule: Rule, terminal: Terminal) -> str:
 
 
 def render_rules(rules: Sequence[Rule], terminal: Terminal) -> str:
-    """One line a rule."""
+    """Render the list of rules for the terminal, one line a rule."""
     rows = [(rule.code, mark(rule), rule.name, rule.severity.value, rule.concern.value, _state(rule)) for rule in rules]
     headings = ("code", "", "name", "severity", "concern", "default")
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
@@ -67,7 +67,7 @@ def _section(title: str, body: str, terminal: Terminal) -> Iterator[str]:
 
 
 def _filled(text: str, terminal: Terminal) -> str:
-    """Markdown with its paragraphs and items broken to the terminal's width; code stays as it is."""
+    """Wrap the paragraphs and items of Markdown to the terminal's width; code stays as it is."""
     blocks = textwrap.dedent(text).strip().split("\n\n")
     return "\n\n".join("\n".join(_block(block, max(terminal.width, _NARROWEST) - 2)) for block in blocks)
 
@@ -82,7 +82,7 @@ def _block(block: str, width: int) -> Iterator[str]:
 
 
 def _paragraphs(block: str) -> list[str]:
-    """Lines joined to items of a list, or to one paragraph."""
+    """Join lines to items of a list, or to one paragraph."""
     found: list[str] = []
     for line in block.splitlines():
         if found and not line.startswith("- "):
@@ -101,7 +101,7 @@ def _bold(text: str, terminal: Terminal) -> str:
 
 
 def render_rule_markdown(rule: Rule) -> str:
-    """All that there is to say about a rule, as a page of its own."""
+    """Render a rule as a page of Markdown."""
     parts = [
         f"# {rule.code}: {rule.name}",
         f"{rule.summary[:1].upper()}{rule.summary[1:]}.",
@@ -116,7 +116,7 @@ def render_rule_markdown(rule: Rule) -> str:
 
 
 def render_rules_markdown(rules: Sequence[Rule]) -> str:
-    """A table, one line a rule."""
+    """Render the table of rules in Markdown."""
     lines = ["| code | name | severity | concern | default | fix | what it finds |", "| --- " * 7 + "|"]
     for rule in rules:
         state = "on" if rule.default else "off"

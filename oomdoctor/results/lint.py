@@ -41,7 +41,7 @@ class Finding:
         function: The function that it is in, such as `Trainer.train`; None at the top level.
         source: The text of the line.
         cell: For a notebook, the number of the cell among all cells, from 1; else None.
-        fixable: Whether `--fix` can put it right.
+        fixable: Whether fixable with `--fix`.
     """
 
     code: str

@@ -159,7 +159,7 @@ def test_a_folder_without_python(oomdoctor: Run) -> None:
     """Where there is no file to lint that is said, and is no failure."""
     ended = oomdoctor("lint")
     assert ended.returncode == 0
-    assert ended.stderr == "warning: there is no Python file in `.`\n"
+    assert ended.stderr == "warning: no Python file in `.`\n"
 
 
 def test_statistics(folder: Path) -> None:
@@ -257,7 +257,7 @@ def test_broken_files_do_not_stop_the_others(oomdoctor: Run, folder: Path) -> No
         (["--format", "xml"], "'--format': 'xml' is not one of 'text', ", ""),
         (["--stdin-filename", "x.py"], "standard input is not read", "give `-`"),
         (["--fix", "--json", "-"], "cannot both go to stdout", "`-o`"),
-        (["dangling.py"], "`dangling.py` is a link to `nowhere`, which is not there", "mend the link"),
+        (["dangling.py"], "`dangling.py` is a link to `nowhere`, which is not there", "repair the link"),
         (["--json", "--html"], "`--json` and `--html` exclude each other", ""),
         (["--diff", "--json"], "`--diff` prints plain text", "drop what asks for json"),
         (["--statistics", "--format", "sarif"], "`--statistics` prints plain text", ""),
@@ -337,7 +337,7 @@ def test_choosing_rules(folder: Path, options: list[str], expected: list[str]) -
 def test_ignoring_every_rule(folder: Path) -> None:
     """What is asked for outright is no mistake, but nobody should take it for a clean folder."""
     ended = here(folder, "--ignore", "ALL")
-    assert (ended.returncode, ended.stderr) == (0, "warning: no rule is on\n")
+    assert (ended.returncode, ended.stderr) == (0, "warning: no rule is selected\n")
 
 
 def test_noqa(folder: Path) -> None:
@@ -430,7 +430,7 @@ def test_a_named_configuration(folder: Path) -> None:
         ("[lint]\nfail-on = 'fatal'\n", "not one of `note`, `warning`, `error`", 'for example `fail-on = "error"`'),
         ("[lint]\nselect = ['OOM9']\n", "no such rule: `OOM9`, in `select` of oomdoctor.toml", ""),
         ("[lint]\nper-file-ignores = {'x' = ['OOM9']}\n", "in `per-file-ignores` of oomdoctor.toml", ""),
-        ("[lint]\nselect = []\n", "no rule is on: `select` of oomdoctor.toml is empty", "leave it out"),
+        ("[lint]\nselect = []\n", "no rule is selected: `select` of oomdoctor.toml is empty", "leave it out"),
         ("[lint\n", "`oomdoctor.toml` is not TOML, line 1, column 6", "--isolated"),
         ("select = []\n[lint]\nselect = []\n", "has `select` twice", "keep one"),
     ],

@@ -137,7 +137,7 @@ def test_a_fix_that_breaks_the_code_is_not_made(folder: Path) -> None:
     (folder / "x.py").write_text(HEAD + "worse = 1\n")
     fixing = fixed(folder, breaking)
     assert (folder / "x.py").read_text() == HEAD + "worse = 1\n"
-    assert fixing.notes == ["`x.py` has a fix that is not made: it would leave code that does not parse"]
+    assert fixing.notes == ["`x.py` has a fix that was not applied: it would leave code that does not parse"]
     assert [finding.code for finding in fixing.linted.result.findings] == ["OOM902"]
     (folder / "x.py").write_text(HEAD + "worse = 1\nbad = 2\n")
     assert fixed(folder, BAD, breaking).fixed == 1

@@ -104,7 +104,7 @@ def test_an_empty_selection_is_refused(said: list[LintTable], *, is_refused: boo
     """Where it leaves no rule on; that all are ignored is somebody's wish."""
     layers = [Layer.of(table, f"source {number}") for number, table in enumerate(said)]
     settings = with_rules(Settings(), RULES, layers)
-    with pytest.raises(UsageError, match="no rule is on: `select` of source") if is_refused else nullcontext():
+    with pytest.raises(UsageError, match="no rule is selected: `select` of source") if is_refused else nullcontext():
         check_selection(settings, layers)
 
 

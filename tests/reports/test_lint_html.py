@@ -39,7 +39,7 @@ def test_everything_is_there() -> None:
         "cell 7, 3:5 loss.backward(",
         "· --fix puts it right",
         "Not linted file why train/old.py:3:7 Python 2: print without parentheses.",
-        "12 files, 3410 lines, 3 rules; 30 files without torch were passed over.",
+        "12 files, 3410 lines, 3 rules; 30 files without torch were skipped.",
         "oomdoctor 0.1.0, python 3.11.9",
     ]:
         assert expected in text

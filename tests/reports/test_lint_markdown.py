@@ -47,7 +47,7 @@ it before `backward`. |
 | --- | --- | --- |
 | `train/old.py` | 3:7 | Python 2: `print` without parentheses. |
 
-12 files, 3410 lines, 3 rules; 30 files without torch were passed over, `oomdoctor 0.1.0`, `python 3.11.9`
+12 files, 3410 lines, 3 rules; 30 files without torch were skipped, `oomdoctor 0.1.0`, `python 3.11.9`
 """
 
 

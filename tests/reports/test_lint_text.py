@@ -80,7 +80,7 @@ def test_clean() -> None:
     assert render(clean(files=0), Terminal()) == "No findings: no file of 30 uses torch.\n"
     unread = clean(files=0, skipped_files=0, unreadable=(UNDECODABLE,))
     assert render(unread, Terminal()).endswith("\n\nNothing was linted. 1 file could not be linted.\n")
-    assert render(clean(files=0, skipped_files=0), Terminal()) == "No findings: there was no file to look at.\n"
+    assert render(clean(files=0, skipped_files=0), Terminal()) == "No findings: there are no files to check.\n"
 
 
 def test_what_was_fixed_and_suppressed_is_said() -> None:

@@ -27,7 +27,7 @@ NOT_LINTED: Final = "not linted"
 """Title of a file that was not linted."""
 
 FIXABLE: Final = "[*]"
-"""Stands beside a finding that `--fix` can put right."""
+"""Mark of a finding with a fix."""
 
 OUTCOME: Final[Mapping[str, Literal["passed", "failure"]]] = MappingProxyType(
     {Severity.NOTE: "passed", Severity.WARNING: "failure", Severity.ERROR: "failure"}
@@ -43,7 +43,7 @@ def headline(result: LintResult) -> str:
         return f"no findings: no file of {result.skipped_files} uses torch"
     if not result.files and result.unreadable:
         return "nothing was linted"
-    return f"no findings in {_files(result)}" if result.files else "no findings: there was no file to look at"
+    return f"no findings in {_files(result)}" if result.files else "no findings: there are no files to check"
 
 
 def severities(findings: Iterable[Finding]) -> str:
@@ -53,7 +53,7 @@ def severities(findings: Iterable[Finding]) -> str:
 
 
 def summary(result: LintResult) -> str:
-    """All that was found, in sentences of one line."""
+    """Return the whole result in sentences of one line."""
     start = headline(result)
     first = f"Found {start}" if result.findings else f"{start[:1].upper()}{start[1:]}"
     return " ".join(f"{part}." for part in (first, *remarks(result)))
@@ -86,27 +86,27 @@ def in_file(found: Finding | Unreadable) -> str:
 
 
 def path(text: str) -> str:
-    """A path, begun so that no line that begins with it is a command to GitHub's runner."""
+    """Return a path, changed so that no line that begins with it is a command to GitHub's runner."""
     seen = visible(text)
     return f"./{seen}" if seen.lstrip().startswith(("::", "##[")) else seen
 
 
 def unread(found: Unreadable) -> str:
-    """Why a file was not linted."""
+    """Return the reason why a file was not linted."""
     return f"not linted: {visible(found.problem)}"
 
 
 def by_file(findings: Sequence[Finding]) -> list[tuple[str, list[Finding]]]:
-    """The findings of each file, in the order in which they are given."""
+    """Group findings by file, in the order in which they are given."""
     return [(name, list(group)) for name, group in groupby(findings, key=lambda finding: finding.path)]
 
 
 def read(result: LintResult) -> str:
-    """Return the extent of the run, such as `12 files, 3410 lines, 22 rules`, and the files that were passed over."""
+    """Return the extent of the run, such as `12 files, 3410 lines, 22 rules; 30 files without torch were skipped`."""
     looked = f"{_files(result)}, {count(result.lines, 'line')}, {count(len(result.rules), 'rule')}"
     if not result.skipped_files:
         return looked
-    return f"{looked}; {count(result.skipped_files, 'file')} without torch {_were(result.skipped_files)} passed over"
+    return f"{looked}; {count(result.skipped_files, 'file')} without torch {_were(result.skipped_files)} skipped"
 
 
 def _were(number: int) -> str:
@@ -127,9 +127,9 @@ class Excerpt:
     """A line in three parts.
 
     Attributes:
-        before: What comes before the part that is pointed at.
-        marked: The part that is pointed at; empty where it is the end of the line.
-        after: What comes after it.
+        before: The text before the marked part.
+        marked: The part that the finding is about; empty where it is the end of the line.
+        after: The text after the marked part.
     """
 
     before: str
@@ -138,12 +138,12 @@ class Excerpt:
 
     @property
     def offset(self) -> int:
-        """Columns before the part that is pointed at."""
+        """Number of columns before the marked part."""
         return columns(self.before)
 
     @property
     def length(self) -> int:
-        """Columns that are pointed at, at least one."""
+        """Number of marked columns, at least one."""
         return max(columns(self.marked), 1)
 
 

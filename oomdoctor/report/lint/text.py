@@ -55,7 +55,7 @@ def _lines(found: Finding, terminal: Terminal) -> Iterator[str]:
 
 
 def _width(terminal: Terminal) -> int:
-    """Columns for a line of code; where nobody knows how many there are, such as in a file, as many as code has."""
+    """Return the columns for a line of code; where the width is unknown, as in a file, those that code has."""
     unknown = terminal.width == DEFAULT_WIDTH and not terminal.color
     return MAXIMUM_WIDTH if unknown else terminal.width
 
@@ -72,7 +72,7 @@ _UNFIXABLE = "[ ]"
 
 
 def render_statistics(result: LintResult) -> str:
-    """One line a rule, the most frequent first; `[*]` where `--fix` can put at least one of its findings right."""
+    """Render one line a rule, the most frequent first; `[*]` where at least one of its findings has a fix."""
     counts = Counter((finding.code, finding.name) for finding in result.findings)
     fixable = {finding.code for finding in result.findings if finding.fixable}
     rows = [
@@ -86,7 +86,7 @@ def render_statistics(result: LintResult) -> str:
 
 
 def _mark(code: str, fixable: set[str]) -> str:
-    """Nothing at all where no finding can be fixed."""
+    """Return the mark of a rule; empty where no finding of any rule has a fix."""
     if not fixable:
         return ""
     return f"{FIXABLE if code in fixable else _UNFIXABLE} "
