@@ -46,9 +46,9 @@ class TrialAgent:
         imports.when_imported("torch", self._watch_torch)
         imports.when_imported("safetensors", self._writes.watch_safetensors)
         if os.environ.get("OOMDOCTOR_TRIAL_USES"):
-            from . import command_dependencies
+            from .dependency_recorder import record_command_process
 
-            guarded(command_dependencies.record_dependencies)()
+            guarded(record_command_process)()
 
     def _tell_write(self, path: str) -> None:
         self._channel.send_event("wrote", {"path": path}, even_if_quiet=True)

@@ -15,19 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.agent.dependencies import CACHE_NAME, fingerprint
+from oomdoctor.agent.dependency_recorder import ALL_VARIABLES
 from oomdoctor.check.cache_key import is_repeatable, key_of
 from oomdoctor.codec import decode, encode
 from oomdoctor.errors import OomdoctorError, UsageError
 from oomdoctor.output import write_atomically
 from oomdoctor.results import ProbeResult  # noqa: TC001 - the same
 from oomdoctor.trial.answer import ProbeRun
-from oomdoctor.trial.dependencies import (
-    ALL_VARIABLES,
-    CACHE_NAME,
-    Dependencies,
-    Fingerprint,
-    fingerprint,
-)
+from oomdoctor.trial.dependencies import Dependencies  # noqa: TC001 - read when an answer is decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
     from oomdoctor.request import ProbeRequest
 
 
-_WAYS: Final = frozenset(Fingerprint)
 _SETTLED_SECONDS: Final = 2.0
 """A file that was changed this lately may be changed again without its times showing it."""
 
@@ -55,14 +50,12 @@ class Fingerprints:
 
     def _look(self, key: str) -> str:
         way, _, path = key.partition(" ")
-        if way not in _WAYS:  # written by another version, or by nobody
-            return f"no way to look: {way}"
-        if way != Fingerprint.CONTENT:
-            return fingerprint(Fingerprint(way), path)
-        signature, known = fingerprint(Fingerprint.SIGNATURE, path), self._read.get(path)
+        if way != "content":
+            return fingerprint(way, path)
+        signature, known = fingerprint("signature", path), self._read.get(path)
         if known is not None and known[0] == signature:
             return known[1]
-        state = fingerprint(Fingerprint.CONTENT, path)
+        state = fingerprint(way, path)
         if _is_settled(path):
             self._read[path] = signature, state
         return state

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import oomdoctor
+from oomdoctor.agent.dependencies import UNCOUNTED
 from oomdoctor.command.dependencies import found_program
 from oomdoctor.engines.monitor import has_local_gpu
 from oomdoctor.engines.torch_build import find_torch
 from oomdoctor.target.reference import parse_reference
-from oomdoctor.trial.dependencies import UNCOUNTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

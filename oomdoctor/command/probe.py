@@ -16,7 +16,7 @@ from oomdoctor.run.environment import find_interpreter, torch_of
 from oomdoctor.search.accumulation import per_device_target, plan_accumulation
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps
 from oomdoctor.trial.answer import DryRun, Findings, OtherProcesses, ProbeRun, build_result
-from oomdoctor.trial.dependencies import Dependencies
+from oomdoctor.trial.dependencies import UNWATCHED, Dependencies
 from oomdoctor.trial.profile_runner import ProfiledAnswer
 from oomdoctor.trial.protocol import HeldMemory, LoadedTarget
 
@@ -113,12 +113,11 @@ def dry_run_command(request: ProbeRequest, progress: Progress) -> DryRun:
         return DryRun(engine, replace(_loaded(supervisor), found=seen), trial)
 
 
-_UNWATCHED: Final = Dependencies(unseen=("the processes of a command are not watched",))
 
 
 def _dependencies(request: ProbeRequest, supervisor: CommandSupervisor) -> Dependencies:
     if supervisor.uses is None:
-        return _UNWATCHED
+        return UNWATCHED
     return supervisor.uses.dependencies(request.command or (), request.directory, os.environ)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol, Self, TypeAlias, Ty
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.results import Outcome
 from oomdoctor.search.source import TrialNotes, TrialSource
-from oomdoctor.trial.dependencies import Dependencies
+from oomdoctor.trial.dependencies import UNWATCHED, Dependencies
 from oomdoctor.trial.process import GuardedProcess
 from oomdoctor.trial.protocol import (
     AskDevice,
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 AnswerT = TypeVar("AnswerT")
 _WORKER: Final = "oomdoctor.trial.worker"
-_UNWATCHED: Final = Dependencies(unseen=("the target was not watched",))
 
 
 class WorkerHandle(Protocol):
@@ -311,7 +310,7 @@ class WorkerTrialSource(TrialSource):
     def dependencies(self) -> Dependencies:
         """Return what the target used in every worker so far, as far as it was watched."""
         if not self._request.watched:
-            return _UNWATCHED
+            return UNWATCHED
         if self._worker is not None and self._is_loaded:
             try:
                 found = self._ask(ReportDependencies(), "asking what the target used").dependencies

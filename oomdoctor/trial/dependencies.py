@@ -1,37 +1,34 @@
-"""Dependencies of an answer: what the target used on disk and of the environment, and fingerprints of files.
-
-A file's times do not count, so that a fresh checkout of the same files is the same.
-"""
+"""Dependencies of an answer: what its processes used, gathered from their accounts."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import stat
+import time
 from dataclasses import dataclass, field
-from enum import StrEnum
-from importlib.machinery import all_suffixes
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from oomdoctor.agent.dependencies import MOST_CONTENT_BYTES, can_change, fingerprint, is_installed, source
+from oomdoctor.agent.dependency_recorder import record_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
-
-ALL_VARIABLES: Final = "*"
-"""Among the names of variables: the whole environment was read, for example to be copied."""
+GRAIN_SECONDS: Final = 0.02
+"""By how much a file's times may lie behind the clock."""
+_CUT_SHORT: Final = "a process was ended while it said what it used"
 
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What the target's code used, as the worker saw it from before the target was imported.
+    """What the target's code used, from before the target was imported.
 
     Attributes:
-        seen: Each thing that was looked at, such as `content /home/a/model.py`, and what was there when it was looked
-            at first; `fingerprint` looks again.
+        seen: Each thing that was looked at, such as `content /home/a/model.py`, and its fingerprint when it was looked
+            at first; `oomdoctor.agent.dependencies.fingerprint` looks again.
         variables: Names of environment variables that were read, sorted; `*` where all were.
-        working_directory: The worker's, where a relative path was used or it was asked for; else None.
+        working_directory: The worker's, where a relative path was used; else None.
         unseen: Why something else may have been used that nobody saw, such as a program that was started; an answer
             with any of these must not be used again.
     """
@@ -42,7 +39,7 @@ class Dependencies:
     unseen: tuple[str, ...] = ()
 
     def __or__(self, other: Dependencies) -> Dependencies:
-        """What either used; what the two saw differently was changed between them."""
+        """Return what either used; what the two saw differently was changed between them."""
         changed = [
             f"`{key}` changed meanwhile" for key, state in other.seen.items() if self.seen.get(key, state) != state
         ]
@@ -54,123 +51,129 @@ class Dependencies:
         )
 
 
-def line_of(news: Dependencies) -> bytes:
-    """One line of an account that several processes write; the general way to serialise takes too long to import."""
-    # As `asdict` would have it, which takes ten times as long, thousands of times.
-    fields = {
-        "seen": news.seen,
-        "variables": news.variables,
-        "working_directory": news.working_directory,
-        "unseen": news.unseen,
-    }
-    return json.dumps(fields).encode() + b"\n"
+UNWATCHED: Final = Dependencies(unseen=("nobody watched what was used",))
+"""Of processes that nobody asked to be watched."""
 
 
-def read_lines(account: bytes) -> Iterator[Dependencies]:
-    """What stands in an account; a line that is none, such as one whose writer was ended, says so."""
-    for line in account.splitlines():
-        try:
-            found = json.loads(line)
-            yield Dependencies(
-                dict(found["seen"]),
-                tuple(found["variables"]),
-                found["working_directory"],
-                tuple(found["unseen"]),
-            )
-        except (ValueError, TypeError, KeyError):
-            yield Dependencies(unseen=("a process was ended while it said what it used",))
+class WatchedWorker:
+    """Watches what this process uses, from now until it ends."""
+
+    def __init__(self) -> None:
+        self._began = time.time() - GRAIN_SECONDS
+        self._recorder = record_worker()
+
+    def quietly(self) -> AbstractContextManager[bool]:
+        """Return a context whose uses are not the target's."""
+        return self._recorder.quietly()
+
+    def dependencies(self) -> Dependencies:
+        """Return what was used so far."""
+        return gather(*self._recorder.report(), began=self._began)
 
 
-ABSENT: Final = "absent"
-CACHE_NAME: Final = ".oomdoctor-cache"
-UNCOUNTED: Final = frozenset({"__pycache__", CACHE_NAME})
-"""Names that come and go with a run and that no listing counts."""
-
-_PACKAGE_ENDINGS: Final = (".dist-info", ".egg-info", ".egg-link", ".egg")
-_SUFFIXES: Final = tuple(all_suffixes())
-# The functions as they were when this was imported: the worker replaces those of `os` to see who asks.
-_stat, _scandir = os.stat, os.scandir
-
-
-class Fingerprint(StrEnum):
-    """A way to look."""
-
-    CONTENT = "content"  # what a file holds; whether it is there at all
-    SIGNATURE = "signature"  # a file's size and times, where reading it would take too long
-    LISTING = "listing"  # names in a directory, and which are directories
-    PACKAGES = "packages"  # names in a directory that say what is installed there
-    MODULE = "module"  # what `import` finds in a directory under a name; the path ends in the module's name
-
-
-def fingerprint(way: Fingerprint, path: str) -> str:
-    """What is there now; `absent` where nothing is.
+def gather(account: bytes, opened: bytes, *, began: float, ignored: str = "\0") -> Dependencies:
+    """Put an account together.
 
     Args:
-        way: How to look.
-        path: An absolute path.
+        account: Lines that processes told; see `oomdoctor.agent.dependencies`.
+        opened: Paths that native code opened, each with a zero byte.
+        began: When the first of the processes began, in seconds since the epoch.
+        ignored: A folder of ours, whose files count for nothing.
     """
+    gathered = _Gathered(began, ignored)
+    for line in account.splitlines():
+        gathered.take(line)
+    for path in dict.fromkeys(opened.split(b"\0")[:-1]):
+        gathered.take_native(os.fsdecode(path))
+    return gathered.dependencies()
+
+
+class _Gathered:
+    """Dependencies as they come together; see `gather`."""
+
+    def __init__(self, began: float, ignored: str) -> None:
+        self._began = began
+        self._ignored = ignored
+        self._seen: dict[str, str] = {}
+        self._variables: set[str] = set()
+        self._directories: list[str] = []
+        self._own: dict[str, bool] = {}
+        self._temporary: set[str] = set()
+        self._unseen: dict[str, None] = {}
+        self._pythons = 0
+        self._left_bytes = MOST_CONTENT_BYTES
+
+    def take(self, line: bytes) -> None:
+        """Take in one line; one that is none was cut short."""
+        try:
+            self._take(json.loads(line))
+        except (ValueError, TypeError, KeyError):
+            self._unseen[_CUT_SHORT] = None
+
+    def _take(self, told: dict[str, Any]) -> None:
+        ((kind, value), *_) = told.items()
+        if kind == "seen":
+            self._see(*map(str, value))
+        elif kind == "variable":
+            self._variables.add(str(value))
+        elif kind == "directory":
+            self._directories.append(str(value))
+        elif kind == "unseen":
+            self._unseen[str(value)] = None
+        elif kind == "own":
+            self._own.setdefault(str(value), bool(told["is_new"]))
+            self._temporary.update([str(value)] if told["is_temporary"] else ())
+        elif kind == "python":
+            self._pythons += 1
+
+    def _see(self, key: str, state: str) -> None:
+        if self._seen.setdefault(key, state) != state:
+            self._unseen[_changed(key.partition(" ")[2])] = None
+
+    def take_native(self, path: str) -> None:
+        """Take in a file that any code opened; those that Python opened are known already."""
+        path = source(os.path.normpath(path))
+        if is_installed(path) or not can_change(path) or path.startswith(self._ignored) or self._is_seen(path):
+            return
+        maker = next((one for one in (path, *map(str, Path(path).parents)) if one in self._own), None)
+        if maker is not None and self._own[maker]:
+            return
+        if maker is not None or _is_changed_since(path, self._began):
+            self._unseen[_changed(path)] = None
+        way = "content" if _size(path) <= self._left_bytes else "signature"
+        self._left_bytes -= _size(path) if way == "content" else 0
+        self._see(f"{way} {path}", fingerprint(way, path))
+
+    def _is_seen(self, path: str) -> bool:
+        return f"content {path}" in self._seen or f"signature {path}" in self._seen
+
+    def dependencies(self) -> Dependencies:
+        """Return all of it."""
+        if not self._pythons:
+            self._unseen["no Python said what it used"] = None
+        seen = {key: state for key, state in self._seen.items() if not self._is_temporary(key.partition(" ")[2])}
+        directory = next(iter(self._directories), None)
+        return Dependencies(seen, tuple(sorted(self._variables)), directory, tuple(self._unseen))
+
+    def _is_temporary(self, path: str) -> bool:
+        """Whether `tempfile` made it: the name is another in each run, one process makes it and others look at it."""
+        return not self._temporary.isdisjoint([path, *map(str, Path(path).parents)])
+
+
+def _changed(path: str) -> str:
+    return f"`{path}` changed while the target ran"
+
+
+def _is_changed_since(path: str, began: float) -> bool:
     try:
-        return _WAYS[way](path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # a path with a null byte is no path
-        return ABSENT
-    except OSError as error:
-        return f"error {error.errno}"
-
-
-def _content(path: str) -> str:
-    status = _stat(path)
-    if stat.S_ISDIR(status.st_mode):
-        return "directory"
-    if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait, and take from its reader
-        return "special"
-    with open(path, "rb") as file:  # noqa: PTH123 - pathlib would call the functions that the worker has replaced
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _signature(path: str) -> str:
-    status = _stat(path)
-    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
-
-
-def _listing(path: str) -> str:
-    return _digest(name for name in _names(path) if name.rstrip("/") not in UNCOUNTED)
-
-
-def _packages(path: str) -> str:
-    return _digest(name for name in _names(path) if name.rstrip("/").endswith(_PACKAGE_ENDINGS))
-
-
-def _names(path: str) -> list[str]:
-    with _scandir(path) as entries:
-        return sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries)
-
-
-def _digest(names: Iterable[str]) -> str:
-    return hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()
-
-
-def _module(path: str) -> str:
-    """The file or directory that Python's own finder would take; a package goes before a module of its name."""
-    for base in (f"{path}/__init__", path):
-        for suffix in _SUFFIXES:
-            if _mode(base + suffix, stat.S_ISREG):
-                return base[len(path) :] + suffix
-    return "directory" if _mode(path, stat.S_ISDIR) else ABSENT
-
-
-def _mode(path: str, is_kind: Callable[[int], bool]) -> bool:
-    try:
-        return is_kind(_stat(path).st_mode)
+        status = Path(path).stat()
     except (OSError, ValueError):
         return False
+    return max(status.st_mtime, status.st_ctime) >= began
 
 
-_WAYS: Mapping[Fingerprint, Callable[[str], str]] = MappingProxyType(
-    {
-        Fingerprint.CONTENT: _content,
-        Fingerprint.SIGNATURE: _signature,
-        Fingerprint.LISTING: _listing,
-        Fingerprint.PACKAGES: _packages,
-        Fingerprint.MODULE: _module,
-    }
-)
+def _size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except (OSError, ValueError):
+        return 0

@@ -26,7 +26,7 @@ from oomdoctor.results import Outcome, PhaseName
 from oomdoctor.search.source import TrialProblem
 from oomdoctor.target.contract import Target, check_batch, check_batch_sizes, describe
 from oomdoctor.target.importing import load_target
-from oomdoctor.trial.dependency_watch import report, watch
+from oomdoctor.trial.dependencies import WatchedWorker
 from oomdoctor.trial.device import (
     capacity_bytes,
     current_card,
@@ -76,7 +76,6 @@ if TYPE_CHECKING:
 
     from oomdoctor.multi_card.fitter import Fitter
     from oomdoctor.results import Variant
-    from oomdoctor.trial.dependency_recorder import Recorder
     from oomdoctor.trial.protocol import AnyAnswer, AnyQuestion
 
 
@@ -144,7 +143,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._is_frozen = False
-        self._recorder: Recorder | None = None
+        self._recorder: WatchedWorker | None = None
         self._cap_bytes: int | None = None
 
     def answer(self, question: AnyQuestion) -> AnyAnswer:  # noqa: PLR0911 - one a kind of question
@@ -171,7 +170,7 @@ class Worker:
 
     def load(self, question: LoadTarget) -> LoadedTarget:
         """Import the target, place its model on the device, and keep both for the trials."""
-        self._recorder = watch() if question.watched else None
+        self._recorder = WatchedWorker() if question.watched else None
         self._cap_bytes = question.memory_bytes
         device = current_device()
         total_bytes = torch.cuda.get_device_properties(device).total_memory
@@ -247,7 +246,7 @@ class Worker:
         """Return what the target has used so far."""
         if self._recorder is None:
             raise RuntimeError("the target is not watched")
-        return DependenciesSeen(report(self._recorder))
+        return DependenciesSeen(self._recorder.dependencies())
 
     def load_for_cards(self, question: LoadForCards) -> LoadedTarget:
         """Load the target on the emulated device, and make what fits it to cards."""

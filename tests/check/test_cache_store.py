@@ -14,13 +14,14 @@ from documents import gpt2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oomdoctor.agent.dependencies import fingerprint
 from oomdoctor.check import cache as folder_module
 from oomdoctor.check.cache import Cache, cache_folder
 from oomdoctor.request import ProbeRequest
 from oomdoctor.results import ProbeDocument
 from oomdoctor.results.saved import to_json
 from oomdoctor.trial.answer import ProbeRun
-from oomdoctor.trial.dependencies import Dependencies, Fingerprint, fingerprint
+from oomdoctor.trial.dependencies import Dependencies
 
 RESULT = gpt2().result
 RESULT = replace(RESULT, device=replace(RESULT.device, kind="null"))
@@ -54,7 +55,7 @@ def question(project: Path, **changes: object) -> ProbeRequest:
 def answer(project: Path, **used: object) -> ProbeRun:
     """What a probe would have found, had it used the target and nothing else."""
     model = str(project / "model.py")
-    seen = {f"content {model}": fingerprint(Fingerprint.CONTENT, model)}
+    seen = {f"content {model}": fingerprint("content", model)}
     return ProbeRun(RESULT, VERSIONS, replace(Dependencies(seen, ("MODEL_WIDTH",)), **used))  # type: ignore[arg-type]
 
 

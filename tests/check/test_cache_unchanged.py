@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oomdoctor.agent.dependencies import fingerprint
 from oomdoctor.check import cache
 from oomdoctor.check.cache import Fingerprints, digest_of
-from oomdoctor.trial.dependencies import Dependencies, Fingerprint, fingerprint
+from oomdoctor.trial.dependencies import Dependencies
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def project(tmp_path: Path) -> Path:
 def test_an_edit_between_two_questions_is_noticed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that was read for one question, long after it was written, is read again for another."""
     looker, model = Fingerprints(), project / "model.py"
-    seen = {f"content {model}": fingerprint(Fingerprint.CONTENT, str(model))}
+    seen = {f"content {model}": fingerprint("content", str(model))}
     monkeypatch.setattr(cache.time, "time", lambda: model.stat().st_mtime + 60)
     assert looker.sees(seen)
     times = model.stat()
@@ -36,9 +37,9 @@ def test_an_edit_between_two_questions_is_noticed(project: Path, monkeypatch: py
 def test_a_file_that_has_just_been_changed_is_always_read(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two edits within one tick of the file system's clock look alike from outside."""
     looker, model = Fingerprints(), project / "model.py"
-    seen = {f"content {model}": fingerprint(Fingerprint.CONTENT, str(model))}
+    seen = {f"content {model}": fingerprint("content", str(model))}
     monkeypatch.setattr(
-        cache, "fingerprint", lambda way, path: "the same" if way is Fingerprint.SIGNATURE else fingerprint(way, path)
+        cache, "fingerprint", lambda way, path: "the same" if way == "signature" else fingerprint(way, path)
     )
     assert looker.sees(seen)
     model.write_text("def build_model(): .. \n")
@@ -48,11 +49,11 @@ def test_a_file_that_has_just_been_changed_is_always_read(project: Path, monkeyp
 def test_a_file_that_has_not_changed_is_read_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries that share a project do not read it again each."""
     looker, model = Fingerprints(), project / "model.py"
-    seen = {f"content {model}": fingerprint(Fingerprint.CONTENT, str(model))}
+    seen = {f"content {model}": fingerprint("content", str(model))}
     monkeypatch.setattr(cache.time, "time", lambda: model.stat().st_mtime + 60)
     assert looker.sees(seen)
     monkeypatch.setattr(
-        cache, "fingerprint", lambda way, path: "read again" if way is Fingerprint.CONTENT else fingerprint(way, path)
+        cache, "fingerprint", lambda way, path: "read again" if way == "content" else fingerprint(way, path)
     )
     assert looker.sees(seen)
 
