@@ -113,8 +113,6 @@ def dry_run_command(request: ProbeRequest, progress: Progress) -> DryRun:
         return DryRun(engine, replace(_loaded(supervisor), found=seen), trial)
 
 
-
-
 def _dependencies(request: ProbeRequest, supervisor: CommandSupervisor) -> Dependencies:
     if supervisor.uses is None:
         return UNWATCHED
