@@ -22,7 +22,7 @@ _MOST_DIVISIONS = 16
 _UNLIMITED = 1 << 64
 
 
-class UnexplainedError(Exception):
+class HistoryMismatchError(Exception):
     """The history cannot be what the allocator did; the text says where."""
 
 
@@ -68,7 +68,7 @@ class AllocatorBlocks:
             Bytes by which the allocated bytes change: the size of the block that was taken or given back.
 
         Raises:
-            UnexplainedError: The event does not fit those before it.
+            HistoryMismatchError: The event does not fit those before it.
         """
         follow = self._actions.get(action)
         if follow is None:
@@ -76,7 +76,7 @@ class AllocatorBlocks:
         try:
             return follow(address, size)
         except (KeyError, StopIteration):
-            raise UnexplainedError(f"{action} of {size} bytes does not fit the events before it") from None
+            raise HistoryMismatchError(f"{action} of {size} bytes does not fit the events before it") from None
 
     def _take_over(self, segment: Mapping[str, Any]) -> None:
         address, size = segment["address"], segment["total_size"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Table(NamedTuple):
         return next((row for row in self.rows if row.id == name), None)
 
 
-@cache
+@lru_cache(maxsize=None)
 def table() -> Table:
     """Read the table, once."""
     with open(PATH, encoding="utf-8") as file:
@@ -168,7 +168,7 @@ def search(pattern: str, text: str) -> re.Match[str] | None:
     return _compile(pattern).search(text)
 
 
-@cache
+@lru_cache(maxsize=None)
 def _compile(pattern: str) -> re.Pattern[str]:
     in_lower_case = _UPPER.sub(lambda match: match[0] if match[0][0] == "\\" else match[0].lower(), pattern)
     return re.compile(in_lower_case, re.MULTILINE)

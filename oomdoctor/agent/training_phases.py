@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .allocator_blocks import AllocatorBlocks, UnexplainedError
+from .allocator_blocks import AllocatorBlocks, HistoryMismatchError
 from .guard import note_failure
 from .history_frames import RecorderWatch
 from .phase_meter import BACKWARD, EVALUATION, FORWARD, LOAD, OPTIMIZER
@@ -247,7 +247,7 @@ class AllocatorHistory:
         try:
             found = _measure(events, stops, blocks)
             return [PhasePart(start, *figures) for start, figures in zip(starts, found)]  # noqa: B905 - not in 3.8
-        except UnexplainedError as error:
+        except HistoryMismatchError as error:
             note_failure("history", error)
             return []
 
@@ -264,7 +264,7 @@ def _measure(
     for event in [*events, {"action": "end"}]:
         while allocations == stop[0] and frees == stop[1]:
             if live != stop[2]:
-                raise UnexplainedError(f"{live} bytes where the allocator has {stop[2]}")
+                raise HistoryMismatchError(f"{live} bytes where the allocator has {stop[2]}")
             yield peak, lowest, live, allocations - begun
             peak = lowest = live
             begun = allocations
@@ -282,4 +282,4 @@ def _measure(
             if live < lowest:  # noqa: PLR1730 - likewise
                 lowest = live
     if stop[0] != -1:
-        raise UnexplainedError(f"{allocations} allocations and {frees} frees, and a phase begins at {stop[:2]}")
+        raise HistoryMismatchError(f"{allocations} allocations and {frees} frees, and a phase begins at {stop[:2]}")

@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from oomdoctor.agent.phase_meter import PhaseMeter
 from oomdoctor.engines.allocator.caching import CachingAllocator
 from oomdoctor.engines.allocator.device_memory import AllocationError, DeviceMemory
 from oomdoctor.engines.allocator.settings import NO_LIMIT
 from oomdoctor.engines.trace.op_trace import OperatorEnd, PhaseMark, TemporariesEntry, WorkspacesCleared
 from oomdoctor.engines.trace.operators import temporaries_of
 from oomdoctor.engines.trace.temporaries import Workspace
-from oomdoctor.results import Phase
+from oomdoctor.results import Phase, PhaseName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,63 +25,6 @@ if TYPE_CHECKING:
     from oomdoctor.engines.trace.op_trace import Entry
     from oomdoctor.engines.trace.temporaries import AllocationStep
     from oomdoctor.multi_card.scaling import MemoryTrace
-
-
-class PhasePeaks:
-    """Collects one `Phase` for each iteration and phase.
-
-    Args:
-        allocator: The allocator.
-
-    Attributes:
-        reserved_bytes: Most bytes held from the driver in any phase so far, or before the first.
-    """
-
-    def __init__(self, allocator: CachingAllocator) -> None:
-        self._allocator = allocator
-        self._phases: dict[Any, Phase] = {}
-        self._open: Any = None
-        self.reserved_bytes = 0
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """In the order in which they first began."""
-        return tuple(self._phases.values())
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Most bytes in live tensors over all phases so far; what is allocated now before the first."""
-        return max((phase.peak_allocated_bytes for phase in self.phases), default=self._allocator.allocated_bytes)
-
-    def begin(self) -> None:
-        """The trial begins."""
-        self.reserved_bytes = self._allocator.reserved_bytes
-
-    def note(self, mark: PhaseMark) -> None:
-        """A phase begins or ends."""
-        if mark.is_end:
-            self._record(end_bytes=self._allocator.allocated_bytes)
-        else:
-            self._open = mark.phase
-            self._allocator.reset_peak_stats()
-
-    def fail(self) -> None:
-        """The phase that is open ran out of memory."""
-        if self._open is not None:
-            self._record(end_bytes=None)
-
-    def _record(self, *, end_bytes: int | None) -> None:
-        iteration, name = self._open
-        before = self._phases.get(self._open)
-        peak = max(self._allocator.peak_allocated_bytes, before.peak_allocated_bytes if before else 0)
-        self._phases[self._open] = Phase(
-            iteration=iteration,
-            phase=name,
-            peak_allocated_bytes=peak,
-            end_allocated_bytes=peak if end_bytes is None else end_bytes,
-        )
-        self._open = None
-        self.reserved_bytes = max(self.reserved_bytes, self._allocator.peak_reserved_bytes)
 
 
 CallAllocations = tuple[tuple[tuple["AllocationStep", ...], tuple["AllocationStep", ...]], ...]
@@ -171,7 +115,7 @@ class Executor:
         scripts: What the program's calls take on the card.
 
     Attributes:
-        peaks: What the phases hold.
+        meter: Memory by phase.
     """
 
     def __init__(self, allocator: CachingAllocator, scripts: CallAllocations) -> None:
@@ -180,7 +124,7 @@ class Executor:
         self._addresses: list[int] = []
         self._held: list[int] = []
         self._workspaces: dict[object, int] = {}
-        self.peaks = PhasePeaks(allocator)
+        self.meter: PhaseMeter[PhaseName, Phase] = PhaseMeter(allocator, Phase)
 
     def play(self, runs: Sequence[Chunk]) -> None:
         """Allocate and give back.
@@ -201,9 +145,16 @@ class Executor:
             if isinstance(marker, TemporariesEntry):
                 self._take(marker, malloc)
             elif isinstance(marker, PhaseMark):
-                self.peaks.note(marker)
+                self._note(marker)
             elif marker is not None:
                 self._give_back(is_workspace=isinstance(marker, WorkspacesCleared))
+
+    def _note(self, mark: PhaseMark) -> None:
+        if mark.is_end:
+            self.meter.end()
+        else:
+            phase: Any = mark.phase
+            self.meter.begin(*phase)
 
     def _take(self, section: TemporariesEntry, malloc: Callable[[int], int]) -> None:
         for step in self._scripts[section.call][section.is_after]:
@@ -350,10 +301,12 @@ def execute(
     if error is None:
         was_loaded = True
         _set_limit(allocator, room.allowed_bytes, room.total_bytes)
-        player.peaks.begin()
+        player.meter.peak_reserved_bytes = allocator.reserved_bytes  # what loading reserved meanwhile is no part
         error = _run(player, program.trial)
-    peaks = player.peaks
-    return Execution(error, was_loaded, peaks.allocated_bytes, peaks.reserved_bytes, allocator.retries, peaks.phases)
+    meter = player.meter
+    return Execution(
+        error, was_loaded, meter.peak_allocated_bytes, meter.peak_reserved_bytes, allocator.retries, meter.phases
+    )
 
 
 def is_plain(settings: Settings) -> bool:
@@ -376,6 +329,6 @@ def _run(player: Executor, runs: list[Chunk]) -> str | None:
     try:
         player.play(runs)
     except AllocationError as error:
-        player.peaks.fail()
+        player.meter.end(has_failed=True)
         return str(error)
     return None

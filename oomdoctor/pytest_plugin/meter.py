@@ -6,13 +6,10 @@ import gc
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from oomdoctor.agent.memory_stats import PeakKeeper
 from oomdoctor.engines.null_gpu import control
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _MOST_EVENTS = 200_000
 
@@ -51,11 +48,10 @@ class Meter:
 
     def __init__(self, *, eager: bool) -> None:
         self._eager = eager
-        self._peaks: dict[int, int] = {}
+        self._peaks: PeakKeeper | None = None
         self._starts: dict[int, int] = {}
         self._ooms = 0
         self._is_recording = False
-        self._undo: Callable[[], None] | None = None
         self._reads = control.reads()
         if _is_ready(eager=eager):
             self._begin()
@@ -71,16 +67,16 @@ class Meter:
             return None
         import torch  # noqa: PLC0415 - sessions that do not need it must not pay for it
 
-        self._fold()
-        device = max(self._peaks, key=self._peaks.__getitem__)
+        peaks = (self._peaks or PeakKeeper(torch, range(torch.cuda.device_count()))).now()
+        device = max(peaks, key=lambda index: peaks[index].allocated_bytes)
         on_null = control.is_null_gpu()
         return Reading(
-            peak_bytes=self._peaks[device],
+            peak_bytes=peaks[device].allocated_bytes,
             start_bytes=self._starts.get(device, 0),
             capacity_bytes=control.capacity_bytes() if on_null else torch.cuda.mem_get_info(device)[1],
             device=device,
             name=torch.cuda.get_device_name(device) + (" (null GPU)" if on_null else ""),
-            ooms=_ooms() - self._ooms,
+            ooms=sum(one.ooms for one in peaks.values()) - self._ooms,
             reads=control.reads() - self._reads,
             unknown_calls=control.unknown_calls() if on_null else (),
         )
@@ -96,8 +92,8 @@ class Meter:
 
     def close(self) -> None:
         """End the recording; blocks that live on keep their lines."""
-        if self._undo is not None:
-            self._undo()
+        if self._peaks is not None:
+            self._peaks.close()
         if self._is_recording:
             _record(None)
             self._is_recording = False
@@ -111,19 +107,13 @@ class Meter:
         torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - no public way; else the first test alone has them
         torch.cuda.empty_cache()
         self._starts = {index: torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())}
-        self._ooms = _ooms()
         for index in self._starts:
             torch.cuda.reset_peak_memory_stats(index)
-        self._undo = _before_resets(self._fold)
+        self._peaks = PeakKeeper(torch, self._starts)
+        self._ooms = sum(one.ooms for one in self._peaks.now().values())
+        self._peaks.watch()
         _record("all")
         self._is_recording = True
-
-    def _fold(self) -> None:
-        """Take into account what the allocator says now, before the test's own code resets it."""
-        import torch  # noqa: PLC0415 - as above
-
-        for index in range(torch.cuda.device_count()):
-            self._peaks[index] = max(self._peaks.get(index, 0), torch.cuda.max_memory_allocated(index))
 
 
 def _is_ready(*, eager: bool) -> bool:
@@ -140,30 +130,9 @@ def _let_go_of_last_error() -> None:
         vars(sys).pop(name, None)
 
 
-def _ooms() -> int:
-    import torch  # noqa: PLC0415 - as above
-
-    return sum(torch.cuda.memory_stats(index).get("num_ooms", 0) for index in range(torch.cuda.device_count()))
-
-
 def _record(enabled: Literal["all"] | None) -> None:
     import torch  # noqa: PLC0415 - as above
 
     torch.cuda.memory._record_memory_history(  # noqa: SLF001 - the only way to the allocator's events
         enabled, context="alloc", stacks="python", max_entries=_MOST_EVENTS
     )
-
-
-def _before_resets(fold: Callable[[], None]) -> Callable[[], None]:
-    """Call `fold` whenever the program resets the peak, until what is returned is called."""
-    import torch  # noqa: PLC0415 - as above
-
-    name = "_cuda_resetPeakMemoryStats"
-    original = getattr(torch._C, name)  # noqa: SLF001 - the one place that every way to reset leads to
-
-    def reset(*arguments: object) -> object:
-        fold()
-        return original(*arguments)
-
-    setattr(torch._C, name, reset)  # noqa: SLF001 - as above
-    return lambda: setattr(torch._C, name, original)  # noqa: SLF001 - as above

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from oomdoctor.agent.phase_meter import PhaseMeter, TorchCounts
 from oomdoctor.results import Phase, PhaseName
 from oomdoctor.trial.device import zeros_read_count
 from oomdoctor.trial.replay import AllocationTrace, record_allocations
@@ -16,23 +17,21 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 
-class PhaseMeter:
-    """Collects one `Phase` for each (iteration, phase); the micro-steps of an iteration share one.
+class WorkerMeter:
+    """Meter of the worker's device by phase; it counts reads of a null GPU, too.
 
     Attributes:
-        peak_reserved_bytes: Most bytes held from the driver so far.
         zeros_read: Times that a forward or backward read data back from a null GPU, which answers with zeros.
     """
 
     def __init__(self) -> None:
-        self._phases: dict[tuple[int, PhaseName], Phase] = {}
-        self.peak_reserved_bytes = torch.cuda.memory_reserved()
+        self._meter: PhaseMeter[PhaseName, Phase] = PhaseMeter(TorchCounts(torch), Phase)
         self.zeros_read = 0
 
     @contextmanager
     def phase(self, iteration: int, name: PhaseName) -> Iterator[None]:
         """Record what happens inside, up to a failure where there is one."""
-        torch.cuda.reset_peak_memory_stats()
+        self._meter.begin(iteration, name)
         before = zeros_read_count()
         has_ended = False
         try:
@@ -41,37 +40,29 @@ class PhaseMeter:
         finally:
             if name in (PhaseName.FORWARD, PhaseName.BACKWARD):  # an optimizer reads, and what it reads is its own
                 self.zeros_read += zeros_read_count() - before
-            self._record(iteration, name, has_ended=has_ended)
+            self._meter.end(has_failed=not has_ended)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """In the order in which they first began."""
-        return tuple(self._phases.values())
+        """Memory of all phases that have ended, in the order in which they first began."""
+        return self._meter.phases
 
     @property
     def peak_allocated_bytes(self) -> int:
         """Most bytes in live tensors over all phases so far; what is allocated now before the first."""
-        return max((phase.peak_allocated_bytes for phase in self.phases), default=torch.cuda.memory_allocated())
+        return self._meter.peak_allocated_bytes
 
-    def _record(self, iteration: int, name: PhaseName, *, has_ended: bool) -> None:
-        before = self._phases.get((iteration, name))
-        peak = max(torch.cuda.max_memory_allocated(), before.peak_allocated_bytes if before else 0)
-        # What a failure's unwinding frees, autograd's threads free when they come to it: no two runs would agree.
-        end = torch.cuda.memory_allocated() if has_ended else peak
-        self._phases[iteration, name] = Phase(
-            iteration=iteration,
-            phase=name,
-            peak_allocated_bytes=peak,
-            end_allocated_bytes=end,
-        )
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, torch.cuda.max_memory_reserved())
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Most bytes held from the driver so far."""
+        return self._meter.peak_reserved_bytes
 
 
-class TrialMeter(PhaseMeter):
-    """Watches a whole trial; a profile watches it more closely.
+class TrialMeter(WorkerMeter):
+    """Meter of a whole trial; a profile watches it more closely.
 
     Attributes:
-        trace: What the allocator did, once the trial has ended without an error; see `oomdoctor.trial.replay`.
+        trace: Allocations and frees, once the trial has ended without an error; see `oomdoctor.trial.replay`.
     """
 
     def __init__(self) -> None:

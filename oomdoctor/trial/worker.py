@@ -41,7 +41,7 @@ from oomdoctor.trial.device import (
     zeros_read_count,
 )
 from oomdoctor.trial.guardian import die_with_parent
-from oomdoctor.trial.meter import PhaseMeter
+from oomdoctor.trial.meter import WorkerMeter
 from oomdoctor.trial.profile.recorder import profile
 from oomdoctor.trial.protocol import (
     AskDevice,
@@ -178,7 +178,7 @@ class Worker:
         target = load_target(question.reference)
         model = _build(target, question.variant)
         _check_batches(target, question.variant)
-        meter = PhaseMeter()
+        meter = WorkerMeter()
         set_memory_limit(capacity_bytes(self._cap_bytes))
         error = _place_model(model, device, meter)
         release_memory(model)
@@ -323,7 +323,7 @@ def _check_batches(target: Target, variant: Variant) -> None:
     check_batch_sizes(few, 2, more, 4)
 
 
-def _place_model(model: torch.nn.Module, device: torch.device, meter: PhaseMeter) -> str | None:
+def _place_model(model: torch.nn.Module, device: torch.device, meter: WorkerMeter) -> str | None:
     """Move the model; the text of the OOM where it does not fit, and then it is back on the CPU."""
     try:
         with meter.phase(0, PhaseName.LOAD):

@@ -1,10 +1,7 @@
 """Join the allocator's history with the marks: every block with its category and its module.
 
-The history says what was asked for, and where the block lies. Its size is what was asked for rounded up, or the whole
-free block where the allocator does not split off the rest. Unlike the simulator in `oomdoctor.engines.allocator`, this
-never chooses a block: it follows what was chosen. That it is right is checked against the allocator's own count at
-every mark; where it is not, there is no profile. Source: `try_merge_blocks` in c10/cuda/CUDACachingAllocator.cpp,
-torch 2.6 to 2.15.
+The sizes of blocks come from following the allocator's rules (`oomdoctor.agent.allocator_blocks`), which is checked
+against the allocator's own count at every mark; where they differ, there is no profile.
 """
 
 from __future__ import annotations
@@ -12,131 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from oomdoctor.engines.allocator.settings import DIVISIONS, LARGEST_SMALL, NO_LIMIT, is_split, rounded_size
+from oomdoctor.agent.allocator_blocks import AllocatorBlocks, HistoryMismatchError
 from oomdoctor.results import Category, PhaseName
 from oomdoctor.trial.profile.marks import Label, Mark, MarkKind, MicroPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from oomdoctor.trial.profile.marks import HistoryStart
-
-
-class HistoryMismatchError(Exception):
-    """The history cannot be what the allocator did; the text says where."""
-
-
-class FreeBlocks:
-    """Free blocks by address.
-
-    Args:
-        segments: What the allocator holds from the driver, as `torch.cuda.memory._snapshot` gives it.
-        settings: The allocator's settings, from the same.
-    """
-
-    def __init__(self, segments: Iterable[Mapping[str, Any]], settings: Mapping[str, Any]) -> None:
-        self._free: dict[int, int] = {}
-        self._ends: dict[int, int] = {}
-        self._first: set[int] = set()  # where segments begin and end, across which nothing is joined
-        self._last: set[int] = set()
-        largest_split = int(settings.get("max_split_size", -1))
-        self._largest_split = NO_LIMIT if largest_split < 0 else largest_split
-        self._divisions = _divisions(settings.get("roundup_power2_divisions"))
-        self._expandable: list[tuple[int, int]] = []
-        for segment in segments:
-            self._take_over(segment)
-
-    def allocate(self, address: int, requested: int) -> int:
-        """Take the block that begins at `address`; its bytes."""
-        available = self._free.pop(address, None)
-        size = rounded_size(requested, self._divisions)
-        if available is None or available < size:
-            raise HistoryMismatchError(f"{requested} bytes were allocated where the model has {available} free ones")
-        del self._ends[address + available]
-        if not self._is_split(address, size, available):
-            return available
-        if available > size:
-            self._put(address + size, available - size)
-        return size
-
-    def release(self, address: int, size: int) -> None:
-        """Give a block back; it joins free neighbours of its own segment."""
-        before = self._ends.get(address)
-        if before is not None and not self._is_border(address):
-            size += self._take(before)
-            address = before
-        end = address + size
-        if end in self._free and not self._is_border(end):
-            size += self._take(end)
-        self._put(address, size)
-
-    def add_segment(self, address: int, size: int) -> None:
-        """A segment came from the driver; neighbours in other segments are no neighbours."""
-        self._note_segment(address, size)
-        self._put(address, size)
-
-    def remove_segment(self, address: int, size: int) -> None:
-        """A segment went back to the driver."""
-        if self._free.get(address) != size:
-            raise HistoryMismatchError("a segment was given back that is not free")
-        self._take(address)
-        self._first.discard(address)
-        self._last.discard(address + size)
-
-    def map(self, address: int, size: int) -> None:
-        """Pages of an expandable segment came from the driver."""
-        self._expandable.append((address, address + size))
-        self.release(address, size)
-
-    def unmap(self, address: int, size: int) -> None:
-        """Pages of an expandable segment went back; what is left of the free block around them stays."""
-        start = next((begin for begin, length in self._free.items() if begin <= address < begin + length), None)
-        if start is None:
-            raise HistoryMismatchError("pages were given back that are not free")
-        end = start + self._take(start)
-        if start < address:
-            self._put(start, address - start)
-        if address + size < end:
-            self._put(address + size, end - address - size)
-
-    def _take_over(self, segment: Mapping[str, Any]) -> None:
-        address, size = segment["address"], segment["total_size"]
-        if segment.get("is_expandable"):
-            self._expandable.append((address, address + size))
-        else:
-            self._note_segment(address, size)
-        for block in segment["blocks"]:
-            if block["state"] == "inactive":
-                self._put(address, block["size"])
-            address += block["size"]
-
-    def _note_segment(self, address: int, size: int) -> None:
-        self._first.add(address)
-        self._last.add(address + size)
-
-    def _is_border(self, address: int) -> bool:
-        return address in self._first or address in self._last
-
-    def _put(self, address: int, size: int) -> None:
-        self._free[address] = size
-        self._ends[address + size] = address
-
-    def _take(self, address: int) -> int:
-        size = self._free.pop(address)
-        del self._ends[address + size]
-        return size
-
-    def _is_split(self, address: int, size: int, available: int) -> bool:
-        fine = size <= LARGEST_SMALL or any(begin <= address < end for begin, end in self._expandable)
-        return is_split(available - size, size, small=fine, largest_split=self._largest_split)
-
-
-def _divisions(setting: object) -> tuple[int, ...]:
-    """Divisions by power of two, from a setting such as `{"1": 0, "2": 4}` whose keys are MiB."""
-    if not isinstance(setting, dict):
-        return ()
-    found = {int(key).bit_length() - 1: int(value) for key, value in setting.items() if str(key).isdecimal() and value}
-    return tuple(found.get(power, 0) for power in range(DIVISIONS)) if found else ()
 
 
 @dataclass(slots=True, eq=False)
@@ -203,7 +83,7 @@ def build_log(start: HistoryStart, events: Sequence[Mapping[str, Any]], marks: S
         marks: Made meanwhile, in order.
 
     Raises:
-        UnexplainedError: The bytes in live blocks are not what the allocator counted at one of the marks.
+        HistoryMismatchError: The bytes in live blocks are not what the allocator counted at one of the marks.
     """
     teller = _LogBuilder(start)
     waiting = iter(marks)
@@ -226,15 +106,15 @@ def build_log(start: HistoryStart, events: Sequence[Mapping[str, Any]], marks: S
 
 
 _COUNTED = frozenset({"alloc", "free_requested"})
+_RESERVED_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
 class _LogBuilder:
     def __init__(self, start: HistoryStart) -> None:
         self.story = AllocationLog(reserved=[start.reserved_bytes])
-        self.heap = FreeBlocks(start.segments, start.settings)
+        self.blocks = AllocatorBlocks(start.settings, start.segments)
         self.reserved = start.reserved_bytes
         self.live: dict[int, ProfiledBlock] = {}
-        self.ending: dict[int, int] = {}
         self.stage: MicroPhase | None = None
         self.stack: list[int] = []
         self.reached: int | None = None
@@ -251,63 +131,38 @@ class _LogBuilder:
                 self.live[address] = before = ProfiledBlock(block["size"], Category.OTHER, None)
                 self.story.before.append(before)
                 self.allocated += before.size
-            elif block["state"] != "inactive":
-                self.ending[address] = block["size"]
             address += block["size"]
 
     # --- the history ---
 
     def event(self, action: str, address: int, size: int) -> None:
+        change_bytes = self.blocks.apply(action, address, size)
         change = None
         if action == "alloc":
-            change = self._allocate(address, size)
+            change = self._allocate(address, change_bytes), change_bytes
         elif action == "free_requested":
-            change = self._free(address)
-        elif action == "free_completed":
-            self._release(address)
+            change = self._free(address), change_bytes
         else:
-            self._segment(action, address, size)
+            self.reserved += _RESERVED_SIGNS.get(action, 0) * size
         self.story.changes.append(change)
         self.story.reserved.append(self.reserved)
         if change is not None:
-            self._note_peak(change[1])
+            self._note_peak(change_bytes)
 
-    def _allocate(self, address: int, requested: int) -> tuple[ProfiledBlock, int]:
-        size = self.heap.allocate(address, requested)
-        block = ProfiledBlock(size, Category.WORKSPACE, self._module())
-        self.live[address] = block
+    def _allocate(self, address: int, size: int) -> ProfiledBlock:
+        self.live[address] = block = ProfiledBlock(size, Category.WORKSPACE, self._module())
         if self._in_forward():
             self.fresh.append(block)
-        return block, size
+        return block
 
-    def _free(self, address: int) -> tuple[ProfiledBlock, int]:
+    def _free(self, address: int) -> ProfiledBlock:
         block = self.live.pop(address, None)
         if block is None:
             raise HistoryMismatchError("a block was freed that was not live")
-        self.ending[address] = block.size
         block.is_gone = True
         if self.is_clearing and not block.is_labelled:
             block.category, block.module, block.is_labelled = Category.WORKSPACE, None, True
-        return block, -block.size
-
-    def _release(self, address: int) -> None:
-        if address not in self.ending:
-            raise HistoryMismatchError("a block became free that was not given back")
-        self.heap.release(address, self.ending.pop(address))
-
-    def _segment(self, action: str, address: int, size: int) -> None:
-        if action == "segment_alloc":
-            self.heap.add_segment(address, size)
-            self.reserved += size
-        elif action == "segment_free":
-            self.heap.remove_segment(address, size)
-            self.reserved -= size
-        elif action == "segment_map":
-            self.heap.map(address, size)
-            self.reserved += size
-        elif action == "segment_unmap":
-            self.heap.unmap(address, size)
-            self.reserved -= size
+        return block
 
     def _note_peak(self, change: int) -> None:
         self.allocated += change

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from oomdoctor.agent.allocator_blocks import HistoryMismatchError
 from oomdoctor.results import Outcome, PhaseName
 from oomdoctor.target.placement import tensors_in
 from oomdoctor.trial.meter import TrialMeter
-from oomdoctor.trial.profile.allocation_log import HistoryMismatchError, build_log
+from oomdoctor.trial.profile.allocation_log import build_log
 from oomdoctor.trial.profile.marks import (
     MarkKind,
     Marks,

@@ -11,7 +11,8 @@ import sys
 
 import torch
 
-from oomdoctor.trial.profile.allocation_log import HistoryMismatchError, build_log
+from oomdoctor.agent.allocator_blocks import HistoryMismatchError
+from oomdoctor.trial.profile.allocation_log import build_log
 from oomdoctor.trial.profile.marks import Mark, MarkKind, count_now, read_events, start_recording, stop_recording
 
 SIZES = [1, 511, 512, 513, 4096, 600_000, 2**20 - 1, 2**20, 2**20 + 1, 3_000_000, 9_999_999, 10 * 2**20, 40_000_000]
