@@ -56,6 +56,7 @@ class ProbeRequest:
         guide: Whether a trace of the step tells where the search begins, which only a probe of a file on a real GPU has
             need of.
         watched: Whether the files and variables that the target uses are recorded, for an answer that is kept.
+        inputs: Patterns of files below `directory` that such an answer depends on, besides those that are recorded.
     """
 
     target: str
@@ -75,6 +76,7 @@ class ProbeRequest:
     fresh: bool = False
     guide: bool = True
     watched: bool = False
+    inputs: tuple[str, ...] = ()
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """Return the environment that the trials start from: `base` with the variant's variables."""
@@ -98,6 +100,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     steps: int | None = None,
     fresh: bool | None = None,
     guide: bool | None = None,
+    inputs: Sequence[str] = (),
     spelled: Spelling = str,
 ) -> ProbeRequest:
     """Build the question of one probe; None stands for a parameter's default everywhere.
@@ -118,6 +121,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         steps: Optimizer steps of a command's trial.
         fresh: Whether each trial of a command starts its Pythons anew.
         guide: Whether a trace tells where the search on a real GPU begins.
+        inputs: Patterns of files that an answer that is kept depends on, besides those that are recorded.
         spelled: How an error names a parameter.
 
     Raises:
@@ -140,6 +144,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         steps=DEFAULT_STEPS if steps is None else whole_number(spelled("steps"), steps),
         fresh=bool(fresh),
         guide=guide is not False,
+        inputs=tuple(inputs),
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import oomdoctor
-from oomdoctor.agent.dependencies import UNCOUNTED
+from oomdoctor.agent.dependencies import UNCOUNTED, fingerprint
 from oomdoctor.command.dependencies import found_program
 from oomdoctor.engines.monitor import has_local_gpu
 from oomdoctor.engines.torch_build import find_torch
@@ -132,4 +132,11 @@ def _description(request: ProbeRequest, environment: Mapping[str, str]) -> dict[
         "oomdoctor": own_code(),
         "torch": torch_files(),
         "packages": installed_packages(),
+        "inputs": _inputs(directory, request.inputs),
     }
+
+
+def _inputs(directory: Path, patterns: Iterable[str]) -> dict[str, str]:
+    """Return the content of every file that is declared, by its path below the folder."""
+    files = {path for pattern in patterns for path in directory.glob(pattern) if path.is_file()}
+    return {str(path.relative_to(directory)): fingerprint("content", str(path)) for path in sorted(files)}

@@ -65,7 +65,7 @@ DEFAULTS: Final = CheckEntry(
 
 _LONGEST_TIMEOUT_SECONDS: Final = 604_800
 _COUNTS: Final = ("target-batch", "world-size", "micro-batch", "min-micro-batch", "max-accumulation-steps", "steps")
-_FOR_FILES: Final = ("precision", "optimizer")
+_FOR_FILES: Final = ("precision", "optimizer", "guide")
 _FOR_COMMANDS: Final = ("steps", "fresh")
 
 
@@ -129,6 +129,7 @@ class _EntryReader:
         self._check_kind()
         self._check_counts()
         self._check_sizes()
+        self._check_device()
         cards = self._cards()
         for gpu in cards:
             name = f"{self.settled.name} on {gpu}" if len(cards) > 1 else self.settled.name
@@ -163,6 +164,10 @@ class _EntryReader:
             trial_timeout=self._timeout(),
             steps=values.steps,
             fresh=values.fresh,
+            engine=values.engine,
+            device=values.device,
+            guide=values.guide,
+            inputs=self._inputs(),
         )
 
     def _check_kind(self) -> None:
@@ -182,6 +187,22 @@ class _EntryReader:
             raise self.settled.refusal("command", f"has no `{REQUIRED}`", hint)
         if command is not None and any("\0" in word for word in command):
             raise self.settled.refusal("command", "has a null character, which no program can be given")
+
+    def _inputs(self) -> tuple[str, ...]:
+        """Return the patterns, each below the folder of the configuration."""
+        for pattern in self.values.inputs or ():
+            if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
+                hint = 'name files below it, as in `inputs = ["uv.lock", "data/**/*.json"]`'
+                raise self.settled.refusal("inputs", "has a pattern outside the folder of the configuration", hint)
+        return self.values.inputs or ()
+
+    def _check_device(self) -> None:
+        """See that a local GPU and a card to play are not asked for at once."""
+        values = self.values
+        if values.device is not None and (values.gpu is not None or values.gpus is not None):
+            raise self.settled.refusal(
+                "device", "chooses a GPU of this machine, and `gpu` a card to play", "drop one of the two"
+            )
 
     def _check_counts(self) -> None:
         values = self.values

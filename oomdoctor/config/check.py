@@ -22,7 +22,7 @@ _LONGEST_NAME: Final = 200
 _OPTIONS: Final[Mapping[str, str]] = MappingProxyType({"gpus": "gpu"})
 """Options that are not called as their keys; `--gpu` may be given several times."""
 
-_NOT_FOR_COMMANDS: Final[Mapping[str, None]] = MappingProxyType({"precision": None, "optimizer": None})
+_NOT_FOR_COMMANDS: Final[Mapping[str, None]] = MappingProxyType({"precision": None, "optimizer": None, "guide": None})
 """Keys that a command has no use for, so that only an entry of its own that has one is wrong."""
 
 _A_COMMAND: Final = '`command = ["python", "train.py", "--batch-size", "{micro_batch}"]`'

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SeverityName: TypeAlias = Literal["note", "warning", "error"]
 PrecisionName: TypeAlias = Literal["fp32", "bf16", "fp16"]
+EngineName: TypeAlias = Literal["auto", "cuda", "null", "trace"]
 
 EXAMPLE = "example"
 """Key in a field's metadata for a value, in TOML, to show where a wrong one was given."""
@@ -74,6 +75,10 @@ class SharedKeys:
         baseline: Whether what was found is compared with the baseline file.
         tolerance: Share by which a figure may be worse than in the baseline.
         trial_timeout: Longest time for loading and for each trial, in seconds.
+        engine: What answers: `auto`, `cuda`, `null` or `trace`.
+        device: Index or UUID of the local GPU.
+        guide: Whether a trace tells where the search on a local GPU begins.
+        inputs: Files that the answer depends on besides those that the target reads, as patterns.
     """
 
     gpu: str | None = field(default=None, metadata={EXAMPLE: '"rtx-4090"'})
@@ -87,6 +92,10 @@ class SharedKeys:
     baseline: bool | None = field(default=None, metadata={EXAMPLE: "true"})
     tolerance: str | float | None = field(default=None, metadata={EXAMPLE: '"2%"'})
     trial_timeout: float | None = field(default=None, metadata={EXAMPLE: "300"})
+    engine: EngineName | None = field(default=None, metadata={EXAMPLE: '"null"'})
+    device: str | None = field(default=None, metadata={EXAMPLE: '"0"'})
+    guide: bool | None = field(default=None, metadata={EXAMPLE: "false"})
+    inputs: tuple[str, ...] | None = field(default=None, metadata={EXAMPLE: '["uv.lock", "data/**/*.json"]'})
 
 
 @dataclass(frozen=True)

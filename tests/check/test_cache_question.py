@@ -43,6 +43,7 @@ REQUESTS = st.builds(
     command=st.none() | st.sampled_from([("python", "{micro_batch}"), ("python", "-u", "{micro_batch}")]),
     steps=st.integers(2, 3),
     fresh=st.booleans(),
+    inputs=st.lists(st.sampled_from(["uv.lock", "data/*.json"])).map(tuple),
     guide=st.booleans(),
     watched=st.booleans(),
 )
@@ -118,6 +119,19 @@ def test_a_folder_by_another_way_is_the_same(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path / "src")
     keys = {key_of(ProbeRequest("model.py", way, target_batch=1), {}) for way in (tmp_path, Path(".."))}
     assert len(keys) == 1
+
+
+def test_a_declared_input_matters(tmp_path: Path) -> None:
+    """A file that matches a pattern counts by its content, whoever reads it and wherever; its times do not."""
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    request = ProbeRequest("gpt2", tmp_path, target_batch=8, gpu="t4", inputs=("data/**/*.json",))
+    keys = [key_of(request, {})]
+    for text in ("1", "2", "1"):
+        (tmp_path / "data" / "deep" / "width.json").write_text(text)
+        keys.append(key_of(request, {}))
+    (tmp_path / "data" / "width.yaml").write_text("3")
+    assert keys[1] == keys[3] == key_of(request, {})
+    assert len({*keys}) == 3
 
 
 def test_a_file_that_takes_the_place_of_an_example_matters(tmp_path: Path) -> None:

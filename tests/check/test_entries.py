@@ -41,6 +41,7 @@ def test_every_key_reaches_its_place() -> None:
         'gpu = "rtx-4090"\nmemory = "20GiB"\ntarget-batch = 256\nworld-size = 2\nprecision = "bf16"\n'
         'optimizer = "SGD"\nheadroom = "10%"\ntrial-timeout = 30\nmicro-batch = 4\nmin-micro-batch = 8\n'
         'max-accumulation-steps = 16\nmax-memory = "12GiB"\nbaseline = true\ntolerance = 0.05\n'
+        'engine = "null"\nguide = false\ninputs = ["uv.lock", "data/**/*.json"]\n'
     )
     assert all_entries(configured(PRETRAIN + keys)) == (
         Entry(
@@ -55,6 +56,9 @@ def test_every_key_reaches_its_place() -> None:
                 gpu="rtx-4090",
                 memory_bytes=20 * GIB,
                 trial_timeout_seconds=30.0,
+                engine="null",
+                guide=False,
+                inputs=("uv.lock", "data/**/*.json"),
             ),
             micro_batch=4,
             min_micro_batch=8,
@@ -65,6 +69,12 @@ def test_every_key_reaches_its_place() -> None:
             tolerance=0.05,
         ),
     )
+
+
+def test_a_local_gpu_is_chosen_by_its_index() -> None:
+    """What chooses among the GPUs of this machine reaches the question, as its engine does."""
+    (entry,) = all_entries(configured(PRETRAIN + 'target-batch = 8\ndevice = "1"\nengine = "cuda"\n'))
+    assert (entry.request.device, entry.request.engine, entry.request.gpu) == ("1", "cuda", None)
 
 
 def test_what_is_not_said_is_as_in_a_probe() -> None:
@@ -159,6 +169,16 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, hint: str) -> N
             "target-batch = 8\ntrial-timeout = inf",
             "`trial-timeout` of `pretrain` in `oomdoctor.toml` is inf, not from 1 to 604800 seconds",
             "",
+        ),
+        (
+            'target-batch = 8\ndevice = "1"\ngpu = "t4"',
+            "`device` of `pretrain` in `oomdoctor.toml` chooses a GPU of this machine, and `gpu` a card to play",
+            "drop one",
+        ),
+        (
+            'target-batch = 8\ninputs = ["../other.json"]',
+            "`inputs` of `pretrain` in `oomdoctor.toml` has a pattern outside the folder of the configuration",
+            "name files below it",
         ),
         (
             'target-batch = 8\nmax-memory = "8GiB"\nbaseline = true',
