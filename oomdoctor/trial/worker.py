@@ -12,14 +12,14 @@ import os
 import platform
 import sys
 import traceback
-from contextlib import contextmanager, nullcontext, suppress
-from importlib import import_module
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
 import torch
 
 from oomdoctor.engines.catalogue import emulated_card
+from oomdoctor.engines.trace.compiler_stubs import defer_dynamo
 from oomdoctor.errors import OomdoctorError, TargetError
 from oomdoctor.oom.classifier import classify
 from oomdoctor.results import Outcome, PhaseName
@@ -184,8 +184,7 @@ class Worker:
         release_memory(model)
         self._setup = TrialSetup(target, model, device, question.variant, computes=device_kind() == "cuda")
         self._start_bytes = torch.cuda.memory_allocated()
-        with nullcontext() if self._recorder is None else self._recorder.quietly():
-            _import_what_optimizers_import()
+        defer_dynamo()
         capability = torch.cuda.get_device_capability(device)
         return LoadedTarget(
             name=torch.cuda.get_device_name(device),
@@ -285,15 +284,6 @@ def _problem_of(attempt: Attempt) -> TrialProblem | None:
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
     return {name: version for name, version in versions.items() if version}  # a CPU build has no CUDA
-
-
-def _import_what_optimizers_import() -> None:
-    """Import early, from a shallow stack, what the first optimizer would import from deep in a trial's.
-
-    There CPython 3.11's stack of frames may sit at the edge of a chunk, which every call of 900 modules' import then
-    maps and unmaps again: 160,000 times, which takes as long as all the rest.
-    """
-    import_module("torch._dynamo")
 
 
 def _build(target: Target, variant: Variant) -> torch.nn.Module:

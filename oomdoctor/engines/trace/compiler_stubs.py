@@ -33,6 +33,33 @@ def stub_compiler_modules(patches: Patches) -> None:
             patches.callback(stand_in.leave)
 
 
+def defer_dynamo() -> None:
+    """Have plain training in this process do without `torch._dynamo`, until something needs more than its decorators.
+
+    The import takes as long as that of torch. Nothing else changes: while `torch._dynamo` is not imported, no frame is
+    compiled, and a function that it shall leave alone is left alone. Functions that were decorated meanwhile are
+    decorated again by the real module.
+    """
+    if _DYNAMO in sys.modules:
+        return
+    decorated: list[Callable[..., Any]] = []
+
+    def disable(function: Callable[..., Any] | None = None, *_: object, **__: object) -> Any:  # noqa: ANN401
+        if function is None:
+            return disable
+        decorated.append(function)
+        return function
+
+    def forget() -> None:
+        for function in decorated:
+            vars(function).pop(_CACHED_DECORATION, None)
+
+    finder = _SubmoduleFinder()
+    sys.meta_path.insert(0, finder)
+    stub = _ModuleStub(_DYNAMO, {"disable": disable, "graph_break": lambda *_, **__: None}, forget)
+    finder.stand_ins[_DYNAMO] = sys.modules[_DYNAMO] = stub
+
+
 class _NeverRaisedError(Exception):
     """What is raised where a shape is no number."""
 
@@ -51,8 +78,12 @@ def _equal(first: Any, second: Any) -> bool:  # noqa: ANN401 - numbers, or seque
     return bool(first == second)
 
 
+_DYNAMO: Final = "torch._dynamo"
+_CACHED_DECORATION: Final = "__dynamo_disable"
+"""Where `torch._disable_dynamo` keeps what `torch._dynamo.disable` made of a function."""
+
 _ATTRIBUTES: Final[dict[str, dict[str, Any]]] = {
-    "torch._dynamo": {
+    _DYNAMO: {
         "disable": _identity_decorator,
         "graph_break": lambda *_, **__: None,
         "config": SimpleNamespace(error_on_nested_fx_trace=False, patch=lambda **_: nullcontext()),
@@ -85,9 +116,10 @@ _ATTRIBUTES: Final[dict[str, dict[str, Any]]] = {
 class _ModuleStub(ModuleType):
     """A module of few attributes that imports the real one for all others."""
 
-    def __init__(self, name: str, attributes: dict[str, Any]) -> None:
+    def __init__(self, name: str, attributes: dict[str, Any], on_leave: Callable[[], None] = lambda: None) -> None:
         super().__init__(name)
         self.__path__: list[str] = []
+        self._on_leave = on_leave
         vars(self).update(attributes)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the real module has
@@ -98,6 +130,7 @@ class _ModuleStub(ModuleType):
     def leave(self) -> None:
         """Make place for the real module."""
         if sys.modules.get(self.__name__) is self:
+            self._on_leave()
             del sys.modules[self.__name__]
             parent, _, child = self.__name__.rpartition(".")
             if vars(sys.modules.get(parent, self)).get(child) is self:
