@@ -17,7 +17,6 @@ import signal
 import socket
 import sys
 import traceback
-from importlib import import_module
 from typing import Final
 
 from oomdoctor.multi_card.workers import READY
@@ -26,13 +25,11 @@ from oomdoctor.trial.guardian import guard
 
 _MOST_BYTES: Final = 65536
 _DESCRIPTORS: Final = 6
-_IMPORTED_BY_OPTIMIZERS: Final = "torch._dynamo"
 
 
 def main(arguments: list[str]) -> int:
     """Fork workers until the parent closes the socket."""
     requests = socket.socket(fileno=int(arguments[0]))
-    import_module(_IMPORTED_BY_OPTIMIZERS)
     gc.collect()
     gc.freeze()  # a collection in a worker would copy every page that torch's objects lie on
     requests.send(READY)

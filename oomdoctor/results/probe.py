@@ -9,6 +9,7 @@ from typing import Literal
 from oomdoctor.codec import ADDED_LATER
 from oomdoctor.errors import NoAnswerError
 from oomdoctor.results.snapshot import Category, CategoryBytes, TimelinePoint
+from oomdoctor.results.variant import Variant
 
 
 class PhaseName(StrEnum):
@@ -302,6 +303,7 @@ class ProbeResult:
         memory: What memory is made of at one micro-batch; None where nothing fits or it could not be recorded.
         command_plan: What to start, where a command was probed; else None.
         guide: What the search was begun with; None where it had no guide.
+        variant: How each trial differed from the target's plain step; None for a command, which decides that itself.
     """
 
     target: str
@@ -321,6 +323,7 @@ class ProbeResult:
     memory: StepMemory | None = field(default=None, metadata=ADDED_LATER)
     command_plan: CommandPlan | None = field(default=None, metadata=ADDED_LATER)
     guide: Guidance | None = field(default=None, metadata=ADDED_LATER)
+    variant: Variant | None = field(default=None, metadata=ADDED_LATER)
 
     @property
     def plan(self) -> Accumulation:

@@ -1,4 +1,7 @@
-"""Variants: how a trial differs from the target's plain step."""
+"""Variants: how a trial differs from the target's plain step.
+
+`oomdoctor.request.build_variant` makes them, and `oomdoctor.trial.variants` applies them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,12 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentVariable:
-    """A variable of the worker's environment, such as `PYTORCH_CUDA_ALLOC_CONF`."""
+    """A variable of the worker's environment, such as `PYTORCH_CUDA_ALLOC_CONF`.
+
+    Attributes:
+        name: Its name.
+        value: Its value.
+    """
 
     name: str
     value: str
@@ -18,7 +26,12 @@ class EnvironmentVariable:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A size other than the batch that `make_batch` takes as a keyword, such as a sequence length."""
+    """A size other than the batch that `make_batch` takes as a keyword, such as a sequence length.
+
+    Attributes:
+        name: The keyword.
+        size: Its value.
+    """
 
     name: str
     size: int
@@ -27,8 +40,6 @@ class Axis:
 @dataclass(frozen=True, slots=True)
 class Variant:
     """How a trial differs from the target's plain step; the default is that step, in fp32.
-
-    `oomdoctor.request.build_variant` makes it and `oomdoctor.trial.variants` applies it.
 
     Attributes:
         precision: How the step runs: `fp32`, or under autocast as `bf16` or `fp16` (with a gradient scaler).

@@ -112,6 +112,7 @@ def build_result(
         warnings=tuple(_warnings(request, engine, source, findings)),
         memory=findings.recorded.memory,
         guide=findings.guidance,
+        variant=None if request.command else request.variant,
     )
 
 

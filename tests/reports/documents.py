@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from oomdoctor.results import (
     Accumulation,
+    Axis,
     Category,
     CategoryBytes,
     CommandPlan,
     Device,
+    EnvironmentVariable,
     Guidance,
     MicroBatch,
     ModuleBytes,
@@ -27,6 +29,7 @@ from oomdoctor.results import (
     TimelinePoint,
     Trial,
     UniformPlan,
+    Variant,
 )
 
 MIB = 1024**2
@@ -226,6 +229,14 @@ _accumulations = st.builds(
     fixed_size=_uniform_plans,
 )
 _words = st.lists(texts, max_size=4).map(tuple)
+_variants = st.builds(
+    Variant,
+    precision=st.sampled_from(["fp32", "bf16", "fp16"]),
+    optimizer=st.none() | texts,
+    environment=st.lists(st.builds(EnvironmentVariable, texts, texts), max_size=2).map(tuple),
+    transformations=_words,
+    axes=st.lists(st.builds(Axis, texts, _integers), max_size=2).map(tuple),
+)
 any_probe_result = st.builds(
     ProbeResult,
     target=texts,
@@ -253,6 +264,7 @@ any_probe_result = st.builds(
     memory=st.none() | step_memories,
     command_plan=st.none() | st.builds(CommandPlan, _words, st.none() | _words, st.none() | _uniform_plans),
     guide=st.none() | st.builds(Guidance, st.lists(_integers, max_size=2).map(tuple), st.none() | texts),
+    variant=st.none() | _variants,
 )
 any_probe_document = st.builds(
     ProbeDocument,
