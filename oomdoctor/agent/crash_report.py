@@ -41,13 +41,13 @@ _SETTINGS = (
 
 
 class RunFacts(NamedTuple):
-    """What the agent has seen of a program until it dies.
+    """Facts that the agent has gathered until a program dies.
 
     Attributes:
         steps_done: Optimizer steps.
         last_steps: Memory after the last of them, oldest first.
         ooms: Times that the allocator found no memory.
-        oom_events: What it said at the last of them, oldest first.
+        oom_events: The figures of the last of them, oldest first.
         categories: Category of live memory by address, at the last of them.
         history_entries: Events of the memory history that are kept; 0 where none is recorded.
     """
@@ -70,7 +70,7 @@ def collect_report(
         error: The error that ended the program.
         oom: The error of its chain that says that memory ran out; often the same.
         ending: `exception`, `thread`, `child process` or `exit`.
-        facts: What the agent has seen.
+        facts: Facts that the agent has gathered.
     """
     return {
         "schema_version": SCHEMA_VERSION,

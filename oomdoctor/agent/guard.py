@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 FAILURES: list[str] = []
-"""What failed in the hook, to be told in the report; the first few, since one may fail at every step."""
+"""Failures of the agent, to be told in the report; the first few, since one may fail at every step."""
 
 _MOST_FAILURES = 20
 _LONGEST = 500

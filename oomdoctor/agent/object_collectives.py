@@ -77,7 +77,7 @@ def _timeout_of(torch: Any, group: Any) -> dt.timedelta:
 
 
 def replacements(torch: Any, c10d: Any) -> dict[str, Replacement]:
-    """What to make of the functions of `torch.distributed` that take objects through the GPU, and of `barrier`."""
+    """Return replacements of `barrier` and of the functions of `torch.distributed` that send objects through the GPU."""
     exchange = {
         "all_gather_object": _all_gather,
         "gather_object": _gather,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Counts(Protocol):
-        """What an allocator counts, in bytes."""
+        """Figures that an allocator counts, in bytes."""
 
         @property
         def allocated_bytes(self) -> int:

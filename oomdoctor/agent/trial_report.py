@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TrialFacts(NamedTuple):
-    """What the agent has seen of a process.
+    """Facts that the agent has gathered in a process.
 
     Attributes:
         steps: Its optimizer steps.
@@ -40,7 +40,7 @@ def measurements(facts: TrialFacts, ending: Ending, *, has_cuda: bool, error: Er
     """Return everything that was measured.
 
     Args:
-        facts: What the agent has seen.
+        facts: Facts that the agent has gathered.
         ending: `steps`, `error` or `exit`; `step` where memory ran out and a step was done all the same.
         has_cuda: Whether CUDA was initialised.
         error: The error that nobody handles.

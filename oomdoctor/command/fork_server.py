@@ -32,17 +32,17 @@ class ForkServer:
     """A fork server under a guardian.
 
     Args:
-        description: What the hook said of the process that trained in the first trial (`forking.describe`).
-        room: A directory of ours.
+        description: Description of the process that trained in the first trial (`oomdoctor.agent.forking.describe`).
+        directory: A directory of ours.
 
     Attributes:
         path: Its socket.
         reason: Why it cannot serve; None where it does.
     """
 
-    def __init__(self, description: ProcessDescription, room: Path) -> None:
-        self.path = room / "forks"
-        described = room / "description.json"
+    def __init__(self, description: ProcessDescription, directory: Path) -> None:
+        self.path = directory / "forks"
+        described = directory / "description.json"
         described.write_text(json.dumps(encode(description)), encoding="utf-8")
         self._ready_read, ready_write = os.pipe()
         report_read, report_write = os.pipe()

@@ -33,7 +33,7 @@ _FIRST_COMPLETE: Final = 2
 
 @dataclass(slots=True)
 class Observations:
-    """What the trials showed besides their outcomes.
+    """Observations of trials besides their outcomes.
 
     Attributes:
         written: Paths that the command wrote to, in order.
@@ -107,7 +107,7 @@ _ZEROS: Final = (
 
 
 def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reason, ...]:
-    """Where the numbers were had from."""
+    """Return how the numbers were had."""
     found = [
         Reason("trials", f"the command itself, ended by force once it had taken {_count_steps(request.steps)}"),
         Reason("starts", supervisor.fork_reason or "each trial was started anew, as `--fresh` says"),
@@ -123,7 +123,7 @@ def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reaso
 
 
 def warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: SearchResult) -> tuple[str, ...]:
-    """What the reader should know before relying on the answer."""
+    """Return what a reader should know before relying on the answer."""
     observations = supervisor.observations
     return (
         *_command_warnings(request, observations, search),
@@ -139,7 +139,7 @@ def _command_warnings(request: ProbeRequest, seen: Observations, search: SearchR
     if search.maximum < share and not accumulates(request.command or ()):
         yield (
             f"the command has no `{ACCUMULATION}`: each of its optimizer steps sees one micro-batch, not the target; "
-            "where it accumulates otherwise, gradients stay alive during the forward, and training may need more"
+            "gradients that it accumulates in another way stay alive during the forward, and training may need more"
         )
     if seen.processes > request.world_size:
         yield (
@@ -194,7 +194,7 @@ def _count_steps(steps: int) -> str:
 
 
 def _describe_paths(paths: list[Path], directory: Path) -> str:
-    """What was written, by the entry of the working directory that it lies in; what is elsewhere, by its folder."""
+    """Return the paths that were written as text: by entry of the working directory, or by folder elsewhere."""
     counts = Counter(_entry_of(path, directory) for path in paths)
     counts = Counter({place: count for place, count in counts.items() if f"{place}/" not in counts})
     places = [f"`{place}`{f' ({count} paths)' if count > 1 else ''}" for place, count in counts.items()]

@@ -30,8 +30,8 @@ class ClassifiedTrial:
     """A trial and what there is to say beside it.
 
     Attributes:
-        trial: What the result will hold.
-        problem: What a trial that failed for another reason than memory failed with; else None.
+        trial: The trial, as the result will hold it.
+        problem: The error of a trial that failed for another reason than memory; else None.
         in_evaluation: Whether memory ran out in an evaluation, not in training.
     """
 
@@ -40,15 +40,15 @@ class ClassifiedTrial:
     in_evaluation: bool = False
 
     def with_problem(self, problem: OomdoctorError) -> ClassifiedTrial:
-        """The same trial, which after all did not do what was asked for."""
+        """Return the trial as one that failed, since it did not do what was asked for."""
         return ClassifiedTrial(replace(self.trial, outcome=Outcome.FAILED, error=problem.message), problem)
 
 
 def classify_trial(ended: EndedTrial, micro_batch: int, allowed_bytes: int, steps: int) -> ClassifiedTrial:
-    """Say how a trial ended.
+    """Return a trial with its outcome.
 
     Args:
-        ended: What was heard of it.
+        ended: The trial.
         micro_batch: The size that was filled in.
         allowed_bytes: Bytes that PyTorch was allowed.
         steps: Optimizer steps that were asked for.
@@ -90,7 +90,7 @@ def _error_text(events: TrialEvents) -> str | None:
 
 
 def _oom_text(events: TrialEvents) -> str:
-    """What can be said where the command ended before it said anything: which allocation failed."""
+    """Return the allocation that failed, as text, where the command ended before it sent an error."""
     if not events.ooms:
         return "the command ran out of memory"
     oom = events.ooms[0]
@@ -170,7 +170,7 @@ def _no_step(ended: EndedTrial) -> OomdoctorError:
 
 
 def _trial(ended: EndedTrial, micro_batch: int, allowed_bytes: int, outcome: Outcome, error: str | None) -> Trial:
-    """Peaks are those of the process that needed most."""
+    """Return the trial with the peaks of the process that needed most."""
     trainers = ended.events.trainers()
     most = max(trainers, key=lambda measured: measured.peak_allocated_bytes or 0, default=None)
     return Trial(
@@ -193,7 +193,7 @@ def _most(sizes: Iterable[int | None]) -> int | None:
 
 
 def _phases(measured: Measurements, events: TrialEvents) -> tuple[Phase, ...]:
-    """Memory by phase; where memory ran out, up to there, whatever the command's own code did next."""
+    """Return memory by phase; where memory ran out, up to there, whatever the command's own code did next."""
     phases = measured.phases
     keys = [(phase.iteration, phase.phase) for phase in phases]
     for oom in events.ooms:
@@ -213,22 +213,22 @@ _SAME_SHARE: Final = 0.001
 
 @dataclass(slots=True)
 class BatchSizeCheck:
-    """What reached the model, and the memory that it took, by micro-batch.
+    """Check that the micro-batch that was filled in reaches the model, from batches and peaks of several trials.
 
     Attributes:
-        leading: Leading dimensions of the first batch.
-        peaks: Most bytes allocated.
+        leading: Leading dimensions of the first batch, by micro-batch.
+        peaks: Most bytes allocated, by micro-batch.
     """
 
     leading: dict[int, frozenset[int]] = field(default_factory=dict)
     peaks: dict[int, int] = field(default_factory=dict)
 
     def problem_of(self, micro_batch: int, events: TrialEvents, peak_bytes: int | None) -> OomdoctorError | None:
-        """Take in a trial that fits, and say what is wrong with it; None where nothing is known to be.
+        """Take in a trial that fits, and return what is wrong with it; None where nothing is known to be.
 
         Args:
             micro_batch: The size that was filled in.
-            events: What was heard of its trial.
+            events: The events of its trial.
             peak_bytes: Most bytes allocated in it.
         """
         others = {size: peak for size, peak in self.peaks.items() if size != micro_batch}

@@ -37,7 +37,7 @@ _MOST_STEPS_RUN: Final = 8
 
 
 def engine_for_command(request: ProbeRequest) -> Engine:
-    """Where the trials of a command run, by the torch that the command's own Python has.
+    """Choose the engine for the trials of a command, by the torch that the command's own Python has.
 
     Raises:
         UsageError: The question contradicts itself, or the command cannot be started.

@@ -38,47 +38,47 @@ class _RunningTrial:
     """A trial in the other thread.
 
     Attributes:
-        question: What it answers.
+        size: Its size.
         stop: Ends it.
-        future: How it ended.
+        future: The trial, once it has ended.
     """
 
-    question: TrialSize
+    size: TrialSize
     stop: CancelToken
     future: Future[EndedTrial]
 
 
 class SpeculativeTrial:
-    """At most one trial at a time."""
+    """A trial that is begun before the search asks for it, beside the one that it has asked for; at most one."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1)
-        self._begun: _RunningTrial | None = None
+        self._running: _RunningTrial | None = None
 
-    def begin(self, question: TrialSize, run: Callable[[CancelToken], EndedTrial]) -> None:
-        """Begin a trial, instead of one that nobody has asked for meanwhile."""
+    def begin(self, size: TrialSize, run: Callable[[CancelToken], EndedTrial]) -> None:
+        """Begin a trial, in place of one that nobody has asked for meanwhile."""
         self.drop()
         stop = CancelToken()
-        self._begun = _RunningTrial(question, stop, self._pool.submit(run, stop))
+        self._running = _RunningTrial(size, stop, self._pool.submit(run, stop))
 
-    def take(self, question: TrialSize) -> EndedTrial | None:
-        """How the trial ended that answers this; None where it was not begun.
+    def take(self, size: TrialSize) -> EndedTrial | None:
+        """Wait for the trial of this size to end and return it; None where it was not begun.
 
         Raises:
             KeyboardInterrupt: A stop was set.
         """
-        begun = self._begun
-        if begun is None or begun.question != question:
+        running = self._running
+        if running is None or running.size != size:
             return None
-        self._begun = None
-        return begun.future.result()
+        self._running = None
+        return running.future.result()
 
     def drop(self) -> None:
         """End the trial that was begun, if there is one."""
-        if self._begun is not None:
-            self._begun.stop.set()
-            self._begun.future.exception()
-            self._begun = None
+        if self._running is not None:
+            self._running.stop.set()
+            self._running.future.exception()
+            self._running = None
 
     def close(self) -> None:
         """End the thread."""
@@ -95,27 +95,27 @@ class CommandSupervisor(TrialSource):
     """One probe's trials of a command; use it as a context manager.
 
     Args:
-        request: What to run and how.
-        engine: Where.
+        request: The question, with the command.
+        engine: The engine that the trials run on.
         stop: Ends a wait from another thread.
 
     Attributes:
-        observations: What the trials showed besides their outcomes.
-        uses: What the command used, where that was asked for.
-        device: What CUDA showed the first trial.
-        versions: Version by name, of what ran in it.
-        fork_reason: Why trials are not forked, or how it was seen that they may be; None before that was tried.
+        observations: Observations of the trials besides their outcomes.
+        uses: Dependencies of the command, where that was asked for.
+        device: The device that CUDA showed the first trial.
+        versions: Versions of Python, torch and CUDA in it, by name.
+        fork_reason: Reason why trials are not forked, or the proof that they may be; None before that was tried.
         capacity_bytes: Bytes that PyTorch may take; see `oomdoctor.search.source` for this and the notes.
-        notes: What the trials showed besides their results; nobody looks at a command's loss.
+        notes: Notes of the trials for the result; nobody looks at a command's loss.
     """
 
     def __init__(self, request: ProbeRequest, engine: Engine, stop: CancelToken | None = None) -> None:
         self._request = request
         self._engine = engine
         self._stops = () if stop is None else (stop,)
-        self._room = SocketDirectory()
+        self._sockets = SocketDirectory()
         self._environment = _environment(engine.environment, request.steps)
-        self.uses = CommandDependencies(self._room.path) if request.watched else None
+        self.uses = CommandDependencies(self._sockets.path) if request.watched else None
         if self.uses is not None:
             self._environment |= self.uses.environment
         self._forks: ForkServer | None = None
@@ -154,7 +154,7 @@ class CommandSupervisor(TrialSource):
         return classified.trial
 
     def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
-        """Run one trial, or take the one that was begun ahead.
+        """Run one trial, or take the speculative one.
 
         Raises:
             KeyboardInterrupt: The stop was set.
@@ -169,7 +169,7 @@ class CommandSupervisor(TrialSource):
         return classified.trial
 
     def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:  # noqa: ARG002 - as asked
-        """Nothing is foreseen for commands: forked trials are quick."""
+        """Return None: nothing is predicted for commands, whose forked trials are quick."""
         return None
 
     def settle(self) -> None:
@@ -181,7 +181,7 @@ class CommandSupervisor(TrialSource):
         self._speculative.close()
         if self._forks is not None:
             self._forks.close()
-        self._room.close()
+        self._sockets.close()
 
     # --- one trial ---------------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class CommandSupervisor(TrialSource):
             command=fill_command(request.command or (), sizes),
             directory=request.directory,
             environment=environment,
-            room=self._room.path,
+            sockets=self._sockets.path,
             name=f"trial-{self._count}",
             timeout_seconds=request.trial_timeout_seconds,
         )
@@ -214,7 +214,7 @@ class CommandSupervisor(TrialSource):
         return ended
 
     def _cap(self, allowed_bytes: int) -> int:
-        """What PyTorch has to be kept to: nothing where the device itself is what is asked about."""
+        """Return the bytes that PyTorch has to be kept to; 0 where the device itself is asked about."""
         if 0 < allowed_bytes < self.capacity_bytes:
             return allowed_bytes
         return 0 if self._engine.kind == "null" else self._request.memory_bytes or 0
@@ -249,9 +249,9 @@ class CommandSupervisor(TrialSource):
         if not is_cheap or self._has_port or micro_batch > share or allowed_bytes < self.capacity_bytes:
             self._speculative.drop()
             return
-        question = (micro_batch, micro_steps(micro_batch, share), allowed_bytes)
-        start = self._start(*question)
-        self._speculative.begin(question, lambda stop: self._end(start, stop))
+        size = (micro_batch, micro_steps(micro_batch, share), allowed_bytes)
+        start = self._start(*size)
+        self._speculative.begin(size, lambda stop: self._end(start, stop))
 
     # --- what the first trial shows ----------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class CommandSupervisor(TrialSource):
         if not described:
             self.fork_reason = "each trial was started anew: the process that trains could not be described"
             return
-        server = ForkServer(described[0], self._room.path)
+        server = ForkServer(described[0], self._sockets.path)
         if not server.wait(self._request.trial_timeout_seconds, self._stops):
             server.close()
             self.fork_reason = f"each trial was started anew: {server.reason}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is filled in; the placeholders are called as the fields.
+    """Sizes to fill in; the placeholders are called as the fields.
 
     Attributes:
         micro_batch: Samples in one forward and backward on one device.
@@ -53,7 +53,7 @@ def fill_command(command: Sequence[str], sizes: Sizes) -> list[str]:
 
 
 def accumulates(command: Sequence[str]) -> bool:
-    """Whether the command is told its accumulation steps."""
+    """Return whether the command is told its accumulation steps."""
     return any(ACCUMULATION in word for word in command)
 
 

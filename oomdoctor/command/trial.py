@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 _LONGEST_PATH: Final = 80
-"""A socket's name has 108 bytes; beyond this the room is made in `/tmp`."""
+"""A socket's name has 108 bytes; beyond this the directory is made in `/tmp`."""
 
 
 class SocketDirectory:
-    """The directory, which nobody else can enter, and the guardian that removes it where this process cannot.
+    """A directory for sockets that nobody else can enter, and a guardian that removes it where this process cannot.
 
     Attributes:
-        path: Where it is.
+        path: The directory.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class SocketDirectory:
         self.path = (parent if len(str(parent / name)) <= _LONGEST_PATH else Path("/tmp")) / name  # noqa: S108 - a name that nobody can guess, and 0o700
         report_read, report_write = os.pipe()
         # Before the directory is made, so that there is no moment at which nobody would remove it.
-        self._keeper = GuardedProcess((), os.environ, report_write, doomed=self.path)
+        self._guardian = GuardedProcess((), os.environ, report_write, doomed=self.path)
         for fd in (report_read, report_write):
             os.close(fd)
         self.path.mkdir(mode=0o700)
@@ -54,7 +54,7 @@ class SocketDirectory:
     def close(self) -> None:
         """Remove it."""
         shutil.rmtree(self.path, ignore_errors=True)
-        self._keeper.close()
+        self._guardian.close()
 
 
 _CHUNK = 65536
@@ -89,11 +89,11 @@ class Listener:
 
     @property
     def fd(self) -> int:
-        """Readable where there may be something to take."""
+        """Descriptor that is readable where there may be messages."""
         return self._selector.fileno()
 
     def take(self) -> Iterator[dict[str, Any]]:
-        """What has come since, without waiting."""
+        """Yield the messages that have come since, without waiting."""
         while ready := self._selector.select(0):
             for key, _ in ready:
                 if key.fileobj is self._socket:
@@ -102,7 +102,7 @@ class Listener:
                     yield from self._read(key.fileobj)  # type: ignore[arg-type]
 
     def take_the_rest(self, longest_seconds: float) -> Iterator[dict[str, Any]]:
-        """What still comes, until all who have connected are gone."""
+        """Yield the messages that still come, until all who have connected are gone."""
         deadline = time.monotonic() + longest_seconds
         yield from self.take()
         while len(self._selector.get_map()) > 1 and (left := deadline - time.monotonic()) > 0:
@@ -148,44 +148,44 @@ def _message(line: bytes) -> dict[str, Any] | None:
 
 
 _CLOSING_SECONDS: Final = 10.0
-"""How long a command may take to end once memory has run out or an error has ended its training."""
+"""Longest time that a command may take to end once memory has run out or an error has ended its training."""
 
 _ENDING_SECONDS: Final = 5.0
-"""How long those that were killed are waited for."""
+"""Longest wait for those that were killed."""
 
 _REPORT_BYTES: Final = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class TrialStart:
-    """What to start.
+    """The start of a trial.
 
     Attributes:
         command: The program and its arguments, sizes filled in.
-        directory: Where it runs.
-        environment: What it runs in, but for where it says how it goes.
-        room: A directory of ours for sockets.
-        name: Of this trial, in that directory.
+        directory: Its working directory.
+        environment: Its environment, but for the path of the socket.
+        sockets: A directory of ours for sockets.
+        name: The trial's, in that directory.
         timeout_seconds: Longest time that it may take.
     """
 
     command: Sequence[str]
     directory: Path
     environment: Mapping[str, str]
-    room: Path
+    sockets: Path
     name: str
     timeout_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class EndedTrial:
-    """How a trial ended.
+    """A trial that has ended.
 
     Attributes:
-        events: What its processes said.
+        events: The events of its processes.
         return_code: The command's, negative for a signal; None where it was ended by us.
         timed_out: Whether it was ended because it took too long.
-        seconds: How long it took.
+        seconds: Its duration.
         tail: The end of its output.
     """
 
@@ -200,14 +200,14 @@ def run_trial(start: TrialStart, events: TrialEvents, stops: Sequence[CancelToke
     """Run one trial to its end.
 
     Args:
-        start: What to start.
-        events: Takes in what its processes say, until the last of them is gone, however the trial ends.
+        start: The command and its surroundings.
+        events: Takes in the messages of its processes, until the last of them is gone, however the trial ends.
         stops: Each ends it from another thread.
 
     Raises:
         KeyboardInterrupt: A stop was set.
     """
-    path = start.room / start.name
+    path = start.sockets / start.name
     with Listener(path) as listener:
         report_read, report_write = os.pipe()
         try:
@@ -220,7 +220,7 @@ def run_trial(start: TrialStart, events: TrialEvents, stops: Sequence[CancelToke
                 watch.until_over()
             finally:
                 process.close()
-                watch.hear_the_rest()
+                watch.receive_the_rest()
         finally:
             os.close(report_read)
         seconds = time.monotonic() - started
@@ -231,11 +231,11 @@ class _TrialWait:
     """Waits for the outcome of one trial.
 
     Args:
-        listener: Where its processes speak.
-        events: Takes in what they say.
-        report_fd: Where the guardian says that the command has ended.
+        listener: Receives the messages of its processes.
+        events: Takes them in.
+        report_fd: Descriptor on which the guardian reports that the command has ended.
         stops: Each ends the wait.
-        deadline: When to give up, on the monotonic clock.
+        deadline: End of the wait, on the monotonic clock.
 
     Attributes:
         return_code: The command's, once it has ended by itself.
@@ -250,7 +250,7 @@ class _TrialWait:
         self._stops = stops
         self._deadline = deadline
         self._closing: float | None = None
-        self._heard = events
+        self._events = events
         self.return_code: int | None = None
         self.timed_out = False
 
@@ -258,20 +258,20 @@ class _TrialWait:
         """Return once the outcome is known, or nothing more will come."""
         while not self._is_over():
             self._wait()
-            self.hear()
+            self.receive()
 
-    def hear(self) -> None:
-        """Take in what has been said."""
+    def receive(self) -> None:
+        """Take in the messages that have come."""
         for message in self._listener.take():
-            self._heard.add(message)
+            self._events.add(message)
 
-    def hear_the_rest(self) -> None:
-        """Take in what is said by programs that were forked from a server, which end a moment after their command."""
+    def receive_the_rest(self) -> None:
+        """Take in the messages of programs that were forked from a server, which end a moment after their command."""
         for message in self._listener.take_the_rest(_ENDING_SECONDS):
-            self._heard.add(message)
+            self._events.add(message)
 
     def _is_over(self) -> bool:
-        events, now = self._heard, time.monotonic()
+        events, now = self._events, time.monotonic()
         if events.has_all_steps or events.has_survived or events.has_died_of_oom or self.return_code is not None:
             return True
         if self._closing is None and (events.ooms or events.has_failed):

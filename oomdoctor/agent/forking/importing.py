@@ -318,5 +318,5 @@ class EnvironmentReads:
         os.environ.__class__ = _Environ
 
     def changes(self) -> dict[str, str | None]:
-        """What the imports did to the environment: names with their value, None for what they took away."""
+        """Return the changes that the imports made to the environment: values by name, None for one that is gone."""
         return {name: os.environ.get(name) for name in self.written}

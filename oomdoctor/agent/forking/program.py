@@ -167,7 +167,7 @@ def _reseed() -> None:
 
 
 class ProgramEnd:
-    """How the process of a program ends: with all that the program can see of its own end, and then no more.
+    """The end of a program's process, with all that the program can see of its own end, and then no more.
 
     Attributes:
         libraries: Modules that are not the program's.
