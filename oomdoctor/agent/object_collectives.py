@@ -77,7 +77,7 @@ def _timeout_of(torch: Any, group: Any) -> dt.timedelta:
 
 
 def replacements(torch: Any, c10d: Any) -> dict[str, Replacement]:
-    """Return replacements of `barrier` and of the functions of `torch.distributed` that send objects through the GPU."""
+    """Return replacements of `barrier` and of `torch.distributed` functions that send objects through the GPU."""
     exchange = {
         "all_gather_object": _all_gather,
         "gather_object": _gather,
