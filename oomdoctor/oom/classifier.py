@@ -8,6 +8,7 @@ bug behind a smaller batch, so nothing counts that the table does not know. Type
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -151,8 +152,15 @@ def is_oom_wording(text: str) -> bool:
     wanted = lowered(text.strip())
     if len(wanted) < _SHORTEST_WORDING or wanted in _ORDINARY_WORDS:
         return False
-    rows = [row for row in table().rows if row.means == "oom"]
-    return any(row.match(wanted) or any(wanted in lowered(pattern) for pattern in row.patterns) for row in rows)
+    rows, patterns = _oom_rows()
+    return wanted in patterns or any(row.match(wanted) for row in rows)
+
+
+@cache
+def _oom_rows() -> tuple[tuple[Row, ...], str]:
+    """Return the rows of OOMs, and all their patterns in lower case as one text."""
+    rows = tuple(row for row in table().rows if row.means == "oom")
+    return rows, "\0".join(lowered(pattern) for row in rows for pattern in row.patterns)
 
 
 def _classify_one(
