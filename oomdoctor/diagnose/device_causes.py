@@ -63,7 +63,7 @@ def large_allocation(situation: Situation) -> Cause | None:
 
 
 def memory_fraction_cap(situation: Situation) -> Cause | None:
-    """The process may not take more, although the device has room."""
+    """The process may not take more, although the device has free memory."""
     facts, held = situation.facts, situation.held_bytes
     if situation.kind == "cuda-allocator-rejected":
         return Cause(
@@ -270,7 +270,7 @@ def size_limit(situation: Situation) -> Cause | None:
 
 
 def kv_cache_no_room(situation: Situation) -> Cause | None:
-    """A server's cache finds no room beside the weights."""
+    """A server finds no memory for its cache beside the weights."""
     if situation.kind != "kv-cache":
         return None
     text = "Beside the weights, the memory that vLLM may use does not hold a single block of its cache"

@@ -78,7 +78,7 @@ def stop_other_process(situation: Situation) -> Remedy:
 
 
 def other_device(situation: Situation) -> Remedy | None:
-    """Go where there is room."""
+    """Use another device that has free memory."""
     variable = vocabulary(situation.device).visible
     if variable is None:
         return None
@@ -93,7 +93,7 @@ def other_device(situation: Situation) -> Remedy | None:
 
 
 def raise_cap(situation: Situation) -> Remedy:
-    """Allow the process more."""
+    """Allow the process more memory."""
     return Remedy(
         id="raise_cap",
         change="Raise the cap on this process's memory",

@@ -263,7 +263,7 @@ def shard_optimizer(_situation: Situation) -> Remedy:
 
 
 def load_on_host(situation: Situation) -> Remedy:
-    """Load the checkpoint where there is room, and let go of it."""
+    """Load the checkpoint on the host, and drop it after use."""
     line = situation.facts.user_line if situation.phase is TrainingPhase.CHECKPOINT_LOAD else None
     return Remedy(
         id="load_on_host",

@@ -156,7 +156,7 @@ def make_environment(
         command: The command, which tells what Python and so what torch will run.
         base: Environment to start from.
         device: The GPU to show it.
-        directory: Where the hook writes its reports, absolute.
+        directory: Directory for the reports of the agent, absolute.
         max_entries: Events of the memory history to keep; 0 for no history.
 
     Raises:
@@ -180,7 +180,7 @@ def with_agent(environment: Mapping[str, str]) -> dict[str, str]:
 def _device_environment(
     command: Sequence[str], base: Mapping[str, str], device: CommandDevice
 ) -> tuple[dict[str, str], int]:
-    """The environment that shows the device, and the bytes that the hook has to cap a real one at; 0 for no cap."""
+    """Return the environment that shows the device, and the bytes that the agent caps a real one at; 0 for no cap."""
     if device.gpu is not None and device.index is not None:
         raise UsageError(
             "`--gpu` and `--device` exclude each other",

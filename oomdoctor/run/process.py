@@ -85,7 +85,7 @@ def run_process(command: Sequence[str], environment: Mapping[str, str]) -> ExitS
         CommandNotExecutableError: It cannot be run.
     """
     waited_for = {*_PASSED_ON, signal.SIGCHLD}
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where a parent had it ignored, a child's end would not be told
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where a parent had it ignored, a child's end would not be received
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
     try:
         pid = _start(command, environment, mask)
@@ -118,9 +118,9 @@ def _start_error(program: str, error: OSError) -> OomdoctorError:
 
 def _wait(pid: int, waited_for: set[signal.Signals]) -> ExitStatus:
     while True:
-        told = signal.sigwaitinfo(waited_for)
-        if told.si_signo != signal.SIGCHLD:
-            _pass_on(pid, told)
+        received = signal.sigwaitinfo(waited_for)
+        if received.si_signo != signal.SIGCHLD:
+            _pass_on(pid, received)
             continue
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended == pid:
@@ -128,11 +128,11 @@ def _wait(pid: int, waited_for: set[signal.Signals]) -> ExitStatus:
             return ExitStatus(pid, code, None) if code >= 0 else ExitStatus(pid, None, -code)
 
 
-def _pass_on(pid: int, told: signal.struct_siginfo) -> None:
+def _pass_on(pid: int, received: signal.struct_siginfo) -> None:
     """Pass a signal on unless the kernel sent it, which then sent it to the whole process group."""
-    if told.si_code <= 0:
-        os.kill(pid, told.si_signo)
-    if told.si_signo == signal.SIGTSTP:
+    if received.si_code <= 0:
+        os.kill(pid, received.si_signo)
+    if received.si_signo == signal.SIGTSTP:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 

@@ -25,7 +25,7 @@ SNAPSHOT_NAME = "snapshot.pickle"
 
 @dataclass(frozen=True, slots=True)
 class ReportDirectory:
-    """A directory that need not exist; the hook makes it when there is something to write.
+    """Directory of reports, which need not exist: the agent makes it when there is something to write.
 
     Attributes:
         path: Absolute, for processes that work elsewhere.

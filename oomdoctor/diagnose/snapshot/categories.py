@@ -1,6 +1,6 @@
 """Categorise each block: weights, gradients, optimizer state, activations, input, workspace, or other.
 
-Where our own hook recorded which addresses are parameters, gradients and optimizer state, that decides. Otherwise a
+Where the agent recorded the addresses of parameters, gradients and optimizer state, that decides. Otherwise a
 block is judged by where it was allocated and by what became of it:
 
 - Weights are allocated by a module's `_apply`, a parameter's or a module's construction, `load_state_dict` and such.
@@ -68,23 +68,23 @@ def categorise(
     Returns:
         A category for each lifetime, in their order.
     """
-    judge = _Categoriser(history, stacks)
+    categoriser = _Categoriser(history, stacks)
     known = addresses or {}
     found = [
-        known[lifetime.address] if lifetime.held and lifetime.address in known else judge.category(lifetime)
+        known[lifetime.address] if lifetime.held and lifetime.address in known else categoriser.category(lifetime)
         for lifetime in history.lifetimes
     ]
-    _settle_older(judge, found)
-    _settle_open_gradients(judge, found)
+    _categorise_older(categoriser, found)
+    _categorise_open_gradients(categoriser, found)
     if known:
-        _by_origin(judge, found, known)
+        _trust_addresses(categoriser, found, known)
     return [Category.OTHER if category is None else category for category in found]
 
 
-def _by_origin(judge: _Categoriser, found: list[Category | None], known: Mapping[int, Category]) -> None:
+def _trust_addresses(categoriser: _Categoriser, found: list[Category | None], known: Mapping[int, Category]) -> None:
     """Trust listed addresses: they are all parameters, gradients and states, and nothing else can be one of those."""
-    for index, lifetime in enumerate(judge.history.lifetimes):
-        listed = lifetime.address in known or judge.stacks[lifetime.stack].origin is AllocationOrigin.BUCKETS
+    for index, lifetime in enumerate(categoriser.history.lifetimes):
+        listed = lifetime.address in known or categoriser.stacks[lifetime.stack].origin is AllocationOrigin.BUCKETS
         if lifetime.held and not listed and found[index] in _LISTED:
             found[index] = Category.OTHER
 
@@ -109,7 +109,7 @@ class _Categoriser:
         # Without a single stack, as `context="state"` records, a missing one says nothing.
         self.stacks_recorded = any(number for _, number, _ in facts)
         self.changes = _changes([(index, number) for index, number, _ in facts])
-        self.surroundings = _Neighbours([(index, stack) for index, _, stack in facts])
+        self.neighbours = _Neighbours([(index, stack) for index, _, stack in facts])
 
     def category(self, lifetime: Lifetime) -> Category | None:
         """Return the category of a block, as far as the block itself tells."""
@@ -144,10 +144,10 @@ class _Categoriser:
         return Category.WORKSPACE if made_for_now or not self._lives_on(lifetime) else Category.OPTIMIZER_STATE
 
     def _own(self, lifetime: Lifetime) -> Category:
-        around = self.surroundings
-        if around.is_input(lifetime.born):
+        neighbours = self.neighbours
+        if neighbours.is_input(lifetime.born):
             return Category.INPUT
-        if around.after_forward(lifetime.born) or self._freed_in_backward(lifetime):
+        if neighbours.after_forward(lifetime.born) or self._freed_in_backward(lifetime):
             return Category.WORKSPACE if self._freed_at_once(lifetime) else Category.ACTIVATIONS
         return Category.OTHER
 
@@ -229,13 +229,13 @@ class _Neighbours:
         return event in self._after_forward
 
 
-def _settle_older(judge: _Categoriser, found: list[Category | None]) -> None:
+def _categorise_older(categoriser: _Categoriser, found: list[Category | None]) -> None:
     """Categorise blocks older than the history that outlive it: weights, and the optimizer state of each."""
-    if not judge.history.count:
+    if not categoriser.history.count:
         return
-    gradients = _most_at_once(judge, found)
+    gradients = _most_at_once(categoriser, found)
     older: defaultdict[int, list[int]] = defaultdict(list)
-    for index, lifetime in enumerate(judge.history.lifetimes):
+    for index, lifetime in enumerate(categoriser.history.lifetimes):
         if found[index] is None and lifetime.born == OLDER:
             older[lifetime.requested].append(index)
     for size, indices in older.items():
@@ -246,24 +246,24 @@ def _settle_older(judge: _Categoriser, found: list[Category | None]) -> None:
             found[index] = Category.WEIGHTS if position < parameters else Category.OPTIMIZER_STATE
 
 
-def _settle_open_gradients(judge: _Categoriser, found: list[Category | None]) -> None:
+def _categorise_open_gradients(categoriser: _Categoriser, found: list[Category | None]) -> None:
     """Categorise blocks of a backward that ran out: one as large as a parameter without a gradient is its gradient."""
-    lifetimes = judge.history.lifetimes
+    lifetimes = categoriser.history.lifetimes
     missing: Counter[int] = Counter()
     for lifetime, category in zip(lifetimes, found, strict=True):
-        if lifetime.born < judge.until <= lifetime.died:
+        if lifetime.born < categoriser.until <= lifetime.died:
             missing[lifetime.requested] += (category is Category.WEIGHTS) - (category is Category.GRADIENTS)
     for index, lifetime in enumerate(lifetimes):
-        if found[index] is None and OLDER < lifetime.born < judge.history.count:
+        if found[index] is None and OLDER < lifetime.born < categoriser.history.count:
             fits = missing[lifetime.requested] > 0
             missing[lifetime.requested] -= fits
             found[index] = Category.GRADIENTS if fits else Category.WORKSPACE
 
 
-def _most_at_once(judge: _Categoriser, found: Sequence[Category | None]) -> dict[int, int]:
+def _most_at_once(categoriser: _Categoriser, found: Sequence[Category | None]) -> dict[int, int]:
     """Return the largest number of gradients of each size that were alive at the same time."""
     changes: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for lifetime, category in zip(judge.history.lifetimes, found, strict=True):
+    for lifetime, category in zip(categoriser.history.lifetimes, found, strict=True):
         if category is Category.GRADIENTS:
             changes[lifetime.requested] += [(lifetime.born, 1), (lifetime.died, -1)]
     most = {}

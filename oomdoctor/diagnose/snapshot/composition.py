@@ -172,9 +172,9 @@ def _chosen(allocated: Sequence[int]) -> list[int]:
     moments = range(1, count + 1)
     if count <= _MOST_POINTS:
         return list(moments)
-    # Three points are chosen in any case, and so is the highest of each of the stretches between these borders.
-    stretches = _MOST_POINTS - 3
-    borders = [1 + count * number // stretches for number in range(stretches + 1)]
+    # Three points are chosen in any case, and so is the highest of each of the step_borders between these borders.
+    step_borders = _MOST_POINTS - 3
+    borders = [1 + count * number // step_borders for number in range(step_borders + 1)]
     highest = {max(range(begin, end), key=allocated.__getitem__) for begin, end in pairwise(borders)}
     return sorted(highest | {1, max(moments, key=allocated.__getitem__), count})
 
@@ -206,12 +206,12 @@ def _since(begun: int | None, now: int | None) -> int | None:
     return None if begun is None or now is None else max(0, now - begun)
 
 
-_FEWEST_STRETCHES: Final = 3
+_FEWEST_STEPS: Final = 3
 _MOST_LINES: Final = 10
-_LATELY_SHARE: Final = 4  # the last quarter of the history, or the last stretches
-_LATEST_STRETCHES: Final = 4
+_LATELY_SHARE: Final = 4  # the last quarter of the history, or the last steps
+_LATEST_STEPS: Final = 4
 _LEAST_SHARE: Final = 32  # of what is held from the driver; less cannot be why it ran out
-_PASSED_THROUGH: Final = re.compile(
+_LAUNCHERS: Final = re.compile(
     r"[/\\]torch[/\\](?:multiprocessing|distributed[/\\](?:run|launch\w*|elastic|launcher)|utils[/\\]_contextlib|amp)\b"
 )
 
@@ -227,8 +227,8 @@ def growing_lines(
         stacks: The snapshot's stacks.
         facts: What is known of each of them.
     """
-    borders = stretches(history, stacks, facts)
-    if len(borders) < _FEWEST_STRETCHES:
+    borders = step_borders(history, stacks, facts)
+    if len(borders) < _FEWEST_STEPS:
         return ()
     grown = _Growth(history, borders)
     for block in blocks:
@@ -236,7 +236,7 @@ def growing_lines(
     return grown.lines()
 
 
-def stretches(history: History, stacks: Sequence[Stack], facts: Sequence[StackFacts]) -> list[int]:
+def step_borders(history: History, stacks: Sequence[Stack], facts: Sequence[StackFacts]) -> list[int]:
     """Events at which a loop of the program starts over or a backward pass has ended, in order."""
     outer = [_outside_of_torch(stack) for stack in stacks]
     borders = []
@@ -259,7 +259,7 @@ def _outside_of_torch(stack: Stack) -> Stack:
     """The outermost frames, outermost first, down to where PyTorch is called."""
     found = []
     for frame in reversed(stack):
-        if is_torch(frame.path) and not _PASSED_THROUGH.search(frame.path):
+        if is_torch(frame.path) and not _LAUNCHERS.search(frame.path):
             break
         found.append(frame)
     return tuple(found)
@@ -286,7 +286,7 @@ class _Growth:
         """Take a block into account."""
         lifetime = block.lifetime
         if OLDER < lifetime.born < self.history.moment and block.category is not Category.WORKSPACE:
-            self.allocated_in[lifetime.stack].add(self._stretch(lifetime.born))
+            self.allocated_in[lifetime.stack].add(self._step_of(lifetime.born))
         if self.history.is_live_at_moment(lifetime):
             self.retained[lifetime.stack].append(block)
 
@@ -303,20 +303,20 @@ class _Growth:
         lines.sort(key=lambda line: line.first_bytes - line.last_bytes)
         return tuple(lines[:_MOST_LINES])
 
-    def _stretch(self, event: int) -> int:
+    def _step_of(self, event: int) -> int:
         return bisect_right(self.borders, event)
 
     def _grew(self, stack: int, blocks: Sequence[LabelledBlock]) -> bool:
-        from_stretches = {self._stretch(block.lifetime.born) for block in blocks if block.lifetime.born > OLDER}
-        if len(from_stretches) < _FEWEST_STRETCHES or 2 * len(from_stretches) < len(self.allocated_in[stack]):
+        from_steps = {self._step_of(block.lifetime.born) for block in blocks if block.lifetime.born > OLDER}
+        if len(from_steps) < _FEWEST_STEPS or 2 * len(from_steps) < len(self.allocated_in[stack]):
             return False
         last = max(block.lifetime.born for block in blocks)
         lately = self.history.moment - self.history.moment // _LATELY_SHARE
-        return last >= lately or self._stretch(last) >= len(self.borders) - _LATEST_STRETCHES
+        return last >= lately or self._step_of(last) >= len(self.borders) - _LATEST_STEPS
 
     def _line(self, place: SourceLine | None, blocks: Sequence[LabelledBlock]) -> GrowingLine:
-        first = min(self._stretch(block.lifetime.born) for block in blocks if block.lifetime.born > OLDER)
-        early = [block for block in blocks if self._stretch(block.lifetime.born) <= first]
+        first = min(self._step_of(block.lifetime.born) for block in blocks if block.lifetime.born > OLDER)
+        early = [block for block in blocks if self._step_of(block.lifetime.born) <= first]
         sizes: Counter[Category] = Counter()
         for block in blocks:
             sizes[block.category] += block.lifetime.size

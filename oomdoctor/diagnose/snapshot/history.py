@@ -19,13 +19,14 @@ Source: `should_split` in c10/cuda/CUDACachingAllocator.cpp.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnose.snapshot.layout import Action, BlockState
-from oomdoctor.units import MIB
+from oomdoctor.engines.allocator.history import HeldMemory, Stretch, size_when_cut
+from oomdoctor.engines.allocator.settings import rounded_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 OLDER: Final = -1
 """Where a block was allocated that is older than the history."""
-
-_SMALLEST_BLOCK: Final = 512
 
 
 @dataclass(slots=True)
@@ -64,14 +63,6 @@ class Lifetime:
     released: int
     freed_by: int = 0
     held: bool = False
-
-
-def rounded(size: int) -> int:
-    """Bytes of the block that a request gets, if it is split off a larger one.
-
-    Source: `round_size` in c10/cuda/CUDACachingAllocator.cpp, without `roundup_power2_divisions`.
-    """
-    return max(_SMALLEST_BLOCK, -(-size // _SMALLEST_BLOCK) * _SMALLEST_BLOCK)
 
 
 def pair(device: DeviceSnapshot) -> list[Lifetime]:
@@ -111,7 +102,7 @@ class _Pairing:
             lost.died = lost.released = index
         self.pending.pop(event.address, None)
         count = self.count
-        new = Lifetime(event.address, rounded(event.size), event.size, event.stack, index, count, count)
+        new = Lifetime(event.address, rounded_size(event.size), event.size, event.stack, index, count, count)
         self.live[event.address] = new
         self.seen.add(event.address)
         self.lifetimes.append(new)
@@ -120,7 +111,7 @@ class _Pairing:
         lifetime = self.live.pop(event.address, None)
         if lifetime is None:
             # Where frees have no stack of their own, the history shows the allocation's, but one cannot tell which.
-            lifetime = Lifetime(event.address, rounded(event.size), event.size, 0, OLDER, index, self.count)
+            lifetime = Lifetime(event.address, rounded_size(event.size), event.size, 0, OLDER, index, self.count)
             self.seen.add(event.address)
             self.lifetimes.append(lifetime)
         lifetime.died, lifetime.released, lifetime.freed_by = index, self.count, event.stack
@@ -144,75 +135,17 @@ class _Pairing:
         lifetime.held = block.state is BlockState.LIVE
 
 
-_LARGEST_SMALL: Final = MIB
-_LARGEST_REST: Final = MIB
-_BEYOND: Final = 1 << 70
 # No program has as many; each costs a little more than the one before.
-_MOST_RANGES: Final = 200_000
+_MOST_STRETCHES: Final = 200_000
 
 _MAPPINGS: Final = {Action.SEGMENT_MAP, Action.SEGMENT_UNMAP}
 _GROWTHS: Final = {Action.SEGMENT_ALLOC, Action.SEGMENT_MAP}
 _SHRINKAGES: Final = {Action.SEGMENT_FREE, Action.SEGMENT_UNMAP}
 
-AddressRange = tuple[int, int]
-"""A segment or a mapped stretch: where it begins and where it ends."""
-
-
-class HeldRanges:
-    """The memory that the allocator holds from the driver, as stretches of addresses."""
-
-    def __init__(self, spans: Sequence[AddressRange]) -> None:
-        self._spans = sorted(spans)
-        self.total = sum(end - begin for begin, end in self._spans)
-
-    def around(self, address: int) -> AddressRange | None:
-        """Return the stretch that contains an address."""
-        at = self._index(address)
-        return None if at is None else self._spans[at]
-
-    def add(self, begin: int, size: int, *, joined: bool) -> None:
-        """Hold a stretch, as one with its neighbours where it was mapped beside them."""
-        self.total += size
-        if len(self._spans) >= _MOST_RANGES:
-            return
-        end = begin + size
-        if joined:
-            begin, end = self._joined(begin, end)
-        insort(self._spans, (begin, end))
-
-    def remove(self, begin: int, size: int) -> None:
-        """Hold a stretch no more; what the stretch around it has left stays."""
-        end = begin + size
-        at = self._index(begin)
-        if at is None or self._spans[at][1] < end:
-            return
-        found = self._spans.pop(at)
-        for rest in ((found[0], begin), (end, found[1])):
-            if rest[0] < rest[1]:
-                insort(self._spans, rest)
-        self.total -= size
-
-    def stretches(self) -> tuple[AddressRange, ...]:
-        """Return all stretches, by address."""
-        return tuple(self._spans)
-
-    def _joined(self, begin: int, end: int) -> AddressRange:
-        """Take away the stretches on both sides, and give them back as one with what is between."""
-        for address in (begin - 1, end):
-            at = self._index(address)
-            if at is not None:
-                neighbour = self._spans.pop(at)
-                begin, end = min(begin, neighbour[0]), max(end, neighbour[1])
-        return begin, end
-
-    def _index(self, address: int) -> int | None:
-        at = bisect_right(self._spans, (address, _BEYOND)) - 1
-        return at if at >= 0 and self._spans[at][0] <= address < self._spans[at][1] else None
-
 
 def undo_history(
     device: DeviceSnapshot, lifetimes: Sequence[Lifetime], moment: int
-) -> tuple[list[int], tuple[AddressRange, ...]]:
+) -> tuple[list[int], tuple[Stretch, ...]]:
     """Set the real sizes of the lifetimes, and tell what was held from the driver.
 
     Args:
@@ -224,35 +157,44 @@ def undo_history(
         Bytes held before the first event and after each, one more than there are events, and the stretches of memory
         that were held after `moment` events.
     """
-    spans = HeldRanges([(segment.address, segment.address + segment.size) for segment in device.segments])
-    sizes = _Sizes(device, lifetimes, spans)
-    count = len(device.events)
-    reserved = [0] * (count + 1)
-    at_moment = spans.stretches()
-    for index in range(count - 1, -1, -1):
-        reserved[index + 1] = spans.total
-        if index + 1 == moment:
-            at_moment = spans.stretches()
+    held = HeldMemory(
+        Stretch(segment.address, segment.address + segment.size, segment.stream, segment.small, segment.expandable)
+        for segment in device.segments
+    )
+    sizes = _Sizes(device, lifetimes, held)
+    bytes_held = sum(segment.size for segment in device.segments)
+    reserved = [bytes_held]
+    at_moment = tuple(held.stretches)
+    for index in range(len(device.events) - 1, -1, -1):
         event = device.events[index]
         if event.action in _GROWTHS:
-            spans.remove(event.address, event.size)
+            bytes_held -= event.size * held.remove(event.address, event.address + event.size)
         elif event.action in _SHRINKAGES:
-            spans.add(event.address, event.size, joined=event.action is Action.SEGMENT_UNMAP)
+            bytes_held += event.size
+            _hold(held, event)
         else:
             sizes.undo(index)
-    reserved[0] = spans.total
-    return reserved, spans.stretches() if moment == 0 else at_moment
+        reserved.append(bytes_held)
+        if index == moment:
+            at_moment = tuple(held.stretches)
+    return reserved[::-1], at_moment
+
+
+def _hold(held: HeldMemory, event: TraceEvent) -> None:
+    if event.size > 0 and len(held.stretches) < _MOST_STRETCHES:
+        expandable = event.action is Action.SEGMENT_UNMAP
+        held.add(Stretch(event.address, event.address + event.size, event.stream, small=False, expandable=expandable))
 
 
 class _Sizes:
     """Addresses of the blocks in use while the history is undone."""
 
-    def __init__(self, device: DeviceSnapshot, lifetimes: Sequence[Lifetime], spans: HeldRanges) -> None:
+    def __init__(self, device: DeviceSnapshot, lifetimes: Sequence[Lifetime], held: HeldMemory) -> None:
         count = len(device.events)
-        self.spans = spans
+        self.held = held
         self.begun = {lifetime.born: lifetime for lifetime in lifetimes if OLDER < lifetime.born < count}
         self.released = {lifetime.released: lifetime for lifetime in lifetimes if lifetime.released < count}
-        self.places = sorted(lifetime.address for lifetime in lifetimes if lifetime.released >= count)[:_MOST_RANGES]
+        self.used = sorted(lifetime.address for lifetime in lifetimes if lifetime.released >= count)[:_MOST_STRETCHES]
         # An expandable segment is cut to size whatever the rest.
         self.expandable = any(segment.expandable for segment in device.segments) or any(
             event.action in _MAPPINGS for event in device.events
@@ -260,26 +202,25 @@ class _Sizes:
 
     def undo(self, index: int) -> None:
         ended = self.released.get(index)
-        if ended is not None and len(self.places) < _MOST_RANGES:
-            insort(self.places, ended.address)
+        if ended is not None and len(self.used) < _MOST_STRETCHES:
+            insort(self.used, ended.address)
         begun = self.begun.get(index)
         if begun is None:
             return
-        at = bisect_left(self.places, begun.address)
-        if at < len(self.places) and self.places[at] == begun.address:
-            del self.places[at]
+        at = bisect_left(self.used, begun.address)
+        if at < len(self.used) and self.used[at] == begun.address:
+            del self.used[at]
         self._measure(begun, at)
 
     def _measure(self, lifetime: Lifetime, at: int) -> None:
         """Give a block that is gone the rest of its gap, where the allocator would not have split that off."""
-        if lifetime.held or lifetime.size <= _LARGEST_SMALL or self.expandable:
+        stretch = None if lifetime.held else self.held.around(lifetime.address)
+        if stretch is None:
             return
-        span = self.spans.around(lifetime.address)
-        if span is None:
-            return
-        end = min(span[1], self.places[at]) if at < len(self.places) else span[1]
-        if lifetime.size < end - lifetime.address <= lifetime.size + _LARGEST_REST:
-            lifetime.size = end - lifetime.address
+        end = min(stretch.end, self.used[at]) if at < len(self.used) else stretch.end
+        room = end - lifetime.address
+        if lifetime.size < room:
+            lifetime.size = size_when_cut(lifetime.size, room, expandable=self.expandable)
 
 
 # A handler that prints, or a hook that saves something small, is no program that went on.
@@ -295,9 +236,9 @@ class History:
         lifetimes: Every block, in the order of allocation.
         allocated: Bytes in live blocks before the first event and after each.
         reserved: Bytes held from the driver, at the same times.
-        moment: Events until the moment that counts.
+        moment: Events until the moment of the failure, or of the snapshot where there is none.
         failure: Event at which memory ran out, where that is the moment.
-        spans: What is held from the driver at that moment.
+        held: Memory that the allocator holds from the driver at that moment.
     """
 
     device: DeviceSnapshot
@@ -306,7 +247,7 @@ class History:
     reserved: tuple[int, ...]
     moment: int
     failure: TraceEvent | None
-    spans: tuple[AddressRange, ...]
+    held: tuple[Stretch, ...]
 
     @property
     def count(self) -> int:
@@ -338,7 +279,7 @@ def replay(device: DeviceSnapshot) -> History:
     lifetimes = pair(device)
     failed = _failed_at(device, lifetimes)
     moment = len(device.events) if failed is None else failed + 1
-    reserved, spans = undo_history(device, lifetimes, moment)
+    reserved, held = undo_history(device, lifetimes, moment)
     return History(
         device=device,
         lifetimes=tuple(lifetimes),
@@ -346,7 +287,7 @@ def replay(device: DeviceSnapshot) -> History:
         reserved=tuple(reserved),
         moment=moment,
         failure=None if failed is None else device.events[failed],
-        spans=spans,
+        held=held,
     )
 
 

@@ -27,45 +27,42 @@ from oomdoctor.results import Fragmentation, HistoryReplay, SnapshotSummary, Tra
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from oomdoctor.diagnose.snapshot.history import AddressRange, History
+    from oomdoctor.diagnose.snapshot.history import History
     from oomdoctor.diagnose.snapshot.layout import DeviceSnapshot, RawSnapshot, SnapshotSegment, Stack
     from oomdoctor.diagnose.snapshot.origins import StackFacts
+    from oomdoctor.engines.allocator.history import Stretch
     from oomdoctor.results import Category, SourceLine
 
 
 def fragmentation(history: History) -> Fragmentation:
-    """Holes at the moment that counts.
+    """Measure the holes at the moment of the failure, or of the snapshot.
 
     Of an expandable segment each stretch that is mapped counts as a segment of its own.
     """
     used = [lifetime for lifetime in history.lifetimes if history.is_in_use_at_moment(lifetime)]
     blocks = sorted((lifetime.address, lifetime.address + lifetime.size) for lifetime in used)
     with_holes = hole_bytes = largest = cached = 0
-    for span in history.spans:
-        inside = _inside(blocks, span)
-        holes = list(_holes(span, inside))
+    for stretch in history.held:
+        inside = blocks[bisect_left(blocks, (stretch.start, 0)) : bisect_left(blocks, (stretch.end, 0))]
+        holes = list(_holes(stretch, inside))
         if not inside:
-            cached += span[1] - span[0]
+            cached += stretch.end - stretch.start
         elif holes:
             with_holes += 1
             hole_bytes += sum(holes)
             largest = max(largest, *holes)
-    return Fragmentation(len(history.spans), with_holes, hole_bytes, largest, cached)
+    return Fragmentation(len(history.held), with_holes, hole_bytes, largest, cached)
 
 
-def _inside(blocks: Sequence[AddressRange], span: AddressRange) -> Sequence[AddressRange]:
-    return blocks[bisect_left(blocks, (span[0], 0)) : bisect_left(blocks, (span[1], 0))]
-
-
-def _holes(span: AddressRange, blocks: Sequence[AddressRange]) -> Iterator[int]:
-    """Sizes of what lies between some blocks in a segment."""
-    at = span[0]
+def _holes(stretch: Stretch, blocks: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """Yield the sizes of the gaps between some blocks, begin and end of each, in a segment."""
+    at = stretch.start
     for begin, end in blocks:
         if begin > at:
             yield begin - at
         at = max(at, end)
-    if at < span[1]:
-        yield span[1] - at
+    if at < stretch.end:
+        yield stretch.end - at
 
 
 _MOST_EVENTS: Final = 300_000

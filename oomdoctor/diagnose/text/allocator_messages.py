@@ -75,7 +75,9 @@ _APPLE_PARTS: Final = _compile(_APPLE)
 _INDEX: Final = re.compile(r"(?:gpu|npu|xpu|hpu|device)(\d+)")
 _PROCESS: Final = re.compile(rf"process(\d+)has({SIZE})")
 
-_TELLING: Final = frozenset({"total_bytes", "allocated_bytes", "reserved_bytes", "reserved_unallocated_bytes"})
+_NUMBERS_OF_A_MESSAGE: Final = frozenset(
+    {"total_bytes", "allocated_bytes", "reserved_bytes", "reserved_unallocated_bytes"}
+)
 """Parts that only such a message has; without a head, one of them must be there and one more part."""
 
 
@@ -88,23 +90,23 @@ class MessageParts:
         end: Offset behind its last part.
         numbers: By the name of the field; None where the message says that it does not know.
         processes: Processes that are listed by number.
-        own_line: Whether the message has the sentence about its own process.
-        headed: Whether the message's head was found.
+        has_own_process: Whether the message has the sentence about its own process.
+        has_head: Whether the message's head was found.
     """
 
     start: int
     end: int
     numbers: dict[str, int | None] = field(default_factory=dict)
     processes: list[ProcessMemory] = field(default_factory=list)
-    own_line: bool = False
-    headed: bool = False
+    has_own_process: bool = False
+    has_head: bool = False
 
     @property
-    def telling(self) -> bool:
+    def is_message(self) -> bool:
         """Return whether this is a message and not a few words that look like one."""
-        if self.headed:
+        if self.has_head:
             return bool(self.numbers)
-        return len(self.numbers) > 1 and not _TELLING.isdisjoint(self.numbers)
+        return len(self.numbers) > 1 and not _NUMBERS_OF_A_MESSAGE.isdisjoint(self.numbers)
 
 
 def read_parts(text: str, start: int = 0) -> MessageParts | None:
@@ -115,19 +117,19 @@ def read_parts(text: str, start: int = 0) -> MessageParts | None:
         start: Where to begin.
 
     Returns:
-        What was read, telling or not; None where nothing was found.
+        What was read, is_message or not; None where nothing was found.
     """
     head = HEAD.match(text, start)
     device = None if head is None else head["device"]
     pattern = _APPLE_PARTS if device == "mpsbackend" else _PARTS
-    parts = MessageParts(start=start, end=start, headed=head is not None)
+    parts = MessageParts(start=start, end=start, has_head=head is not None)
     position = start
     if head is not None and device is not None:
         parts.end = position = head.end()
     stop = _next_head(text, parts.end if device is not None else start + 1)
     while (match := pattern.search(text, position, _template_reach(parts, stop))) is not None and _take(parts, match):
         position = match.end()
-    return parts if parts.headed or parts.numbers else None
+    return parts if parts.has_head or parts.numbers else None
 
 
 def _next_head(text: str, start: int) -> int:
@@ -145,7 +147,7 @@ def _heads(text: str) -> tuple[int, ...]:
 
 def _template_reach(parts: MessageParts, stop: int) -> int:
     """Return where the next part has to end; the first part of a message without a head may be anywhere."""
-    if not parts.headed and not parts.numbers:
+    if not parts.has_head and not parts.numbers:
         return stop
     return min(stop, parts.end + LONGEST_GAP + _LONGEST_PART)
 
@@ -153,7 +155,7 @@ def _template_reach(parts: MessageParts, stop: int) -> int:
 def _take(parts: MessageParts, match: re.Match[str]) -> bool:
     """Add one part; False where it belongs to something else."""
     name = match.lastgroup or ""
-    if not parts.headed and not parts.numbers:
+    if not parts.has_head and not parts.numbers:
         parts.start = parts.end = match.start()
     if match.start() - parts.end > LONGEST_GAP:
         return False
@@ -163,7 +165,7 @@ def _take(parts: MessageParts, match: re.Match[str]) -> bool:
         return False
     else:
         parts.numbers[name] = _number(name, match[0])
-    parts.own_line = parts.own_line or name == "process_bytes"
+    parts.has_own_process = parts.has_own_process or name == "process_bytes"
     parts.end = max(parts.end, match.end())
     return True
 
@@ -217,35 +219,35 @@ _BEGINNING: Final = re.compile(
 
 def read_allocator_message(lines: Sequence[str], at: int) -> Message | None:
     """Read the allocator's message that line `at` is a part of; None where it is no part of one."""
-    squeezed = compact(lines, *_reach(lines, at))
-    for start in _starts(squeezed, at):
-        parts = read_parts(squeezed.text, start)
-        if parts is not None and parts.telling and _covers(squeezed, parts, at):
-            return _message(lines, squeezed, parts)
-    return _read_without_head(lines, squeezed, at)
+    compacted = compact(lines, *_reach(lines, at))
+    for start in _starts(compacted, at):
+        parts = read_parts(compacted.text, start)
+        if parts is not None and parts.is_message and _covers(compacted, parts, at):
+            return _message(lines, compacted, parts)
+    return _read_without_head(lines, compacted, at)
 
 
-def _read_without_head(lines: Sequence[str], squeezed: CompactText, at: int) -> Message | None:
+def _read_without_head(lines: Sequence[str], compacted: CompactText, at: int) -> Message | None:
     """Read a message whose beginning was cut away."""
-    if not any(word in squeezed.text for word in ("alloca", "capac")):
+    if not any(word in compacted.text for word in ("alloca", "capac")):
         return None  # nothing that the search below could find; it is the dearest on long texts
     position = 0
-    while (parts := read_parts(squeezed.text, position)) is not None and squeezed.line_of(parts.start) <= at:
-        if parts.telling and _covers(squeezed, parts, at):
-            return _message(lines, squeezed, parts)
+    while (parts := read_parts(compacted.text, position)) is not None and compacted.line_of(parts.start) <= at:
+        if parts.is_message and _covers(compacted, parts, at):
+            return _message(lines, compacted, parts)
         position = max(parts.end, position + 1)
     return None
 
 
-def _covers(squeezed: CompactText, parts: MessageParts, at: int) -> bool:
-    return squeezed.line_of(parts.start) <= at <= squeezed.line_of(max(parts.start, parts.end - 1))
+def _covers(compacted: CompactText, parts: MessageParts, at: int) -> bool:
+    return compacted.line_of(parts.start) <= at <= compacted.line_of(max(parts.start, parts.end - 1))
 
 
-def _starts(squeezed: CompactText, at: int) -> list[int]:
+def _starts(compacted: CompactText, at: int) -> list[int]:
     """Offsets of the heads that begin in line `at` or above it: those of the line first, then the nearest above."""
     found = []
-    for match in HEAD.finditer(squeezed.text):
-        line = squeezed.line_of(match.start())
+    for match in HEAD.finditer(compacted.text):
+        line = compacted.line_of(match.start())
         if line > at:
             break
         found.append((-line, match.start()))
@@ -261,10 +263,10 @@ def _reach(lines: Sequence[str], at: int) -> tuple[int, int]:
 
 def _count(lines: Sequence[str], indices: range) -> int:
     """Count the lines up to the first that cannot belong to the message."""
-    room = _MOST_CHARACTERS
+    budget = _MOST_CHARACTERS
     for count, index in enumerate(indices):
-        room -= len(lines[index])
-        if room < 0 or _ends(lines[index]):
+        budget -= len(lines[index])
+        if budget < 0 or _ends(lines[index]):
             return count
     return len(indices)
 
@@ -273,16 +275,16 @@ def _ends(line: str) -> bool:
     return _BREAK.match(undecorated(line)) is not None
 
 
-def _message(lines: Sequence[str], squeezed: CompactText, parts: MessageParts) -> Message:
-    first = squeezed.line_of(parts.start)
-    last = squeezed.line_of(max(parts.start, parts.end - 1))
-    kind, device = _kind(squeezed.text, parts)
+def _message(lines: Sequence[str], compacted: CompactText, parts: MessageParts) -> Message:
+    first = compacted.line_of(parts.start)
+    last = compacted.line_of(max(parts.start, parts.end - 1))
+    kind, device = _kind(compacted.text, parts)
     return Message(
         kind=kind,
         is_oom=True,
         device=device,
         text=_text(lines, first, last),
-        facts=facts_from(parts.numbers, parts.processes, own_line=parts.own_line),
+        facts=facts_from(parts.numbers, parts.processes, has_own_process=parts.has_own_process),
         first=first,
         last=last,
     )

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.agent.oom_errors import table
 from oomdoctor.diagnose.evidence import Message
 from oomdoctor.diagnose.text.allocator_messages import exact_numbers, read_allocator_message
-from oomdoctor.diagnose.text.headlines import compact, is_sentence, is_talk, join, last_line, read_headline, undecorated
+from oomdoctor.diagnose.text.headlines import (
+    compact,
+    is_mention,
+    is_sentence,
+    join,
+    last_line,
+    read_headline,
+    undecorated,
+)
 from oomdoctor.diagnose.text.kinds import OTHER_ERROR, ErrorKind, is_handled, kind_of, read_notice
 from oomdoctor.diagnose.text.numbers import facts_from, read_numbers
 from oomdoctor.results import Facts
@@ -26,8 +34,10 @@ if TYPE_CHECKING:
 
 
 _HEADING: Final = re.compile(r"Out of Memory\b")  # torch writes it in small letters
-_NAMED: Final = "nccl-allocation"  # its words quote the driver's, so quotation marks in front of them mean nothing
-_SENTENCES: Final = frozenset({"host-notebook"})  # whole sentences, and addressed to the reader
+_QUOTES_THE_DRIVER: Final = (
+    "nccl-allocation"  # its words quote the driver's, so quotation marks in front of them mean nothing
+)
+_FULL_SENTENCES: Final = frozenset({"host-notebook"})  # whole sentences, and addressed to the reader
 _NCCL_LINES: Final = 3  # NCCL's lines about one failure stand this close together
 
 # Errors that are printed without a type.
@@ -63,7 +73,7 @@ def _read_known(lines: Sequence[str], at: int, headline: Headline | None) -> Mes
     if kind is None:
         return None
     facts = _facts(kind, lines, at, last)
-    if headline is None and kind.name != _NAMED and facts == Facts() and not _is_said(kind, line):
+    if headline is None and kind.name != _QUOTES_THE_DRIVER and facts == Facts() and not _is_stated(kind, line):
         return None
     return _message(kind, facts, lines[at : last + 1], at, headline)
 
@@ -73,7 +83,7 @@ def _is_ambiguous(kind: ErrorKind) -> bool:
     return row is not None and row.needs_pressure
 
 
-def _is_said(kind: ErrorKind, line: str) -> bool:
+def _is_stated(kind: ErrorKind, line: str) -> bool:
     """Return whether the words of a line without a type or numbers are an error's own."""
     if kind.start is None or kind.end is None:
         return False
@@ -82,13 +92,13 @@ def _is_said(kind: ErrorKind, line: str) -> bool:
         return False
     # What goes on in plain words may be a sentence; behind the name of a status a message does go on.
     after = line[kind.end :] if words.lower().endswith(" memory") else ""
-    return not is_talk(line[: kind.start], after)
+    return not is_mention(line[: kind.start], after)
 
 
 def _read_notice(lines: Sequence[str], at: int) -> Message | None:
     line = undecorated(lines[at])
     notice = read_notice(line)
-    if notice is None or (notice[0] not in _SENTENCES and is_sentence(line[: notice[1]])):
+    if notice is None or (notice[0] not in _FULL_SENTENCES and is_sentence(line[: notice[1]])):
         return None
     kind = ErrorKind(notice[0], is_oom=True, device="cpu")
     return _message(kind, Facts(), lines[at : last_line(lines, at) + 1], at)
@@ -101,7 +111,7 @@ def _read_other(lines: Sequence[str], at: int, headline: Headline | None) -> Mes
     if headline is not None and headline.type_name == "Error" and not headline.text:
         return None  # what somebody wrote above an error
     if headline is None and (
-        kind_of(line) is not None or untyped is None or is_talk(line[: untyped.start()], line[untyped.end() :])
+        kind_of(line) is not None or untyped is None or is_mention(line[: untyped.start()], line[untyped.end() :])
     ):
         return None
     kind = ErrorKind(OTHER_ERROR, is_oom=False, device="none")
@@ -134,7 +144,7 @@ def _message(
 
 
 _CHAINED: Final = re.compile(r"The above exception was the direct cause|During handling of the above exception")
-_PASSED_ON: Final = re.compile(
+_SECONDARY: Final = re.compile(
     r"ChildFailedError|distributed\.elastic|failed \(exitcode|Root Cause|CalledProcessError|returned non-zero exit"
     r"|ProcessExitedException|SIGTERM|signal: Terminated|Sending process|exited with code"
     r"|ncclRemoteError|ncclSystemError|remote process (?:has )?(?:exited|terminated)|communicator was aborted"
@@ -154,20 +164,20 @@ _MOST_CHARACTERS: Final = 1 << 16  # of lines that are read; hundreds of ordinar
 _FRAMES_BETWEEN: Final = 60  # lines from "Caught ... in" to the error that it carries
 
 
-def primary_error(lines: Sequence[str], echo: Message) -> Message | None:
-    """Find the error that `echo` passes on, where it says that memory ran out; None where `echo` counts itself."""
-    if echo.is_oom and echo.kind != "killed":
+def primary_error(lines: Sequence[str], secondary: Message) -> Message | None:
+    """Find the error that `secondary` passes on, where that says that memory ran out; else None."""
+    if secondary.is_oom and secondary.kind != "killed":
         return None
-    text = " ".join(undecorated(line) for line in lines[echo.first : echo.last + 1])
+    text = " ".join(undecorated(line) for line in lines[secondary.first : secondary.last + 1])
     if _CARRIES_BELOW.search(text) is not None:
-        below = range(echo.last + 1, min(len(lines), echo.last + 1 + _FRAMES_BETWEEN))
+        below = range(secondary.last + 1, min(len(lines), secondary.last + 1 + _FRAMES_BETWEEN))
         found = _first_oom(lines, below)
         if found is not None:
             return found
-    if _PASSED_ON.search(text) is not None or echo.kind == "killed":
-        above = range(echo.first - 1, max(-1, echo.first - _MOST_LINES), -1)
-        return _first_oom(lines, above, device_only=echo.kind == "killed")
-    return _first_oom(lines, _ends_of_chain(lines, echo)) if echo.kind == OTHER_ERROR else None
+    if _SECONDARY.search(text) is not None or secondary.kind == "killed":
+        above = range(secondary.first - 1, max(-1, secondary.first - _MOST_LINES), -1)
+        return _first_oom(lines, above, device_only=secondary.kind == "killed")
+    return _first_oom(lines, _ends_of_chain(lines, secondary)) if secondary.kind == OTHER_ERROR else None
 
 
 def _ends_of_chain(lines: Sequence[str], error: Message) -> Iterator[int]:
@@ -180,12 +190,12 @@ def _ends_of_chain(lines: Sequence[str], error: Message) -> Iterator[int]:
 
 
 def _first_oom(lines: Sequence[str], indices: Iterable[int], *, device_only: bool = False) -> Message | None:
-    room = _MOST_CHARACTERS
+    budget = _MOST_CHARACTERS
     for index in indices:
         if _WORTH_READING.search(lines[index]) is None:
             continue
-        room -= len(lines[index])
-        if room < 0:
+        budget -= len(lines[index])
+        if budget < 0:
             break
         message = read_error(lines, index)
         if message is not None and message.is_oom and not (message.device == "cpu" and device_only):

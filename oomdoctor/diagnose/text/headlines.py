@@ -101,7 +101,7 @@ _DESCRIBES: Final = re.compile(
     r"|[\w ]{0,60}(?:out of memory) (?:is|are|errors?|occurs|happens|means|arises|appears) )"
 )
 _STATEMENT: Final = re.compile(r"raise \w{1,80}\(.{0,500}[\"')]\s{1,4}$")  # a statement that was joined with its error
-_QUOTED_WHOLE: Final = re.compile(r"([\"'])(?P<inside>[^\"']{1,2000})\1(?:\.(?:\s.*)?)?")
+_FULL_QUOTATION: Final = re.compile(r"([\"'])(?P<inside>[^\"']{1,2000})\1(?:\.(?:\s.*)?)?")
 _RECORD: Final = re.compile(rf"\W{{0,6}}Exception Type:\W{{1,4}}(?P<type>{_NAME})\W{{0,3}}")  # a report's field
 _PROSE: Final = re.compile(
     r"\b(?:if|when|you|your|avoid\w{0,3}|prevent\w{0,3}|fix\w{0,3}|handl\w{1,4}|may|might|could|would|should|can|such|like"
@@ -142,18 +142,18 @@ def read_headline(lines: Sequence[str], at: int) -> Headline | None:
     record = _RECORD.fullmatch(line)
     if record is not None:
         return Headline(record["type"], record.start("type"), "")
-    whole = _QUOTED_WHOLE.fullmatch(line)
+    whole = _FULL_QUOTATION.fullmatch(line)
     if whole is not None:
         line = whole["inside"]
     match = _HEADLINE.search(line) if whole is None else _HEADLINE.match(line)
-    if match is None or (is_talk(_STATEMENT.sub("", line[: match.start()])) and not _goes_on(lines, at)):
+    if match is None or (is_mention(_STATEMENT.sub("", line[: match.start()])) and not _continues_below(lines, at)):
         return None
     if _DESCRIBES.match(line, match.end()) is not None:
         return None
     return Headline(match["type"] or "", match.start() + (whole is not None), line[match.end() :].strip())
 
 
-def _goes_on(lines: Sequence[str], at: int) -> bool:
+def _continues_below(lines: Sequence[str], at: int) -> bool:
     """Return whether the next line is what PyTorch prints below an error of CUDA or HIP, whatever stands before it."""
     return at + 1 < len(lines) and _SECOND_LINE.match(undecorated(lines[at + 1])) is not None
 
@@ -165,7 +165,7 @@ def _ends_a_traceback(lines: Sequence[str], at: int) -> bool:
     return any(_FRAME.match(undecorated(line)) is not None for line in lines[max(0, at - _LINES_OF_A_FRAME) : at])
 
 
-def is_talk(before: str, after: str = "") -> bool:
+def is_mention(before: str, after: str = "") -> bool:
     """Return whether words are part of a sentence or of code, by the text before and behind them in their line."""
     if _AS_CODE.search(before) is not None:
         return is_sentence(before)

@@ -185,14 +185,14 @@ def _type_size(name: str) -> int | None:
 
 
 def facts_from(
-    printed: Mapping[str, int | None], processes: Sequence[ProcessMemory] = (), *, own_line: bool = False
+    printed: Mapping[str, int | None], processes: Sequence[ProcessMemory] = (), *, has_own_process: bool = False
 ) -> Facts:
     """Build facts.
 
     Args:
         printed: Numbers by the name of their field; what is missing or None is not known.
         processes: Processes that the message lists by number.
-        own_line: Whether the message has the sentence about its own process.
+        has_own_process: Whether the message has the sentence about its own process.
     """
     allocated = printed.get("allocated_bytes")
     reserved, unallocated = _reserved(printed)
@@ -212,7 +212,7 @@ def facts_from(
         mps_other_bytes=printed.get("mps_other_bytes"),
         mps_max_bytes=printed.get("mps_max_bytes"),
         other_processes=tuple(processes),
-        own_pid=None if own_line else _own_pid(processes, allocated, unallocated),
+        own_pid=None if has_own_process else _own_pid(processes, allocated, unallocated),
     )
 
 

@@ -18,7 +18,6 @@ from oomdoctor.diagnose.text.reading import (
     AFTER_BYTES,
     BEFORE_BYTES,
     LONGEST_LINE,
-    CleanLine,
     Region,
     clean,
     read_regions,
@@ -29,7 +28,7 @@ from oomdoctor.diagnose.text.search import BLOCK_BYTES, OVERLAP_BYTES, Hit, Repe
 from oomdoctor.diagnose.text.trend import TrendReader, read_step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from oomdoctor.results import MemoryTrend
 
@@ -64,7 +63,7 @@ class Candidate:
     step: int | None
     count: int = 1
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Keep what is around the line and not the whole region."""
         first = max(0, self.begin - BEFORE_BYTES)
         self.data = self.data[first : self.end + AFTER_BYTES]
@@ -79,86 +78,80 @@ class Selection:
         self._first: dict[object, Candidate] = {}
         self._last: OrderedDict[object, Candidate] = OrderedDict()
 
-    def add(self, key: object, place: Candidate) -> None:
-        """Keep a place, or count it where one of the same key is kept."""
+    def add(self, key: object, candidate: Candidate) -> None:
+        """Keep a candidate, or count it where one of the same key is kept."""
         known = self._first.get(key) or self._last.get(key)
         if known is not None:
             known.count += 1
         elif len(self._first) < self._most:
-            self._first[key] = place
+            self._first[key] = candidate
         else:
-            self._last[key] = place
+            self._last[key] = candidate
             if len(self._last) > self._most:
                 self._last.popitem(last=False)
 
-    def places(self) -> tuple[Candidate, ...]:
+    def candidates(self) -> tuple[Candidate, ...]:
         """Return all that is kept, in the order in which it was found."""
         return (*self._first.values(), *self._last.values())
 
-    def let_go(self, region: bytes) -> None:
+    def release(self, region: bytes) -> None:
         """Hold on to a region no longer."""
-        held = [place for place in self.places() if place.data is region]
+        held = [candidate for candidate in self.candidates() if candidate.data is region]
         if len(held) * (BEFORE_BYTES + AFTER_BYTES) < len(region):  # else copies would take more than the region
-            for place in held:
-                place.let_go()
+            for candidate in held:
+                candidate.release()
 
 
-def build_window(place: Candidate, source: str) -> Window:
-    """Clean the lines around a place; those of other processes are left out where prefixes tell them apart."""
-    hit = clean(place.data[place.begin : place.end])
+def build_window(candidate: Candidate, source: str) -> Window:
+    """Clean the lines around a candidate; those of other processes are left out where prefixes tell them apart."""
+    hit = clean(candidate.data[candidate.begin : candidate.end])
     *glued, text = unglue(hit.text)
-    before = [*_before(place, hit.rank), *glued][-LINES_BEFORE:]
-    after = _after(place, hit.rank)
-    step = next((number for line in reversed(before) if (number := _read_step(line)) is not None), place.step)
+    before = [*_before(candidate, hit.rank), *glued][-LINES_BEFORE:]
+    after = _after(candidate, hit.rank)
+    step = next((number for line in reversed(before) if (number := _read_step(line)) is not None), candidate.step)
     return Window(
         source=source,
-        line_number=place.line_number,
+        line_number=candidate.line_number,
         rank=hit.rank,
         lines=(*before, text[:LONGEST_LINE], *after),
         at=len(before),
-        count=place.count,
+        count=candidate.count,
         step=step,
     )
 
 
-def _before(place: Candidate, rank: int | None) -> list[str]:
-    earlier = place.data[max(0, place.begin - BEFORE_BYTES) : place.begin]
-    own_line = earlier.endswith(b"\r")  # what the same line showed before the error was printed over it
-    physical = earlier.split(b"\n") if own_line else earlier.removesuffix(b"\n").split(b"\n")
+def _before(candidate: Candidate, rank: int | None) -> list[str]:
+    earlier = candidate.data[max(0, candidate.begin - BEFORE_BYTES) : candidate.begin]
     if not earlier:
         return []
-    kept: list[str] = []
-    room = _MOST_CHARACTERS
-    for line in reversed(physical[-_MOST_LINES_LOOKED_AT:]):
-        for segment in reversed(segments(line.strip(b"\r"))):
-            cleaned = _clean(segment)
-            room -= len(cleaned.text) if _is_own(cleaned, rank) else 0
-            if len(kept) == LINES_BEFORE or room < 0:
-                return kept[::-1]
-            if _is_own(cleaned, rank):
-                kept.append(cleaned.text)
-    return kept[::-1]
+    if not earlier.endswith(b"\r"):  # else the same line showed something before the error was printed over it
+        earlier = earlier.removesuffix(b"\n")
+    lines = reversed(earlier.split(b"\n")[-_MOST_LINES_LOOKED_AT:])
+    return _cleaned((part for line in lines for part in reversed(segments(line.strip(b"\r")))), rank, LINES_BEFORE)[
+        ::-1
+    ]
 
 
-def _after(place: Candidate, rank: int | None) -> list[str]:
-    later = place.data[place.end : place.end + AFTER_BYTES].removeprefix(b"\r\n").removeprefix(b"\n")
-    kept: list[str] = []
-    room = _MOST_CHARACTERS
+def _after(candidate: Candidate, rank: int | None) -> list[str]:
+    later = candidate.data[candidate.end : candidate.end + AFTER_BYTES].removeprefix(b"\r\n").removeprefix(b"\n")
     if not later:
-        return kept
-    for line in later.removesuffix(b"\n").split(b"\n")[:_MOST_LINES_LOOKED_AT]:
-        for segment in segments(line.strip(b"\r")):
-            cleaned = _clean(segment)
-            room -= len(cleaned.text) if _is_own(cleaned, rank) else 0
-            if len(kept) == LINES_AFTER or room < 0:
-                return kept
-            if _is_own(cleaned, rank):
-                kept.append(cleaned.text)
+        return []
+    lines = later.removesuffix(b"\n").split(b"\n")[:_MOST_LINES_LOOKED_AT]
+    return _cleaned((part for line in lines for part in segments(line.strip(b"\r"))), rank, LINES_AFTER)
+
+
+def _cleaned(parts: Iterable[bytes], rank: int | None, most: int) -> list[str]:
+    """Clean the first lines of one process, up to a number of lines and of characters."""
+    kept: list[str] = []
+    budget = _MOST_CHARACTERS
+    for part in parts:
+        line = _clean(part)
+        budget -= len(line.text) if line.rank == rank else 0
+        if len(kept) == most or budget < 0:
+            break
+        if line.rank == rank:
+            kept.append(line.text)
     return kept
-
-
-def _is_own(line: CleanLine, rank: int | None) -> bool:
-    return line.rank == rank
 
 
 MOST_STRONG: Final = 96
@@ -176,7 +169,7 @@ _LINES_SEEN_FOR_STEPS: Final = 100_000
 _BLOCKS_BETWEEN_STEPS: Final = 32
 _LINES_OF_A_BLOCK: Final = 4
 _LINES_OF_A_TAIL: Final = 64  # of which most may be empty
-_TELLS_OF_MEMORY: Final = re.compile(rb"(?i:mem|alloc|vram|reserved)|\d[GM]\b")
+_MENTIONS_MEMORY: Final = re.compile(rb"(?i:mem|alloc|vram|reserved)|\d[GM]\b")
 
 _LAST_BYTES: Final = 1 << 18  # of the end, where every line is looked at, known or not
 _EDGE_BYTES: Final = 1 << 20  # of the beginning, where rare words are looked for as at the end
@@ -213,7 +206,7 @@ class Scan:
     """Result of a scan.
 
     Attributes:
-        windows: Lines around each different place that may tell of an error, in the order of the text.
+        windows: Lines around each different candidate that may tell of an error, in the order of the text.
         trend: Memory over training steps, where the text tells.
         lines: How many lines the text has, a last one without a line end included.
         size_bytes: Bytes of the text, unpacked and as UTF-8.
@@ -247,7 +240,7 @@ class _Scanner:
         self._repeats = Repeats()
         self._kept = {True: Selection(MOST_STRONG), False: Selection(MOST_WEAK)}
         self._rare = Selection(MOST_RARE)
-        self._hits = {True: 0, False: 0}
+        self._hit_counts = {True: 0, False: 0}
         self._lines = 0  # line ends so far
         self._bytes = 0
         self._blocks = 0
@@ -266,43 +259,45 @@ class _Scanner:
         if region.end > region.begin:
             self._ends_open = region.data[region.end - 1] != ord("\n")
         for kept in (*self._kept.values(), self._rare):
-            kept.let_go(region.data)
+            kept.release(region.data)
 
     def finish(self, source: str) -> Scan:
-        places = [place for kept in (*self._kept.values(), self._rare) for place in kept.places()]
-        windows = [build_window(place, source) for place in places]
+        candidates = [candidate for kept in (*self._kept.values(), self._rare) for candidate in kept.candidates()]
+        windows = [build_window(candidate, source) for candidate in candidates]
         windows.sort(key=lambda window: window.line_number)
         return Scan(tuple(windows), self._trend.trend(), self._lines + self._ends_open, self._bytes)
 
     def _read_block(self, region: Region, begin: int, end: int, seen: set[int]) -> None:
         data = region.data
         at_an_end = region.is_last or self._bytes < _EDGE_BYTES
-        lines = self._find_new(data, begin, end, seen) if self._repeats.is_on and not at_an_end else None
+        lines = self._search_new_lines(data, begin, end, seen) if self._repeats.is_on and not at_an_end else None
         if lines is None:
-            lines = self._find(region, begin, end, seen, at_an_end=at_an_end)
-        self._read_steps(data, begin, end)
+            lines = self._search_block(region, begin, end, seen, at_an_end=at_an_end)
+        self._read_training_steps(data, begin, end)
         self._lines += lines
         self._bytes += end - begin
 
-    def _find(self, region: Region, begin: int, end: int, seen: set[int], *, at_an_end: bool) -> int:
+    def _search_block(self, region: Region, begin: int, end: int, seen: set[int], *, at_an_end: bool) -> int:
         """Search a block whatever the ones before it were; returns how many line ends it has."""
         data = region.data
         # A line that is longer than a block may have a word across the cut.
         first = begin if begin == 0 or data[begin - 1] in b"\r\n" else max(0, begin - OVERLAP_BYTES)
         skeleton, families = may_hold(data[first:end])
         if families and not at_an_end and self._repeats.may_begin():
-            lines = self._find_new(data, begin, end, seen)
+            lines = self._search_new_lines(data, begin, end, seen)
             if lines is not None:
                 return lines
         if families or at_an_end:
-            is_crowded = {strong: hits > _PATIENCE_HITS and not region.is_last for strong, hits in self._hits.items()}
+            is_crowded = {
+                strong: hits > _PATIENCE_HITS and not region.is_last for strong, hits in self._hit_counts.items()
+            }
             most = {strong: _HITS_OF_A_BLOCK if crowded else None for strong, crowded in is_crowded.items()}
             hits = find(data[first:end], families, at_an_end=at_an_end, most_hits=most)
             is_last = region.is_last and end > region.end - _LAST_BYTES
-            self._take(data, begin, [Hit(first + hit.offset, hit.strong) for hit in hits], seen, is_last=is_last)
+            self._keep_lines(data, begin, [Hit(first + hit.offset, hit.strong) for hit in hits], seen, is_last=is_last)
         return skeleton.count(b"\n") - data.count(b"\n", first, begin)
 
-    def _find_new(self, data: bytes, begin: int, end: int, seen: set[int]) -> int | None:
+    def _search_new_lines(self, data: bytes, begin: int, end: int, seen: set[int]) -> int | None:
         """Search a block for what is not known; returns how many line ends it has, or None where that will not do."""
         if (begin > 0 and data[begin - 1] != ord("\n")) or data[end - 1] != ord("\n"):
             return None
@@ -311,10 +306,10 @@ class _Scanner:
             return None
         hits, lines = found
         if hits:
-            self._take(data, begin, [Hit(begin + hit.offset, hit.strong) for hit in hits], seen, is_last=True)
+            self._keep_lines(data, begin, [Hit(begin + hit.offset, hit.strong) for hit in hits], seen, is_last=True)
         return lines
 
-    def _take(self, data: bytes, begin: int, hits: list[Hit], seen: set[int], *, is_last: bool) -> None:
+    def _keep_lines(self, data: bytes, begin: int, hits: list[Hit], seen: set[int], *, is_last: bool) -> None:
         """Keep the lines that were hit; known ones only where a text ends with them."""
         line_number, counted_to = self._lines + 1, begin
         last_strong = -_NEAR_BYTES
@@ -325,7 +320,7 @@ class _Scanner:
             line_number += data.count(b"\n", counted_to, first) if first > counted_to else 0
             counted_to = max(counted_to, first)
             strong = next((hit for hit in same_line if hit.strong), None)
-            self._hits[strong is not None] += 1
+            self._hit_counts[strong is not None] += 1
             if not is_last and self._repeats.knows(data[first:last]):
                 continue
             line = data[first:last]
@@ -333,22 +328,22 @@ class _Scanner:
             is_near = first - last_strong < _NEAR_BYTES
             if is_near and not _BEGINS_MESSAGE.search(lower) and _CONTINUATION.search(lower):
                 continue
-            place = Candidate(data, first, last, line_number, self._trend.step)
+            candidate = Candidate(data, first, last, line_number, self._trend.step)
             if strong is None and _TRACEBACK in lower:
-                self._take_traceback(place, seen)
-            elif _tells(line):
+                self._keep_exception(candidate, seen)
+            elif _may_be_error(line):
                 last_strong = first if strong is not None else last_strong
-                self._keep(place, strong or same_line[0], is_strong=strong is not None)
+                self._keep(candidate, strong or same_line[0], is_strong=strong is not None)
 
-    def _keep(self, place: Candidate, hit: Hit, *, is_strong: bool) -> None:
+    def _keep(self, candidate: Candidate, hit: Hit, *, is_strong: bool) -> None:
         # What is printed before the words that were found is a time or a logger's name, and differs without a reason.
-        text = place.data[max(place.begin, hit.offset) : place.end][:_KEY_BYTES].strip()
-        rank = _RANK.match(place.data[place.begin : place.begin + 80])
+        text = candidate.data[max(candidate.begin, hit.offset) : candidate.end][:_KEY_BYTES].strip()
+        rank = _RANK.match(candidate.data[candidate.begin : candidate.begin + 80])
         key = (rank and rank[1], text if is_strong else _CLOCK.sub(b"", text))
-        is_rare = is_strong and self._repeats.is_rare(place.data[place.begin : place.end])
-        (self._rare if is_rare else self._kept[is_strong]).add(key, place)
+        is_rare = is_strong and self._repeats.is_rare(candidate.data[candidate.begin : candidate.end])
+        (self._rare if is_rare else self._kept[is_strong]).add(key, candidate)
 
-    def _take_traceback(self, header: Candidate, seen: set[int]) -> None:
+    def _keep_exception(self, header: Candidate, seen: set[int]) -> None:
         """Keep the last line of a traceback, whatever its error is called."""
         rank = clean(header.data[header.begin : header.end]).rank
         for newlines, (first, last) in enumerate(islice(_lines_after(header), _MOST_TRACEBACK_LINES), start=1):
@@ -358,18 +353,18 @@ class _Scanner:
                 continue
             if first not in seen and _EXCEPTION.match(line.text) and b"rror" not in raw and b"xception" not in raw:
                 seen.add(first)
-                place = Candidate(header.data, first, last, header.line_number + newlines, header.step)
-                self._keep(place, Hit(first, strong=False), is_strong=False)
+                candidate = Candidate(header.data, first, last, header.line_number + newlines, header.step)
+                self._keep(candidate, Hit(first, strong=False), is_strong=False)
             return
 
-    def _read_steps(self, data: bytes, begin: int, end: int) -> None:
+    def _read_training_steps(self, data: bytes, begin: int, end: int) -> None:
         """Read all lines that tell of memory at first, then some lines of every so many blocks."""
         self._blocks += 1
         at_first = self._blocks <= _BLOCKS_SEEN_FOR_STEPS and self._lines < _LINES_SEEN_FOR_STEPS
         if at_first and self._lines_for_steps < _LINES_READ_FOR_STEPS:
             parts = [part for line in data[begin:end].split(b"\n") for part in segments(line)]
             last = len(parts) - _LINES_OF_A_BLOCK
-            lines = [part for at, part in enumerate(parts) if at >= last or _TELLS_OF_MEMORY.search(part)]
+            lines = [part for at, part in enumerate(parts) if at >= last or _MENTIONS_MEMORY.search(part)]
             self._lines_for_steps += len(lines)
         elif self._blocks % _BLOCKS_BETWEEN_STEPS == 0:
             lines = _last_lines(data, begin, end)
@@ -405,13 +400,13 @@ def _line_around(data: bytes, at: int) -> tuple[int, int]:
     return first, min(ends, default=highest)
 
 
-def _lines_after(place: Candidate) -> Iterator[tuple[int, int]]:
-    end = place.end
-    while (newline := place.data.find(b"\n", end)) >= 0:
+def _lines_after(candidate: Candidate) -> Iterator[tuple[int, int]]:
+    end = candidate.end
+    while (newline := candidate.data.find(b"\n", end)) >= 0:
         first = newline + 1
-        end = place.data.find(b"\n", first)
-        end = len(place.data) if end < 0 else end
-        if first < len(place.data):
+        end = candidate.data.find(b"\n", first)
+        end = len(candidate.data) if end < 0 else end
+        if first < len(candidate.data):
             yield first, min(end, first + LONGEST_LINE)
 
 
@@ -425,7 +420,7 @@ def _last_lines(data: bytes, begin: int, end: int) -> list[bytes]:
     return lines
 
 
-def _tells(line: bytes) -> bool:
+def _may_be_error(line: bytes) -> bool:
     """Return whether a line can be an error's and is not code, a frame, or a sentence that accompanies every error."""
     if len(line) > _LONGEST_CODE:
         return True

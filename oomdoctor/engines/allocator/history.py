@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from oomdoctor.engines.allocator.heap import ADDRESS_BITS
-from oomdoctor.engines.allocator.settings import LARGE_SEGMENT, LARGEST_SMALL, SMALL_SEGMENT, rounded_size
+from oomdoctor.engines.allocator.settings import LARGE_SEGMENT, LARGEST_SMALL, NO_LIMIT, SMALL_SEGMENT, rounded_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,12 +74,69 @@ class UnreadableHistoryError(Exception):
     """The history contradicts itself or the segments; the text says where."""
 
 
-class _Stretch(NamedTuple):
+class Stretch(NamedTuple):
+    """Addresses that the allocator holds from the driver: a segment, or a mapped part of an expandable one.
+
+    Attributes:
+        start: Where it begins.
+        end: Where it ends.
+        stream: The stream that it belongs to.
+        small: Whether it is of the small pool.
+        expandable: Whether it is of an expandable segment.
+    """
+
     start: int
     end: int
     stream: int
     small: bool
     expandable: bool
+
+
+class HeldMemory:
+    """Memory that the allocator holds from the driver, while its history is followed or undone.
+
+    Attributes:
+        stretches: By address. Those of one expandable segment that touch are one.
+    """
+
+    def __init__(self, stretches: Iterable[Stretch]) -> None:
+        self.stretches = sorted(stretches)
+        for index in range(len(self.stretches) - 2, -1, -1):
+            self._join(index)
+
+    def around(self, address: int) -> Stretch | None:
+        """Return the stretch that holds an address; None where there is none."""
+        index = self._index(address)
+        return None if index is None else self.stretches[index]
+
+    def add(self, stretch: Stretch) -> None:
+        """Hold a stretch."""
+        insort(self.stretches, stretch)
+        if stretch.expandable:
+            index = bisect_right(self.stretches, stretch) - 1
+            self._join(index)
+            if index:
+                self._join(index - 1)
+
+    def remove(self, start: int, end: int) -> bool:
+        """Give back a stretch, or a part of one; False where it is not held."""
+        index = self._index(start)
+        if index is None or self.stretches[index].end < end:
+            return False
+        whole = self.stretches[index]
+        parts = (whole._replace(end=start), whole._replace(start=end))
+        self.stretches[index : index + 1] = [part for part in parts if part.start < part.end]
+        return True
+
+    def _index(self, address: int) -> int | None:
+        index = bisect_right(self.stretches, address, key=lambda stretch: stretch.start) - 1
+        return index if index >= 0 and address < self.stretches[index].end else None
+
+    def _join(self, index: int) -> None:
+        first, *after = self.stretches[index : index + 2]
+        if after and after[0][:3:2] == (first.end, first.stream) and after[0].expandable and first.expandable:
+            small = first.small or after[0].small
+            self.stretches[index : index + 2] = [first._replace(end=after[0].end, small=small)]
 
 
 _UNKNOWN_SIZE: Final = -1
@@ -91,12 +148,13 @@ class _PastState:
     """What there was, while events are undone."""
 
     def __init__(self, segments: Iterable[HeldSegment]) -> None:
-        self.stretches: list[_Stretch] = []
         self.used: dict[int, UsedBlock] = {}
+        stretches = []
         for segment in segments:
             end = segment.address + segment.size
-            self.put(_Stretch(segment.address, end, segment.stream, segment.small, segment.expandable))
+            stretches.append(Stretch(segment.address, end, segment.stream, segment.small, segment.expandable))
             self.used |= {block.address: block for block in segment.used}
+        self.held = HeldMemory(map(_addressable, stretches))
 
     def undo(self, event: HistoryEvent) -> None:
         action, address, size, stream = event
@@ -106,39 +164,21 @@ class _PastState:
         elif action == "free_completed":
             self.used[address] = UsedBlock(address, _UNKNOWN_SIZE, size)
         elif action in {"segment_alloc", "segment_map"}:
-            self.cut(address, address + size)
+            if not self.held.remove(address, address + size):
+                raise UnreadableHistoryError(
+                    f"memory at {address:#x} came from the driver, and neither went back nor is there"
+                )
         elif action in {"segment_free", "segment_unmap"}:
             # Of an expandable segment only its blocks tell later which pool it is of.
             expandable = action == "segment_unmap"
-            self.put(_Stretch(address, address + size, stream, size == SMALL_SEGMENT and not expandable, expandable))
+            small = size == SMALL_SEGMENT and not expandable
+            self.held.add(_addressable(Stretch(address, address + size, stream, small, expandable)))
 
-    def put(self, stretch: _Stretch) -> None:
-        """Add a stretch; it joins those of the same expandable segment that it touches."""
-        if not 0 <= stretch.start < stretch.end <= _ADDRESSES:
-            raise UnreadableHistoryError(f"there is no memory from {stretch.start:#x} to {stretch.end:#x}")
-        insort(self.stretches, stretch)
-        if stretch.expandable:
-            index = bisect_right(self.stretches, stretch) - 1
-            self.join(index)
-            if index:
-                self.join(index - 1)
 
-    def join(self, index: int) -> None:
-        first, *after = self.stretches[index : index + 2]
-        if after and after[0][:3:2] == (first.end, first.stream) and after[0].expandable and first.expandable:
-            small = first.small or after[0].small
-            self.stretches[index : index + 2] = [first._replace(end=after[0].end, small=small)]
-
-    def cut(self, start: int, end: int) -> None:
-        """Take a stretch, or a part of one, away."""
-        index = bisect_right(self.stretches, start, key=lambda stretch: stretch.start) - 1
-        whole = self.stretches[index] if index >= 0 else None
-        if whole is None or whole.end < end:
-            raise UnreadableHistoryError(
-                f"memory at {start:#x} came from the driver, and neither went back nor is there"
-            )
-        parts = (whole._replace(end=start), whole._replace(start=end))
-        self.stretches[index : index + 1] = [part for part in parts if part.start < part.end]
+def _addressable(stretch: Stretch) -> Stretch:
+    if not 0 <= stretch.start < stretch.end <= _ADDRESSES:
+        raise UnreadableHistoryError(f"there is no memory from {stretch.start:#x} to {stretch.end:#x}")
+    return stretch
 
 
 def state_before(
@@ -160,24 +200,24 @@ def state_before(
             raise UnreadableHistoryError(f"there is no address {event.address:#x} with {event.size} bytes after it")
         before.undo(event)
     used = [before.used[address] for address in sorted(before.used)]
-    _check_apart(before.stretches)
+    _check_apart(before.held.stretches)
     asked = sorted((event.address, event.size) for event in events if event.action == "alloc")
-    return [_held_segment(stretch, _blocks_within(used, stretch), asked, settings) for stretch in before.stretches]
+    return [_held_segment(stretch, _blocks_within(used, stretch), asked, settings) for stretch in before.held.stretches]
 
 
-def _check_apart(stretches: list[_Stretch]) -> None:
+def _check_apart(stretches: list[Stretch]) -> None:
     for one, other in pairwise(stretches):
         if other.start < one.end:
             raise UnreadableHistoryError(f"segments overlap at {other.start:#x}")
 
 
-def _blocks_within(used: list[UsedBlock], stretch: _Stretch) -> list[UsedBlock]:
+def _blocks_within(used: list[UsedBlock], stretch: Stretch) -> list[UsedBlock]:
     first = bisect_right(used, stretch.start - 1, key=lambda block: block.address)
     return used[first : bisect_right(used, stretch.end - 1, key=lambda block: block.address)]
 
 
 def _held_segment(
-    stretch: _Stretch, used: list[UsedBlock], asked: list[tuple[int, int]], settings: Settings
+    stretch: Stretch, used: list[UsedBlock], asked: list[tuple[int, int]], settings: Settings
 ) -> HeldSegment:
     small = _is_small(stretch, used, asked) if stretch.expandable else stretch.small
     ends = [*(block.address for block in used[1:]), stretch.end][: len(used)]
@@ -191,7 +231,7 @@ def _held_segment(
     return HeldSegment(stretch.start, size, stretch.stream, small, stretch.expandable, sized)
 
 
-def _is_small(stretch: _Stretch, used: list[UsedBlock], asked: list[tuple[int, int]]) -> bool:
+def _is_small(stretch: Stretch, used: list[UsedBlock], asked: list[tuple[int, int]]) -> bool:
     """Which pool an expandable segment is of: what is or will be in it tells, and without anything its size may."""
     later = asked[bisect_left(asked, (stretch.start, 0)) :][:1]
     requested = used[0].requested if used else next((size for at, size in later if at < stretch.end), None)
@@ -200,11 +240,22 @@ def _is_small(stretch: _Stretch, used: list[UsedBlock], asked: list[tuple[int, i
     return stretch.small or (stretch.end - stretch.start) % LARGE_SEGMENT > 0
 
 
-def _size(block: UsedBlock, end: int, stretch: _Stretch, settings: Settings) -> int:
-    """Bytes of a block of which only the request is known: a rest that is too small to be split off is its own."""
+def _size(block: UsedBlock, end: int, stretch: Stretch, settings: Settings) -> int:
+    """Return the bytes of a block of which only the request is known."""
     size = rounded_size(block.requested, settings.divisions)
-    rest = end - block.address - size
-    whole = (
-        not stretch.expandable and size > LARGEST_SMALL and (rest <= LARGEST_SMALL or size >= settings.largest_split)
-    )
-    return size + rest if whole else size
+    return size_when_cut(size, end - block.address, expandable=stretch.expandable, largest_split=settings.largest_split)
+
+
+def size_when_cut(size: int, room: int, *, expandable: bool, largest_split: int = NO_LIMIT) -> int:
+    """Return the bytes of a block that is cut from a free one: a rest too small to be split off stays in it.
+
+    Args:
+        size: Bytes that the request needs, rounded up.
+        room: Bytes of the free block.
+        expandable: Whether the segment is expandable, and so cut to size whatever the rest.
+        largest_split: Blocks of at least so many bytes are never split.
+
+    Source: `should_split` in c10/cuda/CUDACachingAllocator.cpp.
+    """
+    unsplit = not expandable and size > LARGEST_SMALL and (room - size <= LARGEST_SMALL or size >= largest_split)
+    return room if unsplit else size
