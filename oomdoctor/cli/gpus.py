@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import json as json_module
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from oomdoctor import __version__
-from oomdoctor.cli.options import Help, JsonFlag
+from oomdoctor.cli.options import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output
 from oomdoctor.cli.probe import (
     Headroom,
     OptimizerName,
@@ -25,9 +25,13 @@ from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, NoAnswerError, UsageError
 from oomdoctor.output import MAXIMUM_WIDTH, Terminal, deliver, is_terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
+    from oomdoctor.engines.catalogue import Card
+    from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
+    from oomdoctor.results import FitDocument
 
 
 def gpus(  # noqa: PLR0913 - one parameter an option
@@ -54,11 +58,36 @@ def gpus(  # noqa: PLR0913 - one parameter an option
         typer.Option(help="How `--fit` answers: traced, in seconds, or by a probe of each card on a null GPU."),
     ] = "trace",
     trial_timeout: TrialTimeout = 300.0,
-    as_json: JsonFlag = False,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CARD",
+            help="Card for `--fit` to ask about instead of all; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            "-j",
+            min=1,
+            help="Cards that `--fit --engine null` probes at once [default: one a core].",
+            show_default=False,
+        ),
+    ] = None,
+    form: Format = None,
+    json: JsonFlag = False,
+    markdown: MarkdownFlag = False,
+    html: HtmlFlag = False,
+    output: Output = None,
     quiet: QuietFlag = False,
     _help: Help = False,
 ) -> None:
     """Show this machine's GPUs and who holds their memory, the catalogue of known cards, or what fits each of them."""
+    from oomdoctor.cli.report import format_name
+
+    chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)
     if fit is not None:
         if known:
             raise UsageError("`--fit` and `--known` exclude each other", hint="`--fit` asks about every known card")
@@ -75,15 +104,50 @@ def gpus(  # noqa: PLR0913 - one parameter an option
             engine=engine,
             spelled=as_option,
         )
-        _show_fits(request, as_json=as_json, quiet=quiet)
-    elif target_batch is not None:
-        raise UsageError(
-            "`--target-batch` is for `--fit`, which names what is to be trained", hint="add `--fit TARGET`"
-        )
-    elif known:
-        _show_catalogue(as_json=as_json)
+        _show_fits(_Fit(request, _cards(gpu), jobs, chosen, output), quiet=quiet)
+        return
+    _check_for_fit(chosen, {"--target-batch": target_batch, "--gpu": gpu, "--jobs": jobs, "--output": output})
+    if known:
+        _show_catalogue(as_json=chosen == "json")
     else:
-        _show_local(as_json=as_json)
+        _show_local(as_json=chosen == "json")
+
+
+def _check_for_fit(form: str, options: Mapping[str, object]) -> None:
+    """See that nothing is asked for that only `--fit` has."""
+    for option, value in options.items():
+        if value is not None:
+            raise UsageError(f"`{option}` is for `--fit`, which names what is to be trained", hint="add `--fit TARGET`")
+    if form not in ("text", "json"):
+        raise UsageError(f"`{form}` is a format of `--fit` alone", hint="the cards have text and JSON: `--json`")
+
+
+def _cards(names: Sequence[str] | None) -> Sequence[Card]:
+    """Return the cards of these names, each once; all that are known where none is named."""
+    from oomdoctor.engines.catalogue import all_cards, find_card
+
+    if not names:
+        return all_cards()
+    return list({card.key: card for card in map(find_card, names)}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """What `--fit` asks.
+
+    Attributes:
+        request: The question.
+        cards: The cards.
+        jobs: Most probes at once.
+        form: Name of the format.
+        output: The file to write; None for standard output.
+    """
+
+    request: ProbeRequest
+    cards: Sequence[Card]
+    jobs: int | None
+    form: str
+    output: Path | None
 
 
 def _show_catalogue(*, as_json: bool) -> None:
@@ -108,25 +172,35 @@ def _show_catalogue(*, as_json: bool) -> None:
     deliver(render_cards(cards, _terminal()))
 
 
-def _show_fits(request: ProbeRequest, *, as_json: bool, quiet: bool) -> None:
-    from oomdoctor.engines.catalogue import all_cards
-    from oomdoctor.multi_card.card_probes import probe_cards
-    from oomdoctor.multi_card.fit import fit_cards
+def _show_fits(asked: _Fit, *, quiet: bool) -> None:
+    from oomdoctor.cli.report import render
+    from oomdoctor.output import check_writable
     from oomdoctor.report.progress import make_progress
 
-    cards, progress = all_cards(), make_progress(quiet=quiet)
+    if asked.output is not None:
+        check_writable(asked.output)
+    progress = make_progress(quiet=quiet)
     try:
-        found = (probe_cards if request.engine == "null" else fit_cards)(request, cards, progress)
+        document = _fitted(asked, progress)
     finally:
         progress.close()
-    if as_json:
-        from oomdoctor.report.fit.text import result_of
+    render(document, asked.form, asked.output)
 
-        deliver(_document("fitted", EXIT_OK, result_of(request, found, cards), found.versions))
-        return
-    from oomdoctor.report.fit.text import render_fits
 
-    deliver(render_fits(request, found, cards, _terminal()))
+def _fitted(asked: _Fit, progress: Progress) -> FitDocument:
+    import platform
+
+    from oomdoctor.multi_card.card_probes import probe_cards
+    from oomdoctor.multi_card.fit import fit_cards, fit_result
+    from oomdoctor.results import FitDocument
+
+    request, cards = asked.request, asked.cards
+    if request.engine == "null":
+        found = probe_cards(request, cards, progress, jobs=asked.jobs)
+    else:
+        found = fit_cards(request, cards, progress)
+    versions = {"oomdoctor": __version__, "python": platform.python_version(), **found.versions}
+    return FitDocument("gpus", "fitted", EXIT_OK, versions, fit_result(request, found, cards))
 
 
 def _show_local(*, as_json: bool) -> None:
@@ -158,7 +232,7 @@ def _terminal() -> Terminal:
     return replace(terminal, width=MAXIMUM_WIDTH) if boundless else terminal
 
 
-def _document(status: str, exit_code: int, result: dict[str, object], versions: Mapping[str, str] | None = None) -> str:
+def _document(status: str, exit_code: int, result: dict[str, object]) -> str:
     import platform
 
     from oomdoctor.results import SCHEMA_VERSION
@@ -168,10 +242,10 @@ def _document(status: str, exit_code: int, result: dict[str, object], versions: 
         "command": "gpus",
         "status": status,
         "exit_code": exit_code,
-        "versions": {"oomdoctor": __version__, "python": platform.python_version(), **(versions or {})},
+        "versions": {"oomdoctor": __version__, "python": platform.python_version()},
         "result": result,
     }
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+    return json_module.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def _object(value: object) -> dict[str, object]:

@@ -38,7 +38,7 @@ def report(  # noqa: PLR0913 - one parameter an option
         str,
         typer.Argument(
             metavar="FILE",
-            help="What `oomdoctor probe`, `check`, `diagnose` or `lint` wrote with `--json`; `-` for standard input.",
+            help="What `oomdoctor probe`, `check`, `diagnose`, `lint` or `gpus --fit` wrote as JSON; `-` for stdin.",
         ),
     ],
     *,

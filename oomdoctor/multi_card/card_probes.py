@@ -3,50 +3,80 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Lock
 from typing import TYPE_CHECKING
 
+from oomdoctor.errors import OomdoctorError
 from oomdoctor.multi_card.fit import FitTable
-from oomdoctor.progress import SilentProgress
+from oomdoctor.multi_card.pool import Case, default_jobs, probe_all
 from oomdoctor.results import CardFit
 from oomdoctor.search.accumulation import per_device_target
-from oomdoctor.trial.probe import probe
+from oomdoctor.trial.answer import ProbeRun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Executor
 
     from oomdoctor.engines.catalogue import Card
+    from oomdoctor.multi_card.pool import Answer
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.trial.answer import ProbeRun
-    from oomdoctor.trial.process import CancelToken
 
 
 def probe_cards(
-    request: ProbeRequest, cards: Sequence[Card], progress: Progress, *, stop: CancelToken | None = None
+    request: ProbeRequest,
+    cards: Sequence[Card],
+    progress: Progress,
+    *,
+    jobs: int | None = None,
+    executor: Executor | None = None,
 ) -> FitTable:
-    """Probe the target on each of some cards, one after the other.
+    """Probe the target on each of some cards, several at once; the first error ends all.
 
     Args:
         request: The question; what it says of a card is passed over.
         cards: The cards.
         progress: Told of each.
-        stop: Ends it from another thread.
+        jobs: Most probes at once; None for one a core.
+        executor: Runs the probes elsewhere; see `oomdoctor.multi_card.pool.probe_all`.
 
     Raises:
         UsageError: The question contradicts itself.
         TargetError: The target is at fault.
         NoAnswerError: The null GPU cannot run, a crash, or a time limit.
-        KeyboardInterrupt: The stop was set.
     """
     per_device_target(request.target_batch, request.world_size)
-    found: list[ProbeRun] = []
-    for number, card in enumerate(cards, 1):
-        progress.stage(f"probing {request.target} on {card.key}, {number} of {len(cards)}")
-        found.append(probe(replace(request, gpu=card.key), SilentProgress(), stop=stop))
+    cases = [Case(card.key, replace(request, gpu=card.key)) for card in cards]
+    told = _CardProgress(progress, len(cases))
+    answers = probe_all(cases, told, jobs=jobs or default_jobs(len(cases)), executor=executor)
+    found = [answer for answer in answers if isinstance(answer, ProbeRun)]
     rows = tuple(_row(card, answer) for card, answer in zip(cards, found, strict=True))
     last = found[-1]
     reasons = tuple(reason for reason in last.result.reasons if reason.subject == "allocator")
     return FitTable(rows, last.result.weights_bytes or 0, dict(last.versions), reasons, ())
+
+
+class _CardProgress:
+    """Tells a progress, which hears one thread at a time, of each card that begins."""
+
+    def __init__(self, progress: Progress, cards: int) -> None:
+        self._progress = progress
+        self._cards = cards
+        self._begun = 0
+        self._lock = Lock()
+
+    def started(self, case: Case) -> None:
+        """Say which card is probed, and how many are left."""
+        with self._lock:
+            self._begun += 1
+            target, number = case.request.target, self._begun
+            self._progress.stage(f"probing {target} on {case.name}, {number} of {self._cards}")
+
+    def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
+        """Raise an error: a target that is wrong is wrong on every card."""
+        del case, seconds
+        if isinstance(answer, OomdoctorError):
+            raise answer
 
 
 def _row(card: Card, answer: ProbeRun) -> CardFit:

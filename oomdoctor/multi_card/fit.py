@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from oomdoctor.engines.catalogue import emulated_environment
 from oomdoctor.engines.choice import choose_engine
+from oomdoctor.results import CardMicroBatch, FitResult, FittedCard
 from oomdoctor.search.accumulation import per_device_target
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerProcess
@@ -84,6 +85,36 @@ def fit_cards(
         loaded.versions,
         tuple(reason for reason in engine.reasons if reason.subject == "allocator"),
         answers[-1].questions if answers else (),
+    )
+
+
+def fit_result(request: ProbeRequest, found: FitTable, cards: Sequence[Card]) -> FitResult:
+    """Return the question and what fits each card, as the document has them."""
+    return FitResult(
+        target=request.target,
+        target_batch=request.target_batch,
+        world_size=request.world_size,
+        precision=request.variant.precision,
+        optimizer=request.variant.optimizer,
+        headroom=request.headroom,
+        engine="null" if request.engine == "null" else "trace",
+        weights_bytes=found.weights_bytes,
+        questions=found.questions,
+        reasons=found.reasons,
+        cards=tuple(_fitted(card, row) for card, row in zip(cards, found.rows, strict=True)),
+    )
+
+
+def _fitted(card: Card, row: CardFit) -> FittedCard:
+    return FittedCard(
+        gpu=card.key,
+        name=card.name,
+        total_bytes=card.total_bytes,
+        capacity_bytes=card.capacity_bytes,
+        compute_capability=".".join(map(str, card.compute_capability)),
+        micro_batch=CardMicroBatch(row.maximum, row.recommended, row.limited_by),
+        accumulation=row.plan,
+        notes=row.notes,
     )
 
 

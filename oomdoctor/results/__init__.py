@@ -23,10 +23,11 @@ from oomdoctor.results.document import (
     CheckDocument,
     DiagnosisDocument,
     Document,
+    FitDocument,
     LintDocument,
     ProbeDocument,
 )
-from oomdoctor.results.fit import CardFit
+from oomdoctor.results.fit import CardFit, CardLimit, CardMicroBatch, FitResult, FittedCard
 from oomdoctor.results.lint import Concern, Finding, LintResult, Severity, Unreadable
 from oomdoctor.results.probe import (
     Accumulation,
@@ -68,6 +69,8 @@ __all__ = [
     "Accumulation",
     "Axis",
     "CardFit",
+    "CardLimit",
+    "CardMicroBatch",
     "Category",
     "CategoryBytes",
     "Cause",
@@ -88,6 +91,9 @@ __all__ = [
     "Facts",
     "FigureKind",
     "Finding",
+    "FitDocument",
+    "FitResult",
+    "FittedCard",
     "Fragmentation",
     "GrowingLine",
     "Guidance",

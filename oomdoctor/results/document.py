@@ -10,6 +10,7 @@ from oomdoctor.codec import choices, type_hints
 from oomdoctor.errors import UsageError
 from oomdoctor.results.check import CheckResult
 from oomdoctor.results.diagnosis import DiagnosisResult
+from oomdoctor.results.fit import FitResult
 from oomdoctor.results.lint import LintResult
 from oomdoctor.results.probe import Accumulation, ProbeResult
 
@@ -150,10 +151,37 @@ class CheckDocument:
         return answers[0].plan
 
 
-Document: TypeAlias = ProbeDocument | DiagnosisDocument | LintDocument | CheckDocument
+@dataclass(frozen=True, slots=True)
+class FitDocument(_Planless):
+    """The document of `oomdoctor gpus --fit`.
+
+    Attributes:
+        command: The command that wrote it.
+        status: Every card has an answer.
+        exit_code: What the command exited with.
+        versions: Version by name: `oomdoctor`, `python`, `torch`, `cuda`.
+        result: What the command found.
+        schema_version: Version of this layout.
+    """
+
+    command: Literal["gpus"]
+    status: Literal["fitted"]
+    exit_code: int
+    versions: dict[str, str]
+    result: FitResult
+    schema_version: Literal[1] = SCHEMA_VERSION
+
+
+Document: TypeAlias = ProbeDocument | DiagnosisDocument | LintDocument | CheckDocument | FitDocument
 
 DOCUMENTS: Final[Mapping[str, type[Document]]] = MappingProxyType(
-    {"probe": ProbeDocument, "diagnose": DiagnosisDocument, "lint": LintDocument, "check": CheckDocument}
+    {
+        "probe": ProbeDocument,
+        "diagnose": DiagnosisDocument,
+        "lint": LintDocument,
+        "check": CheckDocument,
+        "fit": FitDocument,
+    }
 )
 """Documents by name: that of its folder in `oomdoctor.report` and of its file in `oomdoctor/schemas`.
 

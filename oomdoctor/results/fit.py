@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from oomdoctor.results.probe import Accumulation
+from oomdoctor.results.probe import Accumulation, Reason
+from oomdoctor.results.variant import Precision
+
+CardLimit: TypeAlias = Literal["memory", "target", "limit", "model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,78 @@ class CardFit:
     gpu: str
     maximum: int
     recommended: int
-    limited_by: Literal["memory", "target", "limit", "model"]
+    limited_by: CardLimit
     plan: Accumulation | None
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CardMicroBatch:
+    """The largest micro-batch of a card.
+
+    Attributes:
+        maximum: Largest micro-batch that fits; 0 when none does.
+        recommended: Largest that was tried and leaves the headroom free; 0 when none does.
+        limited_by: What keeps it from being larger: `memory`, `target` (the whole target fits), `limit` (a limit that
+            is not memory) or `model` (the model alone does not fit).
+    """
+
+    maximum: int
+    recommended: int
+    limited_by: CardLimit
+
+
+@dataclass(frozen=True, slots=True)
+class FittedCard:
+    """What fits one card.
+
+    Attributes:
+        gpu: What `--gpu` calls it.
+        name: What PyTorch calls it.
+        total_bytes: Its memory.
+        capacity_bytes: Bytes that PyTorch may take.
+        compute_capability: Such as `8.9`.
+        micro_batch: The answer.
+        accumulation: How to reach the target batch; None when nothing fits.
+        notes: What the reader should know.
+    """
+
+    gpu: str
+    name: str
+    total_bytes: int
+    capacity_bytes: int
+    compute_capability: str
+    micro_batch: CardMicroBatch
+    accumulation: Accumulation | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """The question, and what fits each card.
+
+    Attributes:
+        target: The reference to the user's file or example as it was given.
+        target_batch: Samples per optimizer step over all devices.
+        world_size: Devices that share the target batch.
+        precision: How the step runs: `fp32`, or under autocast as `bf16` or `fp16`.
+        optimizer: Name of a `torch.optim` class, as asked for; None for the file's own or the default.
+        headroom: Part of the capacity that the recommended size leaves free, between 0 and 1.
+        engine: What the answers were had from: `trace`, or a probe of each card on a `null` GPU.
+        weights_bytes: Bytes of the model's parameters and buffers.
+        questions: What the target asked about its GPU, and was answered for one card.
+        reasons: What decided besides the cards.
+        cards: The cards that were asked about, in the order in which they were named, else in the catalogue's.
+    """
+
+    target: str
+    target_batch: int
+    world_size: int
+    precision: Precision
+    optimizer: str | None
+    headroom: float
+    engine: Literal["trace", "null"]
+    weights_bytes: int
+    questions: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+    cards: tuple[FittedCard, ...]

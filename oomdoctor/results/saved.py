@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAXIMUM_DOCUMENT_BYTES: Final = 64 * 1024**2
 """Larger inputs are refused unread; a document is a few hundred kilobytes at most."""
 
-_HINT: Final = "Give a file that `oomdoctor probe`, `diagnose`, `lint` or `check` wrote with `--json`"
+_HINT: Final = "Give a file that `oomdoctor probe`, `diagnose`, `lint`, `check` or `gpus --fit` wrote with `--json`"
 _JSON_NAMES: Final = {list: "a list", str: "a string", int: "an integer", float: "a number"}
 
 

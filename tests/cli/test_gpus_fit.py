@@ -176,6 +176,9 @@ def test_a_step_that_cannot_be_traced_is_one_clear_error(tmp_path: Path) -> None
         (("--fit", "gpt2", "--target-batch", "9", "--world-size", "2"), "does not divide"),
         (("--fit", "gpt2", "--target-batch", "8", "--known"), "exclude each other"),
         (("--target-batch", "8"), "is for `--fit`"),
+        (("--known", "--gpu", "t4"), "`--gpu` is for `--fit`"),
+        (("--known", "--html"), "`html` is a format of `--fit` alone"),
+        (("--fit", "gpt2", "--target-batch", "8", "--gpu", "rtx-4091"), "did you mean `rtx-4090`"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
@@ -201,3 +204,19 @@ def test_an_interrupt_ends_it_and_leaves_no_process(tmp_path: Path) -> None:
     process.communicate(timeout=30)
     assert process.returncode == 130
     assert not marked_processes(mark)
+
+
+def test_cards_are_chosen_by_name_and_in_every_format(tmp_path: Path) -> None:
+    """`--gpu` asks about those cards alone, in their order; a saved table renders again, to a file by its ending."""
+    (tmp_path / "train.py").write_text(ATTENDING)
+    question = ["gpus", "--fit", "train.py", "--target-batch", "600", "--gpu", "h200", "--gpu", "gtx-1060-6gb", "-q"]
+    finished = run_command([*question, "-o", "fit.json"], cwd=tmp_path)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
+    saved = json.loads((tmp_path / "fit.json").read_text())
+    jsonschema.validate(saved, json.loads(SCHEMA.read_text()))
+    assert [card["gpu"] for card in saved["result"]["cards"]] == ["h200", "gtx-1060-6gb"]
+
+    again = run_command(["report", "fit.json"], cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert [line.split()[0] for line in again.stdout.splitlines()[2:4]] == ["h200", "gtx-1060-6gb"]
+    assert "<h1>train.py fits 2 of 2 cards</h1>" in run_command(["report", "fit.json", "--html"], cwd=tmp_path).stdout

@@ -13,6 +13,7 @@ import pytest
 import typer
 from check_documents import check
 from diagnosis_documents import out_of_memory
+from fit_documents import fitted
 from lint_documents import mistakes
 from running import Run
 
@@ -226,7 +227,7 @@ def test_unknown_command_in_a_document(tmp_path: Path) -> None:
     """A document of a command that this version does not have is refused with those that it has."""
     path = tmp_path / "x.json"
     path.write_text(SAVED.read_text().replace('"command": "probe"', '"command": "train"'))
-    with pytest.raises(UsageError, match="not one of `probe`, `diagnose`, `lint`, `check`"):
+    with pytest.raises(UsageError, match="not one of `probe`, `diagnose`, `lint`, `check`, `gpus`"):
         run(str(path))
 
 
@@ -237,6 +238,7 @@ def test_every_format_has_a_renderer() -> None:
         "diagnose": out_of_memory(),
         "lint": mistakes(),
         "check": check(),
+        "gpus": fitted(),
     }
     assert set(FORMATS) == set(get_args(FormatName))
     assert set(samples) == set(COMMANDS)

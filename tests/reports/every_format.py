@@ -8,6 +8,7 @@ from typing import Any
 import check_documents
 import diagnosis_documents
 import documents
+import fit_documents
 import hostile_documents
 import lint_documents
 
@@ -20,7 +21,7 @@ WICKED = (
 )
 """One text with something for every format."""
 
-COMMANDS = ("lint", "diagnose", "probe", "check")
+COMMANDS = ("lint", "diagnose", "probe", "check", "gpus")
 """Commands whose documents have all formats."""
 
 SAMPLES: dict[str, Document] = {
@@ -36,6 +37,8 @@ SAMPLES: dict[str, Document] = {
     "probe, nothing fits": documents.nothing_fits(target="pkg.module"),
     "check": check_documents.check(),
     "check, passed": check_documents.check(check_documents.passed()),
+    "gpus": fit_documents.fitted(),
+    "gpus, a question": fit_documents.fitted(questions=("torch.cuda.mem_get_info",), engine="null", world_size=2),
     "check, no entry": CheckDocument("check", "passed", 0, {"oomdoctor": "0.1.0"}, CheckResult("x.toml", None, ())),
 }
 
@@ -64,6 +67,7 @@ def wicked(command: str, text: str = WICKED) -> Document:
         "diagnose": hostile_documents.filled_with,
         "probe": wicked_probe,
         "check": check_documents.filled_with,
+        "gpus": fit_documents.filled_with,
     }
     document: Document = made[command](text)
     return document
