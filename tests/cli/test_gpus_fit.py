@@ -211,7 +211,7 @@ def test_cards_are_chosen_by_name_and_in_every_format(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ATTENDING)
     question = ["gpus", "--fit", "train.py", "--target-batch", "600", "--gpu", "h200", "--gpu", "gtx-1060-6gb", "-q"]
     finished = run_command([*question, "-o", "fit.json"], cwd=tmp_path)
-    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "Wrote fit.json\n")
     saved = json.loads((tmp_path / "fit.json").read_text())
     jsonschema.validate(saved, json.loads(SCHEMA.read_text()))
     assert [card["gpu"] for card in saved["result"]["cards"]] == ["h200", "gtx-1060-6gb"]
