@@ -28,6 +28,31 @@ _LOUD = (
 )
 
 
+_NULL_GPU_FIXTURES = {"null_gpu", "null_environment"}
+_NO_COMPILER = "no-compiler-for-a-test-that-does-not-use-the-fixture-null_gpu"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test that uses the null GPU, itself or through a fixture."""
+    for item in items:
+        if _NULL_GPU_FIXTURES & {*getattr(item, "fixturenames", ())}:
+            item.add_marker("null_gpu")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Take the compiler from a test without the mark `null_gpu`: it cannot use a null GPU unseen, built or not."""
+    if item.get_closest_marker("null_gpu") is None:
+        os.environ.setdefault("CC", _NO_COMPILER)
+    elif os.environ.get("CC") == _NO_COMPILER:
+        del os.environ["CC"]
+
+
+@pytest.fixture(scope="session")
+def null_gpu() -> None:
+    """Let a test use the null GPU, and mark it `null_gpu`."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _heeded_interrupts() -> None:
     """A suite that was started in the background ignores what a terminal sends, and so would all that it starts."""
