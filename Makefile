@@ -16,6 +16,9 @@ CPU_TESTS := tests/api tests/cli tests/engines tests/probing tests/targets tests
 # Processes that share the suite; what it measures, it measures side by side, so that sharing does not matter.
 WORKERS ?= auto
 
+# Each module is compiled when it is first imported: most of what is installed never is.
+PIP := -m pip install --quiet --no-compile --disable-pip-version-check
+
 # Commands that the documentation names run as a reader would run them, whatever the terminal of the moment is.
 export TERM ?= dumb
 
@@ -24,6 +27,9 @@ export TERM ?= dumb
 .PHONY: help
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: install
+install: $(INSTALLED) $(OLDEST)/.installed $(CPU)/.installed  ## Install all three environments; with --jobs at once
 
 .PHONY: run
 run: $(INSTALLED)  ## Probe the GPT-2 example on a card this machine does not need to have
@@ -105,17 +111,17 @@ check: lint typecheck test test-cpu  ## All that must pass before a change lands
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(OLDEST)
 	grep -v -e '^torch==' -e '^triton==' -e '^nvidia-' -e '^cuda-' -e '^sympy==' -e '^setuptools==' constraints.txt > $(OLDEST)/constraints.txt
-	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt $(OLDEST_TORCH) numpy --editable .
+	$(OLDEST)/bin/python $(PIP) --constraint $(OLDEST)/constraints.txt $(OLDEST_TORCH) numpy --editable .
 	touch $@
 
 $(CPU)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(CPU)
 	grep -v -e '^torch==' -e '^triton==' -e '^nvidia-' -e '^cuda-' -e '^sympy==' -e '^setuptools==' constraints.txt > $(CPU)/constraints.txt
-	$(CPU)/bin/python -m pip install --quiet --constraint $(CPU)/constraints.txt $(CPU_TORCH) $(CPU_TOOLS) --editable .
+	$(CPU)/bin/python $(PIP) --constraint $(CPU)/constraints.txt $(CPU_TORCH) $(CPU_TOOLS) --editable .
 	touch $@

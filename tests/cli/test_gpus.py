@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PACKAGE_PARENT = Path(oomdoctor.__file__).parents[1]
-NVML_SOURCE = Path(__file__).parents[1] / "devices" / "stand_in_nvml.c"
+NVML_SOURCE = Path(__file__).parents[1] / "engines" / "simulated_nvml.c"
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="the stand-in for NVML is compiled with gcc")
 
