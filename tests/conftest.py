@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from running import Run, run_command
+from running import Run, run_command, run_here
 
 pytest_plugins = ["pytester"]
 
@@ -76,6 +77,42 @@ def oomdoctor(tmp_path: Path) -> Run:
 
     def run(*arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
         return run_command(arguments, cwd=tmp_path, **options)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def _worker_pool() -> Iterator[Callable[..., Any]]:
+    from oomdoctor.multi_card.workers import WorkerPool
+    from oomdoctor.trial.process import CancelToken
+
+    with WorkerPool(CancelToken()) as pool:
+        yield pool.start
+
+
+@pytest.fixture
+def forked_workers(null_gpu: None, _worker_pool: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the workers of this process's probes from one that has imported torch: a tenth of the time, and the same.
+
+    `tests/multi_card/test_workers.py` holds that a forked worker is what a fresh one is. Commands in processes of their
+    own start theirs as ever.
+    """
+    from oomdoctor.trial import client
+
+    def start(environment: Mapping[str, str], requests_fd: int, answers_fd: int) -> Any:
+        # Another value for each test would mean another server for each.
+        same = {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}
+        return _worker_pool(same, requests_fd, answers_fd)
+
+    monkeypatch.setattr(client, "start_interpreter", start)
+
+
+@pytest.fixture
+def oomdoctor_here(tmp_path: Path, forked_workers: None) -> Run:
+    """Run oomdoctor in this process and in an empty directory, with forked workers."""
+
+    def run(*arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
+        return run_here(arguments, tmp_path, **options)
 
     return run
 

@@ -1,9 +1,9 @@
 """Server of workers: a process that has imported torch, has touched no CUDA, and forks a worker for each request.
 
 Each worker has a guardian of its own, which is forked too, and a session of its own. A request is one message on the
-socket: the variables of the worker's environment as JSON, and six descriptors: the guardian's lifeline, where the end
-of the worker is reported, its requests, its answers, its output, and one that only the guardian keeps open. The answer
-is one byte once the guardian runs.
+socket: the worker's directory and the variables of its environment as JSON, and six descriptors: the guardian's
+lifeline, where the end of the worker is reported, its requests, its answers, its output, and one that only the guardian
+keeps open. The answer is one byte once the guardian runs.
 
 Usage: worker_server SOCKET_FD
 """
@@ -39,17 +39,19 @@ def main(arguments: list[str]) -> int:
             return 0
         if os.fork() == 0:
             requests.close()
-            _run_guardian(json.loads(message), descriptors)
+            request = json.loads(message)
+            _run_guardian(request["directory"], request["variables"], descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         requests.send(READY)
         _reap()
 
 
-def _run_guardian(variables: dict[str, str], descriptors: list[int]) -> None:
+def _run_guardian(directory: str, variables: dict[str, str], descriptors: list[int]) -> None:
     """Be a worker's guardian until nothing of the worker is left."""
     lifeline, report, requests, answers, output, _ = descriptors
     os.setsid()
+    os.chdir(directory)
     for stream in (1, 2):
         os.dup2(output, stream)
     os.close(output)

@@ -13,6 +13,7 @@ import select
 import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Self
 
@@ -126,7 +127,8 @@ class _Server:
 
     def _ask(self, variables: Mapping[str, str], descriptors: Sequence[int]) -> None:
         with suppress(OSError):  # where it ended, its answer will not come
-            socket.send_fds(self._socket, [json.dumps(variables).encode()], descriptors)
+            message = {"directory": str(Path.cwd()), "variables": dict(variables)}
+            socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
 
     def _answers(self) -> bool:
         """Wait for its word; False where it ended."""

@@ -11,7 +11,7 @@ import pytest
 from running import Run
 from targets_for_tests import MLP, write_target
 
-pytestmark = pytest.mark.null_gpu
+pytestmark = pytest.mark.null_gpu  # some start an oomdoctor of their own
 
 NULL = ("--engine", "null", "--memory", "1GiB")
 
@@ -222,11 +222,11 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_bad_input_is_answered(case: Case, tmp_path: Path, oomdoctor: Run) -> None:
+def test_bad_input_is_answered(case: Case, tmp_path: Path, oomdoctor_here: Run) -> None:
     """Each wrong question has its own message, hint and exit code, and no stack trace of ours."""
     write_target(tmp_path, case.target, **case.replacements)
 
-    ended = oomdoctor("probe", *case.arguments, "--quiet")
+    ended = oomdoctor_here("probe", *case.arguments, "--quiet")
 
     assert ended.returncode == case.exit_code, ended.stderr
     assert ended.stdout == ""
@@ -240,22 +240,24 @@ def test_bad_input_is_answered(case: Case, tmp_path: Path, oomdoctor: Run) -> No
 @pytest.mark.parametrize(
     ("setting", "says"), [("backend:cudaMallocAsync", "cudaMallocAsync"), ("garbage:1", "garbage")]
 )
-def test_an_allocator_that_cannot_be_had_is_named(tmp_path: Path, oomdoctor: Run, setting: str, says: str) -> None:
+def test_an_allocator_that_cannot_be_had_is_named(tmp_path: Path, oomdoctor_here: Run, setting: str, says: str) -> None:
     """What PYTORCH_CUDA_ALLOC_CONF asks for and cannot be had is named, and is not called the target's fault."""
     write_target(tmp_path)
 
-    ended = oomdoctor("probe", "model.py", "--target-batch", "8", *NULL, "--quiet", PYTORCH_CUDA_ALLOC_CONF=setting)
+    ended = oomdoctor_here(
+        "probe", "model.py", "--target-batch", "8", *NULL, "--quiet", PYTORCH_CUDA_ALLOC_CONF=setting
+    )
 
     assert ended.returncode == 3, ended.stderr
     assert says in ended.stderr
     assert "PYTORCH_CUDA_ALLOC_CONF" in ended.stderr.rpartition("hint:")[2]
 
 
-def test_a_step_that_reads_back_is_warned_of(tmp_path: Path, oomdoctor: Run) -> None:
+def test_a_step_that_reads_back_is_warned_of(tmp_path: Path, oomdoctor_here: Run) -> None:
     """Memory behind a boolean mask is not seen on a null GPU, and the result says that it was not."""
     write_target(tmp_path, **_step("return model(batch)[batch[:, 0] > 0].mean() + model(batch).mean()")["replacements"])
 
-    ended = oomdoctor("probe", "model.py", "--target-batch", "8", *NULL, "--quiet")
+    ended = oomdoctor_here("probe", "model.py", "--target-batch", "8", *NULL, "--quiet")
 
     assert ended.returncode == 0, ended.stderr
     assert "on a null GPU that is zeros" in " ".join(ended.stdout.split())
@@ -284,40 +286,40 @@ def test_a_full_disk_is_said() -> None:
     assert "standard output cannot be written" in ended.stderr
 
 
-def test_control_characters_of_an_error_do_not_reach_the_terminal(tmp_path: Path, oomdoctor: Run) -> None:
+def test_control_characters_of_an_error_do_not_reach_the_terminal(tmp_path: Path, oomdoctor_here: Run) -> None:
     """An exception's text is shown without what a terminal would obey."""
     write_target(tmp_path, **_step("raise ValueError('red \\x1b[31m and \\0 nothing')")["replacements"])
 
-    ended = oomdoctor("probe", "model.py", "--target-batch", "8", *NULL, "--quiet")
+    ended = oomdoctor_here("probe", "model.py", "--target-batch", "8", *NULL, "--quiet")
 
     assert ended.returncode == 2
     assert "red [31m and  nothing" in ended.stderr
     assert "\x1b" not in ended.stderr
 
 
-def test_prints_never_reach_stdout(tmp_path: Path, oomdoctor: Run) -> None:
+def test_prints_never_reach_stdout(tmp_path: Path, oomdoctor_here: Run) -> None:
     """Ten megabytes of prints from the user's code neither block the probe nor reach our stdout."""
     body = "print('noise ' * 200_000)\n    return model(batch).mean()"
     write_target(tmp_path, **_step(body)["replacements"])
 
-    ended = oomdoctor("probe", "model.py", "--target-batch", "8", *NULL, "--json")
+    ended = oomdoctor_here("probe", "model.py", "--target-batch", "8", *NULL, "--json")
 
     assert ended.returncode == 0, ended.stderr
     assert "noise" not in ended.stdout + ended.stderr
     assert ended.stdout.startswith("{")
 
 
-def test_a_fork_in_the_users_code_answers_once(tmp_path: Path, oomdoctor: Run) -> None:
+def test_a_fork_in_the_users_code_answers_once(tmp_path: Path, oomdoctor_here: Run) -> None:
     """A copy of the worker that comes back from the user's code does not answer in its place."""
     write_target(tmp_path, **_step("import os; os.fork()\n    return model(batch).mean()")["replacements"])
 
-    ended = oomdoctor("probe", "model.py", "--target-batch", "8", *NULL, "--quiet")
+    ended = oomdoctor_here("probe", "model.py", "--target-batch", "8", *NULL, "--quiet")
 
     assert ended.returncode == 0, ended.stderr
     assert "8 fits" in ended.stdout
 
 
-def test_a_swallowed_oom_counts(tmp_path: Path, oomdoctor: Run) -> None:
+def test_a_swallowed_oom_counts(tmp_path: Path, oomdoctor_here: Run) -> None:
     """A step that catches its own OutOfMemoryError and goes on does not fit."""
     body = """try:
         torch.empty(batch.shape[0] * 2**26, device=batch.device)
@@ -326,7 +328,7 @@ def test_a_swallowed_oom_counts(tmp_path: Path, oomdoctor: Run) -> None:
     return model(batch).mean()"""
     write_target(tmp_path, **_step(body)["replacements"])
 
-    ended = oomdoctor("probe", "model.py", "--target-batch", "8", *NULL, "--quiet")
+    ended = oomdoctor_here("probe", "model.py", "--target-batch", "8", *NULL, "--quiet")
 
     assert ended.returncode == 0, ended.stderr
     assert "micro-batch 1 fits" in ended.stdout
@@ -353,33 +355,35 @@ def training_step(model, batch):
 """
 
 
-def test_a_batch_norm_that_refuses_one_sample_starts_at_two(tmp_path: Path, oomdoctor: Run) -> None:
+def test_a_batch_norm_that_refuses_one_sample_starts_at_two(tmp_path: Path, oomdoctor_here: Run) -> None:
     """A model that needs two samples is probed from two, and the result says so."""
     (tmp_path / "model.py").write_text(REFUSING.replace("MIB", "300"))
 
-    ended = oomdoctor("probe", "model.py", "--target-batch", "64", *NULL, "--quiet")
+    ended = oomdoctor_here("probe", "model.py", "--target-batch", "64", *NULL, "--quiet")
 
     assert ended.returncode == 0, ended.stderr
     assert "micro-batch 3 fits" in ended.stdout
     assert "refuses a micro-batch of 1" in " ".join(ended.stdout.split())
 
 
-def test_a_plan_with_a_refused_size_is_said(tmp_path: Path, oomdoctor: Run) -> None:
+def test_a_plan_with_a_refused_size_is_said(tmp_path: Path, oomdoctor_here: Run) -> None:
     """Where the plan splits the target into sizes that the model refuses, the result warns of it."""
     (tmp_path / "model.py").write_text(REFUSING.replace("MIB", "400"))
 
-    ended = oomdoctor("probe", "model.py", "--target-batch", "3", *NULL, "--quiet")
+    ended = oomdoctor_here("probe", "model.py", "--target-batch", "3", *NULL, "--quiet")
 
     assert ended.returncode == 0, ended.stderr
     assert "micro-batch 2 fits" in ended.stdout
     assert "smaller than 2, which the model refuses" in " ".join(ended.stdout.split())
 
 
-def test_weights_that_do_not_fit_name_a_card_where_they_would(tmp_path: Path, oomdoctor: Run) -> None:
+def test_weights_that_do_not_fit_name_a_card_where_they_would(tmp_path: Path, oomdoctor_here: Run) -> None:
     """A model whose weights alone do not fit exits 1 and says by how much, and on which card they would."""
     write_target(tmp_path, build_model="def build_model():\n    return nn.Linear(1024, 2**19)\n")
 
-    ended = oomdoctor("probe", "model.py", "--target-batch", "8", "--engine", "null", "--memory", "1GiB", "--quiet")
+    ended = oomdoctor_here(
+        "probe", "model.py", "--target-batch", "8", "--engine", "null", "--memory", "1GiB", "--quiet"
+    )
 
     assert ended.returncode == 1, ended.stderr
     assert "weights alone do not fit" in " ".join(ended.stdout.split())

@@ -110,7 +110,7 @@ def test_sizes_are_filled_in_where_they_stand(directory: Path, found: dict[str, 
     assert {steps for _, _, _, steps in seen} >= {"--grad-accum=2"}
 
 
-def test_nothing_else_is_touched(directory: Path, found: dict[str, Any]) -> None:  # noqa: ARG001 - it was run
+def test_nothing_else_is_touched(directory: Path, found: dict[str, Any]) -> None:
     """No shell takes a word apart, braces that are no placeholder stay, and the user's directory is the script's."""
     assert {tuple(arguments[:3]) for arguments in _started(directory)} == {
         (str(directory), "noted_loop.py", _UNTOUCHED)

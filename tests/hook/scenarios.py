@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201, ANN202, ANN204, ARG001, D103, N818, SIM105, UP036 - a program as people write them
+# ruff: noqa: ANN001, ANN201, ANN202, ANN204, D103, N818, SIM105, UP036 - a program as people write them
 """Ways for a program to run out of memory, each in a forked process of its own: torch is imported once for all.
 
 Usage: python scenarios.py NAME...    Exits with 1. A child that gets to its end prints `NAME went on`.
