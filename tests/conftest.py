@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -82,29 +83,32 @@ def oomdoctor(tmp_path: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def _worker_pool() -> Iterator[Callable[..., Any]]:
-    from oomdoctor.multi_card.workers import WorkerPool
-    from oomdoctor.trial.process import CancelToken
-
-    with WorkerPool(CancelToken()) as pool:
-        yield pool.start
-
-
-@pytest.fixture
-def forked_workers(null_gpu: None, _worker_pool: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def forked_workers() -> Iterator[None]:
     """Fork the workers of this process's probes from one that has imported torch: a tenth of the time, and the same.
 
     `tests/multi_card/test_workers.py` holds that a forked worker is what a fresh one is. Commands in processes of their
     own start theirs as ever.
     """
+    from oomdoctor.multi_card import pool as cases
+    from oomdoctor.multi_card.workers import WorkerPool
     from oomdoctor.trial import client
+    from oomdoctor.trial.process import CancelToken
 
-    def start(environment: Mapping[str, str], requests_fd: int, answers_fd: int) -> Any:
-        # Another value for each test would mean another server for each.
-        same = {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}
-        return _worker_pool(same, requests_fd, answers_fd)
+    class Shared(nullcontext[Any]):
+        """A pool of workers that goes on after the one who asked for it has left."""
 
-    monkeypatch.setattr(client, "start_interpreter", start)
+        def __init__(self, _: CancelToken) -> None:
+            super().__init__(self)
+
+        def start(self, environment: Mapping[str, str], requests_fd: int, answers_fd: int) -> Any:
+            # Another value for each test would mean another server for each.
+            same = {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}
+            return workers.start(same, requests_fd, answers_fd)
+
+    with WorkerPool(CancelToken()) as workers, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "start_interpreter", Shared(CancelToken()).start)
+        patch.setattr(cases, "WorkerPool", Shared)
+        yield
 
 
 @pytest.fixture

@@ -297,6 +297,15 @@ def test_paths_that_pages_name_are_there() -> None:
         assert list(ROOT.glob(name.rstrip("/"))), f"{path} names {name}"
 
 
+def test_names_that_pages_give_a_file_are_in_it() -> None:
+    """Where a page says that a name is in a file, or of a file, the file has it."""
+    pair = r"`(\w+)`\s+(?:of|in)\s+`(oomdoctor/[\w./]+)`"
+    named = [(path, *found) for path, text in PAGES.items() for found in re.findall(pair, text)]
+    assert len(named) >= 3
+    for path, name, file in named:
+        assert re.search(rf"\b{name}\b", (ROOT / file).read_text(encoding="utf-8")), f"{path}: no {name} in {file}"
+
+
 def test_a_wheel_holds_everything_that_runs(tmp_path: Path) -> None:
     """An installation from a wheel has the C sources, the catalogue, the schema and the examples."""
     subprocess.run(

@@ -101,9 +101,9 @@ def check_answer(result: dict, target_batch: int) -> None:
     ("example", "card"),
     [*product(EXAMPLES[:1], CARDS), *zip(EXAMPLES[1:], cycle(CARDS), strict=False)],
 )
-def test_every_example_is_answered(oomdoctor: Run, example: str, card: str) -> None:
+def test_every_example_is_answered(oomdoctor_here: Run, example: str, card: str) -> None:
     """Each shipped example gets an exact answer on a 24, a 48 or an 80 GiB card, and one of them on all three."""
-    document = probe(oomdoctor, example, "--target-batch", "256", "--gpu", card, "--precision", "bf16")
+    document = probe(oomdoctor_here, example, "--target-batch", "256", "--gpu", card, "--precision", "bf16")
 
     result = document["result"]
     assert result["device"]["kind"] == "null"
@@ -111,11 +111,13 @@ def test_every_example_is_answered(oomdoctor: Run, example: str, card: str) -> N
     check_answer(result, 256)
 
 
-def test_a_readers_own_module_is_answered(tmp_path: Path, oomdoctor: Run) -> None:
+def test_a_readers_own_module_is_answered(tmp_path: Path, oomdoctor_here: Run) -> None:
     """A file as the README tells people to write it is probed with its own loss and optimizer."""
     (tmp_path / "residual.py").write_text(READERS_MODULE)
 
-    document = probe(oomdoctor, "residual.py:build_model(depth=8)", "--target-batch", "2048", "--gpu", "rtx-3060-12gb")
+    document = probe(
+        oomdoctor_here, "residual.py:build_model(depth=8)", "--target-batch", "2048", "--gpu", "rtx-3060-12gb"
+    )
 
     assert document["result"]["optimizer"] == "SGD"
     assert 1 < document["result"]["micro_batch"]["maximum"] < 2048
@@ -151,11 +153,13 @@ def test_progress_goes_to_stderr_and_a_file_gets_the_report(tmp_path: Path, oomd
     assert "micro-batch 64 fits" in again.stdout
 
 
-def test_less_memory_gives_a_smaller_answer(tmp_path: Path, oomdoctor: Run) -> None:
+def test_less_memory_gives_a_smaller_answer(tmp_path: Path, oomdoctor_here: Run) -> None:
     """Capacity decides: the same file fits fewer samples where there is less memory."""
     write_target(tmp_path)
     maxima = [
-        probe(oomdoctor, "model.py", "--target-batch", "65536", "--memory", memory)["result"]["micro_batch"]["maximum"]
+        probe(oomdoctor_here, "model.py", "--target-batch", "65536", "--memory", memory)["result"]["micro_batch"][
+            "maximum"
+        ]
         for memory in ("512MiB", "1GiB", "2GiB")
     ]
 
@@ -163,18 +167,18 @@ def test_less_memory_gives_a_smaller_answer(tmp_path: Path, oomdoctor: Run) -> N
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_every_precision_runs(oomdoctor: Run, precision: str) -> None:
+def test_every_precision_runs(oomdoctor_here: Run, precision: str) -> None:
     """fp32, bf16 and fp16 with a gradient scaler train the same file."""
-    document = probe(oomdoctor, "vit_b16", "--target-batch", "4", "--memory", "8GiB", "--precision", precision)
+    document = probe(oomdoctor_here, "vit_b16", "--target-batch", "4", "--memory", "8GiB", "--precision", precision)
 
     assert document["result"]["precision"] == precision
     assert [phase["iteration"] for phase in document["result"]["phases"]] == [0, 1, 1, 1, 2, 2, 2]
 
 
-def test_half_precision_takes_less_memory(oomdoctor: Run) -> None:
+def test_half_precision_takes_less_memory(oomdoctor_here: Run) -> None:
     """Autocast really runs: the activations of bf16 are smaller than those of fp32."""
     peaks = [
-        probe(oomdoctor, "vit_b16", "--target-batch", "64", "--memory", "24GiB", "--precision", precision)
+        probe(oomdoctor_here, "vit_b16", "--target-batch", "64", "--memory", "24GiB", "--precision", precision)
         for precision in ("fp32", "bf16")
     ]
 
@@ -182,19 +186,19 @@ def test_half_precision_takes_less_memory(oomdoctor: Run) -> None:
     assert bf16 < 0.75 * fp32
 
 
-def test_the_second_iteration_holds_the_optimizers_state(oomdoctor: Run) -> None:
+def test_the_second_iteration_holds_the_optimizers_state(oomdoctor_here: Run) -> None:
     """AdamW's two moments are there in the second forward and not in the first, in bytes of the weights."""
-    result = probe(oomdoctor, "vit_b16", "--target-batch", "2", "--memory", "16GiB")["result"]
+    result = probe(oomdoctor_here, "vit_b16", "--target-batch", "2", "--memory", "16GiB")["result"]
     peak = {(phase["iteration"], phase["phase"]): phase["end_allocated_bytes"] for phase in result["phases"]}
 
     assert peak[2, "forward"] - peak[1, "forward"] == pytest.approx(2 * result["weights_bytes"], rel=0.1)
 
 
-def test_a_far_target_is_approached_from_below(tmp_path: Path, oomdoctor: Run) -> None:
+def test_a_far_target_is_approached_from_below(tmp_path: Path, oomdoctor_here: Run) -> None:
     """A target far above what fits never makes a trial far above what is known to fit: the host would run out."""
     write_target(tmp_path)
 
-    result = probe(oomdoctor, "model.py", "--target-batch", "5000000", "--memory", "512MiB")["result"]
+    result = probe(oomdoctor_here, "model.py", "--target-batch", "5000000", "--memory", "512MiB")["result"]
 
     check_answer(result, 5_000_000)
     largest_fit = 0
@@ -206,31 +210,33 @@ def test_a_far_target_is_approached_from_below(tmp_path: Path, oomdoctor: Run) -
     assert len(result["trials"]) <= 12
 
 
-def test_the_named_optimizer_is_used(tmp_path: Path, oomdoctor: Run) -> None:
+def test_the_named_optimizer_is_used(tmp_path: Path, oomdoctor_here: Run) -> None:
     """`--optimizer` names a class of `torch.optim`, in any case."""
     write_target(tmp_path)
 
-    document = probe(oomdoctor, "model.py", "--target-batch", "4", "--memory", "1GiB", "--optimizer", "adafactor")
+    document = probe(oomdoctor_here, "model.py", "--target-batch", "4", "--memory", "1GiB", "--optimizer", "adafactor")
 
     assert document["result"]["optimizer"] == "Adafactor"
 
 
-def test_the_world_shares_the_target(tmp_path: Path, oomdoctor: Run) -> None:
+def test_the_world_shares_the_target(tmp_path: Path, oomdoctor_here: Run) -> None:
     """With four devices each does a quarter of the target, and nothing above that is tried."""
     write_target(tmp_path)
 
-    result = probe(oomdoctor, "model.py", "--target-batch", "64", "--world-size", "4", "--memory", "1GiB")["result"]
+    result = probe(oomdoctor_here, "model.py", "--target-batch", "64", "--world-size", "4", "--memory", "1GiB")[
+        "result"
+    ]
 
     assert result["micro_batch"] == {"maximum": 16, "recommended": 16, "limited_by": "target", "smallest": 1}
     assert result["accumulation"]["micro_batches"] == [16]
     assert result["accumulation"]["effective_batch"] == 64
 
 
-def test_a_dry_run_explains_the_file(tmp_path: Path, oomdoctor: Run) -> None:
+def test_a_dry_run_explains_the_file(tmp_path: Path, oomdoctor_here: Run) -> None:
     """`--dry-run` says which functions were found where, and tries the smallest size once."""
     write_target(tmp_path)
 
-    ended = oomdoctor("probe", "model.py", "--dry-run", "--engine", "null", "--memory", "1GiB", "--quiet")
+    ended = oomdoctor_here("probe", "model.py", "--dry-run", "--engine", "null", "--memory", "1GiB", "--quiet")
 
     assert ended.returncode == 0, ended.stderr
     assert "`make_batch` at model.py:" in ended.stdout
@@ -238,11 +244,11 @@ def test_a_dry_run_explains_the_file(tmp_path: Path, oomdoctor: Run) -> None:
     assert "One trial at micro-batch 1: fits" in ended.stdout
 
 
-def test_the_users_directory_is_left_alone(tmp_path: Path, oomdoctor: Run) -> None:
+def test_the_users_directory_is_left_alone(tmp_path: Path, oomdoctor_here: Run) -> None:
     """A probe writes nothing beside the user's file but Python's own cache."""
     write_target(tmp_path, MLP)
 
-    probe(oomdoctor, "model.py", "--target-batch", "4", "--memory", "1GiB")
+    probe(oomdoctor_here, "model.py", "--target-batch", "4", "--memory", "1GiB")
 
     assert {path.name for path in tmp_path.iterdir()} <= {"model.py", "__pycache__"}
 
@@ -270,13 +276,13 @@ def build_optimizer(model):
 """
 
 
-def test_a_target_that_fits_without_accumulation_is_found(tmp_path: Path, oomdoctor: Run) -> None:
+def test_a_target_that_fits_without_accumulation_is_found(tmp_path: Path, oomdoctor_here: Run) -> None:
     """The whole target in one micro-batch keeps no gradients alive, and may fit where one sample less does not."""
     (tmp_path / "heavy.py").write_text(HEAVY_WEIGHTS)
-    accumulating = probe(oomdoctor, "heavy.py", "--target-batch", "4096", "--memory", "1GiB")["result"]
+    accumulating = probe(oomdoctor_here, "heavy.py", "--target-batch", "4096", "--memory", "1GiB")["result"]
     maximum = accumulating["micro_batch"]["maximum"]
 
-    result = probe(oomdoctor, "heavy.py", "--target-batch", str(maximum + 20), "--memory", "1GiB")["result"]
+    result = probe(oomdoctor_here, "heavy.py", "--target-batch", str(maximum + 20), "--memory", "1GiB")["result"]
 
     assert result["micro_batch"]["maximum"] == maximum + 20
     assert result["micro_batch"]["limited_by"] == "target"
@@ -284,11 +290,11 @@ def test_a_target_that_fits_without_accumulation_is_found(tmp_path: Path, oomdoc
     assert any("with accumulation the largest is" in warning for warning in result["warnings"])
 
 
-def test_a_card_that_this_torch_was_not_built_for_is_said(tmp_path: Path, oomdoctor: Run) -> None:
+def test_a_card_that_this_torch_was_not_built_for_is_said(tmp_path: Path, oomdoctor_here: Run) -> None:
     """An answer for a card that the installed torch has no kernels for comes with a warning, others without."""
     write_target(tmp_path)
     warnings = {
-        card: probe(oomdoctor, "model.py", "--target-batch", "4", "--gpu", card)["result"]["warnings"]
+        card: probe(oomdoctor_here, "model.py", "--target-batch", "4", "--gpu", card)["result"]["warnings"]
         for card in ("gtx-1080-ti", "rtx-5090")
     }
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.null_gpu
+pytestmark = [pytest.mark.null_gpu, pytest.mark.usefixtures("forked_workers")]
 
 # Even sizes run out, each in another place; odd ones fit.
 TARGET = """

@@ -9,7 +9,12 @@ from oomdoctor.progress import SilentProgress
 from oomdoctor.results import Outcome
 from oomdoctor.trial.probe import probe
 
-pytestmark = [pytest.mark.null_gpu, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.usefixtures("forked_workers"),
+    pytest.mark.null_gpu,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
 
 
 @pytest.mark.parametrize("case", [Case("gpt2", "bf16", 8)], ids=str)

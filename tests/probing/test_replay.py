@@ -15,7 +15,7 @@ from oomdoctor.trial.client import WorkerTrialSource
 from oomdoctor.trial.replay import canonical_order
 from oomdoctor.units import GIB
 
-pytestmark = pytest.mark.null_gpu
+pytestmark = [pytest.mark.null_gpu, pytest.mark.usefixtures("forked_workers")]
 
 # Does more in a step from eight samples on, so that a small trial and a large one are not alike.
 CHANGING = MLP.replace(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 import pytest
-from running import run_command
+from running import run_here
 from small_repository import change, make_repository
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow]
@@ -88,7 +88,7 @@ Outcome = Callable[[str], Completed]
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def good(tmp_path_factory: pytest.TempPathFactory, forked_workers: None) -> Path:
     """The repository with the baseline of its good version."""
     folder = tmp_path_factory.mktemp("good")
     make_repository(folder)
@@ -98,25 +98,22 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcome(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
-    """The check of the repository after an edit, by the edit's name; two run at a time."""
-    folders = {name: tmp_path_factory.mktemp("edited") for name in EDITS}
+def outcome(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Return the check of the repository after an edit, by the edit's name; each runs once."""
 
+    @cache
     def run(name: str) -> Completed:
-        shutil.copytree(good, folders[name], dirs_exist_ok=True)
-        change(folders[name], EDITS[name].file, EDITS[name].old, EDITS[name].new)
-        return check(folders[name])
+        folder = tmp_path_factory.mktemp("edited")
+        shutil.copytree(good, folder, dirs_exist_ok=True)
+        change(folder, EDITS[name].file, EDITS[name].old, EDITS[name].new)
+        return check(folder)
 
-    with ThreadPoolExecutor(2) as pool:
-        runs: dict[str, Future[Completed]] = {name: pool.submit(run, name) for name in EDITS}
-        yield lambda name: runs[name].result()
-        for future in runs.values():
-            future.cancel()
+    return run
 
 
 def check(folder: Path, *arguments: str) -> Completed:
     """Run `oomdoctor check` as a team would, with lines long enough to be looked for."""
-    return run_command(["check", "--no-cache", *arguments], cwd=folder, COLUMNS="300")
+    return run_here(["check", "--no-cache", *arguments], folder, COLUMNS="300")
 
 
 @pytest.mark.parametrize("name", REGRESSIONS)

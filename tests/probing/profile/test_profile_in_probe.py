@@ -16,7 +16,7 @@ from oomdoctor.units import MIB
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.null_gpu, pytest.mark.slow]
+pytestmark = [pytest.mark.null_gpu, pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 LEAKY = MLP.replace(
     "    return model(batch)", "    KEPT.append(model(batch).square())\n    return model(batch)"
