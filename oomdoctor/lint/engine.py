@@ -25,7 +25,7 @@ from oomdoctor.lint.notebooks import (
     resolved,
 )
 from oomdoctor.lint.project import Project
-from oomdoctor.lint.reporting import Collected, View
+from oomdoctor.lint.reporting import FileView, FindingCollector
 from oomdoctor.lint.rule import Subject
 from oomdoctor.lint.settings import matching, selected
 from oomdoctor.lint.source import UnreadableError, decode, with_line_feeds
@@ -137,7 +137,7 @@ def _is_worse(hit: Hit, other: Hit) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixable:
+class FixableFile:
     """A file in which findings can be put right.
 
     Attributes:
@@ -162,10 +162,10 @@ class LintRun:
     """
 
     result: LintResult
-    fixable: tuple[Fixable, ...]
+    fixable: tuple[FixableFile, ...]
     inputs: Inputs
 
-    def read(self, fixable: Fixable) -> tuple[bytes, Document]:
+    def read(self, fixable: FixableFile) -> tuple[bytes, Document]:
         """The bytes of a file, and the program in them, read again: none are kept from linting.
 
         Raises:
@@ -230,7 +230,7 @@ class _Pass:
     found: Discovered
     inputs: Inputs
     collector: Collector
-    collected: Collected = field(default_factory=Collected)
+    collected: FindingCollector = field(default_factory=FindingCollector)
     counts: Counter[str] = field(default_factory=Counter)
     digests: dict[str, bytes] = field(default_factory=dict)
     roots: dict[Path, Path] = field(default_factory=dict)
@@ -274,11 +274,11 @@ class _Pass:
             self._collect(file, module, document)
         finally:
             module.close()  # its parts refer to each other, and nothing else would free them
-            project.tidy()
+            project.evict()
         self.collector.done(len(document.text))
 
     def _collect(self, file: File, module: Module, document: Document) -> None:
-        views: dict[Module, View | None] = {}
+        views: dict[Module, FileView | None] = {}
         for rule, hit in _checked(module, self.rules):
             if hit.module not in views:
                 own = hit.module is module
@@ -287,17 +287,17 @@ class _Pass:
             if view is not None:
                 self.collected.add(view, rule, hit)
 
-    def _other(self, module: Module) -> View | None:
+    def _other(self, module: Module) -> FileView | None:
         """Another file of the project that a run led into; None where it is not among those that are linted."""
         if not self.by_path:
             self.by_path.update((resolved(file.path), file) for file in self.found.files if file.path is not None)
         file = self.by_path.get(resolved(module.path))
         return None if file is None else self._view(file, module, None)
 
-    def _view(self, file: File, module: Module, document: Document | None) -> View:
+    def _view(self, file: File, module: Module, document: Document | None) -> FileView:
         place = self.inputs.place(file)
         ignored = (codes for globs, codes in self.ignores if globs.fit(place))
-        return View.of(file, module, document, frozenset().union(*ignored))
+        return FileView.of(file, module, document, frozenset().union(*ignored))
 
     def _project(self, place: Path) -> Project:
         """The repository around a file, or the package; files come in order, so one at a time is enough."""
@@ -320,7 +320,7 @@ class _Pass:
             rules=tuple(rule.code for rule in self.rules),
         )
 
-    def _fixable(self) -> Iterator[Fixable]:
+    def _fixable(self) -> Iterator[FixableFile]:
         by_path: dict[str, list[tuple[Edit, ...]]] = {}
         for key in sorted(self.collected.findings):
             finding, edits = self.collected.findings[key]
@@ -328,7 +328,7 @@ class _Pass:
                 by_path.setdefault(finding.path, []).append(edits)
         for file in self.found.files:
             if file.shown in by_path:
-                yield Fixable(file, self.digests[file.shown], tuple(by_path.pop(file.shown)))
+                yield FixableFile(file, self.digests[file.shown], tuple(by_path.pop(file.shown)))
 
 
 def _import_root(folder: Path) -> Path:
@@ -355,11 +355,11 @@ def _checked(module: Module, rules: Sequence[Rule]) -> list[tuple[Rule, Hit]]:
 def _unreadable(file: File, error: UnreadableError | SyntaxError) -> Unreadable:
     cell = error.cell if isinstance(error, BrokenCellError) else None
     if isinstance(error, UnreadableError):
-        return Unreadable(file.shown, error.line, error.column, _said(error.problem), cell)
-    return Unreadable(file.shown, error.lineno, error.offset, _said(error.msg), cell)
+        return Unreadable(file.shown, error.line, error.column, _as_message(error.problem), cell)
+    return Unreadable(file.shown, error.lineno, error.offset, _as_message(error.msg), cell)
 
 
-def _said(problem: str) -> str:
+def _as_message(problem: str) -> str:
     """Return Python's message in the form of all messages: beginning in lower case, without a full stop."""
     is_word = problem[1:2].islower()
     return (problem[:1].lower() if is_word else problem[:1]) + problem[1:].removesuffix(".")

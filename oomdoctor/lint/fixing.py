@@ -18,7 +18,7 @@ from oomdoctor.output import replace_atomically
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from oomdoctor.lint.engine import Fixable, LintRun
+    from oomdoctor.lint.engine import FixableFile, LintRun
     from oomdoctor.lint.source import Edit, Script
 
 
@@ -184,7 +184,7 @@ def _write(path: Path, change: Change) -> str | None:
     return None
 
 
-def _fix(fixable: Fixable, fixing: FixRun) -> str | None:
+def _fix(fixable: FixableFile, fixing: FixRun) -> str | None:
     """Make the fixes of one file that leave each other alone; why that cannot be, or None."""
     file = fixable.file
     try:

@@ -206,10 +206,10 @@ class Repository(Protocol):
     def definition(self, qualified: str, importer: Module) -> Function | Class | None:
         """Return the function or class of the repository that a qualified name means; None for any other name."""
 
-    def defines_work(self, qualified: str, importer: Module) -> bool:
+    def defines_training_part(self, qualified: str, importer: Module) -> bool:
         """Return whether a name means a function of the repository that may hold a part of a training loop."""
 
-    def work_in(self, dotted: str, importer: Module) -> frozenset[str]:
+    def training_parts_in(self, dotted: str, importer: Module) -> frozenset[str]:
         """Return the functions of a module of the repository that may hold a part of a training loop."""
 
     def callers(self, name: str, definer: Module, most: int) -> list[Module]:
@@ -230,7 +230,7 @@ class Module:
         top: Functions at the top level by name.
         project: The repository that it lies in; None for a text of its own.
         named: Kept there too: names that its functions call.
-        telling: Kept here by `oomdoctor.lint.flow.entries`: functions in which something telling happens.
+        relevant: Kept here by `oomdoctor.lint.flow.entries`: functions in which something telling happens.
     """
 
     path: Path
@@ -242,7 +242,7 @@ class Module:
     top: dict[str, Function] = field(default_factory=dict)
     project: Repository | None = None
     named: frozenset[str] = frozenset()
-    telling: frozenset[Function] | None = None
+    relevant: frozenset[Function] | None = None
 
     def qualified(self, node: ast.expr) -> str | None:
         """Qualified name of a dotted expression by its imports, such as `torch.no_grad`; None for the user's own."""
@@ -256,7 +256,7 @@ class Module:
         self.classes.clear()
         self.top.clear()
         self.tree.body.clear()
-        self.project = self.telling = None
+        self.project = self.relevant = None
 
 
 _BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -278,7 +278,7 @@ def parse(text: str, path: Path, project: Repository | None = None) -> Module:
     tree = _tree(text)
     module = Module(path=path, text=text, tree=tree, names=Names(), project=project)
     imports: list[ast.Import | ast.ImportFrom] = []
-    _survey(tree, module, imports)
+    _index_definitions(tree, module, imports)
     module.names = Names(imports)
     for class_ in module.classes.values():
         class_.bases = tuple(_bases(class_, module))
@@ -299,7 +299,7 @@ def _tree(text: str) -> ast.Module:
         raise SyntaxError(str(error)) from None
 
 
-def _survey(tree: ast.Module, module: Module, imports: list[ast.Import | ast.ImportFrom]) -> None:
+def _index_definitions(tree: ast.Module, module: Module, imports: list[ast.Import | ast.ImportFrom]) -> None:
     """Find functions, classes and imports; only statements are looked at, since nothing else can hold them."""
     waiting: list[tuple[ast.AST, Class | None, Function | None]] = [(tree, None, None)]
     while waiting:

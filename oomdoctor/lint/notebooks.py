@@ -151,7 +151,7 @@ def parse_notebook(data: bytes) -> Notebook | None:
             return None
         found = list(_sources(data, top))
     except JsonError as error:
-        raise UnreadableError(f"not a notebook: {error.problem}", *_place(data, error.offset)) from None
+        raise UnreadableError(f"not a notebook: {error.problem}", *_line_and_column(data, error.offset)) from None
     except UnicodeDecodeError:
         raise UnreadableError("not a notebook: not UTF-8") from None
     text = _joined(source for _, source, _ in found)
@@ -305,7 +305,7 @@ def _gap(data: bytes, begin: int) -> bytes:
     return data[max(begin - _GAP, 0) : begin][len(_before(data, begin)) :]
 
 
-def _place(data: bytes, offset: int) -> tuple[int, int]:
+def _line_and_column(data: bytes, offset: int) -> tuple[int, int]:
     """Line and column, from 1, of a byte."""
     before = data[:offset]
     return before.count(b"\n") + 1, len(before) - (before.rfind(b"\n") + 1) + 1

@@ -24,7 +24,9 @@ _DEFINED: Final = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MU
 _IMPORTED: Final = re.compile(
     r"^[ \t]*from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]{0,4000}\)|[^\n(]{0,1000})", re.MULTILINE
 )
-_WORK_TEXT: Final = re.compile(r"backward\(|zero_grad|\.step\(|\.eval\(|\.load\(|\.append\(|no_grad|cycle|OutOfMemory")
+_TRAINING_TEXT: Final = re.compile(
+    r"backward\(|zero_grad|\.step\(|\.eval\(|\.load\(|\.append\(|no_grad|cycle|OutOfMemory"
+)
 _NAME: Final = re.compile(r"(\w+)(?:\s+as\s+(\w+))?\s*(?:,|#[^\n]*|\)|$)")
 
 
@@ -35,12 +37,12 @@ class Outline:
     Attributes:
         defined: Names of its functions and classes at the top level.
         imported: Names that it imports from elsewhere, with what they stand for there.
-        has_work: Whether parts of a training loop may be in it.
+        may_train: Whether parts of a training loop may be in it.
     """
 
     defined: frozenset[str]
     imported: Mapping[str, str]
-    has_work: bool = False
+    may_train: bool = False
 
 
 def outline(text: str) -> Outline:
@@ -50,7 +52,7 @@ def outline(text: str) -> Outline:
         between = "" if match[1].endswith(".") else "."
         for name in _NAME.finditer(match[2].strip("( \t")):
             imported[name[2] or name[1]] = f"{match[1]}{between}{name[1]}"
-    return Outline(frozenset(_DEFINED.findall(text)), imported, _WORK_TEXT.search(text) is not None)
+    return Outline(frozenset(_DEFINED.findall(text)), imported, _TRAINING_TEXT.search(text) is not None)
 
 
 _MOST_TOKENS: Final = 130_000
@@ -61,7 +63,7 @@ _LARGEST_BYTES: Final = 256 * 1024
 """Bytes of a file that a call is followed into; larger ones hold data."""
 _MOST_LINKS: Final = 4
 """Files that pass a name on to one another."""
-_WORK_NAME: Final = re.compile(
+_TRAINING_NAME: Final = re.compile(
     r"train|step|fit|update|optimi|backward|epoch|eval|valid|test|infer|predict|loss|run|batch|load|cycle|main|criterion|tune|adapt"
 )
 _MOST_FILES: Final = 2000
@@ -75,9 +77,9 @@ _HOLDS_DATA: Final = re.compile(
 _EMPTY: Final = Outline(frozenset(), MappingProxyType({}))
 
 
-def may_hold_work(name: str) -> bool:
+def may_be_training_part(name: str) -> bool:
     """Return whether a function of this name may hold a part of a training loop, and so is followed."""
-    return bool(_WORK_NAME.search(name))
+    return bool(_TRAINING_NAME.search(name))
 
 
 class Project:
@@ -101,7 +103,7 @@ class Project:
         self._in_use = 0
         self._refused: set[Path] = set()
         self._found: dict[tuple[str, Path], Path | None] = {}
-        self._places: dict[tuple[str, Path], tuple[Path, str] | None] = {}
+        self._locations: dict[tuple[str, Path], tuple[Path, str] | None] = {}
         self._files: list[Path] | None = None
         self.recorded: dict[Path, dict[tuple[str, int, int], set[str]]] = {}
 
@@ -112,20 +114,20 @@ class Project:
             qualified: Such as `engine.train_one_epoch` or `.engine.train_one_epoch`.
             importer: The file in which the name stands.
         """
-        place = self._known_place(qualified, importer.path.parent)
+        place = self._cached_location(qualified, importer.path.parent)
         if place is None:
             return None
         path, name = place
         module = self._parsed(path)
         return None if module is None else module.top.get(name) or module.classes.get(name)
 
-    def defines_work(self, qualified: str, importer: Module) -> bool:
+    def defines_training_part(self, qualified: str, importer: Module) -> bool:
         """Return whether the name means a function of the repository that may hold a part of a training loop."""
         name = qualified.rpartition(".")[2]
-        place = self._known_place(qualified, importer.path.parent) if may_hold_work(name) else None
-        return place is not None and self._outline(place[0]).has_work
+        place = self._cached_location(qualified, importer.path.parent) if may_be_training_part(name) else None
+        return place is not None and self._outline(place[0]).may_train
 
-    def work_in(self, dotted: str, importer: Module) -> frozenset[str]:
+    def training_parts_in(self, dotted: str, importer: Module) -> frozenset[str]:
         """Functions of a module of the repository that may hold a part of a training loop; none where it has no such.
 
         Args:
@@ -133,9 +135,9 @@ class Project:
             importer: The file in which it is imported.
         """
         path = self._file(dotted, importer.path.parent)
-        if path is None or not self._outline(path).has_work:
+        if path is None or not self._outline(path).may_train:
             return frozenset()
-        return frozenset(name for name in self._outline(path).defined if may_hold_work(name))
+        return frozenset(name for name in self._outline(path).defined if may_be_training_part(name))
 
     def callers(self, name: str, definer: Module, most: int) -> list[Module]:
         """Files of the repository that import this name, or a module with it, from the file that defines it.
@@ -156,7 +158,7 @@ class Project:
     def _imports(self, path: Path, name: str, own: Path) -> bool:
         meaning = self._outline(path).imported
         if name in meaning:
-            place = self._place(meaning[name], path.parent, 0)
+            place = self._locate(meaning[name], path.parent, 0)
             return place is not None and place[0] == own
         text = self._text(path) if own.stem in meaning else None
         return text is not None and f"{own.stem}.{name}(" in text
@@ -166,16 +168,18 @@ class Project:
             self._files = list(islice(_scripts(self.root), _MOST_FILES))
         return self._files
 
-    def _known_place(self, qualified: str, folder: Path) -> tuple[Path, str] | None:
+    def _cached_location(self, qualified: str, folder: Path) -> tuple[Path, str] | None:
         key = (qualified, folder)
-        if key not in self._places:
-            self._places[key] = self._place(qualified, folder, 0)
-        return self._places[key]
+        if key not in self._locations:
+            self._locations[key] = self._locate(qualified, folder, 0)
+        return self._locations[key]
 
-    def _place(self, qualified: str, folder: Path, links: int) -> tuple[Path, str] | None:
+    def _locate(self, qualified: str, folder: Path, links: int) -> tuple[Path, str] | None:
         """The file in which a name is defined, and its name there."""
         source, name = _split(qualified)
-        is_wanted = may_hold_work(name) if name[:1].islower() or name[:1] == "_" else not _HOLDS_DATA.search(name)
+        is_wanted = (
+            may_be_training_part(name) if name[:1].islower() or name[:1] == "_" else not _HOLDS_DATA.search(name)
+        )
         if not source or links > _MOST_LINKS or not is_wanted:
             return None
         path = self._file(source, folder)
@@ -185,7 +189,7 @@ class Project:
         if name in offered.defined:
             return path, name
         onward = offered.imported.get(name)
-        return None if onward is None else self._place(onward, path.parent, links + 1)
+        return None if onward is None else self._locate(onward, path.parent, links + 1)
 
     def _file(self, dotted: str, folder: Path) -> Path | None:
         key = (dotted, folder)
@@ -244,7 +248,7 @@ class Project:
         self._in_use -= self._sizes[module.path]
         return module
 
-    def tidy(self) -> None:
+    def evict(self) -> None:
         """Make room for the next file's runs: those of the last one hold no part of other files any more."""
         while self._in_use > _KEPT_TOKENS:
             path, module = self._modules.popitem(last=False)

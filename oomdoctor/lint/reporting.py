@@ -240,7 +240,7 @@ _RANKS: Final = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class FileView:
     """A file with the tables that turn its hits into findings.
 
     Attributes:
@@ -262,7 +262,7 @@ class View:
     ignored: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, file: File, module: Module, document: Document | None, ignored: frozenset[str]) -> View:
+    def of(cls, file: File, module: Module, document: Document | None, ignored: frozenset[str]) -> FileView:
         """A view of a file; `document` is None for one that was parsed on the way from another."""
         document = document or Script(module.text)
         return cls(
@@ -301,7 +301,7 @@ Key = tuple[str, int, int, int, str]
 
 
 @dataclass(slots=True)
-class Collected:
+class FindingCollector:
     """The findings so far.
 
     Attributes:
@@ -312,7 +312,7 @@ class Collected:
     findings: dict[Key, tuple[Finding, tuple[Edit, ...]]] = field(default_factory=dict)
     silenced: set[Key] = field(default_factory=set)
 
-    def add(self, view: View, rule: Rule, hit: Hit) -> None:
+    def add(self, view: FileView, rule: Rule, hit: Hit) -> None:
         """Note a place where a rule fires."""
         finding = view.finding(rule, hit)
         key = (finding.path, finding.cell or 0, finding.line, finding.column, finding.code)

@@ -143,7 +143,7 @@ FOUNDATIONS: Final = frozenset({
 _IMPORTS: Final = re.compile(
     r"(?:^|[\r:;])[ \t\f]*(?:import|from)\b[^\n\r#;:(]*?\b(?:" + "|".join(sorted(FOUNDATIONS)) + r")\b", re.MULTILINE
 )
-_SIGN: Final = ".zero_grad("
+_CLEARS_GRADIENTS: Final = ".zero_grad("
 """A loop whose model comes from a module of its own needs no import of torch."""
 
 _TOKEN: Final = re.compile(r"\w+|[^\w\s]|\n")
@@ -257,7 +257,7 @@ def decode(data: bytes) -> Script:
 
 def stands_on_torch(text: str) -> bool:
     """Return whether a script imports torch or a library on top of it, or clears gradients."""
-    return _SIGN in text or _IMPORTS.search(text) is not None
+    return _CLEARS_GRADIENTS in text or _IMPORTS.search(text) is not None
 
 
 def check_size(text: str) -> None:

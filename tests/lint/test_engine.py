@@ -226,7 +226,7 @@ def _in_helper(subject: Subject) -> Iterator[Hit]:
     """Each event, wherever it lies."""
     for run_ in subject.runs:
         for event in run_.of():
-            if event.act.value == "backward":
+            if event.action.value == "backward":
                 yield Hit.at(event, "x", help="y", edits=(Edit((1, 0), (1, 0), "#"),))
 
 
@@ -262,7 +262,7 @@ def test_the_worst_of_two_findings_at_one_place_counts(here: Path) -> None:
         severity = Severity.ERROR if subject.module.path.name == "two.py" else Severity.NOTE
         for run_ in subject.runs:
             for event in run_.of():
-                if event.act.value == "backward":
+                if event.action.value == "backward":
                     yield Hit.at(event, "x", help="y", severity=severity)
 
     for name, text in (("helpers.py", HELPER), ("one.py", CALLER), ("two.py", CALLER)):

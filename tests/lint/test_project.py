@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oomdoctor.lint.flow.events import Act, GradMode
+from oomdoctor.lint.flow.events import Action, GradMode
 from oomdoctor.lint.flow.runs import gradients_by_callers, runs_of
 from oomdoctor.lint.module import Class, Function, parse
 from oomdoctor.lint.project import Project
@@ -62,7 +62,7 @@ def test_a_call_is_followed_into_another_file(root: Path, imports: str, call: st
     main = module(
         root, "main.py", f"{imports}\ndef main():\n    for x in loader:\n        {call}(model, x, optimizer)\n"
     )
-    steps = [event for run in runs_of(main) for event in run.of(Act.STEP)]
+    steps = [event for run in runs_of(main) for event in run.of(Action.STEP)]
     assert [(event.module.path.name, len(event.context.loops)) for event in steps] == [("engine.py", 1)]
 
 
@@ -82,7 +82,7 @@ def test_what_is_to_be_written_is_read_instead_of_the_file(root: Path) -> None:
     path = (root / "package" / "engine.py").resolve()
     text = "from package.engine import train_step\nfor x in loader:\n    train_step(model, x, optimizer)\n"
     main = module(root, "main.py", text, {path: b"def train_step(model, x, optimizer):\n    pass\n"})
-    assert not [event for run in runs_of(main) for event in run.of(Act.STEP)]
+    assert not [event for run in runs_of(main) for event in run.of(Action.STEP)]
 
 
 @pytest.mark.parametrize("broken", ["def train_step(:\n", "x = 1\n" * 200_000, "\0"])
@@ -110,5 +110,5 @@ def test_callers_in_other_files_say_whether_autograd_records(
         f"import torch\nfrom package.engine import evaluate\ndef main(model):\n    {caller}\n"
     )
     engine = module(root, "package/engine.py", ENGINE)
-    (forward,) = [event for run in runs_of(engine) for event in run.of(Act.FORWARD) if len(event.context.loops)]
+    (forward,) = [event for run in runs_of(engine) for event in run.of(Action.FORWARD) if len(event.context.loops)]
     assert gradients_by_callers(forward) is gradients

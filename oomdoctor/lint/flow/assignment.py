@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow import known
-from oomdoctor.lint.flow.events import UNKNOWN, Act, Event, Graph, Keeping, Kind, Value
+from oomdoctor.lint.flow.events import UNKNOWN, Action, Event, Graph, Keeping, Kind, Value
 from oomdoctor.lint.flow.expressions import divisor_in, evaluate
 from oomdoctor.lint.flow.hints import bases_of, guess
 from oomdoctor.lint.flow.state import Names, State, computed_value, text_of
@@ -98,7 +98,7 @@ def _is_reset(statement: ast.stmt) -> bool:
 
 
 def _note_forgotten(state: State, node: ast.stmt, target: str, before: Value) -> None:
-    state.events.append(Event(Act.FORGET, node, state.module, state.context, before, target=target))
+    state.events.append(Event(Action.FORGET, node, state.module, state.context, before, target=target))
 
 
 def named_value(state: State, text: str, value: Value) -> Value:
@@ -113,7 +113,7 @@ def named_value(state: State, text: str, value: Value) -> Value:
     )
     if kind is value.kind and is_loss is value.is_loss:
         return value
-    return value.but(kind=kind, is_loss=is_loss)
+    return value.replace(kind=kind, is_loss=is_loss)
 
 
 def _to_several(state: State, statement: ast.stmt, target: ast.Tuple | ast.List, value: Value) -> None:
@@ -140,11 +140,11 @@ def _to_attribute(state: State, statement: ast.stmt, target: ast.Attribute, valu
     owner = evaluate(state, target.value)
     text = text_of(target)
     if target.attr == "grad" and value.kind is Kind.NONE:
-        state.note(Act.ZERO_GRAD, statement, owner, name=".grad")
+        state.note(Action.ZERO_GRAD, statement, owner, name=".grad")
         return
     if target.attr == "requires_grad":
         is_off = isinstance(value.node, ast.Constant) and value.node.value is False
-        state.note(Act.FREEZE if is_off else Act.NEEDS_GRADIENT, statement, owner, name=".requires_grad")
+        state.note(Action.FREEZE if is_off else Action.NEEDS_GRADIENT, statement, owner, name=".requires_grad")
         return
     before = state.names.get(text)
     if _grows(state, statement, target, value):
@@ -162,13 +162,13 @@ def assign_in_place(state: State, node: ast.AugAssign, value: Value) -> None:
     result = computed_value(target, (before, value), state.records)
     divisor = divisor_in(node.op, node.value)
     if divisor is not None:
-        result = result.but(divided_by=(*result.divided_by, divisor))
+        result = result.replace(divided_by=(*result.divided_by, divisor))
     if isinstance(node.op, ast.Add | ast.Sub):
         _note_added(state, node, value)
     text = text_of(target)
     if isinstance(target, ast.Name | ast.Attribute):
         is_list = before.kind is Kind.CONTAINER
-        state.names[text] = result.but(kind=Kind.CONTAINER) if is_list else result
+        state.names[text] = result.replace(kind=Kind.CONTAINER) if is_list else result
 
 
 def _note_added(state: State, node: ast.AugAssign, value: Value) -> None:
@@ -281,7 +281,7 @@ def _recognised(state: State, text: str, value: Value) -> Value:
         # Whatever the constructor begins with, other methods may set.
         guessed = guess(text, state.uses(text))
         kind = guessed if guessed is not Kind.UNKNOWN else kind
-    return value.but(kind=kind, graph=Graph.UNKNOWN if kind is Kind.TENSOR else value.graph)
+    return value.replace(kind=kind, graph=Graph.UNKNOWN if kind is Kind.TENSOR else value.graph)
 
 
 def _assignments(body: list[ast.stmt]) -> Iterator[ast.Assign]:

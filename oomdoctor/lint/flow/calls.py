@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.assignment import fields_of
-from oomdoctor.lint.flow.events import UNKNOWN, Act, Frame, GradMode, Graph, Kind, Value
+from oomdoctor.lint.flow.events import UNKNOWN, Action, Frame, GradMode, Graph, Kind, Value
 from oomdoctor.lint.flow.expressions import begins_with_import, evaluate
 from oomdoctor.lint.flow.hints import (
     bases_of,
@@ -21,7 +21,17 @@ from oomdoctor.lint.flow.hints import (
 )
 from oomdoctor.lint.flow.libraries import BUILTINS, call_builtin, call_library, grad_mode_of_function, note_backward
 from oomdoctor.lint.flow.methods import call_method, forward, loss
-from oomdoctor.lint.flow.state import MOST_FRAMES, Arguments, Births, Names, State, base_of, join, sources, text_of
+from oomdoctor.lint.flow.state import (
+    MOST_FRAMES,
+    Arguments,
+    Names,
+    SettingLoops,
+    State,
+    base_of,
+    join,
+    sources,
+    text_of,
+)
 from oomdoctor.lint.flow.statements import execute
 
 if TYPE_CHECKING:
@@ -145,7 +155,7 @@ def _is_loss_scaler(node: ast.Call, given: Arguments) -> bool:
 
 def _scaled_step(state: State, node: ast.Call, given: Arguments) -> Value:
     note_backward(state, node, given.positional[0], managed="timm")
-    state.note(Act.STEP, node, given.positional[1], call=node, managed="timm")
+    state.note(Action.STEP, node, given.positional[1], call=node, managed="timm")
     return Value(node=node)
 
 
@@ -158,7 +168,7 @@ def _made(node: ast.Call, class_: Class, given: Arguments) -> Value:
 _SELF: Final = "self."
 _LONG: Final = 40
 """Lines of a function with nothing telling in it from which on it is no small helper that computes a loss."""
-_UNIMPORTANT: Final = frozenset({Act.CALL, Act.TO_HOST, Act.FORGET})
+_UNIMPORTANT: Final = frozenset({Action.CALL, Action.TO_HOST, Action.FORGET})
 """Acts that are recorded once for a function in which nothing else happens, not at each call."""
 _MOST_FOLLOWED: Final = 5
 """Times that one function is run for one file: more say nothing new."""
@@ -174,7 +184,7 @@ def follow(state: State, function: Function, call: ast.Call | None, given: Argum
         return replace(silent, node=call, identity=Value().identity, made_from=sources(given.positional))
     happened = len(state.events)
     returned = _run(state, function, call, given)
-    if not returned.parts and all(event.act in _UNIMPORTANT for event in state.events[happened:]):
+    if not returned.parts and all(event.action in _UNIMPORTANT for event in state.events[happened:]):
         state.shared.silent[key] = returned
     return returned
 
@@ -188,18 +198,18 @@ def _key(function: Function, given: Arguments) -> tuple[object, ...]:
 def _run(state: State, function: Function, call: ast.Call | None, given: Arguments) -> Value:
     state.shared.entered.add(function)
     state.shared.followed[function] += 1
-    names, born = _bound(state, function, call, given)
-    before = (state.module, state.names, state.context, state.born, state.returned)
-    state.module, state.names, state.born, state.returned = function.module, names, born, []
-    state.context = before[2].but(
+    names, set_in = _bound(state, function, call, given)
+    before = (state.module, state.names, state.context, state.set_in, state.returned)
+    state.module, state.names, state.set_in, state.returned = function.module, names, set_in, []
+    state.context = before[2].replace(
         frames=(*before[2].frames, Frame(function, call)),
         gradients=grad_mode_of_function(function, before[2].gradients),
         managed=managed_by(function) or before[2].managed,
     )
     execute(state, function.node.body)
     returned, inner = state.returned, state.names
-    state.module, state.names, state.context, state.born, state.returned = before
-    _bring_back(state, inner, given)
+    state.module, state.names, state.context, state.set_in, state.returned = before
+    _copy_attributes_back(state, inner, given)
     return _joined(returned, call)
 
 
@@ -219,18 +229,18 @@ def _joined(returned: list[Value], call: ast.Call | None) -> Value:
     for other in returned[1:]:
         value = join(value, other)
     if value.kind is not Kind.NONE and any(other.kind is Kind.NONE for other in returned):
-        return value.but(kind=Kind.UNKNOWN)  # None at times, which has none of its methods
+        return value.replace(kind=Kind.UNKNOWN)  # None at times, which has none of its methods
     return value
 
 
-def _bound(state: State, function: Function, call: ast.Call | None, given: Arguments) -> tuple[Names, Births]:
-    """Return the meanings of names at the start of the body, and the position at which each was set."""
+def _bound(state: State, function: Function, call: ast.Call | None, given: Arguments) -> tuple[Names, SettingLoops]:
+    """Return the meanings of names at the start of the body, and the loops around each assignment."""
     is_inner = function.parent is not None and any(frame.function is function.parent for frame in state.context.frames)
     names: Names = dict(state.names) if is_inner else dict(state.shared.globals.get(function.module, {}))
-    born = dict(state.born) if is_inner else {}
+    set_in = dict(state.set_in) if is_inner else {}
     parameters = [argument.arg for argument in (*function.node.args.posonlyargs, *function.node.args.args)]
     if given.receiver is not None and parameters:
-        _bind_receiver(state, names, born, given.receiver, parameters[0])
+        _bind_receiver(state, names, set_in, given.receiver, parameters[0])
         parameters = parameters[1:]
     _bind_defaults(state, function, names)
     for name, value in zip(parameters, given.positional, strict=False):
@@ -238,15 +248,15 @@ def _bound(state: State, function: Function, call: ast.Call | None, given: Argum
     for name, value in given.keywords.items():
         names[name] = _recognised(names.get(name), value)
     if call is not None:
-        _carry_births(state, parameters, call, born)
-    return names, born
+        _carry_setting_loops(state, parameters, call, set_in)
+    return names, set_in
 
 
 def _recognised(parameter: Value | None, value: Value) -> Value:
     """Return an argument's value, with the knowledge that the parameter's name and annotation add."""
     if parameter is None or value.kind is not Kind.UNKNOWN or value.function is not None:
         return value
-    return value.but(kind=parameter.kind, class_=value.class_ or parameter.class_)
+    return value.replace(kind=parameter.kind, class_=value.class_ or parameter.class_)
 
 
 def _bind_defaults(state: State, function: Function, names: Names) -> None:
@@ -262,30 +272,30 @@ def _parameter(state: State, function: Function, argument: ast.arg) -> Value:
     return annotated or Value(kind=guess(argument.arg, state.uses(argument.arg)))
 
 
-def _bind_receiver(state: State, names: Names, born: Births, receiver: Value, parameter: str) -> None:
+def _bind_receiver(state: State, names: Names, set_in: SettingLoops, receiver: Value, parameter: str) -> None:
     """`self`, and what is known of its attributes: as they are in the method that calls, or as the class sets them."""
     names[parameter] = receiver
     own = state.names.get("self")
     if own is not None and own.identity == receiver.identity:
         names.update({name: value for name, value in state.names.items() if name.startswith(_SELF)})
-        born.update({name: loops for name, loops in state.born.items() if name.startswith(_SELF)})
+        set_in.update({name: loops for name, loops in state.set_in.items() if name.startswith(_SELF)})
     elif receiver.class_ is not None:
         names.update(fields_of(state, receiver.class_))
 
 
-def _carry_births(state: State, parameters: list[str], call: ast.Call, born: Births) -> None:
+def _carry_setting_loops(state: State, parameters: list[str], call: ast.Call, set_in: SettingLoops) -> None:
     """A list that is given to a function was there since the caller made it."""
     named = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
     pairs = [*zip(parameters, call.args, strict=False), *named.items()]
     for name in parameters:
-        born[name] = state.context.loops
+        set_in[name] = state.context.loops
     for name, argument in pairs:
         base = base_of(argument)
         if base is not None:
-            born[name] = state.born.get(base, ())
+            set_in[name] = state.set_in.get(base, ())
 
 
-def _bring_back(state: State, inner: Names, given: Arguments) -> None:
+def _copy_attributes_back(state: State, inner: Names, given: Arguments) -> None:
     """Carry a method's changes to its object's attributes over to the caller, where the object is the same."""
     own = state.names.get("self")
     same = given.receiver is not None and own is not None and own.identity == given.receiver.identity

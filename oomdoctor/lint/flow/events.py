@@ -97,7 +97,7 @@ class Value:
         """Return whether this value is `other` or was computed from it."""
         return self.identity == other.identity or other.identity in self.made_from
 
-    def but(self, **changes: object) -> Value:
+    def replace(self, **changes: object) -> Value:
         """Return the same value with more known about it."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
@@ -224,7 +224,7 @@ class Context:
     gradients: GradMode = GradMode.ON
     managed: str | None = None
 
-    def but(self, **changes: object) -> Context:
+    def replace(self, **changes: object) -> Context:
         """Return the same circumstances with these changes."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
@@ -239,7 +239,7 @@ class Context:
         return tuple(guard for guard in self.guards if guard.depth > depth)
 
 
-class Act(StrEnum):
+class Action(StrEnum):
     """The kind of an event; the comment beside each says what `value` and `result` are."""
 
     FORWARD = "forward"  # a model is called; value: the model, result: its output
@@ -282,11 +282,11 @@ class Event:
     """An event of a run.
 
     Attributes:
-        act: What.
+        action: The kind of event.
         node: Where: the call or the statement to point at.
         module: The file that `node` lies in; a run that follows a call may leave the file it began in.
         context: Under what circumstances.
-        value: What it happens to; see `Act`.
+        value: What it happens to; see `Action`.
         result: What it gives.
         call: The call, where it is one; its keywords are there to read.
         name: Qualified name of what is called, such as `torch.nn.utils.clip_grad_norm_`, or `.` and a method's name.
@@ -297,7 +297,7 @@ class Event:
             what is kept; None where the target is made anew in each iteration or there is no loop.
     """
 
-    act: Act
+    action: Action
     node: ast.expr | ast.stmt
     module: Module
     context: Context
@@ -345,15 +345,15 @@ class Run:
     loops: tuple[Loop, ...]
     training: tuple[Loop, ...] = ()
 
-    def of(self, *acts: Act, within: Loop | None = None) -> Iterator[Event]:
-        """Events of these kinds, in order.
+    def of(self, *actions: Action, within: Loop | None = None) -> Iterator[Event]:
+        """Yield the events of these kinds, in order.
 
         Args:
-            acts: Which kinds; all of them where none is given.
+            actions: The kinds; all of them where none is given.
             within: Only those with this loop around them, at whatever depth.
         """
         for event in self.events:
-            if (not acts or event.act in acts) and (within is None or within in event.context.loops):
+            if (not actions or event.action in actions) and (within is None or within in event.context.loops):
                 yield event
 
     def training_loops(self) -> Iterator[Loop]:
@@ -366,7 +366,7 @@ def training_loops(events: Iterable[Event]) -> tuple[Loop, ...]:
     found: dict[Loop, None] = {}
     for event in events:
         loops = event.context.loops
-        if event.act is Act.BACKWARD and loops:
+        if event.action is Action.BACKWARD and loops:
             found[next((loop for loop in reversed(loops) if loop.over_batches), loops[-1])] = None
     return tuple(found)
 
@@ -374,6 +374,6 @@ def training_loops(events: Iterable[Event]) -> tuple[Loop, ...]:
 def model_origins(run: Run, model: Value) -> Iterator[Value]:
     """The model as it is used, and as the run has seen it being made: DistributedDataParallel hides the library."""
     yield model
-    for event in run.of(Act.CALL):
+    for event in run.of(Action.CALL):
         if event.result.identity == model.identity and event.result.library != model.library:
             yield event.result

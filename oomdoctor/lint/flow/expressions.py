@@ -140,7 +140,7 @@ def _binary(state: State, node: ast.BinOp) -> Value:
         divisor_in(node.op, node.left) if isinstance(node.op, ast.Mult) else None
     )
     if divisor is not None and right.graph is not Graph.YES:
-        value = value.but(divided_by=tuple(dict.fromkeys((*value.divided_by, divisor))))
+        value = value.replace(divided_by=tuple(dict.fromkeys((*value.divided_by, divisor))))
     return value
 
 
@@ -180,7 +180,7 @@ def _either(state: State, node: ast.BoolOp) -> Value:
 
 def _choice(state: State, node: ast.IfExp) -> Value:
     evaluate(state, node.test)
-    return join(evaluate(state, node.body), evaluate(state, node.orelse)).but(node=node)
+    return join(evaluate(state, node.body), evaluate(state, node.orelse)).replace(node=node)
 
 
 def _subscript(state: State, node: ast.Subscript) -> Value:

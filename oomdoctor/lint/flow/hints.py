@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from oomdoctor.lint.module import Function, Module
 
 
-_TELLING: Final = re.compile(
+_RELEVANT_TEXT: Final = re.compile(
     r"def (?:training|validation|test|predict|prediction)_step\(|def compute_loss\("
     r"|(?<!def )(?:\b|_)backward\(|\.backward\b|zero_grad|\.step\(|\.eval\(|\.load\(|empty_cache|retain_graph"
     r"|OutOfMemory|out of memory|\bcycle\b|clip_grad|\.train\(|\.state_dict\("
@@ -43,31 +43,31 @@ _CALLED: Final = re.compile(r"(?<!def )\b([A-Za-z_]\w*)\s*\(")
 
 def entry_functions(module: Module) -> list[Function]:
     """Functions to begin with, those that nobody in the file calls first: the others are run on their way."""
-    telling = relevant_functions(module)
+    relevant = relevant_functions(module)
     named = module.named
-    functions = [function for function in module.functions if function in telling]
+    functions = [function for function in module.functions if function in relevant]
     return sorted(functions, key=lambda function: (function.parent is not None, function.name in named))
 
 
 def relevant_functions(module: Module) -> frozenset[Function]:
     """Functions of a file in which, or in what they call by name, something telling happens."""
-    if module.telling is None:
-        module.telling = _telling(module)
-    return module.telling
+    if module.relevant is None:
+        module.relevant = _find_relevant(module)
+    return module.relevant
 
 
 def calls_other_files(module: Module) -> bool:
     """Return whether a file calls functions of other files that may hold a part of a training loop."""
-    return bool(_work_elsewhere(module))
+    return bool(_followed_names(module))
 
 
-def _work_elsewhere(module: Module) -> frozenset[str]:
+def _followed_names(module: Module) -> frozenset[str]:
     project = module.project
     if project is None:
         return frozenset()
-    names = {name for name, meaning in module.names.items() if project.defines_work(meaning, module)}
+    names = {name for name, meaning in module.names.items() if project.defines_training_part(meaning, module)}
     for meaning in module.names.modules:
-        names |= {name for name in project.work_in(meaning, module) if f".{name}(" in module.text}
+        names |= {name for name in project.training_parts_in(meaning, module) if f".{name}(" in module.text}
     return frozenset(names)
 
 
@@ -87,7 +87,7 @@ def is_relevant(module: Module) -> bool:
     """Return whether a rule may find something in a file, by its text and the files that it calls."""
     text = module.text
     return (
-        _TELLING.search(text) is not None
+        _RELEVANT_TEXT.search(text) is not None
         or _EVALUATES.search(text) is not None
         or (_COLLECTS.search(text) is not None and _BATCHES.search(text) is not None)
         or _LOAD.search(text) is not None
@@ -95,8 +95,8 @@ def is_relevant(module: Module) -> bool:
     )
 
 
-def _telling_lines(text: str) -> list[int]:
-    patterns = [_TELLING, _EVALUATES]
+def _relevant_lines(text: str) -> list[int]:
+    patterns = [_RELEVANT_TEXT, _EVALUATES]
     if _BATCHES.search(text):
         patterns.append(_COLLECTS)
     if _LOAD.search(text):
@@ -104,12 +104,12 @@ def _telling_lines(text: str) -> list[int]:
     return sorted(line for pattern in patterns for line, _ in _with_lines(text, pattern))
 
 
-def _telling(module: Module) -> frozenset[Function]:
+def _find_relevant(module: Module) -> frozenset[Function]:
     called = _called_by(module)
     module.named = frozenset(name for names in called.values() for name in names)
-    lines = _telling_lines(module.text)
+    lines = _relevant_lines(module.text)
     found = {function for function in module.functions if _has_line(function, lines)}
-    names = {function.name for function in found} | _work_elsewhere(module)
+    names = {function.name for function in found} | _followed_names(module)
     while True:
         more = {function for function in module.functions if function not in found and called[function] & names}
         if not more:

@@ -6,7 +6,7 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, Kind
+from oomdoctor.lint.flow.events import Action, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,29 +109,29 @@ SAME_VALUE: Final = frozenset(
 )
 """Calls that give their first argument back, wrapped."""
 
-CALLS: Final[Mapping[str, Act]] = MappingProxyType(
+CALLS: Final[Mapping[str, Action]] = MappingProxyType(
     {
-        "torch.load": Act.LOAD,
-        "torch.cuda.empty_cache": Act.EMPTY_CACHE,
-        "torch.accelerator.empty_cache": Act.EMPTY_CACHE,
-        "torch.mps.empty_cache": Act.EMPTY_CACHE,
-        "torch.xpu.empty_cache": Act.EMPTY_CACHE,
-        "torch.nn.utils.clip_grad_norm_": Act.CLIP,
-        "torch.nn.utils.clip_grad_value_": Act.CLIP,
-        "timm.utils.dispatch_clip_grad": Act.CLIP,
-        "timm.utils.clip_grad.dispatch_clip_grad": Act.CLIP,
-        "torch.autograd.grad": Act.AUTOGRAD,
-        "torch.autograd.functional.jacobian": Act.AUTOGRAD,
-        "torch.autograd.functional.hessian": Act.AUTOGRAD,
-        "torch.autograd.functional.vjp": Act.AUTOGRAD,
-        "torch.func.grad": Act.AUTOGRAD,
-        "torch.func.jacrev": Act.AUTOGRAD,
-        "torch.func.vjp": Act.AUTOGRAD,
-        "torch.cat": Act.COLLECT,
-        "torch.stack": Act.COLLECT,
-        "torch.concat": Act.COLLECT,
-        "torch.vstack": Act.COLLECT,
-        "torch.hstack": Act.COLLECT,
+        "torch.load": Action.LOAD,
+        "torch.cuda.empty_cache": Action.EMPTY_CACHE,
+        "torch.accelerator.empty_cache": Action.EMPTY_CACHE,
+        "torch.mps.empty_cache": Action.EMPTY_CACHE,
+        "torch.xpu.empty_cache": Action.EMPTY_CACHE,
+        "torch.nn.utils.clip_grad_norm_": Action.CLIP,
+        "torch.nn.utils.clip_grad_value_": Action.CLIP,
+        "timm.utils.dispatch_clip_grad": Action.CLIP,
+        "timm.utils.clip_grad.dispatch_clip_grad": Action.CLIP,
+        "torch.autograd.grad": Action.AUTOGRAD,
+        "torch.autograd.functional.jacobian": Action.AUTOGRAD,
+        "torch.autograd.functional.hessian": Action.AUTOGRAD,
+        "torch.autograd.functional.vjp": Action.AUTOGRAD,
+        "torch.func.grad": Action.AUTOGRAD,
+        "torch.func.jacrev": Action.AUTOGRAD,
+        "torch.func.vjp": Action.AUTOGRAD,
+        "torch.cat": Action.COLLECT,
+        "torch.stack": Action.COLLECT,
+        "torch.concat": Action.COLLECT,
+        "torch.vstack": Action.COLLECT,
+        "torch.hstack": Action.COLLECT,
     }
 )
 """Functions that are events."""

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow import known
-from oomdoctor.lint.flow.events import UNKNOWN, Act, Device, GradMode, Graph, Kind, Value
+from oomdoctor.lint.flow.events import UNKNOWN, Action, Device, GradMode, Graph, Kind, Value
 from oomdoctor.lint.flow.state import NUMBER, Arguments, State, computed_value, graph_of, sources, text_of
 
 if TYPE_CHECKING:
@@ -149,10 +149,10 @@ def call_builtin(state: State, node: ast.Call, name: str, given: Arguments) -> V
         return NUMBER
     if name in _TO_NUMBERS:
         if values and values[0].kind is not Kind.NUMBER:
-            state.note(Act.TO_HOST, node, values[0], call=node, name=name)
+            state.note(Action.TO_HOST, node, values[0], call=node, name=name)
         return Value(kind=Kind.NUMBER, graph=Graph.NO, node=node, made_from=sources(values))
     if name == "next":
-        state.note(Act.NEXT, node, values[0] if values else UNKNOWN, call=node, name=name)
+        state.note(Action.NEXT, node, values[0] if values else UNKNOWN, call=node, name=name)
         return Value(graph=Graph.NO, node=node)
     if name in _COMPUTE:
         return computed_value(node, values, state.records)
@@ -191,23 +191,23 @@ def call_library(state: State, node: ast.Call, name: str, given: Arguments) -> V
     if name == known.BACKWARD:
         return note_backward(state, node, given.positional[0] if given.positional else UNKNOWN)
     if name == "torch.set_grad_enabled":
-        state.context = state.context.but(gradients=grad_mode_by_argument(node, empty=GradMode.UNKNOWN))
+        state.context = state.context.replace(gradients=grad_mode_by_argument(node, empty=GradMode.UNKNOWN))
         return UNKNOWN
-    act = known.CALLS.get(name)
+    action = known.CALLS.get(name)
     value = _result(state, node, name, given)
-    if act is None:
-        state.note(Act.CALL, node, call=node, name=name, value=_first(given), result=value)
+    if action is None:
+        state.note(Action.CALL, node, call=node, name=name, value=_first(given), result=value)
     else:
-        state.note(act, node, call=node, name=name, value=_first(given), result=value)
+        state.note(action, node, call=node, name=name, value=_first(given), result=value)
     if _is_true(node, "requires_grad"):
-        state.note(Act.NEEDS_GRADIENT, node, value, call=node, name=name)
-        return value.but(graph=Graph.UNKNOWN)
+        state.note(Action.NEEDS_GRADIENT, node, value, call=node, name=name)
+        return value.replace(graph=Graph.UNKNOWN)
     return value
 
 
 def note_backward(state: State, node: ast.Call, loss: Value, *, managed: str | None = None, name: str = "") -> Value:
     """Note a backward pass of this loss."""
-    state.note(Act.BACKWARD, node, loss, call=node, managed=managed, name=name)
+    state.note(Action.BACKWARD, node, loss, call=node, managed=managed, name=name)
     return Value(kind=Kind.NONE, graph=Graph.NO, node=node)
 
 
@@ -268,7 +268,7 @@ def kind_made(name: str) -> Kind | None:
 def _wrapped(node: ast.Call, name: str, given: Arguments) -> Value:
     value = given.positional[0] if given.positional else UNKNOWN
     if name in known.WRAPPERS:
-        return value.but(kind=Kind.MODEL, wrapped=True, node=node, library=name)
+        return value.replace(kind=Kind.MODEL, wrapped=True, node=node, library=name)
     return value
 
 
@@ -284,7 +284,7 @@ def _functional(state: State, node: ast.Call, name: str, given: Arguments) -> Va
     last = name.rpartition(".")[2]
     value = computed_value(node, tuple(_arguments(given)), state.records)
     is_loss = last.endswith(("_loss", "cross_entropy", "nll_loss", "kl_div")) or last in ("cross_entropy", "kl_div")
-    return value.but(kind=Kind.TENSOR, is_loss=is_loss or value.is_loss, library=name)
+    return value.replace(kind=Kind.TENSOR, is_loss=is_loss or value.is_loss, library=name)
 
 
 def _arguments(given: Arguments) -> Iterator[Value]:
@@ -298,10 +298,10 @@ def _torch(state: State, node: ast.Call, last: str, given: Arguments) -> Value:
         return Value(kind=Kind.TENSOR, graph=Graph.NO, device=_device(node), node=node, made_from=sources(values))
     value = computed_value(node, values, state.records)
     if last in ("div", "true_divide") and len(node.args) > 1:
-        value = value.but(divided_by=(*value.divided_by, text_of(node.args[1])))
+        value = value.replace(divided_by=(*value.divided_by, text_of(node.args[1])))
     if not values or value.kind is Kind.NUMBER:
         return Value(node=node, library=f"torch.{last}")
-    return value.but(kind=Kind.TENSOR, graph=graph_of(values, state.records))
+    return value.replace(kind=Kind.TENSOR, graph=graph_of(values, state.records))
 
 
 def _device(node: ast.Call) -> Device:

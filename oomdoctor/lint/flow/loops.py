@@ -72,7 +72,7 @@ def _enter(
 
 def _add(state: State, loop: Loop) -> Loop:
     state.loops.append(loop)
-    state.context = state.context.but(loops=(*state.context.loops, loop))
+    state.context = state.context.replace(loops=(*state.context.loops, loop))
     return loop
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow import known
-from oomdoctor.lint.flow.events import UNKNOWN, Act, Device, Event, Graph, Keeping, Kind, Value
+from oomdoctor.lint.flow.events import UNKNOWN, Action, Device, Event, Graph, Keeping, Kind, Value
 from oomdoctor.lint.flow.libraries import note_backward
 from oomdoctor.lint.flow.state import NUMBER, Arguments, Method, State, base_of, computed_value, sources, text_of
 
@@ -24,7 +24,7 @@ def _backward(state: State, node: ast.Call, owner: Value, given: Arguments) -> V
         managed = "deepspeed" if owner.kind is Kind.ENGINE else None
         return note_backward(state, node, argument or UNKNOWN, managed=managed, name=".backward")
     # It is no sure tensor for that: a helper may give a plain number now and then, and its caller skip those.
-    value = owner.but(graph=state.records, is_loss=True)
+    value = owner.replace(graph=state.records, is_loss=True)
     text = base_of(node.func.value)  # type: ignore[attr-defined]
     if text is not None and text in state.names and isinstance(node.func.value, ast.Name):  # type: ignore[attr-defined]
         state.names[text] = value
@@ -47,13 +47,13 @@ def _manual_backward(state: State, node: ast.Call, owner: Value, given: Argument
 
 def _step(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
     if owner.kind is Kind.SCHEDULER:
-        state.note(Act.SCHEDULE, node, owner, call=node, name=".step")
+        state.note(Action.SCHEDULE, node, owner, call=node, name=".step")
     elif owner.kind is Kind.SCALER:
-        state.note(Act.STEP, node, given.positional[0] if given.positional else UNKNOWN, call=node, name=".step")
+        state.note(Action.STEP, node, given.positional[0] if given.positional else UNKNOWN, call=node, name=".step")
     elif owner.kind is Kind.ENGINE:
-        state.note(Act.STEP, node, owner, call=node, name=".step", managed="deepspeed")
+        state.note(Action.STEP, node, owner, call=node, name=".step", managed="deepspeed")
     elif owner.kind is Kind.OPTIMIZER:
-        state.note(Act.STEP, node, owner, call=node, name=".step")
+        state.note(Action.STEP, node, owner, call=node, name=".step")
     else:
         return None
     return Value(kind=Kind.NONE, graph=Graph.NO, node=node)
@@ -64,34 +64,34 @@ def _optimizer_step(state: State, node: ast.Call, owner: Value, given: Arguments
     del owner
     if not given.positional:
         return None
-    state.note(Act.STEP, node, given.positional[0], call=node, name=".optimizer_step")
+    state.note(Action.STEP, node, given.positional[0], call=node, name=".optimizer_step")
     return UNKNOWN
 
 
 def _zero_grad(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
     del given
     managed = "deepspeed" if owner.kind is Kind.ENGINE else None
-    state.note(Act.ZERO_GRAD, node, owner, call=node, name=".zero_grad", managed=managed)
+    state.note(Action.ZERO_GRAD, node, owner, call=node, name=".zero_grad", managed=managed)
     return Value(kind=Kind.NONE, graph=Graph.NO, node=node)
 
 
 def _clip(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
     """Record a clipping by an accelerator, an engine, fabric, FSDP, or Lightning's `self.clip_gradients`."""
     del given
-    state.note(Act.CLIP, node, owner, call=node, name="." + node.func.attr)  # type: ignore[attr-defined]
+    state.note(Action.CLIP, node, owner, call=node, name="." + node.func.attr)  # type: ignore[attr-defined]
     return UNKNOWN
 
 
 def _unscale(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
     del owner
     value = given.positional[0] if given.positional else UNKNOWN
-    state.note(Act.UNSCALE, node, value, call=node, name="." + node.func.attr)  # type: ignore[attr-defined]
+    state.note(Action.UNSCALE, node, value, call=node, name="." + node.func.attr)  # type: ignore[attr-defined]
     return UNKNOWN
 
 
 def _update(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
     if owner.kind is Kind.SCALER:
-        state.note(Act.SCALER_UPDATE, node, owner, call=node, name=".update")
+        state.note(Action.SCALER_UPDATE, node, owner, call=node, name=".update")
         return UNKNOWN
     if owner.kind is Kind.CONTAINER and given.positional:
         state.note_kept(node, given.positional[0], node.func.value, Keeping.ITEM)  # type: ignore[attr-defined]
@@ -103,7 +103,7 @@ def _scale(state: State, node: ast.Call, owner: Value, given: Arguments) -> Valu
     del state
     if owner.kind is Kind.SCALER and given.positional:
         value = given.positional[0]
-        return value.but(node=node)
+        return value.replace(node=node)
     return None
 
 
@@ -111,7 +111,7 @@ def _eval(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value
     if given.positional or given.keywords or owner.kind in (Kind.ARRAY, Kind.NUMBER):  # `df.eval("a + b")`
         return None
     owner = _as_model(state, node, owner)
-    state.note(Act.EVAL_MODE, node, owner, call=node, name=".eval")
+    state.note(Action.EVAL_MODE, node, owner, call=node, name=".eval")
     return owner
 
 
@@ -120,7 +120,7 @@ def _as_model(state: State, node: ast.Call, owner: Value) -> Value:
     holder = node.func.value  # type: ignore[attr-defined]
     if owner.kind is not Kind.UNKNOWN:
         return owner
-    model = owner.but(kind=Kind.MODEL)
+    model = owner.replace(kind=Kind.MODEL)
     if isinstance(holder, ast.Name | ast.Attribute):
         state.names[text_of(holder)] = model
     return model
@@ -136,7 +136,7 @@ def _train(state: State, node: ast.Call, owner: Value, given: Arguments) -> Valu
     flag = arguments[0].value if arguments and isinstance(arguments[0], ast.Constant) else True
     if arguments and not isinstance(arguments[0], ast.Constant):
         return owner
-    state.note(Act.TRAIN_MODE if flag else Act.EVAL_MODE, node, owner, call=node, name=".train")
+    state.note(Action.TRAIN_MODE if flag else Action.EVAL_MODE, node, owner, call=node, name=".train")
     return owner
 
 
@@ -146,7 +146,7 @@ def _is_false(node: ast.Call) -> bool:
 
 def _load_state_dict(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
     value = given.positional[0] if given.positional else next(iter(given.keywords.values()), UNKNOWN)
-    state.note(Act.LOAD_STATE, node, value, call=node, name=".load_state_dict", result=owner)
+    state.note(Action.LOAD_STATE, node, value, call=node, name=".load_state_dict", result=owner)
     return UNKNOWN
 
 
@@ -154,7 +154,7 @@ def _requires_grad(state: State, node: ast.Call, owner: Value, given: Arguments)
     del given
     flag = node.args[0] if node.args else next((keyword.value for keyword in node.keywords), None)
     is_off = isinstance(flag, ast.Constant) and flag.value is False
-    state.note(Act.FREEZE if is_off else Act.NEEDS_GRADIENT, node, owner, call=node, name=".requires_grad_")
+    state.note(Action.FREEZE if is_off else Action.NEEDS_GRADIENT, node, owner, call=node, name=".requires_grad_")
     return owner
 
 
@@ -185,10 +185,10 @@ def _to_host(state: State, node: ast.Call, owner: Value, given: Arguments) -> Va
     del given
     if owner.kind in (Kind.MODEL, Kind.NUMBER, Kind.ARRAY):
         return owner if owner.kind is Kind.MODEL else NUMBER
-    state.note(Act.TO_HOST, node, owner, call=node, name="." + node.func.attr)  # type: ignore[attr-defined]
+    state.note(Action.TO_HOST, node, owner, call=node, name="." + node.func.attr)  # type: ignore[attr-defined]
     name = node.func.attr  # type: ignore[attr-defined]
     if name == "cpu":
-        return owner.but(device=Device.CPU, node=node)
+        return owner.replace(device=Device.CPU, node=node)
     kind = Kind.ARRAY if name == "numpy" else Kind.NUMBER
     return Value(kind=kind, graph=Graph.NO, device=Device.CPU, node=node, made_from=sources((owner,)))
 
@@ -199,14 +199,14 @@ def _to(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value |
     if text in ('"cpu"', "'cpu'") or "torch.device('cpu')" in text:
         return _to_host_by_to(state, node, owner)
     if owner.kind is Kind.UNKNOWN or owner.kind is Kind.TENSOR:
-        return owner.but(device=Device.GPU, node=node)
+        return owner.replace(device=Device.GPU, node=node)
     return owner
 
 
 def _to_host_by_to(state: State, node: ast.Call, owner: Value) -> Value:
     if owner.kind is not Kind.MODEL:
-        state.note(Act.TO_HOST, node, owner, call=node, name=".to")
-    return owner.but(device=Device.CPU)
+        state.note(Action.TO_HOST, node, owner, call=node, name=".to")
+    return owner.replace(device=Device.CPU)
 
 
 def _detach(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
@@ -253,7 +253,7 @@ def _container_of(node: ast.Call) -> ast.expr:
 def _clear(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
     del given
     target = text_of(node.func.value)  # type: ignore[attr-defined]
-    state.events.append(Event(Act.FORGET, node, state.module, state.context, owner, call=node, target=target))
+    state.events.append(Event(Action.FORGET, node, state.module, state.context, owner, call=node, target=target))
     return UNKNOWN
 
 
@@ -325,14 +325,14 @@ def forward(state: State, node: ast.Call, model: Value, given: Arguments) -> Val
         node=node,
         made_from=sources((*given.positional, *given.keywords.values())),
     )
-    state.note(Act.FORWARD, node, model, result=result, call=node)
+    state.note(Action.FORWARD, node, model, result=result, call=node)
     return result
 
 
 def loss(state: State, node: ast.Call, given: Arguments) -> Value:
     """Give the loss that a loss function makes of its arguments."""
     value = computed_value(node, (*given.positional, *given.keywords.values()), state.records)
-    return value.but(kind=Kind.TENSOR, is_loss=True)
+    return value.replace(kind=Kind.TENSOR, is_loss=True)
 
 
 def _of_model(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value:
@@ -354,8 +354,8 @@ def _plain(state: State, node: ast.Call, owner: Value, given: Arguments) -> Valu
     if owner.kind is Kind.TENSOR or owner.graph is Graph.YES:
         value = computed_value(node, (owner, *given.positional), state.records)
         if name in ("div", "div_", "true_divide") and node.args:
-            value = value.but(divided_by=(*value.divided_by, text_of(node.args[0])))
-        return value.but(graph=Graph.NO) if name in known.GRAPHLESS_METHODS else value
+            value = value.replace(divided_by=(*value.divided_by, text_of(node.args[0])))
+        return value.replace(graph=Graph.NO) if name in known.GRAPHLESS_METHODS else value
     if owner.kind is Kind.ARRAY:
         return Value(kind=Kind.ARRAY, graph=Graph.NO, node=node)
     if name in known.GRAPHLESS_METHODS:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from oomdoctor.lint.flow.calls import called_by_framework, evaluate_call, follow, gradients_at_entry
-from oomdoctor.lint.flow.events import Act, Context, Event, GradMode, Graph, Run, Value, training_loops
+from oomdoctor.lint.flow.events import Action, Context, Event, GradMode, Graph, Run, Value, training_loops
 from oomdoctor.lint.flow.hints import entry_functions, kind_of_class, usage
 from oomdoctor.lint.flow.state import MOST_STATEMENTS, Arguments, Shared, State
 from oomdoctor.lint.flow.statements import execute
@@ -58,7 +58,7 @@ def _enter(state: State, function: Function) -> None:
 
 def _run(state: State, function: Function | None) -> Run:
     state.shared.budget -= min(MOST_STATEMENTS, state.shared.budget) - max(0, state.budget)
-    backward = [event.value for event in state.events if event.act is Act.BACKWARD]
+    backward = [event.value for event in state.events if event.action is Action.BACKWARD]
     losses = {value.identity for value in backward}
     sources = frozenset().union(*(value.made_from for value in backward)) if backward else frozenset()
     events = tuple(_with_graph(event, losses, sources) for event in state.events)
@@ -68,10 +68,14 @@ def _run(state: State, function: Function | None) -> Run:
 def _with_graph(event: Event, losses: set[int], sources: frozenset[int]) -> Event:
     """Give the loss of a backward pass a graph, whatever made the loss."""
     value = event.value
-    if event.act is not Act.KEEP or value.graph is not Graph.UNKNOWN or event.context.gradients is not GradMode.ON:
+    if (
+        event.action is not Action.KEEP
+        or value.graph is not Graph.UNKNOWN
+        or event.context.gradients is not GradMode.ON
+    ):
         return event
     had = value.identity in losses or (value.is_loss and value.identity in sources)
-    return replace(event, value=value.but(graph=Graph.YES)) if had else event
+    return replace(event, value=value.replace(graph=Graph.YES)) if had else event
 
 
 _MOST_CALLERS_RUN: Final = 8
@@ -160,8 +164,8 @@ def _is_wanted_by_callers(event: Event) -> bool:
 
 def _is_wanted_in(module: Module, event: Event) -> bool:
     for run in runs_of(module):
-        passes = [other for other in run.of(Act.FORWARD) if _is_same_place(other, event)]
-        losses = [other.value for other in run.of(Act.BACKWARD, Act.AUTOGRAD)] if passes else []
+        passes = [other for other in run.of(Action.FORWARD) if _is_same_place(other, event)]
+        losses = [other.value for other in run.of(Action.BACKWARD, Action.AUTOGRAD)] if passes else []
         if any(loss.comes_from(other.result) for loss in losses for other in passes):
             return True
     return False

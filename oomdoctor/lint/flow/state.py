@@ -7,7 +7,19 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from oomdoctor.lint.flow.events import UNKNOWN, Act, Context, Device, Event, GradMode, Graph, Keeping, Kind, Loop, Value
+from oomdoctor.lint.flow.events import (
+    UNKNOWN,
+    Action,
+    Context,
+    Device,
+    Event,
+    GradMode,
+    Graph,
+    Keeping,
+    Kind,
+    Loop,
+    Value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +35,7 @@ MOST_FRAMES: Final = 6
 """Calls in one another that are followed."""
 
 Names: TypeAlias = dict[str, Value]
-Births: TypeAlias = dict[str, tuple[Loop, ...]]
+SettingLoops: TypeAlias = dict[str, tuple[Loop, ...]]
 
 
 class Follow(Protocol):
@@ -96,7 +108,7 @@ class State:
         context: The circumstances.
         events: What has happened.
         loops: Loops that were entered.
-        born: For names and dotted texts, the loops around where they were last set outright.
+        set_in: For names and dotted texts, the loops around where they were last set outright.
         returned: Values that the function under way has returned so far.
         shared: What all runs of the file share.
         budget: Statements that may still be looked at.
@@ -109,14 +121,14 @@ class State:
     context: Context = field(default_factory=Context)
     events: list[Event] = field(default_factory=list)
     loops: list[Loop] = field(default_factory=list)
-    born: Births = field(default_factory=dict)
+    set_in: SettingLoops = field(default_factory=dict)
     returned: list[Value] = field(default_factory=list)
     shared: Shared = field(default_factory=Shared)
     budget: int = MOST_STATEMENTS
 
     def note(  # noqa: PLR0913 - one parameter a field
         self,
-        act: Act,
+        action: Action,
         node: ast.expr | ast.stmt,
         value: Value = UNKNOWN,
         *,
@@ -126,8 +138,8 @@ class State:
         managed: str | None = None,
     ) -> None:
         """Note that something happens here."""
-        context = self.context if managed is None else self.context.but(managed=managed)
-        self.events.append(Event(act, node, self.module, context, value, result, call, name))
+        context = self.context if managed is None else self.context.replace(managed=managed)
+        self.events.append(Event(action, node, self.module, context, value, result, call, name))
         if len(self.events) >= MOST_EVENTS:
             self.budget = 0
 
@@ -137,7 +149,7 @@ class State:
         base = None if target is None else base_of(target)
         before = UNKNOWN if base is None else self.names.get(base, UNKNOWN)
         event = Event(
-            Act.KEEP,
+            Action.KEEP,
             node,
             self.module,
             self.context,
@@ -152,16 +164,16 @@ class State:
 
     def outlived_by(self, base: str) -> Loop | None:
         """The outermost loop around here that the thing of this name was there before."""
-        born = self.born.get(base, ())
+        set_in = self.set_in.get(base, ())
         for index, loop in enumerate(self.context.loops):
-            if index >= len(born) or born[index] is not loop:
+            if index >= len(set_in) or set_in[index] is not loop:
                 return loop
         return None
 
     def bind(self, text: str, value: Value) -> None:
         """Set a name or a dotted text outright."""
         self.names[text] = value
-        self.born[text] = self.context.loops
+        self.set_in[text] = self.context.loops
 
     @property
     def records(self) -> Graph:

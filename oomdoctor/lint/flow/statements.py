@@ -118,13 +118,13 @@ def _if(state: State, node: ast.If) -> str | None:
     if left or other_left:
         state.names = other_after if left else after
         guard = Guard(node.test, not left, names, left or other_left, len(before.loops))
-        state.context = before.but(guards=(*before.guards, guard))
+        state.context = before.replace(guards=(*before.guards, guard))
         return None
-    state.names = _met(state, after, other_after)
+    state.names = _joined_branches(state, after, other_after)
     return None
 
 
-def _met(state: State, first: Names, second: Names) -> Names:
+def _joined_branches(state: State, first: Names, second: Names) -> Names:
     """Join the names of two branches; the time grows with the number of names, so it is charged as statements."""
     state.budget -= len(first) // _NAMES_A_STATEMENT
     return join_names(first, second)
@@ -136,7 +136,7 @@ def _branch(state: State, body: list[ast.stmt], guard: Guard) -> tuple[str | Non
         return None, state.names
     before = state.context
     state.names = dict(state.names)
-    state.context = before.but(guards=(*before.guards, guard))
+    state.context = before.replace(guards=(*before.guards, guard))
     left = execute(state, body)
     after, state.context = state.names, before
     return left, after
@@ -148,9 +148,9 @@ def _match(state: State, node: ast.Match) -> str | None:
     for case in node.cases:
         state.names = dict(names)
         guard = Guard(node.subject, holds=True, values=names, depth=len(before.loops))
-        state.context = before.but(guards=(*before.guards, guard))
+        state.context = before.replace(guards=(*before.guards, guard))
         left = execute(state, case.body)
-        after = after if left else _met(state, after, state.names)
+        after = after if left else _joined_branches(state, after, state.names)
     state.names, state.context = after, before
     return None
 
@@ -163,7 +163,7 @@ def _for(state: State, node: ast.For | ast.AsyncFor) -> None:
     before, names = state.context, dict(state.names)
     enter_for(state, node, iterated)
     execute(state, node.body)
-    state.context, state.names = before, _met(state, names, state.names)
+    state.context, state.names = before, _joined_branches(state, names, state.names)
     execute(state, node.orelse)
 
 
@@ -172,7 +172,7 @@ def _while(state: State, node: ast.While) -> None:
     enter_while(state, node)
     evaluate(state, node.test)
     execute(state, node.body)
-    state.context, state.names = before, _met(state, names, state.names)
+    state.context, state.names = before, _joined_branches(state, names, state.names)
     execute(state, node.orelse)
 
 
@@ -194,7 +194,7 @@ def _enter(state: State, node: ast.stmt, item: ast.withitem) -> None:
     context = state.context
     gradients = grad_mode_of_manager(manager, state.module)
     names = [_with_of(state, expression) for expression in _choices(manager)]
-    state.context = context.but(
+    state.context = context.replace(
         withs=(*context.withs, *names),
         gradients=context.gradients if gradients is None else gradients,
         managed="accelerate" if any(entry.name == ".accumulate" for entry in names) else context.managed,
@@ -233,7 +233,7 @@ def _try(state: State, node: ast.Try | ast.TryStar) -> str | None:
     after = state.names
     ends = []
     for handler in node.handlers:
-        state.names = _met(state, start, after)
+        state.names = _joined_branches(state, start, after)
         if handler.name is not None:
             state.names[handler.name] = Value(graph=Graph.NO)
         ends.append((_part(state, node, handler.body, handler, "handler"), state.names))
@@ -241,7 +241,7 @@ def _try(state: State, node: ast.Try | ast.TryStar) -> str | None:
     left = left or _part(state, node, node.orelse, None, "else")
     for end, names in ends:
         if end is None:
-            state.names = _met(state, state.names, names)
+            state.names = _joined_branches(state, state.names, names)
     left = left if all(end is not None for end, _ in ends) else None
     return _part(state, node, node.finalbody, None, "finally") or left
 
@@ -250,11 +250,11 @@ def _part(
     state: State, node: ast.Try | ast.TryStar, body: list[ast.stmt], handler: ast.ExceptHandler | None, part: str
 ) -> str | None:
     before = state.context
-    state.context = before.but(attempts=(*before.attempts, TryBlock(node, handler, part)))
+    state.context = before.replace(attempts=(*before.attempts, TryBlock(node, handler, part)))
     state.names = dict(state.names)
     left = execute(state, body)
     gradients = state.context.gradients
-    state.context = before if gradients is before.gradients else before.but(gradients=gradients)
+    state.context = before if gradients is before.gradients else before.replace(gradients=gradients)
     return left
 
 

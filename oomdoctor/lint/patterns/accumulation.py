@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, Event, Loop, Run, training_loops
+from oomdoctor.lint.flow.events import Action, Event, Loop, Run, training_loops
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.boundary import Boundary, boundary_of
@@ -60,7 +60,7 @@ def _around(function: Function, counter: str) -> Loop:
 def _within(loop: Loop, event: Event) -> Event:
     context = event.context
     guards = tuple(replace(guard, depth=guard.depth + 1) for guard in context.guards)
-    return replace(event, context=context.but(loops=(loop, *context.loops), guards=guards))
+    return replace(event, context=context.replace(loops=(loop, *context.loops), guards=guards))
 
 
 _DEEPEST: Final = 6
@@ -205,21 +205,21 @@ class Accumulation:
     owner: Module | None = None
 
     @cached_property
-    def lead(self) -> int | None:
+    def step_offset(self) -> int | None:
         """Micro-batches by which the first step comes too late where windows are whole; negative where too early.
 
         -1 means that `i % k == 0` is asked with 0 for the first micro-batch; None where it is not known.
         """
         if self.boundary is None or self.count is None or self.count.first is None:
             return None
-        lead = self.count.first + self.boundary.phase - (1 if self.comes_after_backward(self.step) else 0)
+        step_offset = self.count.first + self.boundary.phase - (1 if self.comes_after_backward(self.step) else 0)
         period = int(self.period) if self.period.isdigit() else 0
-        return min(lead % period, lead % period - period, key=abs) if period else lead
+        return min(step_offset % period, step_offset % period - period, key=abs) if period else step_offset
 
     @cached_property
     def steps_alone(self) -> bool:
         """Whether no other optimizer makes steps beside this one."""
-        return len({owner_text(event) for event in self.run.of(Act.STEP, within=self.step.loop)}) == 1
+        return len({owner_text(event) for event in self.run.of(Action.STEP, within=self.step.loop)}) == 1
 
     def is_same_optimizer(self, event: Event) -> bool:
         """Return whether an event is about the optimizer that makes the step, or about its model."""
@@ -261,7 +261,7 @@ class Accumulation:
 
 def accumulations(run: Run) -> tuple[Accumulation, ...]:
     """Find all of them in a run; those that a framework manages are not among them."""
-    if next(run.of(Act.STEP), None) is None or next(run.of(Act.BACKWARD), None) is None:
+    if next(run.of(Action.STEP), None) is None or next(run.of(Action.BACKWARD), None) is None:
         return ()
     for known, found in _LATEST:
         if known is run:
@@ -277,7 +277,7 @@ _LATEST: Final[deque[tuple[Run, tuple[Accumulation, ...]]]] = deque(maxlen=8)
 
 def _found(run: Run) -> Iterator[Accumulation]:
     for loop in run.training_loops():
-        steps = [event for event in run.of(Act.STEP, within=loop) if event.context.managed is None]
+        steps = [event for event in run.of(Action.STEP, within=loop) if event.context.managed is None]
         for step in steps[:_MOST_STEPS]:
             found = _guarded(run, loop, step)
             if found is not None:
@@ -293,7 +293,7 @@ def owner_text(event: Event) -> str:
     call = event.call
     if call is None or not isinstance(call.func, ast.Attribute):
         return ""
-    if event.act is Act.STEP and call.args and _OPTIMIZER.search(text_of(call.args[0])):
+    if event.action is Action.STEP and call.args and _OPTIMIZER.search(text_of(call.args[0])):
         return text_of(call.args[0])
     return text_of(call.func.value)
 
@@ -332,7 +332,7 @@ def _unguarded_backwards(run: Run, loop: Loop, guard: Guard) -> tuple[Event, ...
 
     One at the boundary and another one otherwise, as under `no_sync`, are made in every iteration together.
     """
-    backwards = [event for event in run.of(Act.BACKWARD, within=loop) if event.context.managed is None]
+    backwards = [event for event in run.of(Action.BACKWARD, within=loop) if event.context.managed is None]
     others = [other for event in backwards for other in event.context.guards_in(loop) if other.test is guard.test]
     is_at_boundary_only = {other.holds for other in others} == {guard.holds}
     return () if is_at_boundary_only else tuple(backwards)
@@ -340,7 +340,7 @@ def _unguarded_backwards(run: Run, loop: Loop, guard: Guard) -> tuple[Event, ...
 
 def _steps_anyway(run: Run, loop: Loop, step: Event, guard: Guard) -> bool:
     """Return whether the same optimizer makes steps outside the boundary as well."""
-    others = [event for event in run.of(Act.STEP, within=loop) if owner_text(event) == owner_text(step)]
+    others = [event for event in run.of(Action.STEP, within=loop) if owner_text(event) == owner_text(step)]
     return any(not any(_is_alike(own, guard) for own in event.context.guards_in(loop)) for event in others)
 
 
@@ -371,7 +371,7 @@ def _frames_between(loop: Loop, guard: Guard, context: Context) -> tuple[Frame, 
 
 def _inner(run: Run, loop: Loop) -> Accumulation | None:
     """A loop over micro-steps with the step after it, in the loop around it."""
-    backwards = [event for event in run.of(Act.BACKWARD, within=loop) if event.context.managed is None]
+    backwards = [event for event in run.of(Action.BACKWARD, within=loop) if event.context.managed is None]
     period = _micro_steps(loop)
     if not backwards or period is None:
         return None
@@ -381,7 +381,7 @@ def _inner(run: Run, loop: Loop) -> Accumulation | None:
     for step in run.events[last:]:
         loops = step.context.loops
         if (
-            step.act is Act.STEP
+            step.action is Action.STEP
             and step.context.managed is None
             and loop not in loops
             and loops[: len(around)] == around

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, Keeping
+from oomdoctor.lint.flow.events import Action, Keeping
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import ancestors, own_nodes, parents_in, targets_of, walk
 
@@ -46,12 +46,12 @@ def loads_of(run: Run, event: Event) -> tuple[Event, ...]:
     """Return each `load_state_dict` of a loaded checkpoint, of a part of it, or of a dictionary copied from it."""
     copies = {
         kept.target.partition("[")[0]
-        for kept in run.of(Act.KEEP)
+        for kept in run.of(Action.KEEP)
         if kept.how is Keeping.ITEM and kept.value.comes_from(event.result)
     }
     return tuple(
         loaded
-        for loaded in run.of(Act.LOAD_STATE)
+        for loaded in run.of(Action.LOAD_STATE)
         if loaded.value.comes_from(event.result) or _argument(loaded) in copies
     )
 

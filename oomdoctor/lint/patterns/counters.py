@@ -62,7 +62,7 @@ def definitions(found: Sequence[Write]) -> dict[str, ast.expr]:
     return {write.text: write.value for write in found if write.value is not None and times[write.text] == 1}
 
 
-def spelled_out(node: ast.expr, meanings: Mapping[str, ast.expr], depth: int = _DEEPEST) -> str:
+def expanded_text(node: ast.expr, meanings: Mapping[str, ast.expr], depth: int = _DEEPEST) -> str:
     """An expression's text, and those of what the names in it stand for, and so on.
 
     Args:
@@ -74,7 +74,7 @@ def spelled_out(node: ast.expr, meanings: Mapping[str, ast.expr], depth: int = _
     for part in walk(node):
         meaning = meanings.get(part.id) if isinstance(part, ast.Name) else None
         if meaning is not None and meaning is not node and depth > 0:
-            texts.append(spelled_out(meaning, meanings, depth - 1))
+            texts.append(expanded_text(meaning, meanings, depth - 1))
     return " ".join(texts)
 
 
@@ -357,5 +357,5 @@ def counts_micro_batches(event: Event, period: str) -> bool:
     if not isinstance(node, ast.Call):
         return False
     tree = event.module.tree if event.function is None else event.function.node
-    text = spelled_out(node, definitions(writes([tree])))
+    text = expanded_text(node, definitions(writes([tree])))
     return "len(" in text and period.rpartition(".")[2] not in text

@@ -85,14 +85,14 @@ def deleted_after_use(holder: Holder, names: list[str], line: int | None) -> tup
     uses = [node for node in walk(tree) if isinstance(node, ast.Name) and node.id in names]
     if line is None or not block or len(uses) == 0 or any("." in name for name in names):
         return ()
-    places = [_place(use, block, parents) for use in uses]
+    places = [_statement_index(use, block, parents) for use in uses]
     if any(place is None for place in places):
         return ()
     last = block[max(place for place in places if place is not None)]
     return _after(last, block, names, holder) if (last.end_lineno or 0) < line else ()
 
 
-def _place(use: ast.AST, block: list[ast.stmt], parents: dict[ast.AST, ast.AST]) -> int | None:
+def _statement_index(use: ast.AST, block: list[ast.stmt], parents: dict[ast.AST, ast.AST]) -> int | None:
     """Return the index of the block's statement that holds a name; None outside, or in a function run later."""
     for outer in ancestors(use, parents):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | ast.Global):
@@ -176,7 +176,9 @@ def is_sole_condition(found: Accumulation, counter: str) -> bool:
         return False
     if _is_used(_parts(tree, counter, loop.node), test, counter):
         return False
-    return not any(_goes_by(node, found.period) for node in _called(found, tree) if not _lies_in(node, test))
+    return not any(
+        _compares_with_period(node, found.period) for node in _called(found, tree) if not _lies_in(node, test)
+    )
 
 
 def _parts(tree: ast.AST, counter: str, loop: ast.AST) -> list[ast.AST]:
@@ -232,7 +234,7 @@ def _called(found: Accumulation, tree: ast.AST) -> Iterator[ast.AST]:
                 yield from walk(frame.function.node)
 
 
-def _goes_by(node: ast.AST, period: str) -> bool:
+def _compares_with_period(node: ast.AST, period: str) -> bool:
     """Return whether a node is a remainder by the same period, or a comparison with it, of any counter."""
     match node:
         case ast.BinOp(op=ast.Mod(), right=right):
@@ -258,8 +260,8 @@ def shifted_boundary(found: Accumulation) -> tuple[Edit, ...]:
     Args:
         found: An accumulation whose boundary comes too early or too late.
     """
-    count, boundary, guard, lead = found.count, found.boundary, found.guard, found.lead
-    if count is None or boundary is None or guard is None or lead is None or found.owner is None:
+    count, boundary, guard, step_offset = found.count, found.boundary, found.guard, found.step_offset
+    if count is None or boundary is None or guard is None or step_offset is None or found.owner is None:
         return ()
     remainders = [node for node in walk(guard.test) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)]
     if count.by_hand or boundary.least is not None or len(remainders) != 1:
@@ -267,7 +269,7 @@ def shifted_boundary(found: Accumulation) -> tuple[Edit, ...]:
     number = linear(remainders[0].left)
     if number.name is None or number.name != boundary.counter or not is_sole_condition(found, number.name):
         return ()
-    return _replaced(remainders[0], _counted(number.name, number.constant - lead), found.owner)
+    return _replaced(remainders[0], _counted(number.name, number.constant - step_offset), found.owner)
 
 
 def _counted(counter: str, ahead: int) -> str:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.module import walk
 
 if TYPE_CHECKING:
@@ -38,19 +38,19 @@ def is_evaluation(run: Run, event: Event, loop: Loop) -> bool:
     for other in run.events:
         if other is event:
             break
-        if other.act in (Act.EVAL_MODE, Act.TRAIN_MODE) and _is_same(other, event):
+        if other.action in (Action.EVAL_MODE, Action.TRAIN_MODE) and _is_same(other, event):
             last = other
-    if last is not None and last.act is Act.EVAL_MODE:
+    if last is not None and last.action is Action.EVAL_MODE:
         return True
     is_own = last is not None and any(frame.function is loop.function for frame in last.context.frames)
-    return not is_own and is_named_so(loop.function)
+    return not is_own and is_evaluation_name(loop.function)
 
 
 def _is_same(mode: Event, forward: Event) -> bool:
     return mode.value.identity > 0 and mode.value.identity == forward.value.identity
 
 
-def is_named_so(function: Function | None) -> bool:
+def is_evaluation_name(function: Function | None) -> bool:
     """Return whether a function's name says that it evaluates a model or predicts with it."""
     return function is not None and _EVALUATION.match(function.name) is not None
 
@@ -137,7 +137,7 @@ class Bindings:
             self.hanging |= {name for name, values in given.items() if not all(map(self.is_free, values))}
         return len(self.hanging) > before
 
-    def lets_out(self, *, returned: bool) -> bool:
+    def leaks_graph(self, *, returned: bool) -> bool:
         """Return whether something that may hang on a graph is stored outside the function or, if asked, returned."""
         outside = {name for name in self.changed if name in self.hanging and not self._is_own(name)}
         results = [node.value for node in walk(self.function.node) if isinstance(node, ast.Return) and node.value]
@@ -226,7 +226,7 @@ _REFUSED: Final = (
     *(ast.AsyncFunctionDef, ast.Await, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal),
     *(ast.Lambda, ast.ClassDef, ast.AsyncFor, ast.AsyncWith, ast.Match),
 )
-_KNOWN_ACTS: Final = (Act.FORWARD, Act.EVAL_MODE, Act.TRAIN_MODE)
+_KNOWN_ACTS: Final = (Action.FORWARD, Action.EVAL_MODE, Action.TRAIN_MODE)
 _DEEPEST: Final = 3
 
 
@@ -240,7 +240,7 @@ def only_evaluates(function: Function, events: Iterable[Event]) -> bool:
         function: The function.
         events: What happens in the run; calls of models are known from there.
     """
-    known = {id(event.call) for event in events if event.act in _KNOWN_ACTS and event.call is not None}
+    known = {id(event.call) for event in events if event.action in _KNOWN_ACTS and event.call is not None}
     return _is_harmless(function, known, 0)
 
 
@@ -253,7 +253,7 @@ def _is_harmless(function: Function, known: set[int], depth: int) -> bool:
         return False
     body = _Body(function, known, depth)
     calls = [node for statement in function.node.body for node in walk(statement) if isinstance(node, ast.Call)]
-    return all(map(body.may_call, calls)) and not body.names.lets_out(returned=depth == 0)
+    return all(map(body.may_call, calls)) and not body.names.leaks_graph(returned=depth == 0)
 
 
 class _Body:

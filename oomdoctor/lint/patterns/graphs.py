@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, Graph, Keeping, Kind
+from oomdoctor.lint.flow.events import Action, Graph, Keeping, Kind
 from oomdoctor.lint.flow.libraries import BUILTINS
 from oomdoctor.lint.flow.state import base_of, text_of
 from oomdoctor.lint.module import own_nodes, targets_of, walk
@@ -33,9 +33,9 @@ def is_used_later(run: Run, backward: Event, forwards: Sequence[Event]) -> bool:
         forwards: The forward passes that its loss comes from.
     """
     loop = backward.context.loops[-1]
-    if any(_is_kept(kept, loop, forwards) for kept in run.of(Act.KEEP, within=loop)):
+    if any(_is_kept(kept, loop, forwards) for kept in run.of(Action.KEEP, within=loop)):
         return True
-    return _is_used_after(run, backward, forwards) or _is_given_away(run, backward, forwards)
+    return _is_used_after(run, backward, forwards) or _escapes(run, backward, forwards)
 
 
 def _is_kept(kept: Event, loop: Loop, forwards: Sequence[Event]) -> bool:
@@ -75,15 +75,15 @@ def _is_used_after(run: Run, backward: Event, forwards: Sequence[Event]) -> bool
     later = [event for event in run.events[run.events.index(backward) + 1 :] if loop not in event.context.loops]
     fresh: list[Event] = []
     for event in later:
-        if event.act is Act.FORWARD:
+        if event.action is Action.FORWARD:
             fresh.append(event)
-        is_pass = event.act in (Act.BACKWARD, Act.AUTOGRAD)
+        is_pass = event.action in (Action.BACKWARD, Action.AUTOGRAD)
         if is_pass and (_hangs_on(event.value, forwards) or not _hangs_on(event.value, fresh)):
             return True
     return False
 
 
-def _is_given_away(run: Run, backward: Event, forwards: Sequence[Event]) -> bool:
+def _escapes(run: Run, backward: Event, forwards: Sequence[Event]) -> bool:
     """Return whether a name that hangs on the graph is returned, or is an argument of an unknown call."""
     loop = backward.context.loops[-1]
     known = explained_calls(run)
@@ -95,9 +95,9 @@ def _is_given_away(run: Run, backward: Event, forwards: Sequence[Event]) -> bool
             if node.value is not None and _has(node.value, names):
                 return True
             continue
-        if not isinstance(node, ast.Call) or id(node) in known or _only_looks(node) or within(node, place):
+        if not isinstance(node, ast.Call) or id(node) in known or _keeps_no_argument(node) or within(node, place):
             continue
-        if (id(node) in idle or start_of(node) > end_of(place)) and _gets(node, names):
+        if (id(node) in idle or start_of(node) > end_of(place)) and _is_given_graph(node, names):
             return True
     return False
 
@@ -109,7 +109,7 @@ def _after(run: Run, loop: Loop) -> Iterator[ast.AST]:
             yield node
 
 
-def _only_looks(call: ast.Call) -> bool:
+def _keeps_no_argument(call: ast.Call) -> bool:
     """Return whether a call keeps none of its arguments; `update` may store them."""
     return is_harmless(call) and text_of(call.func).rpartition(".")[2] not in ("update", "append")
 
@@ -157,7 +157,7 @@ def _is_off(value: ast.expr) -> bool:
     return False
 
 
-def _gets(call: ast.Call, names: set[str]) -> bool:
+def _is_given_graph(call: ast.Call, names: set[str]) -> bool:
     """Return whether a call's argument hangs on the graph; an object's own method is given its attributes."""
     if isinstance(call.func, ast.Attribute) and _owns(text_of(call.func.value), names):
         return True
@@ -208,13 +208,13 @@ _GRAPHLESS: Final = frozenset({".item", ".detach", "len", "float", ".numpy", ".t
 def is_trained_on(kept: Kept) -> bool:
     """Return whether the sum or the container, not only the value added to it, leads to a backward pass."""
     event = kept.event
-    passes = [other.value for other in kept.run.of(Act.BACKWARD, Act.AUTOGRAD)]
-    if any(value.comes_from(whole) for value in passes for whole in _wholes(event)):
+    passes = [other.value for other in kept.run.of(Action.BACKWARD, Action.AUTOGRAD)]
+    if any(value.comes_from(whole) for value in passes for whole in _wholes_of(event)):
         return True
     return not own_backward(kept) and any(value.comes_from(event.value) for value in passes)
 
 
-def _wholes(event: Event) -> Iterator[Value]:
+def _wholes_of(event: Event) -> Iterator[Value]:
     """Yield the sum or container before the event and, where that is known, after it."""
     if event.target_value.identity > 0:
         yield event.target_value
@@ -225,7 +225,7 @@ def _wholes(event: Event) -> Iterator[Value]:
 def own_backward(kept: Kept) -> bool:
     """Return whether the value, or a loss of the same forward passes, gets a backward pass in the iteration."""
     value, forwards = kept.event.value, kept.forwards()
-    within = [event.value for event in kept.run.of(Act.BACKWARD, Act.AUTOGRAD, within=kept.loop)]
+    within = [event.value for event in kept.run.of(Action.BACKWARD, Action.AUTOGRAD, within=kept.loop)]
     if any(value.comes_from(other) or other.comes_from(value) for other in within if other.identity > 0):
         return True
     return bool(forwards) and all(any(other.comes_from(made.result) for other in within) for made in forwards)
@@ -252,22 +252,22 @@ def _reads_elements(node: ast.AST, name: str) -> bool:
     return False
 
 
-def is_handed_on(kept: Kept) -> bool:
+def is_passed_on(kept: Kept) -> bool:
     """Return whether the kept value is passed to a function of the user's, which may train on it."""
     function, name = kept.loop.function, kept.event.target.partition("[")[0]
     if function is None or "." in name:
         return False
-    return any(_is_handed(node, name, function.module) for node in own_nodes(function.node))
+    return any(_is_passed(node, name, function.module) for node in own_nodes(function.node))
 
 
-def _is_handed(node: ast.AST, name: str, module: Module) -> bool:
+def _is_passed(node: ast.AST, name: str, module: Module) -> bool:
     if not isinstance(node, ast.Call) or not any(isinstance(each, ast.Name) and each.id == name for each in node.args):
         return False
     called = module.qualified(node.func) or _last(node)
     return not called.startswith((".", *_LIBRARIES)) and called not in BUILTINS
 
 
-def is_given_back(kept: Kept) -> bool:
+def is_returned(kept: Kept) -> bool:
     """Return whether the loop's function returns something made of the whole, for its callers to train on."""
     function = kept.loop.function
     if function is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.flow.state import base_of, text_of
 from oomdoctor.lint.module import walk
 
@@ -198,7 +198,7 @@ def explained_calls(*runs: Run) -> set[int]:
     known: set[int] = set()
     for run in runs:
         for event in run.events:
-            if event.act is not Act.CALL or event.name.startswith(_LIBRARIES):
+            if event.action is not Action.CALL or event.name.startswith(_LIBRARIES):
                 known.add(id(event.node))
             known.update(id(frame.call) for frame in event.context.frames)
     return known
@@ -209,7 +209,7 @@ def is_harmless(call: ast.Call) -> bool:
     return _last(call.func) in _HARMLESS
 
 
-def same_place(first: Event, second: Event) -> bool:
+def in_same_call(first: Event, second: Event) -> bool:
     """Return whether both events lie in one run through one function."""
     one, other = first.context.frames, second.context.frames
     return (

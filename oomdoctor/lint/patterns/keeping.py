@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, Graph, Keeping, Kind
+from oomdoctor.lint.flow.events import Action, Graph, Keeping, Kind
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import targets_of, walk
 
@@ -23,11 +23,11 @@ _DATA: Final = re.compile(r"loader|batches$|dataset|data_iter", re.IGNORECASE)
 
 def batch_loops(run: Run) -> tuple[Loop, ...]:
     """The loops whose iteration takes a batch: over a loader, or around a backward pass."""
-    found = [loop for loop in run.loops if loop.over_batches or _goes_over_data(loop)]
+    found = [loop for loop in run.loops if loop.over_batches or _iterates_over_data(loop)]
     return (*found, *(loop for loop in run.training_loops() if not any(loop is other for other in found)))
 
 
-def _goes_over_data(loop: Loop) -> bool:
+def _iterates_over_data(loop: Loop) -> bool:
     """Return whether the iterable of a `for` is named as data: `self.loader.validation()`, `batches[:10]`."""
     node = loop.node
     return isinstance(node, ast.For) and any(
@@ -50,7 +50,7 @@ def depth_of(context: Context, loop: Loop) -> int:
     return next((depth for depth, frame in frames if frame.function is loop.function), len(context.frames))
 
 
-def seen_at(run: Run, event: Event, depth: int) -> tuple[ast.expr | ast.stmt, Module]:
+def reported_at(run: Run, event: Event, depth: int) -> tuple[ast.expr | ast.stmt, Module]:
     """Return the node at which a reader of a function sees an event: its own, or the call that leads to it.
 
     Args:
@@ -70,17 +70,17 @@ def seen_at(run: Run, event: Event, depth: int) -> tuple[ast.expr | ast.stmt, Mo
 
 def asks_for_gradients(run: Run, loop: Loop) -> bool:
     """Return whether a loop asks for gradients: a backward pass, `autograd.grad`, `requires_grad` inputs."""
-    acts = (Act.BACKWARD, Act.AUTOGRAD, Act.STEP, Act.NEEDS_GRADIENT)
-    return any(True for _ in run.of(*acts, within=loop))
+    actions = (Action.BACKWARD, Action.AUTOGRAD, Action.STEP, Action.NEEDS_GRADIENT)
+    return any(True for _ in run.of(*actions, within=loop))
 
 
 def is_frozen(run: Run, forward: Event) -> bool:
     """Return whether a part of the model that may be all that a pass goes through is frozen: it never trains."""
-    frozen = [event.value for event in run.of(Act.FREEZE)]
+    frozen = [event.value for event in run.of(Action.FREEZE)]
     if not any(value.kind is not Kind.MODEL or value.identity == forward.value.identity for value in frozen):
         return False
-    passes = [event.result for event in run.of(Act.FORWARD) if event.value.identity == forward.value.identity]
-    return not any(event.value.comes_from(made) for event in run.of(Act.BACKWARD) for made in passes)
+    passes = [event.result for event in run.of(Action.FORWARD) if event.value.identity == forward.value.identity]
+    return not any(event.value.comes_from(made) for event in run.of(Action.BACKWARD) for made in passes)
 
 
 _GROW: Final = frozenset({Keeping.SUM, Keeping.APPEND, Keeping.ITEM, Keeping.ITEM_SUM, Keeping.YIELD})
@@ -106,10 +106,10 @@ class Kept:
     def forgotten(self) -> tuple[Event, ...]:
         """Return the events in the loop that release the kept value."""
         return tuple(
-            event for event in self.run.of(Act.FORGET, within=self.loop) if _is_of(event.target, self.event.target)
+            event for event in self.run.of(Action.FORGET, within=self.loop) if _is_of(event.target, self.event.target)
         )
 
-    def seen_at(self) -> tuple[ast.expr | ast.stmt, Module]:
+    def reported_at(self) -> tuple[ast.expr | ast.stmt, Module]:
         """Return the node to report: the keeping, or the call that hands the value to its keeper, such as a meter."""
         frames = self.event.context.frames
         makers = [event.context.frames for event in self.forwards()]
@@ -117,7 +117,7 @@ class Kept:
         least = depth_of(self.event.context, self.loop)
         while depth > least and makers and not any(frames[:depth] == made[:depth] for made in makers):
             depth -= 1
-        return seen_at(self.run, self.event, depth)
+        return reported_at(self.run, self.event, depth)
 
     def takes_slices(self) -> bool:
         """Return whether the loop slices one thing, which may be one large batch: `range(0, n, size)`."""
@@ -129,13 +129,13 @@ class Kept:
 
     def forwards(self) -> tuple[Event, ...]:
         """The forward passes that it was computed from."""
-        return tuple(event for event in self.run.of(Act.FORWARD) if self.event.value.comes_from(event.result))
+        return tuple(event for event in self.run.of(Action.FORWARD) if self.event.value.comes_from(event.result))
 
 
 def kept_over_batches(run: Run) -> Iterator[Kept]:
     """Yield each value that is added to a sum, a list or a mapping once a batch."""
     loops = batch_loops(run)
-    for event in run.of(Act.KEEP):
+    for event in run.of(Action.KEEP):
         if event.how in _GROW:
             loop = _outlived(event, loops)
             if loop is not None and (event.how is not Keeping.ITEM or _is_counted(event, loop) or _adds(event)):
@@ -220,7 +220,7 @@ def kept_by_steps(run: Run) -> Iterator[Event]:
     function = run.function
     if function is None or function.name not in _STEPS or function.class_ is None:
         return
-    for event in run.of(Act.KEEP):
+    for event in run.of(Action.KEEP):
         is_own = event.target.startswith("self.") and len(event.context.frames) == 1 and not event.context.loops
         is_added = event.context.managed in FRAMEWORKS and event.how in (Keeping.SUM, Keeping.APPEND)
         if is_own and is_added and _has_graph(event.value) and not _is_emptied(event.target, function.class_):

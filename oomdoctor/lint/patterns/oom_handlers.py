@@ -73,20 +73,20 @@ class Recognition:
             elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
                 yield inner.value
 
-    def says(self, test: ast.expr, depth: int = 0) -> bool | None:
+    def holds_for_oom(self, test: ast.expr, depth: int = 0) -> bool | None:
         """Return True for a condition that holds for OOM, False for one that holds for other errors, else None."""
         if depth > _DEEPEST:
             return None
         match test:
             case ast.Name() if test.id in self.constants:
-                said = self.says(self.constants[test.id], depth + 1)
+                said = self.holds_for_oom(self.constants[test.id], depth + 1)
             case ast.NamedExpr():
-                said = self.says(test.value, depth + 1)
+                said = self.holds_for_oom(test.value, depth + 1)
             case ast.UnaryOp(op=ast.Not()):
-                inner = self.says(test.operand, depth + 1)
+                inner = self.holds_for_oom(test.operand, depth + 1)
                 said = None if inner is None else not inner
             case ast.BoolOp():
-                answers = {self.says(value, depth + 1) for value in test.values}
+                answers = {self.holds_for_oom(value, depth + 1) for value in test.values}
                 said = True if True in answers else False if False in answers else None
             case ast.Compare(ops=[operator], comparators=[right]):
                 said = self._comparison(test.left, operator, right)
@@ -96,14 +96,16 @@ class Recognition:
                 said = None
         return said
 
-    def asks_a_predicate(self, call: ast.Call) -> bool:
+    def calls_predicate(self, call: ast.Call) -> bool:
         """Return whether a call asks a function if an error is OOM."""
         name = called_name(call)
         return bool(call.args) and (_PREDICATE.search(name) is not None or self._is_predicate(name))
 
     def is_text_test(self, node: ast.AST) -> bool:
         """Return whether a node by itself compares a text with one about memory."""
-        return isinstance(node, ast.Compare | ast.Call) and self.has_texts(node) and self.says(node) is not None
+        return (
+            isinstance(node, ast.Compare | ast.Call) and self.has_texts(node) and self.holds_for_oom(node) is not None
+        )
 
     def tested_texts(self, holder: ast.AST) -> set[str]:
         """The different texts about memory, libraries' own words among them, that conditions below look for."""
@@ -141,16 +143,18 @@ class Recognition:
             return self.is_type(call.args[-1]) or None if call.args else None
         if name in _TEXT_TESTS:
             return self.has_texts(call) or None
-        return self.asks_a_predicate(call) or None
+        return self.calls_predicate(call) or None
 
     def _is_predicate(self, name: str) -> bool:
         """Return whether a function of the file tells OOM from other errors by type or text."""
         if not self.predicates:
             self.predicates.update({function.name: False for function in self.module.functions})
-            self.predicates.update({function.name: True for function in self.module.functions if self._tells(function)})
+            self.predicates.update(
+                {function.name: True for function in self.module.functions if self._recognises(function)}
+            )
         return self.predicates.get(name, False)
 
-    def _tells(self, function: Function) -> bool:
+    def _recognises(self, function: Function) -> bool:
         if len(function.node.body) > _SHORT:
             return False
         inner = self.within(function.node)
@@ -321,7 +325,7 @@ def _after_test(statements: list[ast.stmt], recognition: Recognition) -> tuple[l
     for index, statement in enumerate(statements):
         if not isinstance(statement, ast.If):
             continue
-        said, rest = recognition.says(statement.test), statements[index + 1 :]
+        said, rest = recognition.holds_for_oom(statement.test), statements[index + 1 :]
         if said is not None:
             chosen = statement.body if said else statement.orelse
             return chosen + ([] if always_leaves(chosen) else rest), True

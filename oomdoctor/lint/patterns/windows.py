@@ -7,11 +7,11 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow import known
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.accumulation import owner_text
-from oomdoctor.lint.patterns.counters import definitions, spelled_out, writes
+from oomdoctor.lint.patterns.counters import definitions, expanded_text, writes
 from oomdoctor.results import Severity
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def handles_leftovers(found: Accumulation) -> bool:
     boundary = found.boundary
     if boundary is None or boundary.includes_last or not _is_over_epoch(found.loop):
         return True
-    return _steps_after_loop(found) or _stops_by_counter(found) or _asks_for_remainder(found)
+    return _steps_after_loop(found) or _stops_by_counter(found) or _computes_remainder(found)
 
 
 def leftover_outcome(found: Accumulation) -> tuple[str, Severity] | None:
@@ -54,7 +54,7 @@ def leftover_outcome(found: Accumulation) -> tuple[str, Severity] | None:
 
 def _is_zeroed_before(found: Accumulation, around: tuple[Loop, ...], *, restarts: bool) -> bool:
     """Return whether gradients are zeroed before each pass of the loop, or at the start of each iteration."""
-    for event in found.run.of(Act.ZERO_GRAD):
+    for event in found.run.of(Action.ZERO_GRAD):
         if not found.is_same_optimizer(event):
             continue
         if event.context.loops == around and (around or restarts) and not found.comes_after_backward(event):
@@ -64,7 +64,7 @@ def _is_zeroed_before(found: Accumulation, around: tuple[Loop, ...], *, restarts
     return False
 
 
-def gone_over(loop: Loop) -> ast.expr:
+def iterable_of(loop: Loop) -> ast.expr:
     """Return the iterable of a loop, without `enumerate` and its like around it."""
     node: ast.expr = loop.node.iter if isinstance(loop.node, ast.For | ast.AsyncFor) else ast.Constant(None)
     for _ in range(_WRAPPERS):
@@ -111,7 +111,7 @@ def _steps_after_loop(found: Accumulation) -> bool:
     order = [id(event) for event in found.run.events]
     later = found.run.events[order.index(id(found.step)) :]
     return any(
-        event.act is Act.STEP
+        event.action is Action.STEP
         and owner_text(event).rpartition(".")[2] == owner_text(found.step).rpartition(".")[2]
         and event.context.loops == around[: len(event.context.loops)]
         for event in later
@@ -125,7 +125,7 @@ def _stops_by_counter(found: Accumulation) -> bool:
     tests = [node.test for node in walk(found.loop.node) if isinstance(node, ast.If) and _leaves(node)]
     for test in tests:
         names = {text_of(node) for node in walk(test) if isinstance(node, ast.Name | ast.Attribute)}
-        text = spelled_out(test, definitions(writes([tree])))
+        text = expanded_text(test, definitions(writes([tree])))
         if counter in names and (not _around(found) or ("len(" in text and found.period in text)):
             return True
     return False
@@ -135,7 +135,7 @@ def _leaves(node: ast.If) -> bool:
     return any(isinstance(statement, ast.Break | ast.Return) for statement in node.body)
 
 
-def _asks_for_remainder(found: Accumulation) -> bool:
+def _computes_remainder(found: Accumulation) -> bool:
     """Return whether the file computes the remainder of `len(...)` by the accumulation steps."""
     text = found.owner.text if found.owner is not None else ""
     return re.search(rf"len\([^()]*\)\s*%\s*\(?{re.escape(found.period)}\b", text) is not None
@@ -158,13 +158,13 @@ _SCALES: Final = re.compile(
 """Words in the name of a function that changes gradients after the backward passes."""
 _FACTOR: Final = re.compile(r"scal|factor|inv|norm|frac|share|weight|coef|num|count|token|len|size", re.IGNORECASE)
 """Words in the name of a loss's factor: a scale, or a number of samples that makes a sum of it."""
-_TOLD: Final = re.compile(r"Accelerator\([^)]*gradient_accumulation")
+_CONFIGURED: Final = re.compile(r"Accelerator\([^)]*gradient_accumulation")
 
 
 def may_divide(found: Accumulation) -> bool:
     """Return whether the code around a loop divides losses or gradients somewhere, or means them to be sums."""
     text = found.run.module.text
-    if _is_reckoned_with(found) or handles_gradients(found.run.module):
+    if _uses_period(found) or handles_gradients(found.run.module):
         return True
     made = found.step.value.node
     return _SUMS.search(text) is not None or _SCALES.search(text) is not None or _mentions(made, found.period)
@@ -177,12 +177,12 @@ def may_be_divided(event: Event, found: Accumulation) -> bool:
         event: The backward pass.
         found: The accumulation that it belongs to.
     """
-    if event.value.divided_by or _is_left_to_another(event, event.module):
+    if event.value.divided_by or _is_pass_of_object(event, event.module):
         return True
     return _mentions(event.value.node, found.period) or _is_scaled(event) or _is_made_elsewhere(event)
 
 
-def _is_left_to_another(event: Event, module: Module) -> bool:
+def _is_pass_of_object(event: Event, module: Module) -> bool:
     """Return whether an object makes the pass that may divide: an accelerator, a strategy; not fabric."""
     call = event.call
     if call is None or not isinstance(call.func, ast.Attribute) or event.name == ".manual_backward":
@@ -191,11 +191,11 @@ def _is_left_to_another(event: Event, module: Module) -> bool:
         return False
     owner = text_of(call.func.value)
     if "accelerator" in owner.lower():
-        return "Accelerator(" not in module.text or _TOLD.search(module.text) is not None
+        return "Accelerator(" not in module.text or _CONFIGURED.search(module.text) is not None
     return owner.rpartition(".")[2] not in ("", "fabric") and not _gives_only_flags(call)
 
 
-def _is_reckoned_with(found: Accumulation) -> bool:
+def _uses_period(found: Accumulation) -> bool:
     """Return whether the loop divides or multiplies by the accumulation steps, other than a number for the log."""
     for node in walk(found.loop.node):
         match node:

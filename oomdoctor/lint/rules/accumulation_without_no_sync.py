@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.accumulation import accumulations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 _SHARDS: Final = re.compile(r"FullyShardedDataParallel|fully_shard|\bFSDP\b|deepspeed")
-_KNOWS: Final = re.compile(
+_SYNC_CONTROL: Final = re.compile(
     r"no_sync|require_backward_grad_sync|set_requires_gradient_sync|no_backward_sync|set_is_last_backward|comm_hook"
 )
 """Text that turns the synchronisation off or replaces it."""
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
-    runs = [run for run in subject.runs if any(run.of(Act.BACKWARD))]
+    runs = [run for run in subject.runs if any(run.of(Action.BACKWARD))]
     if not runs or _SHARDS.search(subject.module.text) is not None:
         return
     for run in runs:
@@ -43,7 +43,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 
 def _forwards(run: Run, event: Event) -> list[Event]:
     """Forward passes of a model under DistributedDataParallel that led to this backward pass."""
-    return [made for made in run.of(Act.FORWARD) if made.value.wrapped and event.value.comes_from(made.result)]
+    return [made for made in run.of(Action.FORWARD) if made.value.wrapped and event.value.comes_from(made.result)]
 
 
 def _no_sync(event: Event) -> With | None:
@@ -52,7 +52,7 @@ def _no_sync(event: Event) -> With | None:
 
 def _forward_outside(run: Run) -> Iterator[Hit]:
     """`no_sync` around the backward pass alone, where it does nothing."""
-    for event in run.of(Act.BACKWARD):
+    for event in run.of(Action.BACKWARD):
         manager = _no_sync(event)
         forwards = _forwards(run, event)
         if manager is not None and forwards and not any(manager in made.context.withs for made in forwards):
@@ -63,7 +63,7 @@ def _forward_outside(run: Run) -> Iterator[Hit]:
 
 def _each_time(run: Run, found: Accumulation) -> Iterator[Hit]:
     """Yield a hit where nothing in the file mentions `no_sync`."""
-    if _KNOWS.search(run.module.text) or _KNOWS.search(found.step.module.text):
+    if _SYNC_CONTROL.search(run.module.text) or _SYNC_CONTROL.search(found.step.module.text):
         return
     for event in found.backwards:
         forwards = _forwards(run, event)

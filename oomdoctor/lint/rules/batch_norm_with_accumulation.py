@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, GradMode, model_origins
+from oomdoctor.lint.flow.events import Action, GradMode, model_origins
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.accumulation import accumulations
@@ -28,7 +28,7 @@ _NETWORKS: Final = re.compile(
     re.IGNORECASE,
 )
 """Models of torchvision and timm that have BatchNorm unless told otherwise."""
-_SEEN_TO: Final = re.compile(
+_HANDLED_TEXT: Final = re.compile(
     r"isinstance\([^)]*BatchNorm|Frozen\w*(?:Batch|BN)|freeze_(?:bn|batch|norm)|bn_eval|norm_eval|norm_layer|SyncBatchNorm"
     r"|track_running_stats\s*=\s*False|convert_\w*norm|replace_\w*(?:bn|norm)",
     re.IGNORECASE,
@@ -40,7 +40,7 @@ _HELP: Final = "use GroupNorm or LayerNorm, freeze the statistics, or keep the m
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for found in accumulations(run):
-            for event in run.of(Act.FORWARD, within=found.loop):
+            for event in run.of(Action.FORWARD, within=found.loop):
                 if event.context.gradients is not GradMode.OFF and _is_trained(event, found):
                     yield from _judge(run, event)
 
@@ -50,7 +50,7 @@ def _is_trained(event: Event, found: Accumulation) -> bool:
 
 
 def _judge(run: Run, event: Event) -> Iterator[Hit]:
-    if any(_SEEN_TO.search(module.text) for module in {run.module, event.module}) or _is_frozen(run, event):
+    if any(_HANDLED_TEXT.search(module.text) for module in {run.module, event.module}) or _is_frozen(run, event):
         return
     norms = (_norm_of(model, event.module) for model in model_origins(run, event.value))
     norm = next((norm for norm in norms if norm is not None), None)
@@ -64,9 +64,9 @@ def _is_frozen(run: Run, event: Event) -> bool:
     modes = [
         mode
         for mode in run.events[: run.events.index(event)]
-        if mode.act in (Act.EVAL_MODE, Act.TRAIN_MODE) and mode.value.identity == event.value.identity
+        if mode.action in (Action.EVAL_MODE, Action.TRAIN_MODE) and mode.value.identity == event.value.identity
     ]
-    return bool(modes) and modes[-1].act is Act.EVAL_MODE
+    return bool(modes) and modes[-1].action is Action.EVAL_MODE
 
 
 def _norm_of(model: Value, module: Module) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.module import has_other_tensors, parents_in
 from oomdoctor.lint.patterns.checkpoints import (
     aliases,
@@ -15,7 +15,7 @@ from oomdoctor.lint.patterns.checkpoints import (
     lines_between,
     scope_of,
 )
-from oomdoctor.lint.patterns.keeping import seen_at
+from oomdoctor.lint.patterns.keeping import reported_at
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -68,13 +68,13 @@ def _is_replaced(alias: Alias, parents: Parents) -> bool:
 def _trains(subject: Subject, scope: ast.AST, lines: tuple[int, int] | None) -> bool:
     """Return whether an optimizer makes a step, in lines of one function where they are given."""
     for run in subject.runs:
-        for event in run.of(Act.STEP):
+        for event in run.of(Action.STEP):
             if lines is None:
                 return True
             nodes = [frame.function.node for frame in event.context.frames]
             depth = nodes.index(scope) + 1 if scope in nodes else 0
             is_there = depth > 0 or (run.function is None and scope is run.module.tree)
-            if is_there and lines[0] <= seen_at(run, event, depth)[0].lineno <= lines[1]:
+            if is_there and lines[0] <= reported_at(run, event, depth)[0].lineno <= lines[1]:
                 return True
     return False
 

@@ -24,7 +24,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for found in accumulations(run):
             guard, boundary, owner = found.guard, found.boundary, found.owner
-            if guard is not None and boundary is not None and owner is not None and found.lead in (-1, 1):
+            if guard is not None and boundary is not None and owner is not None and found.step_offset in (-1, 1):
                 yield _hit(found, guard, boundary, owner)
 
 
@@ -34,7 +34,7 @@ def _hit(found: Accumulation, guard: Guard, boundary: Boundary, owner: Module) -
         guard.test,
         owner,
         f"`{text_of(guard.test)}` makes the first step after {first} instead of `{found.period}`: "
-        f"`{boundary.counter}` is one {'too few' if found.lead == -1 else 'too many'} there",
+        f"`{boundary.counter}` is one {'too few' if found.step_offset == -1 else 'too many'} there",
         _help(found, boundary),
         edits=shifted_boundary(found),
     )
@@ -42,7 +42,7 @@ def _hit(found: Accumulation, guard: Guard, boundary: Boundary, owner: Module) -
 
 def _first_window(found: Accumulation, boundary: Boundary) -> str:
     """Return the number of micro-batches of the first step, in words."""
-    if found.lead == 1:
+    if found.step_offset == 1:
         return f"`{found.period} - 1` micro-batches"
     waits = boundary.reaches or (boundary.least is not None and boundary.least > 0)
     return f"`{found.period} + 1` micro-batches" if waits else "one micro-batch"

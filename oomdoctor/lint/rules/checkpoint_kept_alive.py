@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, Kind
+from oomdoctor.lint.flow.events import Action, Kind
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import may_use_gpu, own_nodes, targets_of, walk
 from oomdoctor.lint.patterns.checkpoints import holder_of, loads_of, location, shares_memory
 from oomdoctor.lint.patterns.edits import deleted_after_use
-from oomdoctor.lint.patterns.keeping import seen_at
+from oomdoctor.lint.patterns.keeping import reported_at
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
-    found = [(run, event) for run in subject.runs for event in run.of(Act.LOAD)]
+    found = [(run, event) for run in subject.runs for event in run.of(Action.LOAD)]
     if not found or not may_use_gpu(subject.module):
         return
     for run, event in found:
@@ -61,8 +61,8 @@ def _training_line(run: Run, loaded: Event, holder: Holder) -> int | None:
     is_after = False
     for event in run.events:
         is_after = is_after or event is loaded
-        if is_after and event.act is Act.BACKWARD and event.context.frames[: holder.depth] == frames:
-            return seen_at(run, event, holder.depth)[0].lineno
+        if is_after and event.action is Action.BACKWARD and event.context.frames[: holder.depth] == frames:
+            return reported_at(run, event, holder.depth)[0].lineno
     return None
 
 
@@ -74,7 +74,7 @@ def _lives_in_object(runs: Sequence[Run], holder: Holder) -> bool:
     trains = any(
         frame.function.class_ is class_
         for run in runs
-        for event in run.of(Act.BACKWARD)
+        for event in run.of(Action.BACKWARD)
         for frame in event.context.frames
     )
     return trains and not any(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
 from oomdoctor.lint.rule import Hit, Rule
@@ -25,7 +25,7 @@ _BOUNDLESS: Final = re.compile(r"""\binf\b|["']inf|1e\+?\d{2,}|10{5,}""")
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for found in accumulations(run):
-            for event in run.of(Act.CLIP, within=found.loop):
+            for event in run.of(Action.CLIP, within=found.loop):
                 if _is_early(event, found):
                     yield _hit(event, found)
 

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.iterations import (
@@ -14,8 +14,8 @@ from oomdoctor.lint.patterns.iterations import (
     exclude,
     explained_calls,
     implies,
+    in_same_call,
     is_used,
-    same_place,
     shared_loop,
     start_of,
 )
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 _STEPS: Final = re.compile(r"step|apply|optim", re.IGNORECASE)
-_ON_GRADIENTS: Final = (Act.BACKWARD, Act.AUTOGRAD, Act.STEP, Act.ZERO_GRAD)
+_ON_GRADIENTS: Final = (Action.BACKWARD, Action.AUTOGRAD, Action.STEP, Action.ZERO_GRAD)
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
-        for event in run.of(Act.CLIP):
+        for event in run.of(Action.CLIP):
             loop = _loop_with_pass(run, event)
             if loop is None or not event.name.startswith("torch.nn.utils.clip_grad_") or is_used(event):
                 continue
@@ -46,39 +46,43 @@ def _check(subject: Subject) -> Iterator[Hit]:
 
 def _loop_with_pass(run: Run, clip: Event) -> Loop | None:
     """The innermost loop around both the clipping and a backward pass."""
-    loops = [shared_loop(clip, event) for event in run.of(Act.BACKWARD) if event.context.managed is None]
+    loops = [shared_loop(clip, event) for event in run.of(Action.BACKWARD) if event.context.managed is None]
     return max((loop for loop in loops if loop is not None), key=clip.context.loops.index, default=None)
 
 
 def _one_optimizer(run: Run, loop: Loop) -> bool:
-    steps = list(run.of(Act.STEP, within=loop))
-    models = {event.value.identity for event in run.of(Act.FORWARD, within=loop)}
+    steps = list(run.of(Action.STEP, within=loop))
+    models = {event.value.identity for event in run.of(Action.FORWARD, within=loop)}
     return len({optimizer_of(step) for step in steps}) == 1 and len(models) <= 1 and not any(map(takes_closure, steps))
 
 
 def _judge(run: Run, clip: Event, loop: Loop) -> Iterator[Hit]:
-    around = [event for event in run.of(*_ON_GRADIENTS, Act.CLIP, within=loop) if not exclude(event, clip)]
+    around = [event for event in run.of(*_ON_GRADIENTS, Action.CLIP, within=loop) if not exclude(event, clip)]
     place = around.index(clip)
-    before = [event for event in around[:place] if event.act is not Act.CLIP]
-    after = [event for event in around[place + 1 :] if event.act is not Act.CLIP]
+    before = [event for event in around[:place] if event.action is not Action.CLIP]
+    after = [event for event in around[place + 1 :] if event.action is not Action.CLIP]
     if not before and not after:
         return
     last = before[-1] if before else after[-1]
     following = after[0] if after else before[0]
     name = text_of(clip.call.func) if clip.call is not None else "clip_grad_norm_"
-    if last.act is Act.STEP and following.act is Act.ZERO_GRAD and _is_late(run, clip, (last, following), loop):
+    if (
+        last.action is Action.STEP
+        and following.action is Action.ZERO_GRAD
+        and _is_late(run, clip, (last, following), loop)
+    ):
         message = f"`{name}` comes after the step of `{optimizer_of(last)}`: the gradients are thrown away next"
         yield Hit.at(clip, message, help="clip between the backward pass and the step")
-    elif before and _finds_nothing(clip, last, following, run) and implies(clip, last, loop):
+    elif before and _has_nothing_to_clip(clip, last, following, run) and implies(clip, last, loop):
         message = f"`{name}` comes before the backward pass, where there are no gradients to clip"
         yield Hit.at(clip, message, help="clip between the backward pass and the step")
 
 
-def _finds_nothing(clip: Event, last: Event, following: Event, run: Run) -> bool:
+def _has_nothing_to_clip(clip: Event, last: Event, following: Event, run: Run) -> bool:
     """Return whether gradients were set to zero right before, with nothing between that makes new ones."""
-    if last.act is not Act.ZERO_GRAD or following.act is not Act.BACKWARD:
+    if last.action is not Action.ZERO_GRAD or following.action is not Action.BACKWARD:
         return False
-    return same_place(last, clip) and not any(calls_between(last, clip, run))
+    return in_same_call(last, clip) and not any(calls_between(last, clip, run))
 
 
 def _is_late(run: Run, clip: Event, around: tuple[Event, Event], loop: Loop) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.iterations import conditions, exclude, same_place, start_of, statement_of
+from oomdoctor.lint.patterns.iterations import conditions, exclude, in_same_call, start_of, statement_of
 from oomdoctor.lint.patterns.windows import is_scaled, optimizer_of, scaler_of, scales_by_hand
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.lint.source import Edit
@@ -31,7 +31,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 def _clips(run: Run) -> Iterator[tuple[Event, Event]]:
     """Clips of gradients that are still scaled, each with the step that uses them."""
     for place, event in enumerate(run.events):
-        if event.act is Act.CLIP and event.name.startswith("torch.nn.utils.clip_grad_"):
+        if event.action is Action.CLIP and event.name.startswith("torch.nn.utils.clip_grad_"):
             step = _step_after(run, place, event)
             if step is not None and _is_still_scaled(run, place, event) and not scales_by_hand(run, event):
                 yield event, step
@@ -40,9 +40,9 @@ def _clips(run: Run) -> Iterator[tuple[Event, Event]]:
 def _step_after(run: Run, place: int, clip: Event) -> Event | None:
     """The step through a scaler that uses what is clipped."""
     for event in run.events[place + 1 :]:
-        if event.act is Act.STEP and not exclude(event, clip):
+        if event.action is Action.STEP and not exclude(event, clip):
             return event if scaler_of(event) is not None else None
-        if event.act is Act.BACKWARD and event.context.loops == clip.context.loops:
+        if event.action is Action.BACKWARD and event.context.loops == clip.context.loops:
             return None
     return None
 
@@ -53,9 +53,9 @@ def _is_still_scaled(run: Run, place: int, clip: Event) -> bool:
     for event in reversed(run.events[:place]):
         if exclude(event, clip):
             continue
-        if event.act is Act.UNSCALE or (event.act is Act.STEP and passes):
-            return passes and event.act is Act.STEP
-        if event.act is Act.BACKWARD:
+        if event.action is Action.UNSCALE or (event.action is Action.STEP and passes):
+            return passes and event.action is Action.STEP
+        if event.action is Action.BACKWARD:
             if not is_scaled(event):
                 return False
             passes = True
@@ -72,12 +72,12 @@ def _hit(run: Run, clip: Event, step: Event) -> Hit:
 def _edits(run: Run, clip: Event, step: Event, call: str) -> tuple[Edit, ...]:
     """Puts the call before the statement, where it then runs once before each step of the one optimizer."""
     statement = statement_of(clip)
-    steps = [event for event in run.of(Act.STEP) if scaler_of(event) is not None]
-    passes = list(run.of(Act.BACKWARD))
-    clips = {id(event.node) for event in run.of(Act.CLIP)}  # of one optimizer: it may be unscaled once a step only
-    if statement is None or len(steps) != 1 or len(clips) != 1 or any(run.of(Act.UNSCALE)):
+    steps = [event for event in run.of(Action.STEP) if scaler_of(event) is not None]
+    passes = list(run.of(Action.BACKWARD))
+    clips = {id(event.node) for event in run.of(Action.CLIP)}  # of one optimizer: it may be unscaled once a step only
+    if statement is None or len(steps) != 1 or len(clips) != 1 or any(run.of(Action.UNSCALE)):
         return ()
-    if not all(same_place(clip, event) for event in (step, *passes)):  # others may call a helper with unscaled ones
+    if not all(in_same_call(clip, event) for event in (step, *passes)):  # others may call a helper with unscaled ones
         return ()
     needed = conditions(step.context.guards).items()
     if not needed <= conditions(clip.context.guards).items() or clip.context.loops != step.context.loops:

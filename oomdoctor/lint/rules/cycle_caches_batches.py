@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, Kind
+from oomdoctor.lint.flow.events import Action, Kind
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
@@ -25,7 +25,7 @@ _HELP: Final = (
 
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
-        for event in run.of(Act.CALL):
+        for event in run.of(Action.CALL):
             if event.name == "itertools.cycle" and _is_loader(event):
                 loader = text_of(event.call.args[0])  # type: ignore[union-attr]
                 message = f"`itertools.cycle` keeps every batch of `{loader}` and repeats the same ones"

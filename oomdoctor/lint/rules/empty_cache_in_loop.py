@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, GradMode
+from oomdoctor.lint.flow.events import Action, GradMode
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import conditions, node_beside
 from oomdoctor.lint.rule import Hit, Rule
@@ -25,8 +25,10 @@ _HELP: Final = "remove it, or call it once where another process or model needs 
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for loop in run.training_loops():
-            marks = [mark for mark in run.of(Act.BACKWARD, Act.STEP, within=loop) if mark.context.loops[-1] is loop]
-            for event in run.of(Act.EMPTY_CACHE, within=loop):
+            marks = [
+                mark for mark in run.of(Action.BACKWARD, Action.STEP, within=loop) if mark.context.loops[-1] is loop
+            ]
+            for event in run.of(Action.EMPTY_CACHE, within=loop):
                 if marks and not _is_rare(event, marks, loop):
                     yield _hit(event, marks[0], run)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, GradMode, Graph
+from oomdoctor.lint.flow.events import Action, GradMode, Graph
 from oomdoctor.lint.flow.runs import gradients_by_callers, trained_elsewhere
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import is_of_other_tensors
 from oomdoctor.lint.patterns.edits import with_no_grad
-from oomdoctor.lint.patterns.evaluation import is_evaluation, is_named_so, only_evaluates
-from oomdoctor.lint.patterns.keeping import asks_for_gradients, batch_loops, depth_of, innermost, is_frozen, seen_at
+from oomdoctor.lint.patterns.evaluation import is_evaluation, is_evaluation_name, only_evaluates
+from oomdoctor.lint.patterns.keeping import asks_for_gradients, batch_loops, depth_of, innermost, is_frozen, reported_at
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -35,7 +35,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 def _in_run(run: Run) -> Iterator[Hit]:
     loops = batch_loops(run)
     reported: list[Loop] = []
-    for event in run.of(Act.FORWARD):
+    for event in run.of(Action.FORWARD):
         loop = innermost(event.context, loops)
         if loop is None or any(loop is other for other in reported) or event.result.graph is not Graph.YES:
             continue
@@ -49,11 +49,11 @@ def _is_wanted(run: Run, event: Event, loop: Loop) -> bool:
     """Return whether a gradient is taken of the pass's result, or none can be, so that there is no graph."""
     if asks_for_gradients(run, loop) or is_frozen(run, event):
         return True
-    return any(other.value.comes_from(event.result) for other in run.of(Act.BACKWARD, Act.AUTOGRAD))
+    return any(other.value.comes_from(event.result) for other in run.of(Action.BACKWARD, Action.AUTOGRAD))
 
 
 def _hit(run: Run, event: Event, loop: Loop) -> Hit:
-    node, module = seen_at(run, event, depth_of(event.context, loop))
+    node, module = reported_at(run, event, depth_of(event.context, loop))
     model = text_of(event.call.func) if event.call is not None else "the model"
     is_async = loop.function is not None and isinstance(loop.function.node, ast.AsyncFunctionDef)
     message = f"`{model}` is evaluated on each batch while autograd records, so that each pass holds its activations"
@@ -66,10 +66,10 @@ def _edits(run: Run, loop: Loop) -> tuple[Edit, ...]:
     if function is None:
         return ()
     inside = [event for event in run.events if any(frame.function is function for frame in event.context.frames)]
-    acts = {event.act for event in inside}
-    if acts & {Act.BACKWARD, Act.AUTOGRAD, Act.STEP, Act.NEEDS_GRADIENT, Act.ZERO_GRAD}:
+    actions = {event.action for event in inside}
+    if actions & {Action.BACKWARD, Action.AUTOGRAD, Action.STEP, Action.NEEDS_GRADIENT, Action.ZERO_GRAD}:
         return ()
-    if (Act.EVAL_MODE in acts or is_named_so(function)) and only_evaluates(function, run.events):
+    if (Action.EVAL_MODE in actions or is_evaluation_name(function)) and only_evaluates(function, run.events):
         return with_no_grad(function)
     return ()
 

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, Graph
+from oomdoctor.lint.flow.events import Action, Graph
 from oomdoctor.lint.flow.state import base_of, text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.boundary import boundary_of
@@ -28,7 +28,7 @@ _HELP: Final = "run backward for each micro-batch: gradients add up by themselve
 
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
-        for event in run.of(Act.BACKWARD):
+        for event in run.of(Action.BACKWARD):
             for kept in _parts(run, event):
                 if _is_micro_loop(run, kept, event) and not _takes_over(run, kept, event):
                     message = f"`{kept.target}` holds the graphs of all micro-batches of the window until this pass"
@@ -39,7 +39,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 def _parts(run: Run, event: Event) -> Iterator[Event]:
     """Yield the events that put together the losses of this pass."""
     names = _names(event)
-    for kept in run.of(Act.KEEP):
+    for kept in run.of(Action.KEEP):
         if kept.outlives is not None and kept.value.is_loss and kept.value.graph is Graph.YES and kept.target in names:
             yield kept
 
@@ -78,7 +78,7 @@ def _is_at_boundary(event: Event, loop: Loop) -> bool:
 def _is_when_full(run: Run, kept: Event, event: Event, loop: Loop) -> bool:
     """Return whether the pass comes once the list of losses has reached a length and is emptied there."""
     full = [guard.test for guard in event.context.guards_in(loop) if guard.holds and _fills(guard.test, kept.target)]
-    emptied = [other for other in run.of(Act.FORGET, within=loop) if other.target == kept.target]
+    emptied = [other for other in run.of(Action.FORGET, within=loop) if other.target == kept.target]
     return any(guard.test in full for other in emptied for guard in other.context.guards_in(loop))
 
 
@@ -107,11 +107,11 @@ def _takes_over(run: Run, kept: Event, event: Event) -> bool:
     loop = kept.outlives
     if loop is None:
         return True
-    forwards = [made for made in run.of(Act.FORWARD, within=loop) if kept.value.comes_from(made.result)]
+    forwards = [made for made in run.of(Action.FORWARD, within=loop) if kept.value.comes_from(made.result)]
     if not forwards or any(made.context.loops != kept.context.loops for made in forwards):
         return True
     used = {text for made in forwards for text in _arguments(made)}
-    return bool(used & (carried(loop) - {kept.target})) or _backs_each(run, kept, event)
+    return bool(used & (carried(loop) - {kept.target})) or _has_backward_each(run, kept, event)
 
 
 def _arguments(made: Event) -> Iterator[str]:
@@ -122,9 +122,9 @@ def _arguments(made: Event) -> Iterator[str]:
                 yield base_of(node) or ""
 
 
-def _backs_each(run: Run, kept: Event, event: Event) -> bool:
+def _has_backward_each(run: Run, kept: Event, event: Event) -> bool:
     """Return whether each micro-batch has a backward pass of its own, so that the sum's is another matter."""
-    return any(other is not event and other.context.loops == kept.context.loops for other in run.of(Act.BACKWARD))
+    return any(other is not event and other.context.loops == kept.context.loops for other in run.of(Action.BACKWARD))
 
 
 RULE = Rule(

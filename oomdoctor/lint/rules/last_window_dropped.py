@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
-from oomdoctor.lint.patterns.windows import gone_over, handles_leftovers, leftover_outcome
+from oomdoctor.lint.patterns.windows import handles_leftovers, iterable_of, leftover_outcome
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for found in accumulations(run):
-            if found.lead == 0 and not handles_leftovers(found):
+            if found.step_offset == 0 and not handles_leftovers(found):
                 yield from _judged(found)
 
 
@@ -28,7 +28,7 @@ def _judged(found: Accumulation) -> Iterator[Hit]:
     what_happens = leftover_outcome(found)
     if what_happens is None or found.guard is None or found.owner is None:
         return
-    batches = text_of(gone_over(found.loop))
+    batches = text_of(iterable_of(found.loop))
     yield Hit(
         found.guard.test,
         found.owner,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, Kind
+from oomdoctor.lint.flow.events import Action, Kind
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import has_own_checkpoints, may_use_gpu, runs_in_several_processes
 from oomdoctor.lint.patterns.checkpoints import is_only_loaded, loads_of, location, shares_memory
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from oomdoctor.lint.source import Edit
 
 
-_MODES: Final = (Act.EVAL_MODE, Act.TRAIN_MODE, Act.FORWARD)
+_MODES: Final = (Action.EVAL_MODE, Action.TRAIN_MODE, Action.FORWARD)
 _NUMBERS: Final = frozenset({Kind.SCHEDULER, Kind.SCALER})  # no tensors of any size are in their state
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
-    found = [(run, event) for run in subject.runs for event in run.of(Act.LOAD)]
+    found = [(run, event) for run in subject.runs for event in run.of(Action.LOAD)]
     if not found or not may_use_gpu(subject.module) or has_own_checkpoints(subject.module):
         return
     for run, event in found:

@@ -10,7 +10,7 @@ from oomdoctor.lint.flow.runs import gradients_by_callers, trained_elsewhere
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.edits import with_method_call
 from oomdoctor.lint.patterns.evaluation import is_evaluation
-from oomdoctor.lint.patterns.graphs import is_given_back, is_handed_on, is_read_back, is_trained_on, own_backward
+from oomdoctor.lint.patterns.graphs import is_passed_on, is_read_back, is_returned, is_trained_on, own_backward
 from oomdoctor.lint.patterns.keeping import FRAMEWORKS, is_frozen, kept_by_steps, kept_expression, kept_over_batches
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
@@ -30,7 +30,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
             if _keeps_graph(kept.event) and kept.event.context.managed not in FRAMEWORKS:
                 yield from _judged(kept)
         for event in kept_by_steps(run):
-            yield Hit.at(event, _message(event, went_back=True), help=_help(event), edits=_edits(event))
+            yield Hit.at(event, _message(event, had_backward=True), help=_help(event), edits=_edits(event))
 
 
 def _keeps_graph(event: Event) -> bool:
@@ -46,21 +46,21 @@ def _judged(kept: Kept) -> Iterator[Hit]:
         return
     if any(not event.context.guards_in(kept.loop) for event in forgotten):
         return
-    went_back = own_backward(kept)
-    if forgotten if went_back else not _is_lost(kept):
+    had_backward = own_backward(kept)
+    if forgotten if had_backward else not _never_gets_backward(kept):
         return
     if gradients_by_callers(kept.event) not in (None, GradMode.ON):
         return
     if any(trained_elsewhere(event, kept.loop) for event in kept.forwards()):
         return
-    node, module = kept.seen_at()
+    node, module = kept.reported_at()
     yield Hit(
         node,
         module,
-        _message(kept.event, went_back=went_back),
+        _message(kept.event, had_backward=had_backward),
         _help(kept.event),
-        severity=_severity(went_back=went_back, is_forgotten=bool(forgotten)),
-        edits=_edits(kept.event) if node is kept.event.node and not is_handed_on(kept) else (),
+        severity=_severity(had_backward=had_backward, is_forgotten=bool(forgotten)),
+        edits=_edits(kept.event) if node is kept.event.node and not is_passed_on(kept) else (),
     )
 
 
@@ -70,21 +70,21 @@ def _has_no_graph(kept: Kept) -> bool:
     return bool(forwards) and all(is_frozen(kept.run, event) for event in forwards)
 
 
-def _is_lost(kept: Kept) -> bool:
+def _never_gets_backward(kept: Kept) -> bool:
     """Return whether no backward pass of the value can follow, since it never got one here."""
     if any(is_evaluation(kept.run, event, kept.loop) for event in kept.forwards()):
         return True
-    return "." not in kept.event.target and not is_given_back(kept)
+    return "." not in kept.event.target and not is_returned(kept)
 
 
-def _severity(*, went_back: bool, is_forgotten: bool) -> Severity:
-    return Severity.WARNING if went_back or is_forgotten else Severity.ERROR
+def _severity(*, had_backward: bool, is_forgotten: bool) -> Severity:
+    return Severity.WARNING if had_backward or is_forgotten else Severity.ERROR
 
 
-def _message(event: Event, *, went_back: bool) -> str:
+def _message(event: Event, *, had_backward: bool) -> str:
     what = _name(event)
     where = f" in `{event.target}`" if event.target else ""
-    if went_back:
+    if had_backward:
         return f"{what} is kept{where} with its graph, whose nodes of every batch then stay in memory"
     return f"{what} is kept{where} with its graph, so that all activations of every batch stay in memory"
 

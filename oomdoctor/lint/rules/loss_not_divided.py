@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
 from oomdoctor.lint.patterns.windows import may_be_divided, may_divide
@@ -38,12 +38,12 @@ def _check(subject: Subject) -> Iterator[Hit]:
 def _hit(event: Event, found: Accumulation) -> Hit:
     loss = _name(event)
     told = f"{loss} is not divided by `{found.period}`, so each step follows the sum of that many gradients"
-    evens_out = _is_scale_free(found)
+    cancels_scale = _is_scale_free(found)
     return Hit.at(
         event,
-        told + (" (Adam cancels a constant scale, except for its `eps`)" if evens_out else ""),
+        told + (" (Adam cancels a constant scale, except for its `eps`)" if cancels_scale else ""),
         help=_help(event, loss, found.period),
-        severity=Severity.NOTE if evens_out else None,
+        severity=Severity.NOTE if cancels_scale else None,
     )
 
 
@@ -75,7 +75,7 @@ def _name(event: Event) -> str:
 def _is_scale_free(found: Accumulation) -> bool:
     """Return whether the optimizer's steps do not depend on the gradient's scale, and nothing clips by norm."""
     library = (found.step.value.library or "").rpartition(".")[2]
-    return library in _SCALE_FREE and next(found.run.of(Act.CLIP), None) is None
+    return library in _SCALE_FREE and next(found.run.of(Action.CLIP), None) is None
 
 
 _BAD: Final = """\

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.iterations import conditions, explained_calls, shared_loop, stored_in, within
@@ -34,7 +34,7 @@ _HELP: Final = "call `{optimizer}.zero_grad()` after each step"
 
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
-        for event in run.of(Act.STEP):
+        for event in run.of(Action.STEP):
             loop = _loop_with_pass(run, event)
             if loop is not None and _is_missing(run, event, loop, subject):
                 optimizer = optimizer_of(event)
@@ -46,7 +46,7 @@ def _loop_with_pass(run: Run, step: Event) -> Loop | None:
     """The innermost loop in whose iteration both a backward pass and the step come."""
     if step.context.managed not in _MANAGED or takes_closure(step) or step.call is None:
         return None
-    loops = [shared_loop(step, event) for event in run.of(Act.BACKWARD) if event.context.managed in _MANAGED]
+    loops = [shared_loop(step, event) for event in run.of(Action.BACKWARD) if event.context.managed in _MANAGED]
     inner = [loop for loop in loops if loop is not None]
     return max(inner, key=step.context.loops.index, default=None)
 
@@ -54,14 +54,14 @@ def _loop_with_pass(run: Run, step: Event) -> Loop | None:
 def _is_missing(run: Run, step: Event, loop: Loop, subject: Subject) -> bool:
     if _runs_once(loop) or _is_made_in(step, loop):
         return False
-    zeroes = [event for event in run.of(Act.ZERO_GRAD) if not _never_before(event, step, loop)]
+    zeroes = [event for event in run.of(Action.ZERO_GRAD) if not _never_before(event, step, loop)]
     if any(loop in event.context.loops for event in zeroes):
         return False
     if any(event.context.loops and event.context.loops[-1].over_batches for event in zeroes):
         return False  # several passes and steps on one batch
     if any(_ZEROES.search(module.text) for module in _modules(run, step)) or _elsewhere(run, subject):
         return False
-    return not any(_hands_over(subject, step, module) for module in _modules(run, step))
+    return not any(_passes_optimizer_on(subject, step, module) for module in _modules(run, step))
 
 
 def _runs_once(loop: Loop) -> bool:
@@ -87,20 +87,20 @@ def _never_before(zero: Event, step: Event, loop: Loop) -> bool:
 
 def _elsewhere(run: Run, subject: Subject) -> bool:
     """Return whether the file zeroes gradients where no run leads, or in a function that others may call between."""
-    seen = [event for other in subject.runs for event in other.of(Act.ZERO_GRAD) if event.module is run.module]
+    seen = [event for other in subject.runs for event in other.of(Action.ZERO_GRAD) if event.module is run.module]
     lines = {event.node.end_lineno for event in seen}
     mentioned = {
         number for number, line in enumerate(run.module.text.splitlines(), 1) if ".zero_grad(" in line.partition("#")[0]
     }
-    alone = (other for other in subject.runs if other is not run and not any(other.of(Act.BACKWARD)))
-    return any(any(other.of(Act.ZERO_GRAD)) for other in alone) or bool(mentioned - lines)
+    alone = (other for other in subject.runs if other is not run and not any(other.of(Action.BACKWARD)))
+    return any(any(other.of(Action.ZERO_GRAD)) for other in alone) or bool(mentioned - lines)
 
 
 def _modules(run: Run, step: Event) -> set[Module]:
     return {run.module, step.module}
 
 
-def _hands_over(subject: Subject, step: Event, module: Module) -> bool:
+def _passes_optimizer_on(subject: Subject, step: Event, module: Module) -> bool:
     """Return whether the optimizer is passed to an unknown function, which may set the gradients to zero."""
     known = explained_calls(*subject.runs)
     optimizer = optimizer_of(step)
@@ -124,7 +124,7 @@ def _arguments(call: ast.Call) -> Iterator[ast.expr]:
 
 
 def _why(run: Run, step: Event) -> str:
-    zeroes = list(run.of(Act.ZERO_GRAD))
+    zeroes = list(run.of(Action.ZERO_GRAD))
     if any(
         event.context.loops for event in zeroes if event.context.loops == step.context.loops[: len(event.context.loops)]
     ):

@@ -44,19 +44,19 @@ class _File:
     Attributes:
         module: The file.
         recognition: How it recognises OOM.
-        thorough: Answers so far, by the part's identity.
+        checked_scopes: Answers so far, by the part's identity.
     """
 
     module: Module
     recognition: Recognition
-    thorough: dict[int, bool] = field(default_factory=dict)
+    checked_scopes: dict[int, bool] = field(default_factory=dict)
 
-    def knows_more(self, scope: ast.AST) -> bool:
+    def has_other_test(self, scope: ast.AST) -> bool:
         """Return whether a part of the file looks at the error's type too, or for a second text."""
-        if id(scope) not in self.thorough:
+        if id(scope) not in self.checked_scopes:
             inner = self.recognition.within(scope)
-            self.thorough[id(scope)] = mentions_type(scope) or len(inner.tested_texts(scope)) > 1
-        return self.thorough[id(scope)]
+            self.checked_scopes[id(scope)] = mentions_type(scope) or len(inner.tested_texts(scope)) > 1
+        return self.checked_scopes[id(scope)]
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
@@ -103,9 +103,9 @@ def _single(file: _File, holder: ast.AST, errors: set[str], scope: ast.AST) -> I
     tests = [
         node for node in children if recognition.is_text_test(node) and _of_an_error(node, recognition, errors, holder)
     ]
-    if not tests or file.knows_more(scope):
+    if not tests or file.has_other_test(scope):
         return
-    if any(isinstance(node, ast.Call) and recognition.asks_a_predicate(node) for node in children):
+    if any(isinstance(node, ast.Call) and recognition.calls_predicate(node) for node in children):
         return
     inside = {id(inner) for test in tests for inner in walk(test) if inner is not test}
     for test in tests:

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow import known
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.oom_handlers import OOM_WORDS, OomHandler, called_name, executed_nodes, oom_handlers
 from oomdoctor.lint.rule import Hit, Rule
@@ -46,7 +46,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
 
 def _skips_alone(handler: OomHandler, run: Run, module: Module) -> bool:
     """Return whether in this run the handler skips a batch of a model that is spread over processes."""
-    for event in run.of(Act.BACKWARD):
+    for event in run.of(Action.BACKWARD):
         loop = _loop_around(handler, event)
         if loop is None or not _under(handler, event.context) or _alone(event.context):
             continue
@@ -83,7 +83,7 @@ def _alone(context: Context) -> bool:
 
 def _is_spread(run: Run, handler: OomHandler, module: Module) -> bool:
     """Return whether the model is under DDP or FSDP; where its origin is unknown, whether the file makes one so."""
-    models = [event.value for event in run.of(Act.FORWARD) if _under(handler, event.context)]
+    models = [event.value for event in run.of(Action.FORWARD) if _under(handler, event.context)]
     if any(model.wrapped for model in models):
         return True
     return all(model.node is None for model in models) and any(
@@ -97,9 +97,9 @@ def _spreads(call: ast.Call, module: Module) -> bool:
 
 def _others_know(handler: OomHandler, run: Run, loop: Loop) -> bool:
     """Return whether the loop communicates outside of the `try`, or makes a replacement backward pass there."""
-    for event in run.of(Act.BACKWARD, Act.CALL, within=loop):
-        speaks = event.act is Act.BACKWARD or event.name.startswith("torch.distributed.")
-        if speaks and not _under(handler, event.context):
+    for event in run.of(Action.BACKWARD, Action.CALL, within=loop):
+        communicates = event.action is Action.BACKWARD or event.name.startswith("torch.distributed.")
+        if communicates and not _under(handler, event.context):
             return True
     tried = {id(node) for statement in handler.attempt.body for node in walk(statement)}
     return any(_communicates(node) for node in executed_nodes(loop.node) if id(node) not in tried)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, Device, Graph, Keeping, Kind
+from oomdoctor.lint.flow.events import Action, Device, Graph, Keeping, Kind
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import is_of_other_tensors, may_use_gpu, walk
 from oomdoctor.lint.patterns.keeping import kept_expression, kept_over_batches, may_be_small
@@ -44,7 +44,7 @@ def _output(kept: Kept) -> Value | None:
 
 
 def _is_output(kept: Kept, value: Value) -> bool:
-    return not value.is_loss and any(value.comes_from(event.result) for event in kept.run.of(Act.FORWARD))
+    return not value.is_loss and any(value.comes_from(event.result) for event in kept.run.of(Action.FORWARD))
 
 
 def _grows(kept: Kept) -> bool:
@@ -56,13 +56,13 @@ def _grows(kept: Kept) -> bool:
 
 def _is_small(kept: Kept, output: Value) -> bool:
     is_from_loss = any(
-        output.comes_from(event.value) for event in kept.run.of(Act.BACKWARD) if event.value.identity > 0
+        output.comes_from(event.value) for event in kept.run.of(Action.BACKWARD) if event.value.identity > 0
     )
     return is_from_loss or may_be_small(output.node, kept.event.module, kept.event.function)
 
 
 def _hit(kept: Kept) -> Hit:
-    node, module = kept.seen_at()
+    node, module = kept.reported_at()
     where = f" in `{kept.event.target}`" if kept.event.target else ""
     expression = kept_expression(kept.event)
     named = isinstance(expression, ast.Name | ast.Attribute)

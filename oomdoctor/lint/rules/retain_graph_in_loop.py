@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import UNKNOWN, Act, Graph, Kind
+from oomdoctor.lint.flow.events import UNKNOWN, Action, Graph, Kind
 from oomdoctor.lint.flow.state import base_of, text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.graphs import is_used_later, node_in_loop
@@ -30,7 +30,7 @@ _HELP_UNSEEN: Final = "leave `{}` out; if that fails, detach what the model keep
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
-    retaining = [(run, event) for run in subject.runs for event in run.of(Act.BACKWARD) if _retains(event)]
+    retaining = [(run, event) for run in subject.runs for event in run.of(Action.BACKWARD) if _retains(event)]
     needed = {id(event.node) for run, event in retaining if not _is_needless(run, event)}
     for run, event in retaining:
         if id(event.node) not in needed:  # a helper may be called where a later pass follows, too
@@ -53,7 +53,7 @@ def _is_seen(model: Value) -> bool:
 def _forwards(run: Run, event: Event) -> list[Event]:
     """The forward passes in the innermost loop that led to this pass."""
     loop = event.context.loops[-1]
-    return [made for made in run.of(Act.FORWARD, within=loop) if event.value.comes_from(made.result)]
+    return [made for made in run.of(Action.FORWARD, within=loop) if event.value.comes_from(made.result)]
 
 
 def _is_needless(run: Run, event: Event) -> bool:
@@ -93,7 +93,7 @@ def _is_last_use(run: Run, event: Event) -> bool:
     if not forwards or any(made.context.loops != event.context.loops for made in forwards):
         return False
     later = run.events[run.events.index(event) + 1 :]
-    if any(other.act in (Act.BACKWARD, Act.AUTOGRAD) and loop in other.context.loops for other in later):
+    if any(other.action in (Action.BACKWARD, Action.AUTOGRAD) and loop in other.context.loops for other in later):
         return False
     return not any(_USES_THE_GRAPH.search(text_of(call.func)) for call in _unknown_calls_after(run, event, loop))
 
@@ -111,15 +111,15 @@ def _takes_over(run: Run, event: Event) -> bool:
     """Return whether the graph may reach back: to the iteration before, or to before the loop."""
     loop = event.context.loops[-1]
     forwards = _forwards(run, event)
-    if any(_remembers(made.value) for made in forwards) or _KEEPS_STATE.search(_text(event, loop)):
+    if any(_keeps_state(made.value) for made in forwards) or _KEEPS_STATE.search(_text(event, loop)):
         return True
     used = set(_operands(event, loop))
     if any(loop.values.get(text, UNKNOWN).kind is not Kind.NUMBER for text in used & carried(loop)):
         return True
-    return any(_reaches_back(text, loop) for text in used - stored_in(loop))
+    return any(_may_reach_back(text, loop) for text in used - stored_in(loop))
 
 
-def _reaches_back(text: str, loop: Loop) -> bool:
+def _may_reach_back(text: str, loop: Loop) -> bool:
     """Return whether a value from before the loop, or a part such as `.T` of one, may hang on a graph."""
     whole = loop.values.get(text.rpartition(".")[0])
     if text not in loop.values and whole is not None:
@@ -127,7 +127,7 @@ def _reaches_back(text: str, loop: Loop) -> bool:
     return _may_have_graph(loop.values.get(text), loop)
 
 
-def _remembers(model: Value) -> bool:
+def _keeps_state(model: Value) -> bool:
     """Return whether the model's `forward` sets attributes of the model, such as a hidden state."""
     forward = None if model.class_ is None else model.class_.methods.get("forward")
     return forward is not None and any(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.oom_handlers import OOM_WORDS, OomHandler, called_name, executed_nodes, oom_handlers
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oomdoctor.lint.rule import Subject
 
 
-_WORK: Final = frozenset({Act.FORWARD, Act.BACKWARD, Act.AUTOGRAD})
+_WORK: Final = frozenset({Action.FORWARD, Action.BACKWARD, Action.AUTOGRAD})
 _NO_WORK: Final = frozenset(
     {
         "add", "append", "close", "collect", "cpu", "critical", "cuda", "debug", "dict", "dump", "empty_cache",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.patterns.accumulation import accumulations, owner_text
 from oomdoctor.lint.patterns.counters import counts_micro_batches
 from oomdoctor.lint.rule import Hit, Rule
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def _check(looked_at: Subject) -> Iterator[Hit]:
     for run in looked_at.runs:
         for found in accumulations(run):
-            for event in run.of(Act.SCHEDULE, within=found.loop):
+            for event in run.of(Action.SCHEDULE, within=found.loop):
                 if _is_early(event, found) and not counts_micro_batches(event, found.period):
                     yield _hit(event, found)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oomdoctor.lint.flow.events import Act, Kind
+from oomdoctor.lint.flow.events import Action, Kind
 from oomdoctor.lint.patterns.iterations import exclude
 from oomdoctor.lint.patterns.windows import is_scaled, optimizer_of, scaler_of, scales_by_hand, takes_closure
 from oomdoctor.lint.rule import Hit, Rule
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for place, event in enumerate(run.events):
-            if event.act is Act.STEP and _is_by_itself(event) and not scales_by_hand(run, event):
+            if event.action is Action.STEP and _is_by_itself(event) and not scales_by_hand(run, event):
                 scaled = _scaled_pass(run, place, event)
                 if scaled is not None:
                     yield _hit(run, place, event, scaled)
@@ -37,10 +37,10 @@ def _is_by_itself(step: Event) -> bool:
 
 def _scaled_pass(run: Run, place: int, step: Event) -> Event | None:
     """The pass whose gradients it uses, where all passes that it may use are of scaled losses."""
-    passes = [event for event in run.of(Act.BACKWARD) if _may_meet(event, step)]
+    passes = [event for event in run.of(Action.BACKWARD) if _may_meet(event, step)]
     if not passes or not all(is_scaled(event) for event in passes):
         return None
-    if any(_may_meet(event, step) for event in run.of(Act.UNSCALE)):
+    if any(_may_meet(event, step) for event in run.of(Action.UNSCALE)):
         return None
     return next((event for event in reversed(run.events[:place]) if event in passes), None)
 
@@ -53,7 +53,7 @@ def _may_meet(event: Event, step: Event) -> bool:
 
 def _hit(run: Run, place: int, step: Event, scaled: Event) -> Hit:
     optimizer, scaler = optimizer_of(step), _scaler(scaled)
-    earlier = (event for event in run.events[:place] if event.act is Act.STEP and _may_meet(event, step))
+    earlier = (event for event in run.events[:place] if event.action is Action.STEP and _may_meet(event, step))
     if any(scaler_of(event) is not None and optimizer_of(event) == optimizer for event in earlier):
         message = f"`{optimizer}` steps a second time with the gradients that `{scaler}.step` has used"
         return Hit.at(step, message, help=f"leave it out: `{scaler}.step({optimizer})` has made the step")

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, model_origins
+from oomdoctor.lint.flow.events import Action, model_origins
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.accumulation import accumulations
@@ -57,7 +57,7 @@ def _accumulated(run: Run) -> Iterator[tuple[Event, Loop]]:
     for found in accumulations(run):
         for event in found.backwards:
             yield event, found.loop
-    for event in run.of(Act.BACKWARD):
+    for event in run.of(Action.BACKWARD):
         if event.context.managed == "accelerate" and event.loop is not None and _accumulates(event.module):
             yield event, event.loop
 
@@ -85,7 +85,7 @@ def _is_of_batch(text: str, loop: Loop) -> bool:
 
 def _entropies(run: Run, event: Event, loop: Loop) -> Iterator[tuple[ast.Call, Module]]:
     """Calls that make the loss, with the arguments that settle how: of a function, or of a loss function's class."""
-    for made in run.of(Act.CALL, within=loop):
+    for made in run.of(Action.CALL, within=loop):
         if made.name in _ENTROPIES and made.call is not None and event.value.comes_from(made.result):
             yield made.call, made.module
     criteria = dict(_criteria(event.module))
@@ -114,7 +114,7 @@ def _ignores_padding(call: ast.Call, loop: Loop, module: Module) -> bool:
 
 def _of_language_model(run: Run, event: Event, loop: Loop) -> str | None:
     """The `.loss` of a model of `transformers` whose targets differ in length."""
-    for made in run.of(Act.FORWARD, within=loop):
+    for made in run.of(Action.FORWARD, within=loop):
         if not event.value.comes_from(made.result) or not _reads_loss(loop) or made.call is None:
             continue
         libraries = [model.library or "" for model in model_origins(run, made.value)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act, Kind
+from oomdoctor.lint.flow.events import Action, Kind
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.iterations import calls_between, conditions, exclude, same_place, sets_gradients_between
+from oomdoctor.lint.patterns.iterations import calls_between, conditions, exclude, in_same_call, sets_gradients_between
 from oomdoctor.lint.patterns.windows import optimizer_of, takes_closure
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from oomdoctor.lint.rule import Subject
 
 
-_PASSES: Final = (Act.BACKWARD, Act.AUTOGRAD)
+_PASSES: Final = (Action.BACKWARD, Action.AUTOGRAD)
 _MANAGED: Final = (None, "accelerate")
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for place, event in enumerate(run.events):
-            if event.act is Act.ZERO_GRAD and event.context.managed in _MANAGED and not event.context.handlers:
+            if event.action is Action.ZERO_GRAD and event.context.managed in _MANAGED and not event.context.handlers:
                 step = _step_after(run, place, event)
                 if step is not None and _has_pass_before(run, place, event, step):
                     message = f"`{_owner(event)}.zero_grad()` throws away the gradients that the next step should use"
@@ -35,15 +35,15 @@ def _check(subject: Subject) -> Iterator[Hit]:
 def _step_after(run: Run, place: int, zero: Event) -> Event | None:
     """The step that finds no gradients: the same optimizer's, with nothing between that could make new ones."""
     for event in run.events[place + 1 :]:
-        if event.act in _PASSES:
+        if event.action in _PASSES:
             return None
-        if event.act is Act.STEP and _is_of(event, zero, run):
+        if event.action is Action.STEP and _is_of(event, zero, run):
             return event if _directly(zero, event, run) else None
     return None
 
 
 def _directly(zero: Event, step: Event, run: Run) -> bool:
-    if not same_place(zero, step) or zero.context.loops != step.context.loops or takes_closure(step):
+    if not in_same_call(zero, step) or zero.context.loops != step.context.loops or takes_closure(step):
         return False
     if not conditions(zero.context.guards).items() <= conditions(step.context.guards).items():
         return False
@@ -53,23 +53,23 @@ def _directly(zero: Event, step: Event, run: Run) -> bool:
 def _is_of(step: Event, zero: Event, run: Run) -> bool:
     """Return whether a step is of the optimizer, or the model, whose gradients were set to zero."""
     if zero.value.kind is Kind.MODEL:
-        models = {event.value.identity for event in run.of(Act.FORWARD)}
-        return len(models) == 1 and len({optimizer_of(event) for event in run.of(Act.STEP)}) == 1
+        models = {event.value.identity for event in run.of(Action.FORWARD)}
+        return len(models) == 1 and len({optimizer_of(event) for event in run.of(Action.STEP)}) == 1
     return _owner(zero) == optimizer_of(step)
 
 
 def _has_pass_before(run: Run, place: int, zero: Event, step: Event) -> bool:
     """Return whether the gradients' last change was a backward pass, in the same iteration."""
     for event in reversed(run.events[:place]):
-        if event.act in (Act.STEP, Act.ZERO_GRAD) and _may_be_same(event, step) and not exclude(event, zero):
+        if event.action in (Action.STEP, Action.ZERO_GRAD) and _may_be_same(event, step) and not exclude(event, zero):
             return False
-        if event.act is Act.BACKWARD and not exclude(event, zero):
+        if event.action is Action.BACKWARD and not exclude(event, zero):
             return event.context.loops[: len(zero.context.loops)] == zero.context.loops
     return False
 
 
 def _may_be_same(event: Event, step: Event) -> bool:
-    owner = optimizer_of(event) if event.act is Act.STEP else _owner(event)
+    owner = optimizer_of(event) if event.action is Action.STEP else _owner(event)
     return event.value.kind is Kind.MODEL or owner == optimizer_of(step)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.patterns.accumulation import accumulations, owner_text
 from oomdoctor.lint.patterns.windows import handles_gradients
 from oomdoctor.lint.rule import Hit, Rule
@@ -26,7 +26,7 @@ def _check(looked_at: Subject) -> Iterator[Hit]:
 
 
 def _judged(found: Accumulation) -> Iterator[Hit]:
-    for event in found.run.of(Act.ZERO_GRAD, within=found.loop):
+    for event in found.run.of(Action.ZERO_GRAD, within=found.loop):
         if event.name == ".zero_grad" and found.is_same_optimizer(event) and found.is_in_each_micro_step(event):
             yield Hit.at(
                 event,

@@ -5,62 +5,62 @@ from __future__ import annotations
 import pytest
 from happening import event, events, lines
 
-from oomdoctor.lint.flow.events import Act, Device, Graph, Keeping, Kind
+from oomdoctor.lint.flow.events import Action, Device, Graph, Keeping, Kind
 
 
 @pytest.mark.parametrize(
-    ("line", "act"),
+    ("line", "action"),
     [
-        ("loss.backward()", Act.BACKWARD),
-        ("(loss / 4).backward()", Act.BACKWARD),
-        ("scaler.scale(loss).backward()", Act.BACKWARD),
-        ("accelerator.backward(loss)", Act.BACKWARD),
-        ("self.fabric.backward(loss)", Act.BACKWARD),
-        ("self.manual_backward(loss)", Act.BACKWARD),
-        ("torch.autograd.backward(loss)", Act.BACKWARD),
-        ("strategy.backward(loss)", Act.BACKWARD),
-        ("torch.autograd.grad(loss, x)", Act.AUTOGRAD),
-        ("optimizer.step()", Act.STEP),
-        ("self.opt.step()", Act.STEP),
-        ("optimizers[0].step()", Act.STEP),
-        ("scaler.step(optimizer); scaler.scale(loss)", Act.STEP),
-        ("scheduler.step()", Act.SCHEDULE),
-        ("self.lr_scheduler.step(epoch)", Act.SCHEDULE),
-        ("optimizer.zero_grad()", Act.ZERO_GRAD),
-        ("model.zero_grad(set_to_none=True)", Act.ZERO_GRAD),
-        ("p.grad = None", Act.ZERO_GRAD),
-        ("nn.utils.clip_grad_norm_(model.parameters(), 1.0)", Act.CLIP),
-        ("accelerator.clip_grad_norm_(model.parameters(), 1.0)", Act.CLIP),
-        ("scaler.unscale_(optimizer)", Act.UNSCALE),
-        ("scaler.update()", Act.SCALER_UPDATE),
-        ("model.eval()", Act.EVAL_MODE),
-        ("net.train(False)", Act.EVAL_MODE),
-        ("model.train()", Act.TRAIN_MODE),
-        ("torch.load(path)", Act.LOAD),
-        ("model.load_state_dict(state)", Act.LOAD_STATE),
-        ("torch.cuda.empty_cache()", Act.EMPTY_CACHE),
-        ("total += loss", Act.KEEP),
-        ("losses.append(loss)", Act.KEEP),
-        ("stats['loss'] = loss", Act.KEEP),
-        ("self.last = loss", Act.KEEP),
-        ("every = torch.cat([every, scores])", Act.KEEP),
-        ("del loss", Act.FORGET),
-        ("losses.clear()", Act.FORGET),
-        ("torch.cat(outputs)", Act.COLLECT),
-        ("loss.item()", Act.TO_HOST),
-        ("float(loss)", Act.TO_HOST),
-        ("scores.to('cpu')", Act.TO_HOST),
-        ("next(batches)", Act.NEXT),
-        ("model.requires_grad_(False)", Act.FREEZE),
-        ("p.requires_grad = False", Act.FREEZE),
-        ("x.requires_grad_()", Act.NEEDS_GRADIENT),
-        ("torch.zeros(3, requires_grad=True)", Act.NEEDS_GRADIENT),
-        ("model(x)", Act.FORWARD),
-        ("self.model(x)", Act.FORWARD),
-        ("model.module(x)", Act.FORWARD),
+        ("loss.backward()", Action.BACKWARD),
+        ("(loss / 4).backward()", Action.BACKWARD),
+        ("scaler.scale(loss).backward()", Action.BACKWARD),
+        ("accelerator.backward(loss)", Action.BACKWARD),
+        ("self.fabric.backward(loss)", Action.BACKWARD),
+        ("self.manual_backward(loss)", Action.BACKWARD),
+        ("torch.autograd.backward(loss)", Action.BACKWARD),
+        ("strategy.backward(loss)", Action.BACKWARD),
+        ("torch.autograd.grad(loss, x)", Action.AUTOGRAD),
+        ("optimizer.step()", Action.STEP),
+        ("self.opt.step()", Action.STEP),
+        ("optimizers[0].step()", Action.STEP),
+        ("scaler.step(optimizer); scaler.scale(loss)", Action.STEP),
+        ("scheduler.step()", Action.SCHEDULE),
+        ("self.lr_scheduler.step(epoch)", Action.SCHEDULE),
+        ("optimizer.zero_grad()", Action.ZERO_GRAD),
+        ("model.zero_grad(set_to_none=True)", Action.ZERO_GRAD),
+        ("p.grad = None", Action.ZERO_GRAD),
+        ("nn.utils.clip_grad_norm_(model.parameters(), 1.0)", Action.CLIP),
+        ("accelerator.clip_grad_norm_(model.parameters(), 1.0)", Action.CLIP),
+        ("scaler.unscale_(optimizer)", Action.UNSCALE),
+        ("scaler.update()", Action.SCALER_UPDATE),
+        ("model.eval()", Action.EVAL_MODE),
+        ("net.train(False)", Action.EVAL_MODE),
+        ("model.train()", Action.TRAIN_MODE),
+        ("torch.load(path)", Action.LOAD),
+        ("model.load_state_dict(state)", Action.LOAD_STATE),
+        ("torch.cuda.empty_cache()", Action.EMPTY_CACHE),
+        ("total += loss", Action.KEEP),
+        ("losses.append(loss)", Action.KEEP),
+        ("stats['loss'] = loss", Action.KEEP),
+        ("self.last = loss", Action.KEEP),
+        ("every = torch.cat([every, scores])", Action.KEEP),
+        ("del loss", Action.FORGET),
+        ("losses.clear()", Action.FORGET),
+        ("torch.cat(outputs)", Action.COLLECT),
+        ("loss.item()", Action.TO_HOST),
+        ("float(loss)", Action.TO_HOST),
+        ("scores.to('cpu')", Action.TO_HOST),
+        ("next(batches)", Action.NEXT),
+        ("model.requires_grad_(False)", Action.FREEZE),
+        ("p.requires_grad = False", Action.FREEZE),
+        ("x.requires_grad_()", Action.NEEDS_GRADIENT),
+        ("torch.zeros(3, requires_grad=True)", Action.NEEDS_GRADIENT),
+        ("model(x)", Action.FORWARD),
+        ("self.model(x)", Action.FORWARD),
+        ("model.module(x)", Action.FORWARD),
     ],
 )
-def test_each_form_is_its_event(line: str, act: Act) -> None:
+def test_each_form_is_its_event(line: str, action: Action) -> None:
     """A statement is the event that it is for training, whatever its names look like."""
     text = (
         "every = loss = scores = batches = 0\n"
@@ -69,26 +69,26 @@ def test_each_form_is_its_event(line: str, act: Act) -> None:
         f"    {line}\n"
         "    model.eval; loss.backward"
     )
-    assert act in {found.act for found in events(text)}
+    assert action in {found.action for found in events(text)}
 
 
 @pytest.mark.parametrize(
-    ("line", "act"),
+    ("line", "action"),
     [
-        ("frame.eval('a + b')", Act.EVAL_MODE),
-        ("trainer.train()", Act.TRAIN_MODE),
-        ("environment.step(action)", Act.STEP),
-        ("profiler.step()", Act.STEP),
-        ("np.load(path)", Act.LOAD),
-        ("math.sqrt(x)", Act.FORWARD),
-        ("model.parameters()", Act.FORWARD),
-        ("scaler.fit(x)", Act.STEP),
+        ("frame.eval('a + b')", Action.EVAL_MODE),
+        ("trainer.train()", Action.TRAIN_MODE),
+        ("environment.step(action)", Action.STEP),
+        ("profiler.step()", Action.STEP),
+        ("np.load(path)", Action.LOAD),
+        ("math.sqrt(x)", Action.FORWARD),
+        ("model.parameters()", Action.FORWARD),
+        ("scaler.fit(x)", Action.STEP),
     ],
 )
-def test_look_alikes_are_not(line: str, act: Act) -> None:
+def test_look_alikes_are_not(line: str, action: Action) -> None:
     """Pandas, environments, profilers and the like have methods of the same names."""
     text = f"import numpy as np\nimport math\ndef work(x):\n    {line}\n    loss.backward()"
-    assert act not in {found.act for found in events(text)}
+    assert action not in {found.action for found in events(text)}
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_look_alikes_are_not(line: str, act: Act) -> None:
 def test_what_hangs_on_a_graph(code: str, graph: Graph) -> None:
     """A value is said to hang on a graph only where it surely does."""
     text = f"def work(model, criterion, x, y, flag):\n    {code}\n    kept.append(value)\n    model.eval"
-    assert event(f"{text}\n    optimizer.step()", Act.KEEP).value.graph is graph
+    assert event(f"{text}\n    optimizer.step()", Action.KEEP).value.graph is graph
 
 
 def test_what_a_backward_is_made_of_hung_on_a_graph() -> None:
     """A loss out of an unknown function is known to have had a graph once backward is called on it."""
-    kept = event("for x in loader:\n    loss = compute(x)\n    total.append(loss)\n    loss.backward()", Act.KEEP)
+    kept = event("for x in loader:\n    loss = compute(x)\n    total.append(loss)\n    loss.backward()", Action.KEEP)
     assert kept.value.graph is Graph.YES
 
 
@@ -145,7 +145,7 @@ def test_what_a_loss_is_divided_by(code: str, divided_by: tuple[str, ...]) -> No
     text = (
         f"def work(model, x, y, k, args, other):\n    loss = F.mse_loss(model(x), y)\n    {code}\n    loss.backward()"
     )
-    assert event(text, Act.BACKWARD).value.divided_by == divided_by
+    assert event(text, Action.BACKWARD).value.divided_by == divided_by
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_what_a_value_is_kept_in_outlives_loops(code: str, how: Keeping, target:
                 {code}
                 loss.backward()
     """
-    kept = event(text, Act.KEEP)
+    kept = event(text, Action.KEEP)
     assert (kept.how, kept.target) == (how, target)
     assert kept.outlives is not None
     assert kept.outlives.node.lineno - 3 == line + 1
@@ -190,7 +190,7 @@ def test_a_target_of_the_iteration_outlives_nothing() -> None:
         "        total += model(x)\n"
         "        total.backward()"
     )
-    assert event(text, Act.KEEP).outlives is None
+    assert event(text, Action.KEEP).outlives is None
 
 
 def test_what_lies_on_the_gpu_and_what_was_brought_away() -> None:
@@ -201,7 +201,7 @@ def test_what_lies_on_the_gpu_and_what_was_brought_away() -> None:
         "    for x in loader:\n"
         "        out.append(model(x)); out.append(model(x).cpu())"
     )
-    assert [kept.value.device for kept in events(text, Act.KEEP)] == [Device.GPU, Device.CPU]
+    assert [kept.value.device for kept in events(text, Action.KEEP)] == [Device.GPU, Device.CPU]
 
 
 def test_a_call_is_followed_with_its_loops_and_conditions() -> None:
@@ -221,7 +221,7 @@ def test_a_call_is_followed_with_its_loops_and_conditions() -> None:
         def finish(self):
             self.rate.step()
     """
-    step = event(text, Act.STEP)
+    step = event(text, Action.STEP)
     assert step.value.kind is Kind.OPTIMIZER
     assert [frame.function.name for frame in step.context.frames] == ["fit", "one", "finish"]
     (loop,) = step.context.loops
@@ -234,11 +234,11 @@ def test_a_call_is_followed_with_its_loops_and_conditions() -> None:
 def test_an_early_continue_guards_what_follows() -> None:
     """After `if ...: continue` the rest of the iteration runs under the opposite condition."""
     text = "for i, x in enumerate(loader):\n    loss.backward()\n    if i % 4:\n        continue\n    optimizer.step()"
-    (guard,) = event(text, Act.STEP).context.guards
+    (guard,) = event(text, Action.STEP).context.guards
     assert (guard.holds, guard.left_by) == (False, "continue")
-    assert event(text, Act.BACKWARD).context.guards == ()
+    assert event(text, Action.BACKWARD).context.guards == ()
 
 
 def test_lines_are_those_of_the_text() -> None:
     """Events point at the call itself."""
-    assert lines("loss = F.mse_loss(a, b)\nif x:\n    loss.backward()", Act.BACKWARD) == [2]
+    assert lines("loss = F.mse_loss(a, b)\nif x:\n    loss.backward()", Action.BACKWARD) == [2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from happening import HEAD, event, events
 
-from oomdoctor.lint.flow.events import Act, GradMode
+from oomdoctor.lint.flow.events import Action, GradMode
 from oomdoctor.lint.flow.runs import runs_of
 from oomdoctor.lint.flow.state import MOST_EVENTS
 from oomdoctor.lint.module import parse
@@ -29,7 +29,7 @@ def test_a_run_begins_with_whoever_calls() -> None:
     """A loop that only calls the helper is where the run begins, though nothing in it is telling by itself."""
     text = HELPER + "def main(loader):\n    for x in loader:\n        one(model, x, optimizer)\n"
     assert beginnings(text) == ["main"]
-    assert len(event(text, Act.STEP).context.loops) == 1
+    assert len(event(text, Action.STEP).context.loops) == 1
 
 
 def test_a_helper_that_nobody_calls_runs_by_itself() -> None:
@@ -40,7 +40,7 @@ def test_a_helper_that_nobody_calls_runs_by_itself() -> None:
 def test_code_that_calls_itself_ends() -> None:
     """A recursion is followed once."""
     text = "def down(model, x):\n    loss = model(x).sum()\n    loss.backward()\n    down(model, x)\n"
-    assert len(events(text, Act.BACKWARD)) == 1
+    assert len(events(text, Action.BACKWARD)) == 1
 
 
 def test_everything_calling_everything_ends_soon() -> None:
@@ -48,7 +48,7 @@ def test_everything_calling_everything_ends_soon() -> None:
     calls = "".join(f"    f{number}(model, x)\n" for number in range(60))
     text = "".join(f"def f{number}(model, x):\n    model(x).sum().backward()\n{calls}" for number in range(60))
     started = time.process_time()
-    found = events(text, Act.BACKWARD)
+    found = events(text, Action.BACKWARD)
     assert time.process_time() - started < 10
     assert len(found) >= 60
 
@@ -69,7 +69,7 @@ for x, y in loader:
     total += loss
     optimizer.step()
 """
-    kept = event(text, Act.KEEP)
+    kept = event(text, Action.KEEP)
     assert (kept.value.graph.value, kept.value.is_loss) == ("yes", True)
 
 
@@ -92,7 +92,7 @@ def test_what_a_framework_calls_begins_a_run(name: str, base: str, gradients: Gr
         "    def other(self, batch):\n"
         f"        self.optimizer.step(); self.{name}(batch); self.model.backward\n"
     )
-    assert gradients in {found.context.gradients for found in events(text, Act.FORWARD)}
+    assert gradients in {found.context.gradients for found in events(text, Action.FORWARD)}
     assert name in beginnings(text)
 
 
@@ -110,7 +110,7 @@ class Mine(Base):
             self.net(x).sum().backward()
             self.finish()
 """
-    step = event(text, Act.STEP)
+    step = event(text, Action.STEP)
     assert len(step.context.loops) == 1
     assert step.value.kind.value == "optimizer"
 
@@ -126,7 +126,7 @@ class Mine(Base):
     def fit(self, loader):
         super().fit(loader)
 """
-    assert {len(found.context.loops) for found in events(text, Act.STEP)} == {1}
+    assert {len(found.context.loops) for found in events(text, Action.STEP)} == {1}
 
 
 def test_a_closure_runs_where_the_step_is() -> None:
@@ -141,8 +141,10 @@ def train(model, loader, optimizer):
             return loss
         optimizer.step(closure)
 """
-    acts = [found.act for found in events(text) if found.act in (Act.ZERO_GRAD, Act.BACKWARD, Act.STEP)]
-    assert acts == [Act.ZERO_GRAD, Act.BACKWARD, Act.STEP]
+    actions = [
+        found.action for found in events(text) if found.action in (Action.ZERO_GRAD, Action.BACKWARD, Action.STEP)
+    ]
+    assert actions == [Action.ZERO_GRAD, Action.BACKWARD, Action.STEP]
 
 
 def test_what_deepspeed_does_is_its_own() -> None:
@@ -155,7 +157,7 @@ def main(net, loader):
         engine.backward(engine(x))
         engine.step()
 """
-    assert {found.context.managed for found in events(text, Act.BACKWARD, Act.STEP)} == {"deepspeed"}
+    assert {found.context.managed for found in events(text, Action.BACKWARD, Action.STEP)} == {"deepspeed"}
 
 
 def test_what_accelerate_accumulates_is_its_own() -> None:
@@ -170,5 +172,5 @@ def main(model, loader, optimizer):
             accelerator.backward(model(x))
             optimizer.step()
 """
-    step = event(text, Act.STEP)
+    step = event(text, Action.STEP)
     assert (step.context.managed, step.context.loops[0].over_batches) == ("accelerate", True)

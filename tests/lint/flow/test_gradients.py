@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from happening import event
 
-from oomdoctor.lint.flow.events import Act, GradMode
+from oomdoctor.lint.flow.events import Action, GradMode
 
 OFF, ON, UNKNOWN = GradMode.OFF, GradMode.ON, GradMode.UNKNOWN
 
@@ -40,7 +40,7 @@ def test_context_managers(manager: str, gradients: GradMode) -> None:
         "        model(x)\n"
         "    model.eval()"
     )
-    assert event(f"{text}\n    'no_grad'", Act.FORWARD).context.gradients is gradients
+    assert event(f"{text}\n    'no_grad'", Action.FORWARD).context.gradients is gradients
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_context_managers(manager: str, gradients: GradMode) -> None:
 def test_decorators(decorator: str, gradients: GradMode) -> None:
     """A function under a decorator that switches recording runs so."""
     text = f"@{decorator}\ndef work(model, x):\n    model(x)\n    model.eval()"
-    assert event(text, Act.FORWARD).context.gradients is gradients
+    assert event(text, Action.FORWARD).context.gradients is gradients
 
 
 def test_a_statement_switches_what_follows() -> None:
     """`torch.set_grad_enabled(False)` as a statement holds from there on."""
     text = "def work(model, x):\n    torch.set_grad_enabled(False)\n    model(x)\n    model.eval()"
-    assert event(text, Act.FORWARD).context.gradients is OFF
+    assert event(text, Action.FORWARD).context.gradients is OFF
 
 
 @pytest.mark.parametrize(("base", "gradients"), [("pl.LightningModule", OFF), ("nn.Module", ON)])
@@ -74,4 +74,4 @@ def test_lightning_switches_recording_off_in_validation(base: str, gradients: Gr
         "    def validation_step(self, batch):\n"
         "        self.net.eval(); self.net(batch)"
     )
-    assert event(text, Act.FORWARD).context.gradients is gradients
+    assert event(text, Action.FORWARD).context.gradients is gradients

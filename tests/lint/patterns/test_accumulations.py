@@ -166,13 +166,13 @@ def test_a_counter_that_is_set_back_is_read_as_it_runs(place: str, test: str, la
     )
     (found,) = found_in(source)
     assert predicted(found, 4) == run(source, 4)
-    assert found.lead == (-1 if late else 0)
+    assert found.step_offset == (-1 if late else 0)
 
 
 def test_a_literal_period_makes_phases_small() -> None:
     """Whether `% 8 == 7` is right is known from the 8; `% 8 == 6` is one too early."""
     text = written("i", "{c} % k == R", "", late=False, first=False, shape="if", last=False).replace("% k", "% 8")
-    leads = [found_in(text.replace("R", str(rest)))[0].lead for rest in (7, 6, 0)]
+    leads = [found_in(text.replace("R", str(rest)))[0].step_offset for rest in (7, 6, 0)]
     assert leads == [0, 1, -1]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.lint.flow.events import Act
+from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.flow.runs import runs_of
 from oomdoctor.lint.module import parse
 from oomdoctor.lint.patterns.graphs import is_used_later
@@ -35,8 +35,8 @@ def is_used(within: str, after: str) -> bool:
     (run,) = [
         run for run in runs_of(parse(SCRIPT.format(within=within, after=after), Path("train.py"))) if run.function
     ]
-    backward = next(run.of(Act.BACKWARD))
-    return is_used_later(run, backward, list(run.of(Act.FORWARD, within=backward.loop)))
+    backward = next(run.of(Action.BACKWARD))
+    return is_used_later(run, backward, list(run.of(Action.FORWARD, within=backward.loop)))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from textwrap import dedent
 
 import pytest
 
-from oomdoctor.lint.flow.events import Act, Event, Guard, Loop, Run
+from oomdoctor.lint.flow.events import Action, Event, Guard, Loop, Run
 from oomdoctor.lint.flow.runs import runs_of
 from oomdoctor.lint.module import parse
 from oomdoctor.lint.patterns.iterations import (
@@ -35,9 +35,9 @@ def loop_of(text: str) -> Loop:
     return Loop(node)
 
 
-def one(run: Run, act: Act) -> Event:
+def one(run: Run, action: Action) -> Event:
     """The only event of a kind."""
-    (event,) = run.of(act)
+    (event,) = run.of(action)
     return event
 
 
@@ -87,15 +87,15 @@ BRANCHES = """
 def test_opposite_branches_exclude_each_other(condition: str, *, expected: bool) -> None:
     """Two events never meet where one needs a condition that the other needs not to hold, in whatever words."""
     run = run_of(BRANCHES.format(condition=condition))
-    assert exclude(one(run, Act.BACKWARD), one(run, Act.STEP)) is expected
-    assert exclude(one(run, Act.STEP), one(run, Act.BACKWARD)) is expected
+    assert exclude(one(run, Action.BACKWARD), one(run, Action.STEP)) is expected
+    assert exclude(one(run, Action.STEP), one(run, Action.BACKWARD)) is expected
 
 
 @pytest.mark.parametrize(("condition", "expected"), [("half", True), ("True", False), ("half and scaler", True)])
 def test_what_needs_more_implies_what_needs_less(condition: str, *, expected: bool) -> None:
     """A step implies the backward pass where all that the pass needs is among what the step needs."""
     run = run_of(BRANCHES.format(condition=condition))
-    step, backward = one(run, Act.STEP), one(run, Act.BACKWARD)
+    step, backward = one(run, Action.STEP), one(run, Action.BACKWARD)
     assert implies(step, backward, step.context.loops[-1]) is expected
 
 
@@ -113,7 +113,7 @@ def test_the_innermost_loop_around_both_is_shared() -> None:
                 optimizer.step()
         """
     )
-    backward, step, zero = one(run, Act.BACKWARD), one(run, Act.STEP), one(run, Act.ZERO_GRAD)
+    backward, step, zero = one(run, Action.BACKWARD), one(run, Action.STEP), one(run, Action.ZERO_GRAD)
     assert shared_loop(backward, step) is step.context.loops[0]
     assert shared_loop(backward, backward) is backward.context.loops[-1]
     assert shared_loop(backward, zero) is None
@@ -139,10 +139,10 @@ def test_a_helper_is_pointed_at_where_it_is_called() -> None:
                 step(model, x, optimizer)
         """
     )
-    backward = one(run, Act.BACKWARD)
-    node, _ = node_beside(one(run, Act.EMPTY_CACHE), backward, run)
+    backward = one(run, Action.BACKWARD)
+    node, _ = node_beside(one(run, Action.EMPTY_CACHE), backward, run)
     assert (node.lineno, ast.unparse(node)) == (11, "tidy()")
-    step = one(run, Act.STEP)
+    step = one(run, Action.STEP)
     assert node_beside(step, backward, run) == (step.node, step.module)
 
 
@@ -159,7 +159,7 @@ def test_loops_one_after_the_other_share_none() -> None:
                 optimizer.step()
         """
     )
-    assert shared_loop(one(run, Act.BACKWARD), one(run, Act.STEP)) is None
+    assert shared_loop(one(run, Action.BACKWARD), one(run, Action.STEP)) is None
 
 
 def test_two_helpers_of_one_caller_are_told_apart() -> None:
@@ -180,7 +180,7 @@ def test_two_helpers_of_one_caller_are_told_apart() -> None:
                 tidy()
         """
     )
-    node, _ = node_beside(one(run, Act.EMPTY_CACHE), one(run, Act.BACKWARD), run)
+    node, _ = node_beside(one(run, Action.EMPTY_CACHE), one(run, Action.BACKWARD), run)
     assert ast.unparse(node) == "tidy()"
 
 

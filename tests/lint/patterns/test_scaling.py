@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.lint.flow.events import Act, Event, Run
+from oomdoctor.lint.flow.events import Action, Event, Run
 from oomdoctor.lint.flow.runs import runs_of
 from oomdoctor.lint.module import parse
 from oomdoctor.lint.patterns.windows import is_scaled, optimizer_of, scaler_of, scales_by_hand, takes_closure
@@ -28,9 +28,9 @@ def run_of(lines: str, options: str = "") -> Run:
     return max(runs_of(parse(text, Path("script.py"))), key=lambda run: len(run.events))
 
 
-def last(run: Run, act: Act) -> Event:
+def last(run: Run, action: Action) -> Event:
     """The last event of a kind."""
-    return list(run.of(act))[-1]
+    return list(run.of(action))[-1]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def last(run: Run, act: Act) -> Event:
 )
 def test_a_pass_of_a_scaled_loss_is_told(lines: str, *, expected: bool) -> None:
     """A pass counts as scaled if the loss went through `scaler.scale`, in one line or in two."""
-    assert is_scaled(last(run_of(lines), Act.BACKWARD)) is expected
+    assert is_scaled(last(run_of(lines), Action.BACKWARD)) is expected
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_pass_of_a_scaled_loss_is_told(lines: str, *, expected: bool) -> None:
 )
 def test_who_makes_the_step_is_told(line: str, scaler: str | None, optimizer: str, *, closure: bool) -> None:
     """A step is told apart as the scaler's, the optimizer's own, or one with a closure, with the names in it."""
-    step = last(run_of(f"loss.backward(); scaler.update(); {line}"), Act.STEP)
+    step = last(run_of(f"loss.backward(); scaler.update(); {line}"), Action.STEP)
     assert (scaler_of(step), optimizer_of(step), takes_closure(step)) == (scaler, optimizer, closure)
 
 
@@ -80,4 +80,4 @@ def test_who_makes_the_step_is_told(line: str, scaler: str | None, optimizer: st
 def test_code_that_sees_to_the_scale_itself_is_told(lines: str, options: str, *, expected: bool) -> None:
     """Computing with the scale, or a scaler that is switched off, is noticed; asking for the scale alone is not."""
     run = run_of(lines, options)
-    assert scales_by_hand(run, last(run, Act.BACKWARD)) is expected
+    assert scales_by_hand(run, last(run, Action.BACKWARD)) is expected

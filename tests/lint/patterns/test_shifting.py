@@ -71,7 +71,7 @@ def test_a_counter_by_hand_is_left_alone() -> None:
     text = SCRIPT.format(test="if n % k == 0", start="").replace("    for i", "    n = 0\n    for i")
     text += "        n += 1\n"
     (found,) = [found for run in runs_of(parse(text, Path("train.py"))) for found in accumulations(run)]
-    assert found.lead == -1
+    assert found.step_offset == -1
     assert shifted_boundary(found) == ()
 
 
@@ -80,7 +80,7 @@ def test_lines_that_python_counts_otherwise_are_never_edited_by_mistake() -> Non
     text = "# one\r# two\n" + SCRIPT.format(test="if i % k == 0", start="").replace("optimizer.step()", "z = k % k", 1)
     text += "            optimizer.step()\n"
     (found,) = [found for run in runs_of(parse(text, Path("train.py"))) for found in accumulations(run)]
-    assert found.lead == -1
+    assert found.step_offset == -1
     assert shifted_boundary(found) == ()
 
 
@@ -102,7 +102,7 @@ def test_no_edit_where_the_counter_decides_something_else(more: str) -> None:
     """A second use that would go by the old boundary takes the edit away."""
     text = SCRIPT.format(test="if i % k == 0", start="") + more
     (found,) = [found for run in runs_of(parse(text, Path("train.py"))) for found in accumulations(run)]
-    assert found.lead == -1
+    assert found.step_offset == -1
     assert shifted_boundary(found) == ()
 
 

@@ -8,14 +8,14 @@ from textwrap import dedent
 
 import pytest
 
-from oomdoctor.lint.flow.events import Act, Event, Run
+from oomdoctor.lint.flow.events import Action, Event, Run
 from oomdoctor.lint.flow.runs import runs_of
 from oomdoctor.lint.module import parse
 from oomdoctor.lint.patterns.iterations import (
     calls_between,
     explained_calls,
+    in_same_call,
     is_used,
-    same_place,
     sets_gradients_between,
     statement_of,
 )
@@ -42,7 +42,7 @@ def run_of(lines: str) -> Run:
 
 def ends(run: Run) -> tuple[Event, Event]:
     """Where gradients are zeroed, and the step."""
-    return next(run.of(Act.ZERO_GRAD)), list(run.of(Act.STEP))[-1]
+    return next(run.of(Action.ZERO_GRAD)), list(run.of(Action.STEP))[-1]
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_gradients_that_are_written_by_hand_are_noticed(lines: str, *, expected:
 
 def test_a_call_is_its_statement_or_a_part_of_it() -> None:
     """A call whose result is assigned is used, and one that is a statement by itself is not."""
-    alone = next(run_of("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)").of(Act.CLIP))
-    assigned = next(run_of("norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)").of(Act.CLIP))
+    alone = next(run_of("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)").of(Action.CLIP))
+    assigned = next(run_of("norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)").of(Action.CLIP))
     assert not is_used(alone)
     assert is_used(assigned)
     assert isinstance(statement_of(assigned), ast.Assign)
@@ -84,9 +84,9 @@ def test_a_helper_is_another_place() -> None:
     """Two events of one function run share a place; an event of a function that is called does not."""
     run = run_of("helper(optimizer)")
     zero, last = ends(run)
-    first = next(run.of(Act.STEP))
-    assert same_place(zero, last)
-    assert not same_place(zero, first)
+    first = next(run.of(Action.STEP))
+    assert in_same_call(zero, last)
+    assert not in_same_call(zero, first)
 
 
 SCRIPT = """
@@ -119,8 +119,8 @@ def in_helpers() -> Run:
 def test_two_helpers_are_two_places() -> None:
     """Events of two functions do not share a place, however deep both lie."""
     run = in_helpers()
-    assert not same_place(*ends(run))
-    assert same_place(next(run.of(Act.STEP)), next(run.of(Act.STEP)))
+    assert not in_same_call(*ends(run))
+    assert in_same_call(next(run.of(Action.STEP)), next(run.of(Action.STEP)))
 
 
 def test_only_calls_between_the_two_are_listed() -> None:

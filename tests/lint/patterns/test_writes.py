@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from oomdoctor.lint.patterns.counters import definitions, spelled_out, unconditional, writes
+from oomdoctor.lint.patterns.counters import definitions, expanded_text, unconditional, writes
 
 
 def read(text: str) -> list[tuple[str, str | None, int | None]]:
@@ -51,8 +51,8 @@ def test_only_what_is_written_once_stands_for_something() -> None:
 def test_names_are_spelled_out_to_the_end_of_the_chain_or_of_patience() -> None:
     """What a name stands for is added to the text, also through other names and not for ever."""
     meanings = definitions(writes([ast.parse("total = steps * 2\nsteps = len(loader)\nx = f(y)\ny = f(x)")]))
-    assert "len(loader)" in spelled_out(ast.parse("Schedule(total)", mode="eval").body, meanings)
-    assert spelled_out(ast.parse("x", mode="eval").body, meanings).count("f(") < 10
+    assert "len(loader)" in expanded_text(ast.parse("Schedule(total)", mode="eval").body, meanings)
+    assert expanded_text(ast.parse("x", mode="eval").body, meanings).count("f(") < 10
 
 
 def test_what_stands_in_a_branch_is_not_unconditional() -> None:
