@@ -12,14 +12,45 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-_MIN_BLOCK = 512
-_SMALL = 1 << 20
-_SMALL_SEGMENT = 2 << 20
-_FIRST_DIVISION = _SMALL.bit_length()
-_MOST_DIVISIONS = 16
-_UNLIMITED = 1 << 64
+SMALLEST_BLOCK = 512
+"""Every request is rounded up to a multiple of this."""
+LARGEST_SMALL = 1 << 20
+"""Rounded requests up to here are of the small pool, and rests up to here stay with a block of the large pool."""
+SMALL_SEGMENT = 2 << 20
+"""Bytes that the driver is asked for where the small pool has no block."""
+NO_LIMIT = (1 << 64) - 1
+"""Value of `max_split_size` where it is not set: the largest number that C++ has for a size."""
+DIVISIONS = 16
+"""`roundup_power2_divisions` has one value for each power of two from 1 MiB on."""
+_FIRST_DIVISION = LARGEST_SMALL.bit_length()
+
+
+def rounded_size(requested: int, divisions: Sequence[int] = ()) -> int:
+    """Return the bytes of the block that a request needs.
+
+    Source: `round_size` and `roundup_power2_next_division`.
+
+    Args:
+        requested: Bytes that were asked for.
+        divisions: Divisions between two powers of two, from 1 MiB on; nothing where none are set.
+    """
+    if requested < SMALLEST_BLOCK:
+        return SMALLEST_BLOCK
+    if divisions:
+        count = divisions[min(max(requested.bit_length() - _FIRST_DIVISION, 0), DIVISIONS - 1)]
+        if count > 1 and requested > SMALLEST_BLOCK * count:
+            return _rounded_to_division(requested, count)
+    return -(-requested // SMALLEST_BLOCK) * SMALLEST_BLOCK
+
+
+def _rounded_to_division(requested: int, divisions: int) -> int:
+    floor = 1 << (requested.bit_length() - 1)
+    if requested == floor:
+        return requested
+    step = floor >> (divisions.bit_length() - 1)
+    return -(-requested // step) * step if step else 2 * floor
 
 
 class HistoryMismatchError(Exception):
@@ -36,7 +67,7 @@ class AllocatorBlocks:
 
     def __init__(self, settings: Mapping[str, Any], segments: Iterable[Mapping[str, Any]] = ()) -> None:
         limit = int(settings.get("max_split_size", -1))
-        self._largest_split = _UNLIMITED if limit < 0 else limit
+        self._largest_split = NO_LIMIT if limit < 0 else limit
         self._divisions = _divisions(settings.get("roundup_power2_divisions"))
         # By start: the size, and whether the block is of a kind of which the least rest is split off.
         self._free: dict[int, tuple[int, bool]] = {}
@@ -83,7 +114,7 @@ class AllocatorBlocks:
         is_expandable = bool(segment.get("is_expandable"))
         if not is_expandable:
             self._add_border(address, size)
-        is_fine = is_expandable or size <= _SMALL_SEGMENT
+        is_fine = is_expandable or size <= SMALL_SEGMENT
         for block in segment["blocks"]:
             if block["state"] == "inactive":
                 self._put(address, block["size"], is_fine)
@@ -93,12 +124,12 @@ class AllocatorBlocks:
 
     def _allocate(self, address: int, size: int) -> int:
         whole, is_fine = self._free.pop(address)
-        needed = self._rounded(size)
+        needed = rounded_size(size, self._divisions)
         rest = whole - needed
         if rest < 0:
             raise KeyError(address)
         del self._starts[address + whole]
-        is_split = rest >= _MIN_BLOCK if is_fine else needed < self._largest_split and rest > _SMALL
+        is_split = rest >= SMALLEST_BLOCK if is_fine else needed < self._largest_split and rest > LARGEST_SMALL
         if is_split:
             self._free[address + needed] = rest, is_fine
             self._starts[address + whole] = address + needed
@@ -125,7 +156,7 @@ class AllocatorBlocks:
 
     def _add_segment(self, address: int, size: int) -> int:
         self._add_border(address, size)
-        self._put(address, size, size <= _SMALL_SEGMENT)
+        self._put(address, size, size <= SMALL_SEGMENT)
         return 0
 
     def _add_border(self, address: int, size: int) -> None:
@@ -157,23 +188,10 @@ class AllocatorBlocks:
                 self._starts[end] = piece
         return 0
 
-    def _rounded(self, size: int) -> int:
-        if size < _MIN_BLOCK:
-            return _MIN_BLOCK
-        if self._divisions:
-            count = self._divisions[min(max(size.bit_length() - _FIRST_DIVISION, 0), _MOST_DIVISIONS - 1)]
-            if count > 1 and size > _MIN_BLOCK * count:
-                return _rounded_up(size, (1 << (size.bit_length() - 1)) // count)
-        return _rounded_up(size, _MIN_BLOCK)
-
-
-def _rounded_up(size: int, step: int) -> int:
-    return -(-size // step) * step
-
 
 def _divisions(setting: object) -> tuple[int, ...]:
     """Return the divisions by power of two from 1 MiB on, from a setting in MiB such as `{"1": 0, "2": 4}`."""
     if not isinstance(setting, dict):
         return ()
     found = {int(key).bit_length() - 1: int(value) for key, value in setting.items() if str(key).isdecimal() and value}
-    return tuple(found.get(power, 0) for power in range(_MOST_DIVISIONS)) if found else ()
+    return tuple(found.get(power, 0) for power in range(DIVISIONS)) if found else ()

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from oomdoctor.agent.allocator_blocks import NO_LIMIT
 from oomdoctor.agent.phase_meter import PhaseMeter
 from oomdoctor.engines.allocator.caching import CachingAllocator
 from oomdoctor.engines.allocator.device_memory import AllocationError, DeviceMemory
-from oomdoctor.engines.allocator.settings import NO_LIMIT
 from oomdoctor.engines.trace.op_trace import OperatorEnd, PhaseMark, TemporariesEntry, WorkspacesCleared
 from oomdoctor.engines.trace.operators import temporaries_of
 from oomdoctor.engines.trace.temporaries import Workspace

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnose.snapshot.layout import Action, BlockState
 from oomdoctor.engines.allocator.history import HeldMemory, Stretch, size_when_cut
-from oomdoctor.engines.allocator.settings import rounded_size
+from oomdoctor.agent.allocator_blocks import rounded_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

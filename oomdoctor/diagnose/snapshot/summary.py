@@ -11,6 +11,7 @@ from bisect import bisect_left
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.agent.allocator_blocks import NO_LIMIT
 from oomdoctor.diagnose.snapshot.categories import backward_callers, label_block
 from oomdoctor.diagnose.snapshot.composition import compose, growing_lines, largest, timeline
 from oomdoctor.diagnose.snapshot.history import OLDER, replay
@@ -20,7 +21,7 @@ from oomdoctor.diagnose.snapshot.reading import gc_paused, looks_like_snapshot, 
 from oomdoctor.diagnose.text.phases import phase_of
 from oomdoctor.engines.allocator.history import HeldSegment, HistoryEvent, UnreadableHistoryError, UsedBlock
 from oomdoctor.engines.allocator.replay import Replay, replay_history
-from oomdoctor.engines.allocator.settings import NEWEST, NO_LIMIT, OLDEST, Rules, Settings, parse_settings
+from oomdoctor.engines.allocator.settings import NEWEST, OLDEST, Rules, Settings, parse_settings
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.results import Fragmentation, HistoryReplay, SnapshotSummary, TrainingPhase
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
+from oomdoctor.agent.allocator_blocks import LARGEST_SMALL, NO_LIMIT, SMALLEST_BLOCK, rounded_size
 from oomdoctor.engines.allocator.device_memory import EXBIBYTE, more_than_an_exbibyte
 from oomdoctor.engines.allocator.heap import (
     FREE,
@@ -31,16 +32,7 @@ from oomdoctor.engines.allocator.heap import (
     list_segments,
 )
 from oomdoctor.engines.allocator.segments import allocate_block, release_all
-from oomdoctor.engines.allocator.settings import (
-    LARGEST_SMALL,
-    NEWEST,
-    NO_LIMIT,
-    SMALLEST_BLOCK,
-    Rules,
-    Settings,
-    rounded_size,
-    segment_size,
-)
+from oomdoctor.engines.allocator.settings import NEWEST, Rules, Settings, segment_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

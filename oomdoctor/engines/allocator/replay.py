@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from oomdoctor.agent.allocator_blocks import NO_LIMIT, SMALL_SEGMENT
 from oomdoctor.engines.allocator.caching import CachingAllocator
 from oomdoctor.engines.allocator.device_memory import AllocationError, DeviceMemory, pytorch_size
 from oomdoctor.engines.allocator.heap import LIVE, UNMAPPED, Block
 from oomdoctor.engines.allocator.history import HeldSegment, HistoryEvent, state_before
 from oomdoctor.engines.allocator.segments import ExpandableSegment, releasable
-from oomdoctor.engines.allocator.settings import NO_LIMIT, SMALL_SEGMENT
 from oomdoctor.units import TIB
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from oomdoctor.agent.allocator_blocks import NO_LIMIT, SMALL_SEGMENT
 from oomdoctor.engines.allocator.device_memory import out_of_memory, preemptively_rejected
 from oomdoctor.engines.allocator.heap import FREE, KEY_BITS, UNMAPPED, Block, Pool
-from oomdoctor.engines.allocator.settings import NO_LIMIT, SMALL_SEGMENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
