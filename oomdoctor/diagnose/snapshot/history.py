@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.agent.allocator_blocks import rounded_size
 from oomdoctor.diagnose.snapshot.layout import Action, BlockState
 from oomdoctor.engines.allocator.history import HeldMemory, Stretch, size_when_cut
-from oomdoctor.agent.allocator_blocks import rounded_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

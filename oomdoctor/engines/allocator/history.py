@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from oomdoctor.engines.allocator.heap import ADDRESS_BITS
 from oomdoctor.agent.allocator_blocks import LARGEST_SMALL, NO_LIMIT, SMALL_SEGMENT, rounded_size
+from oomdoctor.engines.allocator.heap import ADDRESS_BITS
 from oomdoctor.engines.allocator.settings import LARGE_SEGMENT
 
 if TYPE_CHECKING:
