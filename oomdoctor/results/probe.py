@@ -272,9 +272,9 @@ class Guidance:
     """What the trace engine said before the trials on a real GPU, so that the search could begin there.
 
     Attributes:
-        guesses: The largest micro-batch as it was foretold; another for each capacity that was measured meanwhile.
-            Empty where nothing could be foretold.
-        problem: Why nothing could be foretold; None where something was.
+        guesses: The largest micro-batch as it was predicted; another for each capacity that was measured meanwhile.
+            Empty where nothing could be predicted.
+        problem: Why nothing could be predicted; None where something was.
     """
 
     guesses: tuple[int, ...]

@@ -153,10 +153,10 @@ def _guide_reasons(guidance: Guidance | None, maximum: int) -> list[Reason]:
     if guidance is None:
         return []
     if not guidance.guesses:
-        return [Reason("guide", f"the trace engine could not guide: {guidance.problem}")]
+        return [Reason("guide", f"the trace engine made no prediction: {guidance.problem}")]
     said = ", then ".join(map(str, guidance.guesses))
     verdict = "which the trials confirmed" if guidance.guesses[-1] == maximum else f"and the trials found {maximum}"
-    return [Reason("guide", f"the trace engine foretold {said}, {verdict}")]
+    return [Reason("guide", f"the trace engine predicted {said}, {verdict}")]
 
 
 def _optimizer_reason(request: ProbeRequest, loaded: LoadedTarget) -> Reason:
@@ -197,8 +197,14 @@ def _warnings(request: ProbeRequest, engine: Engine, source: TrialSource, findin
     if not source.notes.loss_is_finite:
         found.append("the loss was NaN or infinite; memory does not depend on it, training does")
     if source.notes.replaced:
-        found.append(f"{source.notes.replaced} times a trial left memory behind and the worker was replaced")
+        found.append(_replaced(source.notes.replaced))
     return [*found, *_device_warnings(request, engine, source, findings), *findings.recorded.warnings]
+
+
+def _replaced(count: int) -> str:
+    if count == 1:
+        return "after one trial the target still held GPU memory, so the next trial ran in a new process"
+    return f"after {count} trials the target still held GPU memory, so each next trial ran in a new process"
 
 
 def _device_warnings(request: ProbeRequest, engine: Engine, source: TrialSource, findings: Findings) -> list[str]:
@@ -217,7 +223,7 @@ def _device_warnings(request: ProbeRequest, engine: Engine, source: TrialSource,
         names = ", ".join(source.notes.unknown_calls)
         found.append(f"the null GPU does not serve {names}: memory there is not counted")
     if findings.moved is None:
-        found.append("what other processes hold of this GPU could not be read, so that nobody can say if it moved")
+        found.append("the memory of other processes on this GPU could not be read; if it changed, so may the answer")
     return found
 
 

@@ -45,7 +45,7 @@ class ProfiledAnswer:
     warnings: tuple[str, ...] = ()
 
 
-_NOT_TRACED = "what it is made of is not told by a trace; `--engine null` and a real GPU tell"
+_NOT_TRACED = "a trace does not show which tensors hold it; `--engine null` and a real GPU do"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class ProfileRunner:
 
     def _record_on_larger_cards(self, size: int) -> ProfiledAnswer:
         """Play a card with more memory, so that it can be told what has become too large."""
-        found = ProfileOutcome(None, "it does not fit any card that can be played", Outcome.OOM)
+        found = ProfileOutcome(None, "it does not fit any null GPU either", Outcome.OOM)
         for factor in _LARGER:
             total_bytes = self._total_bytes() * factor
             found = self._on_larger_card(size, total_bytes)

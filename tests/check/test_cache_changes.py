@@ -13,6 +13,7 @@ import pytest
 from oomdoctor.check.cache import Cache
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import ProbeRequest
+from oomdoctor.results import Variant
 from oomdoctor.trial.answer import ProbeRun
 from oomdoctor.trial.probe import probe
 
@@ -28,6 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+import torch.fx.experimental.symbolic_shapes
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -201,15 +203,15 @@ def test_a_variable_that_matters_is_noticed(kept: Kept, name: str, value: str) -
         {"target": "model.py:build_model()"},
         {"target_batch": 8},
         {"world_size": 2},
-        {"precision": "bf16"},
-        {"optimizer": "SGD"},
+        {"variant": Variant(precision="bf16")},
+        {"variant": Variant(optimizer="SGD")},
         {"headroom": 0.1},
         {"gpu": "rtx-4090", "memory_bytes": None},
         {"memory_bytes": 2**31},
         {"profile_micro_batch": 2},
         {"trial_timeout_seconds": 60.0},
     ],
-    ids=lambda change: next(iter(change)),
+    ids=str,
 )
 def test_another_question_is_another(kept: Kept, change: dict[str, object]) -> None:
     """No option is left out of what an answer is known by."""

@@ -94,7 +94,7 @@ def test_two_trials_prove_the_maximum(oomdoctor: Run, example: str, for_plan: in
     assert len(plain["trials"]) >= 4 + for_plan
     assert _answer(guided) == _answer(plain)
     assert guided["guide"] == {"guesses": [maximum], "problem": None}
-    assert _said(guided) == [f"the trace engine foretold {maximum}, which the trials confirmed"]
+    assert _said(guided) == [f"the trace engine predicted {maximum}, which the trials confirmed"]
 
 
 def test_without_a_guide_nothing_is_said_of_it(oomdoctor: Run, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_guide_that_fails_is_a_line_in_the_result(oomdoctor: Run, tmp_path: Pa
     assert [trial["micro_batch"] for trial in guided["trials"]] == [trial["micro_batch"] for trial in plain["trials"]]
     assert guided["guide"]["guesses"] == []
     assert problem in guided["guide"]["problem"]
-    assert _said(guided) == [f"the trace engine could not guide: {guided['guide']['problem']}"]
+    assert _said(guided) == [f"the trace engine made no prediction: {guided['guide']['problem']}"]
     assert guided["warnings"] == plain["warnings"]
 
 
@@ -171,7 +171,7 @@ def test_an_error_ends_the_guide_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_guide_may_be_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is foretold is run like any other size: a guide that sees another model costs trials and no more."""
+    """What is predicted is run like any other size: a guide that sees another model costs trials and no more."""
     text = "MORE = 1\n" + MLP.replace("model(batch)", "sum(model(batch) for _ in range(MORE))")
     write_target(tmp_path, text + _IN_GUIDE.format("MORE = 3"))
     monkeypatch.chdir(tmp_path)

@@ -235,7 +235,7 @@ def test_empty_range_is_refused() -> None:
 
 @given(slope=st.integers(10 * MIB, 3 * GIB), fixed=st.integers(0, 4 * GIB))
 def test_foresight_ends_the_search_at_once(slope: int, fixed: int) -> None:
-    """Where the largest size can be foretold from one that fits, nothing is left but to run it and its successor."""
+    """Where the largest size can be predicted from one that fits, nothing is left but to run it and its successor."""
     oracle = Oracle(lambda size: fixed + slope * size, fixed=fixed)
     maximum = (CAPACITY - fixed) // slope
     result = oracle.find(4096, predict_max=lambda low, high: min(max(maximum, low), high - 1))
@@ -247,7 +247,7 @@ def test_foresight_ends_the_search_at_once(slope: int, fixed: int) -> None:
 
 @given(threshold=st.integers(0, 4096), seed=st.integers())
 def test_wrong_foresight_costs_nothing_but_trials(threshold: int, seed: int) -> None:
-    """Whatever is foretold, the maximum is exact, and the bound is wider only by the sizes that foresight needs."""
+    """Whatever is predicted, the maximum is exact; the bound is wider only by the sizes that prediction rests on."""
     chance = random.Random(seed)
     oracle = Oracle(lambda size: 0 if size <= threshold else CAPACITY + 1)
     result = oracle.find(

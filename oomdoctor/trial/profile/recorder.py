@@ -289,10 +289,8 @@ class _Detail:
 
 _DETAILS: Final = (
     _Detail(modules=True, graph=True, lack=""),
-    _Detail(modules=True, graph=False, lack="memory that the backward allocates is of no module"),
-    _Detail(
-        modules=False, graph=False, lack="memory by module is that of weights, gradients and optimizer state alone"
-    ),
+    _Detail(modules=True, graph=False, lack="memory that the backward allocates is not attributed to modules"),
+    _Detail(modules=False, graph=False, lack="only weights, gradients and optimizer state are attributed to modules"),
 )
 
 
@@ -319,8 +317,8 @@ def profile(setup: TrialSetup, question: RunTrial, peak_allocated_bytes: int | N
     return found[0] if first is None else replace(first, reason=_DIFFERS)
 
 
-_CHANGES: Final = "the target takes other memory when it is watched closely"
-_DIFFERS: Final = "no two trials of this target take the same memory; this is that of one of them"
+_CHANGES: Final = "the target allocates other memory while it is profiled"
+_DIFFERS: Final = "no two trials of this target allocate the same memory; these figures are those of one of them"
 
 
 def _record(setup: TrialSetup, question: RunTrial, way: _Detail) -> ProfileOutcome:
@@ -328,7 +326,7 @@ def _record(setup: TrialSetup, question: RunTrial, way: _Detail) -> ProfileOutco
     recorder = ProfileMeter([module for module, _ in named], hooks_modules=way.modules, hooks_graph=way.graph)
     ended = run_trial(setup, question, recorder).trial
     if ended.outcome is not Outcome.FITS or recorder.start is None:
-        return ProfileOutcome(None, f"the target fails when it is watched closely ({ended.error})", ended.outcome)
+        return ProfileOutcome(None, f"the target fails while it is profiled ({ended.error})", ended.outcome)
     try:
         story = build_log(recorder.start, recorder.events, recorder.marks)
     except HistoryMismatchError as error:

@@ -210,7 +210,7 @@ def test_a_target_that_takes_no_hooks_is_recorded_without_them(profiled: Get) ->
 
     assert found.reason is not None
     assert "I take no hooks" in found.reason
-    assert "memory by module is that of weights" in found.reason
+    assert "only weights, gradients and optimizer state are attributed" in found.reason
     assert by_category(found.known.phases[0].end_categories) == by_category(
         profiled(Case("plain")).known.phases[0].end_categories
     )
