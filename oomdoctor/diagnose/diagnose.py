@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.diagnose import device_causes, device_remedies, training_causes, training_remedies
-from oomdoctor.diagnose.device_remedies import vocabulary
+from oomdoctor.diagnose import device_causes, training_causes
 from oomdoctor.diagnose.events import occurrences, primary_event, read_events
 from oomdoctor.diagnose.evidence import Case, Situation
+from oomdoctor.diagnose.remedies import choose_remedies, vocabulary
 from oomdoctor.diagnose.snapshot.composition import compare
 from oomdoctor.diagnose.snapshot.reading import looks_like_snapshot, read_snapshot
 from oomdoctor.diagnose.snapshot.summary import summarise
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from oomdoctor.diagnose.evidence import Event
     from oomdoctor.diagnose.snapshot.layout import RawSnapshot
     from oomdoctor.diagnose.sources import RunReport, Source
-    from oomdoctor.results import Category, MemoryTrend, Remedy, SnapshotComparison, SnapshotSummary
+    from oomdoctor.results import Category, MemoryTrend, SnapshotComparison, SnapshotSummary
 
 
 _LARGEST_SNAPSHOT: Final = 4 << 30
@@ -174,60 +174,6 @@ def _unknown(situation: Situation) -> Cause:
     else:
         text = "Nothing in it tells of an error that is known"
     return Cause(CauseId.UNKNOWN, Confidence.CERTAIN, text)
-
-
-REMEDY_RULES: Final[dict[CauseId, tuple[Callable[[Situation], Remedy | None], ...]]] = {
-    **device_remedies.DEVICE_RULES,
-    **training_remedies.STEP_RULES,
-    **training_remedies.MODEL_RULES,
-    **device_remedies.HOST_RULES,
-}
-"""Remedies by cause; those of the most certain cause come first."""
-
-_MOST: Final = 8
-_TRUE_ANYWHERE: Final = frozenset({"smaller_micro_batch", "check_shapes", "lighter_weights"})
-_WRITTEN_FOR_TORCH: Final = _TRUE_ANYWHERE | {
-    *("activation_checkpointing", "bf16_autocast", "chunked_loss", "fused_attention", "drop_graph", "no_grad"),
-    *("expandable_segments", "max_split_size", "spread_model", "smaller_model", "lighter_optimizer", "no_foreach"),
-    *("shard_optimizer", "load_on_host", "move_outputs", "raise_cap"),
-}
-_REMEDY_ORDER: Final = tuple(Confidence)
-
-
-def choose_remedies(situation: Situation, causes: Sequence[Cause]) -> tuple[Remedy, ...]:
-    """Return the changes to make, best first, at most 8.
-
-    What is for a more certain cause comes first; among those for equally certain ones, what is known to free enough for
-    the request that failed, then what is not known, then what is known to free too little. Where a cause is certain,
-    what would only help with causes that are merely possible is left out.
-    """
-    if causes and causes[0].confidence is Confidence.CERTAIN and causes[0].id is not CauseId.UNKNOWN:
-        causes = [cause for cause in causes if cause.confidence is not Confidence.POSSIBLE]
-    found: dict[str, tuple[int, int, Remedy]] = {}
-    for cause in causes:
-        for remedy in filter(
-            None, (_in_its_words(rule(situation), situation) for rule in REMEDY_RULES.get(cause.id, ()))
-        ):
-            found.setdefault(remedy.id, (_REMEDY_ORDER.index(cause.confidence), _shortfall(remedy, situation), remedy))
-    if situation.on_gpu and (watermark := device_remedies.mps_watermark(situation)) is not None:
-        found[watermark.id] = (len(_REMEDY_ORDER), 0, watermark)
-    ordered = sorted(found.values(), key=lambda entry: entry[:2])
-    return tuple(remedy for _, _, remedy in ordered)[:_MOST]
-
-
-def _in_its_words(remedy: Remedy | None, situation: Situation) -> Remedy | None:
-    """Another framework than PyTorch is not told what to write in PyTorch."""
-    if remedy is None or situation.is_torch or remedy.id not in _WRITTEN_FOR_TORCH:
-        return remedy
-    return replace(remedy, how=None) if remedy.id in _TRUE_ANYWHERE else None
-
-
-def _shortfall(remedy: Remedy, situation: Situation) -> int:
-    """0 where it is known to free enough, 1 where nobody knows, 2 where it is known not to."""
-    tried, free = situation.facts.tried_bytes, situation.facts.free_bytes or 0
-    if remedy.frees_bytes is None or tried is None:
-        return 1
-    return 0 if remedy.frees_bytes + free >= tried else 2
 
 
 _SEGMENTS: Final = {

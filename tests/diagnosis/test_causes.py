@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from situations import full, gib, situation, snapshot, trend, with_facts
 
 from oomdoctor.agent.oom_errors import table
-from oomdoctor.diagnose.diagnose import CAUSE_RULES, choose_remedies, find_causes
+from oomdoctor.diagnose.diagnose import CAUSE_RULES, find_causes
 from oomdoctor.diagnose.evidence import Case, Situation
+from oomdoctor.diagnose.remedies import choose_remedies
 from oomdoctor.results import (
     Category,
     CauseId,

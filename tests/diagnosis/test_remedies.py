@@ -8,8 +8,9 @@ from situations import full, gib, situation, snapshot, trend
 from test_causes import any_situation
 
 from oomdoctor.diagnose import diagnose
-from oomdoctor.diagnose.diagnose import REMEDY_RULES, choose_remedies, find_causes
+from oomdoctor.diagnose.diagnose import find_causes
 from oomdoctor.diagnose.evidence import Situation
+from oomdoctor.diagnose.remedies import REMEDY_RULES, choose_remedies
 from oomdoctor.results import CauseId, Remedy, SourceLine, TrainingPhase
 
 
