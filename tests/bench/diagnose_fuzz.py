@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "diagnosis"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "diagnose"))
 
 from measuring import RESULTS, machine, save
 from mutating import mutated
