@@ -45,7 +45,7 @@ class Wildcard:
     """A pattern of paths, with its regular expression.
 
     Attributes:
-        regex: What it matches whole: a path relative to the pattern's folder, without a slash at either end.
+        regex: Regular expression for a whole path relative to the pattern's folder, without a slash at either end.
         ignores: False where it begins with `!` and takes back what earlier ones say.
         folders_only: Whether it ends with `/`.
     """
@@ -106,7 +106,7 @@ def _member(member: re.Match[str]) -> str:
     """A part of a set.
 
     Raises:
-        ValueError: It is a class of characters that there is not.
+        ValueError: There is no such class of characters.
     """
     if member["class"]:
         if member["class"] not in _CLASSES:
@@ -125,7 +125,7 @@ class Globs:
     """Patterns that paths may fit: `tests/` and `*.py` at any depth, `src/legacy/**` and `./a.py` below the folder.
 
     Args:
-        patterns: What is matched; one that begins with `!` fits what it does not match.
+        patterns: Globs; one that begins with `!` fits all paths that it does not match.
         root: The folder that they are relative to.
     """
 
@@ -237,7 +237,7 @@ class File:
 
     Attributes:
         path: Absolute, symbolic links as they are; None for standard input.
-        shown: How it is called in reports.
+        shown: Name in reports.
     """
 
     path: Path | None
@@ -249,7 +249,7 @@ class Discovered:
     """The files that the arguments name, and the folders that could not be listed.
 
     Attributes:
-        files: In the order of the arguments, and in a folder by name; none twice.
+        files: Files in the order of the arguments, and in a folder by name; none twice.
         unreadable: Folders that could not be listed.
     """
 
@@ -261,7 +261,7 @@ def discover(arguments: Sequence[str], settings: Settings) -> Discovered:
     """The files that the arguments name, and those in the folders that they name.
 
     Raises:
-        UsageError: One does not exist, is a folder that cannot be listed, or standard input is named twice.
+        UsageError: A path does not exist, is a folder that cannot be listed, or standard input is named twice.
     """
     if list(arguments).count(STANDARD_INPUT) > 1:
         raise UsageError("standard input is named twice", hint="give `-` once")
@@ -322,7 +322,7 @@ def _listable(folder: Path) -> Path:
     """Return the folder unchanged, once it could be listed.
 
     Raises:
-        UsageError: It cannot be listed, so that nothing of what was asked for could be linted.
+        UsageError: The folder cannot be listed, so that nothing of it could be linted.
     """
     try:
         os.scandir(folder).close()

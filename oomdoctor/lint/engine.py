@@ -100,7 +100,7 @@ def check_module(module: Module, rules: Sequence[Rule]) -> list[tuple[Rule, Hit]
 
     Args:
         module: The file; its project, where it has one, is followed into.
-        rules: Which rules.
+        rules: Rules to check.
 
     Returns:
         Each rule with each place where it fires, once, ordered by line, column and code. A place may lie in another
@@ -143,7 +143,7 @@ class FixableFile:
     Attributes:
         file: The file.
         digest: Tells whether it still holds what was linted.
-        edits: One tuple a finding, whose edits belong together; in the order of the findings.
+        edits: Edits of each finding, which belong together, in the order of the findings.
     """
 
     file: File
@@ -158,7 +158,7 @@ class LintRun:
     Attributes:
         result: The findings.
         fixable: Files with findings that have edits, in the order of the files.
-        inputs: Where the files' bytes came from.
+        inputs: Contents of the files.
     """
 
     result: LintResult
@@ -169,7 +169,7 @@ class LintRun:
         """The bytes of a file, and the program in them, read again: none are kept from linting.
 
         Raises:
-            UnreadableError: It cannot be read any more, or does not hold what was linted.
+            UnreadableError: The file cannot be read any more, or its content has changed.
         """
         data = self.inputs.read(fixable.file)
         if digest(data) != fixable.digest:
@@ -189,11 +189,11 @@ def lint(
     """Look for mistakes in files, in folders and in what standard input gives.
 
     Args:
-        paths: What to lint; `-` is standard input.
-        settings: By which rules, and what is passed over.
+        paths: Paths to lint; `-` is standard input.
+        settings: Rules to use, and paths to skip.
         stdin: Standard input; the process's own where it is None.
-        overlay: What files hold in place of what is on the disk, by resolved path.
-        rules: What there is to select from; all rules where it is None.
+        overlay: Contents that replace those on the disk, by resolved path.
+        rules: Rules to select from; all rules where it is None.
 
     Raises:
         UsageError: A path does not exist, or a word of the settings names no rule.

@@ -71,12 +71,12 @@ def overwrite(path: Path, old: bytes, new: bytes) -> None:
 
     Args:
         path: The file, without symbolic links, which would otherwise be replaced by it.
-        old: What it is thought to hold.
-        new: What it is to hold.
+        old: Expected content.
+        new: New content.
 
     Raises:
         ChangedError: Somebody else has written to the file since it was read.
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     if path.read_bytes() != old:
         raise ChangedError
@@ -99,10 +99,10 @@ class Change:
     """The bytes of one file before and after its fixes.
 
     Attributes:
-        shown: What reports call the file.
+        shown: Name in reports.
         name: Its name, whose ending tells a notebook.
-        old: What it holds.
-        new: What it is to hold.
+        old: Content before the fixes.
+        new: Content after the fixes.
     """
 
     shown: str
@@ -116,9 +116,9 @@ class FixRun:
     """Fixes that were made in memory.
 
     Attributes:
-        linted: What is found in the files as they are to be.
-        changes: By file: its path without links, or None for standard input.
-        counts: How many findings were put right in each file.
+        linted: Result of linting the fixed contents.
+        changes: Changes by file: its path without links, or None for standard input.
+        counts: Number of fixed findings in each file.
         notes: Why fixes were not made, one sentence each.
     """
 
@@ -229,7 +229,7 @@ def program(data: bytes, name: str) -> Document:
     """Return the document of a file, whether or not it has to do with torch.
 
     Raises:
-        UnreadableError: It cannot be understood.
+        UnreadableError: The file cannot be parsed as a document.
     """
     return parse_document(data, name) or decode(data)
 
@@ -246,8 +246,8 @@ def unified(path: str, old: Script | Notebook, new: Script | Notebook) -> str:
 
     Args:
         path: The file as it is to be named.
-        old: What it holds.
-        new: What it would hold.
+        old: Document before the change.
+        new: Document after the change.
     """
     if isinstance(old, Notebook) and isinstance(new, Notebook):
         after = {cell.number: cell.source for cell in new.cells}

@@ -221,16 +221,16 @@ class Module:
     """A parsed file.
 
     Attributes:
-        path: As it was found.
+        path: Path as it was found.
         text: Its source.
         tree: Its syntax tree.
-        names: What imported names stand for.
+        names: Qualified names of imported names.
         functions: All functions and methods, in the order of the file.
         classes: Classes at the top level by name.
         top: Functions at the top level by name.
         project: The repository that it lies in; None for a text of its own.
-        named: Kept there too: names that its functions call.
-        relevant: Kept here by `oomdoctor.lint.flow.entries`: functions in which something telling happens.
+        named: Names that its functions call; filled with `relevant`.
+        relevant: Functions in which a rule may find something; filled by `oomdoctor.lint.flow.hints`.
     """
 
     path: Path
@@ -267,11 +267,11 @@ def parse(text: str, path: Path, project: Repository | None = None) -> Module:
 
     Args:
         text: Its source.
-        path: Where it lies.
+        path: Path of the file.
         project: The repository, so that calls can be followed into its other files.
 
     Raises:
-        SyntaxError: It is no Python, or nested deeper than Python parses.
+        SyntaxError: The text is no Python, or nested deeper than Python parses.
     """
     # To the parser they are the same; what looks into the text knows lines by their line feeds.
     text = with_line_feeds(text)

@@ -40,7 +40,7 @@ class JsonError(ValueError):
     """Bytes that are not JSON.
 
     Args:
-        problem: What is wrong.
+        problem: Problem, in lower case.
         offset: At which byte.
     """
 
@@ -54,7 +54,7 @@ def whole(data: bytes, start: int = 0) -> Span:
     """Return the span of the document's one value.
 
     Raises:
-        JsonError: There is none, it is broken, or something follows it.
+        JsonError: There is no value, it is broken, or something follows it.
     """
     begin = _skip_space(data, start)
     end = _skip(data, begin)

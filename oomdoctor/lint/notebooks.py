@@ -57,7 +57,7 @@ class BrokenCellError(UnreadableError):
 
     Args:
         cell: Its number among all cells, from 1.
-        error: What Python says.
+        error: Python's error.
     """
 
     def __init__(self, cell: int, error: SyntaxError) -> None:
@@ -71,9 +71,9 @@ class Cell:
 
     Attributes:
         number: Among all cells, from 1.
-        source: What its author wrote.
+        source: Text as its author wrote it.
         code: The same, with what is not Python put out of the way; as many lines and characters.
-        parts: Where its strings lie in the file's bytes, in order; together they are `source`.
+        parts: Spans of its strings in the file's bytes, in order; together they are `source`.
     """
 
     number: int
@@ -142,7 +142,7 @@ def parse_notebook(data: bytes) -> Notebook | None:
     """A notebook's program; None for one that has nothing to do with torch, or is in another language than Python.
 
     Raises:
-        UnreadableError: It is not the JSON of a notebook, or its code is too much.
+        UnreadableError: The bytes are not the JSON of a notebook, or its code is too much.
     """
     try:
         root = notebook_format.whole(data, len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0)
@@ -321,7 +321,7 @@ def read_document(path: Path) -> Document | None:
     """Read a file as a document; None where it has nothing to do with torch.
 
     Raises:
-        UnreadableError: It cannot be read or understood.
+        UnreadableError: The file cannot be read or parsed.
     """
     return parse_document(read(path, most_bytes(path.name)), path.name)
 
@@ -356,9 +356,9 @@ class Inputs:
     """Contents of the files to lint: from the disk, from standard input, or as fixes leave them.
 
     Attributes:
-        overlay: What some hold in place of what is on the disk, by resolved path.
-        stdin: What standard input gave; None where nobody reads it.
-        stdin_filename: What it is called.
+        overlay: Contents that replace those on the disk, by resolved path.
+        stdin: Bytes of standard input; None where it is not read.
+        stdin_filename: Name of standard input.
     """
 
     overlay: Mapping[Path, bytes] = field(default_factory=dict)
@@ -369,7 +369,7 @@ class Inputs:
         """The bytes of a file.
 
         Raises:
-            UnreadableError: It cannot be read, or is too large.
+            UnreadableError: The file cannot be read, or is too large.
         """
         if file.path is None:
             return self.stdin or b""

@@ -87,7 +87,7 @@ class Project:
 
     Args:
         root: The folder that absolute imports are looked for in, with `src` below it.
-        overlay: What files hold in place of what is on the disk, by resolved path.
+        overlay: Contents that replace those on the disk, by resolved path.
 
     Attributes:
         recorded: Grad modes by position in other files, of the runs that begin in a file; filled by
@@ -111,7 +111,7 @@ class Project:
         """The function or class of the repository that a qualified name means, through files that pass it on.
 
         Args:
-            qualified: Such as `engine.train_one_epoch` or `.engine.train_one_epoch`.
+            qualified: Qualified name, such as `engine.train_one_epoch` or `.engine.train_one_epoch`.
             importer: The file in which the name stands.
         """
         place = self._cached_location(qualified, importer.path.parent)
@@ -143,9 +143,9 @@ class Project:
         """Files of the repository that import this name, or a module with it, from the file that defines it.
 
         Args:
-            name: Of a function at the top level of `definer`.
+            name: Name of a function at the top level of `definer`.
             definer: The file.
-            most: As many files at most.
+            most: Largest number of files to return.
         """
         own = _resolved(definer.path)
         found: list[Module] = []

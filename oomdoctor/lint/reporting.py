@@ -246,10 +246,10 @@ class FileView:
     Attributes:
         file: The file.
         module: Its code.
-        document: What places in it are called.
+        document: Script or notebook; it names lines by cell.
         lines: Its text by lines, as it is parsed.
         shown: The same as people see it.
-        suppressions: What its comments silence.
+        suppressions: The `# noqa` comments of the file.
         ignored: Codes of the rules that the configuration silences in it.
     """
 
@@ -305,7 +305,7 @@ class FindingCollector:
     """The findings so far.
 
     Attributes:
-        findings: Each with its edits, by place and rule: the worst of those that several runs lead to.
+        findings: Findings with their edits, by position and rule: of several runs' findings the worst.
         silenced: The places where a finding was silenced.
     """
 

@@ -20,11 +20,11 @@ class Hit:
     """A place where a rule fires.
 
     Attributes:
-        node: What to point at.
+        node: Node to point at.
         module: The file that it lies in.
-        message: What is wrong there, with the names that the user gave; lower case, no full stop.
-        help: What to write instead, one sentence.
-        severity: Where it differs from the rule's own.
+        message: The mistake, with the names that the user gave; lower case, no full stop.
+        help: The code to write instead, in one sentence.
+        severity: Severity, if it differs from the rule's own.
         edits: Changes that put it right without changing what else the program does; empty where there are none.
     """
 
@@ -55,7 +55,7 @@ class Subject:
 
     Attributes:
         module: The file.
-        runs: What its points of entry do, calls into the file itself and its repository followed.
+        runs: Runs of its entries, with calls into the file itself and its repository followed.
     """
 
     module: Module
@@ -67,12 +67,12 @@ class Rule:
     """A mistake that lint looks for, with its texts and its check.
 
     Attributes:
-        code: Such as `OOM101`.
-        name: Such as `evaluation-keeps-graph`; lower case with hyphens.
-        severity: How bad a finding is where the rule does not say otherwise.
-        concern: What it costs: memory, a wrong result, or time.
-        summary: One line for lists, lower case, no full stop.
-        explanation: What the rule looks for, and what it passes over; Markdown.
+        code: Code, such as `OOM101`.
+        name: Name, such as `evaluation-keeps-graph`; lower case with hyphens.
+        severity: Severity of a hit that has none of its own.
+        concern: Cost of the mistake: memory, a wrong result, or time.
+        summary: Line for lists, lower case, no full stop.
+        explanation: Code that the rule looks for, and code that it passes over; Markdown.
         reason: Why that is bad, with what PyTorch does; Markdown.
         bad: A short training script in which it fires; runs as it stands but for its data.
         good: The same without the mistake: nothing fires.
@@ -80,7 +80,7 @@ class Rule:
         words: The rule can only fire in a file that has at least one of these words in its text.
         check: Gives each place where it fires.
         default: Whether it is on unless selected by name; off where it is right less than nine times in ten.
-        fixed: What `--fix` makes of `bad`, where a fix is safe; else None.
+        fixed: Text of `bad` after `--fix`, where a fix is safe; else None.
     """
 
     code: str

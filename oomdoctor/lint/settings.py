@@ -30,7 +30,7 @@ class Settings:
         extend_select: Rules to use in addition.
         per_file_ignores: Rules not to use in files that a glob fits.
         exclude: Globs of files and folders that are not looked for; a file that is named outright is linted anyway.
-        stdin_filename: What standard input is called; its ending tells a notebook.
+        stdin_filename: Name of standard input; its ending tells a notebook.
         root: The folder that the globs are relative to.
     """
 
@@ -138,7 +138,7 @@ def with_rules(settings: Settings, rules: Sequence[Rule], layers: Iterable[Layer
     not takes away and adds.
 
     Args:
-        settings: What else holds.
+        settings: All other settings.
         rules: All rules.
         layers: The sources, the weakest first.
 
@@ -158,7 +158,7 @@ def check_selection(settings: Settings, layers: Iterable[Layer[LintTable]]) -> N
     """See that no rule is on only where that is asked for outright, as by `ignore = ["ALL"]`.
 
     Args:
-        settings: What `with_rules` gave.
+        settings: Settings that `with_rules` returned.
         layers: The sources, the weakest first.
 
     Raises:

@@ -32,7 +32,7 @@ class Lines:
     """A text by lines.
 
     Args:
-        text: As it is parsed.
+        text: Text as it is parsed.
     """
 
     def __init__(self, text: str) -> None:
@@ -167,7 +167,7 @@ class UnreadableError(Exception):
 
     Args:
         problem: Why, lower case.
-        line: Where, from 1, if it is about a place.
+        line: Line from 1, if the problem has a position.
         column: From 1.
     """
 
@@ -184,7 +184,7 @@ class Script:
 
     Attributes:
         text: Without the byte order mark; line ends as they are.
-        encoding: How it is written.
+        encoding: Name of the encoding.
         mark: The byte order mark that it begins with, or nothing.
     """
 
@@ -213,7 +213,7 @@ def read(path: Path, most: int) -> bytes:
     """The bytes of a file.
 
     Raises:
-        UnreadableError: It cannot be read, is no regular file or has more than `most` bytes.
+        UnreadableError: The file cannot be read, is no regular file or has more than `most` bytes.
     """
     try:
         # Opening a pipe without O_NONBLOCK would wait until somebody writes to it.
@@ -241,7 +241,7 @@ def decode(data: bytes) -> Script:
     """The text of a script, by its byte order mark and its coding line, else UTF-8.
 
     Raises:
-        UnreadableError: It is none in that encoding.
+        UnreadableError: The bytes are not valid in that encoding.
     """
     for mark, name in _WIDE.items():
         if data.startswith(mark):
@@ -264,7 +264,7 @@ def check_size(text: str) -> None:
     """See that parsing and judging a text stays within the memory that lint may take.
 
     Raises:
-        UnreadableError: It has too many tokens.
+        UnreadableError: The text has too many tokens.
     """
     # A text cannot have more tokens than characters, and counting them takes time.
     many = len(text) > MOST_TOKENS and tokens(text) > MOST_TOKENS

@@ -201,7 +201,7 @@ def fields_of(state: State, class_: Class, depth: int = 0) -> Names:
     Args:
         state: The run that asks; nothing is noted in it.
         class_: The class.
-        depth: How many classes led here.
+        depth: Number of classes followed so far.
     """
     known_fields = state.shared.fields.get(class_)
     if known_fields is not None:

@@ -62,16 +62,16 @@ class Value:
     """The knowledge about one value.
 
     Attributes:
-        kind: What it is used as.
+        kind: Role of the value.
         graph: Whether it keeps a graph alive; YES is only said where it is sure.
-        device: Where it lies.
+        device: Device of a tensor.
         node: The expression that made it; None where that is not known.
         identity: A number that two values share only if they are one value.
         made_from: Identities of the values that it was computed from, its own among them.
         divided_by: Source texts of what it was divided by on the way, such as `args.accumulation_steps`.
         parts: Values of a tuple, a list or a dictionary that is written out.
-        function: Which function, for FUNCTION.
-        class_: Which class of the repository, for CLASS and for what is made of one.
+        function: The function, for FUNCTION.
+        class_: Class of the repository, for CLASS and for its objects.
         receiver: For a method taken from an object, that object.
         library: Qualified name of the library's class or function that made it, such as `torch.optim.AdamW`.
         wrapped: Whether it is a model under DistributedDataParallel or FullyShardedDataParallel.
@@ -120,12 +120,12 @@ class Loop:
 
     Attributes:
         node: The statement or the comprehension.
-        iterates: What a `for` goes over, without `enumerate`, `tqdm`, `zip` and their like around it.
+        iterates: Iterable of a `for`, without `enumerate`, `tqdm`, `zip` and their like around it.
         counter: Name of the variable that counts iterations: of `enumerate` or of `for i in range(...)`.
-        start: What `counter` begins with; None where that is not a number that is written out.
+        start: First value of `counter`; None where that is not a literal number.
         over_batches: Whether an iteration takes a batch: it goes over a loader, or draws from one with `next`.
         function: The function whose body has it; None at the top of a module.
-        values: What names meant just before it.
+        values: Meanings of names just before the loop.
     """
 
     node: ast.For | ast.AsyncFor | ast.While | ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
@@ -144,10 +144,10 @@ class Guard:
     Attributes:
         test: The condition as written.
         holds: False where the line runs if the condition does not hold: in an `else`, after `if ...: continue`.
-        values: What names meant where it was tested; a name that stands for a condition leads to its `node`.
+        values: Meanings of names at the test; a name that stands for a condition leads to its `node`.
         left_by: `continue`, `break`, `return` or `raise`: how those left for whom it was the other way; None in an
             `if` around the line.
-        depth: How many loops were around the test.
+        depth: Number of loops around the test.
     """
 
     test: ast.expr
@@ -283,11 +283,11 @@ class Event:
 
     Attributes:
         action: The kind of event.
-        node: Where: the call or the statement to point at.
+        node: The call or the statement to point at.
         module: The file that `node` lies in; a run that follows a call may leave the file it began in.
         context: Under what circumstances.
-        value: What it happens to; see `Action`.
-        result: What it gives.
+        value: Value that the action is about; see `Action`.
+        result: Result of the action.
         call: The call, where it is one; its keywords are there to read.
         name: Qualified name of what is called, such as `torch.nn.utils.clip_grad_norm_`, or `.` and a method's name.
         target: For KEEP and FORGET: source text of what it is kept in, such as `self.losses` or `total`.
@@ -334,7 +334,7 @@ class Run:
     Attributes:
         module: The file in which it begins.
         function: The function with which it begins; None for the module's top level.
-        events: In the order of the program. Both branches of an `if` follow each other; guards tell them apart.
+        events: Events in the order of the program. Both branches of an `if` follow each other; guards tell them apart.
         loops: Every loop that was entered, in the same order.
         training: The loops whose iteration takes one micro-batch, in the order of their backward passes.
     """

@@ -306,7 +306,7 @@ def guess(text: str, uses: frozenset[str]) -> Kind:
     """Return the kind of a dotted text by its name and uses; UNKNOWN where neither tells.
 
     Args:
-        text: Such as `self.model`.
+        text: Dotted text, such as `self.model`.
         uses: Telling methods that the file calls on it.
     """
     for pattern, kind in _NAMED:

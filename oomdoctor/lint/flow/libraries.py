@@ -60,7 +60,7 @@ def grad_mode_by_argument(call: ast.Call | None, *, empty: GradMode) -> GradMode
 
     Args:
         call: The call.
-        empty: What it does without an argument. `inference_mode(True)` is off, `set_grad_enabled(True)` on.
+        empty: Mode without an argument. `inference_mode(True)` is off, `set_grad_enabled(True)` on.
     """
     arguments = [] if call is None else [*call.args, *(keyword.value for keyword in call.keywords)]
     if not arguments:

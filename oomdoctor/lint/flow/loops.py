@@ -25,7 +25,7 @@ def enter_for(state: State, node: ast.For | ast.AsyncFor, iterated: Value) -> Lo
     Args:
         state: The run.
         node: The statement.
-        iterated: What its expression gave.
+        iterated: Value of the loop's expression.
     """
     return _enter(state, node, node.target, node.iter, iterated)
 

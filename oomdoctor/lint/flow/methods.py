@@ -303,7 +303,7 @@ def call_method(state: State, node: ast.Call, owner: Value, given: Arguments) ->
     Args:
         state: The run.
         node: The call; its function is an attribute.
-        owner: What the method is called on.
+        owner: Value that the method is called on.
         given: Its arguments.
     """
     name = node.func.attr  # type: ignore[attr-defined]

@@ -87,7 +87,7 @@ def gradients_by_callers(event: Event) -> GradMode | None:
     """Return the grad mode at an event where other files call the function that its run began with.
 
     Args:
-        event: Of a run that began with a function of `event.module`.
+        event: Event of a run that began with a function of `event.module`.
 
     Returns:
         OFF where each call that was found switches recording off, ON or UNKNOWN where one does not; None where no

@@ -78,12 +78,12 @@ class Shared:
     """The state that all runs of one file share.
 
     Attributes:
-        used: Which telling methods the file calls on which texts.
-        globals: What the names at the top level of a file mean.
-        fields: What is known of a class's attributes, as `self.x`.
+        used: Relevant methods that the file calls, by text.
+        globals: Meanings of names at the top level of a file.
+        fields: Values of a class's attributes, as `self.x`.
         entered: Functions that were followed at least once.
-        followed: How often each was.
-        silent: What functions returned in whose body nothing happened, by the kinds of what they were given.
+        followed: Number of times that each function was followed.
+        silent: Results of functions in whose body nothing happened, by the kinds of their arguments.
         budget: Statements that the runs to come may look at.
     """
 
@@ -102,15 +102,15 @@ class State:
 
     Attributes:
         module: The file whose code runs at the moment.
-        follow: How a call is followed into a function.
-        call: How a call is evaluated.
-        names: What local names and dotted texts such as `self.optimizer` mean.
+        follow: Follows a call into a function.
+        call: Evaluates a call.
+        names: Meanings of local names and of dotted texts such as `self.optimizer`.
         context: The circumstances.
-        events: What has happened.
+        events: Events so far.
         loops: Loops that were entered.
         set_in: For names and dotted texts, the loops around where they were last set outright.
         returned: Values that the function under way has returned so far.
-        shared: What all runs of the file share.
+        shared: State that all runs of the file share.
         budget: Statements that may still be looked at.
     """
 
@@ -277,7 +277,7 @@ def graph_of(values: Iterable[Value], records: Graph) -> Graph:
     """Return whether the result of a computation with these operands hangs on a graph.
 
     Args:
-        values: What goes in.
+        values: Operands.
         records: YES where autograd records, NO where not.
     """
     if records is Graph.NO:

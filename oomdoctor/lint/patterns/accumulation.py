@@ -189,8 +189,8 @@ class Accumulation:
         period: Text of how many micro-steps a window has.
         backwards: The backward passes whose gradients add up.
         guard: The condition around the step; None where the loop itself is the window, with the step after it.
-        boundary: What the condition says.
-        count: How its counter runs; None where that is not known.
+        boundary: The condition's boundary.
+        count: The counter's run; None where that is not known.
         owner: The file that the condition lies in; of the step where there is none.
     """
 

@@ -22,7 +22,7 @@ class Linear:
     """A sum.
 
     Attributes:
-        terms: How often each name or other expression is in it, by its text; none is there zero times.
+        terms: Factor of each name or other expression, by its text; never zero.
         constant: The number beside them.
     """
 
@@ -53,8 +53,8 @@ def linear(node: ast.expr, meaning: Callable[[ast.expr], ast.expr | None] = noth
 
     Args:
         node: The expression.
-        meaning: What a name or a call stands for, where that is known.
-        depth: How far down it lies; what is deeper than any code that people write is a term by itself.
+        meaning: Definition of a name or a call, where that is known.
+        depth: Depth in the expression; deeper than any code that people write, a node is a term by itself.
     """
     if depth > _DEEPEST_SUM:
         return Linear({text_of(node): 1})
@@ -93,8 +93,8 @@ class Boundary:
     Attributes:
         counter: Text of what counts, such as `step` or `self.pending`; empty where a framework counts.
         period: Text of how many micro-batches a window has, such as `args.accumulation_steps` or `4`.
-        phase: What is added to the counter.
-        least: What `counter + phase` has to be at least, as `i > 0 and i % k == 0` says; None where nothing says so.
+        phase: Number added to the counter.
+        least: Least value of `counter + phase`, as in `i > 0 and i % k == 0`; None where there is none.
         includes_last: Whether it holds at the last batch too, or in another case that cannot be read, which may be it.
         reaches: Whether the counter is compared with the period and set back, rather than divided by it.
     """
@@ -119,8 +119,8 @@ class Boundary:
         """Return whether the condition holds.
 
         Args:
-            counter: What the counter stands at.
-            period: How many micro-batches a window has.
+            counter: Value of the counter.
+            period: Micro-batches of a window.
             last: Whether it is the last batch.
         """
         if last and self.includes_last:
@@ -143,7 +143,7 @@ def boundary_of(
     Args:
         test: The condition.
         holds: Whether what is asked about happens where it holds, or where it does not.
-        meaning: What a name or a call stands for, where that is known; it must know nothing of counters.
+        meaning: Definition of a name or a call, where that is known; it must know nothing of counters.
         set_back: Texts of counters that begin anew where the condition holds, so that it may compare them.
 
     Returns:

@@ -125,7 +125,7 @@ class Holder:
         statement: The assignment.
         function: The function that has it; None at the top of the module.
         module: The file.
-        depth: How many calls were followed to that function.
+        depth: Number of calls followed to that function.
     """
 
     name: str
@@ -237,9 +237,9 @@ class Alias:
     """`best = model.state_dict()`.
 
     Attributes:
-        target: What it is assigned to.
+        target: Target of the assignment.
         model: Source text of the model.
-        value: What is assigned.
+        value: Value of the assignment.
         scope: The function or the module that it stands in.
     """
 

@@ -27,7 +27,7 @@ class Write:
     Attributes:
         node: The statement.
         text: The name, or a dotted text such as `self.pending`.
-        value: What it is set to; None where that cannot be told from the statement.
+        value: New value; None where the statement does not tell it.
         added: The whole number that is added to what it was; None where it is something else.
     """
 
@@ -67,8 +67,8 @@ def expanded_text(node: ast.expr, meanings: Mapping[str, ast.expr], depth: int =
 
     Args:
         node: The expression.
-        meanings: What names stand for.
-        depth: How far to go.
+        meanings: Definitions of names.
+        depth: Levels of definitions to follow.
     """
     texts = [text_of(node)]
     for part in walk(node):
@@ -156,7 +156,7 @@ class Count:
     """A variable that is one more in each iteration.
 
     Attributes:
-        first: What it stands at in the first iteration, where it is asked; None where that is not known.
+        first: Value in the first iteration, at the condition; None where that is not known.
         by_hand: Whether statements of the body count, rather than the loop itself.
         restarts: Whether it begins anew each time that the loop is entered; None where that is not known.
     """

@@ -26,7 +26,7 @@ def with_method_call(node: ast.expr, call: str) -> tuple[Edit, ...]:
 
     Args:
         node: An expression of the file.
-        call: What comes behind it, such as `detach()`.
+        call: Text of the method call, such as `detach()`.
     """
     if node.end_lineno is None or node.end_col_offset is None:
         return ()
@@ -73,9 +73,9 @@ def deleted_after_use(holder: Holder, names: list[str], line: int | None) -> tup
     """The edit that deletes local names behind the last statement that reads them; none where something else may.
 
     Args:
-        holder: Where the first of them is set.
-        names: Which names.
-        line: Where training begins, in the function that holds them.
+        holder: Statement that sets the first of the names.
+        names: Names to delete.
+        line: Line at which training begins, in the function that holds the names.
     """
     if holder.function is None or holder.module.path.suffix == ".ipynb":
         return ()  # a name of the module may be imported, or used in a cell that comes later or again

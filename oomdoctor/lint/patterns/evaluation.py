@@ -87,9 +87,9 @@ class Bindings:
         qualified: Gives the qualified name of a library's function that an expression means.
         is_given_graphs: Whether its parameters may hang on a graph.
         hanging: Names that may; filled step by step.
-        bound: What each name is given, in any way.
-        changed: What is put into a name that stays what it is.
-        escaping: What is stored outside the function.
+        bound: Values that each name is bound to, in any way.
+        changed: Values put into an object under an unchanged name.
+        escaping: Values stored outside the function.
     """
 
     function: Function
@@ -238,7 +238,7 @@ def only_evaluates(function: Function, events: Iterable[Event]) -> bool:
 
     Args:
         function: The function.
-        events: What happens in the run; calls of models are known from there.
+        events: Events of the run; calls of models are known from them.
     """
     known = {id(event.call) for event in events if event.action in _KNOWN_ACTS and event.call is not None}
     return _is_harmless(function, known, 0)

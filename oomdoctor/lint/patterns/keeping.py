@@ -55,8 +55,8 @@ def reported_at(run: Run, event: Event, depth: int) -> tuple[ast.expr | ast.stmt
 
     Args:
         run: The run that the event belongs to.
-        event: What happens.
-        depth: How many calls were followed to the function that is read.
+        event: The event.
+        depth: Number of calls followed to the function that is read.
 
     Returns:
         The node and the file that it lies in.
@@ -94,7 +94,7 @@ class Kept:
     """A value that is kept from each batch.
 
     Attributes:
-        run: Where it happens.
+        run: Run of the event.
         event: The keeping.
         loop: The outermost loop over batches whose iterations each add to what is kept.
     """
@@ -266,10 +266,10 @@ def may_be_small(node: ast.expr | None, module: Module, function: Function | Non
     """Return whether an expression may come down to a few numbers a sample.
 
     Args:
-        node: What made the tensor; what is not known may be small.
+        node: Expression that made the tensor; an unknown one may be small.
         module: The file it stands in.
         function: The function, for what its names were last set to.
-        names: How many names led here.
+        names: Names followed so far.
     """
     if node is None:
         return True

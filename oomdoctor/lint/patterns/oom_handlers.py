@@ -38,7 +38,7 @@ class Recognition:
 
     Attributes:
         module: The file.
-        constants: What names at the top of the file, and local ones, stand for.
+        constants: Values of names at the top of the file, and of local ones.
         predicates: Whether the file's function of this name tells OOM from the rest, as far as it was asked.
     """
 
@@ -222,7 +222,7 @@ class OomHandler:
         node: The handler.
         part: The statements of it that run for an OOM, conditions on other things resolved neither way.
         function: The function that it lies in; None at the top of the file.
-        recognition: How the file recognises OOM, with the names that the handler sets.
+        recognition: The file's ways to recognise OOM, with the names that the handler sets.
     """
 
     module: Module

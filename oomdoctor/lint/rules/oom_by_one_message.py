@@ -43,7 +43,7 @@ class _File:
 
     Attributes:
         module: The file.
-        recognition: How it recognises OOM.
+        recognition: The file's ways to recognise OOM.
         checked_scopes: Answers so far, by the part's identity.
     """
 
