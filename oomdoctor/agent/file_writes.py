@@ -5,7 +5,7 @@ functions.
 """
 
 # ruff: noqa: ANN401 - what programs hand over has no type here
-# ruff: noqa: PTH100, PTH109, PTH111, PTH112, PTH118 - pathlib takes longer to import than the hook
+# ruff: noqa: PTH100, PTH109, PTH111, PTH112, PTH118 - pathlib takes longer to import than the agent
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _listen(loader: Any, name: str) -> None:
 
 def _begin(begin: Callable[[], None]) -> None:
     writes = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True  # the hook's folder belongs to another Python's installation
+    sys.dont_write_bytecode = True  # the agent's folder belongs to another Python's installation
     try:
         begin()
     except Exception:  # noqa: BLE001, S110 - the program's import has worked, and that is what counts

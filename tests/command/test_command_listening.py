@@ -38,7 +38,7 @@ _JSON = st.recursive(
 
 @st.composite
 def _nearly_good(draw: Callable[..., Any]) -> dict[str, Any]:
-    """A message of the hook in which one field is another or is missing."""
+    """A message of the agent in which one field is another or is missing."""
     message = dict(draw(st.sampled_from(_GOOD)))
     name = draw(st.sampled_from([field for field in message if field not in {"protocol", "event", "pid"}]))
     if draw(st.booleans()):

@@ -1,4 +1,4 @@
-"""The hook comes into every Python unseen, and costs nothing where there is no torch."""
+"""The agent comes into every Python unseen, and costs nothing where there is no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running_hook import hook_environment, run_python
+from agent_running import agent_environment, run_python
 
 from oomdoctor.run.environment import AGENT_DIRECTORY
 
@@ -29,19 +29,19 @@ PYTHONS = [sys.executable, *(found for name in NAMES if (found := shutil.which(n
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_a_python_prints_what_it_prints_without_the_hook(python: str, tmp_path: Path) -> None:
+def test_a_python_prints_what_it_prints_without_the_agent(python: str, tmp_path: Path) -> None:
     """Whatever its version, a Python says nothing more, and finds `sys.path` as it is without us."""
-    with_hook = hook_environment(tmp_path / "reports")
-    without = {name: value for name, value in with_hook.items() if name != "PYTHONPATH"}
+    with_agent = agent_environment(tmp_path / "reports")
+    without = {name: value for name, value in with_agent.items() if name != "PYTHONPATH"}
 
-    hooked, plain = (run_python([python, "-c", SHOW], environment) for environment in (with_hook, without))
+    hooked, plain = (run_python([python, "-c", SHOW], environment) for environment in (with_agent, without))
 
     assert (hooked.returncode, hooked.stdout, hooked.stderr) == (plain.returncode, plain.stdout, plain.stderr)
     assert not (tmp_path / "reports").exists()
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
-def test_the_hook_is_written_for_old_pythons(source: Path) -> None:
+def test_the_agent_is_written_for_old_pythons(source: Path) -> None:
     """Every module parses as Python 3.8 and imports nothing but the standard library and itself."""
     tree = ast.parse(source.read_text(encoding="utf-8"), feature_version=(3, 8))
     names = {
@@ -56,18 +56,18 @@ def test_the_hook_is_written_for_old_pythons(source: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["-I", "-S", "-E"])
-def test_a_python_that_ignores_its_environment_runs_without_the_hook(flag: str, tmp_path: Path) -> None:
+def test_a_python_that_ignores_its_environment_runs_without_the_agent(flag: str, tmp_path: Path) -> None:
     """Isolated Pythons are left alone."""
     code = "import sys; print(any('oomdoctor_agent' in name for name in sys.modules))"
 
-    assert run_python([sys.executable, flag, "-c", code], hook_environment(tmp_path)).stdout == "False\n"
+    assert run_python([sys.executable, flag, "-c", code], agent_environment(tmp_path)).stdout == "False\n"
 
 
 def test_the_next_sitecustomize_runs_as_without_us(tmp_path: Path) -> None:
     """The one that ours hides is imported under its name; ours is gone from `sys.modules`."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.stdout.write('theirs ')\nMARK = 1\n")
     (tmp_path / "usercustomize.py").write_text("import sys\nsys.stdout.write('users ')\n")
-    environment = hook_environment(tmp_path / "reports", PYTHONPATH=f"{AGENT_DIRECTORY}:{tmp_path}")
+    environment = agent_environment(tmp_path / "reports", PYTHONPATH=f"{AGENT_DIRECTORY}:{tmp_path}")
     code = "import sys, sitecustomize; print(sitecustomize.MARK, sys.modules['sitecustomize'] is sitecustomize)"
 
     ended = run_python([sys.executable, "-c", code], environment)
@@ -79,7 +79,7 @@ def test_the_next_sitecustomize_runs_as_without_us(tmp_path: Path) -> None:
 def test_a_sitecustomize_that_fails_fails_as_without_us(tmp_path: Path) -> None:
     """Python reports the error of the one that ours hides, and goes on."""
     (tmp_path / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
-    environment = hook_environment(tmp_path / "reports", PYTHONPATH=f"{AGENT_DIRECTORY}:{tmp_path}")
+    environment = agent_environment(tmp_path / "reports", PYTHONPATH=f"{AGENT_DIRECTORY}:{tmp_path}")
     plain = environment | {"PYTHONPATH": str(tmp_path)}
 
     hooked, without = (run_python([sys.executable, "-c", "print(1)"], each) for each in (environment, plain))
@@ -89,7 +89,7 @@ def test_a_sitecustomize_that_fails_fails_as_without_us(tmp_path: Path) -> None:
 
 
 def test_looking_for_torch_does_not_take_the_watch_away(tmp_path: Path) -> None:
-    """A program may ask whether torch is there; the hook begins at the import, and the module keeps its loader."""
+    """A program may ask whether torch is there; the agent begins at the import, and the module keeps its loader."""
     (tmp_path / "torch.py").write_text("print('imported')\n")
     code = """
 import importlib.util, sys
@@ -101,7 +101,7 @@ after = [finder for finder in sys.meta_path if "oomdoctor" in getattr(finder, "_
 own = vars(torch.__loader__).keys() & {"exec_module"}
 print(len(before), len(after), "oomdoctor_agent.run_agent" in sys.modules, own)
 """
-    ended = run_python([sys.executable, "-c", code], hook_environment(tmp_path / "reports"), cwd=tmp_path)
+    ended = run_python([sys.executable, "-c", code], agent_environment(tmp_path / "reports"), cwd=tmp_path)
 
     assert ended.stderr == ""
     assert ended.stdout == "imported\n1 0 True set()\n"
@@ -118,14 +118,14 @@ for attempt in range(2):
     except OSError:
         print("torch" in sys.modules)
 """
-    ended = run_python([sys.executable, "-c", code], hook_environment(tmp_path / "reports"), cwd=tmp_path)
+    ended = run_python([sys.executable, "-c", code], agent_environment(tmp_path / "reports"), cwd=tmp_path)
 
     assert ended.stderr == ""
     assert ended.stdout == "False\nFalse\n"
 
 
 def test_children_are_hooked_and_those_without_the_variable_are_not(tmp_path: Path) -> None:
-    """What a program starts inherits the hook, unless the program takes PYTHONPATH away; then it runs all the same."""
+    """What a program starts inherits the agent, unless the program takes PYTHONPATH away; then it runs all the same."""
     code = """
 import os, subprocess, sys
 child = [sys.executable, "-c", "import sys; print('oomdoctor_agent' in sys.modules, flush=True)"]
@@ -133,7 +133,7 @@ subprocess.run(child)
 del os.environ["PYTHONPATH"]
 subprocess.run(child)
 """
-    ended = run_python([sys.executable, "-c", code], hook_environment(tmp_path))
+    ended = run_python([sys.executable, "-c", code], agent_environment(tmp_path))
 
     assert ended.stdout == "True\nFalse\n"
 
@@ -141,11 +141,11 @@ subprocess.run(child)
 def test_a_process_without_torch_loads_two_small_modules(tmp_path: Path) -> None:
     """Where torch is not imported nothing is loaded but the watch, and no module of the standard library for it."""
     code = "import json, sys; print(json.dumps(sorted(sys.modules)))"
-    with_hook = hook_environment(tmp_path)
-    without = {name: value for name, value in with_hook.items() if name != "PYTHONPATH"}
+    with_agent = agent_environment(tmp_path)
+    without = {name: value for name, value in with_agent.items() if name != "PYTHONPATH"}
     hooked, plain = (
         set(json.loads(run_python([sys.executable, "-c", code], environment).stdout))
-        for environment in (with_hook, without)
+        for environment in (with_agent, without)
     )
 
     assert hooked - plain <= {"oomdoctor_agent", "oomdoctor_agent.imports", "__future__", "sitecustomize"}

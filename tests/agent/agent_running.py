@@ -1,4 +1,4 @@
-"""Ways to run Pythons with the hook in them."""
+"""Ways to run Pythons with the agent in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oomdoctor.run.environment import AGENT_DIRECTORY
 SCENARIOS = Path(__file__).with_name("scenarios.py")
 
 
-def hook_environment(directory: Path, base: Mapping[str, str] = os.environ, **more: str) -> dict[str, str]:
+def agent_environment(directory: Path, base: Mapping[str, str] = os.environ, **more: str) -> dict[str, str]:
     """What `oomdoctor run` adds to an environment, and `more`."""
     return {
         **base,

@@ -29,7 +29,7 @@ ON_GPU = (*EAGER, *COMPILED, "resets_peaks", "evaluated", "records_history", "ph
 
 @dataclass
 class Told:
-    """What a program printed without the hook and with it, and what the hook said."""
+    """What a program printed without the agent and with it, and what the agent said."""
 
     plain: dict[str, str]
     hooked: dict[str, str]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running_hook import hook_environment, run_python
+from agent_running import agent_environment, run_python
 
 from oomdoctor.engines.catalogue import generic_card
 from oomdoctor.engines.null_gpu.environment import environment as null_gpu_environment
@@ -24,7 +24,7 @@ PYTHONS = [sys.executable, *filter(None, os.environ.get("OOMDOCTOR_TEST_PYTHONS"
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """What the history has of one step, by the way of training."""
     null_gpu = null_gpu_environment(generic_card(1 << 30), torch_of(request.param, os.environ), os.environ)
-    environment = hook_environment(tmp_path_factory.mktemp("frames") / "reports", null_gpu)
+    environment = agent_environment(tmp_path_factory.mktemp("frames") / "reports", null_gpu)
     ended = run_python([request.param, str(PROGRAM)], environment)
     assert (ended.returncode, ended.stderr) == (0, "")
     lines = (line.partition("\t") for line in ended.stdout.splitlines())

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 
 import pytest
-from running_hook import SCENARIOS, hook_environment, read_reports, run_python
+from agent_running import SCENARIOS, agent_environment, read_reports, run_python
 
 from oomdoctor.engines.choice import choose_engine
 
@@ -57,7 +57,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     directory = tmp_path_factory.mktemp("endings") / "reports"
     engine = choose_engine(engine="null", gpu=None, device=None, memory_bytes=1 << 30, base=os.environ)
     # Without a history, since the first snapshot that has one takes a second.
-    environment = hook_environment(directory, engine.environment, OOMDOCTOR_RUN_MAX_ENTRIES="0")
+    environment = agent_environment(directory, engine.environment, OOMDOCTOR_RUN_MAX_ENTRIES="0")
     ended = run_python([sys.executable, str(SCENARIOS), *ENDINGS], environment)
     told = {int(pid): (name, int(code)) for name, pid, code in _TOLD.findall(ended.stdout)}
     assert {name for name, _ in told.values()} == set(ENDINGS), ended.stderr

@@ -1,4 +1,4 @@
-"""A crash of ours never changes what a program does: each function of the hook is broken on purpose."""
+"""A crash of ours never changes what a program does: each function of the agent is broken on purpose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running_hook import AGENT_DIRECTORY, hook_environment, run_python
+from agent_running import AGENT_DIRECTORY, agent_environment, run_python
 
 from oomdoctor.engines.choice import choose_engine
 
@@ -19,15 +19,15 @@ PROGRAM = Path(__file__).with_name("broken.py")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], str, Path]:
-    """What the program printed and how it ended, by what was broken in the hook."""
+    """What the program printed and how it ended, by what was broken in the agent."""
     directory = tmp_path_factory.mktemp("broken") / "reports"
     engine = choose_engine(engine="null", gpu=None, device=None, memory_bytes=1 << 30, base=os.environ)
-    environment = hook_environment(directory, engine.environment, OOMDOCTOR_RUN_MAX_ENTRIES="0")
+    environment = agent_environment(directory, engine.environment, OOMDOCTOR_RUN_MAX_ENTRIES="0")
     working = tmp_path_factory.mktemp("working")
     ended = run_python([sys.executable, str(PROGRAM)], environment, cwd=working)
     assert ended.returncode == 0, ended.stderr
     lines = (line.partition("\t") for line in ended.stdout.splitlines())
-    assert list(working.iterdir()) == []  # also where the hook does not know its directory
+    assert list(working.iterdir()) == []  # also where the agent does not know its directory
     return {name: told for name, _, told in lines}, ended.stderr, directory
 
 
@@ -57,7 +57,7 @@ def test_nothing_half_written_is_left(runs: tuple[dict[str, str], str, Path]) ->
     assert all((path / "report.json").is_file() for path in reports)
 
 
-def test_a_hook_that_cannot_be_loaded_is_not_noticed(tmp_path: Path) -> None:
+def test_an_agent_that_cannot_be_loaded_is_not_noticed(tmp_path: Path) -> None:
     """With any of its modules broken the agent is as good as absent."""
     import shutil
 
@@ -69,6 +69,6 @@ def test_a_hook_that_cannot_be_loaded_is_not_noticed(tmp_path: Path) -> None:
         copy = tmp_path / f"agent{number}"
         shutil.copytree(AGENT, copy, ignore=shutil.ignore_patterns("__pycache__"))
         (copy / source.relative_to(AGENT)).write_text("raise RuntimeError('broken')\n")
-        environment = hook_environment(tmp_path / "reports", PYTHONPATH=str(copy / AGENT_DIRECTORY.name))
+        environment = agent_environment(tmp_path / "reports", PYTHONPATH=str(copy / AGENT_DIRECTORY.name))
         ended = run_python([sys.executable, "-c", code], environment, cwd=tmp_path)
         assert (ended.returncode, ended.stdout, ended.stderr) == (4, "imported\n", ""), source.name

@@ -23,9 +23,9 @@ _SERVER = AGENT_DIRECTORY.parent / "forking/server.py"
 _DESCRIBE = """
 import json, sys
 {code}
-sys.path.insert(0, {hook!r})
+sys.path.insert(0, {agent!r})
 import sitecustomize
-sys.path.remove({hook!r})
+sys.path.remove({agent!r})
 sitecustomize._load_agent()
 from oomdoctor_agent.forking import admission
 print(json.dumps(admission.describe_process()))
@@ -34,7 +34,7 @@ _SECONDS = 120
 
 
 def plain_environment(base: Mapping[str, str] = os.environ, **more: str) -> dict[str, str]:
-    """What a program has that is started without a fork server, with the hook's folder there but idle."""
+    """What a program has that is started without a fork server, with the agent's folder there but idle."""
     return {**base, "PYTHONPATH": str(AGENT_DIRECTORY), "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
@@ -42,7 +42,7 @@ def describe(code: str, environment: Mapping[str, str], *, python: str = sys.exe
     """What a process says of itself that has run `code`."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "first_trial.py"
-        script.write_text(_DESCRIBE.format(code=code, hook=str(AGENT_DIRECTORY)))
+        script.write_text(_DESCRIBE.format(code=code, agent=str(AGENT_DIRECTORY)))
         ended = subprocess.run([python, script], env=environment, capture_output=True, text=True, check=True)
     return json.loads(ended.stdout.splitlines()[-1])
 

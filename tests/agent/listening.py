@@ -1,4 +1,4 @@
-"""The probe's side of a trial, for tests: it listens to what the hook in a program says."""
+"""The probe's side of a trial, for tests: it listens to what the agent in a program says."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201, ANN202, ANN204, D101, D102, D103 - a program as people write them
-"""Ways to train, each in a forked process of its own; what it prints has to be the same with the hook and without.
+"""Ways to train, each in a forked process of its own; what it prints has to be the same with the agent and without.
 
 Usage: python trial_programs.py DEVICE NAME...    Prints for each its name and what it saw, and the pid to stderr.
 """
