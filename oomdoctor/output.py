@@ -35,7 +35,7 @@ _LONGEST_STEM = 50
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """What a stream can show; decided once and handed to the renderers.
+    """Width, colour and characters of a stream; decided once and handed to the renderers.
 
     Attributes:
         width: Columns.
@@ -49,7 +49,7 @@ class Terminal:
 
     @classmethod
     def of(cls, stream: TextIO) -> Terminal:
-        """What `stream` can show, after `COLUMNS`, `NO_COLOR`, `FORCE_COLOR` and `TERM`."""
+        """Return the terminal of `stream`, by `COLUMNS`, `NO_COLOR`, `FORCE_COLOR` and `TERM`."""
         return cls(width=_width(stream), color=_wants_color(stream), unicode=_has_unicode(stream))
 
 
@@ -109,7 +109,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _target(path: Path) -> Path:
-    """The file that `path` stands for, in a directory that exists."""
+    """Return the file that `path` stands for, in a directory that exists."""
     target = path.resolve()
     if target.is_dir():
         raise UsageError(f"`{path}` is a directory", hint=f"name a file in it, such as `{path / 'report.txt'}`")
@@ -166,7 +166,7 @@ def _wants_color(stream: TextIO) -> bool:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person is likely to be reading `stream`."""
+    """Return whether a person is likely to be reading `stream`."""
     # A closed stream raises ValueError.
     with suppress(ValueError):
         return stream.isatty()
@@ -200,5 +200,5 @@ def open_standard_streams() -> None:
 
 
 def printable(text: str) -> str:
-    """Text without the control characters that a terminal would obey; lines and tabs stay."""
+    """Return text without the control characters that a terminal would obey; lines and tabs stay."""
     return text.translate(_CONTROL)

@@ -137,7 +137,7 @@ def format_signed_size(size_bytes: int) -> str:
 
 
 def _hundredths(size_bytes: int, unit_bytes: int) -> int:
-    """Hundredths of a unit, rounded to the nearest, without a float in between."""
+    """Return hundredths of a unit, rounded to the nearest, without a float in between."""
     return (200 * size_bytes + unit_bytes) // (2 * unit_bytes)
 
 

@@ -80,7 +80,7 @@ class MicroSteps(Generic[Batch]):
 
     @property
     def weight(self) -> float:
-        """What the current micro-batch's loss is multiplied by before its backward, between 0 and 1.
+        """Factor of the current micro-batch's loss before its backward, between 0 and 1.
 
         Raises:
             UsageError: The loop has not begun.
@@ -182,7 +182,7 @@ def _batch_size(value: int) -> int:
 
 
 def _sizes(samples: int, plan: Accumulation) -> tuple[int, ...]:
-    """The micro-batches of so many samples: the plan's own, or for an epoch's last batch as even ones."""
+    """Return the micro-batches of so many samples: the plan's own, or for an epoch's last batch as even ones."""
     planned = sum(plan.micro_batches)
     if samples == planned:
         return plan.micro_batches
@@ -197,7 +197,7 @@ def _sizes(samples: int, plan: Accumulation) -> tuple[int, ...]:
 
 
 def _counted(count: object, part: object) -> float:
-    """What a micro-batch counts: a number, or a tensor or an array of one."""
+    """Return the count of a micro-batch, which is a number, or a tensor or an array of one."""
     if not callable(count):
         raise UsageError(f"`count` is `{count!r:.80}`, which is no function", hint=_COUNT_HINT)
     counted: Any = count(part)
@@ -211,7 +211,7 @@ def _counted(count: object, part: object) -> float:
 
 
 def _weighed(parts: Sequence[Batch], counts: Sequence[float]) -> tuple[list[Batch], list[float]]:
-    """The micro-batches that count, and their shares; the mean of one that does not is 0 / 0, whatever its weight."""
+    """Return the micro-batches that count and their shares; the mean of one that does not count is 0 / 0."""
     total = sum(counts)
     if not total > 0:
         raise UsageError(

@@ -59,7 +59,7 @@ def main(inputs: Mapping[str, str]) -> int:
 
 
 def _problem(inputs: Mapping[str, str]) -> str | None:
-    """What is wrong with the inputs, in words of ours alone: whatever they hold, it is not repeated."""
+    """Return the problem with the inputs in our own words alone, without repeating them; None where there is none."""
     if inputs.get("INPUT_COMMAND") not in COMMANDS:
         return f"the input `command` is none of {', '.join(COMMANDS)}"
     for name in ("INPUT_SUMMARY", "INPUT_FAIL"):
@@ -81,14 +81,14 @@ def _is_in_the_checkout(inputs: Mapping[str, str]) -> bool:
 
 
 def _words(inputs: Mapping[str, str]) -> list[str]:
-    """Words as a shell's, but for backslashes, which are what they are: parts of paths and patterns."""
+    """Return words as a shell's, but for backslashes, which are what they are: parts of paths and patterns."""
     reader = shlex.shlex(inputs.get("INPUT_ARGUMENTS", ""), posix=True, punctuation_chars=False)
     reader.whitespace_split, reader.commenters, reader.escape = True, "", ""
     return list(reader)
 
 
 def _render(inputs: Mapping[str, str], report: Path) -> int:
-    """Annotations and the summary, and the report where one is asked for; 0 where all could be written."""
+    """Write annotations, the summary and, where it is asked for, the report; return 0 where all were written."""
     hidden = {} if inputs.get("INPUT_SUMMARY") != "false" else {"GITHUB_STEP_SUMMARY": ""}
     code = _oomdoctor(inputs, ["report", str(report), "--format", "github"], **hidden)
     output = inputs.get("INPUT_OUTPUT")
@@ -121,7 +121,7 @@ def _read(report: Path) -> dict[str, Any] | None:
 
 
 def _outputs(document: Mapping[str, Any] | None, report: Path) -> dict[str, str]:
-    """The outputs that a result has."""
+    """Return the outputs that a result has."""
     if document is None:
         return {}
     found = {"report": str(report.resolve())}
@@ -133,7 +133,7 @@ def _outputs(document: Mapping[str, Any] | None, report: Path) -> dict[str, str]
 
 
 def _figures_by_name(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """One entry's figures as they are, those of several as an object by name."""
+    """Return one entry's figures as they are, those of several as an object by name."""
     by_name = {entry["name"]: _figures(entry["probe"]) for entry in entries if entry["probe"] is not None}
     if len(entries) == 1:
         return next(iter(by_name.values()), {})

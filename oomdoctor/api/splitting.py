@@ -29,28 +29,28 @@ _UNSPLITTABLE_HINT = (
 
 
 def is_array(item: object) -> bool:
-    """Whether it is a NumPy array; whoever has one has imported NumPy already."""
+    """Return whether it is a NumPy array; whoever has one has imported NumPy already."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(item, numpy.ndarray)
 
 
 def is_rows(item: object) -> bool:
-    """Whether it is a tensor or an array."""
+    """Return whether it is a tensor or an array."""
     return isinstance(item, torch.Tensor) or is_array(item)
 
 
 def is_named(items: object) -> bool:
-    """Whether a tuple has names for its items, or is a shape: never a list of samples."""
+    """Return whether a tuple has names for its items, or is a shape: never a list of samples."""
     return hasattr(items, "_make") or hasattr(items, "n_fields") or isinstance(items, torch.Size)
 
 
 def is_plain_sequence(item: object) -> bool:
-    """Whether it is a list or tuple without names for its items."""
+    """Return whether it is a list or tuple without names for its items."""
     return isinstance(item, tuple | list) and not is_named(item)
 
 
 def unsplittable(item: object) -> str | None:
-    """What a tensor is that has no rows to take; None for all else."""
+    """Return the name of a kind of tensor that has no rows to take; None for all else."""
     if isinstance(item, PackedSequence):
         return "a packed sequence"
     if not isinstance(item, torch.Tensor):
@@ -61,14 +61,14 @@ def unsplittable(item: object) -> str | None:
 
 
 def rows_of(item: Any) -> int | None:  # noqa: ANN401 - a tensor or array, or anything else
-    """Rows of a tensor or array; None for what has none."""
+    """Return rows of a tensor or array; None for what has none."""
     if not is_rows(item) or unsplittable(item) or not len(item.shape):
         return None
     return int(item.shape[0])
 
 
 def parts_of(item: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401 - any container
-    """What a container holds, each with how it is reached from there; nothing for what is not gone into."""
+    """Yield the parts of a container, each as (how to reach it, part); nothing for what is no container."""
     if isinstance(item, Mapping):
         yield from ((f"[{key!r}]", value) for key, value in item.items())
     elif isinstance(item, tuple | list):
@@ -96,7 +96,7 @@ def refuse_unsplittable(item: object, where: str) -> None:
 
 
 def leading_in(item: object) -> Iterator[int]:
-    """Rows of each tensor and array in a nest."""
+    """Yield rows of each tensor and array in a nest."""
     if (rows := rows_of(item)) is not None:
         yield rows
     elif unsplittable(item) is None:
@@ -105,7 +105,7 @@ def leading_in(item: object) -> Iterator[int]:
 
 
 def samples_in(batch: object) -> int:
-    """Samples in a batch: the leading dimension that its tensors and NumPy arrays share.
+    """Return samples in a batch: the leading dimension that its tensors and NumPy arrays share.
 
     Those without dimensions, and with a leading dimension of 1 beside larger ones, belong to the batch as a whole.
 
@@ -166,7 +166,7 @@ class Reader:
     is_told: bool
 
     def holds_samples(self, items: Any, where: str) -> bool:  # noqa: ANN401 - a tuple or list
-        """Whether a list or tuple has an item a sample; otherwise each item is read by itself.
+        """Return whether a list or tuple has an item a sample; otherwise each item is read by itself.
 
         Raises:
             UsageError: It could be either.
@@ -197,7 +197,7 @@ class Reader:
             )
 
     def _holds_as_many_samples(self, items: Any, where: str) -> bool:  # noqa: ANN401 - a tuple or list
-        """Whether as many items as samples are the samples; a tuple of tensors alone is never taken for them."""
+        """Return whether as many items as samples are the samples; a tuple of tensors alone is never taken for them."""
         full = [self._has_all_samples(item) for item in items]
         may_be_parts = any(full) and all(is_full or _is_whole(item) for item, is_full in zip(items, full, strict=True))
         are_alike, is_square = _are_alike(items), len(items) > 1 and self._is_square(items)
@@ -213,12 +213,12 @@ class Reader:
         return True
 
     def _is_square(self, items: Any) -> bool:  # noqa: ANN401 - a tuple or list
-        """Whether each item has as many items again, so that it cannot be told which are the samples."""
+        """Return whether each item has as many items again, so that it cannot be told which are the samples."""
         has_rows = next(leading_in(items), None) is not None
         return has_rows and all(is_plain_sequence(item) and len(item) == self.samples for item in items)
 
     def _has_all_samples(self, item: Any) -> bool:  # noqa: ANN401 - anything
-        """Whether all samples are in this one item, so that it can be a part of the batch."""
+        """Return whether all samples are in this one item, so that it can be a part of the batch."""
         if is_rows(item) or unsplittable(item):
             return rows_of(item) == self.samples
         if is_plain_sequence(item) and len(item) == self.samples and _are_alike(item):
@@ -229,17 +229,17 @@ class Reader:
 
 
 def _is_whole(item: object) -> bool:
-    """Whether nothing in it leads with samples, so that all of it is in every micro-batch."""
+    """Return whether nothing in it leads with samples, so that all of it is in every micro-batch."""
     return unsplittable(item) is None and all(rows == 1 for rows in leading_in(item))
 
 
 def _are_alike(items: Any) -> bool:  # noqa: ANN401 - a tuple or list
-    """Whether items are of one kind, as samples are and parts are often not."""
+    """Return whether items are of one kind, as samples are and parts are often not."""
     return len({_deep_kind(item) for item in items if item is not None}) <= 1
 
 
 def _look_alike(items: Any) -> bool:  # noqa: ANN401 - a tuple or list
-    """Whether items are of one kind from without."""
+    """Return whether items are of one kind from without."""
     return len({_kind(item) for item in items if item is not None}) <= 1
 
 
@@ -356,7 +356,7 @@ class _Cutter:
 
 
 def _rebuilt(items: Any, parts: list[object], where: str) -> object:  # noqa: ANN401 - a tuple or list
-    """A list or tuple of the same type."""
+    """Return A list or tuple of the same type."""
     if type(items) is list:
         return parts
     try:
@@ -377,6 +377,6 @@ def _described_rows(item: Any) -> str:  # noqa: ANN401 - a tensor or array
 
 
 def _holds_tensors(item: object) -> bool:
-    """Whether an object of no kind that is cut has tensors nevertheless, in itself or among its attributes."""
+    """Return whether an object of no kind that is cut has tensors nevertheless, in itself or among its attributes."""
     attributes = {} if isinstance(item, type) else getattr(item, "__dict__", {})
     return any(next(tensors_in(part), None) is not None for part in (item, attributes))

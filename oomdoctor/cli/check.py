@@ -119,7 +119,7 @@ def check(  # noqa: PLR0913 - one parameter an option
 
 
 def document_of(found: Check) -> CheckDocument:
-    """The document of a check, with its status and exit code: those of the worst verdict."""
+    """Return the document of a check, with its status and exit code: those of the worst verdict."""
     from oomdoctor.results import CheckDocument
 
     verdicts = {entry.verdict.value for entry in found.result.entries}

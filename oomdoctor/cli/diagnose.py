@@ -54,7 +54,7 @@ def diagnose(  # noqa: PLR0913 - one parameter an option
 
 
 def document_of(result: DiagnosisResult, *, fail_on_oom: bool = False) -> DiagnosisDocument:
-    """The document of a diagnosis with its status and exit code."""
+    """Return the document of a diagnosis with its status and exit code."""
     import platform
 
     from oomdoctor.results import DiagnosisDocument

@@ -226,7 +226,7 @@ def _show_local(*, as_json: bool) -> None:
 
 
 def _terminal() -> Terminal:
-    """What stdout shows; a pipe or a file has room for every column, unless `COLUMNS` says otherwise."""
+    """Return the terminal of stdout; a pipe or a file has room for every column, unless `COLUMNS` says otherwise."""
     terminal = Terminal.of(sys.stdout)
     boundless = not is_terminal(sys.stdout) and "COLUMNS" not in os.environ
     return replace(terminal, width=MAXIMUM_WIDTH) if boundless else terminal

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """A parser for an option that takes one of these words; typer's own words its errors as its library does."""
+    """Return A parser for an option that takes one of these words; typer's own words its errors as its library does."""
 
     def parse(text: str) -> str:
         if text not in words:
@@ -23,7 +23,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def metavar(*words: str) -> str:
-    """How the words are shown in `--help`."""
+    """Return the words as `--help` shows them."""
     return f"<{'|'.join(words)}>"
 
 
@@ -61,7 +61,7 @@ HtmlFlag: TypeAlias = Annotated[bool, typer.Option("--html", help="The same as -
 
 
 def _unless_dash(value: Path | None) -> Path | None:
-    """`-` is standard output, as everywhere."""
+    """Return None for `-`, which is standard output as everywhere."""
     return None if value == Path("-") else value
 
 

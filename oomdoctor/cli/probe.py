@@ -23,7 +23,7 @@ _DEFAULT_STEPS: Final = 3
 
 
 def as_command(words: Sequence[str]) -> tuple[str, ...] | None:
-    """The command that was given; None where the one word names a file.
+    """Return the command that was given; None where the one word names a file.
 
     Raises:
         UsageError: A file stands before a command.

@@ -64,7 +64,7 @@ def format_name(
     html: bool = False,
     output: Path | None = None,
 ) -> str:
-    """The format that the options ask for, or else the ending of the output file: `text` where neither does.
+    """Return the format that the options ask for, or else the ending of the output file: `text` where neither does.
 
     Args:
         form: What `--format` was given.

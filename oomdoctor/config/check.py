@@ -51,7 +51,7 @@ class SettledEntry:
     settled: Settled[CheckEntry]
 
     def refusal(self, key: str, problem: str, hint: str | None = None) -> UsageError:
-        """What to raise for a value that cannot be, naming the file, the entry and the key.
+        """Return the error for a value that cannot be, naming the file, the entry and the key.
 
         Args:
             key: The key as in a file.
@@ -89,11 +89,11 @@ class CheckConfiguration:
 
     @property
     def jobs(self) -> int | None:
-        """Entries that run at once; None where nobody says."""
+        """Number of entries that run at once; None where it is not set."""
         return self.shared.values.jobs
 
     def lines(self) -> Iterator[str]:
-        """All that holds, and where each value came from; an entry's keys below its name."""
+        """Yield all that holds, and where each value came from; an entry's keys below its name."""
         yield from self.notes
         yield from (line for line in self.shared.lines() if line.startswith("jobs = "))
         for entry in self.entries:
@@ -162,7 +162,7 @@ def _of_entry(layer: Layer[CheckKeys]) -> Layer[CheckEntry]:
 
 
 def _with_one_choice(layers: Sequence[Layer[CheckEntry]]) -> Iterator[Layer[CheckEntry]]:
-    """The layers, of which only the first that names any card does so, whether as `gpu` or as `gpus`.
+    """Yield the layers, of which only the first that names any card does so, whether as `gpu` or as `gpus`.
 
     Raises:
         UsageError: A layer has both.
@@ -186,7 +186,7 @@ def _top(file: str) -> str:
 
 
 def _named(file: ConfigurationFile) -> list[tuple[str, CheckEntry]]:
-    """Each entry with its name.
+    """Return each entry with its name.
 
     Raises:
         UsageError: One has no target and no command, or both, or no name that a report could show, or that of another.
@@ -206,7 +206,7 @@ def _named(file: ConfigurationFile) -> list[tuple[str, CheckEntry]]:
 
 
 def _own_name(entry: CheckEntry, place: str) -> str:
-    """What an entry is called as where it has no name.
+    """Return the name of an entry that has none: its target, or the words of its command.
 
     Raises:
         UsageError: It has not exactly one of a target and a command.

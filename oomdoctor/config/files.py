@@ -22,7 +22,7 @@ _PLACE = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of
 
 
 def read_toml(path: Path, source: str) -> dict[str, Any]:
-    """The tables of a TOML file.
+    """Return the tables of a TOML file.
 
     Args:
         path: The file.
@@ -52,7 +52,7 @@ def _read_text(path: Path, source: str) -> str:
 
 
 def _explained(message: str, text: str, source: str) -> str:
-    """Where the parser stopped and why, in our own order."""
+    """Return the line and column where the parser stopped, and its reason."""
     found = _PLACE.search(message)
     reason = message[: found.start()] if found else message
     line, column = _end_of(text)
@@ -88,7 +88,7 @@ class ConfigurationFile:
 
 
 def chosen_configuration(config: Path | None, environment: Mapping[str, str]) -> ConfigurationFile | None:
-    """The configuration that is named, on the command line before `OOMDOCTOR_CONFIG`, or else the nearest.
+    """Return the configuration that is named, on the command line before `OOMDOCTOR_CONFIG`, or else the nearest.
 
     Args:
         config: What the command line names.
@@ -102,7 +102,7 @@ def chosen_configuration(config: Path | None, environment: Mapping[str, str]) ->
 
 
 def find_configuration(directory: Path) -> ConfigurationFile | None:
-    """The nearest configuration from `directory` up to the root of its repository or of the file system.
+    """Return the nearest configuration from `directory` up to the root of its repository or of the file system.
 
     A folder's `oomdoctor.toml` comes before its `pyproject.toml`, and one without `[tool.oomdoctor]` is passed over.
 
@@ -119,7 +119,7 @@ def find_configuration(directory: Path) -> ConfigurationFile | None:
 
 
 def read_configuration(path: Path) -> ConfigurationFile:
-    """The configuration that `--config` names; its globs are relative to the working directory, as ruff has it.
+    """Return the configuration that `--config` names; its globs are relative to the working directory, as ruff has it.
 
     Raises:
         UsageError: It is no file, cannot be read, is not TOML, has no section for oomdoctor or does not fit the schema.
@@ -140,7 +140,7 @@ def _upwards(directory: Path) -> Iterator[Path]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether it is a regular file, and not a folder or a pipe that reading would wait for."""
+    """Return whether it is a regular file, and not a folder or a pipe that reading would wait for."""
     return os.path.isfile(path)  # noqa: PTH113 - `Path.is_file` raises where a folder above may not be searched
 
 

@@ -30,7 +30,7 @@ COMMAND_LINE: Final = "the command line"
 
 @dataclass(frozen=True, slots=True)
 class Layer(Generic[T]):
-    """What one source says.
+    """Settings of one source.
 
     Attributes:
         values: A table; None in a field stands for silence.
@@ -42,13 +42,13 @@ class Layer(Generic[T]):
 
     @classmethod
     def of(cls, values: T, origin: str) -> Layer[T]:
-        """A layer all of whose values come from one place."""
+        """Return A layer all of whose values come from one place."""
         return cls(values, {name: origin for name, value in _given(values).items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Settled(Generic[T]):
-    """What holds.
+    """Settings of all layers, the first one that has a value winning.
 
     Attributes:
         values: A table; None where not even a default says anything.
@@ -59,7 +59,7 @@ class Settled(Generic[T]):
     origins: Mapping[str, str]
 
     def lines(self) -> list[str]:
-        """Each setting that has a value, as TOML, with its origin: `fail-on = "error"  (from pyproject.toml)`."""
+        """Yield each setting that has a value as TOML, as `fail-on = "error"  (from pyproject.toml)`."""
         return [
             f"{key} = {toml_value(getattr(self.values, field.name))}  ({_from(self.origins[field.name])})"
             for key, field in fields_by_key(self.values).items()
@@ -68,7 +68,7 @@ class Settled(Generic[T]):
 
 
 def settle(layers: Sequence[Layer[T]], defaults: T) -> Settled[T]:
-    """For each field the value of the first layer that has one.
+    """Return for each field the value of the first layer that has one.
 
     Args:
         layers: The strongest first.
@@ -106,7 +106,7 @@ _BOOLEANS: Mapping[str, bool] = MappingProxyType(
 
 
 def read_environment(table: type[T], name: str, environment: Mapping[str, str]) -> Layer[T]:
-    """What the environment says of one table; an empty variable says nothing.
+    """Read one table from the environment; an empty variable counts as not given.
 
     Args:
         table: The table's dataclass, all of whose fields have None for what is not given.
@@ -125,7 +125,7 @@ def read_environment(table: type[T], name: str, environment: Mapping[str, str]) 
 
 
 def read_top(table: type[T], environment: Mapping[str, str]) -> Layer[T]:
-    """What the environment says of keys at the top of a configuration: `OOMDOCTOR_GPU` for `gpu`.
+    """Read the keys at the top of a configuration from the environment: `OOMDOCTOR_GPU` for `gpu`.
 
     Other variables may begin with the same letters; only what is all but one of these is refused.
 
@@ -167,7 +167,7 @@ def _layer(table: type[T], prefix: str, given: Mapping[str, str]) -> Layer[T]:
 
 
 def pairs(text: str, option: str) -> dict[str, list[str]]:
-    """What `PATTERN:CODE,PATTERN:CODE` says, codes by pattern.
+    """Parse `PATTERN:CODE,PATTERN:CODE` into codes by pattern.
 
     Raises:
         UsageError: A pair has no colon, or nothing on one side of it.
@@ -185,12 +185,12 @@ def pairs(text: str, option: str) -> dict[str, list[str]]:
 
 
 def items(text: str) -> list[str]:
-    """Parts between commas."""
+    """Return parts between commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _parsed(hint: object, text: str, variable: str) -> object:
-    """The text as the value that a file would have there; what has another form stays text, to be refused as such."""
+    """Return the text as the value that a file would have; text of another form stays text, to be refused."""
     if item_type(hint) is not None:
         return items(text)
     if mapped_type(hint) is not None:

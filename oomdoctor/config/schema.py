@@ -29,7 +29,7 @@ _CODES: Mapping[str, str] = MappingProxyType({EXAMPLE: '["OOM102", "OOM2"]'})
 
 @dataclass(frozen=True, slots=True)
 class RuleChoice:
-    """Which rules are on.
+    """Selection of rules.
 
     Attributes:
         select: Codes, prefixes of codes or names, in place of the default set.
@@ -61,7 +61,7 @@ class LintTable(RuleChoice):
 
 @dataclass(frozen=True)  # without slots, which two bases of one class cannot both have
 class SharedKeys:
-    """What `oomdoctor check` asks: at the top of a file for all entries, in an entry for that one.
+    """Keys of `oomdoctor check`: at the top of a file for all entries, in an entry for that one.
 
     Attributes:
         gpu: Card to ask about; the local GPU without one.
@@ -100,7 +100,7 @@ class SharedKeys:
 
 @dataclass(frozen=True)
 class CheckKeys(SharedKeys):
-    """What the command line and the environment may say, and the top of a file.
+    """Keys that the command line, the environment and the top of a file may have.
 
     Attributes:
         jobs: Entries that run at once.

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.engines.choice import choose_engine
 from oomdoctor.errors import NoAnswerError
-from oomdoctor.trial.protocol import Channel, ChannelClosedError, ChannelTimeoutError, Message
+from oomdoctor.trial.process import channel_to_child
+from oomdoctor.trial.protocol import ChannelClosedError, ChannelTimeoutError, Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,10 +45,12 @@ class ChildProcess:
         environment = choose_engine(
             engine="auto", gpu=card, device=None, memory_bytes=None, base=os.environ, may_trace=False
         ).environment
-        requests_read, requests_write = os.pipe()
-        answers_read, answers_write = os.pipe()
-        with _uncaptured(config), _file_of({"path": sys.path, **start}) as start_fd:
-            fds = (start_fd, requests_read, answers_write)
+        with (
+            channel_to_child() as (self._channel, channel_fds),
+            _uncaptured(config),
+            _file_of({"path": sys.path, **start}) as start_fd,
+        ):
+            fds = (start_fd, *channel_fds)
             self._process = subprocess.Popen(
                 [*_interpreter(), _BOOT, *map(str, fds)],
                 pass_fds=fds,
@@ -55,9 +58,6 @@ class ChildProcess:
                 env=environment,
                 cwd=config.invocation_params.dir,
             )
-        os.close(requests_read)
-        os.close(answers_write)
-        self._channel = Channel(answers_read, requests_write)
 
     def run(self, request: Mapping[str, Any]) -> Iterator[Message]:
         """Have it run a test, and hand on what it tells meanwhile; the last message is `done` or another ending.
@@ -122,7 +122,7 @@ class ChildProcess:
         return message
 
     def _next(self) -> Message | None:
-        """The next message; None where it is gone, which what it started may hide by holding the pipe open."""
+        """Return the next message; None where the process is gone, which a child that holds the pipe open may hide."""
         while True:
             try:
                 return self._channel.receive(_PATIENCE_SECONDS)
@@ -158,7 +158,7 @@ def _hint(code: int) -> str:
 
 
 def _interpreter() -> list[str]:
-    """This Python, as it was told to warn and to optimise."""
+    """Return this Python, as it was told to warn and to optimise."""
     return [
         sys.executable,
         "-P",
@@ -170,7 +170,7 @@ def _interpreter() -> list[str]:
 
 @contextmanager
 def _file_of(start: Mapping[str, Any]) -> Iterator[int]:
-    """The descriptor of a file in memory, read from its beginning; a command line may be too short for all of it."""
+    """Make a file in memory and yield its descriptor; a command line may be too short for all of it."""
     with os.fdopen(os.memfd_create("start"), "w", encoding="utf-8") as file:
         json.dump(start, file)
         file.seek(0)

@@ -113,7 +113,7 @@ def _is_ours(call: pytest.CallInfo[None]) -> bool:
 
 
 def _plan(item: pytest.Item) -> Plan | None:
-    """The test's plan, where it is carried out in this process."""
+    """Return the test's plan, where it is carried out in this process."""
     plan = item.stash.get(PLAN, None)
     return plan if plan is not None and plan.card is None and plan.problem is None else None
 

@@ -16,7 +16,7 @@ _MOST_EVENTS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was measured.
+    """Figures of one test.
 
     Attributes:
         peak_bytes: Most bytes that were allocated at one time, on the GPU that had the most.
@@ -58,11 +58,11 @@ class Meter:
 
     @property
     def sees_gpu(self) -> bool:
-        """Whether there is a GPU that the test can use."""
+        """Return whether there is a GPU that the test can use."""
         return _is_ready(eager=self._eager)
 
     def read(self) -> Reading | None:
-        """What was measured so far; None where CUDA was never used."""
+        """Return the figures so far; None where CUDA was never used."""
         if not _is_ready(eager=False):
             return None
         import torch  # noqa: PLC0415 - sessions that do not need it must not pay for it
@@ -82,7 +82,7 @@ class Meter:
         )
 
     def snapshot(self) -> dict[str, Any] | None:
-        """The allocator's history since the beginning; None where none was recorded."""
+        """Return the allocator's history since the beginning; None where none was recorded."""
         if not self._is_recording:
             return None
         import torch  # noqa: PLC0415 - as above

@@ -22,7 +22,7 @@ _EXAMPLE: Final = '`@pytest.mark.gpu_memory("20 GiB", gpu="rtx-4090")`'
 
 @dataclass(frozen=True, slots=True)
 class MarkerLimits:
-    """What a test's markers say.
+    """Limit and card of a test's markers.
 
     Attributes:
         limit_bytes: Most bytes that may be allocated at one time; None where no marker says.
@@ -34,7 +34,7 @@ class MarkerLimits:
 
 
 def read_markers(item: pytest.Item) -> MarkerLimits | None:
-    """What a test's markers ask for, the nearest to the test first; None where it has none.
+    """Return the limit and card of a test's markers, the nearest first; None where it has none.
 
     Raises:
         UsageError: A marker has arguments that it does not take.
@@ -92,7 +92,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What holds for a test that does not say it itself.
+    """Defaults for a test whose marker does not say.
 
     Attributes:
         limit_bytes: Most bytes that may be allocated at one time.
@@ -104,7 +104,7 @@ class Defaults:
 
 
 def read_defaults(config: pytest.Config) -> Defaults:
-    """What the command line says, or pytest's configuration file.
+    """Read the defaults from the command line, or from pytest's configuration file.
 
     Raises:
         UsageError: The limit is no size, or the card is unknown.
@@ -115,7 +115,7 @@ def read_defaults(config: pytest.Config) -> Defaults:
 
 
 def project_card(config: pytest.Config) -> str | None:
-    """The card that the `[tool.oomdoctor]` of the project names, which `oomdoctor check` runs on too.
+    """Return the card that the `[tool.oomdoctor]` of the project names, which `oomdoctor check` runs on too.
 
     Raises:
         UsageError: The configuration cannot be read, or the card is unknown.
@@ -127,7 +127,7 @@ def project_card(config: pytest.Config) -> str | None:
 
 
 def wants_report(config: pytest.Config) -> bool:
-    """Whether the peaks of all measured tests are to be listed."""
+    """Return whether the peaks of all measured tests are to be listed."""
     return bool(config.getoption("gpu_memory_report") or config.getini("gpu_memory_report"))
 
 
@@ -148,7 +148,7 @@ def _read_option(config: pytest.Config, name: str, parse: Callable[[str], T]) ->
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done with one test.
+    """Plan of one test: where it runs, and its limit.
 
     Attributes:
         limit_bytes: Most bytes that may be allocated at one time; None for as many as the card has.
@@ -186,7 +186,7 @@ class Planner:
         self._has_gpu: bool | None = None
 
     def plan(self, item: pytest.Item) -> Plan | None:
-        """What is to be done with a test; None where it is none of ours.
+        """Return the plan of a test; None where it is none of ours.
 
         Raises:
             UsageError: A marker or the project's configuration is wrong.
@@ -217,6 +217,6 @@ class Planner:
 
 
 def explained(error: OomdoctorError) -> str:
-    """An error with its hint and its details, as the text of a report."""
+    """Return an error with its hint and its details, as the text of a report."""
     hint = "" if error.hint is None else "\nhint: " + error.hint.replace("\n", "\n      ")
     return f"{error.message}{hint}" + (f"\n{error.details}" if error.details else "")

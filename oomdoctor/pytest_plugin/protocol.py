@@ -23,7 +23,7 @@ class GpuMemoryWarning(pytest.PytestWarning):
 
 
 def key_of(item: pytest.Item) -> str:
-    """A name of a test that is the same in both sessions; xdist adds groups to `nodeid`."""
+    """Return A name of a test that is the same in both sessions; xdist adds groups to `nodeid`."""
     return item.nodeid if item.parent is None else f"{item.parent.nodeid}::{item.name}"
 
 
@@ -32,7 +32,7 @@ _DICTIONARY: Final = "__dictionary__"
 
 
 def pack(value: object) -> Any:  # noqa: ANN401 - plain data of any shape
-    """Plain data as JSON can hold it; what is not plain, such as what a plugin adds to a report, is its text."""
+    """Return plain data as JSON can hold it; what is not plain, such as what a plugin adds to a report, is its text."""
     if value is None or type(value) in {bool, int, float, str}:
         return value
     if isinstance(value, dict):
@@ -46,7 +46,7 @@ def pack(value: object) -> Any:  # noqa: ANN401 - plain data of any shape
 
 
 def unpack(value: Any) -> Any:  # noqa: ANN401 - as above
-    """What `pack` was given."""
+    """Return the data that `pack` was given."""
     if isinstance(value, list):
         return [unpack(item) for item in value]
     if not isinstance(value, dict):
@@ -58,12 +58,12 @@ def unpack(value: Any) -> Any:  # noqa: ANN401 - as above
 
 
 def _is_marked(packed: dict[str, Any]) -> bool:
-    """Whether a dictionary would be taken for something else."""
+    """Return whether a dictionary would be taken for something else."""
     return packed.keys() in ({_TUPLE}, {_DICTIONARY})
 
 
 def pack_warning(message: warnings.WarningMessage) -> dict[str, Any]:
-    """A warning that pytest recorded."""
+    """Return A warning that pytest recorded."""
     category = message.category
     return {
         "text": str(message.message),
@@ -75,7 +75,7 @@ def pack_warning(message: warnings.WarningMessage) -> dict[str, Any]:
 
 
 def unpack_warning(data: dict[str, Any]) -> warnings.WarningMessage:
-    """The warning again, of its own kind where that is known here."""
+    """Return the warning again, of its own kind where that is known here."""
     module = sys.modules.get(data["module"], builtins)
     category = getattr(module, data["category"], None)
     if not (isinstance(category, type) and issubclass(category, Warning)):

@@ -162,7 +162,7 @@ class RemoteRunner:
         }
 
     def _next(self, item: pytest.Item, nextitem: pytest.Item | None) -> str | None:
-        """The test that follows in the same process; what its fixtures share with this one's is kept."""
+        """Return the test that follows in the same process; fixtures that both use are kept."""
         if self._is_worker:  # xdist tells which test is next, and not which are after it
             return key_of(nextitem) if nextitem is not None and _card(nextitem) == _card(item) else None
         return self._following.get(key_of(item))
@@ -245,7 +245,7 @@ _HEARERS: Mapping[str, Callable[[Message, pytest.Item], None]] = {
 
 
 def _remote_plan(item: pytest.Item) -> Plan | None:
-    """The test's plan, where it is not carried out in this process."""
+    """Return the test's plan, where it is not carried out in this process."""
     plan = item.stash.get(PLAN, None)
     return plan if plan is not None and (plan.card is not None or plan.problem is not None) else None
 
@@ -276,13 +276,13 @@ def _tear_down_here(item: pytest.Item, nextitem: pytest.Item | None) -> None:
 
 
 def _base_of_temporary_folders(config: pytest.Config, card: str) -> str | None:
-    """A folder of its own, as xdist's workers have: a session empties the one that it is given."""
+    """Return A folder of its own, as xdist's workers have: a session empties the one that it is given."""
     factory = getattr(config, "_tmp_path_factory", None)
     return None if factory is None else str(factory.getbasetemp() / f"null-gpu-{card}")
 
 
 def _worker_input(config: pytest.Config) -> dict[str, Any]:
-    """What a session finds that another one started: plugins that know xdist then leave reports and caches alone."""
+    """Return the input of an xdist worker: plugins that know xdist then leave reports and caches alone."""
     given = dict(getattr(config, "workerinput", None) or _own_worker_input(config))
     return {name: value for name, value in given.items() if isinstance(value, str | int | float | list | None)}
 

@@ -35,7 +35,7 @@ MOST_LINES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one line had allocated.
+    """Memory that one line of code had allocated.
 
     Attributes:
         place: The innermost line of the user's; None where there is none in the stack.
@@ -51,7 +51,7 @@ class Held:
 
 
 def held_lines(snapshot: dict[str, Any], device: int) -> tuple[Held, ...]:
-    """Every line that had memory at the moment that counts, the one with most first.
+    """Return every line that had memory at the moment that counts, the one with most first.
 
     Args:
         snapshot: As `torch.cuda.memory._snapshot` gives it.
@@ -92,7 +92,7 @@ _LONGEST_CODE = 100
 
 
 def over_limit(reading: Reading, limit_bytes: int) -> str:
-    """The first line of a failure, which pytest's summary shows too."""
+    """Return the first line of a failure, which pytest's summary shows too."""
     over = reading.peak_bytes - limit_bytes
     return (
         f"the peak of {format_size(reading.peak_bytes)} is {format_size(over)} ({_percent(over, limit_bytes)}) "
@@ -101,7 +101,7 @@ def over_limit(reading: Reading, limit_bytes: int) -> str:
 
 
 def explanation(reading: Reading, lines: Sequence[Held] | None, root: Path) -> str:
-    """What follows: on which GPU, what was there before, and which lines held the most.
+    """Return the lines below the first: the GPU, the memory held before the test, and the lines that held the most.
 
     Args:
         reading: What was measured.
@@ -121,7 +121,7 @@ def explanation(reading: Reading, lines: Sequence[Held] | None, root: Path) -> s
 
 
 def ran_out(reading: Reading, limit_bytes: int | None) -> str:
-    """The first line where PyTorch's allocator ran out of memory."""
+    """Return the first line where PyTorch's allocator ran out of memory."""
     times = "" if reading.ooms == 1 else f" {reading.ooms} times"
     limit = "" if limit_bytes is None else f"; the limit is {format_size(limit_bytes)}"
     return (
@@ -130,7 +130,7 @@ def ran_out(reading: Reading, limit_bytes: int | None) -> str:
 
 
 def null_gpu_notes(reading: Reading) -> str:
-    """What a null GPU may have to do with a failure; empty where it has nothing to do with it."""
+    """Return how the null GPU may have caused a failure; empty where it cannot have."""
     notes = []
     if reading.reads:
         times = "once" if reading.reads == 1 else f"{reading.reads} times"

@@ -77,12 +77,12 @@ def _numbers(location: Location) -> list[tuple[str, int | None]]:
 
 
 def escaped_data(text: str) -> str:
-    """Text as the data of a command."""
+    """Return text as the data of a command."""
     return text.translate(_DATA)
 
 
 def escaped_property(text: str) -> str:
-    """Text as the value of a command's property."""
+    """Return text as the value of a command's property."""
     return text.translate(_PROPERTY)
 
 
@@ -114,7 +114,7 @@ def append(markdown: str) -> None:
 
 
 def fitting(markdown: str, room_bytes: int) -> str:
-    """The text where it fits, else as many whole lines of it as do and a word about the rest; empty without room."""
+    """Return the text, or as many whole lines of it as fit and a word about the rest; empty without room."""
     data = markdown.encode("utf-8", "replace")
     if len(data) <= room_bytes:
         return markdown

@@ -42,14 +42,14 @@ class Column:
     right: bool = False
 
     def aligned(self) -> list[str]:
-        """Heading and cells, padded to the longest."""
+        """Return heading and cells, padded to the longest."""
         texts = [self.heading, *map(_printable, self.cells)]
         width = max(map(len, texts))
         return [text.rjust(width) if self.right else text.ljust(width) for text in texts]
 
 
 def render_cards(cards: Sequence[Card], terminal: Terminal) -> str:
-    """The catalogue, one card a line; the names that PyTorch prints are left out where the terminal is narrow."""
+    """Return the catalogue, one card a line; a narrow terminal gets no names as PyTorch prints them."""
     columns = [
         Column("--gpu", [card.key for card in cards]),
         Column("name", [card.name for card in cards]),
@@ -72,7 +72,7 @@ def render_cards(cards: Sequence[Card], terminal: Terminal) -> str:
 
 
 def render_reading(reading: GpuReading, terminal: Terminal) -> str:
-    """The local GPUs, one a line, and below them the processes that hold their memory."""
+    """Return the local GPUs, one a line, and below them the processes that hold their memory."""
     gpus = reading.gpus
     columns = [
         Column("GPU", [str(gpu.index) for gpu in gpus], right=True),
@@ -105,7 +105,7 @@ def _process_lines(reading: GpuReading, terminal: Terminal) -> list[str]:
 
 
 def table(columns: Sequence[Column], terminal: Terminal) -> list[str]:
-    """Lines of a table: the headings, a rule and the rows."""
+    """Return lines of a table: the headings, a rule and the rows."""
     heading, *rows = (
         _GAP.join(cells).rstrip() for cells in zip(*(column.aligned() for column in columns), strict=True)
     )
@@ -128,5 +128,5 @@ def _percent(value: int | None) -> str:
 
 
 def _printable(text: str) -> str:
-    """A process can call itself anything, control sequences included."""
+    """Return a process's name without control sequences; it can call itself anything."""
     return "".join(character if character.isprintable() else "?" for character in text)

@@ -78,7 +78,7 @@ def _environment() -> Environment:
 
 
 def _with_code(text: str) -> Markup:
-    """Escaped text whose pairs of backticks are code."""
+    """Return escaped text whose pairs of backticks are code."""
     parts = [Markup.escape(part) for part in shortened(text, LONGEST_TEXT).split("`")]
     if len(parts) % 2 == 0:
         return Markup.escape(shortened(text, LONGEST_TEXT))
@@ -87,11 +87,11 @@ def _with_code(text: str) -> Markup:
 
 
 def _lines(text: str) -> Markup:
-    """Escaped lines that keep their indentation, of which the first are shown; what cannot be seen is made visible."""
+    """Return the first lines of a text, escaped, with their indentation and every character visible."""
     first = [visible(line) for line in text[:LONGEST_TEXT].splitlines()[:_MOST_LINES]]
     return Markup.escape("\n".join(first))
 
 
 def _cleaned(value: object) -> object:
-    """What a template prints, without what nobody can see; markup is what the templates' own macros made."""
+    """Return a value without invisible characters; markup comes from the templates' own macros and stays."""
     return shortened(value, LONGEST_TEXT) if isinstance(value, str) and not isinstance(value, Markup) else value

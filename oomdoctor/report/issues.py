@@ -149,13 +149,13 @@ class Issues:
 
 
 def target_file(target: str) -> str | None:
-    """The file of a reference such as `train/model.py:build(depth=2)`; None where it is a module or an example."""
+    """Return the file of a reference such as `train/model.py:build(depth=2)`; None for a module or an example."""
     file, ending, rest = target.partition(".py")
     return f"{file}{ending}" if ending and rest[:1] in ("", ":") else None
 
 
 def repository_path(path: str) -> str:
-    """A path from the root of the repository that the working directory lies in.
+    """Return A path from the root of the repository that the working directory lies in.
 
     GitHub puts annotations and results at paths from there, wherever the command ran.
 
@@ -179,7 +179,7 @@ def _from_root(path: str, working: str, workspace: str) -> str:
 
 @cache
 def _root(working: str, workspace: str) -> str:
-    """The workspace of a job, or the nearest directory above that is a repository's; else the working directory."""
+    """Return the workspace of a job, or the root of the nearest repository, or else the working directory."""
     here = Path(working)
     if workspace and here.is_relative_to(workspace):
         return os.path.normpath(workspace)

@@ -76,6 +76,6 @@ def _line(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Lines of characters that XML 1.0 can hold; others are escaped as Python writes them."""
+    """Return lines of characters that XML 1.0 can hold; others are escaped as Python writes them."""
     cut = text if len(text) <= _LONGEST_BODY else f"{text[:_LONGEST_BODY]}..."
     return _ILLEGAL.sub(lambda found: escape(found[0]), cut)

@@ -29,7 +29,7 @@ _COMMAND = re.compile(r"^\s*:(?=:)|##(?=\[)", re.MULTILINE)
 
 
 def code(text: str) -> str:
-    """One code span that shows `text`, whatever it holds; empty where `text` shows nothing."""
+    """Return one code span that shows `text`, whatever it holds; empty where `text` shows nothing."""
     cleaned = shortened(text, LONGEST_TEXT)
     if not cleaned:
         return ""
@@ -39,18 +39,18 @@ def code(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """`text` as it reads: its pairs of backticks stay code, everything else that could be markup is escaped."""
+    """Return `text` as it reads: its pairs of backticks stay code, everything else that could be markup is escaped."""
     outside_and_inside = _CODE_SPAN.split(shortened(text, LONGEST_TEXT))
     return "".join(code(part) if index % 2 else _escape(part) for index, part in enumerate(outside_and_inside))
 
 
 def code_block(text: str) -> str:
-    """A fenced block that shows one line of `text`."""
+    """Return A fenced block that shows one line of `text`."""
     return code_lines([shortened(text, LONGEST_TEXT)])
 
 
 def code_lines(lines: Iterable[str]) -> str:
-    """A fenced block that shows lines, of which none has a character that cannot be seen."""
+    """Return A fenced block that shows lines, of which none has a character that cannot be seen."""
     text = _no_command("\n".join(lines))
     fence = _fence(text, 3)
     return f"{fence}text\n{text}\n{fence}"
@@ -78,7 +78,7 @@ def _fence(text: str, least: int) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; a heading that begins with `>` is of a column of numbers."""
+    """Return A table; a heading that begins with `>` is of a column of numbers."""
     rules = ["--:" if heading.startswith(">") else "---" for heading in headings]
     lines = [[heading.removeprefix(">") for heading in headings], rules, *rows]
     # Within a table a bar ends the cell, even inside a code span, unless it is escaped.
@@ -86,7 +86,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def fitting(rows: Iterable[tuple[str, ...]], room: int) -> Iterator[tuple[str, ...]]:
-    """The first rows of a table that so many characters have room for."""
+    """Yield the first rows of a table that so many characters have room for."""
     for row in rows:
         room -= row_size(row)
         if room < 0:
@@ -95,10 +95,10 @@ def fitting(rows: Iterable[tuple[str, ...]], room: int) -> Iterator[tuple[str, .
 
 
 def row_size(row: tuple[str, ...]) -> int:
-    """Characters of a table's row at most: bars between its cells, and a backslash before each bar within."""
+    """Return characters of a table's row at most: bars between its cells, and a backslash before each bar within."""
     return sum(len(cell) + cell.count("|") + len(" | ") for cell in row)
 
 
 def folded(title: str, body: str) -> str:
-    """A body that GitHub shows once its title is clicked."""
+    """Return A body that GitHub shows once its title is clicked."""
     return f"<details>\n<summary>{title}</summary>\n\n{body}\n\n</details>"

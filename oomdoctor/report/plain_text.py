@@ -30,13 +30,13 @@ _LAST_OF_LATIN_1, _LAST_OF_PLANE_0 = 0xFF, 0xFFFF
 
 
 def visible(text: str, longest: int = LONGEST_VISIBLE) -> str:
-    """One line in which every character can be seen, cut where it is longer than `longest` characters."""
+    """Return one line in which every character can be seen, cut where it is longer than `longest` characters."""
     cut = text if len(text) <= longest else f"{text[:longest]}..."
     return cut if cut.isprintable() else "".join(map(shown, cut))
 
 
 def shown(character: str, *, ascii_only: bool = False) -> str:
-    """A character, or its escape where it cannot be seen; a space of any kind is a space.
+    """Return A character, or its escape where it cannot be seen; a space of any kind is a space.
 
     Args:
         character: One character.
@@ -48,7 +48,7 @@ def shown(character: str, *, ascii_only: bool = False) -> str:
 
 
 def escape(character: str) -> str:
-    """A character as Python's literals write it: escape is `x1b` after a backslash."""
+    """Return A character as Python's literals write it: escape is `x1b` after a backslash."""
     code = ord(character)
     if character in "\n\r\t":
         return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}[character]
@@ -58,7 +58,7 @@ def escape(character: str) -> str:
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal a text takes, which holds what `shown` gave."""
+    """Return the columns of a terminal that a text takes, which holds what `shown` gave."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 
@@ -82,31 +82,31 @@ _ESCAPE_SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1
 
 
 def clean(text: str) -> str:
-    """One line of what a person can see: no terminal control sequences, white space runs made single spaces."""
+    """Return one line of what a person can see: no terminal control sequences, white space runs made single spaces."""
     return " ".join("".join(map(_visible, _ESCAPE_SEQUENCE.sub("", text))).split())
 
 
 def first_line(text: str) -> str:
-    """The first line that says anything, cleaned and cut where it is endless; empty where none does."""
+    """Return the first line that says anything, cleaned and cut where it is endless; empty where none does."""
     return shortened(next((line for line in map(clean, text.splitlines()) if line), ""))
 
 
 def shortened(text: str, longest: int = _LONGEST_LINE) -> str:
-    """One cleaned line, cut where it is longer than `longest` characters."""
+    """Return one cleaned line, cut where it is longer than `longest` characters."""
     # Only so much of an endless text is cleaned.
     line = clean(text[: longest + LONGEST_TEXT])
     return line if len(line) <= longest else f"{line[:longest]}..."
 
 
 def capitalised(text: str) -> str:
-    """Cleaned text that begins with a capital letter where it begins with a word."""
+    """Return cleaned text that begins with a capital letter where it begins with a word."""
     text = shortened(text, LONGEST_TEXT)
     # A path or an identifier keeps its letters.
     return f"{text[:1].upper()}{text[1:]}" if text.partition(" ")[0].isalpha() else text
 
 
 def sentence(text: str) -> str:
-    """Cleaned text that begins as a sentence does and ends with a mark."""
+    """Return cleaned text that begins as a sentence does and ends with a mark."""
     text = capitalised(text)
     ends = "" if text.endswith((".", "!", "?", ":")) or not text else "."
     return f"{text}{ends}"
@@ -121,26 +121,26 @@ def _visible(character: str) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A fraction as a percentage, such as `5%` or `2.5%`."""
+    """Return A fraction as a percentage, such as `5%` or `2.5%`."""
     return f"{fraction * 100:.4g}%"
 
 
 def share(part_bytes: int, whole_bytes: int) -> str:
-    """A part as a whole percentage, such as `97%`; empty where there is no whole."""
+    """Return A part as a whole percentage, such as `97%`; empty where there is no whole."""
     return f"{part_bytes / whole_bytes:.0%}" if whole_bytes else ""
 
 
 def optional_size(size_bytes: int | None) -> str:
-    """A size, or `-` where it is not known."""
+    """Return A size, or `-` where it is not known."""
     return "-" if size_bytes is None else format_size(size_bytes)
 
 
 def count(number: int, one: str, several: str | None = None) -> str:
-    """A number and its noun, such as `1 block` and `12 blocks`."""
+    """Return A number and its noun, such as `1 block` and `12 blocks`."""
     return f"{number} {one if number == 1 else several or f'{one}s'}"
 
 
 def listed(parts: Iterable[str]) -> str:
-    """Parts as a sentence lists them: `a`, `a and b`, `a, b and c`."""
+    """Return parts as a sentence lists them: `a`, `a and b`, `a, b and c`."""
     *most, last = parts
     return f"{', '.join(most)} and {last}" if most else last

@@ -59,7 +59,7 @@ def make_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Progr
 
 @dataclass(slots=True)
 class Bracket:
-    """What is known of the maximum.
+    """Bounds of the maximum that the trials so far prove.
 
     Attributes:
         low: Largest size that was seen to fit.
@@ -92,7 +92,7 @@ class Bracket:
             self.high = trial.micro_batch
 
     def __str__(self) -> str:
-        """Such as `fits 16 | 17..255 unknown | 256 ran out of memory`; empty parts are left out."""
+        """Return the bounds, such as `fits 16 | 17..255 unknown | 256 ran out of memory`."""
         parts = [f"fits {self.low}"] if self.low else []
         if self.high is not None:
             if (unknown := _interval(self.low + 1, self.high - 1)) is not None:

@@ -106,7 +106,7 @@ def _notice(issue: Issue) -> dict[str, Any]:
 
 
 def _message(lines: Iterable[str]) -> dict[str, str]:
-    """Plain text; what a reader would take for a link is kept from being one."""
+    """Return plain text; what a reader would take for a link is kept from being one."""
     return {"text": "\n".join(_LINK.sub(r"\\[", visible(line)) for line in lines if line) or "-"}
 
 
@@ -123,7 +123,7 @@ def _location(location: Location) -> dict[str, Any]:
 
 
 def artifact(path: str) -> dict[str, str]:
-    """A file: below the repository's root as a relative address, elsewhere as a whole one."""
+    """Return A file: below the repository's root as a relative address, elsewhere as a whole one."""
     found = repository_path(path)
     address = quote(found.encode("utf-8", "replace"), safe="/")
     return {"uri": f"file://{address}"} if found.startswith("/") else {"uri": address, "uriBaseId": _ROOT}

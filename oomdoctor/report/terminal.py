@@ -31,12 +31,12 @@ _COMMAND = re.compile(r"^((?:\s|\x1b\[[0-9;]*m)*):(?=:)")
 
 
 def readable_width(terminal: Terminal) -> int:
-    """Columns that a report takes: the terminal's, and not fewer than `MINIMUM_WIDTH`."""
+    """Return columns that a report takes: the terminal's, and not fewer than `MINIMUM_WIDTH`."""
     return max(terminal.width, MINIMUM_WIDTH)
 
 
 def printed(parts: Iterable[RenderableType], terminal: Terminal) -> str:
-    """The parts one below the other, as lines of at most `readable_width` columns without spaces at their ends."""
+    """Return the parts as lines of at most `readable_width` columns without spaces at their ends."""
     console = Console(
         file=StringIO(),
         width=readable_width(terminal),
@@ -57,28 +57,28 @@ def printed(parts: Iterable[RenderableType], terminal: Terminal) -> str:
 
 
 def _without_command(line: str) -> str:
-    """A line that GitHub's runner takes for no command of its own, wherever somebody's text was broken."""
+    """Return a line that GitHub's runner takes for no command, wherever somebody's text was broken."""
     return _COMMAND.sub(r"\1|", line).replace("##[", "##(")
 
 
 def answer(lines: Iterable[RenderableType], style: str, *, unicode: bool) -> RenderableType:
-    """The frame that a report opens with."""
+    """Return the frame that a report opens with."""
     panel = Panel(Group(*lines), box=box.HEAVY if unicode else box.ASCII, border_style=style, padding=(1, 2))
     return Padding(panel, (0, 0, 1, 0))
 
 
 def section(title: str, *parts: RenderableType) -> RenderableType:
-    """A title, its parts indented below it, and an empty line."""
+    """Return A title, its parts indented below it, and an empty line."""
     return Padding(Group(Text(title, "bold"), *(Padding(part, (0, 0, 0, 2)) for part in parts)), (0, 0, 1, 0))
 
 
 def indented(part: RenderableType) -> RenderableType:
-    """A part without a title, and an empty line."""
+    """Return A part without a title, and an empty line."""
     return Padding(part, (0, 0, 1, 2))
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> Table:
-    """Names and what belongs to them."""
+    """Return names and what belongs to them."""
     grid = aligned(1)
     for name, text in rows:
         grid.add_row(Text(name, "dim"), Text(text))
@@ -86,7 +86,7 @@ def pairs(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def aligned(columns_before_last: int) -> Table:
-    """Columns as wide as they need to be, and a last one that wraps."""
+    """Return columns as wide as they need to be, and a last one that wraps."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(columns_before_last):
         grid.add_column(overflow="fold")
@@ -95,7 +95,7 @@ def aligned(columns_before_last: int) -> Table:
 
 
 def table(*headings: str, sizes: Iterable[str] = ()) -> Table:
-    """A table without lines.
+    """Return A table without lines.
 
     Args:
         headings: Each column's; one that begins with `>` is of a column of numbers.
@@ -111,7 +111,7 @@ def table(*headings: str, sizes: Iterable[str] = ()) -> Table:
 
 
 def cells(sizes: Sequence[int], width: int) -> list[int]:
-    """How many of `width` characters each size gets in a bar of them all.
+    """Return the number of `width` characters that each size gets in a bar of them all.
 
     The ends of the parts are rounded, not their lengths, so that together they are exactly `width`; what is larger than
     nothing gets at least one where there is room.

@@ -11,7 +11,7 @@ from oomdoctor.results.probe import ProbeResult
 
 
 class Verdict(StrEnum):
-    """How one entry of a check ended; the worst of all entries is the check's."""
+    """Verdict on one entry of a check; the worst of all entries is the check's."""
 
     PASSED = "passed"
     FAILED = "failed"  # a limit is broken, or the baseline moved beyond its tolerance
@@ -20,7 +20,7 @@ class Verdict(StrEnum):
 
 
 class LimitName(StrEnum):
-    """What an entry may ask for, as its key in the configuration has it."""
+    """Limit of an entry, by its key in the configuration."""
 
     FITS = "fits"  # asked by every entry: one micro-batch fits
     MIN_MICRO_BATCH = "min-micro-batch"
@@ -50,7 +50,7 @@ class Limit:
 
 
 class FigureKind(StrEnum):
-    """What a figure of the baseline counts."""
+    """Kind of a figure of the baseline."""
 
     MICRO_BATCH = "micro_batch"  # samples
     PEAK = "peak"  # bytes

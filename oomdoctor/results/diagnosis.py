@@ -34,7 +34,7 @@ class CauseId(StrEnum):
 
 
 class Confidence(StrEnum):
-    """How far the evidence carries."""
+    """Confidence in a cause."""
 
     CERTAIN = "certain"  # the evidence states it
     LIKELY = "likely"  # the evidence fits this and hardly anything else
@@ -56,7 +56,7 @@ class ProcessMemory:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one error says, in bytes; what its text does not hold is None, except for what follows from the rest.
+    """Numbers of one error, in bytes; what its text does not hold is None, except for what follows from the rest.
 
     Attributes:
         gpu_index: The device's index as printed.
@@ -163,7 +163,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """What to collect where the evidence does not reach.
+    """Evidence to collect next, where the present one is not enough.
 
     Attributes:
         what: What it would tell, in one sentence.

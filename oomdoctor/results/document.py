@@ -21,13 +21,13 @@ SCHEMA_VERSION: Final = 1
 
 
 class _Planless:
-    """What answers another question: whoever asks it for a plan has the wrong file, and is told so."""
+    """Base of the documents that have no plan: asked for one, they say that the file is another command's."""
 
     __slots__ = ()
 
     @property
     def plan(self) -> Accumulation:
-        """None that could be had.
+        """Raise, since there is no plan.
 
         Raises:
             UsageError: Always.
@@ -61,7 +61,7 @@ class ProbeDocument:
 
     @property
     def plan(self) -> Accumulation:
-        """How to reach the target batch.
+        """Accumulation plan that reaches the target batch.
 
         Raises:
             NoAnswerError: Nothing fits, so that there is no plan.
@@ -134,7 +134,7 @@ class CheckDocument:
 
     @property
     def plan(self) -> Accumulation:
-        """How to reach the target batch, where the check has one entry.
+        """Accumulation plan of the one entry.
 
         Raises:
             UsageError: It has several, each with a plan of its own, or its one entry has no answer.

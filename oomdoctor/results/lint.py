@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How bad a finding is, mildest first."""
+    """Severity of a finding, mildest first."""
 
     NOTE = "note"
     WARNING = "warning"
@@ -15,7 +15,7 @@ class Severity(StrEnum):
 
 
 class Concern(StrEnum):
-    """What a mistake costs."""
+    """Kind of harm that a mistake does."""
 
     MEMORY = "memory"
     CORRECTNESS = "correctness"
@@ -82,7 +82,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class LintResult:
-    """What was found.
+    """Findings of one run of lint.
 
     Attributes:
         findings: Ordered by path, cell, line, column and code.

@@ -59,7 +59,7 @@ class ModuleBytes:
 
 @dataclass(frozen=True, slots=True)
 class PhaseMemory:
-    """What memory is made of in one phase of one iteration; of several micro-steps each has a phase of its own.
+    """Memory by category in one phase of one iteration; of several micro-steps each has a phase of its own.
 
     Attributes:
         iteration: 1 or 2; the optimizer's state first exists in the second.
@@ -83,7 +83,7 @@ class PhaseMemory:
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """What memory is made of during one trial, as the allocator's own history tells.
+    """Memory of one trial by category, module and phase, from the allocator's own history.
 
     Attributes:
         micro_batch: Size that was run.
@@ -117,7 +117,7 @@ class StepMemory:
 
 
 class Outcome(StrEnum):
-    """How one trial ended."""
+    """Outcome of a trial."""
 
     FITS = "fits"
     OOM = "oom"
@@ -194,7 +194,7 @@ class UniformPlan:
 
 @dataclass(frozen=True, slots=True)
 class Accumulation:
-    """How to reach the target batch.
+    """Accumulation plan that reaches the target batch.
 
     Attributes:
         target_batch: Samples per optimizer step over all devices that were asked for.
@@ -233,7 +233,7 @@ class CommandPlan:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where the trials ran.
+    """Device that the trials ran on.
 
     Attributes:
         kind: `cuda` (a real GPU), `null` (PyTorch's CUDA code on a null GPU) or `trace` (allocations replayed through a
@@ -269,7 +269,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """What the trace engine said before the trials on a real GPU, so that the search could begin there.
+    """Prediction of the trace engine, at which the search on a real GPU began.
 
     Attributes:
         guesses: The largest micro-batch as it was predicted; another for each capacity that was measured meanwhile.
@@ -327,7 +327,7 @@ class ProbeResult:
 
     @property
     def plan(self) -> Accumulation:
-        """How to reach the target batch, for a training script that cannot go on without it.
+        """Accumulation plan, for a training script that cannot go on without it.
 
         Raises:
             NoAnswerError: Nothing fits, so that there is none.

@@ -9,7 +9,7 @@ from oomdoctor.codec import ADDED_LATER
 
 
 class TrainingPhase(StrEnum):
-    """What the program was doing, as its traceback tells."""
+    """Part of the program that ran, as its traceback tells."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -39,7 +39,7 @@ class SourceLine:
 
 
 class Category(StrEnum):
-    """What allocated memory is for."""
+    """Use of allocated memory."""
 
     WEIGHTS = "weights"
     GRADIENTS = "gradients"
@@ -82,7 +82,7 @@ class MemoryLine:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """What memory is made of at one moment.
+    """Memory by category and by line of code at one moment.
 
     Attributes:
         allocated_bytes: Bytes in live blocks; the categories sum to it exactly.
@@ -118,7 +118,7 @@ class LiveAllocation:
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """How much of what is reserved lies in holes between live blocks.
+    """Reserved memory that lies in holes between live blocks.
 
     Attributes:
         segments: Segments held from the driver.
@@ -193,7 +193,7 @@ class HistoryReplay:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSummary:
-    """What a memory snapshot holds, of one device.
+    """Memory of one device in a snapshot.
 
     Attributes:
         source: The file as it was given.

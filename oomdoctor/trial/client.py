@@ -15,7 +15,7 @@ from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.results import Outcome
 from oomdoctor.search.source import TrialNotes, TrialSource
 from oomdoctor.trial.dependencies import UNWATCHED, Dependencies
-from oomdoctor.trial.process import GuardedProcess
+from oomdoctor.trial.process import GuardedProcess, channel_to_child
 from oomdoctor.trial.protocol import (
     AskDevice,
     Bug,
@@ -89,12 +89,8 @@ class WorkerProcess:
     def __init__(
         self, environment: Mapping[str, str], stop: CancelToken | None = None, start: WorkerStarter | None = None
     ) -> None:
-        questions_read, questions_write = os.pipe()
-        answers_read, answers_write = os.pipe()
-        self._process = (start or start_interpreter)(environment, questions_read, answers_write)
-        for fd in (questions_read, answers_write):
-            os.close(fd)
-        self._channel = Channel(answers_read, questions_write, stop)
+        with channel_to_child(stop) as (self._channel, fds):
+            self._process = (start or start_interpreter)(environment, *fds)
 
     def __enter__(self) -> Self:
         return self

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from oomdoctor.trial import guardian as guardian_module
+from oomdoctor.trial.protocol import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 
@@ -127,6 +129,29 @@ class GuardedProcess:
         """The end of its output, with a heading; None where it printed nothing. Call after it has ended."""
         self._output.close()
         return self._output.tail()
+
+
+@contextmanager
+def channel_to_child(stop: CancelToken | None = None) -> Iterator[tuple[Channel, tuple[int, int]]]:
+    """Make a channel to a process that is started in the block.
+
+    Args:
+        stop: Ends a wait from another thread.
+
+    Yields:
+        The channel, and the descriptors that the process inherits: of what it is asked, and of its answers.
+    """
+    questions_read, questions_write = os.pipe()
+    answers_read, answers_write = os.pipe()
+    channel = Channel(answers_read, questions_write, stop)
+    try:
+        yield channel, (questions_read, answers_write)
+    except BaseException:
+        channel.close()
+        raise
+    finally:
+        os.close(questions_read)
+        os.close(answers_write)
 
 
 class CancelToken:

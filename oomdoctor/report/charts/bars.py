@@ -39,7 +39,7 @@ class ModuleRow:
 
 
 def module_rows(modules: Iterable[ModuleBytes]) -> list[ModuleRow]:
-    """The largest modules first, and last the rest of them, so that the rows sum to the whole."""
+    """Return the largest modules first, and last the rest of them, so that the rows sum to the whole."""
     by_module: dict[str | None, list[ModuleBytes]] = defaultdict(list)
     for found in modules:
         by_module[found.module].append(found)
@@ -82,7 +82,7 @@ class MicroBatchBar:
 
 
 def micro_batch_bars(micro_batches: Sequence[int]) -> tuple[MicroBatchBar, ...]:
-    """The plan's micro-batches in order: each its own block, or those of a size as one where there are many."""
+    """Return the plan's micro-batches in order: each its own block, or those of a size as one where there are many."""
     runs = [(size, 1) for size in micro_batches]
     if len(runs) > _MOST_BLOCKS:
         runs = [(size, len(list(run))) for size, run in groupby(micro_batches)]

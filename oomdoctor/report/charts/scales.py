@@ -43,7 +43,7 @@ class Scale:
     is_log: bool = False
 
     def at(self, value: float) -> float:
-        """Distance of a value from the beginning, in units of the plot."""
+        """Return distance of a value from the beginning, in units of the plot."""
         inside = min(max(value, self.low), self.high)
         if self.is_log:
             share = math.log(inside / self.low) / math.log(self.high / self.low)
@@ -52,17 +52,17 @@ class Scale:
         return round(share * SCALE, 1)
 
     def below_top(self, value: float) -> float:
-        """Distance of a value from the upper edge, where the scale goes up."""
+        """Return distance of a value from the upper edge, where the scale goes up."""
         return round(SCALE - self.at(value), 1)
 
 
 def sizes(highest_bytes: float) -> Scale:
-    """The scale of memory, from nothing to a little above `highest_bytes`."""
+    """Return the scale of memory, from nothing to a little above `highest_bytes`."""
     return Scale(0, max(highest_bytes, 1) * 1.06)
 
 
 def round_sizes(scale: Scale) -> list[int]:
-    """Sizes that are powers of two times each other's distance, so that they read well in MiB and GiB."""
+    """Return sizes that are powers of two times each other's distance, so that they read well in MiB and GiB."""
     step = 1
     while scale.high // step > _MOST_LEVELS:
         step *= 2
@@ -70,12 +70,12 @@ def round_sizes(scale: Scale) -> list[int]:
 
 
 def size_label(size_bytes: int) -> str:
-    """A round size as short as can be, such as `8 GiB`."""
+    """Return A round size as short as can be, such as `8 GiB`."""
     return format_size(size_bytes).replace(".00 ", " ")
 
 
 def round_counts(scale: Scale) -> list[int]:
-    """Whole numbers that are worth a label: powers of two on a logarithmic scale, else 5, 10, 15 and the like."""
+    """Return whole numbers to label: powers of two on a logarithmic scale, else 5, 10, 15 and the like."""
     return _powers(scale) if scale.is_log else _multiples(scale)
 
 
@@ -117,19 +117,19 @@ class Area:
 
 
 def positions(points: Sequence[TimelinePoint]) -> list[float]:
-    """Where each point begins, by the index of its event."""
+    """Return the horizontal position of each point, by the index of its event."""
     return [event_position(points, point.event) for point in points]
 
 
 def event_position(points: Sequence[TimelinePoint], event: int) -> float:
-    """Where an event lies, in units of the plot."""
+    """Return the horizontal position of an event, in units of the plot."""
     first, span = points[0].event, max(points[-1].event - points[0].event, 1)
     # A document from elsewhere may have its events in any order.
     return min(SCALE, max(0, round((event - first) * SCALE / span, 1)))
 
 
 def areas(points: Sequence[TimelinePoint], lefts: Sequence[float], scale: Scale) -> list[Area]:
-    """The areas of the categories that hold anything, from the bottom."""
+    """Return the areas of the categories that hold anything, from the bottom."""
     floor = [0] * len(points)
     found = []
     for index, category in enumerate(Category):
@@ -142,12 +142,12 @@ def areas(points: Sequence[TimelinePoint], lefts: Sequence[float], scale: Scale)
 
 
 def steps(lefts: Sequence[float], heights: Sequence[float]) -> str:
-    """A line that keeps its level until the next point, as the corners of a polyline."""
+    """Return A line that keeps its level until the next point, as the corners of a polyline."""
     return joined(_corners(lefts, heights))
 
 
 def joined(corners: Iterable[Corner]) -> str:
-    """Corners as SVG takes them."""
+    """Return corners as SVG takes them."""
     return " ".join(f"{x:g},{y:g}" for x, y in corners)
 
 
@@ -180,7 +180,7 @@ _CANDIDATES: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What is said at either width; empty where nothing has room."""
+    """Label at either width; empty where nothing has room."""
 
     wide: str
     narrow: str
@@ -201,7 +201,7 @@ class AreaLabel:
 
 
 def longest_fitting(options: Sequence[str], width: float) -> Words:
-    """The first of several ways to say it, longest first, that fits `width` units of the plot, at either width."""
+    """Return the longest of several texts that fits `width` units of the plot, at either width."""
     return Words(_first(options, width * _WIDE_PIXELS), _first(options, width * _NARROW_PIXELS))
 
 
@@ -214,7 +214,7 @@ def _pixels(text: str) -> float:
 
 
 def inside(area: Area, lefts: Sequence[float], text: str) -> AreaLabel | None:
-    """Where an area of the stack is high enough for its name; None where it nowhere is."""
+    """Return a position where an area of the stack is high enough for its name; None where there is none."""
     for plot_pixels in (_NARROW_PIXELS, _WIDE_PIXELS):
         width = _pixels(text) * SCALE / plot_pixels
         if (found := _highest(area, lefts, width)) is not None:
@@ -235,6 +235,6 @@ def _highest(area: Area, lefts: Sequence[float], width: float) -> tuple[float, f
 
 
 def _clear(area: Area, lefts: Sequence[float], left: float, right: float) -> tuple[float, float]:
-    """The heights between which the area is unbroken from `left` to `right`."""
+    """Return the heights between which the area is unbroken from `left` to `right`."""
     first, last = max(0, bisect_right(lefts, left) - 1), max(1, bisect_left(lefts, right))
     return max(area.highs[first:last]), min(area.lows[first:last])

@@ -61,13 +61,13 @@ class Band:
 
 
 def iterations(memory: StepMemory) -> tuple[Band, ...]:
-    """One band an iteration."""
+    """Return one band an iteration."""
     groups = groupby(_drawn(memory), key=lambda phase: phase.iteration)
     return tuple(_band(memory, list(phases), _iteration_names(number), None) for number, phases in groups)[:_MOST_BANDS]
 
 
 def phases(memory: StepMemory) -> tuple[Band, ...]:
-    """One band a phase of a micro-step."""
+    """Return one band a phase of a micro-step."""
     return tuple(_band(memory, [phase], _NAMES[phase.phase], phase.phase) for phase in _drawn(memory)[:_MOST_BANDS])
 
 
@@ -76,7 +76,7 @@ def _iteration_names(number: int) -> tuple[str, ...]:
 
 
 def _drawn(memory: StepMemory) -> list[PhaseMemory]:
-    """Phases in which something was allocated or freed."""
+    """Return phases in which something was allocated or freed."""
     return [phase for phase in memory.phases if memory.timeline and phase.last_event > phase.first_event]
 
 
@@ -147,7 +147,7 @@ def timeline(
     peak_note: str = "",
     strips: tuple[tuple[Band, ...], ...] = (),
 ) -> Timeline:
-    """The chart of a timeline with at least one point.
+    """Return the chart of a timeline with at least one point.
 
     Args:
         points: Memory after each of some events.
@@ -182,7 +182,7 @@ def timeline(
 
 
 def grid(scale: Scale, *taken: int | None) -> tuple[Level, ...]:
-    """Levels of round sizes, without those whose label would lie on that of a size that is taken."""
+    """Return levels of round sizes, without those whose label would lie on that of a size that is taken."""
     room = scale.high * _ROOM_FOR_LABEL
     free = [size for size in round_sizes(scale) if all(other is None or abs(size - other) > room for other in taken)]
     return tuple(Level(scale.below_top(size), size_label(size)) for size in free)

@@ -90,7 +90,7 @@ class TrialsChart:
 
 
 def chart(result: ProbeResult) -> TrialsChart | None:
-    """The chart of a probe; None where no trial has a figure."""
+    """Return the chart of a probe; None where no trial has a figure."""
     measured = [trial for trial in result.trials if trial.peak_reserved_bytes is not None]
     if not measured:
         return None
@@ -119,7 +119,7 @@ def _peak(trial: Trial) -> int:
 
 
 def _thinned(trials: Sequence[Trial], result: ProbeResult) -> list[Trial]:
-    """At most so many trials, evenly chosen, and those of the answer in any case."""
+    """Return at most so many trials, evenly chosen, and those of the answer in any case."""
     if len(trials) <= _MOST_MARKS:
         return list(trials)
     every = -(-len(trials) // _MOST_MARKS)
@@ -129,7 +129,7 @@ def _thinned(trials: Sequence[Trial], result: ProbeResult) -> list[Trial]:
 
 
 def _across(tried: Sequence[int]) -> Scale:
-    """The scale of micro-batches: linear, or logarithmic where that would crowd most of them at its beginning."""
+    """Return the scale of micro-batches: linear, or logarithmic where that would crowd most at its beginning."""
     highest, known = max(*tried, 1), sorted(set(tried))
     crowded = sum(size < highest * _CROWDED_PART for size in known) > len(known) / 2
     if crowded and known[0] > 0:
@@ -151,7 +151,7 @@ def _mark(trial: Trial, result: ProbeResult, across: Scale, up: Scale) -> Mark:
 
 
 def _line(trials: Sequence[Trial], across: Scale, up: Scale) -> str:
-    """Through the highest peak of each size that fits."""
+    """Return the line through the highest peak of each size that fits."""
     peaks: dict[int, int] = {}
     for trial in trials:
         if trial.outcome is Outcome.FITS:

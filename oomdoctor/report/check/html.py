@@ -74,7 +74,7 @@ def _is_size(found: Movement) -> bool:
 
 
 def _category(found: Movement) -> str | None:
-    """The category whose colour a figure has, which its name is or ends with; None for a peak and a phase."""
+    """Return the category whose colour a figure has, which its name is or ends with; None for a peak and a phase."""
     return next((category for category, words in CATEGORY_WORDS.items() if found.name.endswith(words)), None)
 
 

@@ -125,7 +125,7 @@ def _moved(movement: Movement) -> tuple[str, str, str]:
 
 
 def _moved_elsewhere(result: CheckResult) -> Iterator[str]:
-    """What changed in entries that passed, folded: it fails nothing."""
+    """Yield the figures that changed in entries that passed, folded."""
     passed = [entry for entry in result.entries if entry.verdict is Verdict.PASSED]
     found = [(entry, movement) for entry in passed for movement in entry.movements]
     rows = ((_cell(entry.name), *_moved(movement)) for entry, movement in found)

@@ -53,12 +53,12 @@ _LONGEST_NAME: Final = 200
 
 
 def ordered(result: CheckResult) -> list[CheckedEntry]:
-    """The entries, worst first; those that ended alike stay in their order."""
+    """Return the entries, worst first; those that ended alike stay in their order."""
     return sorted(result.entries, key=lambda entry: WORST_FIRST.index(entry.verdict))
 
 
 def headline(result: CheckResult) -> str:
-    """How the check ended, such as `2 of 5 entries did not pass: 1 in error, 1 failed`."""
+    """Return the sum of the check, such as `2 of 5 entries did not pass: 1 in error, 1 failed`."""
     counted = Counter(entry.verdict for entry in result.entries)
     total, passed = len(result.entries), counted[Verdict.PASSED]
     if not total:
@@ -70,7 +70,7 @@ def headline(result: CheckResult) -> str:
 
 
 def advice(result: CheckResult, *, is_page: bool = False) -> Iterator[str]:
-    """What to do next, a sentence each; a page does not need to be told that there is one."""
+    """Yield the next steps, a sentence each; a page does not need the advice to make one."""
     entries = result.entries
     if any(movement.is_beyond for entry in entries for movement in entry.movements):
         yield f"if these changes are intended, `{UPDATE}` writes them to the baseline; commit that file"
@@ -82,7 +82,7 @@ def advice(result: CheckResult, *, is_page: bool = False) -> Iterator[str]:
 
 
 def updated(result: CheckResult) -> str | None:
-    """What was written; None where nothing was."""
+    """Return what `--update` wrote; None where it wrote nothing."""
     written = sum(entry.baseline == "updated" for entry in result.entries)
     if not written:
         return None
@@ -95,43 +95,43 @@ def updated(result: CheckResult) -> str | None:
 
 
 def name(entry: CheckedEntry) -> str:
-    """An entry's name in one line."""
+    """Return an entry's name in one line."""
     return visible(entry.name, _LONGEST_NAME)
 
 
 def card(entry: CheckedEntry) -> str:
-    """The card as it was given, or the local GPU."""
+    """Return the card as it was given, or the local GPU."""
     return "local GPU" if entry.gpu is None else visible(entry.gpu, _LONGEST_NAME)
 
 
 def largest(entry: CheckedEntry) -> str:
-    """The largest micro-batch that fits; `-` where there is no answer."""
+    """Return the largest micro-batch that fits; `-` where there is no answer."""
     return "-" if entry.probe is None else str(entry.probe.micro_batch.maximum)
 
 
 def steps(entry: CheckedEntry) -> str:
-    """Accumulation steps to the target batch; `-` where there is no plan."""
+    """Return accumulation steps to the target batch; `-` where there is no plan."""
     plan = None if entry.probe is None else entry.probe.accumulation
     return "-" if plan is None else str(plan.steps)
 
 
 def answer(entry: CheckedEntry) -> str:
-    """What the probe found in one line; empty where there is no answer."""
+    """Return the probe's answer in one line; empty where there is none."""
     return "" if entry.probe is None else probe_wording.headline(entry.probe)
 
 
 def broken(entry: CheckedEntry) -> Iterator[Limit]:
-    """The limits that are not kept."""
+    """Return the limits that are not kept."""
     return (limit for limit in entry.limits if not limit.holds)
 
 
 def warnings(entry: CheckedEntry) -> list[str]:
-    """What to know before relying on an entry's verdict, its probe's warnings included."""
+    """Return the warnings of an entry and of its probe."""
     return [*entry.warnings, *([] if entry.probe is None else probe_wording.warnings(entry.probe))]
 
 
 def asked_anew(entry: CheckedEntry) -> str | None:
-    """Why the next check will take as long again; None where it need not."""
+    """Return why the next check will take as long again; None where it need not."""
     return None if entry.not_kept is None else f"the next check asks anew: {visible(entry.not_kept, _LONGEST_NAME)}"
 
 
@@ -139,37 +139,37 @@ def asked_anew(entry: CheckedEntry) -> str | None:
 
 
 def beyond(entry: CheckedEntry) -> list[Movement]:
-    """What is worse than the baseline by more than the tolerance."""
+    """Return the figures that are worse than the baseline by more than the tolerance."""
     return [movement for movement in entry.movements if movement.is_beyond]
 
 
 def within(entry: CheckedEntry) -> list[Movement]:
-    """What moved otherwise."""
+    """Return the other figures that changed."""
     return [movement for movement in entry.movements if not movement.is_beyond]
 
 
 def beyond_title(entry: CheckedEntry) -> str:
-    """What is listed below it: figures that fail; empty where the broken limit says so already."""
+    """Return the title of the figures that fail; empty where the broken limit says so already."""
     if any(limit.name is LimitName.BASELINE for limit in broken(entry)):
         return ""
     return f"worse than the baseline by more than {percent(entry.tolerance)}"
 
 
 def within_title(entry: CheckedEntry) -> str:
-    """What is listed below it: figures that moved and fail nothing."""
+    """Return the title of the figures that changed and fail no limit."""
     if entry.baseline == "updated":
         return "changed, and is in the baseline now"
     return "also changed" if beyond(entry) else "changed since the baseline, but fails no limit"
 
 
 def figure(movement: Movement, value: int | None) -> str:
-    """A figure before or after, as samples or as a size; `-` where there is none."""
+    """Return A figure before or after, as samples or as a size; `-` where there is none."""
     if value is None:
         return "-"
     return str(value) if movement.kind is FigureKind.MICRO_BATCH else format_size(value)
 
 
 def first(movements: Sequence[Movement], most: int) -> tuple[Sequence[Movement], str]:
-    """The first of what moved, and a word about the others; empty where there are none."""
+    """Return the first of what moved, and a word about the others; empty where there are none."""
     more = len(movements) - most
     return movements[:most], f"and {more} more; `--json` has them" if more > 0 else ""

@@ -93,7 +93,7 @@ def _row(cells: Iterable[str], widths: Iterable[int]) -> str:
 
 
 def _below(entry: CheckedEntry) -> Iterator[RenderableType]:
-    """What belongs to an entry's line; of one that passed and stands where it stood there is nothing."""
+    """Yield the parts below an entry's line; none for one that passed and did not change."""
     if entry.problem is not None:
         yield from _problem(entry.problem)
     # The baseline comes last of those that broke, so that what moved stands below it.

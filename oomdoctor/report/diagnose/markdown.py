@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def snapshot_blocks(found: SnapshotSummary) -> Iterator[str]:
-    """One snapshot's blocks; its long tables are folded."""
+    """Yield one snapshot's blocks; its long tables are folded."""
     yield f"#### Memory snapshot of GPU {found.device_index}: {code(found.source)}"
     yield " ".join([sentence(sentences.history(found)), sentence(sentences.fragmentation(found.fragmentation))])
     yield table(("", ""), sentences.totals(found))
@@ -41,7 +41,7 @@ def snapshot_blocks(found: SnapshotSummary) -> Iterator[str]:
 
 
 def comparison_blocks(found: SnapshotComparison) -> Iterator[str]:
-    """Two snapshots side by side, at their peaks."""
+    """Yield two snapshots side by side, at their peaks."""
     yield "#### Two snapshots compared"
     names = [("before", code(found.before)), ("after", code(found.after))]
     yield table(("", ""), names)

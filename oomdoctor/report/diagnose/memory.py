@@ -53,7 +53,7 @@ class DeviceMemory:
 
 
 def device_memory(facts: Facts) -> DeviceMemory:
-    """The device's memory; the part that no number accounts for is one of the parts."""
+    """Return the device's memory; the part that no number accounts for is one of the parts."""
     if facts.mps_max_bytes is not None:
         title, total = "Memory that PyTorch may use", facts.mps_max_bytes
     else:
@@ -107,7 +107,7 @@ def _others(facts: Facts) -> list[ProcessMemory]:
 
 
 def other_numbers(facts: Facts) -> list[tuple[str, str]]:
-    """What the error says besides the parts of the memory: (name, value)."""
+    """Return the error's other numbers: (name, value)."""
     shown = {part.name for part in device_memory(facts).parts}
     sizes = [
         ("asked for", facts.tried_bytes),
@@ -171,12 +171,12 @@ class ChangeRow:
 
 
 def has_two_moments(found: SnapshotSummary) -> bool:
-    """Whether the peak is another moment than the one when the snapshot was taken."""
+    """Return whether the peak is another moment than the one when the snapshot was taken."""
     return found.has_history and found.peak != found.end
 
 
 def category_rows(found: SnapshotSummary) -> list[CategoryRow]:
-    """Categories that hold anything, the largest at the peak first."""
+    """Return categories that hold anything, the largest at the peak first."""
     peak, end = _by_category(found.peak.categories), _by_category(found.end.categories)
     rows = [CategoryRow(category, peak.get(category, 0), end.get(category, 0)) for category in Category]
     return sorted((row for row in rows if row.peak_bytes or row.end_bytes), key=lambda row: -row.peak_bytes)
@@ -187,7 +187,7 @@ def _by_category(parts: tuple[CategoryBytes, ...]) -> dict[Category, int]:
 
 
 def line_rows(found: SnapshotSummary) -> list[LineRow]:
-    """The peak's lines with what they hold at the end, then lines that are listed at the end alone."""
+    """Return the peak's lines with what they hold at the end, then lines that are listed at the end alone."""
     end = {_key(line): line for line in found.end.lines}
     rows = []
     for line in found.peak.lines:
@@ -203,7 +203,7 @@ def _key(line: MemoryLine) -> tuple[SourceLine | None, Category]:
 
 
 def change_rows(found: SnapshotComparison) -> list[ChangeRow]:
-    """Categories that hold anything in either snapshot."""
+    """Return categories that hold anything in either snapshot."""
     # A document of another version may know fewer categories or more.
     pairs = zip(Category, found.before_categories, found.after_categories, strict=False)
     return [ChangeRow(category, before, after) for category, before, after in pairs if before or after]

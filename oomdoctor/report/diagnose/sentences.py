@@ -71,7 +71,7 @@ _LONGEST_NAME: Final = 300
 
 
 def headline(document: DiagnosisDocument) -> str:
-    """What happened in one line, such as `GPU 0 ran out of memory in backward, step 412`."""
+    """Return the diagnosis in one line, such as `GPU 0 ran out of memory in backward, step 412`."""
     return capitalised(_headline(document.result))
 
 
@@ -90,7 +90,7 @@ def _headline(result: DiagnosisResult) -> str:
 
 
 def summary(result: DiagnosisResult) -> str | None:
-    """The numbers that count in one line; None where none is known."""
+    """Return the numbers that count in one line; None where none is known."""
     facts = result.facts
     parts = []
     if facts.tried_bytes is not None:
@@ -106,7 +106,7 @@ def summary(result: DiagnosisResult) -> str | None:
 
 
 def device(name: str, index: int | None) -> str:
-    """A device as the subject of a sentence, such as `GPU 0` or `the host`."""
+    """Return A device as the subject of a sentence, such as `GPU 0` or `the host`."""
     if name in _INDEXED_WORDS:
         word = _INDEXED_WORDS[name]
         return f"the {word}" if index is None else f"{word} {index}"
@@ -119,13 +119,13 @@ def _when(facts: Facts) -> str:
 
 
 def blocks(found: LiveAllocation) -> str:
-    """The size of a block, or of several that are alike, such as `24 x 1.00 GiB`."""
+    """Return the size of a block, or of several that are alike, such as `24 x 1.00 GiB`."""
     size = format_size(found.size_bytes)
     return size if found.blocks == 1 else f"{found.blocks} x {size}"
 
 
 def place(line: SourceLine | None) -> str:
-    """Where a line of code is, such as `train.py:12 in train`."""
+    """Return the location of a line of code, such as `train.py:12 in train`."""
     if line is None:
         return UNRECORDED
     function = f" in {shortened(line.function, _LONGEST_NAME)}" if line.function else ""
@@ -133,23 +133,23 @@ def place(line: SourceLine | None) -> str:
 
 
 def code(line: SourceLine | None) -> str:
-    """The line's own text; empty where it is not known."""
+    """Return the line's own text; empty where it is not known."""
     return shortened(line.code, _LONGEST_NAME) if line and line.code else ""
 
 
 def cause(found: Cause) -> str:
-    """A cause and its confidence, such as `fragmentation (likely)`."""
+    """Return A cause and its confidence, such as `fragmentation (likely)`."""
     held = confidence(found)
     return f"{CAUSE_WORDS[found.id]} ({held})" if held else CAUSE_WORDS[found.id]
 
 
 def confidence(found: Cause) -> str:
-    """How far the evidence carries; empty where there is no cause that it could carry."""
+    """Return the confidence in a cause; empty where the cause is unknown."""
     return "" if found.id is CauseId.UNKNOWN else found.confidence.value
 
 
 def frees(remedy: Remedy) -> str:
-    """What a remedy frees, such as `frees up to 1.20 GiB`; empty where the facts do not tell."""
+    """Return the memory that a remedy frees, such as `frees up to 1.20 GiB`; empty where it is unknown."""
     return f"frees up to {format_size(remedy.frees_bytes)}" if remedy.frees_bytes else ""
 
 
@@ -157,7 +157,7 @@ def frees(remedy: Remedy) -> str:
 
 
 def origin(found: Occurrence) -> str:
-    """Where an error was found, such as `train.log:20417, rank 0, 3 times`."""
+    """Return the source of an error, such as `train.log:20417, rank 0, 3 times`."""
     source = shortened(found.source, _LONGEST_NAME)
     parts = [source if found.line is None else f"{source}:{found.line}"]
     if found.rank is not None:
@@ -168,7 +168,7 @@ def origin(found: Occurrence) -> str:
 
 
 def occurrence(found: Occurrence) -> str:
-    """What one of several errors is, such as `out of memory on GPU 1: 1.92 GiB asked for`."""
+    """Return one of several errors in a line, such as `out of memory on GPU 1: 1.92 GiB asked for`."""
     if not found.is_oom:
         return f"not an out-of-memory error{_when(found.facts)}"
     facts = found.facts
@@ -185,7 +185,7 @@ def occurrence(found: Occurrence) -> str:
 
 
 def trend(found: MemoryTrend) -> str:
-    """Memory over steps in one sentence."""
+    """Return memory over steps in one sentence."""
     first, last = format_size(found.first_bytes), format_size(found.last_bytes)
     span = f"from {first} at step {found.first_step} to {last} at step {found.last_step}"
     readings = count(found.readings, "reading")
@@ -195,7 +195,7 @@ def trend(found: MemoryTrend) -> str:
 
 
 def growth(line: GrowingLine) -> str:
-    """How one line's memory grew, such as `2.00 MiB in 10 blocks to 80.00 MiB in 412 blocks`."""
+    """Return the growth of one line's memory, such as `2.00 MiB in 10 blocks to 80.00 MiB in 412 blocks`."""
     first = f"{format_size(line.first_bytes)} in {count(line.first_blocks, 'block')}"
     return f"{first} to {format_size(line.last_bytes)} in {count(line.last_blocks, 'block')}"
 
@@ -204,12 +204,12 @@ def growth(line: GrowingLine) -> str:
 
 
 def snapshot_title(found: SnapshotSummary) -> str:
-    """What a snapshot is of, such as `Memory snapshot of GPU 0: snapshot.pickle`."""
+    """Return a snapshot's title, such as `Memory snapshot of GPU 0: snapshot.pickle`."""
     return f"Memory snapshot of GPU {found.device_index}: {shortened(found.source, _LONGEST_NAME)}"
 
 
 def history(found: SnapshotSummary) -> str:
-    """What the snapshot remembers."""
+    """Return a sentence about the snapshot's history."""
     if not found.has_history:
         return "it has no history: what it shows is the moment when it was taken"
     lost = ", older ones are lost" if found.truncated else ""
@@ -217,7 +217,7 @@ def history(found: SnapshotSummary) -> str:
 
 
 def _replayed(found: HistoryReplay | None) -> str:
-    """Whether the history is what the allocator's rules make of its allocations."""
+    """Return whether the history is what the allocator's rules make of its allocations."""
     if found is None:
         return ""
     if found.departed_at is None:
@@ -226,7 +226,7 @@ def _replayed(found: HistoryReplay | None) -> str:
 
 
 def totals(found: SnapshotSummary) -> list[tuple[str, str]]:
-    """Allocated and reserved memory at the moments that differ: (moment, sentence)."""
+    """Return allocated and reserved memory at the moments that differ: (moment, sentence)."""
     moments = [("at the peak", found.peak), ("when taken", found.end)]
     if not found.has_history:
         del moments[0]
@@ -240,7 +240,7 @@ def totals(found: SnapshotSummary) -> list[tuple[str, str]]:
 
 
 def fragmentation(found: Fragmentation) -> str:
-    """Holes between live blocks in one sentence."""
+    """Return holes between live blocks in one sentence."""
     holes = f"{found.segments_with_holes} of {count(found.segments, 'segment')} hold live and free blocks at once"
     if not found.segments_with_holes:
         text = f"none of {count(found.segments, 'segment')} has a hole between live blocks"
@@ -253,10 +253,10 @@ def fragmentation(found: Fragmentation) -> str:
 
 
 def difference(before_bytes: int, after_bytes: int) -> str:
-    """The second size as a difference from the first."""
+    """Return the second size as a difference from the first."""
     return format_signed_size(after_bytes - before_bytes)
 
 
 def sources(result: DiagnosisResult) -> str:
-    """What was read."""
+    """Return the names of the inputs."""
     return ", ".join(clean(shortened(source, _LONGEST_NAME)) for source in result.sources)

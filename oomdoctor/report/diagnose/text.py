@@ -45,7 +45,7 @@ _MARKS: Final = ("\u25bc", "v")
 
 
 def timeline(found: SnapshotSummary, width: int, *, unicode: bool) -> Text:
-    """Allocated memory as an area under a mark at its peak; `width` columns at most, labels included."""
+    """Return allocated memory as an area under a mark at its peak; `width` columns at most, labels included."""
     columns = allocated_by_column(found.timeline, min(_LONGEST, width - _LABEL))
     top = max(columns)
     levels = [8 * _ROWS * value // max(top, 1) for value in columns]
@@ -60,7 +60,7 @@ def timeline(found: SnapshotSummary, width: int, *, unicode: bool) -> Text:
 
 
 def allocated_by_column(points: Sequence[TimelinePoint], most: int) -> list[int]:
-    """The highest allocated bytes in each of at most `most` equal parts of the points."""
+    """Return the highest allocated bytes in each of at most `most` equal parts of the points."""
     number = min(most, len(points))
     ends = [(index * len(points) // number, (index + 1) * len(points) // number) for index in range(number)]
     return [max(sum(point.categories) for point in points[first:last]) for first, last in ends]
@@ -92,7 +92,7 @@ _BAR: Final = ("\u2588", "#")
 
 
 def snapshot_parts(found: SnapshotSummary, width: int, *, unicode: bool) -> Iterator[RenderableType]:
-    """One snapshot's sections."""
+    """Yield one snapshot's sections."""
     history = Text(sentence(sentences.history(found)), "dim")
     yield section(sentences.snapshot_title(found), history, pairs(sentences.totals(found)))
     if rows := memory.category_rows(found):
@@ -109,7 +109,7 @@ def snapshot_parts(found: SnapshotSummary, width: int, *, unicode: bool) -> Iter
 
 
 def comparison_parts(found: SnapshotComparison) -> Iterator[RenderableType]:
-    """Two snapshots side by side."""
+    """Yield two snapshots side by side."""
     grid = table("at the peak", ">before", ">after", ">difference", sizes=("before", "after", "difference"))
     for row in memory.change_rows(found):
         _add_change(grid, Text(CATEGORY_WORDS[row.category]), row.before_bytes, row.after_bytes)

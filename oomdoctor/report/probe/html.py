@@ -32,7 +32,7 @@ _MOST_NAMED: Final = 3
 
 
 def sections(result: ProbeResult) -> dict[str, Any]:
-    """What the template's sections take, by name; a section without anything to show is None or empty."""
+    """Return the values of the template's sections by name; None or empty for a section without content."""
     return {
         "result": result,
         "facts": _facts(result),
@@ -122,7 +122,7 @@ def _description(found: StepMemory) -> str:
 
 
 def _columns(shown: Sequence[PhaseMemory]) -> list[tuple[int, Category]]:
-    """Categories that hold anything in any phase, with their place in the figures."""
+    """Return categories that hold anything in any phase, with their place in the figures."""
     return [
         (index, category)
         for index, category in enumerate(Category)

@@ -59,7 +59,7 @@ UNSTABLE = "the memory of other processes moved during the probe, so another run
 
 
 def headline(result: ProbeResult) -> str:
-    """The answer in one line, such as `micro-batch 19 fits; 20 runs out in backward, iteration 2`."""
+    """Return the answer in one line, such as `micro-batch 19 fits; 20 runs out in backward, iteration 2`."""
     answer = result.micro_batch
     if answer.maximum == 0:
         return _nothing_fits(result)
@@ -69,7 +69,7 @@ def headline(result: ProbeResult) -> str:
 
 
 def failing_trial(result: ProbeResult) -> Trial | None:
-    """The trial that ended the search: one above the maximum; where nothing fits, the smallest that was run."""
+    """Return the trial that ended the search: one above the maximum; where nothing fits, the smallest that was run."""
     failed = [trial for trial in result.trials if trial.outcome is not Outcome.FITS]
     if result.micro_batch.maximum == 0:
         return min(failed, key=lambda trial: trial.micro_batch, default=None)
@@ -79,7 +79,7 @@ def failing_trial(result: ProbeResult) -> Trial | None:
 
 
 def shortfall(result: ProbeResult) -> str | None:
-    """Where nothing fits: by how much the weights alone are too large, or their share; None where not known."""
+    """Return the size of the weights against the capacity where nothing fits; None where not known."""
     if result.micro_batch.maximum or result.weights_bytes is None:
         return None
     excess = result.weights_bytes - result.capacity_bytes
@@ -90,12 +90,12 @@ def shortfall(result: ProbeResult) -> str | None:
 
 
 def warnings(result: ProbeResult) -> list[str]:
-    """What the reader should know before relying on the answer."""
+    """Return the warnings about the answer."""
     return list(result.warnings) if result.stable else [UNSTABLE, *result.warnings]
 
 
 def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
-    """What belongs to the answer besides the headline: (name, sentence)."""
+    """Return the parts of the answer below the headline: (name, sentence)."""
     answer = result.micro_batch
     if not answer.maximum:
         return []
@@ -158,7 +158,7 @@ def _target_is_met(result: ProbeResult) -> str:
 
 
 def capacity(result: ProbeResult) -> str:
-    """The capacity and, where they add up to it, its parts."""
+    """Return the capacity and, where they add up to it, its parts."""
     device, total = result.device, format_size(result.device.total_bytes)
     parts = [f"{total} total"]
     if device.context_bytes is not None:
@@ -179,7 +179,7 @@ def _context_source(device: Device) -> str:
 
 
 def outcome(result: ProbeResult, trial: Trial) -> str:
-    """How a trial ended and what sets it apart from the others, such as `fits, largest`."""
+    """Return the outcome of a trial with its notes, such as `fits, largest`."""
     return ", ".join([OUTCOME_NAMES[trial.outcome], *_notes(result, trial)])
 
 
@@ -199,7 +199,7 @@ def _notes(result: ProbeResult, trial: Trial) -> list[str]:
 
 
 def phases_title(result: ProbeResult) -> str:
-    """What the memory by phase is of, such as `Memory by phase at micro-batch 19`."""
+    """Return the title of the memory by phase, such as `Memory by phase at micro-batch 19`."""
     # Loading comes before all trials, so that the phases of one are the end of those of the result.
     matches = [trial for trial in result.trials if trial.phases and result.phases[-len(trial.phases) :] == trial.phases]
     if not matches and not result.micro_batch.maximum:
@@ -211,13 +211,13 @@ def phases_title(result: ProbeResult) -> str:
 
 
 def trials_title(trials: Sequence[Trial]) -> str:
-    """How many trials ran and how long they took together."""
+    """Return the number of trials and their seconds in all."""
     seconds = sum(trial.seconds for trial in trials)
     return f"{len(trials)} {'trial' if len(trials) == 1 else 'trials'} in {seconds:.1f} s"
 
 
 def failure_title(trial: Trial) -> str:
-    """What the error shown under it is of."""
+    """Return the title of the error of a trial."""
     if _died_loading(trial):
         return "The error while loading the model"
     return f"The error at micro-batch {trial.micro_batch}"
@@ -228,7 +228,7 @@ _INDENT: Final = "  "
 
 
 def plan_title(plan: Accumulation) -> str:
-    """What the plan is for, such as `To reach a target batch of 256 on 8 devices, 32 on each`."""
+    """Return the title of a plan, such as `To reach a target batch of 256 on 8 devices, 32 on each`."""
     text = f"To reach a target batch of {plan.target_batch}"
     if plan.world_size > 1:
         text += f" on {plan.world_size} devices, {sum(plan.micro_batches)} on each"
@@ -236,7 +236,7 @@ def plan_title(plan: Accumulation) -> str:
 
 
 def plan_rows(result: ProbeResult) -> list[tuple[str, str, str]]:
-    """Ways to reach the target, best first: (name, what to type, what it does)."""
+    """Return ways to reach the target, best first: (name, what to type, what it does)."""
     plan, command = result.accumulation, result.command_plan
     if plan is None:
         return []
@@ -254,7 +254,7 @@ def plan_rows(result: ProbeResult) -> list[tuple[str, str, str]]:
 
 
 def plan_notes(result: ProbeResult) -> list[str]:
-    """What to know about the plan before typing it."""
+    """Return the notes about a plan."""
     plan, answer = result.accumulation, result.micro_batch
     if plan is None or not plan.micro_batches:
         return []
@@ -271,7 +271,7 @@ def plan_notes(result: ProbeResult) -> list[str]:
 
 
 def _command_rows(command: CommandPlan, plan: Accumulation) -> list[tuple[str, str, str]]:
-    """A command takes one size, so that there is one way."""
+    """Return the one row of a command, which takes one size."""
     if command.run is None or command.sizes is None:
         return []
     sizes = command.sizes
@@ -281,7 +281,7 @@ def _command_rows(command: CommandPlan, plan: Accumulation) -> list[tuple[str, s
 
 
 def typed_lines(command: CommandPlan, width: int) -> list[str]:
-    """The command to run in lines of about `width`, which a shell takes as one command; empty where nothing fits."""
+    """Return the command to run in lines of about `width`, which a shell takes as one; empty where nothing fits."""
     lines: list[str] = []
     for word in command.run or ():
         quoted = shlex.quote(word) if word.isprintable() else clean(shlex.quote(word))
@@ -316,30 +316,30 @@ _LONGEST_NAME: Final = 120
 
 
 def memory_title(found: StepMemory) -> str:
-    """What it is of, such as `Memory at micro-batch 19`."""
+    """Return the title of a step's memory, such as `Memory at micro-batch 19`."""
     return f"Memory at micro-batch {found.micro_batch}"
 
 
 def memory_peak(found: StepMemory) -> str:
-    """When it peaks and how high, such as `22.62 GiB at the peak, in backward, iteration 2; 22.83 GiB reserved`."""
+    """Return the peak, such as `22.62 GiB at the peak, in backward, iteration 2; 22.83 GiB reserved`."""
     phase = "the optimizer step" if found.peak_phase is PhaseName.OPTIMIZER else PHASE_WORDS[found.peak_phase]
     allocated, reserved = format_size(found.peak_allocated_bytes), format_size(found.peak_reserved_bytes)
     return f"{allocated} at the peak, in {phase}, iteration {found.peak_iteration}; {reserved} reserved"
 
 
 def memory_categories(found: StepMemory) -> list[tuple[str, int]]:
-    """Categories that hold anything at the peak, and their bytes, largest first."""
+    """Return categories that hold anything at the peak, and their bytes, largest first."""
     held = [(CATEGORY_WORDS[part.category], part.allocated_bytes) for part in found.categories if part.allocated_bytes]
     return sorted(held, key=lambda part: -part[1])
 
 
 def memory_modules(found: StepMemory) -> list[tuple[ModuleRow, str]]:
-    """The largest modules at the peak, and what each holds most."""
+    """Return the largest modules at the peak, and what each holds most."""
     return [(row, _mostly(row)) for row in module_rows(found.modules)[:MOST_MODULES] if not row.others]
 
 
 def module_name(row: ModuleRow) -> str:
-    """A module's path, or words for the model itself, for the smaller ones and for what no module accounts for."""
+    """Return a module's path, or words for the model itself, for the smaller ones and for all outside of modules."""
     if row.others:
         return f"{row.others} smaller modules"
     if row.module is None:
@@ -348,6 +348,6 @@ def module_name(row: ModuleRow) -> str:
 
 
 def _mostly(row: ModuleRow) -> str:
-    """The category that most of a module's memory is of; empty where it holds none."""
+    """Return the category that most of a module's memory is of; empty where it holds none."""
     largest = max(row.parts, key=lambda part: part[1], default=None)
     return "" if largest is None else CATEGORY_WORDS[largest[0]]

@@ -206,7 +206,7 @@ def _reasons(result: ProbeResult) -> RenderableType:
 
 
 def render_dry_run(target: str, tried: DryRun) -> str:
-    """Text without a final newline."""
+    """Return text without a final newline."""
     width = max(map(len, tried.loaded.found))
     return "\n".join(
         [
