@@ -5,7 +5,6 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from itertools import starmap
@@ -19,7 +18,6 @@ from oomdoctor.trial.process import GuardedProcess, channel_to_child
 from oomdoctor.trial.protocol import (
     AskDevice,
     Bug,
-    Channel,
     ChannelClosedError,
     ChannelTimeoutError,
     Died,
