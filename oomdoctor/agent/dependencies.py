@@ -78,7 +78,7 @@ def _listing(path: str) -> str:
 
 
 def _module(path: str) -> str:
-    """The file or folder that Python's own finder would take; a package goes before a module of its name."""
+    """Return the file or folder that Python's own finder would take; a package goes before a module of its name."""
     for base in (f"{path}/__init__", path):
         for suffix in _SUFFIXES:
             if os.path.isfile(base + suffix):
@@ -114,17 +114,17 @@ _COMPILED = ("/torchinductor_", "/.triton/")
 
 
 def is_installed(path: str) -> bool:
-    """Whether it belongs to an installed package, whose version the name of its `.dist-info` has."""
+    """Return whether a path belongs to an installed package, whose version the name of its `.dist-info` has."""
     return "/site-packages/" in path or "/dist-packages/" in path
 
 
 def is_standard(path: str) -> bool:
-    """Whether it belongs to Python itself."""
+    """Return whether a path belongs to Python itself."""
     return path.startswith(_STANDARD_ROOTS) and not is_installed(path)
 
 
 def can_change(path: str) -> bool:
-    """Whether what is there can change an answer and is not known otherwise; a folder's path ends in a slash."""
+    """Return whether a path can change an answer and is not known otherwise; that of a folder ends in a slash."""
     if path.startswith(PACKAGE_ROOTS) or is_standard(path) or path.startswith(_DEVICES):
         return False  # Python, torch and oomdoctor are known by more than their files
     if any(part in path for part in _COMPILED) or (path.endswith(".so") and is_installed(path)):

@@ -72,7 +72,7 @@ _PROCESS_MODULES = frozenset({"multiprocessing.popen_spawn_posix", "multiprocess
 
 
 def _is_for_own_purposes(wanted_by: str) -> bool:
-    """Whether Python's library or torch wanted a program for itself; not where they launch what the command names."""
+    """Return whether Python or torch wanted a program for itself, rather than to launch what the command names."""
     if is_standard(wanted_by):
         return wanted_by.endswith(_OWN_PURPOSES)
     return wanted_by.startswith(PACKAGE_ROOTS) and _LAUNCHING not in wanted_by
@@ -85,7 +85,7 @@ def _is_own_python(path: str) -> bool:
 
 
 def _loads_agent(options: Sequence[str]) -> bool:
-    """Whether Python's options leave it to `PYTHONPATH` and `site` to load the agent."""
+    """Return whether Python's options leave it to `PYTHONPATH` and `site` to load the agent."""
     for option in options:
         if not option.startswith("-") or option in ("-c", "-m"):
             return True
@@ -302,7 +302,7 @@ class DependencyRecorder:
             self.unseen(self._unwatched.format(name))
 
     def _is_watched(self, program: Sequence[Any]) -> bool:
-        """Whether it is this Python once more, with all that makes it load the agent."""
+        """Return whether a program is this Python once more, with all that makes it load the agent."""
         path, words, variables = program[0], program[1:2], program[-1]
         if ACCOUNT not in os.environ or not isinstance(path, (str, bytes, os.PathLike)):
             return False
@@ -324,7 +324,7 @@ class DependencyRecorder:
 
 
 class _Quiet:
-    """What happens inside is the recorder's own."""
+    """Context whose uses are the recorder's own."""
 
     def __init__(self, busy: threading.local, unseen: Callable[[str], None]) -> None:
         self._busy = busy

@@ -35,7 +35,7 @@ _SETTLED_SECONDS: Final = 2.0
 """A file that was changed this lately may be changed again without its times showing it."""
 
 _SHELL_VARIABLES: Final = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "TERM", "COLUMNS", "LINES"})
-"""What a shell changes from one command to the next; they count where they are asked for, and not in a copy of all."""
+"""Variables that a shell changes from one command to the next; they count where they are asked for one by one."""
 
 
 class Fingerprints:
@@ -45,7 +45,7 @@ class Fingerprints:
         self._read: dict[str, tuple[str, str]] = {}
 
     def sees(self, seen: Mapping[str, str]) -> bool:
-        """Whether everything is as it was seen; stops at the first thing that is not."""
+        """Return whether everything is as it was seen; stop at the first thing that is not."""
         return all(self._look(key) == state for key, state in seen.items())
 
     def _look(self, key: str) -> str:
@@ -62,12 +62,12 @@ class Fingerprints:
 
 
 def is_here(dependencies: Dependencies) -> bool:
-    """Whether the working directory is the one that relative paths were meant from, where there were any."""
+    """Return whether the working directory is the one that relative paths started from, where there were any."""
     return dependencies.working_directory in (None, str(Path.cwd()))
 
 
 def digest_of(variables: Iterable[str], environment: Mapping[str, str]) -> str:
-    """The values of variables, of which some may be secret, in a form that shows whether they have changed.
+    """Return the values of variables, of which some may be secret, in a form that shows whether they have changed.
 
     Args:
         variables: Names; `*` for all.
@@ -101,7 +101,7 @@ _MARKS: Final = (
 
 
 def cache_folder(configuration: Path, environment: Mapping[str, str]) -> Path:
-    """Where a configuration's answers are kept: `OOMDOCTOR_CACHE_DIR`, or `.oomdoctor-cache` beside the file.
+    """Return the folder of a configuration's answers: `OOMDOCTOR_CACHE_DIR`, or `.oomdoctor-cache` beside the file.
 
     Args:
         configuration: The configuration file.
@@ -117,7 +117,7 @@ def answer_files(folder: Path, key: str) -> list[Path]:
 
 
 def read_answer_file(path: Path) -> str | None:
-    """What a file holds; None where it cannot be read or is far too long."""
+    """Return the text of a file; None where it cannot be read or is far too long."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_ENTRY_BYTES + 1)
@@ -154,7 +154,7 @@ def write_answer_file(folder: Path, key: str, state: str, text: str) -> None:
 
 
 def _files_beyond_limit(folder: Path) -> list[Path]:
-    """What the folder has no room for."""
+    """Return the files beyond the folder's limit, those used last being within it."""
     total, beyond = 0, []
     for path, size in _newest_first(folder, "*.json"):
         total += size
@@ -211,7 +211,7 @@ class Cache:
         self._keys: dict[ProbeRequest, str | None] = {}
 
     def find(self, request: ProbeRequest) -> ProbeRun | None:
-        """The answer to a question that was asked before and whose answer would be the same now; else None."""
+        """Return the answer to a question that was asked before and whose answer would be the same now; else None."""
         key = self._keys[request] = self._key(request)
         for path in [] if key is None else answer_files(self._folder, key):
             answer = _read(path)
@@ -249,7 +249,7 @@ class Cache:
         return "the environment changed while it was probed"
 
     def _key(self, request: ProbeRequest) -> str | None:
-        """The question's name; None for a question whose answer is not to be kept, or that has none."""
+        """Return the question's name; None for a question whose answer is not to be kept, or that has none."""
         try:
             return key_of(request, self._environment) if is_repeatable(request, self._environment) else None
         except (OomdoctorError, OSError):
@@ -266,7 +266,7 @@ class Cache:
 
 
 def _read(path: Path) -> _Answer | None:
-    """The answer in a file; None for what is none, whoever wrote it."""
+    """Return the answer in a file; None for what is none, whoever wrote it."""
     try:
         return decode(_Answer, json.loads(read_answer_file(path) or ""), "")
     except Exception:  # noqa: BLE001 - what is cut short or made up may go wrong in any way, and is no answer

@@ -92,14 +92,14 @@ _NATIVE_PREFIXES: Final = (
 
 
 def is_repeatable(request: ProbeRequest, environment: Mapping[str, str]) -> bool:
-    """Whether a null GPU would answer; what a real one answers depends on who else uses it at the time."""
+    """Return whether a null GPU would answer; the answer of a real one depends on who else uses it at the time."""
     if request.engine == "auto" and request.gpu is None:
         return request.device is None and not has_local_gpu(environment)
     return request.engine != "cuda"
 
 
 def key_of(request: ProbeRequest, environment: Mapping[str, str]) -> str:
-    """A name for the question, of 40 hexadecimal digits; other questions have other names.
+    """Return a name for the question, of 40 hexadecimal digits; other questions have other names.
 
     Args:
         request: The question.

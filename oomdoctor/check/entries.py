@@ -61,7 +61,7 @@ DEFAULTS: Final = CheckEntry(
     tolerance=DEFAULT_TOLERANCE,
     trial_timeout=DEFAULT_TRIAL_TIMEOUT_SECONDS,
 )
-"""What holds where nobody says anything."""
+"""Defaults."""
 
 _LONGEST_TIMEOUT_SECONDS: Final = 604_800
 _COUNTS: Final = ("target-batch", "world-size", "micro-batch", "min-micro-batch", "max-accumulation-steps", "steps")
@@ -70,7 +70,7 @@ _FOR_COMMANDS: Final = ("steps", "fresh")
 
 
 def all_entries(configuration: CheckConfiguration) -> tuple[Entry, ...]:
-    """Every entry on every card that it names, in the order of the configuration.
+    """Return every entry on every card that it names, in the order of the configuration.
 
     Raises:
         UsageError: A value cannot be, or two of them contradict each other; the message names the entry and the key.
@@ -79,7 +79,7 @@ def all_entries(configuration: CheckConfiguration) -> tuple[Entry, ...]:
 
 
 def chosen_entries(configuration: CheckConfiguration, names: Sequence[str]) -> tuple[Entry, ...]:
-    """The entries of these names, in the order of the configuration; all of them where none is named.
+    """Return the entries of these names, in the order of the configuration; all of them where none is named.
 
     Args:
         configuration: What holds.
@@ -100,7 +100,7 @@ def chosen_entries(configuration: CheckConfiguration, names: Sequence[str]) -> t
 
 
 def _entries(configuration: CheckConfiguration) -> list[tuple[str, Entry]]:
-    """Each entry with its name in the configuration.
+    """Return each entry with its name in the configuration.
 
     Raises:
         UsageError: A value cannot be, or two entries end up with one name.
@@ -119,13 +119,13 @@ def _entries(configuration: CheckConfiguration) -> list[tuple[str, Entry]]:
 
 @dataclass(frozen=True, slots=True)
 class _EntryReader:
-    """What one entry says, checked."""
+    """Reads and checks one entry."""
 
     settled: SettledEntry
     values: CheckEntry
 
     def entries(self, folder: Path) -> Iterator[Entry]:
-        """One entry a card."""
+        """Yield one entry a card."""
         self._check_kind()
         self._check_counts()
         self._check_sizes()

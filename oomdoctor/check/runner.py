@@ -111,7 +111,7 @@ class Answerer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to check.
+    """Plan of a check.
 
     Attributes:
         configuration: The configuration file as messages call it.
@@ -170,7 +170,7 @@ def check(plan: Plan, progress: CheckProgress, *, jobs: int, cache: Cache | None
 
 
 def _baseline(plan: Plan) -> Baseline | None:
-    """What the baseline file has, before anything runs; None where no entry asks.
+    """Return the baseline, read before anything runs; None where no entry asks for one.
 
     Raises:
         UsageError: It cannot be read, or could not be written.
@@ -194,7 +194,7 @@ def _baseline(plan: Plan) -> Baseline | None:
 
 
 def _settled(plan: Plan, entry: Entry, known: Mapping[str, Figures]) -> Entry:
-    """The entry with the size at which memory is recorded in its question."""
+    """Return the entry with the size at which memory is recorded in its question."""
     return replace(entry, request=replace(entry.request, profile_micro_batch=_profiled_size(plan, entry, known)))
 
 
@@ -212,7 +212,7 @@ def _size_before(entry: Entry, known: Mapping[str, Figures]) -> int | None:
 
 
 def _updated(plan: Plan, known: Mapping[str, Figures], answers: Mapping[str, Answer]) -> Baseline:
-    """The figures of the entries that ran; those of others stay, unless all ran."""
+    """Return the figures of the entries that ran; those of others stay, unless all ran."""
     entries = {} if plan.is_whole else dict(known)
     for entry in plan.entries:
         answer = answers[entry.name]

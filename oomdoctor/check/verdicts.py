@@ -35,7 +35,7 @@ def broken_first(limits: Iterator[Limit] | Sequence[Limit]) -> tuple[Limit, ...]
 def baseline_limit(
     movements: Sequence[Movement] | None, tolerance: float, *, updated: bool = False, left_out: str | None = None
 ) -> Limit:
-    """Whether what was found is within the tolerance of the baseline.
+    """Return the limit that the baseline is: every figure within its tolerance.
 
     Args:
         movements: What differs; None where the baseline does not have the entry.
@@ -103,14 +103,14 @@ def _max_memory(asked: int, size: int, result: ProbeResult) -> Limit:
 
 
 def _reserved_at(size: int, result: ProbeResult) -> int | None:
-    """Most bytes held from the driver at a size, as recorded or else as the fullest trial had them."""
+    """Return most bytes held from the driver at a size, as recorded or else as the fullest trial had them."""
     if result.memory is not None and result.memory.micro_batch == size:
         return result.memory.peak_reserved_bytes
     return max((trial.peak_reserved_bytes or 0 for trial in _fitting(size, result)), default=None)
 
 
 def _headroom(asked: float, size: int, result: ProbeResult) -> Limit:
-    """Whether the recommended size, which was found with that headroom withheld, is large enough."""
+    """Return the limit on the recommended size, which was found with that headroom withheld."""
     recommended = result.micro_batch.recommended
     largest = f"micro-batch {recommended} is recommended" if recommended else "no micro-batch can be recommended"
     text = f"with {percent(asked)} of memory left free {largest}, and at least {size} is asked for"
@@ -139,7 +139,7 @@ _NOT_WRITTEN = "the baseline was not written, since not every entry has an answe
 
 @dataclass(frozen=True, slots=True)
 class BaselineState:
-    """What is known of the baseline.
+    """State of the baseline.
 
     Attributes:
         figures: What it had before this check, by entry.
@@ -200,7 +200,7 @@ def _without_answer(entry: Entry, error: OomdoctorError) -> CheckedEntry:
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """What comparing with the baseline gave."""
+    """Result of the comparison with the baseline."""
 
     state: _ComparisonState = "none"
     limits: tuple[Limit, ...] = ()

@@ -82,7 +82,7 @@ def found_program(command: Sequence[str], directory: Path, environment: Mapping[
 
 
 def _is_python(program: str, search_path: str | None, depth: int) -> bool:
-    """Whether it is a Python, or a script whose first line names one; a shell script that is called so is none."""
+    """Return whether it is a Python, or a script whose first line names one, and no shell script that is called so."""
     try:
         with Path(program).open("rb") as file:
             head = file.read(_LONGEST_HEAD).decode(errors="replace")

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 CallAllocations = tuple[tuple[tuple["AllocationStep", ...], tuple["AllocationStep", ...]], ...]
-"""What each call takes before its results are made, and after."""
+"""Allocations of each call: those before its results are made, and those after."""
 Chunk = tuple[list[int], "TemporariesEntry | OperatorEnd | WorkspacesCleared | PhaseMark | None"]
-"""What happens to tensors, and what an operator does after that."""
+"""Allocations and frees of tensors, and what an operator does after them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the allocator is asked for, but for what depends on the card.
+    """Requests to an allocator, apart from those that depend on the card.
 
     Attributes:
         loading: While the target is loaded.
@@ -47,12 +47,12 @@ class Program:
 
 
 def program_of(steps: MemoryTrace) -> Program:
-    """What a step asks for, in runs that need no look at what they are made of."""
+    """Return a trace as chunks of requests."""
     return Program(_runs(steps.entries[: steps.start]), _runs(steps.entries[steps.start :]))
 
 
 def without_empty_calls(program: Program, scripts: CallAllocations) -> Program:
-    """The same without the sections that take nothing, which are most, and without the ends that give nothing back."""
+    """Return the program without sections that allocate nothing, which are most, and without ends that free nothing."""
     return Program(_condensed(program.loading, scripts), _condensed(program.trial, scripts))
 
 
@@ -76,18 +76,18 @@ def _condensed(runs: list[Chunk], scripts: CallAllocations) -> list[Chunk]:
 
 
 def allocating_calls(scripts: CallAllocations) -> object:
-    """Which sections take something: programs are condensed alike where that is the same."""
+    """Return which sections allocate; programs that agree in that lose the same sections."""
     return tuple(bool(part) for script in scripts for part in script)
 
 
 def call_allocations(steps: MemoryTrace, card: Card) -> CallAllocations:
-    """What the calls take on a card."""
+    """Return the allocations of a trace's calls on a card."""
     answers = (temporaries_of(replace(call, card=card)) for call in steps.calls)
     return tuple((answer.before, answer.after) for answer in answers)
 
 
 def allocation_order(scripts: CallAllocations) -> object:
-    """What scripts have in common that allocate and give back in the same order, whatever the bytes."""
+    """Return the order of allocations and frees, whatever their bytes."""
     return tuple(
         tuple(step if not isinstance(step, Workspace) and step <= 0 else 1 for step in part)
         for script in scripts
@@ -180,11 +180,11 @@ class Executor:
 
 
 _GRANULARITY: Final = 512
-"""What is there before the trial is known as the allocator counts it, in whole blocks."""
+"""Bytes of a block; what is there before the trial is known in whole blocks, as the allocator counts it."""
 
 
 def live_peak(program: Program, scripts: CallAllocations) -> int:
-    """The bytes of what was loaded, and the most that the trial keeps alive besides."""
+    """Return the bytes of what was loaded, and the most that the trial keeps alive besides."""
     living = _LiveBytes(scripts)
     living.go_through(program.loading, _GRANULARITY)
     living.peak = living.now
@@ -193,7 +193,7 @@ def live_peak(program: Program, scripts: CallAllocations) -> int:
 
 
 class _LiveBytes:
-    """What is alive, as a program goes on; `lowering.Player` does the same with an allocator.
+    """Bytes that are alive, as a program goes on; `Executor` does the same with an allocator.
 
     Attributes:
         now: Bytes that are alive.
@@ -264,13 +264,13 @@ class CardMemory:
 
     @property
     def capacity_bytes(self) -> int:
-        """What the allocator may hold while the target is loaded."""
+        """Bytes that the allocator may hold while the target is loaded."""
         return self.total_bytes - self.context_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How it went.
+    """Result of a program on an allocator.
 
     Attributes:
         error: PyTorch's message where memory ran out, else None.
@@ -310,7 +310,7 @@ def execute(
 
 
 def is_plain(settings: Settings) -> bool:
-    """Whether room that is not used changes nothing: the allocator does the same on all cards that are large enough."""
+    """Return whether the allocator does the same on all cards that are large enough: unused memory changes nothing."""
     return (
         settings.largest_split == NO_LIMIT
         and not settings.expandable
@@ -325,7 +325,7 @@ def _set_limit(allocator: CachingAllocator, allowed_bytes: int, total_bytes: int
 
 
 def _run(player: Executor, runs: list[Chunk]) -> str | None:
-    """The message where memory ran out."""
+    """Return the message where memory ran out."""
     try:
         player.play(runs)
     except AllocationError as error:

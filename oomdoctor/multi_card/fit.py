@@ -1,4 +1,4 @@
-"""What fits each card of the catalogue: from traces in one worker, or from a probe of each card on a null GPU."""
+"""Fit one target to many cards: a worker traces it, and places its step on an allocator of each card's size."""
 
 from __future__ import annotations
 

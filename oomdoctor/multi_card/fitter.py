@@ -24,6 +24,7 @@ from oomdoctor.multi_card.alloc_program import (
 from oomdoctor.multi_card.tracer import Tracer, without_memory_limit
 from oomdoctor.progress import SilentProgress
 from oomdoctor.results import CardFit, Outcome, Trial
+from oomdoctor.search.prediction import largest_placeable
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps, tested_plan
 from oomdoctor.search.source import TrialNotes, TrialSource
 
@@ -44,25 +45,25 @@ _Key = tuple[int, int, CallAllocations]
 
 @dataclass(slots=True)
 class GroupCache:
-    """What cards of a family can take from each other.
+    """Results that the cards of a group share.
 
     Attributes:
         tracer: Tells what a trial does.
-        family: The cards that do the same.
+        group: The cards that do the same.
         settings: What the allocator is told.
         rules: What its version does differently.
         programs: What the allocator is asked for, by size, micro-steps and which sections take something.
-        unpressed: Placements that never came near a bound, by size, micro-steps and what operators take on a card.
-        lives: Most bytes that are alive at one time, by size, micro-steps and what operators take.
+        unconstrained: Placements that never came near a bound, by size, micro-steps and what operators take on a card.
+        live_peaks: Most bytes that are alive at one time, by size, micro-steps and what operators take.
     """
 
     tracer: Tracer
-    family: ArchGroup
+    group: ArchGroup
     settings: Settings
     rules: Rules
     programs: dict[tuple[int, int, object], Program] = field(default_factory=dict)
-    unpressed: dict[_Key, Execution] = field(default_factory=dict)
-    lives: dict[_Key, int] = field(default_factory=dict)
+    unconstrained: dict[_Key, Execution] = field(default_factory=dict)
+    live_peaks: dict[_Key, int] = field(default_factory=dict)
 
 
 class CardTrials(TrialSource):
@@ -70,7 +71,7 @@ class CardTrials(TrialSource):
 
     Args:
         card: The card.
-        shared: What its family knows.
+        shared: What its group knows.
         micro_steps: Micro-steps in an optimizer step, by size.
         explain: What to say of a trial that failed for another reason than memory.
     """
@@ -88,62 +89,63 @@ class CardTrials(TrialSource):
         self._explain = explain
         self._scripts: dict[tuple[int, int], CallAllocations] = {}
         self._placements: dict[tuple[int, int, int], Execution] = {}
-        self._alike: dict[object, set[int]] = {}
+        self._same_order: dict[object, set[int]] = {}
         self.capacity_bytes = card.capacity_bytes
         self.notes = TrialNotes()
 
     def has_room_for_model(self, micro_batch: int, micro_steps: int) -> bool:
-        """Whether the target can be loaded; the trial that tells is any that was traced."""
-        steps = self._shared.tracer.at(self._shared.family, micro_batch, micro_steps).steps
+        """Return whether the target can be loaded, as any traced trial tells."""
+        steps = self._shared.tracer.at(self._shared.group, micro_batch, micro_steps).steps
         return steps is None or self._place(steps, micro_batch, micro_steps, self.capacity_bytes).was_loaded
 
     def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
-        """How the trial would end on the card."""
-        traced = self._shared.tracer.at(self._shared.family, micro_batch, micro_steps)
+        """Return the trial as it would end on the card."""
+        traced = self._shared.tracer.at(self._shared.group, micro_batch, micro_steps)
         if traced.attempt is not None and traced.steps is None:
             self.notes.problem = self._explain(traced.attempt)
             return replace(traced.attempt.trial, allowed_bytes=allowed_bytes)
         if traced.steps is None:
             raise RuntimeError("a trial that was not run is told by others")
         placement = self._place(traced.steps, micro_batch, micro_steps, allowed_bytes)
-        if placement.error is None and micro_steps > 1 and micro_batch >= self._shared.family.lowest:
+        if placement.error is None and micro_steps > 1 and micro_batch >= self._shared.group.lowest:
             shape = allocation_order(self._taken(traced.steps, (micro_batch, micro_steps)))
-            self._alike.setdefault(shape, set()).add(micro_batch)
+            self._same_order.setdefault(shape, set()).add(micro_batch)
         return _trial(micro_batch, allowed_bytes, traced.steps, placement)
 
     def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
-        """The largest size between two that can be placed.
+        """Return the largest size between two that can be placed.
 
-        None where every size is traced by itself, or where a probe of this card could not foresee yet, for want of two
+        None where every size is traced by itself, or where a probe of this card could not predict yet, for want of two
         trials that did the same: the search has to go the same way here.
         """
-        most_alike = max(map(len, self._alike.values()), default=0)
-        if self._shared.family.scale is None or most_alike < 2:  # noqa: PLR2004 - a line needs two points
+        most_same = max(map(len, self._same_order.values()), default=0)
+        if self._shared.group.scale is None or most_same < 2:  # noqa: PLR2004 - a line needs two points
             return None
-        high = min(high, 1 + _bisect(lambda size: self._live(size) <= allowed_bytes, low, high))
-        reach = 1
-        while high - reach > low and not self._can_place(high - reach, allowed_bytes, retries=retries):
-            high, reach = high - reach, 2 * reach
-        return _bisect(lambda size: self._can_place(size, allowed_bytes, retries=retries), max(low, high - reach), high)
+        return largest_placeable(
+            low,
+            high,
+            is_live_within=lambda size: self._live_peak(size) <= allowed_bytes,
+            can_place=lambda size: self._can_place(size, allowed_bytes, retries=retries),
+        )
 
     def _can_place(self, micro_batch: int, allowed_bytes: int, *, retries: bool) -> bool:
         micro_steps = self._micro_steps(micro_batch)
-        steps = self._shared.tracer.at(self._shared.family, micro_batch, micro_steps).steps
+        steps = self._shared.tracer.at(self._shared.group, micro_batch, micro_steps).steps
         if steps is None:
             return False
         placement = self._place(steps, micro_batch, micro_steps, allowed_bytes)
         return placement.error is None and (retries or not placement.retries)
 
-    def _live(self, micro_batch: int) -> int:
-        """Most bytes that are alive at one time, as two trials of the probe would have it."""
-        steps = self._shared.tracer.at(self._shared.family, micro_batch, 2).steps
+    def _live_peak(self, micro_batch: int) -> int:
+        """Return most bytes that are alive at one time, as two trials of the probe would have it."""
+        steps = self._shared.tracer.at(self._shared.group, micro_batch, 2).steps
         if steps is None:
             return 0
-        size, lives = (micro_batch, 2), self._shared.lives
+        size, live_peaks = (micro_batch, 2), self._shared.live_peaks
         key = (*size, self._taken(steps, size))
-        if key not in lives:
-            lives[key] = live_peak(self._program(steps, size, key[2]), key[2])
-        return lives[key]
+        if key not in live_peaks:
+            live_peaks[key] = live_peak(self._program(steps, size, key[2]), key[2])
+        return live_peaks[key]
 
     def _program(self, steps: MemoryTrace, size: tuple[int, int], scripts: CallAllocations) -> Program:
         programs = self._shared.programs
@@ -163,13 +165,13 @@ class CardTrials(TrialSource):
         shared, card = self._shared, self._card
         size = micro_batch, micro_steps
         key = (*size, self._taken(steps, size))
-        known = shared.unpressed.get(key)
+        known = shared.unconstrained.get(key)
         if known is not None and known.peak_reserved_bytes <= allowed_bytes:
             return known
         room = CardMemory(card.total_bytes, card.context_bytes, allowed_bytes)
         placement = execute(self._program(steps, size, key[2]), key[2], room, shared.settings, shared.rules)
         if placement.error is None and not placement.retries and is_plain(shared.settings):
-            shared.unpressed[key] = placement
+            shared.unconstrained[key] = placement
         return placement
 
     def _taken(self, steps: MemoryTrace, size: tuple[int, int]) -> CallAllocations:
@@ -192,14 +194,6 @@ def _trial(micro_batch: int, allowed_bytes: int, steps: MemoryTrace, placement: 
         error=placement.error,
         seconds=0.0,
     )
-
-
-def _bisect(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest size between `low`, where it is taken to hold, and `high`, where it is taken not to."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
 
 
 _FIRST_SIZE = 4
@@ -258,11 +252,11 @@ class Fitter:
 
     @property
     def questions(self) -> list[str]:
-        """What the target asked about the GPU."""
+        """Questions that the target asked about its GPU, sorted."""
         return sorted(self._journal.questions)
 
     def fit(self, key: str, headroom: float, capacity_bytes: int | None = None) -> CardFit:
-        """One card's answer.
+        """Return one card's answer.
 
         Args:
             key: The card.
@@ -289,20 +283,20 @@ class Fitter:
         return CardFit(key, search.maximum, recommended, search.limited_by, plan, search.notes)
 
     def _shared_of(self, card: Card) -> GroupCache:
-        """What the card's family knows; traced for the first card of it."""
+        """Return the cache of the card's group, which is traced for its first card."""
         if card.compute_capability not in self._shared:
-            self._add_family(card)
+            self._add_group(card)
         return self._shared[card.compute_capability]
 
-    def _add_family(self, card: Card) -> None:
+    def _add_group(self, card: Card) -> None:
         rivals = [*_by_capability([*self._cards.values()])]
         capacity = max(other.capacity_bytes for other in self._cards.values())
-        family, choices = self._tracer.prepare(card, self._share - 1, capacity)
+        group, choices = self._tracer.prepare(card, self._share - 1, capacity)
         if not self._shared:
             gc.freeze()  # torch has a million objects, which every collection would go through
             gc.set_threshold(_BLOCKS_BEFORE_A_COLLECTION)
         heap = self._device.allocator.heap
-        shared = GroupCache(self._tracer, family, heap.settings, heap.rules)
+        shared = GroupCache(self._tracer, group, heap.settings, heap.rules)
         own = choices[rivals.index(card.compute_capability)]
         for capability, chosen in zip(rivals, choices, strict=True):
             if chosen == own:

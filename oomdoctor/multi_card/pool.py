@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Answer: TypeAlias = ProbeRun | OomdoctorError
-"""What a probe found, or why it has no answer."""
+"""A finished probe, or the reason why there is none."""
 
 _MOST_JOBS: Final = 8
 """Each job holds a model in the host's memory, and few machines have that for every core."""

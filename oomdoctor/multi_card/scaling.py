@@ -1,4 +1,4 @@
-"""What a step does at any micro-batch, from what it did at two: every number in it is a line over the size.
+"""Traces at any micro-batch from traces at two: every number of a step is a line over the size.
 
 A line has to go through whole numbers at every size; a third trace has to lie on all of them.
 """
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def numbers_in(call: Call) -> list[int]:
-    """Every whole number of a call: shapes, strides, arguments, in order."""
+    """Return every whole number of a call: shapes, strides, arguments, in order."""
     return list(_numbers((call.args, call.kwargs, call.results)))
 
 
 def with_numbers(call: Call, numbers: Sequence[int]) -> Call:
-    """The same call with other numbers; its tensors have no memory."""
+    """Return a call with other numbers; its tensors have no memory."""
     following = iter(numbers)
     args, kwargs, results = _rebuilt((call.args, call.kwargs, call.results), following)
     return replace(call, args=args, kwargs=kwargs, results=results)
@@ -58,7 +58,7 @@ def _rebuilt(value: Any, numbers: Iterator[int]) -> Any:  # noqa: ANN401 - nests
 
 @dataclass(frozen=True, slots=True)
 class MemoryTrace:
-    """What a trial at one size does to memory, loading included.
+    """Trace of the allocations and calls of a trial at one size, loading included.
 
     Attributes:
         entries: See `oomdoctor.engines.trace.op_trace`.
@@ -91,7 +91,7 @@ class LinearScaling:
         self._calls = calls
 
     def at(self, micro_batch: int) -> MemoryTrace:
-        """What the step does at a size."""
+        """Return the trace at a size."""
         entries = [*self._small.entries]
         for line in self._entries:
             entries[line.index] = line.base + line.slope * micro_batch
@@ -103,7 +103,7 @@ class LinearScaling:
 
 
 def linear_scaling(small: MemoryTrace, small_size: int, large: MemoryTrace, large_size: int) -> LinearScaling | None:
-    """The lines through two traces; None where they did not do the same."""
+    """Return the lines through two traces; None where they did not do the same."""
     distance = large_size - small_size
     if len(small.entries) != len(large.entries) or len(small.calls) != len(large.calls):
         return None
@@ -121,7 +121,7 @@ def linear_scaling(small: MemoryTrace, small_size: int, large: MemoryTrace, larg
 
 
 def does_the_same(one: MemoryTrace, other: MemoryTrace) -> bool:
-    """Whether two traces of one size agree in everything."""
+    """Return whether two traces of one size agree in everything."""
     return (
         one.entries == other.entries
         and [call.operator for call in one.calls] == [call.operator for call in other.calls]
@@ -140,7 +140,7 @@ def _kinds_agree(small: MemoryTrace, large: MemoryTrace) -> bool:
 def _lines(
     small: Sequence[Entry], large: Sequence[Entry], small_size: int, distance: int
 ) -> list[_LinearNumber] | None:
-    """Lines through the numbers that differ; None where one is no line through whole numbers."""
+    """Return lines through the numbers that differ; None where one is no line through whole numbers."""
     if len(small) != len(large):
         return None
     lines = []

@@ -85,47 +85,47 @@ class Tracer:
             capacity_bytes: The most memory that any card has.
 
         Returns:
-            The family, and what each of the journal's rivals would have chosen.
+            The group, and what each of the journal's rivals would have chosen.
         """
-        family = ArchGroup(card)
-        first = self.at(family, min(_SMALL, max(1, largest)), 2 if largest else 1)
+        group = ArchGroup(card)
+        first = self.at(group, min(_SMALL, max(1, largest)), 2 if largest else 1)
         choices = [*self._journal.choices]
         if largest > _LARGE and first.steps is not None:
-            self._find_scale(family, largest, capacity_bytes)
-        return family, choices
+            self._find_scale(group, largest, capacity_bytes)
+        return group, choices
 
-    def at(self, family: ArchGroup, micro_batch: int, micro_steps: int) -> TracedTrial:
-        """What a trial does, traced or told by other traces."""
+    def at(self, group: ArchGroup, micro_batch: int, micro_steps: int) -> TracedTrial:
+        """Return a trial at a size: traced, or in line with other traces."""
         key = micro_batch, micro_steps
-        if key not in family.traces:
-            in_line = family.scale is not None and micro_steps > 1 and micro_batch >= max(2, family.lowest)
-            told = family.scale.at(micro_batch) if in_line and family.scale else None
-            family.traces[key] = TracedTrial(None, told) if told else self._trace(family.card, micro_batch, micro_steps)
-        return family.traces[key]
+        if key not in group.traces:
+            in_line = group.scale is not None and micro_steps > 1 and micro_batch >= max(2, group.lowest)
+            told = group.scale.at(micro_batch) if in_line and group.scale else None
+            group.traces[key] = TracedTrial(None, told) if told else self._trace(group.card, micro_batch, micro_steps)
+        return group.traces[key]
 
-    def _find_scale(self, family: ArchGroup, largest: int, capacity_bytes: int) -> None:
-        small, large = (self.at(family, size, 2).steps for size in (_SMALL, _LARGE))
+    def _find_scale(self, group: ArchGroup, largest: int, capacity_bytes: int) -> None:
+        small, large = (self.at(group, size, 2).steps for size in (_SMALL, _LARGE))
         if small is None or large is None:
             return
         far = min(largest, _LARGEST, _size_that_fills(capacity_bytes, small, large))
         if far <= _LARGE:
             far = _LARGE - 1
-        farthest = self.at(family, far, 2).steps
+        farthest = self.at(group, far, 2).steps
         if farthest is None:
             return
         scale = linear_scaling(small, _SMALL, large, _LARGE)
         if scale is not None and does_the_same(scale.at(far), farthest):
-            family.scale, family.lowest = scale, _SMALL if far > _LARGE else 2
+            group.scale, group.lowest = scale, _SMALL if far > _LARGE else 2
         elif far > _LARGE + 1:
-            self._find_upper_scale(family, large, far, farthest)
+            self._find_upper_scale(group, large, far, farthest)
 
-    def _find_upper_scale(self, family: ArchGroup, large: MemoryTrace, far: int, farthest: MemoryTrace) -> None:
+    def _find_upper_scale(self, group: ArchGroup, large: MemoryTrace, far: int, farthest: MemoryTrace) -> None:
         """A step of few samples may be another: try again without the smallest."""
         middle = (_LARGE + far) // 2
-        between = self.at(family, middle, 2).steps
+        between = self.at(group, middle, 2).steps
         scale = linear_scaling(large, _LARGE, farthest, far)
         if scale is not None and between is not None and does_the_same(scale.at(middle), between):
-            family.scale, family.lowest = scale, _LARGE
+            group.scale, group.lowest = scale, _LARGE
 
     def _trace(self, card: Card, micro_batch: int, micro_steps: int) -> TracedTrial:
         emulated = self._device.card
@@ -146,7 +146,7 @@ class Tracer:
 
 
 def without_memory_limit(card: Card, emulated: Card) -> Card:
-    """The card with the memory of the one that is emulated, which the device has been made with."""
+    """Return the card with the memory of the one that is emulated, which the device has been made with."""
     return replace(card, total_bytes=emulated.total_bytes, context_bytes=emulated.context_bytes)
 
 
@@ -177,7 +177,7 @@ def _left_behind(micro_batch: int) -> NoAnswerError:
 
 
 def _live_peak(steps: MemoryTrace) -> int:
-    """Most bytes that tensors take at one time, whatever operators need besides."""
+    """Return most bytes that tensors take at one time, whatever operators need besides."""
     sizes: list[int] = []
     changes: list[int] = []
     for entry in steps.entries:
@@ -189,7 +189,7 @@ def _live_peak(steps: MemoryTrace) -> int:
 
 
 def _size_that_fills(capacity_bytes: int, small: MemoryTrace, large: MemoryTrace) -> int:
-    """Where a line through two peaks meets the capacity."""
+    """Return the size at which a line through two peaks meets the capacity."""
     low, high = _live_peak(small), _live_peak(large)
     if high <= low:
         return _LARGEST

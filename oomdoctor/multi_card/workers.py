@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from oomdoctor.trial.process import CancelToken
 
 READY: Final = b"+"
-"""What a server says once it can fork, and again for each worker."""
+"""Word of a server once it can fork, and again for each worker."""
 _OF_ONE_WORKER: Final = ("OOMDOCTOR_NULL_", "OOMDOCTOR_EMULATED_CARD")
 """Beginnings of the variables that tell a worker its card; all others are the server's, too."""
 _END_SECONDS: Final = 15.0
@@ -152,7 +152,7 @@ class ForkedWorker:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was not ended yet."""
+        """True until it is ended."""
         return self._is_open
 
     def descriptors(self, requests_fd: int, answers_fd: int) -> list[int]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from oomdoctor.results import Outcome, PhaseName
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from oomdoctor.results import Trial
 
@@ -269,3 +269,31 @@ def unused_share(fits: Sequence[Trial]) -> float:
         if not trial.alloc_retries and trial.peak_reserved_bytes and trial.peak_allocated_bytes:
             return max(0.0, 1 - trial.peak_allocated_bytes / trial.peak_reserved_bytes)
     return 0.0
+
+
+def largest_placeable(
+    low: int, high: int, *, is_live_within: Callable[[int], bool], can_place: Callable[[int], bool]
+) -> int:
+    """Return the largest size that can be placed, of sizes whose live bytes alone tell what cannot be.
+
+    No packing is better than perfect: the search begins at the largest size whose live bytes have room, and goes down.
+
+    Args:
+        low: A size that can be placed, or 0.
+        high: A size that cannot, or one above the largest in question.
+        is_live_within: Whether a size's live bytes have room, were nothing lost to packing.
+        can_place: Whether an allocator can place a size.
+    """
+    high = min(high, 1 + _bisected(is_live_within, low, high))
+    reach = 1
+    while high - reach > low and not can_place(high - reach):
+        high, reach = high - reach, 2 * reach
+    return _bisected(can_place, max(low, high - reach), high)
+
+
+def _bisected(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the largest size between `low`, where it is taken to hold, and `high`, where it is taken not to."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

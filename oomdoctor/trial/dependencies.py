@@ -7,13 +7,10 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from oomdoctor.agent.dependencies import MOST_CONTENT_BYTES, can_change, fingerprint, is_installed, source
 from oomdoctor.agent.dependency_recorder import record_worker
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 GRAIN_SECONDS: Final = 0.02
 """By how much a file's times may lie behind the clock."""
@@ -22,7 +19,7 @@ _CUT_SHORT: Final = "a process was ended while it said what it used"
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What the target's code used, from before the target was imported.
+    """Things that a target's code used, from before it was imported.
 
     Attributes:
         seen: Each thing that was looked at, such as `content /home/a/model.py`, and its fingerprint when it was looked
@@ -61,10 +58,6 @@ class WatchedWorker:
     def __init__(self) -> None:
         self._began = time.time() - GRAIN_SECONDS
         self._recorder = record_worker()
-
-    def quietly(self) -> AbstractContextManager[bool]:
-        """Return a context whose uses are not the target's."""
-        return self._recorder.quietly()
 
     def dependencies(self) -> Dependencies:
         """Return what was used so far."""
@@ -156,7 +149,7 @@ class _Gathered:
         return Dependencies(seen, tuple(sorted(self._variables)), directory, tuple(self._unseen))
 
     def _is_temporary(self, path: str) -> bool:
-        """Whether `tempfile` made it: the name is another in each run, one process makes it and others look at it."""
+        """Return whether `tempfile` made it: its name is another in each run, and other processes look at it, too."""
         return not self._temporary.isdisjoint([path, *map(str, Path(path).parents)])
 
 

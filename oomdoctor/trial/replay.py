@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from oomdoctor.search.prediction import largest_placeable
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 _MOST_EVENTS = 1_000_000
@@ -61,10 +63,10 @@ def canonical_order(events: Iterable[int]) -> Iterator[int]:
         yield from sorted(run, reverse=True) if is_free else run
 
 
-def largest_placeable(
+def largest_replayable(
     traces: Mapping[int, AllocationTrace], low: int, high: int, allowed_bytes: int, *, retries: bool
 ) -> int | None:
-    """The largest size that a replay can place.
+    """Return the largest size that a replay can place.
 
     Args:
         traces: Trace by micro-batch, of trials that fit.
@@ -79,13 +81,13 @@ def largest_placeable(
     steps = _allocation_lines(traces)
     if steps is None:
         return None
-    # No packing can be better than perfect, so the search begins there and goes down.
     free_bytes = allowed_bytes - torch.cuda.memory_allocated()
-    high = min(high, 1 + _bisect(lambda size: _live_peak(steps, size) <= free_bytes, low, high))
-    reach = 1
-    while high - reach > low and not _can_place(steps, high - reach, retries=retries):
-        high, reach = high - reach, 2 * reach
-    return _bisect(lambda size: _can_place(steps, size, retries=retries), max(low, high - reach), high)
+    return largest_placeable(
+        low,
+        high,
+        is_live_within=lambda size: _live_peak(steps, size) <= free_bytes,
+        can_place=lambda size: _can_place(steps, size, retries=retries),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +189,3 @@ def _allocate(size_bytes: int, stream: int) -> int:
 
 def _free(address: int) -> None:
     torch._C._cuda_cudaCachingAllocator_raw_delete(address)  # noqa: SLF001
-
-
-def _bisect(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest size between `low`, where it is taken to hold, and `high`, where it is taken not to."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low

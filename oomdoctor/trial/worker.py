@@ -67,7 +67,7 @@ from oomdoctor.trial.protocol import (
     receive_question,
     send,
 )
-from oomdoctor.trial.replay import largest_placeable, pack, unpack
+from oomdoctor.trial.replay import largest_replayable, pack, unpack
 from oomdoctor.trial.trial import Attempt, TrialSetup, await_release, release_memory, run_trial, set_memory_limit
 from oomdoctor.trial.variants import build_model, make_batch
 
@@ -229,7 +229,7 @@ class Worker:
         """Replay other sizes' allocations; nothing of the user's runs."""
         set_memory_limit(question.allowed_bytes)
         traces = {trial.micro_batch: unpack(trial.allocations) for trial in question.trials}
-        size = largest_placeable(traces, question.low, question.high, question.allowed_bytes, retries=question.retries)
+        size = largest_replayable(traces, question.low, question.high, question.allowed_bytes, retries=question.retries)
         return PredictedMax(size)
 
     def profile(self, question: ProfileTrial) -> ProfileDone:

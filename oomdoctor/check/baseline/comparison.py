@@ -61,17 +61,17 @@ class Growth:
         return _NEGLIGIBLE * self.tolerance * self.before.peak_allocated_bytes
 
     def is_worse(self, before: int, after: int, floor: float) -> bool:
-        """Whether a figure grew beyond the tolerance, and by more than a floor in bytes."""
+        """Return whether a figure grew beyond the tolerance, and by more than a floor in bytes."""
         return after - before > max(self.tolerance * before, floor)
 
     def is_part_worse(self, before: int, after: int) -> bool:
-        """Whether a part of memory fails the check; none does on the way to a lower peak."""
+        """Return whether a part of memory fails the check; none does on the way to a lower peak."""
         peak = self.before.peak_allocated_bytes
         is_better = peak - self.after.peak_allocated_bytes > self.tolerance * peak
         return not is_better and self.is_worse(before, after, self.floor)
 
     def peaks(self) -> Iterator[Movement]:
-        """How the peaks moved."""
+        """Yield the movements of the peaks."""
         for name, floor in (("allocated", 0), ("reserved", _SEGMENT_BYTES)):
             before, after = (getattr(side, f"peak_{name}_bytes") for side in (self.before, self.after))
             if before != after:
@@ -85,7 +85,7 @@ _MAJOR: Final = 0.25
 
 
 def compare_trials(before: TrialFigures, after: TrialFigures, *, tolerance: float) -> tuple[Movement, ...]:
-    """What moved: what is worse first, then what is better; in each the peaks, then the phases as they come in time.
+    """Return the movements, worse ones first; in each half the peaks, then the phases as they come in time.
 
     Args:
         before: The baseline's figures.
@@ -132,7 +132,7 @@ _WORDS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def differences(before: Figures, after: Figures) -> tuple[str, ...]:
-    """One sentence for each thing besides the user's code that differs, and for what therefore is not compared.
+    """Return one sentence for each thing besides the user's code that differs, and for what therefore is not compared.
 
     Args:
         before: The baseline's figures.
@@ -178,7 +178,7 @@ def not_compared(before: Figures, after: Figures) -> str | None:
 
 
 def is_comparable(before: MemoryFigures | TrialFigures | None, after: MemoryFigures | TrialFigures | None) -> bool:
-    """Whether memory was recorded at the same size, and with gradients accumulated in both or in neither."""
+    """Return whether memory was recorded at the same size, and with gradients accumulated in both or in neither."""
     if before is None or after is None:
         return False
     return before.micro_batch == after.micro_batch and (before.micro_steps > 1) == (after.micro_steps > 1)
@@ -218,7 +218,7 @@ _RANKS: Final[Mapping[FigureKind, int]] = MappingProxyType(
 
 
 def compare(before: Figures, after: Figures, *, tolerance: float) -> tuple[Movement, ...]:
-    """What moved from one set of figures to the other.
+    """Return the movements from one set of figures to the other.
 
     Args:
         before: The baseline's figures.
@@ -264,7 +264,7 @@ class _Comparison:
 
     @property
     def growth(self) -> Growth:
-        """What counts as worse."""
+        """The measure of what counts as worse."""
         return Growth(self.before, self.after, self.tolerance)
 
     @property
@@ -273,7 +273,7 @@ class _Comparison:
         return self.growth.floor
 
     def movements(self) -> Iterator[Movement]:
-        """All of them; their order says nothing yet."""
+        """Yield all of them; their order says nothing yet."""
         categories = list(self._categories())
         yield from categories
         yield from self.growth.peaks()
@@ -308,11 +308,11 @@ class _Comparison:
                     yield Movement(FigureKind.MODULE, name, before or None, after or None, is_beyond=False, text=text)
 
     def _counts(self, before: int, after: int) -> bool:
-        """Whether a figure moved by enough to explain anything."""
+        """Return whether a figure moved by enough to explain anything."""
         return before != after and abs(after - before) >= self.floor
 
     def _is_echo(self, phase: str) -> bool:
-        """Whether a phase of the first iteration moved as it did in the second, which is told."""
+        """Return whether a phase of the first iteration moved as it did in the second, which is told."""
         first, second = (self._change_in(phase.replace("iteration 1 ", f"iteration {number} ")) for number in (1, 2))
         return phase.startswith("iteration 1 ") and first == second
 

@@ -51,14 +51,14 @@ class TrialFigures:
 
 
 def place_of(phase: str) -> tuple[int, int, str]:
-    """Where a phase stands in the order of time; the iteration comes first."""
+    """Return a phase's key in the order of time; the iteration comes first."""
     words = phase.split(" ")
     number = words[1] if len(words) > 1 else ""
     return int(number) if number.isdecimal() else 0, _ORDER.get(words[-1], len(_ORDER)), phase
 
 
 def trial_figures(result: ProbeResult, size: int | None) -> dict[int, TrialFigures]:
-    """What a baseline keeps of the trials, by micro-batch.
+    """Return the figures of the trials that a baseline keeps, by micro-batch.
 
     Args:
         result: What the probe found.
@@ -71,7 +71,7 @@ def trial_figures(result: ProbeResult, size: int | None) -> dict[int, TrialFigur
 
 
 def _trial_at(size: int, result: ProbeResult) -> Trial | None:
-    """The first trial at a size that fits, with all memory: later ones may have had more accumulation steps."""
+    """Return the first trial at a size that fits, with all memory: later ones may have had more accumulation steps."""
     fitting = [trial for trial in result.trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
     most = max((trial.allowed_bytes for trial in fitting), default=0)
     return next((trial for trial in fitting if trial.allowed_bytes == most and trial.phases), None)
@@ -99,7 +99,7 @@ MOST_MODULES: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What the figures depend on besides the user's code, so that a comparison can say that it is across two of them.
+    """Circumstances of figures besides the user's code; a comparison says where they differ.
 
     Attributes:
         torch: Version of torch; None where nobody said.
@@ -152,7 +152,7 @@ class MemoryFigures:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the baseline keeps of one entry.
+    """Figures of one entry.
 
     Attributes:
         circumstances: What the figures depend on.
@@ -180,7 +180,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a baseline file holds.
+    """Contents of a baseline file.
 
     Attributes:
         entries: Figures by the entry's name.
@@ -190,7 +190,7 @@ class Baseline:
 
 
 def figures_of(result: ProbeResult, versions: Mapping[str, str] | None = None, size: int | None = None) -> Figures:
-    """What a baseline keeps of a probe.
+    """Return the figures of a probe that a baseline keeps.
 
     Args:
         result: What the probe found.
@@ -219,12 +219,12 @@ def figures_of(result: ProbeResult, versions: Mapping[str, str] | None = None, s
 
 
 def _has_phases_alone(result: ProbeResult) -> bool:
-    """Whether nobody says what memory is made of: of a command, and on an emulated device."""
+    """Return whether memory has no categories: that of a command, and of an emulated device."""
     return result.command_plan is not None or result.device.kind == "trace"
 
 
 def memory_figures(memory: StepMemory) -> MemoryFigures:
-    """What a baseline keeps of the memory at one micro-batch."""
+    """Return the figures of the memory at one micro-batch."""
     return MemoryFigures(
         micro_batch=memory.micro_batch,
         micro_steps=memory.micro_steps,
@@ -242,7 +242,7 @@ def _phase_name(iteration: int, phase: PhaseName) -> str:
 
 
 def _by_phase(phases: Iterable[PhaseMemory]) -> dict[str, dict[Category, int]]:
-    """What each phase's peak is made of; of several micro-steps the highest counts, and of equal ones the first."""
+    """Return the categories of each phase's peak: of its highest micro-step, and of equal ones the first."""
     found: dict[str, dict[Category, int]] = {}
     for phase in phases:
         name = _phase_name(phase.iteration, phase.phase)

@@ -50,7 +50,7 @@ _LIMITS: Final = ("limit", "memory", "target")
 
 
 def to_plain(figures: Figures) -> Plain:
-    """What stands in the file for an entry."""
+    """Return an entry as the file has it."""
     circumstances = {field.name: getattr(figures.circumstances, field.name) for field in fields(Circumstances)}
     plain: dict[str, Plain] = {
         "circumstances": circumstances,
@@ -77,7 +77,7 @@ def _trial_to_plain(trial: TrialFigures) -> Plain:
 
 
 def from_table(table: Table) -> Figures:
-    """An entry's figures out of the file.
+    """Return an entry's figures out of the file.
 
     Raises:
         ParsingError: Something is missing, unknown or of another kind.

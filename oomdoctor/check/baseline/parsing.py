@@ -83,7 +83,7 @@ class _Reader:
         self.line = 1
 
     def value(self, depth: int) -> Node:
-        """The next value with all that is in it."""
+        """Return the next value with all that is in it."""
         token = self._next("a text, a whole number, an object or `null`")
         line = self.line
         if token["string"] is not None:
@@ -198,7 +198,7 @@ class Table:
                 raise ParsingError(f"unknown key `{key}` in `{self._name}`", node.line)
 
     def key(self, key: str, known: Iterable[str]) -> str:
-        """A key that has to be a known one.
+        """Return a key that has to be a known one.
 
         Raises:
             ParsingError: It is not.
@@ -208,7 +208,7 @@ class Table:
         return key
 
     def table(self, key: str) -> Table:
-        """An object.
+        """Return an object.
 
         Raises:
             ParsingError: It is missing or something else.
@@ -216,7 +216,7 @@ class Table:
         return Table(self._member(key), key)
 
     def tables(self) -> dict[str, Table]:
-        """All members, each an object.
+        """Return all members, each an object.
 
         Raises:
             ParsingError: One is something else.
@@ -224,7 +224,7 @@ class Table:
         return {key: self.table(key) for key in self._members}
 
     def optional_table(self, key: str) -> Table | None:
-        """An object or null.
+        """Return an object or null.
 
         Raises:
             ParsingError: It is missing or something else.
@@ -232,7 +232,7 @@ class Table:
         return None if self._member(key).value is None else self.table(key)
 
     def integer(self, key: str) -> int:
-        """A whole number of at least 0.
+        """Return a whole number of at least 0.
 
         Raises:
             ParsingError: It is missing or something else.
@@ -245,7 +245,7 @@ class Table:
         return node.value
 
     def optional_integer(self, key: str) -> int | None:
-        """A whole number of at least 0, or null.
+        """Return a whole number of at least 0, or null.
 
         Raises:
             ParsingError: It is missing or something else.
@@ -253,11 +253,11 @@ class Table:
         return None if self._member(key).value is None else self.integer(key)
 
     def has(self, key: str) -> bool:
-        """Whether there is such a member at all."""
+        """Return whether there is such a member at all."""
         return key in self._members
 
     def integers(self) -> dict[str, int]:
-        """All members, each a whole number of at least 0.
+        """Return all members, each a whole number of at least 0.
 
         Raises:
             ParsingError: One is something else.
@@ -265,7 +265,7 @@ class Table:
         return {key: self.integer(key) for key in self._members}
 
     def text(self, key: str) -> str:
-        """A text.
+        """Return a text.
 
         Raises:
             ParsingError: It is missing or something else.
@@ -276,7 +276,7 @@ class Table:
         return node.value
 
     def optional_text(self, key: str) -> str | None:
-        """A text or null.
+        """Return a text or null.
 
         Raises:
             ParsingError: It is missing or something else.
@@ -284,7 +284,7 @@ class Table:
         return None if self._member(key).value is None else self.text(key)
 
     def choice(self, key: str, known: tuple[str, ...]) -> str:
-        """One of several texts.
+        """Return a text that has to be one of several.
 
         Raises:
             ParsingError: It is missing or something else.

@@ -79,7 +79,7 @@ def _deepest(below: Mapping[str | None, list[ModuleChange]]) -> ModuleChange | N
 
 
 def _with_parents(rows: Rows) -> dict[str | None, int]:
-    """Bytes of each module with all that is below it, up to the whole model's."""
+    """Return bytes of each module with all that is below it, up to the whole model's."""
     found: defaultdict[str | None, int] = defaultdict(int)
     for module, size in rows.items():
         for path in _paths(module):
@@ -88,14 +88,14 @@ def _with_parents(rows: Rows) -> dict[str | None, int]:
 
 
 def _paths(module: str | None) -> tuple[str | None, ...]:
-    """The module, each that it is in, and the whole model."""
+    """Return the module, each that it is in, and the whole model."""
     if not module:
         return (module,)
     return ("", *accumulate(module.split(".", _DEEPEST), "{}.{}".format))
 
 
 def _parent(module: str | None) -> str | None:
-    """The module that a module is in; None above the whole model, and for what is outside of it."""
+    """Return the module that a module is in; None above the whole model, and for what is outside of it."""
     return module.rpartition(".")[0] if module else None
 
 
@@ -116,18 +116,18 @@ _FEW: Final = 0.1  # percent, below which nobody wants to know how few
 
 
 def category_of(name: str) -> Category:
-    """The category that `CATEGORY_WORDS` gave a name to."""
+    """Return the category that `CATEGORY_WORDS` gave a name to."""
     return _CATEGORIES[name]
 
 
 def module_name(module: str | None, category: Category) -> str:
-    """A figure by module, such as `encoder.layers.* activations`."""
+    """Return a figure by module, such as `encoder.layers.* activations`."""
     place = _OUTSIDE if module is None else module or "the model itself"
     return f"{CATEGORY_WORDS[category]} {place}" if module is None else f"{place} {CATEGORY_WORDS[category]}"
 
 
 def maximum(before: Figures, after: Figures) -> str:
-    """How the largest micro-batch moved, and what that does to the plan."""
+    """Return the movement of the largest micro-batch, and of the plan with it."""
     text = f"maximum micro-batch {before.maximum} -> {after.maximum}"
     if not after.maximum:
         return f"{text}: not one sample fits any more"
@@ -140,13 +140,13 @@ def maximum(before: Figures, after: Figures) -> str:
 
 
 def peak(name: str, before: int, after: int, memory: MemoryFigures | TrialFigures) -> str:
-    """How a peak moved, and to what."""
+    """Return the movement of a peak."""
     when = f" in {memory.peak_phase}" if name == "allocated" else ""
     return f"{plain(f'peak {name}', before, after, memory)} to {format_size(after)}{when}"
 
 
 def category(category: Category, before: MemoryFigures, after: MemoryFigures) -> str:
-    """How a category moved, and the part of the model that explains it."""
+    """Return the movement of a category, and the part of the model that explains it."""
     old, new = before.categories.get(category, 0), after.categories.get(category, 0)
     text = _moved(CATEGORY_WORDS[category], old, new, after)
     place = deepest_change(before.modules.get(category, {}), after.modules.get(category, {}))
@@ -164,7 +164,7 @@ def category(category: Category, before: MemoryFigures, after: MemoryFigures) ->
 
 
 def phase(name: str, before: MemoryFigures, after: MemoryFigures) -> str:
-    """How a phase moved, and the category that explains it."""
+    """Return the movement of a phase, and the category that explains it."""
     old, new = before.phases.get(name, {}), after.phases.get(name, {})
     change = sum(new.values()) - sum(old.values())
     text = plain(name, sum(old.values()), sum(new.values()), after)
@@ -173,14 +173,14 @@ def phase(name: str, before: MemoryFigures, after: MemoryFigures) -> str:
 
 
 def module(module: str | None, category: Category, before: MemoryFigures, after: MemoryFigures) -> str:
-    """How what a module holds of a category moved."""
+    """Return the movement of a module's share of a category."""
     old, new = (side.modules.get(category, {}).get(module, 0) for side in (before, after))
     name = f"`{module}` {CATEGORY_WORDS[category]}" if module else module_name(module, category)
     return plain(name, old, new, after)
 
 
 def plain(name: str, before: int, after: int, memory: MemoryFigures | TrialFigures) -> str:
-    """How any figure moved."""
+    """Return the movement of any figure."""
     text = _moved(name, before, after, memory)
     return f"{text}, {_percent(before, after)}" if before else text
 
