@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,37 @@ def test_the_agent_is_written_for_old_pythons(source: Path) -> None:
     }
 
     assert names <= sys.stdlib_module_names | {"_frozen_importlib", "_frozen_importlib_external", "sitecustomize"}
+
+
+IMPORT_ALL = """
+import importlib, sys
+from pathlib import Path
+
+if sys.version_info < (3, 8):
+    print("too old")
+    raise SystemExit
+sys.modules.pop("sitecustomize", None)
+sys.path.insert(0, sys.argv[1])
+import sitecustomize
+
+sitecustomize._load_agent()
+root = Path(sys.argv[1]).parent
+for path in sorted(root.rglob("*.py")):
+    parts = path.relative_to(root).with_suffix("").parts
+    if parts[0] != "bootstrap" and parts[-1] not in ("__init__", "server"):
+        importlib.import_module(".".join(("oomdoctor_agent", *parts)))
+from oomdoctor_agent import oom_errors
+
+print(oom_errors.find_oom(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")) is not None)
+"""
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_module_can_be_imported_by_old_pythons(python: str) -> None:
+    """Without torch, and in Pythons that lack newer parts of the standard library; errors are recognised there, too."""
+    ended = run_python([python, "-c", IMPORT_ALL, str(AGENT_DIRECTORY)], {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+
+    assert (ended.stdout, ended.stderr) in (("True\n", ""), ("too old\n", ""))
 
 
 @pytest.mark.parametrize("flag", ["-I", "-S", "-E"])
