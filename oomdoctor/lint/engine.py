@@ -22,13 +22,12 @@ from oomdoctor.lint.notebooks import (
     digest,
     most_bytes,
     parse_document,
-    resolved,
 )
 from oomdoctor.lint.project import Project
 from oomdoctor.lint.reporting import FileView, FindingCollector
 from oomdoctor.lint.rule import Subject
 from oomdoctor.lint.settings import matching, selected
-from oomdoctor.lint.source import UnreadableError, decode, with_line_feeds
+from oomdoctor.lint.source import UnreadableError, decode, resolved, with_line_feeds
 from oomdoctor.results.lint import LintResult, Unreadable
 
 if TYPE_CHECKING:

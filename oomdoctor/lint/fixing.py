@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from oomdoctor.lint.module import parse
-from oomdoctor.lint.notebooks import Document, Notebook, parse_document, resolved
-from oomdoctor.lint.source import UnreadableError, decode
+from oomdoctor.lint.notebooks import Document, Notebook, parse_document
+from oomdoctor.lint.source import UnreadableError, decode, resolved
 from oomdoctor.output import replace_atomically
 
 if TYPE_CHECKING:

@@ -80,6 +80,13 @@ def _flat(target: ast.expr) -> list[ast.expr]:
     return [target]
 
 
+def called_name(call: ast.Call) -> str:
+    """Return the last part of a called name: `search` for `re.search(...)`; empty where it has no name."""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
 def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a function or a module itself, without those of functions and classes defined in it."""
     waiting: list[ast.AST] = list(ast.iter_child_nodes(scope))
@@ -192,6 +199,10 @@ class Function:
         """Its name."""
         return self.node.name
 
+    def has_line(self, line: int) -> bool:
+        """Return whether a line of the file is one of the function's."""
+        return self.node.lineno <= line <= (self.node.end_lineno or self.node.lineno)
+
 
 class Repository(Protocol):
     """The other files of a module's repository, as `oomdoctor.lint.project` reads them.
@@ -247,6 +258,11 @@ class Module:
     def qualified(self, node: ast.expr) -> str | None:
         """Qualified name of a dotted expression by its imports, such as `torch.no_grad`; None for the user's own."""
         return self.names.qualified(node)
+
+    def function_at(self, node: ast.AST) -> Function | None:
+        """Return the innermost function around a node; None at the top level."""
+        line = getattr(node, "lineno", 1)
+        return next((function for function in reversed(self.functions) if function.has_line(line)), None)
 
     def close(self) -> None:
         """Let go of everything, once nobody asks any more: what the parts hold of each other would keep all of it."""
@@ -376,12 +392,8 @@ def is_of_other_tensors(node: ast.AST, module: Module) -> bool:
     if not has_other_tensors(module):
         return False
     line = getattr(node, "lineno", 0)
-    around = next((function.node for function in module.functions if _has_line(function.node, line)), None)
+    around = next((function.node for function in module.functions if function.has_line(line)), None)
     return around is None or _TORCH.search(ast.get_source_segment(module.text, around) or "") is None
-
-
-def _has_line(node: ast.stmt, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
 def may_use_gpu(module: Module) -> bool:

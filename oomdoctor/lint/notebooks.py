@@ -24,6 +24,7 @@ from oomdoctor.lint.source import (
     check_size,
     decode,
     read,
+    resolved,
     spans,
     stands_on_torch,
     within,
@@ -379,14 +380,6 @@ class Inputs:
     def place(self, file: File) -> Path:
         """Return the path of a file; for standard input the path that its name would have."""
         return file.path or Path.cwd() / (self.stdin_filename or "stdin.py")
-
-
-def resolved(path: Path) -> Path:
-    """A path without symbolic links; the path itself where they lead in a circle."""
-    try:
-        return path.resolve()
-    except (OSError, RuntimeError):
-        return path
 
 
 def digest(data: bytes) -> bytes:

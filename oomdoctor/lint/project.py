@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.module import parse
-from oomdoctor.lint.source import UnreadableError, check_size, decode, read, tokens, within
+from oomdoctor.lint.source import UnreadableError, check_size, decode, read, resolved, tokens, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -147,7 +147,7 @@ class Project:
             definer: The file.
             most: Largest number of files to return.
         """
-        own = _resolved(definer.path)
+        own = resolved(definer.path)
         found: list[Module] = []
         for path in self._every_file():
             if path != own and len(found) < most and self._imports(path, name, own):
@@ -195,7 +195,7 @@ class Project:
         key = (dotted, folder)
         if key not in self._found:
             candidates = self._candidates(dotted, folder)
-            self._found[key] = next((_resolved(path) for path in candidates if _is_file(path)), None)
+            self._found[key] = next((resolved(path) for path in candidates if _is_file(path)), None)
         return self._found[key]
 
     def _candidates(self, dotted: str, folder: Path) -> list[Path]:
@@ -241,7 +241,7 @@ class Project:
 
     def take(self, path: Path, text: str) -> Module | None:
         """The module of a file that is to be linted itself, if a call has led there before; it is the taker's then."""
-        module = self._modules.get(_resolved(path))
+        module = self._modules.get(resolved(path))
         if module is None or module.text != text:
             return None
         del self._modules[module.path]
@@ -272,7 +272,7 @@ def _scripts(folder: Path) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _FOREIGN)
         for name in sorted(names):
             if name.endswith(".py"):
-                yield _resolved(Path(base, name))
+                yield resolved(Path(base, name))
 
 
 def _split(qualified: str) -> tuple[str, str]:
@@ -288,10 +288,3 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):  # a name that is too long for the file system, or has a NUL
         return False
-
-
-def _resolved(path: Path) -> Path:
-    try:
-        return path.resolve()
-    except (OSError, RuntimeError):  # a link that leads to itself
-        return path

@@ -35,23 +35,12 @@ def extent(node: ast.AST) -> Extent:
     return start, max(start, end)
 
 
-def enclosing_name(module: Module, node: ast.AST) -> str | None:
-    """The qualified name of the function that a node lies in; None at the top level."""
-    line = getattr(node, "lineno", 1)
-    around = [function for function in module.functions if _covers(function, line)]
-    return qualified_name(around[-1]) if around else None
-
-
 def qualified_name(function: Function) -> str:
     """A function's name with those of the class and the function that it is defined in."""
     names = [function.name, function.class_.name] if function.class_ else [function.name]
     if function.parent is not None:
         names.append(qualified_name(function.parent))
     return ".".join(reversed(names))
-
-
-def _covers(function: Function, line: int) -> bool:
-    return function.node.lineno <= line <= (function.node.end_lineno or function.node.lineno)
 
 
 def _has_statements(node: ast.AST) -> bool:
@@ -273,6 +262,7 @@ class FileView:
         """Return the finding of a hit."""
         start, end = extent(hit.node)
         cell, line = self.document.place(start[0])
+        function = self.module.function_at(hit.node)
         return Finding(
             code=rule.code,
             name=rule.name,
@@ -285,7 +275,7 @@ class FileView:
             concern=rule.concern,
             message=hit.message,
             help=hit.help,
-            function=enclosing_name(self.module, hit.node),
+            function=None if function is None else qualified_name(function),
             source=_source(self.shown.line(start[0]), self.lines.column(*start)),
             cell=cell,
             fixable=bool(hit.edits),

@@ -226,6 +226,14 @@ def read(path: Path, most: int) -> bytes:
     return within(data, most)
 
 
+def resolved(path: Path) -> Path:
+    """Return a path without symbolic links; the path itself where they lead in a circle."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return path
+
+
 def within(data: bytes, most: int) -> bytes:
     """Return the same bytes, once their number is checked.
 

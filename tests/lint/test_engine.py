@@ -15,10 +15,9 @@ import pytest
 
 from oomdoctor.errors import UsageError
 from oomdoctor.lint.engine import LintRun, lint
-from oomdoctor.lint.notebooks import resolved
 from oomdoctor.lint.rule import Hit, Rule, Subject
 from oomdoctor.lint.settings import Settings
-from oomdoctor.lint.source import Edit, UnreadableError
+from oomdoctor.lint.source import Edit, UnreadableError, resolved
 from oomdoctor.results.lint import Concern, Finding, Severity, Unreadable
 
 IMPORT = "import torch  # loss.backward()\n"

@@ -78,7 +78,7 @@ def _with_graph(event: Event, losses: set[int], sources: frozenset[int]) -> Even
     return replace(event, value=value.replace(graph=Graph.YES)) if had else event
 
 
-_MOST_CALLERS_RUN: Final = 8
+_MOST_CALLERS: Final = 8
 
 _CodePosition: TypeAlias = tuple[str, int, int]
 
@@ -98,7 +98,7 @@ def gradients_by_callers(event: Event) -> GradMode | None:
         return None
     entry = event.context.frames[0].function
     seen: set[str] = set()
-    for module in project.callers(entry.name, entry.module, _MOST_CALLERS_RUN):
+    for module in project.callers(entry.name, entry.module, _MOST_CALLERS):
         seen |= _recorded(project, module).get(_code_position(event), set())
     if not seen:
         return None
@@ -121,7 +121,6 @@ def _code_position(event: Event) -> _CodePosition:
     return str(event.module.path), event.node.lineno, event.node.col_offset
 
 
-_MOST_CALLERS_ASKED: Final = 8
 _BACKWARD: Final = frozenset({"backward", "grad"})
 
 
@@ -158,7 +157,7 @@ def _is_wanted_by_callers(event: Event) -> bool:
     if project is None or not frames:
         return False
     entry = frames[0].function
-    callers = project.callers(entry.name, entry.module, _MOST_CALLERS_ASKED)
+    callers = project.callers(entry.name, entry.module, _MOST_CALLERS)
     return any(_is_wanted_in(module, event) for module in callers)
 
 

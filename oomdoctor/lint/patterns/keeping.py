@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Action, Graph, Keeping, Kind
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.module import targets_of, walk
+from oomdoctor.lint.module import called_name, targets_of, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -280,7 +280,11 @@ def _steps(node: ast.expr) -> Iterator[ast.expr]:
     """An expression and what it is taken from: `model(x).logits` and `model(x)`; arguments are not looked at."""
     while True:
         yield node
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _last(node) not in ("cat", "stack"):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and called_name(node) not in ("cat", "stack")
+        ):
             node = node.func.value
         elif isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
             node = node.value
@@ -294,17 +298,12 @@ def _is_small(node: ast.expr, module: Module, function: Function | None, names: 
         is_loss = _LOSS.search(node.id) is not None
         return is_loss or (made is not None and may_be_small(made, module, function, names + 1))
     if isinstance(node, ast.Call):
-        return _last(node) in _SMALL or _LOSS.search(_last(node)) is not None
+        return called_name(node) in _SMALL or _LOSS.search(called_name(node)) is not None
     if isinstance(node, ast.Attribute):
         return node.attr in ("loss", "indices", "shape")
     if isinstance(node, ast.Subscript):
         return _is_one_column(node.slice)
     return isinstance(node, ast.Compare)
-
-
-def _last(call: ast.Call) -> str:
-    function = call.func
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def _is_one_column(index: ast.expr) -> bool:

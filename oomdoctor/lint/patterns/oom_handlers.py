@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.module import walk
+from oomdoctor.lint.module import called_name, walk
 from oomdoctor.oom.classifier import is_oom_wording
 
 if TYPE_CHECKING:
@@ -172,13 +172,6 @@ def mentions_type(holder: ast.AST) -> bool:
     return False
 
 
-def called_name(call: ast.Call) -> str:
-    """The last part of what is called: `search` for `re.search(...)`; empty where it has no name."""
-    if isinstance(call.func, ast.Attribute):
-        return call.func.attr
-    return call.func.id if isinstance(call.func, ast.Name) else ""
-
-
 def _strings(node: ast.AST) -> Iterator[str]:
     for inner in walk(node):
         if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
@@ -253,7 +246,7 @@ def oom_handlers(module: Module) -> Iterator[OomHandler]:
             inner = recognition.within(node)
             part = _oom_part(node, inner)
             if part:
-                yield OomHandler(module, attempt, node, tuple(part), enclosing_function(module, node), inner)
+                yield OomHandler(module, attempt, node, tuple(part), module.function_at(node), inner)
 
 
 def attempts(module: Module) -> Iterator[ast.Try | ast.TryStar]:
@@ -265,15 +258,6 @@ def attempts(module: Module) -> Iterator[ast.Try | ast.TryStar]:
             yield holder
         inner = [getattr(holder, name, ()) for name in _BODIES]
         waiting.extend(reversed([node for nodes in inner if isinstance(nodes, list) for node in nodes]))
-
-
-def enclosing_function(module: Module, node: ast.AST) -> Function | None:
-    """The innermost function around a node."""
-    found = None
-    for function in module.functions:
-        if function.node.lineno <= node.lineno <= (function.node.end_lineno or 0):  # type: ignore[attr-defined]
-            found = function
-    return found
 
 
 def executed_nodes(node: ast.AST) -> Iterator[ast.AST]:

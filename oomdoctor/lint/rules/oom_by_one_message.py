@@ -7,13 +7,11 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.lint.module import walk
+from oomdoctor.lint.module import called_name, walk
 from oomdoctor.lint.patterns.oom_handlers import (
     Recognition,
     always_raises,
     attempts,
-    called_name,
-    enclosing_function,
     executed_nodes,
     mentions_type,
 )
@@ -75,7 +73,7 @@ def _in_handler(file: _File, handler: ast.ExceptHandler) -> Iterator[Hit]:
     """Tests of the error that a handler caught; where it raises either way, they only choose the words."""
     if always_raises(handler.body):
         return
-    function = enclosing_function(file.module, handler)
+    function = file.module.function_at(handler)
     scope = file.module.tree if function is None else function.node
     yield from _single(file, handler, {handler.name} if handler.name else set(), scope)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.module import walk
-from oomdoctor.lint.patterns.oom_handlers import OOM_WORDS, OomHandler, called_name, executed_nodes, oom_handlers
+from oomdoctor.lint.module import called_name, walk
+from oomdoctor.lint.patterns.oom_handlers import OOM_WORDS, OomHandler, executed_nodes, oom_handlers
 from oomdoctor.lint.rule import Hit, Rule
 from oomdoctor.results import Concern, Severity
 
