@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from threading import Lock
 from typing import TYPE_CHECKING
 
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.multi_card.fit import FitTable
-from oomdoctor.multi_card.pool import Case, default_jobs, probe_all
+from oomdoctor.multi_card.pool import Case, StagedProgress, default_jobs, probe_all
 from oomdoctor.results import CardFit
 from oomdoctor.search.accumulation import per_device_target
 from oomdoctor.trial.answer import ProbeRun
@@ -56,24 +55,11 @@ def probe_cards(
     return FitTable(rows, last.result.weights_bytes or 0, dict(last.versions), reasons, ())
 
 
-class _CardProgress:
-    """Tells a progress, which hears one thread at a time, of each card that begins."""
-
-    def __init__(self, progress: Progress, cards: int) -> None:
-        self._progress = progress
-        self._cards = cards
-        self._begun = 0
-        self._lock = Lock()
-
-    def started(self, case: Case) -> None:
-        """Say which card is probed, and how many are left."""
-        with self._lock:
-            self._begun += 1
-            target, number = case.request.target, self._begun
-            self._progress.stage(f"probing {target} on {case.name}, {number} of {self._cards}")
+class _CardProgress(StagedProgress):
+    """Ends all probes at the first error: a target that is wrong is wrong on every card."""
 
     def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
-        """Raise an error: a target that is wrong is wrong on every card."""
+        """Raise an error."""
         del case, seconds
         if isinstance(answer, OomdoctorError):
             raise answer

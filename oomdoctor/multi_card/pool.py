@@ -10,7 +10,7 @@ import os
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
@@ -24,10 +24,12 @@ from oomdoctor.trial.probe import engine_for, probe
 from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
+    from oomdoctor.results import Variant
     from oomdoctor.trial.client import WorkerStarter
 
 T = TypeVar("T")
@@ -66,6 +68,51 @@ class CasesProgress(Protocol):
             answer: What was found, or why nothing could be.
             seconds: Since it began.
         """
+
+
+class StagedProgress:
+    """Tells a progress, which hears one thread at a time, of each case that begins.
+
+    Args:
+        progress: The progress.
+        cases: How many there are.
+    """
+
+    def __init__(self, progress: Progress, cases: int) -> None:
+        self._progress = progress
+        self._cases = cases
+        self._begun = 0
+        self._lock = Lock()
+
+    def started(self, case: Case) -> None:
+        """Say which case is probed, and how many there are."""
+        with self._lock:
+            self._begun += 1
+            target, number = case.request.target, self._begun
+            self._progress.stage(f"probing {target} on {case.name}, {number} of {self._cases}")
+
+    def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
+        """Pass over it."""
+
+
+def cases_of(request: ProbeRequest, variants: Mapping[str, Variant], cards: Sequence[str | None] = ()) -> list[Case]:
+    """Return a case for each variant on each card.
+
+    Args:
+        request: The question; its variant and, where cards are named, its card are passed over.
+        variants: Variants by what to call them.
+        cards: Names of catalogue cards, None for the local GPU; none for the request's own card.
+    """
+    cards = cards or (request.gpu,)
+    return [
+        Case(_name(name, card, cards), replace(request, variant=variant, gpu=card))
+        for name, variant in variants.items()
+        for card in cards
+    ]
+
+
+def _name(variant: str, card: str | None, cards: Sequence[str | None]) -> str:
+    return variant if len(cards) == 1 else f"{variant} on {card or 'the local GPU'}"
 
 
 def default_jobs(cases: int) -> int:
