@@ -58,6 +58,8 @@ def probe_cards(
 class _CardProgress(StagedProgress):
     """Ends all probes at the first error: a target that is wrong is wrong on every card."""
 
+    words = "probing {target} on {name}"
+
     def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
         """Raise an error."""
         del case, seconds

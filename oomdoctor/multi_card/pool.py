@@ -78,6 +78,9 @@ class StagedProgress:
         cases: How many there are.
     """
 
+    words = "probing {target}: {name}"
+    """Text about a case, before its number."""
+
     def __init__(self, progress: Progress, cases: int) -> None:
         self._progress = progress
         self._cases = cases
@@ -88,8 +91,8 @@ class StagedProgress:
         """Say which case is probed, and how many there are."""
         with self._lock:
             self._begun += 1
-            target, number = case.request.target, self._begun
-            self._progress.stage(f"probing {target} on {case.name}, {number} of {self._cases}")
+            text = self.words.format(target=case.request.target, name=case.name)
+            self._progress.stage(f"{text}, {self._begun} of {self._cases}")
 
     def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
         """Pass over it."""
