@@ -156,7 +156,7 @@ def write_report(report: dict[str, Any], torch: Any, directory: str) -> None:
     Args:
         report: As `collect_report` gives it.
         torch: The module.
-        directory: Where reports go; made where it is missing. Where it is empty, nothing is written.
+        directory: The folder of the reports, which is made if it is missing; empty for none, then nothing is written.
     """
     if not directory:
         return

@@ -32,7 +32,7 @@ class Exchange:
 
     Attributes:
         rank: This process's rank in the group.
-        size: How many ranks the group has.
+        size: Number of ranks in the group.
     """
 
     def __init__(self, torch: Any, c10d: Any, group: Any, kind: str) -> None:

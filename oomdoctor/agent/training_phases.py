@@ -59,7 +59,7 @@ class PhasePart(NamedTuple):
     """Memory between the start of a phase and the next start.
 
     Attributes:
-        start: Where it begins.
+        start: The start of the phase.
         peak_bytes: Most bytes allocated.
         lowest_bytes: Least bytes allocated.
         end_bytes: Bytes allocated when it ended.

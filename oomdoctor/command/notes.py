@@ -42,7 +42,7 @@ class Observations:
         evaluation_bytes: Micro-batch, and most bytes of its evaluation and of its training, where the first is more.
         oom_in_evaluation: Micro-batches at which an evaluation ran out of memory.
         processes: Largest number of processes that trained together.
-        failures: What failed in the agent, in order.
+        failures: Failures of the agent, in order.
         untrained_bytes: Bytes of parameters that an optimizer held and that had no gradient at its first step.
         rising: Micro-batch of a trial that fits in which each complete step needed more than the one before, or None.
         idle_optimizers: Most optimizers of a trial that fits which were made and took no step in it.

@@ -15,6 +15,7 @@ from oomdoctor.results import CommandPlan, Outcome
 from oomdoctor.run.environment import find_interpreter, torch_of
 from oomdoctor.search.accumulation import per_device_target, plan_accumulation
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps
+from oomdoctor.search.source import FIRST_SIZE
 from oomdoctor.trial.answer import DryRun, Findings, OtherProcesses, ProbeRun, build_result
 from oomdoctor.trial.dependencies import UNWATCHED, Dependencies
 from oomdoctor.trial.profile_runner import ProfiledAnswer
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from oomdoctor.search.bracket import SearchResult
     from oomdoctor.trial.process import CancelToken
 
-
-_FIRST_SIZE: Final = 4
-"""Large enough for its growth to show, and small enough to fit where training is worth anything."""
 
 _MOST_STEPS_RUN: Final = 8
 """Accumulation steps with which a plan is run; more take time and, but for prefetched batches, no more memory."""
@@ -76,7 +74,7 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
     with CommandSupervisor(request, engine, stop) as supervisor:
         session = ProbeSearch(supervisor, progress, share)
         progress.stage(f"starting {request.target}")
-        _first_trial(supervisor, session, min(_FIRST_SIZE, share), share)
+        _first_trial(supervisor, session, min(FIRST_SIZE, share), share)
         search = session.find_maximum(supervisor.observations.gradient_bytes)
         session.try_profiled(request.profile_micro_batch, search.maximum)
         recommended = session.find_recommended(search, request.headroom)

@@ -45,7 +45,7 @@ def fill_command(command: Sequence[str], sizes: Sizes) -> list[str]:
 
     Args:
         command: Its words; no shell takes them apart.
-        sizes: What to fill in.
+        sizes: The sizes to fill in.
     """
     values = {f"{{{name}}}": str(value) for name, value in asdict(sizes).items()}
     pattern = re.compile("|".join(map(re.escape, values)))
@@ -62,8 +62,8 @@ def check_command(command: Sequence[str], directory: Path, environment: Mapping[
 
     Args:
         command: Its words.
-        directory: Where it runs.
-        environment: What it runs in; its `PATH` is searched.
+        directory: Its working directory.
+        environment: Its environment, whose `PATH` is searched.
 
     Raises:
         UsageError: It has no `{micro_batch}`, or there is no such program.

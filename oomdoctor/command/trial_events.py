@@ -62,7 +62,7 @@ class TrialEvents:
 
     Attributes:
         started: Pythons that imported torch, by process id.
-        devices: What CUDA showed each process that initialised it.
+        devices: The device that CUDA showed each process that initialised it.
         batches: The last batch of which it was told, by process id.
         ooms: Each time that PyTorch's allocator found no memory, oldest first.
         steps: Optimizer steps done, by process id.

@@ -132,7 +132,7 @@ def split_command_line(command_line: list[str], arguments: int) -> tuple[list[st
 
     Args:
         command_line: All of it.
-        arguments: How many of its last are in `sys.argv`, with the program itself.
+        arguments: Number of its last words that are in `sys.argv`, with the program itself.
 
     Returns:
         The interpreter's options, the script or module, and whether it is a module.

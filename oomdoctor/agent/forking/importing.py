@@ -113,9 +113,9 @@ class Importer:
     Attributes:
         excluded: Names that are not imported.
         doomed: Names that have to be left out, because they did something or need what is left out.
-        reason: What was found.
+        reason: The hazard that was found, and the module that caused it.
         failed: Names whose import failed.
-        imported: How many were imported.
+        imported: Number of modules that were imported.
     """
 
     def __init__(self, excluded: set[str]) -> None:
@@ -279,8 +279,8 @@ class EnvironmentReads:
     """Notes the names that Python code asks `os.environ` for, between `begin` and `end`.
 
     Attributes:
-        names: What has been read, set or deleted by its name.
-        written: What has been set or deleted, or given a value for where it has none.
+        names: Names of variables that have been read, set or deleted.
+        written: Names of those that have been set or deleted, or given a value where they had none.
     """
 
     def __init__(self) -> None:

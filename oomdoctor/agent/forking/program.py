@@ -90,7 +90,7 @@ def adopt_identity(process: dict[str, Any], descriptors: list[int], path: list[s
         process: As `proxy.identify` describes it.
         descriptors: Of its three streams.
         path: `sys.path` without the program's own folder.
-        changes: What the imports have done to the environment.
+        changes: Changes that the imports have made to the environment.
     """
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
@@ -226,8 +226,8 @@ class ProgramCall(NamedTuple):
     """A program's code, ready to run.
 
     Attributes:
-        function: What to call.
-        arguments: And with what.
+        function: The function to call.
+        arguments: Its arguments.
         end: Told how it ended.
         hide_frames: Called with the caller's file where that raises.
     """
@@ -245,7 +245,7 @@ def become_program(found: Program, server: Server, end: ProgramEnd, had: dict[st
         found: The process to become.
         server: The server that this is a fork of.
         end: The end that this process will have.
-        had: What `__main__` has in it at the start.
+        had: The names of `__main__` at the start.
     """
     process = found.process
     adopt_identity(process, found.descriptors, server.path, server.changes)

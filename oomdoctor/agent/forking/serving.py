@@ -49,7 +49,7 @@ def serve(arguments: list[str], had: dict[str, Any]) -> ProgramCall | None:
 
     Args:
         arguments: The server's own: itself, the socket's path, the description's path.
-        had: What `__main__` had in it at the start.
+        had: The names of `__main__` at the start.
 
     Returns:
         The program's code, in a process that has become a program; None in the server, once it is no longer needed.
