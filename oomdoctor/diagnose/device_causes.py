@@ -113,7 +113,7 @@ def _unlisted_processes(situation: Situation) -> Cause | None:
         return None
     text = (
         f"{format_size(outside)} of the device's {format_size(facts.total_bytes)} are neither free "
-        f"({format_size(facts.free_bytes)}) nor held by this process ({format_size(own)}): someone else has them"
+        f"({format_size(facts.free_bytes)}) nor held by this process ({format_size(own)}): other processes hold them"
     )
     return Cause(CauseId.OTHER_PROCESS, Confidence.LIKELY, text)
 
@@ -134,8 +134,8 @@ def fragmentation(situation: Situation) -> Cause | None:
         return None
     seen = _holes_in_snapshot(situation, tried)
     text = seen or (
-        f"{format_size(holes)} are reserved by PyTorch and in no tensor, and yet no piece of "
-        f"{format_size(tried)} could be found among them"
+        f"PyTorch has reserved {format_size(holes)} that no tensor uses, but {format_size(tried)} of them in one piece "
+        "could not be found"
     )
     if situation.leaks:  # what leaks fills every hole in the end
         return Cause(CauseId.FRAGMENTATION, Confidence.POSSIBLE, text)
@@ -149,7 +149,7 @@ def _holes_in_snapshot(situation: Situation, tried: int) -> str | None:
     if not holes.largest_hole_bytes < tried <= holes.hole_bytes:
         return None
     return (
-        f"{format_size(holes.hole_bytes)} lie in holes of {holes.segments_with_holes} segments, the largest of "
+        f"{format_size(holes.hole_bytes)} are free in holes of {holes.segments_with_holes} segments, the largest of "
         f"{format_size(holes.largest_hole_bytes)}; {format_size(tried)} were asked for in one piece"
     )
 

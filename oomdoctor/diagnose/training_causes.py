@@ -230,11 +230,13 @@ def _is_own_frame(innermost: str, place: SourceLine) -> bool:
 
 
 def _growing_line(line: GrowingLine) -> str:
-    where = "memory without a known line" if line.place is None else at(line.place)
-    return (
-        f"What {where} allocated grew from {format_size(line.first_bytes)} (blocks: {line.first_blocks}) to "
-        f"{format_size(line.last_bytes)} (blocks: {line.last_blocks}) and was not freed between steps"
-    )
+    where = "an unknown line" if line.place is None else at(line.place)
+    first, last = _in_blocks(line.first_bytes, line.first_blocks), _in_blocks(line.last_bytes, line.last_blocks)
+    return f"Memory allocated at {where} grew from {first} to {last} and was not freed between steps"
+
+
+def _in_blocks(size_bytes: int, blocks: int) -> str:
+    return f"{format_size(size_bytes)} ({blocks} block{'' if blocks == 1 else 's'})"
 
 
 def _holding_most(situation: Situation) -> str:
