@@ -1,4 +1,8 @@
-"""From the paths on the command line to the files that are linted: folders, globs and `.gitignore`."""
+"""From the paths on the command line to the files that are linted: folders, globs and `.gitignore`.
+
+Patterns are matched here rather than by the library pathspec, which answers for files alone: of a folder that `!*/`
+takes back below `*` it says that git ignores it, so that ignored folders could not be left out of the walk.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def _hit(found: Accumulation, guard: Guard, boundary: Boundary, owner: Module) -
         guard.test,
         owner,
         f"`{text_of(guard.test)}` makes the first step after {first} instead of `{found.period}`: "
-        f"`{boundary.counter}` is one {'too few' if found.step_offset == -1 else 'too many'} there",
+        f"`{boundary.counter}` is one {'too low' if found.step_offset == -1 else 'too high'} there",
         _help(found, boundary),
         edits=shifted_boundary(found),
     )
