@@ -26,10 +26,8 @@ _UPPER = re.compile(r"\\.|[A-Z]")  # what is escaped keeps its case: `\W` is not
 _STRING = r"'[^'\n]*'|\"(?:[^\"\\\n]|\\.)*\""
 _ITEM = re.compile(rf"{_STRING}|\#[^\n]*")
 _COMMENT = r"(?:\s|\#[^\n]*)*"
-_ENTRY = re.compile(
-    rf"^\[\[error\]\]|^(?P<key>\w+) = (?P<value>true|false|{_STRING}|\[{_COMMENT}(?:(?:{_STRING})\s*,?{_COMMENT})*\])",
-    re.MULTILINE,
-)
+_LIST = rf"\[{_COMMENT}(?:(?:{_STRING})\s*,?{_COMMENT})*\]"
+_ENTRY = re.compile(rf"^\[\[(?P<table>\w+)\]\]|^(?P<key>\w+) = (?P<value>true|false|{_STRING}|{_LIST})", re.MULTILINE)
 
 
 Meaning = Literal["oom", "host_oom", "limit", "other"]
@@ -55,6 +53,7 @@ class Row(NamedTuple):
     needs_pressure: bool = False
     not_when_ample: bool = False
     oom_if: str = ""
+    numbers: tuple[str, ...] = ()
 
     def match(self, text: str) -> re.Match[str] | None:
         """Find the first pattern in a text in which all of them are; the text is in lower case."""
@@ -72,17 +71,31 @@ class Row(NamedTuple):
         return not self.needs_pressure or (bool(self.oom_if) and search(self.oom_if, text) is not None)
 
 
+class Notice(NamedTuple):
+    """Lines of a log by which a system says that it ended a process for lack of the host's memory.
+
+    Attributes:
+        id: Stable name.
+        pattern: Regular expression, upper and lower case alike.
+    """
+
+    id: str
+    pattern: str
+
+
 class Table(NamedTuple):
     """The whole table.
 
     Attributes:
         rows: In order of precedence: the first that fits an error is the one that counts.
+        notices: In order of precedence.
         carriers: Types whose text is evidence, whatever it says.
         other_process_types: Types that tell that another process failed.
         allocator_types: What PyTorch's allocator raises.
     """
 
     rows: tuple[Row, ...]
+    notices: tuple[Notice, ...]
     carriers: tuple[str, ...]
     other_process_types: tuple[str, ...]
     allocator_types: tuple[str, ...]
@@ -100,7 +113,9 @@ def table() -> Table:
     carriers, others, allocators = (
         tuple(document[name]) for name in ("carriers", "other_process_types", "allocator_types")
     )
-    return Table(tuple(_row(entry, carriers) for entry in document["error"]), carriers, others, allocators)
+    rows = tuple(_row(entry, carriers) for entry in document["error"])
+    notices = tuple(Notice(entry["id"], "|".join(entry["patterns"])) for entry in document["notice"])
+    return Table(rows, notices, carriers, others, allocators)
 
 
 def find_row(type_names: AbstractSet[str], text: str, rows: Iterable[Row]) -> Row | None:
@@ -194,7 +209,8 @@ def _row(entry: dict[str, Any], carriers: tuple[str, ...]) -> Row:
     given = dict(entry)
     patterns = [given.pop(key) for key in ("patterns", "and_patterns") if key in given]
     types = [name for listed in given.pop("types", ("*",)) for name in (carriers if listed == "*" else (listed,))]
-    return Row(patterns=tuple(map("|".join, patterns)), types=tuple(types), **given)
+    numbers = tuple(given.pop("numbers", ()))
+    return Row(patterns=tuple(map("|".join, patterns)), types=tuple(types), numbers=numbers, **given)
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -207,12 +223,12 @@ def _parse(text: str) -> dict[str, Any]:
 
 def parse_plainly(text: str) -> dict[str, Any]:
     """Read the table's own part of TOML, in a Python before 3.11."""
-    document: dict[str, Any] = {"error": []}
+    document: dict[str, Any] = {}
     place = document
     for entry in _ENTRY.finditer(text):
         if entry["key"] is None:
             place = {}
-            document["error"].append(place)
+            document.setdefault(entry["table"], []).append(place)
         else:
             place[entry["key"]] = _value(entry["value"])
     return document

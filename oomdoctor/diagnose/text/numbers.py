@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.agent.oom_errors import table
 from oomdoctor.results import Facts, ProcessMemory
 
 if TYPE_CHECKING:
@@ -56,65 +58,10 @@ _COUNT: Final = r"(?<!\d)\d{1,24}"
 _COMMAS: Final = r"(?<!\d)\d{1,3}(?:,?\d{3}){0,8}"
 _SHORT: Final = rf"(?<!\d){NUMBER}(?:bytes?|b|[kmgt]i?b?)"  # XLA also prints `9.60G`
 
-_PATTERNS: Final[dict[str, tuple[str, ...]]] = {
-    "host-allocator": (rf"triedtoallocate(?P<tried_bytes>{SIZE})",),
-    "host-system": (rf"unabletommap(?P<tried_bytes>{_COUNT})bytes",),
-    "nccl-allocation": (
-        rf"cuda(?:calloc|malloc)(?:async)?(?P<tried_bytes>{_COUNT})bytes",
-        r":\d{1,10}:\d{1,10}\[(?P<gpu_index>\d{1,4})\]",
-    ),
-    "xla-allocator": (
-        rf"failedtoallocaterequestfor{_SHORT}\((?P<tried_bytes>{_COUNT})b\)",
-        rf"outofmemory(?:while)?(?:tryingto)?allocat(?:ing|e)(?P<tried_bytes>{_SHORT})",
-        rf"failedtoallocaterequestfor(?P<tried_bytes>{_SHORT})",
-        rf"attemptingto(?:reserve|allocate)(?P<tried_bytes>{_SHORT})",
-        r"ondeviceordinal(?P<gpu_index>\d{1,4})",
-        rf"thereare(?P<free_bytes>{_SHORT})free",
-    ),
-    "tensorflow-allocator": (
-        rf"outofmemorytryingtoallocate{_SHORT}\(roundedto(?P<tried_bytes>{_COUNT})\)",
-        rf"outofmemorytryingtoallocate(?P<tried_bytes>{_SHORT})",
-        r"allocator\(gpu_(?P<gpu_index>\d{1,4})_bfc",
-    ),
-    "paddle-allocator": (
-        r"outofmemoryerroron(?:gpu|npu|xpu)(?P<gpu_index>\d{1,4})",
-        rf"cannotallocate(?P<tried_bytes>{SIZE})",
-        rf"(?P<allocated_bytes>{SIZE})memoryhasbeenallocated",
-        rf"availablememoryisonly(?P<free_bytes>{_SHORT})",
-    ),
-    "onnxruntime": (
-        rf"requestedbufferofsize(?P<tried_bytes>{_COUNT})",
-        rf"requestedbytesof(?P<tried_bytes>{_COUNT})",
-    ),
-    "cupy-allocation": (
-        rf"outofmemory(?:allocating|toallocate)(?P<tried_bytes>{_COMMAS})bytes",
-        rf"allocatedsofar:(?P<allocated_bytes>{_COMMAS})bytes",
-        rf"\(total(?P<allocated_bytes>{_COMMAS})bytes",
-        rf"limitsetto:(?P<allowed_bytes>{_COMMAS})bytes",
-    ),
-    "cuda-error-name": (
-        rf"failedtoallocate{_SHORT}\((?P<tried_bytes>{_COUNT})bytes\)",
-        rf"failedtoallocate(?P<tried_bytes>{SIZE})",
-    ),
-    "cuda-library": (
-        rf"allocating(?P<tried_bytes>{SIZE})ondevice",
-        r"ondevice(?P<gpu_index>\d{1,4}):",
-        r"gpu=(?P<gpu_index>\d{1,4});",
-    ),
-    "tensorrt": (rf"memory\((?P<tried_bytes>{_COUNT})bytes\)",),
-    "hpu-allocator": (rf"forsize::(?P<tried_bytes>{_COUNT})",),
-    "mps-buffer": (rf"invalidbuffersize:(?P<tried_bytes>{SIZE})",),
-    "kv-cache": (rf"ondevice(?:cuda:\d{{1,4}})?\((?P<free_total>{NUMBER}/{NUMBER}gib)\)onstartup",),
-}
-_ALIKE: Final = {
-    "rmm-pool": "cuda-error-name",
-    "hip-library": "cuda-library",
-    "hip-runtime": "cuda-error-name",
-    "xla-unspecific": "xla-allocator",
-}
-_COMPILED: Final = {
-    kind: tuple(re.compile(pattern) for pattern in _PATTERNS[_ALIKE.get(kind, kind)]) for kind in (*_PATTERNS, *_ALIKE)
-}
+_FORMS: Final = {"{SIZE}": SIZE, "{SHORT}": _SHORT, "{COUNT}": _COUNT, "{COMMAS}": _COMMAS, "{NUMBER}": NUMBER}
+"""Expressions that the table's rows name."""
+
+_FORM: Final = re.compile(r"\{[A-Z]+\}")
 
 _TENSOR: Final = re.compile(
     r"oomwhenallocatingtensorwithshape(?:shape)?\[(?P<shape>\d{1,12}(?:,\d{1,12}){0,15})\]"
@@ -136,7 +83,7 @@ def read_numbers(kind: str, text: str) -> dict[str, int | None]:
         Numbers by the name of their field in `Facts`.
     """
     numbers = _read_tensor(text)
-    for pattern in _COMPILED.get(kind, ()):
+    for pattern in _patterns(kind):
         match = pattern.search(text)
         if match is None:
             continue
@@ -146,6 +93,16 @@ def read_numbers(kind: str, text: str) -> dict[str, int | None]:
             else:
                 numbers.setdefault(name, _number(name, value))
     return numbers
+
+
+@cache
+def _patterns(kind: str) -> tuple[re.Pattern[str], ...]:
+    row = table().named(kind)
+    return () if row is None else tuple(re.compile(_FORM.sub(_form, pattern)) for pattern in row.numbers)
+
+
+def _form(name: re.Match[str]) -> str:
+    return _FORMS[name[0]]
 
 
 def _number(name: str, text: str) -> int | None:

@@ -14,7 +14,6 @@ from oomdoctor.agent.oom_errors import table
 from oomdoctor.diagnose.evidence import Message
 from oomdoctor.diagnose.text.errors import read_message
 from oomdoctor.diagnose.text.headlines import LONGEST_TEXT
-from oomdoctor.diagnose.text.kinds import KINDS
 
 PIECES = [
     "CUDA out of memory. Tried to allocate ",
@@ -45,7 +44,7 @@ PIECES = [
     "-1.5",
     "\u0663.\u0662 GiB ",
 ]
-KNOWN = {row.id for row in table().rows} | set(KINDS) | {"other-error"}
+KNOWN = {row.id for row in table().rows} | {notice.id for notice in table().notices} | {"other-error"}
 texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=20), max_size=30).map("".join)
 
 
