@@ -26,7 +26,7 @@ from oomdoctor.progress import SilentProgress
 from oomdoctor.results import CardFit, Outcome, Trial
 from oomdoctor.search.prediction import largest_placeable
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps, tested_plan
-from oomdoctor.search.source import TrialNotes, TrialSource
+from oomdoctor.search.source import FIRST_SIZE, TrialNotes, TrialSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -196,7 +196,6 @@ def _trial(micro_batch: int, allowed_bytes: int, steps: MemoryTrace, placement: 
     )
 
 
-_FIRST_SIZE = 4
 _BLOCKS_BEFORE_A_COLLECTION = 200_000
 """Blocks of simulated allocators refer to each other, and are made by the million."""
 
@@ -271,7 +270,7 @@ class Fitter:
         if capacity_bytes is not None:
             card = replace(card, context_bytes=card.total_bytes - capacity_bytes)
         source = CardTrials(card, self._shared_of(card), lambda size: micro_steps(size, self._share), self._explain)
-        first = min(_FIRST_SIZE, max(1, self._share - 1))
+        first = min(FIRST_SIZE, max(1, self._share - 1))
         if not source.has_room_for_model(first, micro_steps(first, self._share)):
             return CardFit(key, 0, 0, "model", None, ())
         session = ProbeSearch(source, SilentProgress(), self._share)

@@ -14,7 +14,7 @@ The bound leaves about one trial to spare over bisection: after one size that fi
 to fail, or bisecting is all that can still end in time. So the second size is one that cannot fit by what the first
 showed. From there on the bracket is far narrower than the bound asks for, and the prediction is free.
 
-With foresight the limit is wider by the sizes that foresight rests on, and so is the window: the same invariant holds
+With a replay the limit is wider by the sizes that it rests on, and so is the window: the same invariant holds
 with that many trials more. In practice those are what make two further trials enough. A guess needs no trial to rest
 on: where it is right, it and the next size are all that is run; the limit is wider by the guesses that may be wrong.
 """
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Literal
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Outcome, Trial
 from oomdoctor.search.prediction import memory_line, predict, unused_share
+from oomdoctor.search.source import FIRST_SIZE
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -50,16 +51,15 @@ _STEP_DOWN = 8
 _LEAN, _SHARP = 0.35, 0.02
 # Peaks wobble by the allocator's rounding; a smaller size that took more than this more is worth a note.
 _WOBBLE_BYTES, _WOBBLE_SHARE = 64 << 20, 0.02
-# Foretold sizes that may prove wrong before the measured prediction is relied on alone.
+# Predicted sizes that may prove wrong before the measured prediction is relied on alone.
 _REPLAY_MISSES = 2
-# Foresight needs two sizes that fit and do the same in a step: a small one, and one at this part of the way to what
+# A replay needs two sizes that fit and do the same in a step: a small one, and one at this part of the way to what
 # that one predicts; where a step of few samples is another, a third. Sizes that fit, as predicted ones do, tell little
 # of where fitting ends; the bound on trials is wider by so many, or it would ask for sizes far above what is predicted.
-_REPLAY_FIRST_SIZE = 4
 _REPLAY_STEP = 0.4
 _REPLAY_MOST_FITS = 3
 _REPLAY_TRIALS = 6
-# Guesses that are heard; a second one is had where the capacity has changed. Each may take a trial or two for nothing.
+# Guesses that are tried; a second one is had where the capacity has changed. Each may take a trial or two for nothing.
 _MOST_GUESSES = 2
 _GUESS_TRIALS = 2 * _MOST_GUESSES
 
@@ -72,7 +72,7 @@ def trial_limit(largest: int, smallest: int = 1) -> int:
 
 @dataclass(slots=True)
 class Bracket:
-    """What is left of a range of sizes, and what has been seen.
+    """Sizes that are left of a range, and the trials so far.
 
     Attributes:
         largest: Largest size to consider.
@@ -113,7 +113,7 @@ class Bracket:
 
     @property
     def is_open(self) -> bool:
-        """Whether sizes are left to try."""
+        """Return whether sizes are left to try."""
         return self.failed is None and self.high - self.low > 1
 
     def absorb(self, known: Sequence[Trial]) -> None:
@@ -178,11 +178,11 @@ class Bracket:
         return round(widened.quantile(self.low, self.high, 0.5 if sharp else _LEAN))
 
     def _is_near(self, size: float, reach: int) -> bool:
-        """Whether a trial there bounds the range well enough even if it fits: the target is not far above it."""
+        """Return whether a trial there bounds the range well enough even if it fits: the target is not far above it."""
         return 2 * (self.high - size) <= reach
 
     def _guess(self) -> int | None:
-        """The guess, where nothing that was run speaks against it."""
+        """Return the guess, where no trial contradicts it."""
         guess = None if self.guess is None else self.guess()
         if guess is None:
             return None
@@ -196,9 +196,9 @@ class Bracket:
         return self.predict_max(self.low, self.high)
 
     def _wants_another_fit(self) -> bool:
-        """Whether two sizes that do the same may yet be found, for foresight to rest on."""
+        """Return whether two sizes that do the same may yet be found, on which a replay can rest."""
         waiting = self.predict_max is not None and self._replay_misses == 0
-        return waiting and 0 < len(self.fits) < _REPLAY_MOST_FITS and self.high - self.low > _REPLAY_FIRST_SIZE
+        return waiting and 0 < len(self.fits) < _REPLAY_MOST_FITS and self.high - self.low > FIRST_SIZE
 
     def _streak(self) -> int:
         """Return how many trials in a row, the last included, ended the same way: a sign that the centre is off."""
@@ -210,9 +210,9 @@ class Bracket:
             return (self.low + self.high) // 2
         if bounded:
             step = max(1, (self.high - self.low) // _STEP_DOWN)
-            return self.low + (step if self.predict_max is None else min(step, _REPLAY_FIRST_SIZE))
+            return self.low + (step if self.predict_max is None else min(step, FIRST_SIZE))
         if self.predict_max is not None:
-            return self.largest if self.largest <= 2 * _REPLAY_FIRST_SIZE else _REPLAY_FIRST_SIZE
+            return self.largest if self.largest <= 2 * FIRST_SIZE else FIRST_SIZE
         samples = max(1.0, self.capacity_bytes / _FIRST_GUESS_BYTES)
         guess = max(self.smallest, min(_FIRST_GUESS_MOST, 1 << round(math.log2(samples))))
         return self.largest if self.largest <= 2 * guess else guess
@@ -246,7 +246,7 @@ _NEAR = 0.97
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search found.
+    """Result of one search.
 
     Attributes:
         maximum: Largest size that was run and fits; 0 when none does.

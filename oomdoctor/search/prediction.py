@@ -108,7 +108,7 @@ class MemoryLine:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What PyTorch's message says of the moment at which memory ran out, in bytes.
+    """Memory at the moment at which it ran out, in bytes, as PyTorch's message has it.
 
     Attributes:
         tried: The block that could not be had.

@@ -24,7 +24,7 @@ _RANGE_GROWTH = 8
 
 
 def micro_steps(micro_batch: int, per_device_target: int) -> int:
-    """Micro-steps in each of a trial's optimizer steps: two where gradients will be accumulated, which shows all."""
+    """Return the micro-steps of a trial's optimizer step: two where gradients will be accumulated."""
     return 2 if micro_batch < per_device_target else 1
 
 
@@ -55,7 +55,7 @@ class ProbeSearch:
         self.trials: list[Trial] = []
 
     def find_maximum(self, gradient_bytes: int) -> SearchResult:
-        """The largest micro-batch up to the per-device target that fits.
+        """Find the largest micro-batch up to the per-device target that fits.
 
         Args:
             gradient_bytes: Bytes of all gradients, which only accumulation keeps alive during a forward.
@@ -90,7 +90,7 @@ class ProbeSearch:
         return None if self._guessed is None else self._guessed.maximum
 
     def check_plan(self, plan: Accumulation) -> bool:
-        """Whether no micro-batch of the plan runs out; runs those that were not run yet."""
+        """Return whether no micro-batch of the plan runs out of memory; run those that were not run yet."""
         for size in sorted(set(plan.micro_batches), reverse=True):
             seen = [trial for trial in self.trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
             if not seen and self._run(size, self._source.capacity_bytes).outcome in (Outcome.OOM, Outcome.LIMIT):
@@ -112,7 +112,7 @@ class ProbeSearch:
         return replace(search, maximum=target, successor=None, limited_by="target", notes=(*search.notes, note))
 
     def try_smallest(self) -> Trial:
-        """One trial at the smallest size that the model accepts.
+        """Run one trial at the smallest size that the model accepts.
 
         Raises:
             TargetError: It accepts neither one sample nor two.
@@ -126,7 +126,7 @@ class ProbeSearch:
         return trial
 
     def find_recommended(self, search: SearchResult, headroom: float) -> int:
-        """The largest tested size that fits with `headroom` of the capacity withheld, and never runs at its edge."""
+        """Find the largest tested size that fits with `headroom` of the capacity withheld, and not at its edge."""
         allowed = int(self._source.capacity_bytes * (1 - headroom))
 
         def predict_max(low: int, high: int) -> int | None:
@@ -140,7 +140,7 @@ class ProbeSearch:
         )
 
     def tried(self, micro_batch: int, steps: int) -> Trial:
-        """A trial of a size with as many micro-batches in an optimizer step; runs it where none that fits was seen."""
+        """Return a trial of a size with so many micro-batches in a step; run it where none that fits was seen."""
         seen = [trial for trial in self.trials if trial.micro_batch == micro_batch and trial.outcome is Outcome.FITS]
         if seen and steps <= micro_steps(micro_batch, self._per_device_target):
             return seen[-1]
@@ -193,9 +193,9 @@ class ProbeSearch:
 
 
 def tested_plan(
-    session: ProbeSearch, target_batch: int, world_size: int, *, maximum: int, recommended: int
+    search: ProbeSearch, target_batch: int, world_size: int, *, maximum: int, recommended: int
 ) -> Accumulation | None:
-    """A plan whose every micro-batch was run.
+    """Return a plan whose every micro-batch was run.
 
     Near the maximum fitting is not monotone: a size may fit because its blocks happen to be whole pages, and the one
     below it not. Then the next plan is that of the recommended size, which fits without any luck.
@@ -203,7 +203,7 @@ def tested_plan(
     limit = maximum
     while limit > 0:
         plan = plan_accumulation(target_batch, limit, world_size)
-        if session.check_plan(plan):
+        if search.check_plan(plan):
             return plan
         limit = recommended if recommended < limit else limit * 9 // 10
     return None

@@ -60,7 +60,7 @@ class TrialProblem:
 
 @dataclass(slots=True)
 class TrialNotes:
-    """What the trials of one source showed besides their results.
+    """Notes that the trials of one source leave besides their results.
 
     Attributes:
         problem: The last trial's that failed for another reason than memory.
@@ -122,7 +122,7 @@ class TrialSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What a search may find: the largest size that fits, and the largest that leaves the headroom free."""
+    """Prediction of an answer: the largest size that fits, and the largest that leaves the headroom free."""
 
     maximum: int
     recommended: int

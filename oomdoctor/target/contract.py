@@ -32,7 +32,7 @@ DEFAULT_OPTIMIZER = "AdamW"
 
 @dataclass(frozen=True, slots=True)
 class FoundFunction:
-    """Where one function of the contract comes from.
+    """Origin of one function of the contract.
 
     Attributes:
         role: Its name in the contract.
@@ -78,7 +78,7 @@ class Target:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error, or what caused it, is PyTorch's own OutOfMemoryError."""
+    """Return whether the error, or what caused it, is PyTorch's own OutOfMemoryError."""
     link: BaseException | None = error
     seen: set[int] = set()
     while link is not None and id(link) not in seen:
@@ -196,7 +196,7 @@ def check_loss(loss: object) -> None:
 
 
 def make_optimizer(target: Target, model: torch.nn.Module, name: str | None) -> torch.optim.Optimizer:
-    """The file's own optimizer, else the `torch.optim` class of that name, else AdamW, over what is trained.
+    """Make the file's own optimizer, else the `torch.optim` class of that name, else AdamW, over what is trained.
 
     Args:
         target: The user's functions.
@@ -232,7 +232,7 @@ def _without_closure(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def optimizer_names() -> list[str]:
-    """Names of the classes of `torch.optim`, such as `AdamW`."""
+    """Return the names of the classes of `torch.optim`, such as `AdamW`."""
     classes = [item for item in vars(torch.optim).values() if isinstance(item, type)]
     return sorted(
         item.__name__
@@ -242,17 +242,17 @@ def optimizer_names() -> list[str]:
 
 
 def describe(target: Target) -> dict[str, str]:
-    """For each function of the contract, where it was found or what stands in for it."""
+    """Return for each function of the contract where it was found, or its default."""
     return {entry.role: str(entry) for entry in target.found}
 
 
 def step_failure(target: Target, error: BaseException) -> TargetError:
-    """What to raise in place of an error that forward, backward or the optimizer's step ended with."""
+    """Return the error to raise in place of one that forward, backward or the optimizer's step ended with."""
     return failure(error, "the training step", target.own_roots, hint=step_hint(target, error))
 
 
 def step_hint(target: Target, error: BaseException) -> str | None:
-    """What to do about an error of the user's code, where it is a known one."""
+    """Return the hint for an error of the user's code; None for an unknown one."""
     text = "".join(format_exception_only(error))  # an error whose `__str__` raises has a text here too
     if _WRONG_DEVICE.search(text):
         return _HINT_FOR_WRONG_DEVICE

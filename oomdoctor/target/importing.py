@@ -90,7 +90,7 @@ def bind(reference: Reference, module: ModuleType, own_roots: tuple[Path, ...]) 
 
 
 def _lookup(module: ModuleType, name: str) -> Any:  # noqa: ANN401 - the user's file holds anything
-    """What `name`, which may be dotted, is in the module; None where it is not there."""
+    """Return the module's attribute `name`, which may be dotted; None where there is none."""
     item: Any = module
     for part in name.split("."):
         item = getattr(item, part, None)
@@ -149,7 +149,7 @@ def _check_call(
 
 
 def _plain(signature: inspect.Signature) -> str:
-    """The signature as a caller needs it: names and defaults."""
+    """Return the signature as a caller needs it: names and defaults."""
     parameters = [item.replace(annotation=inspect.Parameter.empty) for item in signature.parameters.values()]
     return str(inspect.Signature(parameters))
 
@@ -184,7 +184,7 @@ def _functions_missing(reference: Reference, module: ModuleType, functions: dict
 
 
 def _model_expression(module: ModuleType) -> str:
-    """The call that builds the last module class of the file, which usually is the whole model."""
+    """Return the call that builds the last module class of the file, which usually is the whole model."""
     classes = [
         item
         for item in vars(module).values()
@@ -277,7 +277,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _import_root(path: Path) -> Path:
-    """The directory from which the file is imported: above the packages that it is in."""
+    """Return the directory from which the file is imported: above the packages that it is in."""
     root = path.parent
     while (root / "__init__.py").is_file() and root != root.parent:
         root = root.parent
@@ -295,7 +295,7 @@ def _same_file(module: ModuleType, path: Path) -> bool:
 
 
 def _own_roots(reference: Reference) -> tuple[Path, ...]:
-    """Where the user's code lies: the file's directory, its whole package, or the one file of an installed module."""
+    """Return the roots of the user's code: the file's directory, its package, or the file of an installed module."""
     if reference.path is not None:
         path = Path(reference.path)
         root = _import_root(path)

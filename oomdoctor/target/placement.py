@@ -39,7 +39,7 @@ def place(nest: Nest, device: torch.device | str) -> Nest:
 
 
 def tensors_in(nest: object) -> Iterator[torch.Tensor]:
-    """Every tensor of `nest`, once, in the order of the nest."""
+    """Yield every tensor of `nest` once, in the order of the nest."""
     seen: dict[int, object] = {}
     stack = [nest]
     while stack:
@@ -54,7 +54,7 @@ def tensors_in(nest: object) -> Iterator[torch.Tensor]:
 
 
 def batch_size_of(batch: object) -> int | None:
-    """The leading dimension of the first tensor that has dimensions; None where there is none.
+    """Return the leading dimension of the first tensor that has dimensions; None where there is none.
 
     Packed and flattened batches lead with another number than the samples.
     """
@@ -77,7 +77,7 @@ def default_training_step(model: torch.nn.Module, batch: Any) -> torch.Tensor:  
 
 
 def loss_of(output: object) -> torch.Tensor:
-    """The loss in a model's output: a scalar tensor itself, its `.loss`, or its `["loss"]`.
+    """Return the loss in a model's output: a scalar tensor itself, its `.loss`, or its `["loss"]`.
 
     Raises:
         TargetError: The output is none of them.
@@ -103,7 +103,7 @@ _HINT_FOR_MISSING_LOSS = (
 
 
 def described(value: object) -> str:
-    """What `value` is, in a few words: its type, and shape or keys."""
+    """Return a few words for a value: its type, and shape or keys."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)}"
     if value is None:
@@ -193,7 +193,7 @@ def _moves_itself(item: object) -> bool:
 
 
 def _parts(item: object) -> Iterator[object]:
-    """What `item` holds, for the kinds of nests that `place` goes into."""
+    """Yield the items of a nest, for the kinds of nests that `place` goes into."""
     if isinstance(item, Mapping):
         yield from item.values()
     elif isinstance(item, tuple | list | set | frozenset | deque):

@@ -69,7 +69,7 @@ class Reference:
 
     @property
     def call(self) -> str:
-        """The call that builds the model, as a person writes it, such as `build_model(depth=24)`."""
+        """Return the call that builds the model, as a person writes it, such as `build_model(depth=24)`."""
         return f"{self.attribute or 'build_model'}({(self.arguments or '').strip()})"
 
 
@@ -96,7 +96,7 @@ def parse_reference(text: str, *, directory: Path) -> Reference:
 
 
 def _locate(text: str, location: str, directory: Path) -> tuple[str | None, str | None]:
-    """The path or else the module that `location` names; exactly one of the two is not None."""
+    """Return the path and the module that `location` names; exactly one of the two is not None."""
     path = directory / location
     if location.endswith(".py"):
         _check_file(location, path, directory)
@@ -131,7 +131,7 @@ def _check_file(location: str, path: Path, directory: Path) -> None:
 
 
 def _find_module(name: str, directory: Path) -> str:
-    """The module that `name` means: one in the directory, else a shipped example, else one that is installed."""
+    """Return the module that `name` means: one in the directory, else a shipped example, else an installed one."""
     top = name.partition(".")[0]
     importlib.invalidate_caches()
     in_directory = PathFinder.find_spec(top, [str(directory)])
@@ -159,7 +159,7 @@ def _is_installed(top: str) -> bool:
 
 
 def example_names() -> list[str]:
-    """Names of the shipped examples, such as `gpt2`."""
+    """Return the names of the shipped examples, such as `gpt2`."""
     return sorted(file.stem for file in _EXAMPLES_DIRECTORY.glob("*.py") if not file.stem.startswith("_"))
 
 
@@ -210,7 +210,7 @@ def _is_a_directory(location: str, path: Path) -> TargetError:
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """A question that names what is nearest, or None where nothing is near."""
+    """Return a question that names the nearest names, or None where nothing is near."""
     files: dict[str, list[str]] = {}
     candidates = list(dict.fromkeys(known))
     for candidate in candidates:

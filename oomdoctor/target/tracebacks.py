@@ -28,7 +28,7 @@ _LONGEST_SUMMARY = 200
 
 
 def user_traceback(error: BaseException, own_roots: Sequence[Path] = ()) -> str:
-    """The traceback of `error` and of what caused it, with the frames of libraries left out.
+    """Return the traceback of `error` and of what caused it, without the frames of libraries.
 
     Where an error was raised inside a library, that one innermost frame stays: it names the operation.
 
@@ -49,12 +49,12 @@ def user_traceback(error: BaseException, own_roots: Sequence[Path] = ()) -> str:
 
 
 def raised_in_user_code(error: BaseException, own_roots: Sequence[Path] = ()) -> bool:
-    """Whether a line of the user's took part in raising `error`."""
+    """Return whether a line of the user's took part in raising `error`."""
     return any(_is_own(frame.f_code.co_filename, own_roots) for frame, _ in walk_tb(error.__traceback__))
 
 
 def summary(error: BaseException) -> str:
-    """The error in one line of at most 200 characters, such as `ValueError: no such size`."""
+    """Return the error in one line of at most 200 characters, such as `ValueError: no such size`."""
     lines = [line for line in format_exception_only(error) if not line.startswith(" ")]
     first = next(iter("".join(lines).strip().splitlines()), type(error).__name__)
     return first if len(first) <= _LONGEST_SUMMARY else f"{first[:_LONGEST_SUMMARY]}..."
@@ -91,7 +91,7 @@ def call_user(
 
 
 def failure(error: BaseException, what: str, own_roots: Sequence[Path], *, hint: str | None = None) -> TargetError:
-    """What to raise in place of an error of the user's code.
+    """Return the error to raise in place of one of the user's code.
 
     Args:
         error: What the code raised; `exit()` arrives as SystemExit.

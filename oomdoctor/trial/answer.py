@@ -55,7 +55,7 @@ class DryRun:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the trials showed.
+    """Findings of a probe, from which its result is built.
 
     Attributes:
         loaded: What the worker said when the model was on the device.
@@ -129,7 +129,7 @@ def _device(engine: Engine, loaded: LoadedTarget, others: OtherProcesses) -> Dev
 
 
 def _phases(trials: tuple[Trial, ...], maximum: int) -> tuple[Phase, ...]:
-    """The phases at the maximum; where nothing fits, of the trial that got furthest."""
+    """Return the phases at the maximum, or, where nothing fits, those of the trial that got furthest."""
     at_maximum = [trial for trial in trials if trial.micro_batch == maximum and trial.outcome is Outcome.FITS]
     shown = at_maximum or sorted(trials, key=lambda trial: len(trial.phases))
     return shown[-1].phases if shown else ()
@@ -149,7 +149,7 @@ def _measured_reasons(engine: Engine, loaded: LoadedTarget) -> list[Reason]:
 
 
 def _guide_reasons(guidance: Guidance | None, maximum: int) -> list[Reason]:
-    """What the search began with; that there was no guess is no more than a line, as it changes no answer."""
+    """Return the reason of the warm start; that it made no guess changes no answer."""
     if guidance is None:
         return []
     if not guidance.guesses:
@@ -160,7 +160,7 @@ def _guide_reasons(guidance: Guidance | None, maximum: int) -> list[Reason]:
 
 
 def _optimizer_reason(request: ProbeRequest, loaded: LoadedTarget) -> Reason:
-    """Whose choice it was; the file's own goes before `--optimizer`, because that is what training will run."""
+    """Return who chose the optimizer; the file's own goes before `--optimizer`, because training will run it."""
     if request.command is not None:
         return Reason("optimizer", "the command's own")
     found = loaded.found["build_optimizer"]
@@ -172,7 +172,7 @@ def _optimizer_reason(request: ProbeRequest, loaded: LoadedTarget) -> Reason:
 
 
 OWN_PRECISION = "precision of its own"
-"""What stands for the precision of a command, which nobody outside of it knows."""
+"""Name of a command's precision, which only the command itself knows."""
 
 _NULL_PEAKS = "counted by PyTorch's caching allocator while the step ran on the null GPU"
 _TRACED_PEAKS = (
@@ -183,7 +183,7 @@ _NATIVE_BF16 = 8.0
 
 
 def _warnings(request: ProbeRequest, engine: Engine, source: TrialSource, findings: Findings) -> list[str]:
-    """What the reader should know before relying on the answer, about the model first and then about the machine."""
+    """Return warnings about the answer, those about the model first and then those about the machine."""
     found = list(findings.search.notes) if findings.search else [_smallest_card(findings.loaded.weights_bytes or 0)]
     maximum = findings.search.maximum if findings.search else 0
     if findings.search and findings.plan and min(findings.plan.micro_batches) < findings.search.smallest:
@@ -245,7 +245,7 @@ def _no_kernels(loaded: LoadedTarget) -> str:
 
 
 def _smallest_card(weights_bytes: int) -> str:
-    """Where weights that do not fit here would, among the cards of the catalogue."""
+    """Name the smallest card of the catalogue on which the weights would fit."""
     cards = [card for card in all_cards() if card.capacity_bytes > weights_bytes]
     if not cards:
         return "the weights alone do not fit, and no card of the catalogue has room for them"
@@ -273,7 +273,7 @@ class OtherProcesses:
         self.before_bytes = self._read()
 
     def moved(self) -> bool | None:
-        """Whether they hold more or less than they did; None where nobody can say."""
+        """Return whether they hold more or less than before; None where that cannot be read."""
         if self._device is None:
             return False
         now = self._read()
@@ -286,7 +286,7 @@ class OtherProcesses:
 
 
 def document_of(found: ProbeRun) -> ProbeDocument:
-    """What `oomdoctor probe` writes about it, and exits with."""
+    """Return the document of a finished probe, with its status and exit code."""
     answer = found.result.micro_batch
     return ProbeDocument(
         command="probe",

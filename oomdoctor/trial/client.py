@@ -56,7 +56,7 @@ class WorkerHandle(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it was not ended yet."""
+        """Return whether it still runs, as far as the parent has not ended it."""
 
     def close(self) -> None:
         """End the worker and everything that it started; returns when nothing of it is left."""

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 _LEAST_SHARED_MEMORY_BYTES = 48 << 10
-"""What every card has."""
+"""Shared memory of a block that every card has."""
 _SOURCE = "read from this GPU"
 
 
 def current_device() -> torch.device:
-    """The one GPU that torch sees here.
+    """Return the one GPU that torch sees here.
 
     Raises:
         NoAnswerError: There is none, or it cannot be used.
@@ -48,7 +48,7 @@ def current_device() -> torch.device:
 
 
 def capacity_bytes(cap_bytes: int | None) -> int:
-    """Bytes that PyTorch may take in all: what is free and what it holds, under the cap where there is one."""
+    """Return the bytes that PyTorch may take: what is free and what it holds, under the cap where there is one."""
     available = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
     return available if cap_bytes is None else min(cap_bytes, available)
 
@@ -59,7 +59,7 @@ def held_memory() -> HeldMemory:
 
 
 def current_card(device: torch.device) -> Card:
-    """The GPU as what decides memory; what is in use of it counts as its context, other processes included."""
+    """Return the GPU as a card; memory that is in use counts as its context, other processes included."""
     properties = torch.cuda.get_device_properties(device)
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return Card(
@@ -78,7 +78,7 @@ def current_card(device: torch.device) -> Card:
 
 
 def _shared_memory_bytes(properties: object) -> int:
-    """What a block can have; PyTorch 2.6 does not tell, and then it is what cards of this generation have."""
+    """Return a block's shared memory in bytes; PyTorch 2.6 does not tell, and then it is that of a card of its kind."""
     told: int | None = getattr(properties, "shared_memory_per_block_optin", None)
     if told is not None:
         return told
@@ -98,7 +98,7 @@ _EMULATION = _Emulation()
 
 
 def set_emulated_device(device: EmulatedDevice) -> None:
-    """From now on this process has an emulated device."""
+    """Set the emulated device of this process."""
     _EMULATION.device = device
 
 
@@ -114,19 +114,19 @@ def emulated_device() -> EmulatedDevice:
 
 
 def device_kind() -> Literal["cuda", "null", "trace"]:
-    """What the process runs on."""
+    """Return the kind of device that the process runs on."""
     if _EMULATION.device is not None:
         return "trace"
     return "null" if control.is_null_gpu() else "cuda"
 
 
 def zeros_read_count() -> int:
-    """How often data was read back from what stands in for a GPU, each time zeros; 0 on a GPU."""
+    """Return how often data was read back from a null or emulated GPU, each time zeros; 0 on a real one."""
     return control.reads() if _EMULATION.device is None else _EMULATION.device.reads
 
 
 def unknown_calls() -> tuple[str, ...]:
-    """What was asked of a null GPU that it does not serve."""
+    """Return the CUDA calls that a null GPU was asked for and does not serve."""
     return control.unknown_calls() if device_kind() == "null" else ()
 
 
@@ -135,7 +135,7 @@ _STAND_IN = {"null": "a null GPU", "trace": "an emulated one"}
 
 
 def fault_of(error: OomdoctorError, *, zeros_read: int) -> OomdoctorError:
-    """The error as it is, or the one that says what the null GPU could not do.
+    """Return the error as it is, or one that says what the null GPU could not do.
 
     Args:
         error: What the target's code seems to have done wrong.
@@ -158,7 +158,7 @@ def fault_of(error: OomdoctorError, *, zeros_read: int) -> OomdoctorError:
 
 
 def has_kernels(architectures: list[str], capability: tuple[int, int]) -> bool:
-    """Whether this torch can run on such a card: kernels for it, or intermediate code that the driver compiles."""
+    """Return whether this torch runs on such a card: by kernels for it, or code that the driver compiles."""
     for name in architectures:
         kind, _, number = name.rstrip("af").partition("_")
         built_for = divmod(int(number), 10)

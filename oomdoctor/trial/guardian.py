@@ -115,7 +115,7 @@ def _descendants(root: int) -> list[int]:
 
 
 def _parent(process: Path) -> int | None:
-    """The parent's pid; None for a process that has just gone."""
+    """Return the parent's pid; None for a process that has just gone."""
     try:
         # The name in parentheses may itself hold spaces and parentheses.
         fields = (process / "stat").read_text().rpartition(")")[2].split()

@@ -49,7 +49,7 @@ class WorkerMeter:
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """Most bytes in live tensors over all phases so far; what is allocated now before the first."""
+        """Return the most bytes in live tensors over all phases so far; before the first, what is allocated now."""
         return self._meter.peak_allocated_bytes
 
     @property
@@ -78,7 +78,7 @@ class TrialMeter(WorkerMeter):
         return self.phase(iteration, name)
 
     def placed(self, batch: object) -> None:
-        """The batch is on the device, in a forward."""
+        """Note that the batch is on the device, in a forward."""
 
     def computed(self, loss: torch.Tensor) -> None:
-        """The forward has ended with this loss, whose backward comes next."""
+        """Note that the forward has ended with this loss, whose backward comes next."""

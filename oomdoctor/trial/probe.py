@@ -57,20 +57,20 @@ def probe(
     if request.command is not None:
         return probe_command(request, progress, stop=stop)
     with _running(request, progress, engine, stop, start) as run:
-        search = None if run.loaded.placement_error else run.session.find_maximum(run.loaded.weights_bytes or 0)
-        if run.guide is not None:
-            run.guide.close()  # what it holds of the host's memory is of no more use
-        recommended = 0 if search is None else run.session.find_recommended(search, request.headroom)
-        plan = None if search is None else _plan(request, run.session, search.maximum, recommended)
+        search = None if run.loaded.placement_error else run.probe_search.find_maximum(run.loaded.weights_bytes or 0)
+        if run.warm_start is not None:
+            run.warm_start.close()  # what it holds of the host's memory is of no more use
+        recommended = 0 if search is None else run.probe_search.find_recommended(search, request.headroom)
+        plan = None if search is None else _plan(request, run.probe_search, search.maximum, recommended)
         if search is not None and run.engine.kind == "trace":
-            run.session.try_profiled(request.profile_micro_batch, search.maximum)
-        trials = tuple(run.session.trials)
-        asking = ProfileRunner(request, run.engine, run.supervisor, trials, progress)
-        recorded = asking.record(0 if search is None else search.maximum)
-    guidance = None if run.guide is None or search is None else run.guide.guidance()
+            run.probe_search.try_profiled(request.profile_micro_batch, search.maximum)
+        trials = tuple(run.probe_search.trials)
+        runner = ProfileRunner(request, run.engine, run.source, trials, progress)
+        recorded = runner.record(0 if search is None else search.maximum)
+    guidance = None if run.warm_start is None or search is None else run.warm_start.guidance()
     findings = Findings(run.loaded, search, recommended, plan, trials, recorded, run.others.moved(), guidance)
-    result = build_result(request, run.engine, run.supervisor, run.others, findings)
-    return ProbeRun(result, run.loaded.versions, run.supervisor.dependencies())
+    result = build_result(request, run.engine, run.source, run.others, findings)
+    return ProbeRun(result, run.loaded.versions, run.source.dependencies())
 
 
 def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:
@@ -84,19 +84,19 @@ def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:
     if request.command is not None:
         return dry_run_command(request, progress)
     with _running(replace(request, guide=False), progress, None) as run:
-        return DryRun(run.engine, run.loaded, None if run.loaded.placement_error else run.session.try_smallest())
+        return DryRun(run.engine, run.loaded, None if run.loaded.placement_error else run.probe_search.try_smallest())
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A worker with the target loaded, what runs trials in it, and what guides them."""
+    """Worker with the target loaded, the search that runs trials in it, and its warm start."""
 
     engine: Engine
     others: OtherProcesses
-    supervisor: WorkerTrialSource
+    source: WorkerTrialSource
     loaded: LoadedTarget
-    session: ProbeSearch
-    guide: TracedWarmStart | None
+    probe_search: ProbeSearch
+    warm_start: TracedWarmStart | None
 
 
 @contextmanager
@@ -113,35 +113,35 @@ def _running(
     engine = engine or engine_for(request)
     others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
     with (
-        _guiding(request, reference, engine, stop) as guide,
-        WorkerTrialSource(request, reference, engine.environment, stop, start) as supervisor,
+        _warm_start(request, reference, engine, stop) as warm_start,
+        WorkerTrialSource(request, reference, engine.environment, stop, start) as source,
     ):
         progress.stage(f"loading {request.target}")
-        if guide is not None:
-            guide.begin(supervisor.device())
-        loaded = supervisor.load()
+        if warm_start is not None:
+            warm_start.begin(source.device())
+        loaded = source.load()
         _check_memory(request, loaded)
-        session = ProbeSearch(supervisor, progress, per_device, guide)
-        yield _Run(engine, others, supervisor, loaded, session, guide)
-        supervisor.dependencies()  # now, while the worker can say
+        probe_search = ProbeSearch(source, progress, per_device, warm_start)
+        yield _Run(engine, others, source, loaded, probe_search, warm_start)
+        source.dependencies()  # now, while the worker can say
 
 
-def _guiding(
+def _warm_start(
     request: ProbeRequest, reference: Reference, engine: Engine, stop: CancelToken | None
 ) -> AbstractContextManager[TracedWarmStart | None]:
-    """A guide for trials on a real GPU, whose steps take time; elsewhere a trial is as quick as a trace."""
+    """Return a warm start for trials on a real GPU, whose steps take time; elsewhere a trial is as quick as a trace."""
     if not request.guide or engine.kind != "cuda":
         return nullcontext()
     return TracedWarmStart(request, reference, engine.environment, stop)
 
 
-def _plan(request: ProbeRequest, session: ProbeSearch, maximum: int, recommended: int) -> Accumulation | None:
+def _plan(request: ProbeRequest, probe_search: ProbeSearch, maximum: int, recommended: int) -> Accumulation | None:
     batch, devices = request.target_batch, request.world_size
-    return tested_plan(session, batch, devices, maximum=maximum, recommended=recommended)
+    return tested_plan(probe_search, batch, devices, maximum=maximum, recommended=recommended)
 
 
 def engine_for(request: ProbeRequest) -> Engine:
-    """Where the trials of a question run; the null GPU is built where it is needed.
+    """Return where the trials of a question run; the null GPU is built where it is needed.
 
     Raises:
         UsageError: The question contradicts itself.

@@ -39,7 +39,7 @@ class OutputTail:
         self._thread.start()
 
     def text(self, lines: int) -> str:
-        """The last `lines` lines; of an endless one its end."""
+        """Return the last `lines` lines, each cut to its end where it is long."""
         kept = b"".join(tuple(self._chunks)).decode(errors="replace").splitlines()
         cut = (line if len(line) <= _LONGEST_LINE else f"...{line[-_LONGEST_LINE:]}" for line in kept[-lines:])
         return "\n".join(cut)
@@ -110,7 +110,7 @@ class GuardedProcess:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was not ended yet."""
+        """Return whether it was not ended yet."""
         return self._guardian.returncode is None
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class GuardedProcess:
         self._output.close()
 
     def tail(self) -> str | None:
-        """The end of its output, with a heading; None where it printed nothing. Call after it has ended."""
+        """Return the end of its output, with a heading; None where it printed nothing. Call after it has ended."""
         self._output.close()
         return self._output.tail()
 
@@ -155,7 +155,7 @@ def channel_to_child(stop: CancelToken | None = None) -> Iterator[tuple[Channel,
 
 
 class CancelToken:
-    """A word to end, given once and heard by every probe that was handed it, a waiting one included.
+    """Token that ends every probe that was handed it, a waiting one included, once it is set.
 
     Python interrupts only its main thread, and a thread that waits for its worker would wait on.
 

@@ -32,7 +32,7 @@ _LARGER: Final = (8, 64)
 
 @dataclass(frozen=True, slots=True)
 class ProfiledAnswer:
-    """What there is to say about memory.
+    """Profile of a probe's memory, with reasons and warnings for the result.
 
     Attributes:
         memory: What it is made of; None where that could not be had, or nothing fits.
@@ -50,19 +50,19 @@ _NOT_TRACED = "a trace does not show which tensors hold it; `--engine null` and 
 
 @dataclass(frozen=True, slots=True)
 class ProfileRunner:
-    """What it takes to have memory recorded.
+    """Runs the profile of a probe's memory.
 
     Attributes:
         request: The probe's question.
         engine: Where the trials ran.
-        supervisor: What ran them.
+        source: What ran them.
         trials: Every trial so far.
-        progress: Told of it.
+        progress: Is informed of it.
     """
 
     request: ProbeRequest
     engine: Engine
-    supervisor: WorkerTrialSource
+    source: WorkerTrialSource
     trials: Sequence[Trial]
     progress: Progress
 
@@ -82,9 +82,9 @@ class ProfileRunner:
             return ProfiledAnswer(reasons=(Reason("memory", _NOT_TRACED),))
         self.progress.stage(f"recording memory at micro-batch {size}")
         if maximum > 0 and not self._is_known_to_fail(size):
-            found = self._ask(self.supervisor, size, self._unwatched(size))
+            found = self._ask(self.source, size, self._plain_trial(size))
             if found.outcome not in (Outcome.OOM, Outcome.LIMIT):
-                return self._told(size, found)
+                return self._answer(size, found)
         return self._record_what_does_not_fit(size, maximum)
 
     def _record_what_does_not_fit(self, size: int, maximum: int) -> ProfiledAnswer:
@@ -92,54 +92,54 @@ class ProfileRunner:
             return self._record_on_larger_cards(size)
         if maximum == 0:
             return ProfiledAnswer(warnings=(f"memory at micro-batch {size} could not be recorded: it does not fit",))
-        told = self._told(maximum, self._ask(self.supervisor, maximum, self._unwatched(maximum)))
+        answer = self._answer(maximum, self._ask(self.source, maximum, self._plain_trial(maximum)))
         warning = f"micro-batch {size} does not fit, so memory was recorded at {maximum}, the largest that does"
-        return replace(told, warnings=(warning, *told.warnings))
+        return replace(answer, warnings=(warning, *answer.warnings))
 
     def _record_on_larger_cards(self, size: int) -> ProfiledAnswer:
-        """Play a card with more memory, so that it can be told what has become too large."""
+        """Play a card with more memory, so that it can be answer what has become too large."""
         found = ProfileOutcome(None, "it does not fit any null GPU either", Outcome.OOM)
         for factor in _LARGER:
             total_bytes = self._total_bytes() * factor
             found = self._on_larger_card(size, total_bytes)
             if found.outcome not in (Outcome.OOM, Outcome.LIMIT):
-                told = self._told(size, found)
+                answer = self._answer(size, found)
                 card = f"a null GPU with {format_size(total_bytes)}"
                 warning = f"micro-batch {size} does not fit, so its memory was recorded on {card}"
-                return replace(told, warnings=(warning, *told.warnings)) if told.memory else told
-        return self._told(size, found)
+                return replace(answer, warnings=(warning, *answer.warnings)) if answer.memory else answer
+        return self._answer(size, found)
 
     def _on_larger_card(self, size: int, total_bytes: int) -> ProfileOutcome:
         environment = with_total_bytes(self.engine.environment, total_bytes)
         request = replace(self.request, memory_bytes=None)
         try:
-            with self.supervisor.on_another_card(request, environment) as supervisor:
-                if supervisor.load().placement_error:
+            with self.source.on_another_card(request, environment) as source:
+                if source.load().placement_error:
                     return ProfileOutcome(None, "the weights alone do not fit", Outcome.OOM)
-                return self._ask(supervisor, size, None)
+                return self._ask(source, size, None)
         except OomdoctorError as error:
             return ProfileOutcome(None, error.message, Outcome.FAILED)
 
     def _total_bytes(self) -> int:
         return self.engine.card.total_bytes if self.engine.card else 0
 
-    def _ask(self, supervisor: WorkerTrialSource, size: int, unwatched: Trial | None) -> ProfileOutcome:
-        return supervisor.profile(
+    def _ask(self, source: WorkerTrialSource, size: int, plain: Trial | None) -> ProfileOutcome:
+        return source.profile(
             size,
             micro_steps=micro_steps(size, per_device_target(self.request.target_batch, self.request.world_size)),
-            allowed_bytes=unwatched.allowed_bytes if unwatched else supervisor.capacity_bytes,
-            peak_allocated_bytes=unwatched.peak_allocated_bytes if unwatched else None,
+            allowed_bytes=plain.allowed_bytes if plain else source.capacity_bytes,
+            peak_allocated_bytes=plain.peak_allocated_bytes if plain else None,
         )
 
-    def _unwatched(self, size: int) -> Trial | None:
-        """The trial at this size, with which the recorded one is compared; of several the one with the most memory."""
+    def _plain_trial(self, size: int) -> Trial | None:
+        """Return the trial at this size with which the profile is compared; of several the one with the most memory."""
         fitting = [trial for trial in self.trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
         return max(fitting, key=lambda trial: trial.allowed_bytes, default=None)
 
     def _is_known_to_fail(self, size: int) -> bool:
-        return self._unwatched(size) is None and any(trial.micro_batch == size for trial in self.trials)
+        return self._plain_trial(size) is None and any(trial.micro_batch == size for trial in self.trials)
 
-    def _told(self, size: int, found: ProfileOutcome) -> ProfiledAnswer:
+    def _answer(self, size: int, found: ProfileOutcome) -> ProfiledAnswer:
         if found.memory is None:
             why = found.reason or "nobody can say why"
             return ProfiledAnswer(warnings=(f"memory at micro-batch {size} could not be recorded: {why}",))

@@ -64,7 +64,7 @@ class HeldMemory:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTarget:
-    """The model is on the device.
+    """Answer that the model is on the device.
 
     Attributes:
         name: The device's name.
@@ -169,7 +169,7 @@ class CardFitted:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """One of our errors, after which the parent asks no more."""
+    """Answer that is an error of ours, after which the parent asks no more."""
 
     problem: TrialProblem
 

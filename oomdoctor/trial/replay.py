@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MOST_EVENTS = 1_000_000
 
 AllocationTrace = list[int]
-"""What the allocator did, in order: an allocation is its bytes, a free is -1 less the allocation's position."""
+"""The allocator's events in order: an allocation is its bytes, a free is -1 less the allocation's position."""
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def unpack(text: str) -> AllocationTrace:
 
 
 def canonical_order(events: Iterable[int]) -> Iterator[int]:
-    """The events with frees that follow each other in the order of their allocations.
+    """Yield the events, with frees that follow each other in the order of their allocations.
 
     No block is placed between them, so their order changes nothing; and it is no part of a step: autocast lets go of
     its casts in the order of their addresses, which are others in every process.
@@ -109,7 +109,7 @@ def _record(enabled: Literal["all"] | None) -> None:
 
 
 def _read_trace() -> Iterator[int]:
-    """The events since recording began; blocks from before are left alone."""
+    """Yield the events since recording began, without those of blocks from before."""
     positions: dict[int, int] = {}
     allocations = 0
     for event in torch.cuda.memory._snapshot()["device_traces"][0]:  # noqa: SLF001
@@ -122,7 +122,7 @@ def _read_trace() -> Iterator[int]:
 
 
 def _allocation_lines(traces: Mapping[int, AllocationTrace]) -> list[_AllocationLine] | None:
-    """The allocations as lines through the two largest trials that did the same in the same order."""
+    """Return the allocations as lines through the two largest trials that did the same in the same order."""
     sizes = sorted(traces, reverse=True)
     for index, large in enumerate(sizes):
         for small in sizes[index + 1 :]:
@@ -143,7 +143,7 @@ def _line(small_event: int, large_event: int, small: int, large: int) -> _Alloca
 
 
 def _live_peak(steps: Sequence[_AllocationLine], micro_batch: int) -> int:
-    """Most bytes that are alive at one time, were nothing lost to packing."""
+    """Return the most bytes that are alive at one time, as if nothing were lost to packing."""
     sizes: list[int] = []
     live = peak = 0
     for step in steps:

@@ -37,7 +37,7 @@ _PAUSE_SECONDS = 0.005
 
 @dataclass(frozen=True, slots=True)
 class TrialSetup:
-    """What stays the same from trial to trial.
+    """Setup of all trials of one target.
 
     Attributes:
         target: The user's functions.
@@ -72,7 +72,7 @@ class _Training:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A trial and what only the worker could see of it.
+    """Result of one trial, with what only the worker sees of it.
 
     Attributes:
         trial: What the result will hold.
@@ -223,7 +223,7 @@ def _batch(setup: TrialSetup, micro_batch: int) -> object:
 
 
 def _is_outcome(error: BaseException) -> bool:
-    """Whether an error of `make_batch` tells about the size, and not about the user's code."""
+    """Return whether an error of `make_batch` is about the size, and not about the user's code."""
     return classify(error).outcome is not Outcome.FAILED
 
 

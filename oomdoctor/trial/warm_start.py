@@ -1,7 +1,7 @@
 """The warm start of a search on a real GPU: the trace engine's answer, computed while the GPU's own worker loads.
 
-The guide has a worker of its own, which emulates a card that looks as the GPU does and uses no GPU itself. Whatever
-goes wrong in it costs the probe nothing but its guess.
+It has a worker of its own, which emulates a card that looks as the GPU does and uses no GPU itself. Whatever goes wrong
+in it costs the probe nothing but its guess.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _LEAST_SECONDS: Final = 10.0
 
 
 class TracedWarmStart:
-    """The worker that guesses; use it as a context manager.
+    """Worker that predicts the answer by a trace; use it as a context manager.
 
     It imports torch from the beginning on, traces once it is told the card, and is told the capacity in the end.
 
     Args:
         request: The probe's question.
         reference: The target, parsed.
-        environment: Of the worker that uses the GPU; the guide's is the same, but that it is shown no GPU.
+        environment: Of the worker that uses the GPU; this one.s is the same, but that it is shown no GPU.
         stop: Ends a wait from another thread.
     """
 
@@ -54,10 +54,10 @@ class TracedWarmStart:
         self._request = request
         self._reference = reference
         self._started = time.monotonic()
-        self._child = WorkerProcess(emulated_environment(generic_card(UNLIMITED_BYTES), environment), stop)
+        self._worker = WorkerProcess(emulated_environment(generic_card(UNLIMITED_BYTES), environment), stop)
         self._card: Card | None = None
-        self._unheard: list[int | None] = []
-        self._heard: dict[int, Guess] = {}
+        self._pending: list[int | None] = []
+        self._guesses_by_capacity: dict[int, Guess] = {}
         self._guesses: list[int] = []
         self._problem: str | None = None
 
@@ -80,28 +80,28 @@ class TracedWarmStart:
         self._ask_about(card.capacity_bytes)
 
     def guess(self, capacity_bytes: int) -> Guess | None:
-        """What it takes for the answer with so much memory; None where it cannot say, or not in time.
+        """Return the predicted answer with so much memory; None where there is none, or not in time.
 
         Raises:
             KeyboardInterrupt: The stop was set.
         """
-        if capacity_bytes not in self._heard and capacity_bytes not in self._unheard:
+        if capacity_bytes not in self._guesses_by_capacity and capacity_bytes not in self._pending:
             self._ask_about(capacity_bytes)
-        deadline = time.monotonic() + self._patience()
-        while self._unheard and self._problem is None:
-            self._hear(deadline - time.monotonic())
-        found = self._heard.get(capacity_bytes)
+        deadline = time.monotonic() + self._time_limit()
+        while self._pending and self._problem is None:
+            self._receive(deadline - time.monotonic())
+        found = self._guesses_by_capacity.get(capacity_bytes)
         if found is not None and found.maximum not in self._guesses[-1:]:
             self._guesses.append(found.maximum)
         return found
 
     def guidance(self) -> Guidance:
-        """What it said, for the result."""
+        """Return the predictions, for the result."""
         return Guidance(tuple(self._guesses), None if self._guesses else self._problem)
 
     def close(self) -> None:
         """End the worker; what it said is kept."""
-        self._child.close()
+        self._worker.close()
         self._problem = self._problem or "it was ended"
 
     def _ask_about(self, capacity_bytes: int) -> None:
@@ -112,30 +112,30 @@ class TracedWarmStart:
         if self._problem is not None:
             return
         try:
-            self._child.begin(question, what="asking the guide")
+            self._worker.begin(question, what="asking for a prediction")
         except OomdoctorError as error:
             self._fail(error.message)
         else:
-            self._unheard.append(about)
+            self._pending.append(about)
 
-    def _patience(self) -> float:
+    def _time_limit(self) -> float:
         so_far = time.monotonic() - self._started
         return min(max(_LEAST_SECONDS, so_far), self._request.trial_timeout_seconds)
 
-    def _hear(self, seconds: float) -> None:
+    def _receive(self, seconds: float) -> None:
         """Take the next answer; what is wrong with it is a note in the result, as the probe goes on without it."""
         try:
-            kind = LoadedTarget if self._unheard[0] is None else CardFitted
-            answer = self._child.answer(kind, what="tracing the step", timeout_seconds=round(max(0.0, seconds), 1))
+            kind = LoadedTarget if self._pending[0] is None else CardFitted
+            answer = self._worker.answer(kind, what="tracing the step", timeout_seconds=round(max(0.0, seconds), 1))
         except OomdoctorError as error:
             self._fail(error.message)
         except RuntimeError as error:  # a bug of ours, as text
             self._fail(str(error).strip().splitlines()[-1])
         else:
-            about = self._unheard.pop(0)
+            about = self._pending.pop(0)
             if about is not None and isinstance(answer, CardFitted):
-                self._heard[about] = Guess(answer.fit.maximum, answer.fit.recommended)
+                self._guesses_by_capacity[about] = Guess(answer.fit.maximum, answer.fit.recommended)
 
     def _fail(self, problem: str) -> None:
         self._problem = problem
-        self._child.close()
+        self._worker.close()

@@ -329,7 +329,7 @@ def _place_model(model: torch.nn.Module, device: torch.device, meter: WorkerMete
 
 
 def _weights_bytes(model: torch.nn.Module) -> int:
-    """Bytes of parameters and buffers, shared storages once."""
+    """Return the bytes of parameters and buffers, shared storages once."""
     storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 

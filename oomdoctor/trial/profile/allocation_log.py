@@ -40,7 +40,7 @@ class ProfiledBlock:
 
 @dataclass(slots=True)
 class PhaseSpan:
-    """Where in the history a phase lies; moments count the events until then.
+    """Span of a phase in the history; a moment is the number of events until then.
 
     Attributes:
         stage: Which phase.
@@ -59,19 +59,19 @@ class PhaseSpan:
 
 @dataclass(slots=True)
 class AllocationLog:
-    """What happened, event by event.
+    """Log of all blocks, event by event.
 
     Attributes:
         before: Blocks that were live when the history began.
         changes: For each event the block that it allocated, or freed, and its bytes or less its bytes; None for others.
         reserved: Bytes held from the driver at each moment; a moment counts the events until then.
-        stretches: The phases in order.
+        spans: The phases in order.
     """
 
     before: list[ProfiledBlock] = field(default_factory=list)
     changes: list[tuple[ProfiledBlock, int] | None] = field(default_factory=list)
     reserved: list[int] = field(default_factory=list)
-    stretches: list[PhaseSpan] = field(default_factory=list)
+    spans: list[PhaseSpan] = field(default_factory=list)
 
 
 def build_log(start: HistoryStart, events: Sequence[Mapping[str, Any]], marks: Sequence[Mark]) -> AllocationLog:
@@ -85,7 +85,7 @@ def build_log(start: HistoryStart, events: Sequence[Mapping[str, Any]], marks: S
     Raises:
         HistoryMismatchError: The bytes in live blocks are not what the allocator counted at one of the marks.
     """
-    teller = _LogBuilder(start)
+    builder = _LogBuilder(start)
     waiting = iter(marks)
     mark = next(waiting, None)
     count = start.count
@@ -93,16 +93,16 @@ def build_log(start: HistoryStart, events: Sequence[Mapping[str, Any]], marks: S
         action = event["action"]
         is_counted = action in _COUNTED
         while mark is not None and mark.events <= count and is_counted:
-            teller.mark(mark)
+            builder.mark(mark)
             mark = next(waiting, None)
         count += is_counted
-        teller.event(action, event.get("addr", 0), event["size"])
+        builder.event(action, event.get("addr", 0), event["size"])
     while mark is not None:
         if mark.events != count:
             raise HistoryMismatchError("the history lost some of its events")
-        teller.mark(mark)
+        builder.mark(mark)
         mark = next(waiting, None)
-    return teller.story
+    return builder.log
 
 
 _COUNTED = frozenset({"alloc", "free_requested"})
@@ -111,7 +111,7 @@ _RESERVED_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "se
 
 class _LogBuilder:
     def __init__(self, start: HistoryStart) -> None:
-        self.story = AllocationLog(reserved=[start.reserved_bytes])
+        self.log = AllocationLog(reserved=[start.reserved_bytes])
         self.blocks = AllocatorBlocks(start.settings, start.segments)
         self.reserved = start.reserved_bytes
         self.live: dict[int, ProfiledBlock] = {}
@@ -129,7 +129,7 @@ class _LogBuilder:
         for block in segment["blocks"]:
             if block["state"] == "active_allocated":
                 self.live[address] = before = ProfiledBlock(block["size"], Category.OTHER, None)
-                self.story.before.append(before)
+                self.log.before.append(before)
                 self.allocated += before.size
             address += block["size"]
 
@@ -144,8 +144,8 @@ class _LogBuilder:
             change = self._free(address), change_bytes
         else:
             self.reserved += _RESERVED_SIGNS.get(action, 0) * size
-        self.story.changes.append(change)
-        self.story.reserved.append(self.reserved)
+        self.log.changes.append(change)
+        self.log.reserved.append(self.reserved)
         if change is not None:
             self._note_peak(change_bytes)
 
@@ -167,9 +167,9 @@ class _LogBuilder:
     def _note_peak(self, change: int) -> None:
         self.allocated += change
         if self.stage is not None:
-            stretch = self.story.stretches[-1]
-            if self.allocated > stretch.peak_bytes:
-                stretch.peak_bytes, stretch.peak = self.allocated, len(self.story.changes)
+            span = self.log.spans[-1]
+            if self.allocated > span.peak_bytes:
+                span.peak_bytes, span.peak = self.allocated, len(self.log.changes)
 
     # --- the marks ---
 
@@ -181,16 +181,16 @@ class _LogBuilder:
         _MARKS[mark.kind](self, mark.value)
 
     def begin(self, stage: MicroPhase) -> None:
-        at = len(self.story.changes)
+        at = len(self.log.changes)
         self.stage = stage
         self.stack.clear()
         self.reached = None
         self.fresh.clear()
-        self.story.stretches.append(PhaseSpan(stage, at, at, self.allocated, at))
+        self.log.spans.append(PhaseSpan(stage, at, at, self.allocated, at))
 
     def end(self, _: object) -> None:
         self._keep_fresh()
-        self.story.stretches[-1].end = len(self.story.changes)
+        self.log.spans[-1].end = len(self.log.changes)
         self.stage = None
 
     def enter(self, index: int) -> None:
@@ -220,7 +220,7 @@ class _LogBuilder:
         self.is_clearing = False
 
     def _keep_fresh(self) -> None:
-        """What a forward allocated and left behind is what the backward will need."""
+        """Label what a forward allocated and left behind as activations, which the backward will need."""
         for block in self.fresh:
             if not block.is_labelled and not block.is_gone:
                 block.category = Category.ACTIVATIONS

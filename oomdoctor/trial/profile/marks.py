@@ -31,7 +31,7 @@ MOST_EVENTS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class HistoryStart:
-    """What the allocator held when recording began.
+    """State of the allocator when recording began.
 
     Attributes:
         segments: As `_snapshot` gives them.
@@ -59,7 +59,7 @@ def start_recording() -> HistoryStart:
 
 
 def read_events() -> Sequence[Mapping[str, Any]]:
-    """What the allocator did since recording began, oldest first."""
+    """Return the allocator's events since recording began, oldest first."""
     traces = _snapshot()["device_traces"]
     found: Sequence[Mapping[str, Any]] = traces[torch.cuda.current_device()] if traces else ()
     return found
@@ -71,7 +71,7 @@ def stop_recording() -> None:
 
 
 def count_now() -> tuple[int, int]:
-    """How many blocks were allocated and freed up to now, and the bytes in live ones.
+    """Return how many blocks were allocated and freed up to now, and the bytes in live ones.
 
     The public `torch.cuda.memory_stats` says the same and takes ten times as long, at every module of every step.
     """
@@ -89,7 +89,7 @@ def _snapshot() -> dict[str, Any]:
 
 
 class MarkKind(Enum):
-    """What happened."""
+    """Kind of a mark."""
 
     BEGIN = auto()  # a phase began; the value is a `Stage`
     END = auto()  # it ended
@@ -127,7 +127,7 @@ class MicroPhase:
 
 
 class Label(NamedTuple):
-    """What the block at an address is for, and whose it is: a module's index, or None."""
+    """Label of the block at an address: its category, and the index of its module or None."""
 
     address: int
     category: Category
@@ -149,7 +149,7 @@ class Marks(list[Mark]):
 
 
 def addresses(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
-    """The addresses of some tensors on a CUDA device; of one made of several, such as a sparse one, of each part."""
+    """Yield the addresses of tensors on a CUDA device; a tensor of several parts, such as a sparse one, has several."""
     for tensor in tensors:
         for part in _parts(tensor):
             address = _address(part)
@@ -203,7 +203,7 @@ class TensorOwners:
         return found
 
     def gradients(self, parameters: Iterable[torch.Tensor] | None = None) -> list[Label]:
-        """The gradients that exist now, of all parameters or of some."""
+        """Return labels of the gradients that exist now, of all parameters or of some."""
         found: list[Label] = []
         for parameter in self.parameters if parameters is None else parameters:
             if parameter.grad is not None:
@@ -212,7 +212,7 @@ class TensorOwners:
         return found
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> list[Label]:
-        """What an optimizer keeps from step to step."""
+        """Return labels of an optimizer's state."""
         return list(self._states(optimizer))
 
     def _states(self, optimizer: torch.optim.Optimizer) -> Iterator[Label]:
@@ -223,7 +223,7 @@ class TensorOwners:
 
 
 def inputs(batch: object) -> list[Label]:
-    """The tensors of a batch."""
+    """Return labels of the tensors of a batch."""
     return [Label(address, Category.INPUT, None) for address in addresses(tensors_in(batch))]
 
 
@@ -234,7 +234,7 @@ _POSITION: Final = re.compile(r"\d+$")
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Every module once, with its path; list positions are `*` where the list holds modules of one kind.
+    """Yield every module once, with its path; list positions are `*` where the list holds modules of one kind.
 
     What `torch.compile`, `DataParallel` and checkpointing put around a module adds nothing to a path.
     """

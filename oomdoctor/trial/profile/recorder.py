@@ -58,7 +58,7 @@ def mark_module_calls(modules: Sequence[nn.Module], marks: Marks, graph: GraphMa
 
 
 def _hookable(modules: Sequence[nn.Module]) -> Iterator[int]:
-    """All but scripted modules, which take no hooks, and what lies inside of compiled ones, whose hooks do not run."""
+    """Yield all modules but scripted ones, which take no hooks, and parts of compiled ones, whose hooks do not run."""
     inside = {id(part) for module in modules if _is_compiled(module) for part in module.modules() if part is not module}
     for index, module in enumerate(modules):
         compiled_itself = getattr(module, "_compiled_call_impl", None) is not None
@@ -115,26 +115,26 @@ class GraphMarker:
         self._note_owner()
 
     def begin_forward(self) -> None:
-        """A new graph will be made."""
+        """Start the marks of a new graph."""
         self._in_backward = False
         self._restart()
 
     def begin_backward(self, loss: torch.Tensor | None) -> None:
-        """The graph is there; what is computed from now on is computed again, for a checkpoint."""
+        """Hook the finished graph; what is computed from now on is recomputed, for a checkpoint."""
         if loss is not None:
             self._hook((loss,))
         self._in_backward = True
         self._restart()
 
     def entered(self, index: int) -> None:
-        """A module's forward began."""
+        """Note that a module's forward began."""
         if self._in_backward and not self._stack:
             self._restart()
         self._stack.append(index)
         self._note_owner()
 
     def left(self, output: object) -> None:
-        """The innermost module's forward ended."""
+        """Note that the innermost module's forward ended."""
         if self._stack:
             self._stack.pop()
         self._note_owner()
@@ -161,7 +161,7 @@ class GraphMarker:
 
 
 def _nodes(outputs: Iterable[torch.Tensor], first: int) -> list[tuple[int, Any]]:
-    """The nodes that lead to some tensors and are numbered from `first` on, in the order of the backward pass."""
+    """Return nodes that lead to some tensors and are numbered from `first` on, in the order of the backward pass."""
     found: dict[Any, int] = {}
     waiting: list[Any] = [output.grad_fn for output in outputs]
     while waiting:
@@ -274,7 +274,7 @@ class ProfileMeter(TrialMeter):
 
 @dataclass(frozen=True, slots=True)
 class _Detail:
-    """How closely to watch, and what is said where no closer way works.
+    """Level of detail of a profile, and the sentence for a profile that has no more.
 
     Attributes:
         modules: Whether the modules' forwards are watched.
@@ -308,11 +308,12 @@ def profile(setup: TrialSetup, question: RunTrial, peak_allocated_bytes: int | N
         TargetError: The user's file does not keep the contract.
     """
     found: list[ProfileOutcome] = []
-    for way in _DETAILS:
-        found.append(_record(setup, question, way))
+    for detail in _DETAILS:
+        found.append(_record(setup, question, detail))
         memory = found[-1].memory
         if memory is not None and memory.peak_allocated_bytes == peak_allocated_bytes:
-            return replace(found[-1], reason=f"{found[0].reason or _CHANGES}; so {way.lack}" if way.lack else None)
+            reason = f"{found[0].reason or _CHANGES}; so {detail.lack}" if detail.lack else None
+            return replace(found[-1], reason=reason)
     first = next((one for one in found if one.memory is not None), None)
     return found[0] if first is None else replace(first, reason=_DIFFERS)
 
@@ -321,16 +322,16 @@ _CHANGES: Final = "the target allocates other memory while it is profiled"
 _DIFFERS: Final = "no two trials of this target allocate the same memory; these figures are those of one of them"
 
 
-def _record(setup: TrialSetup, question: RunTrial, way: _Detail) -> ProfileOutcome:
+def _record(setup: TrialSetup, question: RunTrial, detail: _Detail) -> ProfileOutcome:
     named = list(named_modules(setup.model))
-    recorder = ProfileMeter([module for module, _ in named], hooks_modules=way.modules, hooks_graph=way.graph)
+    recorder = ProfileMeter([module for module, _ in named], hooks_modules=detail.modules, hooks_graph=detail.graph)
     ended = run_trial(setup, question, recorder).trial
     if ended.outcome is not Outcome.FITS or recorder.start is None:
         return ProfileOutcome(None, f"the target fails while it is profiled ({ended.error})", ended.outcome)
     try:
-        story = build_log(recorder.start, recorder.events, recorder.marks)
+        log = build_log(recorder.start, recorder.events, recorder.marks)
     except HistoryMismatchError as error:
         return ProfileOutcome(None, str(error), ended.outcome)
     names = [name for _, name in named]
-    memory = summarise(story, names, question.micro_batch, question.micro_steps, ended.peak_reserved_bytes or 0)
+    memory = summarise(log, names, question.micro_batch, question.micro_steps, ended.peak_reserved_bytes or 0)
     return ProfileOutcome(memory, None, ended.outcome)

@@ -21,15 +21,15 @@ Totals = tuple[int, ...]
 """Bytes by category, in the order of `Category`."""
 
 
-def totals_by_moment(story: AllocationLog, moments: AbstractSet[int]) -> dict[int, Totals]:
-    """Bytes by category at some moments."""
-    return {moment: tuple(totals) for moment, totals in _scan(story) if moment in moments}
+def totals_by_moment(log: AllocationLog, moments: AbstractSet[int]) -> dict[int, Totals]:
+    """Return bytes by category at some moments."""
+    return {moment: tuple(totals) for moment, totals in _scan(log) if moment in moments}
 
 
-def peaks_by_category(story: AllocationLog, begin: int, end: int) -> list[int]:
-    """For each category the first moment between two, themselves among them, when it is largest."""
+def peaks_by_category(log: AllocationLog, begin: int, end: int) -> list[int]:
+    """Return for each category the first moment from `begin` to `end` when it is largest."""
     largest, when = [-1] * len(CATEGORIES), [begin] * len(CATEGORIES)
-    for moment, totals in _scan(story):
+    for moment, totals in _scan(log):
         if begin <= moment <= end:
             for number, total in enumerate(totals):
                 if total > largest[number]:
@@ -37,10 +37,10 @@ def peaks_by_category(story: AllocationLog, begin: int, end: int) -> list[int]:
     return when
 
 
-def live_at(story: AllocationLog, moment: int) -> list[ProfiledBlock]:
-    """The blocks that are live at a moment."""
-    live = dict.fromkeys(story.before)
-    for change in story.changes[:moment]:
+def live_at(log: AllocationLog, moment: int) -> list[ProfiledBlock]:
+    """Return the blocks that are live at a moment."""
+    live = dict.fromkeys(log.before)
+    for change in log.changes[:moment]:
         if change is not None and change[1] > 0:
             live[change[0]] = None
         elif change is not None:
@@ -48,13 +48,13 @@ def live_at(story: AllocationLog, moment: int) -> list[ProfiledBlock]:
     return list(live)
 
 
-def _scan(story: AllocationLog) -> Iterator[tuple[int, list[int]]]:
-    """Each moment with the bytes by category then; it is one list, which changes."""
+def _scan(log: AllocationLog) -> Iterator[tuple[int, list[int]]]:
+    """Yield each moment with the bytes by category then, in one list that changes."""
     totals = [0] * len(CATEGORIES)
-    for block in story.before:
+    for block in log.before:
         totals[ORDER[block.category]] += block.size
     yield 0, totals
-    for moment, change in enumerate(story.changes, start=1):
+    for moment, change in enumerate(log.changes, start=1):
         if change is not None:
             totals[ORDER[change[0].category]] += change[1]
         yield moment, totals
@@ -64,20 +64,20 @@ _MOST_POINTS: Final = 400
 
 
 def summarise(
-    story: AllocationLog, names: Sequence[str], micro_batch: int, micro_steps: int, reserved_bytes: int
+    log: AllocationLog, names: Sequence[str], micro_batch: int, micro_steps: int, reserved_bytes: int
 ) -> StepMemory:
     """Put the result together.
 
     Args:
-        story: What happened.
+        log: The log of all blocks.
         names: The modules' names.
         micro_batch: Size that was run.
         micro_steps: Micro-batches in each optimizer step.
         reserved_bytes: Most bytes held from the driver.
     """
-    highest = max(story.stretches, key=lambda stretch: stretch.peak_bytes)
-    shown = _shown(story, highest.peak)
-    at = totals_by_moment(story, {*shown, *(moment for one in story.stretches for moment in (one.peak, one.end))})
+    highest = max(log.spans, key=lambda span: span.peak_bytes)
+    shown = _shown(log, highest.peak)
+    at = totals_by_moment(log, {*shown, *(moment for one in log.spans for moment in (one.peak, one.end))})
     return StepMemory(
         micro_batch=micro_batch,
         micro_steps=micro_steps,
@@ -87,27 +87,27 @@ def summarise(
         peak_iteration=highest.stage.iteration,
         peak_phase=highest.stage.phase,
         categories=_categories(at[highest.peak]),
-        modules=_modules(live_at(story, highest.peak), names),
-        category_peaks=_category_peaks(story, names),
-        phases=tuple(_phase(stretch, at) for stretch in story.stretches),
-        timeline=tuple(TimelinePoint(moment, None, story.reserved[moment], at[moment]) for moment in shown),
+        modules=_modules(live_at(log, highest.peak), names),
+        category_peaks=_category_peaks(log, names),
+        phases=tuple(_phase(span, at) for span in log.spans),
+        timeline=tuple(TimelinePoint(moment, None, log.reserved[moment], at[moment]) for moment in shown),
     )
 
 
-def _phase(stretch: PhaseSpan, at: Mapping[int, Totals]) -> PhaseMemory:
+def _phase(span: PhaseSpan, at: Mapping[int, Totals]) -> PhaseMemory:
     return PhaseMemory(
-        iteration=stretch.stage.iteration,
-        micro_step=stretch.stage.micro_step,
-        phase=stretch.stage.phase,
-        first_event=stretch.begin,
-        last_event=stretch.end,
-        peak_categories=at[stretch.peak],
-        end_categories=at[stretch.end],
+        iteration=span.stage.iteration,
+        micro_step=span.stage.micro_step,
+        phase=span.stage.phase,
+        first_event=span.begin,
+        last_event=span.end,
+        peak_categories=at[span.peak],
+        end_categories=at[span.end],
     )
 
 
 def _categories(totals: Totals) -> tuple[CategoryBytes, ...]:
-    """Those that are there, largest first; of equal ones the first in the order of `Category`."""
+    """Return the categories that hold bytes, largest first; of equal ones the first in the order of `Category`."""
     found = [CategoryBytes(category, total) for category, total in zip(CATEGORIES, totals, strict=True) if total]
     return tuple(sorted(found, key=lambda entry: -entry.allocated_bytes))
 
@@ -124,10 +124,10 @@ def _modules(blocks: Iterable[ProfiledBlock], names: Sequence[str]) -> tuple[Mod
     return tuple(ModuleBytes(*key, allocated_bytes=size, blocks=counts[key]) for key, size in ordered)
 
 
-def _category_peaks(story: AllocationLog, names: Sequence[str]) -> tuple[ModuleBytes, ...]:
-    """Each category by module at the first moment of its own when it is largest."""
-    moments = peaks_by_category(story, story.stretches[0].begin, story.stretches[-1].end)
-    live = {moment: live_at(story, moment) for moment in set(moments)}
+def _category_peaks(log: AllocationLog, names: Sequence[str]) -> tuple[ModuleBytes, ...]:
+    """Return each category by module at the first moment when that category is largest."""
+    moments = peaks_by_category(log, log.spans[0].begin, log.spans[-1].end)
+    live = {moment: live_at(log, moment) for moment in set(moments)}
     return tuple(
         found
         for category, moment in zip(CATEGORIES, moments, strict=True)
@@ -135,9 +135,9 @@ def _category_peaks(story: AllocationLog, names: Sequence[str]) -> tuple[ModuleB
     )
 
 
-def _shown(story: AllocationLog, peak: int) -> list[int]:
+def _shown(log: AllocationLog, peak: int) -> list[int]:
     """Moments of the timeline: of each part of the history the highest, and always the first, the peak and the last."""
-    allocated, turns = _allocated(story), _turns(story)
+    allocated, turns = _allocated(log), _turns(log)
     always = {0, peak, len(allocated) - 1}
     if len(turns) + len(always) <= _MOST_POINTS:
         return sorted(always.union(turns))
@@ -150,7 +150,7 @@ def _shown(story: AllocationLog, peak: int) -> list[int]:
     return sorted(always.union(highest.values()))
 
 
-def _turns(story: AllocationLog) -> list[int]:
+def _turns(log: AllocationLog) -> list[int]:
     """Moments when memory stops to rise or to fall, until the last phase ends.
 
     Autocast lets go of its casts in an order that differs from process to process, so that no moment on the way down is
@@ -158,7 +158,7 @@ def _turns(story: AllocationLog) -> list[int]:
     """
     found: list[int] = []
     rises = None
-    for moment, change in enumerate(story.changes[: story.stretches[-1].end], start=1):
+    for moment, change in enumerate(log.changes[: log.spans[-1].end], start=1):
         if change is None:
             continue
         if found and rises == (change[1] > 0):
@@ -168,9 +168,9 @@ def _turns(story: AllocationLog) -> list[int]:
     return found
 
 
-def _allocated(story: AllocationLog) -> list[int]:
-    """Bytes in live blocks at each moment until the last phase ends; what is put away after it is no part of a step."""
-    found = [sum(block.size for block in story.before)]
-    for change in story.changes[: story.stretches[-1].end]:
+def _allocated(log: AllocationLog) -> list[int]:
+    """Return bytes in live blocks at each moment until the last phase ends; later frees are no part of a step."""
+    found = [sum(block.size for block in log.before)]
+    for change in log.changes[: log.spans[-1].end]:
         found.append(found[-1] + (0 if change is None else change[1]))
     return found
