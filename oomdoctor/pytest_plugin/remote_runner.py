@@ -74,22 +74,22 @@ class RemoteRunner:
         self._config = session.config
         self._is_worker = hasattr(session.config, "workerinput")
         self._paths: dict[str, dict[str, None]] = {}
-        self._following: dict[str, str] = {}
+        self._next_on_card: dict[str, str] = {}
         self._sessions: dict[str, ChildProcess] = {}
         self._broken: dict[str, OomdoctorError] = {}
         self._crashes: dict[str, int] = {}
         self._last: dict[str, pytest.Item] = {}
-        self._look_through(session.items)
+        self._index_tests(session.items)
         session.config.add_cleanup(self._close)
 
-    def _look_through(self, items: list[pytest.Item]) -> None:
+    def _index_tests(self, items: list[pytest.Item]) -> None:
         before: dict[str, str] = {}
         for item in items:
             card = _card(item)
             if card is not None:
                 self._paths.setdefault(card, {})[str(item.path)] = None
                 if card in before:
-                    self._following[before[card]] = key_of(item)
+                    self._next_on_card[before[card]] = key_of(item)
                 before[card] = key_of(item)
 
     @pytest.hookimpl(tryfirst=True)
@@ -133,7 +133,7 @@ class RemoteRunner:
         request = {"item": key_of(item), "next": self._next(item, nextitem), "limit_bytes": plan.limit_bytes}
         try:
             for message in session.run(request):
-                self._hear(message, item)
+                self._handle(message, item)
         except OomdoctorError as error:
             self._forget(card)
             _report_problem(item, "call", explained(error))
@@ -165,17 +165,17 @@ class RemoteRunner:
         """Return the test that follows in the same process; fixtures that both use are kept."""
         if self._is_worker:  # xdist tells which test is next, and not which are after it
             return key_of(nextitem) if nextitem is not None and _card(nextitem) == _card(item) else None
-        return self._following.get(key_of(item))
+        return self._next_on_card.get(key_of(item))
 
-    def _hear(self, message: Message, item: pytest.Item) -> None:
-        _HEARERS[message["event"]](message, item)
+    def _handle(self, message: Message, item: pytest.Item) -> None:
+        _HANDLERS[message["event"]](message, item)
 
     def _finish(self, session: ChildProcess, item: pytest.Item) -> None:
-        """Hear what the last tear-downs have to tell."""
+        """Report the results of the last tear-downs."""
         try:
             for message in session.finish():
                 if message["event"] == "report":
-                    self._hear(message, item)
+                    self._handle(message, item)
         except NoAnswerError as error:
             warnings.warn(GpuMemoryWarning(explained(error)), stacklevel=1)
 
@@ -197,14 +197,14 @@ class RemoteRunner:
         self._sessions.clear()
 
 
-def _hear_report(message: Message, item: pytest.Item) -> None:
+def _on_report(message: Message, item: pytest.Item) -> None:
     config = item.config
     report = config.hook.pytest_report_from_serializable(config=config, data=unpack(message["data"]))
     report.nodeid = item.nodeid
     item.ihook.pytest_runtest_logreport(report=report)
 
 
-def _hear_warning(message: Message, item: pytest.Item) -> None:
+def _on_warning(message: Message, item: pytest.Item) -> None:
     recorded = {
         "warning_message": unpack_warning(message["warning"]),
         "when": message["when"],
@@ -214,33 +214,33 @@ def _hear_warning(message: Message, item: pytest.Item) -> None:
     item.ihook.pytest_warning_recorded.call_historic(kwargs=recorded)
 
 
-def _hear_missing(message: Message, item: pytest.Item) -> None:
+def _on_missing(message: Message, item: pytest.Item) -> None:
     why = message["why"] or (
         "names or parameters of tests may not depend on whether there is a GPU: they are collected without one first"
     )
     _report_problem(item, "setup", f"the test was not found when its file was collected on the null GPU\n{why}")
 
 
-def _hear_done(message: Message, item: pytest.Item) -> None:
-    """A test may ask the session to stop."""
+def _on_done(message: Message, item: pytest.Item) -> None:
+    """Stop the session where the test asked for it."""
     item.session.shouldstop = message["should_stop"] or item.session.shouldstop
 
 
-def _hear_exit(message: Message, _: pytest.Item) -> None:
+def _on_exit(message: Message, _: pytest.Item) -> None:
     pytest.exit(message["reason"], message["returncode"])
 
 
-def _hear_interrupted(_: Message, __: pytest.Item) -> None:
+def _on_interrupted(_: Message, __: pytest.Item) -> None:
     raise KeyboardInterrupt
 
 
-_HEARERS: Mapping[str, Callable[[Message, pytest.Item], None]] = {
-    "report": _hear_report,
-    "warning": _hear_warning,
-    "missing": _hear_missing,
-    "done": _hear_done,
-    "exit": _hear_exit,
-    "interrupted": _hear_interrupted,
+_HANDLERS: Mapping[str, Callable[[Message, pytest.Item], None]] = {
+    "report": _on_report,
+    "warning": _on_warning,
+    "missing": _on_missing,
+    "done": _on_done,
+    "exit": _on_exit,
+    "interrupted": _on_interrupted,
 }
 
 

@@ -30,7 +30,7 @@ INVOCATIONS = {
     "oomdoctor": [str(Path(sys.executable).parent / "oomdoctor")],
     "python -m oomdoctor": [sys.executable, "-m", "oomdoctor"],
 }
-SAVED = Path(__file__).parents[1] / "reports" / "data" / "probe-gpt2.json"
+SAVED = Path(__file__).parents[1] / "report" / "data" / "probe-gpt2.json"
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ import pytest
 from check_documents import any_check, check
 from diagnosis_documents import any_diagnosis, comparison, out_of_memory
 from documents import any_probe_document, gpt2, nothing_fits
+from fit_documents import fitted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lint_documents import any_lint, mistakes
@@ -25,20 +26,22 @@ from oomdoctor import results
 from oomdoctor.codec import is_added_later
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Document
+from oomdoctor.results.document import DOCUMENTS
 from oomdoctor.results.saved import MAXIMUM_DOCUMENT_BYTES, from_json, read_document, to_data, to_json
 
-KINDS: dict[str, Any] = {get_type_hints(kind)["command"].__args__[0]: kind for kind in get_args(Document)}
+KINDS: dict[str, Any] = dict(DOCUMENTS)
 SCHEMAS: dict[str, Any] = {
     command: json.loads(files("oomdoctor.schemas").joinpath(f"{command}.schema.json").read_text(encoding="utf-8"))
     for command in KINDS
 }
-SAVED = Path(__file__).parent / "data" / "probe-gpt2.json"
+SAVED = Path(__file__).parents[1] / "report" / "data" / "probe-gpt2.json"
 CLASSES: list[Any] = [value for value in vars(results).values() if is_dataclass(value)]
 SAMPLES: dict[str, Document] = {
     "probe": profiled(),
     "diagnose": out_of_memory(comparison=comparison()),
     "lint": mistakes(),
     "check": check(),
+    "fit": fitted(),
 }
 any_document = any_probe_document | any_diagnosis | any_lint | any_check
 
@@ -108,7 +111,9 @@ def test_whole_numbers_stay_whole() -> None:
 @given(any_document)
 def test_written_documents_follow_the_schema(document: Document) -> None:
     """Every document that can be written is valid under the shipped schema of its command."""
-    jsonschema.Draft202012Validator(SCHEMAS[document.command]).validate(json.loads(to_json(document)))
+    jsonschema.Draft202012Validator(
+        SCHEMAS[next(name for name, kind in KINDS.items() if isinstance(document, kind))]
+    ).validate(json.loads(to_json(document)))
 
 
 def test_saved_document_of_version_1_stays_readable() -> None:
