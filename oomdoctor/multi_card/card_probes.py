@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.multi_card.fit import FitTable
 from oomdoctor.multi_card.pool import Case, StagedProgress, default_jobs, probe_all
-from oomdoctor.results import CardFit
+from oomdoctor.results.fit import CardFit
 from oomdoctor.search.accumulation import per_device_target
 from oomdoctor.trial.answer import ProbeRun
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import CardFit, Reason
+    from oomdoctor.results import Reason
+    from oomdoctor.results.fit import CardFit
     from oomdoctor.target.reference import Reference
     from oomdoctor.trial.process import CancelToken
     from oomdoctor.trial.protocol import CardFitted, Question

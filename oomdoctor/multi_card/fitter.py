@@ -23,7 +23,8 @@ from oomdoctor.multi_card.alloc_program import (
 )
 from oomdoctor.multi_card.tracer import Tracer, without_memory_limit
 from oomdoctor.progress import SilentProgress
-from oomdoctor.results import CardFit, Outcome, Trial
+from oomdoctor.results import Outcome, Trial
+from oomdoctor.results.fit import CardFit
 from oomdoctor.search.prediction import largest_placeable
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps, tested_plan
 from oomdoctor.search.source import FIRST_SIZE, TrialNotes, TrialSource

@@ -27,7 +27,7 @@ from oomdoctor.results.document import (
     LintDocument,
     ProbeDocument,
 )
-from oomdoctor.results.fit import CardFit, CardLimit, CardMicroBatch, FitResult, FittedCard
+from oomdoctor.results.fit import CardLimit, CardMicroBatch, FitResult, FittedCard
 from oomdoctor.results.lint import Concern, Finding, LintResult, Severity, Unreadable
 from oomdoctor.results.probe import (
     Accumulation,
@@ -68,7 +68,6 @@ __all__ = [
     "SCHEMA_VERSION",
     "Accumulation",
     "Axis",
-    "CardFit",
     "CardLimit",
     "CardMicroBatch",
     "Category",

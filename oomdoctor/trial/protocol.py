@@ -19,7 +19,8 @@ from oomdoctor.codec import decode, encode
 
 # What reads a message goes by the annotations of its fields.
 from oomdoctor.engines.catalogue import Card  # noqa: TC001
-from oomdoctor.results import CardFit, Outcome, Phase, StepMemory, Trial, Variant  # noqa: TC001
+from oomdoctor.results import Outcome, Phase, StepMemory, Trial, Variant  # noqa: TC001
+from oomdoctor.results.fit import CardFit  # noqa: TC001
 from oomdoctor.search.source import TrialProblem  # noqa: TC001
 from oomdoctor.target.reference import Reference  # noqa: TC001
 from oomdoctor.trial.dependencies import Dependencies  # noqa: TC001
