@@ -76,18 +76,18 @@ class Forks:
     first: EndedTrial = field(init=False)
 
     def __enter__(self) -> Self:
-        self._room = Path(tempfile.mkdtemp(prefix="oomdoctor-test-"))
+        self._sockets = Path(tempfile.mkdtemp(prefix="oomdoctor-test-"))
         self._count = itertools.count()
         engine = choose_engine(engine="null", gpu=None, device=None, memory_bytes=MEMORY_BYTES, base=os.environ)
         self._environment = with_agent(engine.environment)
         self.first = self._run([PYTHON, "plain_loop.py"], OOMDOCTOR_TRIAL_DESCRIBE="1")
-        self._server = ForkServer(self.first.events.trainers()[0].process, self._room)
+        self._server = ForkServer(self.first.events.trainers()[0].process, self._sockets)
         assert self._server.wait(60, ()), self._server.reason
         return self
 
     def __exit__(self, *_: object) -> None:
         self._server.close()
-        shutil.rmtree(self._room)
+        shutil.rmtree(self._sockets)
 
     def trial(self, *words: str, steps: int = 3, timeout: float = 60, **environment: str) -> EndedTrial:
         """Run a command for so many steps."""
@@ -103,7 +103,7 @@ class Forks:
             command=words,
             directory=self.directory,
             environment={**self._environment, "OOMDOCTOR_TRIAL_STEPS": str(steps), **environment},
-            room=self._room,
+            sockets=self._sockets,
             name=f"trial-{next(self._count)}",
             timeout_seconds=timeout,
         )
