@@ -43,6 +43,16 @@ class TorchImported:
     pid: int = field(default_factory=os.getpid)
 
 
+def has_kernels(architectures: list[str], capability: tuple[int, int]) -> bool:
+    """Return whether this torch can run on such a card: with kernels for it, or with code that the driver compiles."""
+    for name in architectures:
+        kind, _, number = name.rstrip("af").partition("_")
+        built_for = divmod(int(number), 10)
+        if built_for <= capability and (kind == "compute" or built_for[0] == capability[0]):
+            return True
+    return False
+
+
 @dataclass(frozen=True)
 class DeviceInfo:
     """CUDA was initialised, and showed a device.

@@ -214,13 +214,13 @@ class TrainingAgent:
         return int(self._torch.cuda.current_device())
 
     def _tell_device(self, index: int) -> None:
-        from .messages import DeviceInfo
+        from .messages import DeviceInfo, has_kernels
 
         properties = self._torch.cuda.get_device_properties(index)
         capability = (properties.major, properties.minor)
         free, total = self._torch.cuda.mem_get_info(index)
-        has_kernels = _has_kernels(self._torch.cuda.get_arch_list(), capability)
-        self._channel.send(DeviceInfo(index, properties.name, ".".join(map(str, capability)), has_kernels, total, free))
+        is_served = has_kernels(self._torch.cuda.get_arch_list(), capability)
+        self._channel.send(DeviceInfo(index, properties.name, ".".join(map(str, capability)), is_served, total, free))
 
     def _observe_oom(self, _device: int, tried: int, total: int, free: int) -> None:
         """Tell that memory runs out; the allocator calls this before it raises."""
@@ -327,16 +327,6 @@ def _describe_process() -> ProcessDescription | None:
 def _environment_number(name: str, otherwise: int) -> int:
     text = os.environ.get(name, "")
     return int(text) if text.isdigit() else otherwise
-
-
-def _has_kernels(architectures: list[str], capability: tuple[int, int]) -> bool:
-    """Return whether this torch can run on such a card: with kernels for it, or with code that the driver compiles."""
-    for name in architectures:
-        kind, _, number = name.rstrip("af").partition("_")
-        built_for = divmod(int(number), 10)
-        if built_for <= capability and (kind == "compute" or built_for[0] == capability[0]):
-            return True
-    return False
 
 
 def _flush_streams() -> None:

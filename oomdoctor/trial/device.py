@@ -155,13 +155,3 @@ def fault_of(error: OomdoctorError, *, zeros_read: int) -> OomdoctorError:
             hint=f"{_REAL_GPU}, or take decisions on what was computed (`.item()`, `.any()`, masks) out of the step",
         )
     return error
-
-
-def has_kernels(architectures: list[str], capability: tuple[int, int]) -> bool:
-    """Return whether this torch runs on such a card: by kernels for it, or code that the driver compiles."""
-    for name in architectures:
-        kind, _, number = name.rstrip("af").partition("_")
-        built_for = divmod(int(number), 10)
-        if built_for <= capability and (kind == "compute" or built_for[0] == capability[0]):
-            return True
-    return False

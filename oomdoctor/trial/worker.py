@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import torch
 
+from oomdoctor.agent.messages import has_kernels
 from oomdoctor.engines.catalogue import emulated_card
 from oomdoctor.engines.trace.compiler_stubs import defer_dynamo
 from oomdoctor.errors import OomdoctorError, TargetError
@@ -34,7 +35,6 @@ from oomdoctor.trial.device import (
     device_kind,
     emulated_device,
     fault_of,
-    has_kernels,
     held_memory,
     set_emulated_device,
     unknown_calls,
