@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from targets_for_tests import write_target
 
+from oomdoctor.errors import TargetError
 from oomdoctor.request import ProbeRequest
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerTrialSource
@@ -64,3 +66,29 @@ def test_what_a_lost_worker_used_is_not_known(supervisor: WorkerTrialSource, tmp
     (tmp_path / "crash").touch()
     assert supervisor.profile(1, micro_steps=1, allowed_bytes=CAPACITY).memory is None
     assert supervisor.dependencies().unseen
+
+
+PLAIN = """
+def build_model(width=1024):
+    import os
+    import sys
+    assert {type(each).__name__ for each in (os.stat, os.lstat, os.access, os.getcwd)} == {"builtin_function_or_method"}
+    assert os.environ.encodekey.__module__ == "os"
+    assert not [each for each in sys.meta_path if type(each).__module__.startswith("oomdoctor")]
+    assert "oomdoctor.agent.dependency_recorder" in sys.modules  # what would watch is there, and does not
+    return nn.Linear(width, width)
+"""
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_plain_probe_watches_nothing(
+    tmp_path: Path, null_environment: Callable[[int], dict[str, str]], *, watched: bool
+) -> None:
+    """No function, no import and no variable of the user's process is touched, unless a check asks."""
+    name = write_target(tmp_path, build_model=PLAIN)
+    request = ProbeRequest(name, tmp_path, target_batch=2, memory_bytes=CAPACITY, engine="null", watched=watched)
+    with WorkerTrialSource(request, parse_reference(name, directory=tmp_path), null_environment(CAPACITY)) as made:
+        with pytest.raises(TargetError) if watched else nullcontext():
+            made.load()
+        if not watched:
+            assert made.dependencies().unseen == ("nobody watched what was used",)
