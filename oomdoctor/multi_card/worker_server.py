@@ -66,8 +66,10 @@ def _run_guardian(directory: str, variables: dict[str, str], descriptors: list[i
             os.close(descriptor)
         return pid
 
-    guard(start, lifeline, report)
-    os._exit(0)
+    try:
+        guard(start, lifeline, report)
+    finally:  # an error of ours must not go on as a second server
+        os._exit(0)
 
 
 def _run_worker(variables: dict[str, str], requests: int, answers: int) -> None:
