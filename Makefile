@@ -11,7 +11,7 @@ OLDEST_TORCH := torch==2.6.0
 CPU := .venv-cpu
 CPU_TORCH := torch==2.13.0
 CPU_TOOLS := hypothesis jsonschema mypy numpy psutil pytest pytest-timeout pytest-xdist pyyaml types-psutil types-PyYAML
-CPU_TESTS := tests/api tests/cli tests/engines tests/probing tests/targets tests/test_examples.py
+CPU_TESTS := tests/api tests/cli tests/engines tests/search tests/trial tests/target tests/test_examples.py
 
 # Processes that share the suite; what it measures, it measures side by side, so that sharing does not matter.
 WORKERS ?= auto

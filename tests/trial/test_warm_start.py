@@ -17,6 +17,7 @@ from oomdoctor.results import Guidance, Outcome, Trial
 from oomdoctor.search.probe_search import ProbeSearch
 from oomdoctor.search.source import Guess, TrialNotes
 from oomdoctor.target.reference import parse_reference
+from oomdoctor.trial import warm_start
 from oomdoctor.trial.client import WorkerProcess
 from oomdoctor.trial.warm_start import TracedWarmStart
 
@@ -28,6 +29,12 @@ def make_batch(batch_size):
     print(batch_size, file=open({!r}, "a"))
     return torch.randn(batch_size, 2**15, 8)
 """
+
+
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a guess as long as it takes on a machine that does much else."""
+    monkeypatch.setattr(warm_start, "_LEAST_SECONDS", 120.0)
 
 
 @pytest.mark.parametrize(("cap_bytes", "first"), [(None, 16), (8 * GIB, 4)])
