@@ -100,7 +100,7 @@ def test_the_mark_of_typed_packages_is_there() -> None:
 
 
 @pytest.fixture(scope="module")
-def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProbeDocument, ProbeDocument]:
+def answered(tmp_path_factory: pytest.TempPathFactory, forked_workers: None) -> tuple[ProbeDocument, ProbeDocument]:
     """What the function and the command answer to the same question."""
     directory = tmp_path_factory.mktemp("answered")
     target = str(directory / write_target(directory))

@@ -57,10 +57,10 @@ def _trials(result: dict[str, Any]) -> dict[tuple[int, int], list[Any]]:
 
 @pytest.mark.null_gpu
 @pytest.mark.parametrize(("example", "precision"), [("gpt2", "bf16"), ("resnet50", "fp32")])
-def test_a_trace_answers_as_the_null_gpu(oomdoctor: Run, example: str, precision: str) -> None:
+def test_a_trace_answers_as_the_null_gpu(oomdoctor_here: Run, example: str, precision: str) -> None:
     """Each trial has the outcome, the peaks, the phases and the retries that PyTorch has on a null GPU, to the byte."""
     question = (example, "--target-batch", "256", "--gpu", "rtx-4090", "--precision", precision)
-    traced, run = (_probe(oomdoctor, *question, "--engine", engine) for engine in ("trace", "null"))
+    traced, run = (_probe(oomdoctor_here, *question, "--engine", engine) for engine in ("trace", "null"))
 
     assert traced["micro_batch"] == run["micro_batch"]
     assert traced["accumulation"] == run["accumulation"]
@@ -98,11 +98,11 @@ def test_without_a_null_gpu_a_trace_answers_by_itself(oomdoctor: Run, tmp_path: 
     assert 1 < result["micro_batch"]["maximum"] < 65536
 
 
-def test_a_step_that_depends_on_data_is_named(oomdoctor: Run, tmp_path: Path) -> None:
+def test_a_step_that_depends_on_data_is_named(oomdoctor_here: Run, tmp_path: Path) -> None:
     """The operator and the user's line are told, and the engine that can run it; it is no fault of the target."""
     write_target(tmp_path, training_step=_CHOOSES)
 
-    ended = oomdoctor("probe", "model.py", "--target-batch", "64", "--gpu", "t4", "--engine", "trace")
+    ended = oomdoctor_here("probe", "model.py", "--target-batch", "64", "--gpu", "t4", "--engine", "trace")
 
     line = (tmp_path / "model.py").read_text().splitlines().index("    return outputs[outputs > 0].sum()") + 1
     assert ended.returncode == 3
@@ -120,12 +120,12 @@ def test_a_step_that_depends_on_data_is_named(oomdoctor: Run, tmp_path: Path) ->
     ],
 )
 def test_what_cannot_be_traced_is_nobodys_fault(
-    oomdoctor: Run, tmp_path: Path, function: str, code: str, said: str
+    oomdoctor_here: Run, tmp_path: Path, function: str, code: str, said: str
 ) -> None:
     """Wherever it is called, it is named as such, and no line of oomdoctor's is named as the user's."""
     write_target(tmp_path, **{function: code})
 
-    ended = oomdoctor("probe", "model.py", "--target-batch", "64", "--gpu", "t4", "--engine", "trace")
+    ended = oomdoctor_here("probe", "model.py", "--target-batch", "64", "--gpu", "t4", "--engine", "trace")
 
     assert ended.returncode == 3
     assert said in ended.stderr
@@ -133,11 +133,11 @@ def test_what_cannot_be_traced_is_nobodys_fault(
     assert "oomdoctor/" not in ended.stderr.replace(str(tmp_path), "")
 
 
-def test_what_a_step_prints_of_its_loss_is_a_placeholder(oomdoctor: Run, tmp_path: Path) -> None:
+def test_what_a_step_prints_of_its_loss_is_a_placeholder(oomdoctor_here: Run, tmp_path: Path) -> None:
     """`.item()` is answered, and the result warns that what depends on it is not counted."""
     write_target(tmp_path, training_step=_LOOKS)
 
-    result = _probe(oomdoctor, "model.py", "--target-batch", "64", "--gpu", "t4", "--engine", "trace")
+    result = _probe(oomdoctor_here, "model.py", "--target-batch", "64", "--gpu", "t4", "--engine", "trace")
 
     assert any("read data back from the GPU" in warning and "in a trace" in warning for warning in result["warnings"])
 
@@ -149,20 +149,20 @@ def test_what_a_step_prints_of_its_loss_is_a_placeholder(oomdoctor: Run, tmp_pat
         (("gpt2",), "neither `--gpu` nor `--memory`"),
     ],
 )
-def test_a_trace_has_to_know_its_card(oomdoctor: Run, arguments: tuple[str, ...], said: str) -> None:
+def test_a_trace_has_to_know_its_card(oomdoctor_here: Run, arguments: tuple[str, ...], said: str) -> None:
     """Without a card there is nothing to emulate, and a local GPU is not used."""
-    ended = oomdoctor("probe", *arguments, "--target-batch", "64", "--engine", "trace")
+    ended = oomdoctor_here("probe", *arguments, "--target-batch", "64", "--engine", "trace")
 
     assert ended.returncode in (2, 3)
     assert said in ended.stderr.replace("\n", " ")
 
 
-def test_what_is_known_to_be_too_low_is_said(oomdoctor: Run, tmp_path: Path) -> None:
+def test_what_is_known_to_be_too_low_is_said(oomdoctor_here: Run, tmp_path: Path) -> None:
     """A card without bf16 runs it in ways that a trace does not know: the result warns."""
     write_target(tmp_path)
     question = ("model.py", "--target-batch", "64", "--engine", "trace", "--precision", "bf16")
 
-    on_old, on_new = (_probe(oomdoctor, *question, "--gpu", gpu)["warnings"] for gpu in ("t4", "rtx-4090"))
+    on_old, on_new = (_probe(oomdoctor_here, *question, "--gpu", gpu)["warnings"] for gpu in ("t4", "rtx-4090"))
 
     assert any("a trace of bf16 is too low" in warning for warning in on_old)
     assert not any("too low" in warning for warning in on_new)
