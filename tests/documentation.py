@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import outputs
@@ -43,13 +45,22 @@ class Answer:
     stderr: str
 
 
-def answer(command: outputs.Command, folder: Path, factory: pytest.TempPathFactory) -> Answer:
-    """Run a command in the reader's folder, or take the answer of another test that ran the same one.
+def answers(path: str, folder: Path, factory: pytest.TempPathFactory) -> Iterator[tuple[outputs.Command, Answer]]:
+    """Yield the commands of a page and what each prints in the reader's folder.
 
-    A command that writes a file runs each time, as those after it may read the file.
+    What another test ran already is not run again, unless it writes what a later command of the page reads, or reads
+    what an earlier one wrote.
     """
-    if {"-o", "--update"} & {*command.words} or command.words[0] in ("check", "report"):
-        return _run(command, folder)
+    commands = [command for block in BLOCKS[path] for command in block]
+    written = [{word for before, word in pairwise(command.words) if before == "-o"} for command in commands]
+    for number, command in enumerate(commands):
+        earlier = set().union(*written[:number])
+        later = {word for each in commands[number + 1 :] for word in each.words}
+        depends = command.words[0] == "check" or earlier & {*command.words} or written[number] & later
+        yield command, _run(command, folder) if depends else _shared(command, folder, factory)
+
+
+def _shared(command: outputs.Command, folder: Path, factory: pytest.TempPathFactory) -> Answer:
     key = hashlib.sha256(command.line.encode()).hexdigest()[:16]
     text = shared(directory_of(factory) / f"command-{key}.json", lambda: json.dumps(asdict(_run(command, folder))))
     return Answer(**json.loads(text))

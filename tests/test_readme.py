@@ -12,7 +12,7 @@ from pathlib import Path
 
 import outputs
 import pytest
-from documentation import BLOCKS, COMMANDS, FILES, PAGES, PROSE, TEXT, answer, page
+from documentation import BLOCKS, COMMANDS, FILES, PAGES, PROSE, TEXT, answers, page
 from running import ROOT, run_command
 
 from oomdoctor.cli import app
@@ -50,9 +50,7 @@ def test_the_commands_of_a_page_print_what_it_shows(path: str, tmp_path_factory:
     """The commands of a page end as they say, else with 0, one after the other, and print what stands below them."""
     folder = tmp_path_factory.mktemp("reader")
     outputs.lay_out(folder, PAGES[path])
-    for command in (command for block in BLOCKS[path] for command in block):
-        got = answer(command, folder, tmp_path_factory)
-
+    for command, got in answers(path, folder, tmp_path_factory):
         assert got.exit_code == command.exit_code, got.stderr
         assert got.printed or "-o" in command.words
         assert command.differences(got.printed) == [], f"`make docs-outputs` writes what `{command.line}` prints now"
