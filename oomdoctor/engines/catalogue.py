@@ -1,13 +1,9 @@
-"""GPU models: the numbers of a card that decide memory, the catalogue `gpus.toml`.
-
-A card as an environment variable.
-"""
+"""GPU models: the numbers of a card that decide memory, the catalogue `gpus.toml`, and the card of an environment."""
 
 from __future__ import annotations
 
 import json
 import re
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,14 +25,14 @@ class Card:
         key: Name on the command line, such as `rtx-4090`.
         name: Name as `torch.cuda.get_device_name` prints it.
         total_bytes: `torch.cuda.get_device_properties(...).total_memory` on Linux.
-        total_source: Where `total_bytes` was had from.
+        total_source: Source of `total_bytes`.
         compute_capability: (major, minor); decides attention kernels and the cuBLAS workspace.
         sm_count: Streaming multiprocessors.
-        max_threads_per_sm: Resident threads a multiprocessor takes.
-        shared_memory_per_block_bytes: Opt-in maximum of shared memory a block.
+        max_threads_per_sm: Resident threads of a multiprocessor.
+        shared_memory_per_block_bytes: Opt-in maximum of shared memory of a block.
         l2_bytes: Size of the L2 cache.
-        context_bytes: What a process holds outside PyTorch's allocator: the CUDA context, loaded kernels, handles.
-        context_source: Where `context_bytes` was had from.
+        context_bytes: Bytes of a process outside PyTorch's allocator: the CUDA context, loaded kernels, handles.
+        context_source: Source of `context_bytes`.
     """
 
     key: str
@@ -53,11 +49,11 @@ class Card:
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes that PyTorch may take: the total less the context's share."""
+        """Bytes that PyTorch may take: the total less the context's."""
         return self.total_bytes - self.context_bytes
 
 
-# Words that tell no two cards apart, so that a name may have them or not.
+# Words that distinguish no two cards, so that a name may have them or not.
 _NOISE: Final = frozenset({"nvidia", "geforce", "tesla", "gpu", "graphics", "generation", "edition"})
 _MEMORY_WORD: Final = re.compile(r"(\d)\s*-?\s*g(?:i?b)?\b")
 # By path: `importlib.resources` takes as long to import as the file to read.
@@ -68,7 +64,7 @@ _ELSEWHERE: Final = "`oomdoctor gpus --known` lists all; `--memory 24GiB` needs 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A card and what a query is compared with."""
+    """A card and the names by which it is found."""
 
     card: Card
     spellings: frozenset[str]  # the key and the name, words joined
@@ -77,15 +73,15 @@ class _Entry:
 
 
 def all_cards() -> tuple[Card, ...]:
-    """Every card of the catalogue, in its order: by generation, then by size."""
+    """Return every card of the catalogue, by generation, then by size."""
     return tuple(entry.card for entry in _entries())
 
 
 def find_card(name: str) -> Card:
-    """The card that a person means by `name`.
+    """Return the card that a person means by `name`.
 
-    Case, spaces, hyphens and the words NVIDIA, GeForce and Tesla do not matter: `RTX 4090`, `rtx4090`, `4090` and
-    `NVIDIA GeForce RTX 4090` are one card. A part of a name will do where only one card has it.
+    Case, spaces, hyphens and the words NVIDIA, GeForce and Tesla do not count: `RTX 4090`, `rtx4090`, `4090` and
+    `NVIDIA GeForce RTX 4090` are one card. A part of a name suffices where only one card has it.
 
     Raises:
         UsageError: No card is called that (the hint has the nearest names), or several are (the hint has them).
@@ -98,7 +94,7 @@ def find_card(name: str) -> Card:
 
 
 def generic_card(capacity_bytes: int) -> Card:
-    """A card that is nobody's in particular, of which PyTorch may take exactly `capacity_bytes`.
+    """Return a card of no model, of which PyTorch may take exactly `capacity_bytes`.
 
     It has the compute capability and the limits of an A100, since most kernels and most servers are of that
     generation or newer.
@@ -120,6 +116,8 @@ def generic_card(capacity_bytes: int) -> Card:
 
 @cache
 def _entries() -> tuple[_Entry, ...]:
+    import tomllib  # noqa: PLC0415 - workers have a card, and no catalogue
+
     document = tomllib.loads(_FILE.read_text(encoding="utf-8"))
     return tuple(_read_entry(row, document) for row in document["card"])
 
@@ -161,11 +159,11 @@ def _words(text: str) -> list[str]:
 
 
 _SHORTEST: Final = 2
-"""Characters of a name; a single letter is a placeholder that somebody forgot, and not the X of TITAN X."""
+"""Characters of a name; a single letter is a forgotten placeholder, and not the X of TITAN X."""
 
 
 def _matches(words: list[str]) -> list[_Entry]:
-    """Cards that are called exactly this; failing that, cards that have all of it in their name."""
+    """Return the cards of exactly this name; failing that, the cards whose name has all of it."""
     spelling = "".join(words)
     if len(spelling) < _SHORTEST:
         return []
@@ -176,7 +174,7 @@ def _matches(words: list[str]) -> list[_Entry]:
 
 
 def _has_adjacent_words(entry: _Entry, spelling: str) -> bool:
-    """Whether some neighbouring words of the name make up `spelling`, as `3060ti` is made up by 3060 and ti."""
+    """Return whether adjacent words of the name make up `spelling`, as 3060 and ti make up `3060ti`."""
     return any(
         "".join(phrase[start:end]) == spelling
         for phrase in entry.phrases
@@ -199,7 +197,7 @@ def _unknown(name: str, words: list[str]) -> UsageError:
 
 
 def _nearest_keys(spelling: str) -> list[str]:
-    """Keys of up to three cards whose key or name resembles `spelling`, the most alike first."""
+    """Return the keys of up to three cards whose key or name resembles `spelling`, the most alike first."""
     from difflib import get_close_matches  # noqa: PLC0415 - only a wrong name needs it
 
     keys = {alias: entry.card.key for entry in reversed(_entries()) for alias in _aliases(entry)}
@@ -208,7 +206,7 @@ def _nearest_keys(spelling: str) -> list[str]:
 
 
 def _aliases(entry: _Entry) -> set[str]:
-    """The spellings, and each less its first or its last word, as people shorten them."""
+    """Return the spellings, and each without its first or its last word, as people shorten them."""
     return {
         "".join(part) for phrase in entry.phrases for part in (phrase, phrase[1:], phrase[:-1]) if part
     } | entry.spellings
@@ -222,11 +220,11 @@ _CARD_VARIABLE: Final = "OOMDOCTOR_EMULATED_CARD"
 
 
 def emulated_environment(card: Card, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a worker that shall emulate `card`; what would choose among real GPUs is of no use to it."""
+    """Return the environment of a worker that emulates `card`; no real GPU is visible in it."""
     return {**base, _CARD_VARIABLE: json.dumps(encode(card)), "CUDA_VISIBLE_DEVICES": ""}
 
 
 def emulated_card(environ: Mapping[str, str]) -> Card | None:
-    """The card that a process shall emulate; None where it shall use what there is."""
+    """Return the card that a process emulates; None where it uses the GPU that it has."""
     text = environ.get(_CARD_VARIABLE)
     return None if text is None else decode(Card, json.loads(text), "card")

@@ -25,13 +25,13 @@ _ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Where the trials will run.
+    """The engine of the trials.
 
     Attributes:
         kind: `cuda` for the local GPU, `null` for a null GPU, `trace` for an emulated device.
-        card: The card that is played; None for the local GPU.
+        card: The card of the null GPU or the emulated device; None for the local GPU.
         environment: The worker's whole environment.
-        reasons: Why this engine, and where its numbers were had from.
+        reasons: The reasons of the choice, and the sources of its numbers.
     """
 
     kind: Literal["cuda", "null", "trace"]
@@ -53,17 +53,17 @@ def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs t
     """Choose the engine, and build the null GPU where it is needed.
 
     Args:
-        engine: `auto`, or the one to use.
+        engine: The engine to use, or `auto`.
         gpu: Name of a catalogue card.
         device: Index or UUID of a local GPU.
-        memory_bytes: Capacity to play.
+        memory_bytes: Capacity of the card.
         base: Environment to start from.
         build: The torch that the trials will import; None for this process's own.
-        may_trace: Whether an emulated device will do, which only our own worker can run on.
+        may_trace: Whether the trace engine may be chosen, which only our own worker can use.
 
     Raises:
         UsageError: The options contradict each other, or the card is unknown.
-        NoAnswerError: No GPU and no card to play, or nothing that could play it can run here.
+        NoAnswerError: There is no GPU and no card is named, or no engine can run here.
     """
     if sys.platform != "linux":
         raise NoAnswerError(f"trials run on Linux, and this is `{sys.platform}`", hint="use WSL or a Linux container")
@@ -78,7 +78,7 @@ def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs t
         )
     if gpu is None and memory_bytes is None:
         raise _no_gpu(engine)
-    card = _played_card(gpu, memory_bytes)
+    card = _card_of(gpu, memory_bytes)
     reasons = (*_capacity_reasons(card, memory_bytes), *_allocator_reasons(base))
     if engine == "trace":
         _check_may_trace(may_trace=may_trace)
@@ -146,7 +146,7 @@ def _cuda(*, engine: str, device: str | None, base: Mapping[str, str]) -> Engine
 
 
 def _visible_device(device: str, visible: str | None) -> str:
-    """What CUDA_VISIBLE_DEVICES must be for `device`, an index into the devices that are visible now, or a UUID."""
+    """Return CUDA_VISIBLE_DEVICES for `device`, a UUID or an index into the devices that are visible now."""
     if not device.isdecimal() or visible is None:
         return device
     entries = [entry.strip() for entry in visible.split(",") if entry.strip()]
@@ -158,7 +158,7 @@ def _visible_device(device: str, visible: str | None) -> str:
     return entries[int(device)]
 
 
-def _played_card(gpu: str | None, memory_bytes: int | None) -> Card:
+def _card_of(gpu: str | None, memory_bytes: int | None) -> Card:
     if gpu is None:
         return generic_card(memory_bytes or 0)
     card = find_card(gpu)
@@ -185,6 +185,6 @@ def _capacity_reasons(card: Card, memory_bytes: int | None) -> tuple[Reason, ...
 
 
 def _allocator_reasons(base: Mapping[str, str]) -> tuple[Reason, ...]:
-    """The user's allocator settings hold in the trials as they would in training."""
+    """Return the user's allocator settings, which hold in the trials as in training."""
     settings = [f"{name}={base[name]}" for name in _ALLOCATOR_SETTINGS if base.get(name)]
     return tuple(Reason("allocator", f"`{setting}` is set and was used") for setting in settings)

@@ -30,8 +30,8 @@ class GpuProcess:
 
     Attributes:
         pid: Process id as the driver sees it; in a container that is the host's.
-        name: Its executable; None where the driver does not tell.
-        used_bytes: Memory that it holds; None where the driver does not tell.
+        name: Its executable; None where the driver does not report it.
+        used_bytes: Memory that it holds; None where the driver does not report it.
     """
 
     pid: int
@@ -44,16 +44,16 @@ class LocalGpu:
     """One GPU of this machine.
 
     Attributes:
-        index: As nvidia-smi counts, in the order of the PCI bus; CUDA may count otherwise.
+        index: nvidia-smi's index, in the order of the PCI bus; CUDA may order otherwise.
         uuid: `GPU-` and 36 characters; the same for CUDA.
         name: As `torch.cuda.get_device_name` prints it.
         total_bytes: Physical memory; CUDA can use somewhat less.
         used_bytes: Memory in use, without what the driver reserves where `reserved_bytes` is known.
-        free_bytes: Memory that nobody holds.
-        reserved_bytes: Memory that the driver keeps to itself; None where it is counted as used.
+        free_bytes: Free memory.
+        reserved_bytes: Memory that the driver reserves; None where it is counted as used.
         utilisation_percent: Share of the last moments in which a kernel ran.
-        processes: Who holds the memory; None where the driver does not tell.
-        source: What was asked.
+        processes: Processes that hold memory; None where the driver does not report them.
+        source: Source of the reading.
         error: Why the GPU could not be read, such as `GPU is lost`; None where it could.
     """
 
@@ -76,7 +76,7 @@ class GpuReading:
 
     Attributes:
         gpus: In the order of their index.
-        notes: What the reader should know: a source that failed, an installation to mend.
+        notes: Remarks for the reader: a source that failed, an installation to repair.
     """
 
     gpus: tuple[LocalGpu, ...]
@@ -84,7 +84,7 @@ class GpuReading:
 
 
 class SourceError(Exception):
-    """One source of readings has none; the text says why, and another source may have one."""
+    """A source of readings failed; the text says why, and another source may work."""
 
 
 # Newer bindings call the newest version only, and older drivers have the older ones only.
@@ -92,10 +92,10 @@ _PROCESS_VERSIONS: Final = ("_v3", "_v2", "")
 
 
 def read_nvml() -> tuple[LocalGpu, ...]:
-    """Every GPU that NVML counts, one row each, a failing one included.
+    """Read every GPU that NVML counts, including those that fail.
 
     Raises:
-        SourceError: NVML cannot be had: no bindings, no driver library, a driver that does not answer.
+        SourceError: NVML is missing: no bindings, no driver library, or a driver that does not answer.
     """
     pynvml = _import_bindings()
     with _session(pynvml):
@@ -168,7 +168,7 @@ def _unreadable(index: int, problem: str | None) -> LocalGpu:
 
 
 def _read_memory(pynvml: ModuleType, handle: object) -> tuple[Any, str | None]:
-    """Memory and no error, or None and why; a GPU that has no memory of its own is not in error.
+    """Return the memory and no error, or None and the error; a GPU without memory of its own is no error.
 
     Only the second version of the call keeps the driver's reserve apart from what is used. Any failure of it is worth
     a try of the first: old drivers lack it, and it has been seen to fail under WSL alone.
@@ -183,7 +183,7 @@ def _read_memory(pynvml: ModuleType, handle: object) -> tuple[Any, str | None]:
 
 
 def _read_processes(pynvml: ModuleType, handle: object) -> tuple[GpuProcess, ...] | None:
-    """Computing and drawing processes, each once, the largest first; None where neither list can be had."""
+    """Return computing and drawing processes, each once, the largest first; None where both lists fail."""
     lists = [_ask_versions(pynvml, f"nvmlDeviceGet{kind}RunningProcesses", handle) for kind in ("Compute", "Graphics")]
     if all(found is None for found in lists):
         return None
@@ -206,7 +206,7 @@ def _ask_versions(pynvml: ModuleType, function: str, handle: object) -> list[Any
 
 
 def _ask(call: Callable[..., Any], *arguments: object) -> tuple[Any, str | None]:
-    """The answer and no problem, or None and the problem.
+    """Return the answer and None, or None and the problem.
 
     The bindings raise NVMLError, and beside it a plain Exception where driver and bindings differ in version and a
     UnicodeDecodeError for names that are not text: whatever it is, one field is missing and no more.
@@ -218,7 +218,7 @@ def _ask(call: Callable[..., Any], *arguments: object) -> tuple[Any, str | None]
 
 
 def _text(value: object) -> str | None:
-    """Old bindings return bytes."""
+    """Decode a text; old bindings return bytes."""
     if value is None:
         return None
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
@@ -229,7 +229,7 @@ _NOT_A_NUMBER: Final = re.compile(r"ValueError: invalid literal for int\(\) with
 
 
 def read_nvidia_smi(timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[LocalGpu, ...]:
-    """Every GPU that nvidia-smi lists, without its processes.
+    """Read every GPU that nvidia-smi lists, without its processes.
 
     Raises:
         SourceError: There is no nvidia-smi, GPUtil cannot be imported, the answer is not a list of GPUs, or none
@@ -267,7 +267,7 @@ def _kill_session(child: subprocess.Popen[bytes]) -> None:
 
 
 def _parse(output: str) -> dict[str, Any]:
-    """The last line of the child's output; anything before it is GPUtil's or nvidia-smi's own."""
+    """Parse the last line of the child's output; lines before it are GPUtil's or nvidia-smi's own."""
     lines = output.strip().splitlines()
     try:
         answer = json.loads(lines[-1])
@@ -279,7 +279,7 @@ def _parse(output: str) -> dict[str, Any]:
 
 
 def _explain_gputil_error(error: str) -> str:
-    """Turn the exception that GPUtil died of into what nvidia-smi said."""
+    """Return nvidia-smi's message behind an exception of GPUtil."""
     if match := _NOT_A_NUMBER.fullmatch(error):
         return f"`nvidia-smi` answers: {_unquoted(match['answer'])}"
     if error.startswith(("ModuleNotFoundError", "ImportError")):
@@ -318,5 +318,5 @@ def _mebibytes(value: float) -> int | None:
 
 
 def _finite(value: float) -> float | None:
-    """GPUtil has NaN for whatever is not a number, such as `[N/A]`."""
+    """Return None for NaN, which GPUtil has for values that are not numbers, such as `[N/A]`."""
     return value if math.isfinite(value) else None

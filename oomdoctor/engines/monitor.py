@@ -1,13 +1,12 @@
 """The GPUs of this machine and the processes that hold their memory, without torch and without a CUDA context.
 
-NVML is asked first; where it cannot be had, nvidia-smi is. Indices are nvidia-smi's, in the order of the PCI bus. CUDA
-may hide GPUs and count them otherwise, so that only a UUID names the same GPU to both.
+NVML is read first; where it is missing, nvidia-smi is. Indices are nvidia-smi's, in the order of the PCI bus. CUDA
+may hide GPUs and order them otherwise, so that only a UUID names the same GPU to both.
 """
 
 from __future__ import annotations
 
 import os
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -42,10 +41,10 @@ _SHELL_NOTE: Final = (
 
 
 def read_gpus() -> GpuReading:
-    """Every GPU of this machine.
+    """Read every GPU of this machine.
 
     Raises:
-        NoAnswerError: No source has any; `details` says of each what was tried and why it failed.
+        NoAnswerError: No source has any; `details` says why each failed.
     """
     problems: list[str] = []
     for name, read in _SOURCES:
@@ -61,7 +60,7 @@ def read_gpus() -> GpuReading:
 
 
 def has_local_gpu(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this machine has a GPU that CUDA_VISIBLE_DEVICES does not hide and that is not lost."""
+    """Return whether this machine has a GPU that CUDA_VISIBLE_DEVICES does not hide and that is not lost."""
     try:
         gpus = read_gpus().gpus
     except NoAnswerError:
@@ -71,11 +70,11 @@ def has_local_gpu(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def cuda_devices(gpus: Sequence[LocalGpu], environment: Mapping[str, str]) -> tuple[LocalGpu, ...] | None:
-    """The GPUs that a CUDA process in `environment` sees, in CUDA's order.
+    """Return the GPUs that a CUDA process in `environment` sees, in CUDA's order.
 
     Returns:
-        None where that cannot be told without CUDA: MIG instances are named, or GPUs of several models are counted
-        with the fastest first, as CUDA does unless CUDA_DEVICE_ORDER is PCI_BUS_ID.
+        None where only CUDA knows: MIG instances are named, or GPUs of several models are ordered with the fastest
+        first, as CUDA does unless CUDA_DEVICE_ORDER is PCI_BUS_ID.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     in_bus_order = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) == 1
@@ -96,10 +95,10 @@ def cuda_devices(gpus: Sequence[LocalGpu], environment: Mapping[str, str]) -> tu
 
 
 def cuda_device(gpus: Sequence[LocalGpu], device: int | str, environment: Mapping[str, str]) -> LocalGpu | None:
-    """The GPU that CUDA calls `device` in `environment`: an index, or a UUID with or without `GPU-`.
+    """Return the GPU that CUDA calls `device` in `environment`: an index, or a UUID with or without `GPU-`.
 
     Returns:
-        None where there is no such GPU, or where an index cannot be told without CUDA.
+        None where there is no such GPU, or where only CUDA knows the index.
     """
     if isinstance(device, str) and not device.isdecimal():
         wanted = _bare_uuid(device)
@@ -112,18 +111,18 @@ def cuda_device(gpus: Sequence[LocalGpu], device: int | str, environment: Mappin
 def other_process_bytes(
     device: int | str, *, own_pids: Collection[int] = (), environment: Mapping[str, str] = os.environ
 ) -> int | None:
-    """Memory of a GPU that others hold, including processes that the driver does not list.
+    """Return the memory of a GPU that other processes hold, including those that the driver does not list.
 
-    In a container the driver lists the host's process ids, or none, and own memory cannot be told from others': ask
+    In a container the driver lists the host's process ids, or none, so own memory cannot be distinguished: call it
     there while no own process holds memory.
 
     Args:
-        device: An index as CUDA counts in `environment`, or a UUID with or without `GPU-`.
-        own_pids: Processes that are no others, and neither are their descendants.
+        device: CUDA's index in `environment`, or a UUID with or without `GPU-`.
+        own_pids: Own processes, with their descendants.
         environment: Environment variables of the CUDA process.
 
     Returns:
-        None where it cannot be told: no such GPU, no reading, or a driver that does not say who holds how much.
+        None where it is unknown: no such GPU, no reading, or a driver that does not report the processes.
     """
     try:
         gpu = cuda_device(read_gpus().gpus, device, environment)
@@ -133,7 +132,7 @@ def other_process_bytes(
 
 
 def held_by_others(gpu: LocalGpu, own_pids: Collection[int] = ()) -> int | None:
-    """Memory of `gpu` that is not held by `own_pids` or their descendants; None where it cannot be told."""
+    """Return the memory of `gpu` that is not held by `own_pids` or their descendants; None where it is unknown."""
     if gpu.processes is None:
         return None if own_pids else gpu.used_bytes
     own: list[int | None] = []
@@ -142,7 +141,7 @@ def held_by_others(gpu: LocalGpu, own_pids: Collection[int] = ()) -> int | None:
         (own if _descends_from(process.pid, own_pids) else others).append(process.used_bytes)
     own_bytes, others_bytes = _total(own), _total(others)
     if gpu.used_bytes is None or gpu.reserved_bytes is None or own_bytes is None:
-        return others_bytes  # what is in use may have the driver's reserve in it, which is nobody's
+        return others_bytes  # the memory in use may include the driver's reserve
     return max(0, gpu.used_bytes - own_bytes)
 
 
@@ -152,7 +151,7 @@ def _total(sizes: Sequence[int | None]) -> int | None:
 
 
 def _descends_from(pid: int, ancestors: Collection[int]) -> bool:
-    """Whether `pid` is one of `ancestors` or was started by one, directly or not; as far as Linux shows parents."""
+    """Return whether `pid` is one of `ancestors` or their descendant, as far as Linux shows parents."""
     while pid > 1 and pid not in ancestors:
         pid = _parent(pid)
     return pid in ancestors
@@ -168,7 +167,7 @@ def _parent(pid: int) -> int:
 
 
 def _visible_gpu(gpus: Sequence[LocalGpu], text: str) -> LocalGpu | None:
-    """The GPU that one entry of CUDA_VISIBLE_DEVICES names: an index, or the start of a UUID that only it has."""
+    """Return the GPU of one entry of CUDA_VISIBLE_DEVICES: an index, or the unique start of a UUID."""
     if text.isdecimal():
         return next((gpu for gpu in gpus if gpu.index == int(text)), None)
     if not text.startswith("GPU-"):
@@ -182,6 +181,8 @@ def _bare_uuid(uuid: str) -> str:
 
 
 def _installation_notes() -> tuple[str, ...]:
+    from importlib import metadata  # noqa: PLC0415 - takes as long as all the rest, and is needed where there is a GPU
+
     try:
         metadata.distribution("pynvml")
     except metadata.PackageNotFoundError:

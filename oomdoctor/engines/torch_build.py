@@ -29,18 +29,18 @@ class TorchBuild:
 
     @property
     def library_directory(self) -> Path:
-        """Where `libtorch_cuda.so` lies."""
+        """Directory of `libtorch_cuda.so`."""
         return self.root / "lib"
 
     @property
     def cuda_major(self) -> int | None:
-        """The CUDA major version, 12 or 13 in the builds that are served; None without CUDA."""
+        """Major version of CUDA, 12 or 13 in the builds that are served; None without CUDA."""
         return None if self.cuda is None else int(self.cuda.split(".")[0])
 
 
 @cache
 def find_torch() -> TorchBuild | None:
-    """The torch that `import torch` would give in this interpreter, or None where there is none."""
+    """Return the torch that this interpreter would import; None where there is none."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -49,7 +49,7 @@ def find_torch() -> TorchBuild | None:
 
 
 def parse_version_file(text: str, root: Path) -> TorchBuild:
-    """Read torch's generated `version.py`, as text."""
+    """Parse torch's generated `version.py`, given as text."""
     found = {match["name"]: match["value"] for match in _ASSIGNMENT.finditer(text)}
     cuda = found.get("cuda", "None")
     return TorchBuild(

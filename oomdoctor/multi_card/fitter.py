@@ -204,8 +204,8 @@ _BLOCKS_BEFORE_A_COLLECTION = 200_000
 def begin_journal(device: EmulatedDevice, cards: Sequence[Card]) -> OpTrace:
     """Have the device look like the first card and keep a journal; before the target is loaded."""
     device.card = without_memory_limit(cards[0], device.card)
-    device.journal = OpTrace([*_by_capability(cards).values()])
-    return device.journal
+    device.op_trace = OpTrace([*_by_capability(cards).values()])
+    return device.op_trace
 
 
 def _by_capability(cards: Sequence[Card]) -> dict[tuple[int, int], Card]:
@@ -238,9 +238,9 @@ class Fitter:
         weights_bytes: int,
         explain: Callable[[Attempt], TrialProblem | None],
     ) -> None:
-        if device.journal is None:
+        if device.op_trace is None:
             raise RuntimeError("the journal is begun before the target is loaded")
-        self._journal = device.journal
+        self._journal = device.op_trace
         self._tracer = Tracer(setup, device, self._journal, start_bytes)
         self._device = device
         self._cards = {card.key: card for card in cards}

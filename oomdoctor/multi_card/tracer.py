@@ -139,7 +139,7 @@ class Tracer:
             self._device.forget_dropout_state()
         if attempt.trial.outcome is not Outcome.FITS:
             return TracedTrial(attempt, None)
-        if not self._journal.is_as_it_began:
+        if not self._journal.is_balanced:
             raise _left_behind(micro_batch)
         entries, calls = [*self._journal.entries], [*self._journal.calls]
         return TracedTrial(attempt, MemoryTrace(entries, calls, self._journal.start, attempt.trial.fixed_bytes or 0))

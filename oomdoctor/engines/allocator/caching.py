@@ -1,12 +1,10 @@
-"""PyTorch's caching allocator, step by step as the real one goes, on memory that is only counted.
+"""PyTorch's caching allocator, step by step as the real one, on memory that is only counted.
 
-An allocation takes the smallest free block of its stream that is large enough and cuts off what is left over. Where
-there is none, the driver is asked for a segment; where the driver has none, cached blocks are given back and it is
-asked again. The events that tell when other streams are done with a block happen at once, as on a null GPU.
+An allocation takes the smallest free block of its stream that is large enough and splits off the rest. Where there is
+none, the driver is asked for a segment; where the driver has no memory, cached blocks are returned and it is asked
+again. Events of other streams happen at once, as on a null GPU.
 
-Source: `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to 2.15.
-
-Source: `get_free_block` in c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to 2.15.
+Source: `DeviceCachingAllocator` and `get_free_block` in c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
@@ -41,10 +39,10 @@ if TYPE_CHECKING:
 
 
 def find_free(settings: Settings, pool: Pool, size: int, stream: int) -> Block | None:
-    """Take the block out of its pool that a request is served from; None where there is none.
+    """Take the free block that serves a request out of its pool; None where there is none.
 
     Args:
-        settings: What the allocator is told.
+        settings: The allocator's settings.
         pool: The pool of the request.
         size: Bytes of the request, rounded.
         stream: The stream that asks.
@@ -63,7 +61,7 @@ def find_free(settings: Settings, pool: Pool, size: int, stream: int) -> Block |
 
 
 def _smallest_when_grown(pool: Pool, keys: Sequence[int], index: int) -> int:
-    """A block at the end of what is mapped counts as large as it can become, so others are preferred."""
+    """Return the index of the block that is smallest when grown: one before unmapped pages counts with them."""
     block = pool.free[keys[index]]
     for at in range(index + 1, len(keys)):
         other = pool.free[keys[at]]
@@ -85,19 +83,19 @@ def _next_fixed(pool: Pool, keys: Sequence[int], index: int) -> int:
 
 
 def _may_serve(settings: Settings, block: Block, size: int) -> bool:
-    """Whether a block that is too large to be split is not too large for the request."""
+    """Return whether a block fits the request, given that blocks too large to be split serve large requests only."""
     if size < settings.largest_split:
         return block.size < settings.largest_split
     return block.size < size + settings.largest_rounding
 
 
 class CachingAllocator:
-    """The allocator of one GPU.
+    """The caching allocator of one GPU.
 
     Args:
-        memory: The driver.
-        settings: What the allocator is told.
-        rules: What its version does differently from others.
+        memory: The driver's memory.
+        settings: The allocator's settings.
+        rules: The rules of its version.
     """
 
     __slots__ = ("_events", "_heap", "_is_plain", "_large", "_live", "_small", "_statistics")
@@ -108,20 +106,20 @@ class CachingAllocator:
         self._small, self._large, self._live = heap.small, heap.large, heap.live
         self._statistics = heap.statistics
         self._events: dict[int, list[Block]] = {}
-        # Almost nobody sets what makes a search more than a look into an ordered list.
+        # With default settings a search is one look into an ordered list.
         self._is_plain = False
         if settings.memory_fraction < 1:
             self.set_memory_fraction(settings.memory_fraction)
-        self._note_plainness()
+        self._update_is_plain()
 
     @property
     def memory(self) -> DeviceMemory:
-        """The driver."""
+        """The driver's memory."""
         return self._heap.memory
 
     @property
     def heap(self) -> Heap:
-        """The state, for those who look inside."""
+        """The allocator's state."""
         return self._heap
 
     @property
@@ -146,14 +144,14 @@ class CachingAllocator:
 
     @property
     def retries(self) -> int:
-        """How often everything was given back to try again."""
+        """Number of times that all cached memory was returned before another try."""
         return self._statistics.retries
 
     def malloc(self, nbytes: int, stream: int = 0) -> int:
-        """Allocate.
+        """Allocate memory.
 
         Args:
-            nbytes: Bytes; 0 is no allocation.
+            nbytes: Bytes; 0 allocates nothing.
             stream: The stream that will use it.
 
         Returns:
@@ -183,7 +181,7 @@ class CachingAllocator:
         return self._hand_out(block, size, nbytes)
 
     def free(self, address: int) -> None:
-        """Give an allocation back.
+        """Free an allocation.
 
         Raises:
             ValueError: There is no allocation at the address.
@@ -204,7 +202,7 @@ class CachingAllocator:
             self._free_block(block)
 
     def record_stream(self, address: int, stream: int) -> None:
-        """As `Tensor.record_stream`: another stream uses the block, too.
+        """Record that another stream uses an allocation, as `Tensor.record_stream` does.
 
         Raises:
             ValueError: There is no allocation at the address.
@@ -214,26 +212,26 @@ class CachingAllocator:
             block.used_on = (block.used_on or set()) | {stream}
 
     def empty_cache(self) -> None:
-        """As `torch.cuda.empty_cache`."""
+        """Return cached memory to the driver, as `torch.cuda.empty_cache` does."""
         self._synchronize()
         release_all(self._heap)
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """As `torch.cuda.set_per_process_memory_fraction`."""
+        """Limit memory as `torch.cuda.set_per_process_memory_fraction` does."""
         limits = fraction < 1 or self._heap.rules.whole_fraction_limits
         self._heap.limit = int(fraction * self._heap.card_bytes) if limits else None
-        self._note_plainness()
+        self._update_is_plain()
 
     def reset_peak_stats(self) -> None:
-        """As `torch.cuda.reset_peak_memory_stats`."""
+        """Reset peaks as `torch.cuda.reset_peak_memory_stats` does."""
         self._statistics.reset_peaks()
 
     def reset_accumulated_stats(self) -> None:
-        """As `torch.cuda.reset_accumulated_memory_stats`."""
+        """Reset counters as `torch.cuda.reset_accumulated_memory_stats` does."""
         self._statistics.reset_totals()
 
     def memory_stats(self) -> dict[str, Any]:
-        """As `torch.cuda.memory_stats_as_nested_dict`."""
+        """Return the statistics of `torch.cuda.memory_stats_as_nested_dict`."""
         heap = self._heap
         largest = heap.settings.largest_split
         stats = self._statistics.as_torch() | {"max_split_size": -1 if largest == NO_LIMIT else largest}
@@ -242,11 +240,11 @@ class CachingAllocator:
         return stats
 
     def segments(self) -> list[Segment]:
-        """What is held from the driver, by address; of an expandable segment, each stretch that is mapped."""
+        """Return the segments by address; of an expandable segment, each mapped range."""
         return list_segments(self._heap)
 
     def observe_segments(self, observer: Callable[[SegmentAction, int, int], None]) -> None:
-        """Be told of every segment that comes or goes: the action as the memory history names it, address and bytes."""
+        """Call `observer` with the history's action, address and bytes of every segment that comes or goes."""
         self._heap.observer = observer
 
     def _refuse(self, nbytes: int) -> int:
@@ -260,7 +258,7 @@ class CachingAllocator:
             raise ValueError(f"invalid device pointer: {address:#x}")
         return block
 
-    def _note_plainness(self) -> None:
+    def _update_is_plain(self) -> None:
         settings = self._heap.settings
         fixed = settings.largest_split == NO_LIMIT and not settings.expandable
         self._is_plain = fixed and not self._heap.collects_garbage
@@ -275,7 +273,7 @@ class CachingAllocator:
         return Request(requested, size, asked, stream, pool)
 
     def _hand_out(self, block: Block, size: int, requested: int) -> int:
-        """Cut off what is left over, and count."""
+        """Split off the rest of a block, count the allocation, and return its address."""
         pool = block.pool
         statistics = pool.statistics
         settings = self._heap.settings
@@ -314,7 +312,7 @@ class CachingAllocator:
         pool.put(other)
 
     def _free_block(self, block: Block) -> None:
-        """The block can be used again; it joins free neighbours."""
+        """Put a block into its pool, merged with free neighbours."""
         pool = block.pool
         statistics = pool.statistics
         statistics.requested_out += block.requested
@@ -347,7 +345,7 @@ class CachingAllocator:
         statistics.pending_bytes += block.size
 
     def _free_pending(self) -> None:
-        """Whatever streams had to be done with, they are; nothing was handed out since the blocks were freed."""
+        """Free the blocks that waited for other streams, whose events have happened."""
         events, self._events = self._events, {}
         for blocks in events.values():
             for block in blocks:

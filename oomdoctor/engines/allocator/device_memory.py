@@ -1,7 +1,7 @@
-"""The driver's memory and addresses, and the error when they do not suffice, in PyTorch's own words.
+"""The driver's memory and addresses, and the error when memory is out, in PyTorch's own words.
 
-This is the null GPU's account (`engines/null_gpu/source/memory.c` and `virtual_memory.c`), so that a simulated and a
-null GPU run out of memory at the same byte and cut blocks at the same places.
+Bytes and addresses are counted as on the null GPU (`null_gpu/source/memory.c` and `virtual_memory.c`), so that both run
+out of memory at the same byte and split blocks at the same addresses.
 
 Source: `format_size`, `reportProcessMemoryInfo` and `malloc` in c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to 2.15.
 """
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 PAGE_BYTES: Final = 2 * MIB
-"""The driver maps device memory in pages of this size."""
+"""Size of the pages in which the driver maps device memory."""
 FIRST_ADDRESS: Final = 0x7000_0000_0000
-"""Where addresses begin: as high as a GPU's, and no address of this process is likely to be taken for one."""
+"""The lowest address, as high as a GPU's, so that addresses of this process are not mistaken for it."""
 _ADDRESS_SPACE: Final = 16 * TIB
 
 
 class DeviceMemory:
-    """The memory of one GPU: free bytes are the total less the context's and what is in use.
+    """The memory of one GPU: free bytes are the total less the context's and those in use.
 
     Args:
         total_bytes: Memory of the card.
-        context_bytes: What the process holds before its first allocation.
-        first_address: Where addresses begin, a multiple of a page.
+        context_bytes: Bytes of the process before its first allocation.
+        first_address: The lowest address, a multiple of a page.
 
     Attributes:
-        used_bytes: What is allocated, in whole pages.
-        total_bytes: Memory of the card; it may be changed, and then what is in use stays.
+        used_bytes: Bytes allocated, in whole pages.
+        total_bytes: Memory of the card; it may be changed while memory is in use.
     """
 
     __slots__ = ("_gap_ends", "_gap_starts", "_sizes", "context_bytes", "total_bytes", "used_bytes")
@@ -49,41 +49,41 @@ class DeviceMemory:
 
     @property
     def capacity_bytes(self) -> int:
-        """What there is to allocate: the total less the context's."""
+        """Bytes that can be allocated: the total less the context's."""
         return max(0, self.total_bytes - self.context_bytes)
 
     @property
     def free_bytes(self) -> int:
-        """What `cudaMemGetInfo` says is free."""
+        """Free bytes, as `cudaMemGetInfo` reports them."""
         return max(0, self.capacity_bytes - self.used_bytes)
 
     @property
     def process_bytes(self) -> int:
-        """What NVML says that the process holds."""
+        """Bytes of the process, as NVML reports them."""
         return self.used_bytes + self.context_bytes
 
     def allocate(self, size: int) -> int | None:
-        """As `cudaMalloc`: an address, or None where memory is out."""
+        """Allocate bytes and return their address, as `cudaMalloc` does; None where memory is out."""
         size = -(-size // PAGE_BYTES) * PAGE_BYTES
         return self.reserve(size) if self.charge(size) else None
 
     def release(self, address: int) -> None:
-        """As `cudaFree`."""
+        """Free an allocation, as `cudaFree` does."""
         self.refund(self.unreserve(address))
 
     def charge(self, size: int) -> bool:
-        """As `cuMemCreate`: take whole pages without an address; False where memory is out."""
+        """Allocate whole pages without an address, as `cuMemCreate` does; False where memory is out."""
         if size > self.capacity_bytes - self.used_bytes:
             return False
         self.used_bytes += size
         return True
 
     def refund(self, size: int) -> None:
-        """As `cuMemRelease` of what nothing maps any more."""
+        """Free unmapped pages, as `cuMemRelease` does."""
         self.used_bytes -= size
 
     def reserve(self, size: int) -> int:
-        """As `cuMemAddressReserve`: addresses without memory, at the lowest place that has room.
+        """Reserve addresses without memory at the lowest gap that is large enough, as `cuMemAddressReserve` does.
 
         Raises:
             MemoryError: The address space is used up, as it would be on no real machine.
@@ -97,7 +97,7 @@ class DeviceMemory:
         raise MemoryError("the simulated address space is used up")
 
     def unreserve(self, address: int) -> int:
-        """As `cuMemAddressFree`; the bytes that were reserved there."""
+        """Free addresses, as `cuMemAddressFree` does, and return the bytes reserved there."""
         size = self._sizes.pop(address)
         self._widen(address, address + size)
         return size
@@ -108,7 +108,7 @@ class DeviceMemory:
             del self._gap_starts[index], self._gap_ends[index]
 
     def _widen(self, start: int, end: int) -> None:
-        """Add a gap; it joins those that it touches."""
+        """Add a gap and merge it with those that it touches."""
         starts, ends = self._gap_starts, self._gap_ends
         index = bisect_left(starts, start)
         if index < len(starts) and starts[index] == end:
@@ -122,15 +122,15 @@ class DeviceMemory:
 
 
 EXBIBYTE: Final = 2**60
-"""Requests from here on are refused before anything is looked at."""
+"""Bytes from which requests are refused at once."""
 
 
 class AllocationError(Exception):
-    """Memory is out; the text is what PyTorch's `OutOfMemoryError` would say."""
+    """Memory is out; the text is that of PyTorch's `OutOfMemoryError`."""
 
 
 def pytorch_size(size: int) -> str:
-    """Bytes as PyTorch prints them: exactly 1 GiB is `1024.00 MiB`."""
+    """Format bytes as PyTorch does: exactly 1 GiB is `1024.00 MiB`."""
     if size <= KIB:
         return f"{size} bytes"
     if size <= MIB:
@@ -141,12 +141,12 @@ def pytorch_size(size: int) -> str:
 
 
 def more_than_an_exbibyte() -> AllocationError:
-    """The error of a request of an exbibyte or more."""
+    """Return the error of a request of an exbibyte or more."""
     return AllocationError("CUDA out of memory. Tried to allocate more than 1EB memory.")
 
 
 def preemptively_rejected(requested: int) -> AllocationError:
-    """The error of a request that `throw_on_cudamalloc_oom` turns away."""
+    """Return the error of a request that `throw_on_cudamalloc_oom` rejects."""
     return AllocationError(
         "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
         f"per_process_memory_fraction limit. Requested size: {pytorch_size(requested)}"
@@ -154,7 +154,7 @@ def preemptively_rejected(requested: int) -> AllocationError:
 
 
 def out_of_memory(heap: Heap, request: Request) -> AllocationError:
-    """The error of a request that nothing could make room for."""
+    """Return the error of a request for which memory is out."""
     memory, allocated = heap.memory, heap.statistics.current(2)
     allowed = "" if heap.limit is None else f"{pytorch_size(heap.limit)} allowed; "
     unused = heap.statistics.reserved_bytes.current - allocated

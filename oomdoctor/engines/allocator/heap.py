@@ -19,33 +19,33 @@ if TYPE_CHECKING:
 FREE: Final = 0
 LIVE: Final = 1
 PENDING: Final = 2
-"""Freed, but a stream that it was recorded on may still use it."""
+"""Freed, but another stream may still use it."""
 UNMAPPED: Final = 3
 """Addresses of an expandable segment without memory."""
 
 ADDRESS_BITS: Final = 48
 KEY_BITS: Final = ADDRESS_BITS + 40
-"""A block's key is its size and, in so many bits below, its rank and address: in order of their keys, blocks are in the
-order of best fit."""
+"""Bits of a block's key below its size: its rank and address. Blocks in the order of their keys are in the order of
+best fit."""
 
 
 class Block:
-    """A part of a segment.
+    """A part of a segment, free or in use.
 
     Attributes:
-        address: Where it begins.
+        address: Its first address.
         size: Its bytes.
-        requested: Bytes that were asked for when it was last handed out.
+        requested: Bytes of the request that it last served.
         stream: The stream that it belongs to.
         pool: The pool that it belongs to.
         state: `FREE`, `LIVE`, `PENDING` or `UNMAPPED`.
         before: The block before it in the same segment, or None.
         after: The block after it in the same segment, or None.
-        segment: The expandable segment that it is of, or None.
-        rank: What comes before the address among blocks of the same size.
-        used_on: Other streams that it was used on, or None.
-        events: Events that must happen before it is free.
-        born: How often the pool had been searched when the block was put there.
+        segment: Its expandable segment, or None.
+        rank: The order among blocks of the same size, before the address.
+        used_on: Other streams that use it, or None.
+        events: Number of events that must happen before it is free.
+        born: Value of the pool's `searches` when the block was added.
     """
 
     __slots__ = (
@@ -87,11 +87,11 @@ class Block:
         return self.before is not None or self.after is not None
 
     def other_part(self, address: int, size: int) -> Block:
-        """Another part of the same segment, which has no neighbours yet."""
+        """Return another block of the same segment, without neighbours yet."""
         return Block(address, size, self.stream, self.pool, self.segment, self.rank)
 
     def insert_after(self, block: Block) -> None:
-        """Take the place after another block of the segment."""
+        """Link this block after another one of its segment."""
         self.before, self.after = block, block.after
         if block.after is not None:
             block.after.before = self
@@ -106,8 +106,8 @@ class Pool:
         keys: Keys of the free blocks of each stream, in order.
         free: The free blocks by key.
         unmapped: Unmapped blocks of each stream, in order of address.
-        searches: How often a free block was looked for while garbage collection was on.
-        statistics: What is counted of this pool.
+        searches: Number of searches for a free block with garbage collection on.
+        statistics: The pool's counters.
     """
 
     __slots__ = ("free", "keys", "searches", "small", "statistics", "unmapped")
@@ -121,7 +121,7 @@ class Pool:
         self.statistics = PoolStatistics()
 
     def put(self, block: Block) -> None:
-        """Keep a free block."""
+        """Add a free block."""
         block.born = self.searches
         key = block.size << KEY_BITS | block.rank | block.address
         self.free[key] = block
@@ -132,23 +132,23 @@ class Pool:
             insort(keys, key)
 
     def take(self, block: Block) -> None:
-        """Keep it no longer."""
+        """Remove a free block."""
         key = block.size << KEY_BITS | block.rank | block.address
         del self.free[key]
         keys = self.keys[block.stream]
         del keys[bisect_left(keys, key)]
 
     def put_unmapped(self, block: Block) -> None:
-        """Keep an unmapped block."""
+        """Add an unmapped block."""
         insort(self.unmapped.setdefault(block.stream, []), block, key=_address_of)
 
     def take_unmapped(self, block: Block) -> None:
-        """Keep it no longer."""
+        """Remove an unmapped block."""
         blocks = self.unmapped[block.stream]
         del blocks[bisect_left(blocks, block.address, key=_address_of)]
 
     def in_order(self) -> Iterator[Block]:
-        """The free blocks by stream, size and address."""
+        """Yield the free blocks by stream, size and address."""
         for stream in sorted(self.keys):
             yield from [self.free[key] for key in self.keys[stream]]
 
@@ -162,14 +162,14 @@ SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An allocation that no free block could serve.
+    """An allocation for which there is no free block.
 
     Attributes:
-        requested: Bytes that were asked for.
+        requested: Bytes requested.
         size: The same, rounded.
-        segment_size: What the driver is asked for.
-        stream: The stream that asks.
-        pool: The pool that it is served from.
+        segment_size: Bytes that the driver is asked for.
+        stream: The stream of the request.
+        pool: The pool that serves it.
     """
 
     requested: int
@@ -180,19 +180,19 @@ class Request:
 
 
 class Heap:
-    """The state that every part of the allocator works on.
+    """The state that all parts of the allocator share.
 
     Attributes:
-        memory: The driver.
-        settings: What the allocator is told.
-        rules: What its version does differently from others.
+        memory: The driver's memory.
+        settings: The allocator's settings.
+        rules: The rules of its version.
         small: The pool of small blocks.
         large: The pool of large blocks.
-        live: Blocks in use by address, those included that are freed and cannot be used again yet.
-        held_bytes: What was had from the driver.
-        limit: The most that it may hold, by the memory fraction; None for no limit.
-        statistics: What is counted.
-        observer: Told of every segment that comes or goes, as the memory history records it.
+        live: Blocks in use by address, with those that are freed but pending.
+        held_bytes: Bytes held from the driver.
+        limit: Most bytes that it may hold, by the memory fraction; None for no limit.
+        statistics: The counters.
+        observer: Called for every segment that comes or goes, as the memory history records it.
     """
 
     __slots__ = (
@@ -225,26 +225,26 @@ class Heap:
 
     @property
     def card_bytes(self) -> int:
-        """What the card has in all, as far as the allocator knows."""
+        """Total memory of the card, as far as the allocator knows it."""
         return self._card_bytes if self.rules.reads_card_once else self.memory.total_bytes
 
     @property
     def collects_garbage(self) -> bool:
-        """Whether old blocks go back to the driver before new ones are asked for."""
+        """Whether old blocks are returned to the driver before it is asked for more."""
         return self.limit is not None and self.settings.collection_threshold > 0
 
     def next_rank(self) -> int:
-        """The rank of a new segment: newer versions prefer the older of blocks of the same size."""
+        """Return the rank of a new segment: newer versions prefer the older of blocks of the same size."""
         self._ranges += self.rules.prefers_older_segments
         return self._ranges << ADDRESS_BITS
 
     def observe(self, action: SegmentAction, address: int, size: int) -> None:
-        """Tell of a segment that came or went."""
+        """Report a segment that came or went to the observer."""
         if self.observer is not None:
             self.observer(action, address, size)
 
     def add_segment(self, address: int, request: Request) -> Block:
-        """A segment came from the driver; it is one block, in no pool."""
+        """Count a segment from the driver; return it as one block, in no pool."""
         size = request.segment_size
         self.held_bytes += size
         self.statistics.driver_allocations += 1
@@ -257,7 +257,7 @@ class Heap:
         return Block(address, size, request.stream, request.pool, None, self.next_rank())
 
     def release_segment(self, block: Block) -> None:
-        """A segment that is one free block goes back to the driver."""
+        """Return a segment that is one free block to the driver."""
         if block.segment is not None:
             raise AssertionError("an expandable segment is no segment of the driver's")
         self.memory.release(block.address)
@@ -272,20 +272,20 @@ class Heap:
         self.observe("segment_free", block.address, block.size)
 
     def absorb_alike(self, block: Block) -> None:
-        """Make neighbours that are as free, or as unmapped, part of a block that is in no pool."""
+        """Merge neighbours of the same state, free or unmapped, into a block that is in no pool."""
         for other in (block.before, block.after):
             if other is not None and other.state == block.state:
                 (block.pool.take if other.state == FREE else block.pool.take_unmapped)(other)
                 absorb(block, other)
 
     def blocks(self) -> Iterator[Block]:
-        """Every block that has memory, by address."""
+        """Yield every block that has memory, by address."""
         found = [*self.live.values(), *self.small.free.values(), *self.large.free.values()]
         yield from sorted(found, key=lambda block: block.address)
 
 
 def absorb(block: Block, other: Block) -> None:
-    """Make a neighbour part of a block."""
+    """Merge a neighbour into a block."""
     if other is block.before:
         block.address = other.address
         block.before = other.before
@@ -299,11 +299,11 @@ def absorb(block: Block, other: Block) -> None:
 
 
 class BlockInfo(NamedTuple):
-    """A part of a segment.
+    """A block of a segment.
 
     Attributes:
         size: Its bytes.
-        requested: Bytes that were asked for when it was last handed out.
+        requested: Bytes of the request that it last served.
         state: `active_allocated`, `active_pending_free` or `inactive`.
     """
 
@@ -313,15 +313,15 @@ class BlockInfo(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A stretch of memory from the driver.
+    """A range of memory from the driver.
 
     Attributes:
-        address: Where it begins.
+        address: Its first address.
         size: Its bytes.
         stream: The stream that it belongs to.
         small: Whether it is of the small pool.
-        expandable: Whether it is a stretch of an expandable segment.
-        blocks: What it is cut into.
+        expandable: Whether it is a range of an expandable segment.
+        blocks: Its blocks, by address.
     """
 
     address: int
@@ -336,7 +336,7 @@ _STATE_NAMES = {LIVE: "active_allocated", PENDING: "active_pending_free"}
 
 
 def list_segments(heap: Heap) -> list[Segment]:
-    """The segments by address; of an expandable segment, each stretch that is mapped."""
+    """Return the segments by address; of an expandable segment, each mapped range."""
     return [_segment_from(block) for block in heap.blocks() if block.before is None or block.before.state == UNMAPPED]
 
 

@@ -1,6 +1,6 @@
 """A memory history: events, segments, and the state before the first event.
 
-The state before is had by undoing the events, last first, from what the snapshot found at the end.
+The state before is found by undoing the events, last first, from the state at the end.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class HistoryEvent(NamedTuple):
     """One entry of the history.
 
     Attributes:
-        action: What happened, as PyTorch names it: `alloc`, `free_completed`, `segment_map` and so on.
-        address: Where.
-        size: Bytes that were asked for; of segments, their size.
-        stream: The stream that it was for.
+        action: PyTorch's name of the event: `alloc`, `free_completed`, `segment_map` and so on.
+        address: Its address.
+        size: Bytes requested; of segments, their size.
+        stream: Its stream.
     """
 
     action: str
@@ -37,12 +37,12 @@ class HistoryEvent(NamedTuple):
 
 
 class UsedBlock(NamedTuple):
-    """A block that is in use.
+    """A block in use.
 
     Attributes:
-        address: Where it begins.
+        address: Its first address.
         size: Its bytes.
-        requested: Bytes that were asked for.
+        requested: Bytes requested.
     """
 
     address: int
@@ -52,14 +52,14 @@ class UsedBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HeldSegment:
-    """A stretch of memory from the driver; what no block in it uses is free.
+    """A range of memory from the driver, free where no block uses it.
 
     Attributes:
-        address: Where it begins.
+        address: Its first address.
         size: Its bytes.
         stream: The stream that it belongs to.
         small: Whether it is of the small pool.
-        expandable: Whether it is a stretch of an expandable segment.
+        expandable: Whether it is a range of an expandable segment.
         used: The blocks in use, by address.
     """
 
@@ -76,11 +76,11 @@ class UnreadableHistoryError(Exception):
 
 
 class Stretch(NamedTuple):
-    """Addresses that the allocator holds from the driver: a segment, or a mapped part of an expandable one.
+    """A range of addresses held from the driver: a segment, or a mapped part of an expandable one.
 
     Attributes:
-        start: Where it begins.
-        end: Where it ends.
+        start: Its first address.
+        end: The address after its last.
         stream: The stream that it belongs to.
         small: Whether it is of the small pool.
         expandable: Whether it is of an expandable segment.
@@ -94,7 +94,7 @@ class Stretch(NamedTuple):
 
 
 class HeldMemory:
-    """Memory that the allocator holds from the driver, while its history is followed or undone.
+    """The ranges held from the driver, while a history is followed or undone.
 
     Attributes:
         stretches: By address. Those of one expandable segment that touch are one.
@@ -106,12 +106,12 @@ class HeldMemory:
             self._join(index)
 
     def around(self, address: int) -> Stretch | None:
-        """Return the stretch that holds an address; None where there is none."""
+        """Return the range that contains an address; None where there is none."""
         index = self._index(address)
         return None if index is None else self.stretches[index]
 
     def add(self, stretch: Stretch) -> None:
-        """Hold a stretch."""
+        """Add a range."""
         insort(self.stretches, stretch)
         if stretch.expandable:
             index = bisect_right(self.stretches, stretch) - 1
@@ -120,7 +120,7 @@ class HeldMemory:
                 self._join(index - 1)
 
     def remove(self, start: int, end: int) -> bool:
-        """Give back a stretch, or a part of one; False where it is not held."""
+        """Remove a range, or a part of one; False where it is not held."""
         index = self._index(start)
         if index is None or self.stretches[index].end < end:
             return False
@@ -142,11 +142,11 @@ class HeldMemory:
 
 _UNKNOWN_SIZE: Final = -1
 _ADDRESSES: Final = 1 << (ADDRESS_BITS - 1)
-"""What a process can address: half of what the hardware can."""
+"""Addresses of a process: half of the hardware's."""
 
 
 class _PastState:
-    """What there was, while events are undone."""
+    """The state of the allocator, while events are undone."""
 
     def __init__(self, segments: Iterable[HeldSegment]) -> None:
         self.used: dict[int, UsedBlock] = {}
@@ -185,12 +185,12 @@ def _addressable(stretch: Stretch) -> Stretch:
 def state_before(
     segments: Iterable[HeldSegment], events: Sequence[HistoryEvent], settings: Settings
 ) -> list[HeldSegment]:
-    """What the allocator held before the first event.
+    """Return the segments that the allocator held before the first event.
 
     Args:
-        segments: What it held when the snapshot was taken.
+        segments: The segments at the time of the snapshot.
         events: The history.
-        settings: What the allocator is told.
+        settings: The allocator's settings.
 
     Raises:
         UnreadableHistoryError: The history contradicts itself or the segments.
@@ -233,7 +233,7 @@ def _held_segment(
 
 
 def _is_small(stretch: Stretch, used: list[UsedBlock], asked: list[tuple[int, int]]) -> bool:
-    """Which pool an expandable segment is of: what is or will be in it tells, and without anything its size may."""
+    """Return whether an expandable segment is of the small pool, by its blocks, its next request, or its size."""
     later = asked[bisect_left(asked, (stretch.start, 0)) :][:1]
     requested = used[0].requested if used else next((size for at, size in later if at < stretch.end), None)
     if requested is not None:

@@ -1,7 +1,7 @@
 """Replay of a recorded history: driven by its allocations and frees, the simulator must reach the same segments.
 
-Whether the driver had memory is taken from the history, so that neither the card nor its other users need be known.
-Where a block is put, when the driver is asked and for how much, and what is given back, is the simulator's own doing.
+The history says whether the driver had memory, so that neither the card nor its other users need be known. The
+simulator decides the address of each block, the requests to the driver, and the blocks that are returned.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 _SPARE_ADDRESSES = TIB
-"""Addresses that an expandable segment is given after what is known of it, more than any card has."""
+"""Addresses added after the known end of an expandable segment, more than any card has."""
 
 
 def restore(heap: Heap, segments: Iterable[HeldSegment]) -> None:
-    """Give a heap that holds nothing what was held.
+    """Restore held segments in a heap that holds nothing.
 
-    Stretches of expandable segments of the same stream and pool are taken for parts of one.
+    Ranges of expandable segments of the same stream and pool become parts of one segment.
 
     Args:
         heap: The allocator's state.
-        segments: What was held.
+        segments: The segments held.
     """
     expandable = []
     for segment in segments:
@@ -70,7 +70,7 @@ def _restore_expandable(heap: Heap, stretches: list[HeldSegment]) -> None:
 
 
 def _blocks(heap: Heap, segment: HeldSegment, whole: ExpandableSegment | None) -> list[Block]:
-    """The blocks of a stretch, each in its place in the heap."""
+    """Make the blocks of a range and put each into the heap."""
     pool = heap.small if segment.small else heap.large
     rank = heap.next_rank()
     blocks, at = [], segment.address
@@ -105,12 +105,12 @@ _END: Final = HistoryEvent("end", 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
-    """Where the simulator and the history part.
+class Departure:
+    """The point at which simulator and history differ.
 
     Attributes:
         event: Position of the event in the history, from 0.
-        text: What the simulator does, and what the history has.
+        text: The simulator's action and the history's.
     """
 
     event: int
@@ -119,20 +119,20 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of replaying a history.
+    """The result of replaying a history.
 
     Attributes:
-        events: Allocations and frees that were replayed.
-        segment_events: Segments that came and went as recorded.
-        departure: Where the simulator does something else; None where the history replays to its end.
-        is_certain: Whether nothing had to be guessed: the history has the allocator's first allocation; expandable
-            segments, whose addresses no event tells before they are mapped, are of one stream; and no free waited for
-            another stream, since no event tells whether blocks were searched before or after it was done.
+        events: Number of allocations and frees replayed.
+        segment_events: Number of segment events that agree.
+        departure: The first difference; None where the history replays to its end.
+        is_certain: Whether nothing was guessed: the history has the allocator's first allocation; expandable segments,
+            whose addresses are in no event before they are mapped, are of one stream; and no free waited for another
+            stream, since no event says whether blocks were searched before or after it was done.
     """
 
     events: int
     segment_events: int
-    departure: Divergence | None
+    departure: Departure | None
     is_certain: bool
 
 
@@ -142,10 +142,10 @@ def replay_history(
     """Replay a history.
 
     Args:
-        segments: What the allocator held when the snapshot was taken.
-        events: Its history.
-        settings: What it was told.
-        rules: Those of the version of torch.
+        segments: The segments at the time of the snapshot.
+        events: The history.
+        settings: The allocator's settings.
+        rules: The rules of the version of torch.
 
     Raises:
         UnreadableHistoryError: The history contradicts itself or the segments.
@@ -153,8 +153,8 @@ def replay_history(
     return _Replayer(state_before(segments, events, settings), events, settings, rules).run()
 
 
-class _DivergenceError(Exception):
-    """The simulator does something else than the history."""
+class _DepartureError(Exception):
+    """The simulator and the history differ."""
 
 
 class _Replayer:
@@ -166,7 +166,7 @@ class _Replayer:
         self.replayed = 0
         self.segment_events = 0
         self.stream = 0
-        self.going: set[tuple[str, int, int]] = set()
+        self.returning: set[tuple[str, int, int]] = set()
         self.settings = settings
         self.allocator = CachingAllocator(_RecordedMemory(self), settings, rules)
         self.allocator.set_memory_fraction(1)
@@ -184,18 +184,18 @@ class _Replayer:
         try:
             while self.position < len(self.events):
                 self.step(self.next())
-        except _DivergenceError as found:
-            return self.result(Divergence(self.position, str(found)))
+        except _DepartureError as found:
+            return self.result(Departure(self.position, str(found)))
         return self.result(None)
 
-    def result(self, departure: Divergence | None) -> Replay:
+    def result(self, departure: Departure | None) -> Replay:
         return Replay(self.replayed, self.segment_events, departure, self.is_certain)
 
     def next(self) -> HistoryEvent:
         return self.events[self.position] if self.position < len(self.events) else _END
 
     def next_mapped(self) -> int:
-        """Where the stream that asks has something mapped next."""
+        """Return the next address that the history maps for the stream of the request."""
         mapped = self.mapped.get(self.stream, [])
         at = bisect_left(mapped, self.position)
         return self.events[mapped[at]].address if at < len(mapped) else 0
@@ -206,17 +206,17 @@ class _Replayer:
         elif event.action == "free_completed":
             self.free(event)
         elif event.action in _TO_DRIVER:
-            self.give_back()
+            self.return_segments()
         else:
             self.position += 1
 
     def allocate(self) -> None:
-        """Let the simulator serve the next request, whose segments may come before it."""
+        """Serve the next request, whose segment events may precede it."""
         position = self.position
         while position < len(self.events) and self.events[position].action not in _REQUESTS:
             position += 1
         if position == len(self.events):
-            self.position = position  # the recording ended before the request that the segments are for
+            self.position = position  # the recording ended before the request of the segments
             return
         asked = self.events[position]
         self.stream = asked.stream
@@ -246,23 +246,23 @@ class _Replayer:
         self.position += 1
         self.replayed += 1
 
-    def give_back(self) -> None:
-        """Somebody emptied the cache, or an allocation that comes later could not be had without."""
-        burst = self.burst()
-        cached = releasable(self.heap)
-        if burst == cached.keys():
+    def return_segments(self) -> None:
+        """Return segments, because the cache was emptied or a later request needs the memory."""
+        returned, cached = self.returned_together(), releasable(self.heap)
+        keeps_some = self.settings.collection_threshold > 0 or self.settings.largest_split < NO_LIMIT
+        if returned == cached.keys():
             self.allocator.empty_cache()
-        elif burst < cached.keys() and (self.settings.collection_threshold or self.settings.largest_split < NO_LIMIT):
+        elif keeps_some and returned < cached.keys():
             for segment, release in cached.items():
-                if segment in burst:
+                if segment in returned:
                     release()
         else:
-            odd = next(iter(sorted(burst ^ cached.keys(), key=lambda segment: segment[1])))
-            self.depart(f"{pytorch_size(odd[2])} at {odd[1]:#x} can {'not ' if odd in burst else ''}be given back")
+            odd = next(iter(sorted(returned ^ cached.keys(), key=lambda segment: segment[1])))
+            self.depart(f"{pytorch_size(odd[2])} at {odd[1]:#x} can {'not ' if odd in returned else ''}be given back")
         self.check_all_gone()
 
-    def burst(self) -> set[tuple[str, int, int]]:
-        """The segments that go back one after the other from here on."""
+    def returned_together(self) -> set[tuple[str, int, int]]:
+        """Return the segments that are returned one after another from here on."""
         position, found = self.position, set()
         while position < len(self.events) and self.events[position].action in _TO_DRIVER:
             found.add(self.events[position][:3])
@@ -270,40 +270,40 @@ class _Replayer:
         return found
 
     def observe(self, action: SegmentAction, address: int, size: int) -> None:
-        """Hold what the simulator did to the history; several segments go back in no order that matters."""
+        """Compare the simulator's segment event with the history; segments are returned in any order."""
         if action in _FROM_DRIVER:
             if self.next()[:3] != (action, address, size):
                 self.depart(f"`{action}` of {pytorch_size(size)} at {address:#x}")
             self.position += 1
         else:
-            if not self.going:
-                self.going = self.burst()
-                self.position += len(self.going)
-            if (action, address, size) not in self.going:
+            if not self.returning:
+                self.returning = self.returned_together()
+                self.position += len(self.returning)
+            if (action, address, size) not in self.returning:
                 self.depart(f"`{action}` of {pytorch_size(size)} at {address:#x}")
-            self.going.discard((action, address, size))
+            self.returning.discard((action, address, size))
         self.segment_events += 1
 
     def check_all_gone(self) -> None:
-        if self.going:
-            action, address, size = min(self.going)
+        if self.returning:
+            action, address, size = min(self.returning)
             self.position -= 1
             self.depart(f"no `{action}` of {pytorch_size(size)} at {address:#x}")
 
     def refuse(self) -> bool:
-        """Whether the driver had nothing here, by what came next; blocks that streams were done with are freed."""
+        """Return whether the driver had no memory here, by the next events; pending blocks are freed first."""
         while self.next().action == "free_completed":
             self.free(self.next())
-        return bool(self.going) or self.next().action in _TO_DRIVER or self.next().action == "oom"
+        return bool(self.returning) or self.next().action in _TO_DRIVER or self.next().action == "oom"
 
     def depart(self, text: str) -> NoReturn:
         event = self.next()
         there = "ends" if event is _END else f"has `{event.action}` of {pytorch_size(event.size)} at {event.address:#x}"
-        raise _DivergenceError(f"by the allocator's rules {text}, and the history {there}")
+        raise _DepartureError(f"by the allocator's rules {text}, and the history {there}")
 
 
 def _has_delayed_frees(events: Sequence[HistoryEvent]) -> bool:
-    """Whether a block was freed that could not be used again at once."""
+    """Return whether a freed block could not be used again at once."""
     return any(
         event.action == "free_requested" and (after.action, after.address) != ("free_completed", event.address)
         for event, after in pairwise(events)
@@ -311,7 +311,7 @@ def _has_delayed_frees(events: Sequence[HistoryEvent]) -> bool:
 
 
 class _RecordedMemory(DeviceMemory):
-    """A driver that has memory where the history says that it had."""
+    """A driver that has memory where the history has it."""
 
     __slots__ = ("replayer",)
 
@@ -320,33 +320,33 @@ class _RecordedMemory(DeviceMemory):
         self.replayer = replayer
 
     def allocate(self, size: int) -> int | None:
-        """The address that the history has, if it is for as much."""
+        """Return the history's address, if it is for as many bytes."""
         event = self.replayer.next()
-        if not self.replayer.going and event.action == "segment_alloc" and event.size == size:
+        if not self.replayer.returning and event.action == "segment_alloc" and event.size == size:
             return event.address
         if not self.replayer.refuse():
             self.replayer.depart(f"the driver is asked for {pytorch_size(size)}")
         return None
 
     def release(self, address: int) -> None:
-        """The observer tells what went back."""
+        """Do nothing: the observer compares returned segments."""
 
     def charge(self, size: int) -> bool:
-        """Whether the history maps as much."""
+        """Return whether the history maps as many bytes."""
         event = self.replayer.next()
-        if not self.replayer.going and event.action == "segment_map" and event.size == size:
+        if not self.replayer.returning and event.action == "segment_map" and event.size == size:
             return True
         if not self.replayer.refuse():
             self.replayer.depart(f"{pytorch_size(size)} are mapped")
         return False
 
     def refund(self, size: int) -> None:
-        """The observer tells what went back."""
+        """Do nothing: the observer compares returned segments."""
 
     def reserve(self, size: int) -> int:  # noqa: ARG002 - a range begins where it is mapped first, whatever its size
-        """Where the history maps next, which may be later: a range stays that nothing could be mapped into."""
+        """Return the next address that the history maps, possibly later: an unused range is kept."""
         return self.replayer.next_mapped()
 
     def unreserve(self, address: int) -> int:  # noqa: ARG002 - nothing is kept of ranges
-        """The history has no event for it."""
+        """Do nothing: the history has no event for it."""
         return 0

@@ -1,12 +1,9 @@
 """Segments from the driver and back: a new block for a request, expandable segments, release of cached blocks.
 
-Source: `malloc` and `alloc_block` in c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to 2.15.
-
-Source: `ExpandableSegment`, `find_expandable_block`, `map_block`, `try_allocate_expandable_block`, `unmap_block` and
-`release_expandable_segment` in c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to 2.15.
-
-Source: `release_blocks`, `release_available_cached_blocks` and `garbage_collect_cached_blocks` in
-c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to 2.15.
+Source: `malloc`, `alloc_block`, `ExpandableSegment`, `find_expandable_block`, `map_block`,
+`try_allocate_expandable_block`, `unmap_block`, `release_expandable_segment`, `release_blocks`,
+`release_available_cached_blocks` and `garbage_collect_cached_blocks` in c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to
+2.15.
 """
 
 from __future__ import annotations
@@ -28,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExpandableSegment:
-    """A range of addresses.
+    """A range of addresses, of which pages are mapped as they are needed.
 
     Attributes:
-        address: Where it begins.
-        size: Its bytes, whether mapped or not.
-        page: Bytes that are mapped and unmapped at a time.
+        address: Its first address.
+        size: Its bytes, mapped or not.
+        page: Bytes of a page.
     """
 
     address: int
@@ -41,19 +38,19 @@ class ExpandableSegment:
     page: int
 
     def page_above(self, address: int) -> int:
-        """Where the first page begins that begins not before an address."""
+        """Return the address of the first page at or above an address."""
         return self.address - (self.address - address) // self.page * self.page
 
     def page_below(self, address: int) -> int:
-        """Where the page begins that an address is in."""
+        """Return the address of the page that contains an address."""
         return self.address + (address - self.address) // self.page * self.page
 
 
 def grow_expandable(heap: Heap, request: Request) -> Block | None:
-    """Map pages until a block is large enough; None where memory is out, and what was mapped stays.
+    """Map pages until a block is large enough; None where memory is out, and the mapped pages stay.
 
     Returns:
-        The block, in no pool; it may be larger than what is needed.
+        The block, in no pool; it may be larger than requested.
     """
     size = request.size
     block = _find_growable(heap, request)
@@ -73,7 +70,7 @@ def grow_expandable(heap: Heap, request: Request) -> Block | None:
 
 
 def unmap_pages(heap: Heap, block: Block) -> None:
-    """Unmap the whole pages of a free block, of which there are some, and let go of a segment that has none left."""
+    """Unmap the whole pages of a free block that has some, and release a segment without mapped pages."""
     segment, pool = block.segment, block.pool
     if segment is None:
         raise AssertionError("a block without pages to unmap")
@@ -90,12 +87,12 @@ def unmap_pages(heap: Heap, block: Block) -> None:
 
 
 def whole_pages(block: Block, segment: ExpandableSegment) -> tuple[int, int]:
-    """Where the pages begin and end that lie wholly within a block; the end is not after the beginning without any."""
+    """Return start and end of the pages that lie wholly within a block; empty where it has none."""
     return segment.page_above(block.address), segment.page_below(block.address + block.size)
 
 
 def _find_growable(heap: Heap, request: Request) -> Block | None:
-    """The lowest free or unmapped block that has enough of such blocks after it; a new segment where there is none."""
+    """Return the lowest free or unmapped block followed by enough such blocks, or that of a new segment."""
     for unmapped in request.pool.unmapped.get(request.stream, ()):
         before = unmapped.before
         block = before if before is not None and before.state == FREE else unmapped
@@ -112,7 +109,7 @@ def _has_room(block: Block | None, size: int) -> bool:
 
 
 def _reserve_segment(heap: Heap, request: Request) -> Block | None:
-    """Addresses for more than the card has, so that pages can move to the end; None where they are of no use."""
+    """Reserve addresses for more than the card has, so that pages can move; None where they cannot suffice."""
     pool, total = request.pool, heap.memory.total_bytes
     page = SMALL_SEGMENT if pool.small else heap.settings.large_segment
     size = -(-(total + total // 8) // page) * page
@@ -126,7 +123,7 @@ def _reserve_segment(heap: Heap, request: Request) -> Block | None:
 
 
 def _map_pages(heap: Heap, block: Block, size: int) -> bool:
-    """Map the pages at the beginning of an unmapped block; the block becomes free and joins its neighbours."""
+    """Map pages at the start of an unmapped block, which becomes free and merges with its neighbours."""
     segment = block.segment
     if segment is None:
         raise AssertionError("a block without addresses to map")
@@ -157,7 +154,7 @@ def _count_mapped(heap: Heap, pool: Pool, start: int, size: int) -> None:
 
 
 def _split_off_rests(block: Block, start: int, end: int) -> None:
-    """Make blocks of their own of what a free block has before and after its whole pages."""
+    """Make separate blocks of the parts of a free block before and after its whole pages."""
     pool, stop = block.pool, block.address + block.size
     if end < stop:
         after = block.other_part(end, stop - end)
@@ -183,10 +180,10 @@ def _count_unmapped(heap: Heap, pool: Pool, start: int, size: int) -> None:
 
 
 def releasable(heap: Heap) -> dict[tuple[SegmentAction, int, int], Callable[[], None]]:
-    """What could be given back: every segment that is one free block, and every free page of expandable segments.
+    """Find the segments that are one free block, and the free pages of expandable segments.
 
     Returns:
-        What gives it back, by action, address and bytes as the memory history would have them.
+        Functions that return them, by action, address and bytes as in the memory history.
     """
     found: dict[tuple[SegmentAction, int, int], Callable[[], None]] = {}
     for block in (block for pool in (heap.large, heap.small) for block in pool.in_order()):
@@ -200,13 +197,13 @@ def releasable(heap: Heap) -> dict[tuple[SegmentAction, int, int], Callable[[], 
 
 
 def release_all(heap: Heap) -> None:
-    """Give back all that can be."""
+    """Return all cached memory to the driver."""
     for release in releasable(heap).values():
         release()
 
 
 def release_enough(heap: Heap, request: Request) -> bool:
-    """Give back blocks that are too large to be split, as many as a request needs; whether they are enough."""
+    """Return blocks too large to be split, as many as a request needs; True if they are enough."""
     largest_split = heap.settings.largest_split
     if largest_split == NO_LIMIT:
         return False
@@ -232,7 +229,7 @@ def _release_until(heap: Heap, blocks: list[Block], wanted: int) -> bool:
 
 
 def collect_garbage(heap: Heap) -> None:
-    """Give back large blocks that were not used for long, until little enough is held."""
+    """Return large blocks that were not used for long, until few enough bytes are held."""
     threshold = int(heap.settings.collection_threshold * (heap.limit or 0))
     wanted = heap.held_bytes - threshold
     whole = [block for block in heap.large.in_order() if not block.is_part]
@@ -254,14 +251,14 @@ def _age(block: Block) -> int:
 
 
 def allocate_block(heap: Heap, request: Request, release_everything: Callable[[], None]) -> Block:
-    """Get a block that a request fits into.
+    """Allocate a block for a request from the driver, after returning cached memory if need be.
 
     Free blocks are not searched again after some were given back, as in PyTorch.
 
     Args:
         heap: The allocator's state.
-        request: What no free block could serve.
-        release_everything: Waits for all streams and gives back all that can be.
+        request: The request.
+        release_everything: Waits for all streams and returns all cached memory.
 
     Raises:
         AllocationError: Memory is out.
@@ -282,7 +279,7 @@ def allocate_block(heap: Heap, request: Request, release_everything: Callable[[]
 
 
 def _ask_driver(heap: Heap, request: Request) -> Block | None:
-    """A new block, in no pool; None where the driver has none, or the limit allows none."""
+    """Allocate a block, in no pool; None where the driver has no memory, or the limit is reached."""
     if heap.limit is not None and heap.held_bytes + request.segment_size > heap.limit:
         return None
     _reject_early(heap, request)
@@ -293,7 +290,7 @@ def _ask_driver(heap: Heap, request: Request) -> Block | None:
 
 
 def _reject_early(heap: Heap, request: Request) -> None:
-    """Turn away what would go beyond the fraction that the settings name, whichever was set later."""
+    """Reject a request beyond the fraction of the settings, whatever fraction was set later."""
     allowed = heap.settings.memory_fraction * heap.card_bytes
     if heap.settings.rejects_early and heap.held_bytes + request.segment_size > allowed:
         heap.statistics.rejections += 1

@@ -1,11 +1,9 @@
-"""The allocator's settings, the sizes of its segments, and the rules that differ between versions of PyTorch.
+"""The allocator's settings, its sizes, and the rules that differ between versions of PyTorch.
 
-Source: `get_allocation_size` in c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to 2.15.
+The rules of 2.6 and 2.15 are compared with PyTorch itself; between them only the sources and messages were seen.
 
-Source: c10/cuda/CUDACachingAllocator.cpp, c10/cuda/CUDAAllocatorConfig.cpp and c10/core/AllocatorConfig.cpp. The oldest
-and the newest are held to PyTorch itself, 2.6 and 2.15; between them only the sources and printed messages were seen.
-
-Source: `parseArgs` of c10/cuda/CUDAAllocatorConfig.cpp, and of c10/core/AllocatorConfig.cpp where it moved to.
+Source: `get_allocation_size` in c10/cuda/CUDACachingAllocator.cpp; `parseArgs` of c10/cuda/CUDAAllocatorConfig.cpp, and
+of c10/core/AllocatorConfig.cpp in newer versions; torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 
 LARGE_SEGMENT: Final = 20 * MIB
-"""The same of the large pool, for requests that are not large themselves."""
+"""Bytes that the driver is asked for where the large pool has no block, for requests below `SMALLEST_OWN_SEGMENT`."""
 SMALLEST_OWN_SEGMENT: Final = 10 * MIB
 """Rounded requests from here on have a segment of their own size."""
 SEGMENT_STEP: Final = 2 * MIB
@@ -31,7 +29,7 @@ SEGMENT_STEP: Final = 2 * MIB
 
 
 def segment_size(size: int, large_segment: int = LARGE_SEGMENT) -> int:
-    """Bytes that the driver is asked for where no block is free.
+    """Return the bytes that the driver is asked for where no block is free.
 
     Args:
         size: Bytes of the block, rounded.
@@ -52,20 +50,20 @@ _NEW_PAGE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the allocator of one version does differently from another's.
+    """The differences between the allocator of one version and others.
 
     Attributes:
         variable: Environment variable that the out-of-memory message advises to set.
         page: Page of the documentation that it names.
-        whole_fraction_limits: Whether a memory fraction of 1.0 is a limit at all.
-        rest_of_divisions_begins_late: Whether `>` in `roundup_power2_divisions` leaves the last interval alone.
-        prefers_older_segments: Whether, of free blocks of the same size, the one of the segment that was had first is
-            taken; otherwise the one with the lowest address.
-        knows_address_space: Whether addresses of expandable segments are thought of as something that can run out:
-            nothing is reserved for a request that no segment can hold, and the message is another.
-        reads_card_once: Whether the card's total is looked up at the start and never again.
-        unified_settings: Whether `PYTORCH_ALLOC_CONF` is read, and keys that came with it.
-        counts_rejections: Whether the statistics have what came with `throw_on_cudamalloc_oom`.
+        whole_fraction_limits: Whether a memory fraction of 1.0 is a limit.
+        rest_of_divisions_begins_late: Whether `>` in `roundup_power2_divisions` excludes the last interval.
+        prefers_older_segments: Whether, of free blocks of the same size, that of the oldest segment is taken; otherwise
+            that with the lowest address.
+        knows_address_space: Whether addresses of expandable segments can run out: nothing is reserved for a request
+            larger than any segment, and the message differs.
+        reads_card_once: Whether the card's total is read at the start only.
+        unified_settings: Whether `PYTORCH_ALLOC_CONF` is read, and its keys.
+        counts_rejections: Whether the statistics count requests that `throw_on_cudamalloc_oom` rejects.
     """
 
     variable: str
@@ -109,14 +107,14 @@ _SINCE_2_13: Final = replace(NEWEST, knows_address_space=False)
 _SINCE_2_11: Final = replace(_SINCE_2_13, prefers_older_segments=False, counts_rejections=False)
 _SINCE_2_9: Final = replace(_SINCE_2_11, variable="PYTORCH_ALLOC_CONF", page=_OLD_PAGE)
 _BY_VERSION: Final = (((2, 9), OLDEST), ((2, 11), _SINCE_2_9), ((2, 13), _SINCE_2_11), ((2, 14), _SINCE_2_13))
-"""Rules by the first version that they do not hold for."""
+"""Rules by the first version to which they do not apply."""
 
 
 def rules_of(version: str) -> Rules:
-    """The rules of a version of torch.
+    """Return the rules of a version of torch.
 
     Args:
-        version: As `torch.__version__` gives it, such as `2.15.0+cu132`; what is no version is taken for the newest.
+        version: `torch.__version__`, such as `2.15.0+cu132`; a text that is no version counts as the newest.
     """
     match = re.match(r"(\d+)\.(\d+)", version)
     number = (int(match[1]), int(match[2])) if match else (99, 0)
@@ -128,13 +126,13 @@ _VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the allocator is told.
+    """The allocator's settings.
 
     Attributes:
         largest_split: `max_split_size_mb` in bytes: blocks from here on are not split; `NO_LIMIT` where it is not set.
-        largest_rounding: `max_non_split_rounding_mb` in bytes: what a block that is not split may have to spare.
+        largest_rounding: `max_non_split_rounding_mb` in bytes: the most that an unsplit block may exceed a request.
         large_segment: `large_segment_size_mb` in bytes.
-        divisions: `roundup_power2_divisions` from 1 MiB on; nothing where none are set.
+        divisions: `roundup_power2_divisions` from 1 MiB on; empty where none are set.
         collection_threshold: `garbage_collection_threshold`; 0 for no garbage collection.
         expandable: `expandable_segments`.
         memory_fraction: `per_process_memory_fraction`.
@@ -152,7 +150,7 @@ class Settings:
 
 
 def settings_from_environment(environment: Mapping[str, str], rules: Rules = NEWEST) -> Settings:
-    """The settings that a process with this environment would have.
+    """Return the settings of a process with this environment.
 
     Raises:
         UsageError: PyTorch refuses them.
@@ -168,8 +166,8 @@ def parse_settings(text: str, rules: Rules = NEWEST, *, name: str = _VARIABLES[0
 
     Args:
         text: Keys and values.
-        rules: Those of the version of torch.
-        name: Where the text was had from, for an error.
+        rules: The rules of the version of torch.
+        name: The variable of the text, for an error.
 
     Raises:
         UsageError: PyTorch refuses them.
@@ -182,7 +180,7 @@ def parse_settings(text: str, rules: Rules = NEWEST, *, name: str = _VARIABLES[0
 
 
 class _RefusedSettingsError(Exception):
-    """The text is not what PyTorch reads."""
+    """The text is not valid for PyTorch."""
 
 
 class _Parser:
@@ -191,7 +189,7 @@ class _Parser:
         self.rules = rules
 
     def settings(self) -> Settings:
-        # The size of large segments decides what the others may be, wherever it stands.
+        # The size of large segments limits the others, whatever its position.
         found = Settings()
         for key, value in self.pairs:
             if key == "large_segment_size_mb" and self.rules.unified_settings:
@@ -213,7 +211,7 @@ class _Parser:
 
 
 def _items(text: str) -> list[str]:
-    """What stands between commas outside of brackets."""
+    """Return the parts between commas outside of brackets."""
     return [item for item in re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", re.sub(r"\s", "", text)) if item]
 
 
@@ -311,7 +309,7 @@ def _divisions(value: str, _: Settings, rules: Rules) -> dict[str, Any]:
 def _with_interval(
     divisions: list[int], last: int | None, start: str, count: str, rules: Rules
 ) -> tuple[list[int], int | None]:
-    """The divisions with those of one interval, which the first one gives to all smaller sizes too."""
+    """Return the divisions with those of one interval; the first interval covers all smaller sizes too."""
     value = _power_of_two(count, or_none=True)
     if start == ">":
         begin = (last or 0) + (1 if rules.rest_of_divisions_begins_late else 0)
@@ -342,7 +340,7 @@ _NEW_READERS: Final[dict[str, Callable[[str, Settings, Rules], dict[str, Any]]]]
     "per_process_memory_fraction": _memory_fraction,
     "throw_on_cudamalloc_oom": _rejects_early,
 }
-# What these change is host memory, locks, graphs or addresses.
+# These change host memory, locks, graphs or addresses.
 _IGNORED_KEYS: Final = frozenset(
     {
         "release_lock_on_cudamalloc",

@@ -1,9 +1,9 @@
 """Counters of the allocator, named as `torch.cuda.memory_stats` names them.
 
-What changes with every allocation and free is counted in and counted out, and its peaks are taken only before something
-is counted out: between two allocations nothing shrinks. Peaks of both pools together are no sum of their peaks.
+Allocations and frees have a total in and a total out. Peaks are updated only before something is counted out, since
+nothing shrinks between two allocations. The peak of both pools together is not the sum of their peaks.
 
-Source: `DeviceStats` in c10/core/CachingDeviceAllocator.h and how c10/cuda/CUDACachingAllocator.cpp counts.
+Source: `DeviceStats` in c10/core/CachingDeviceAllocator.h and its use in c10/cuda/CUDACachingAllocator.cpp.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class Stat:
         self.current = self.peak = self.increased = self.decreased = 0
 
     def increase(self, amount: int) -> None:
-        """Count something in."""
+        """Add to the number."""
         self.current += amount
         self.increased += amount
         if self.current > self.peak:  # noqa: PLR1730 - `max` takes three times as long
             self.peak = self.current
 
     def decrease(self, amount: int) -> None:
-        """Count something out."""
+        """Subtract from the number."""
         self.current -= amount
         self.decreased += amount
 
     def as_torch(self) -> dict[str, int]:
-        """As `torch.cuda.memory_stats_as_nested_dict` gives it."""
+        """Return the entry of `torch.cuda.memory_stats_as_nested_dict`."""
         return {
             "current": self.current,
             "peak": self.peak,
@@ -43,16 +43,16 @@ class Stat:
 
 
 class PoolStatistics:
-    """What is counted of one pool.
+    """Counters of one pool.
 
     Attributes:
-        blocks_in: Blocks that were handed out, ever.
-        blocks_out: Blocks that were freed, ever.
-        bytes_in: Bytes of the blocks that were handed out.
-        bytes_out: Bytes of the blocks that were freed.
-        requested_in: Bytes that were asked for.
-        requested_out: Bytes that were asked for, of blocks that can be used again.
-        pending: Blocks that were freed and cannot be used again yet.
+        blocks_in: Blocks allocated.
+        blocks_out: Blocks freed.
+        bytes_in: Bytes of the blocks allocated.
+        bytes_out: Bytes of the blocks freed.
+        requested_in: Bytes requested.
+        requested_out: Bytes requested, of blocks that can be used again.
+        pending: Blocks that are freed and cannot be used again yet.
         pending_bytes: Their bytes.
     """
 
@@ -86,14 +86,14 @@ class PoolStatistics:
         self.inactive_split_bytes = Stat()
 
     def current(self) -> list[int]:
-        """Blocks, active blocks, bytes, active bytes and requested bytes that are in use."""
+        """Return the blocks, active blocks, bytes, active bytes and requested bytes in use."""
         blocks = self.blocks_in - self.blocks_out
         size = self.bytes_in - self.bytes_out
         requested = self.requested_in - self.requested_out
         return [blocks, blocks + self.pending, size, size + self.pending_bytes, requested]
 
     def totals(self) -> list[int]:
-        """What was counted in of the same five, then what was counted out."""
+        """Return the totals in of the same five, then the totals out."""
         blocks_in, bytes_in = self.blocks_in, self.bytes_in
         counted_in = [blocks_in, blocks_in, bytes_in, bytes_in, self.requested_in]
         return [*counted_in, *(total - now for total, now in zip(counted_in, self.current(), strict=True))]
@@ -109,27 +109,27 @@ _STATS = {
 
 
 class Statistics:
-    """What is counted of both pools together, and of the driver's calls.
+    """Counters of both pools together, and of the driver's calls.
 
     Args:
-        small: What is counted of the small pool.
-        large: What is counted of the large pool.
+        small: Counters of the small pool.
+        large: Counters of the large pool.
 
     Attributes:
-        segments: Segments that the driver gave, expandable ones not counted.
-        reserved_bytes: Bytes that the driver gave.
+        segments: Segments from the driver, without expandable ones.
+        reserved_bytes: Bytes from the driver.
         inactive_split: Free blocks whose segment has other blocks.
         inactive_split_bytes: Their bytes.
         oversize_allocations: Blocks that are too large to be split.
         oversize_segments: Segments that are too large to be split.
-        retries: How often everything was given back to try again.
-        ooms: How often that did not help.
-        synchronizations: How often all streams were waited for.
-        driver_allocations: How often the driver gave memory.
-        driver_frees: How often it got memory back.
-        rejections: How often a request was refused before the driver was asked.
-        grown: Whether something was handed out since the peaks were taken.
-        counts_all: Whether all figures are kept; else only allocated and reserved bytes, which takes less time.
+        retries: Times that all cached memory was returned before another try.
+        ooms: Times that this did not suffice.
+        synchronizations: Times that all streams were waited for.
+        driver_allocations: Allocations from the driver.
+        driver_frees: Returns to the driver.
+        rejections: Requests that were rejected before the driver was asked.
+        grown: Whether something was allocated since the peaks were updated.
+        counts_all: Whether all counters are kept; else only allocated and reserved bytes, which is faster.
     """
 
     __slots__ = (
@@ -167,7 +167,7 @@ class Statistics:
         self.synchronizations = self.driver_allocations = self.driver_frees = 0
 
     def settle(self) -> None:
-        """Take the peaks, before something is counted out or somebody asks."""
+        """Update the peaks, before something is counted out or read."""
         if not self.counts_all:
             self._settle_bytes()
             return
@@ -184,7 +184,7 @@ class Statistics:
         self._peaks[2] = max(self._peaks[2], size)
 
     def count_split(self, pool: PoolStatistics, blocks: int, size: int) -> None:
-        """Count free blocks whose segment has other blocks, more of them or fewer, and their bytes."""
+        """Add or subtract free blocks whose segment has other blocks, and their bytes."""
         if not self.counts_all:
             return
         for counted in (pool, self):
@@ -198,16 +198,16 @@ class Statistics:
                 counted.inactive_split_bytes.decrease(-size)
 
     def current(self, index: int) -> int:
-        """One of `PoolStatistics.current` of both pools."""
+        """Return one of the five of `PoolStatistics.current`, of both pools."""
         return self._small.current()[index] + self._large.current()[index]
 
     def peak(self, index: int) -> int:
-        """The most that it was since the last reset."""
+        """Return the peak of one of the five since the last reset."""
         self.settle()
         return self._peaks[index]
 
     def reset_peaks(self) -> None:
-        """As `torch.cuda.reset_peak_memory_stats`."""
+        """Reset peaks as `torch.cuda.reset_peak_memory_stats` does."""
         self.grown = False
         self._small.peaks, self._large.peaks = self._small.current(), self._large.current()
         self._peaks = [*map(sum, zip(self._small.peaks, self._large.peaks, strict=True))]
@@ -215,7 +215,7 @@ class Statistics:
             stat.peak = stat.current
 
     def reset_totals(self) -> None:
-        """As `torch.cuda.reset_accumulated_memory_stats`."""
+        """Reset totals as `torch.cuda.reset_accumulated_memory_stats` does."""
         self._small.base, self._large.base = self._small.totals(), self._large.totals()
         for stat in self._all_stats():
             stat.increased = stat.decreased = 0
@@ -223,7 +223,7 @@ class Statistics:
         self.synchronizations = self.driver_allocations = self.driver_frees = 0
 
     def as_torch(self) -> dict[str, Any]:
-        """As `torch.cuda.memory_stats_as_nested_dict` gives it, but for what is no count."""
+        """Return the counters of `torch.cuda.memory_stats_as_nested_dict`."""
         self.settle()
         kinds = {"all": self, "small_pool": self._small, "large_pool": self._large}
         return {

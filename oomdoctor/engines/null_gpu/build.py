@@ -1,7 +1,7 @@
 """Compile the null GPU once for each torch build, into the user's cache directory.
 
-A build is finished in a directory of its own beside the final one and renamed, so what has the final name is complete.
-The key of a build covers everything that it is made of, so a finished one is found by a few `stat` calls.
+A build is made in a directory beside the final one and renamed, so a directory of the final name is complete. The key
+of a build covers all its inputs, so a finished one is found by a few `stat` calls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import shutil
 import subprocess  # the compiler
 import tempfile
 from contextlib import contextmanager
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,19 +28,21 @@ if TYPE_CHECKING:
 
 
 LIBRARY = "libcuda.so.1"
+# By path: `importlib.resources` takes longer to import than the sources to read.
+_SOURCE = Path(__file__).with_name("source")
 SERVED_CUDA_MAJORS = (12, 13)
 _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-std=gnu11", "-O1", "-w", "-fPIC", "-fvisibility=hidden", "-pthread")
 # Thousands of functions of one line each: optimising them would take most of the time and gain nothing.
 _STUB_FLAGS = ("-O0", "-fno-asynchronous-unwind-tables")
 _DETAIL_LINES = 15
-# Used where a library was not installed from a wheel and so does not tell its version.
-_CUDNN_OTHERWISE = 91000
-_NCCL_OTHERWISE = 22105
+# For libraries that were not installed from a wheel, so that their version is not known.
+_DEFAULT_CUDNN = 91000
+_DEFAULT_NCCL = 22105
 
 
 def build_library(build: TorchBuild, base: Mapping[str, str]) -> Path:
-    """Compile the null GPU for a torch build, or find it compiled.
+    """Compile the null GPU for a torch build, unless it is compiled already.
 
     Args:
         build: The torch that will run on it.
@@ -105,17 +106,13 @@ def _key(build: TorchBuild, compiler: list[str]) -> str:
 
 
 def _own_sources() -> Iterator[tuple[str, bytes]]:
-    """The C sources and the Python that generates and compiles."""
-    package = files(__package__)
-    for entry in (
-        *package.joinpath("source").iterdir(),
-        *(package / name for name in ("build.py", "elf.py", "stubs.py")),
-    ):
-        yield entry.name, entry.read_bytes()
+    """Yield name and content of the C sources and of the Python that generates and compiles."""
+    for path in (*_SOURCE.iterdir(), *(_SOURCE.with_name(name) for name in ("build.py", "elf.py", "stubs.py"))):
+        yield path.name, path.read_bytes()
 
 
 def _versions(build: TorchBuild) -> dict[str, int]:
-    """Version numbers to answer with, as the libraries themselves would give them."""
+    """Return the version numbers that the libraries report."""
     major, minor = (int(part) for part in f"{build.cuda}.0".split(".")[:2])
     cuda = 1000 * major + 10 * minor
     cudnn = _wheel_version(build, "cudnn")
@@ -123,9 +120,9 @@ def _versions(build: TorchBuild) -> dict[str, int]:
     nccl = _wheel_version(build, "nccl")
     return {
         "NULL_CUDA_VERSION": cuda,
-        "NULL_CUDNN_VERSION": cudnn[0] * 10000 + cudnn[1] * 100 + cudnn[2] if cudnn else _CUDNN_OTHERWISE,
+        "NULL_CUDNN_VERSION": cudnn[0] * 10000 + cudnn[1] * 100 + cudnn[2] if cudnn else _DEFAULT_CUDNN,
         "NULL_CUBLAS_VERSION": cublas[0] * 10000 + cublas[1] * 100 + cublas[2] if cublas else 10 * cuda,
-        "NULL_NCCL_VERSION": nccl[0] * 10000 + nccl[1] * 100 + nccl[2] if nccl else _NCCL_OTHERWISE,
+        "NULL_NCCL_VERSION": nccl[0] * 10000 + nccl[1] * 100 + nccl[2] if nccl else _DEFAULT_NCCL,
     }
 
 
@@ -140,7 +137,7 @@ def _wheel_version(build: TorchBuild, library: str) -> tuple[int, int, int] | No
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """One build at a time; the lock goes with its process, however that ends."""
+    """Hold a lock file, so that one process builds; the lock ends with its process."""
     with path.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -164,9 +161,8 @@ def _build_into(directory: Path, build: TorchBuild, compiler: list[str]) -> None
     names.mkdir(parents=True)
     (work / "stubs.c").write_text(stub_source(libraries.functions), encoding="utf-8")
     macros = [f"-D{name}={value}" for name, value in _versions(build).items()]
-    with as_file(files(__package__) / "source") as source:
-        sources = [*sorted(source.glob("*.c")), work / "stubs.c"]
-        objects = _compile_all(compiler, [*_FLAGS, *macros, f"-I{source}"], sources, work)
+    sources = [*sorted(_SOURCE.glob("*.c")), work / "stubs.c"]
+    objects = _compile_all(compiler, [*_FLAGS, *macros, f"-I{_SOURCE}"], sources, work)
     _link(compiler, directory / LIBRARY, objects, libraries, names)
     for soname in libraries.sonames:
         if soname != LIBRARY:
@@ -223,7 +219,7 @@ def _start(command: list[str]) -> subprocess.Popen[str]:
 
 
 def _finish(process: subprocess.Popen[str]) -> str | None:
-    """Wait, and give the output if it failed."""
+    """Wait, and return the output if the process failed."""
     output, _ = process.communicate()
     return output if process.returncode else None
 

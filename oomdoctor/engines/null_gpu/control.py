@@ -27,17 +27,17 @@ def _library() -> ctypes.CDLL:
 
 
 def is_null_gpu() -> bool:
-    """Whether this process runs on a null GPU. Where it does not, all but `reads` raise AttributeError."""
+    """Return whether this process runs on a null GPU. Where it does not, all but `reads` raise AttributeError."""
     return hasattr(ctypes.CDLL(None), _UNKNOWN_CALLS)
 
 
 def capacity_bytes() -> int:
-    """Bytes that PyTorch may take from the device."""
+    """Return the bytes that PyTorch may take from the device."""
     return int(_library().oomdoctor_null_capacity())
 
 
 def set_capacity_bytes(capacity: int) -> None:
-    """Change what PyTorch may take; what is allocated stays, even where it is more than that.
+    """Set the bytes that PyTorch may take; existing allocations stay, even where they exceed them.
 
     The device's total becomes the capacity plus the context's share. `torch.cuda.mem_get_info` follows at once;
     `torch.cuda.get_device_properties` answers with what it was when PyTorch first asked.
@@ -46,32 +46,32 @@ def set_capacity_bytes(capacity: int) -> None:
 
 
 def used_bytes() -> int:
-    """Bytes taken from the device, in whole pages of 2 MiB, by whatever library."""
+    """Return the bytes allocated on the device by all libraries, in whole pages of 2 MiB."""
     return int(_library().oomdoctor_null_used())
 
 
 def peak_used_bytes() -> int:
-    """Most bytes that were ever taken from the device at one time."""
+    """Return the most bytes that were allocated on the device at one time."""
     return int(_library().oomdoctor_null_peak_used())
 
 
 def reads() -> int:
-    """How often data was copied from a null GPU to the host, each time zeros; 0 where there is no null GPU."""
+    """Return how often zeros were copied from a null GPU to the host; 0 where there is no null GPU."""
     return int(_library().oomdoctor_null_reads()) if is_null_gpu() else 0
 
 
 def note_files(descriptor: int) -> None:
-    """From now on append the path of each file that is opened to read, native code's too, each with a zero byte.
+    """Append from now on the path of each file that is opened to read, also by native code, each with a zero byte.
 
     Args:
-        descriptor: Where to append; it must be open for appending, so that forks can share it.
+        descriptor: File descriptor, open for appending, so that forks can share it.
     """
     _library().oomdoctor_null_note_files(descriptor)
 
 
 def unknown_calls() -> tuple[str, ...]:
-    """Names of the functions that were called and are not served, in the order of their first call."""
-    room = int(_library().oomdoctor_null_unknown_calls(None, 0)) + 1
-    buffer = ctypes.create_string_buffer(room)
-    _library().oomdoctor_null_unknown_calls(buffer, room)
+    """Return the names of functions that were called and are not served, in the order of their first call."""
+    size = int(_library().oomdoctor_null_unknown_calls(None, 0)) + 1
+    buffer = ctypes.create_string_buffer(size)
+    _library().oomdoctor_null_unknown_calls(buffer, size)
     return tuple(buffer.value.decode().splitlines())

@@ -29,12 +29,12 @@ _SHN_UNDEF = 0
 
 @dataclass(frozen=True, slots=True)
 class SharedLibrary:
-    """The dynamic side of one shared library.
+    """The dynamic section and symbols of a shared library.
 
     Attributes:
         needed: Sonames of the libraries that it loads.
-        search_path: Directories where it looks for them, with `$ORIGIN` replaced.
-        undefined: Symbols that it expects others to define.
+        search_path: Directories in which they are searched, with `$ORIGIN` replaced.
+        undefined: Symbols that it imports.
         defined: Symbols that it defines.
     """
 
@@ -76,7 +76,7 @@ def _sections(data: mmap.mmap) -> list[_Section]:
 
 
 def _of_kind(data: mmap.mmap, sections: list[_Section], kind: int) -> Iterator[tuple[bytes, bytes]]:
-    """The content of each section of a kind, with that of the string table that it names."""
+    """Yield the content of each section of a kind, with that of its string table."""
     for section in sections:
         if section.kind == kind:
             strings = sections[section.link]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.torch_build import TorchBuild
 
 
-# The dynamic linker takes LD_PRELOAD apart at these.
+# The dynamic linker splits LD_PRELOAD at these.
 _SEPARATORS = (" ", ":", "\t", "\n")
 # cuDNN's newer interface takes whole graphs of operations, which the null GPU does not read.
 _PYTORCH_CHOICES = {
@@ -29,23 +29,22 @@ _PYTORCH_CHOICES = {
     "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
 }
 _TOTAL_BYTES = "OOMDOCTOR_NULL_TOTAL_BYTES"
-# What would choose among real GPUs; the null GPU is device 0 and the only one.
+# Variables that choose among real GPUs; the null GPU is device 0 and the only one.
 _DROPPED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
 def environment(card: Card, build: TorchBuild, base: Mapping[str, str]) -> dict[str, str]:
-    """Build the null GPU if needed and return the environment for a process that shall see it as `card`.
+    """Build the null GPU if needed, and return the environment of a process that sees it as `card`.
 
-    The processes that such a process starts inherit it, so data loaders and launchers see the card too; each process
-    has an account of its own.
+    Child processes inherit it, so data loaders and launchers see the card too; each process has memory of its own.
 
     Args:
-        card: What the null GPU looks like.
+        card: The card of the null GPU.
         build: The torch that the process will import.
-        base: Environment to start from; what it has in `LD_PRELOAD` and `LD_LIBRARY_PATH` is kept.
+        base: Environment to start from; its `LD_PRELOAD` and `LD_LIBRARY_PATH` are kept.
 
     Raises:
-        NoAnswerError: The null GPU cannot be had here; the message says why and the hint what to do.
+        NoAnswerError: The null GPU cannot run here; the message says why and the hint what to do.
     """
     _check_served(build)
     directory = build_library(build, base)
@@ -59,10 +58,10 @@ def environment(card: Card, build: TorchBuild, base: Mapping[str, str]) -> dict[
 
 
 def with_total_bytes(environment: Mapping[str, str], total_bytes: int) -> dict[str, str]:
-    """The same environment with a card that is the same but for its memory.
+    """Return the environment with another total memory of the card.
 
     Args:
-        environment: As `environment` returned it.
+        environment: An environment that `environment` returned.
         total_bytes: Memory of the card.
     """
     return {**environment, _TOTAL_BYTES: str(total_bytes)}

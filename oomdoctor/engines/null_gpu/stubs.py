@@ -1,7 +1,7 @@
 """The names and functions of torch's CUDA libraries, and a stub that reports itself for each function.
 
-A stub is a weak symbol: where the C sources serve the function, theirs replaces it when the library is linked. So the
-sources alone say what is served, and nothing that torch or another program may call is left out.
+A stub is a weak symbol: where the C sources define the function, the linker takes theirs. So the sources alone decide
+which functions are served, and no function that torch or another program may call is missing.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from oomdoctor.engines.torch_build import TorchBuild
 
 
-# Libraries whose place the null GPU takes, by soname.
-_TAKEN = re.compile(
+# Libraries that the null GPU replaces, by soname.
+_REPLACED = re.compile(
     r"lib(cudart|cublas|cublasLt|cudnn|cufft|cufile|cupti|curand|cusolver|cusparse|cusparseLt|nccl|nvrtc|nvshmem_host)\.so\."
 )
-# Of these only what torch itself asks for gets a stub: they offer much and nobody else calls them.
-_ASKED_BY_TORCH_ALONE = ("libnvshmem",)
-_ALWAYS_TAKEN = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
+# Of these only the functions that torch calls get a stub: they export many, and no other program calls them.
+_CALLED_BY_TORCH_ONLY = ("libnvshmem",)
+_ALWAYS_REPLACED = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
 
-# First letters of a function's name, and what its library answers when it does not support a call. The longest match
-# counts. cuRAND and NVRTC have no such code, so theirs is the one for an internal error.
+# Prefix of a function's name, and its library's error code for an unsupported call. The longest match counts. cuRAND
+# and NVRTC have no such code, so theirs is that of an internal error.
 _NOT_SUPPORTED = {
     "cuda": 801,  # cudaErrorNotSupported
     "__cuda": 801,
@@ -55,7 +55,7 @@ _GIVES_TEXT = re.compile(
 )
 _MANGLED_NVSHMEM = re.compile(r"_Z\w*nvshmem")
 
-# Headers that name functions which are looked up at run time, and so are in no symbol table.
+# Headers name the functions that are looked up at run time, which are in no symbol table.
 _RUN_TIME_NAME = re.compile(r"(?:\bCUDAAPI\s+|_\()(cu[A-Z]\w+|nvml[A-Z]\w+)\s*[(,)]")
 _RUN_TIME_VERSION = re.compile(r"^\s*#define\s+cu[A-Z]\w+\s+(cu[A-Z]\w+_v\d+)\s*$", re.MULTILINE)
 
@@ -65,8 +65,8 @@ class CudaLibraries:
     """The CUDA libraries that a torch build loads.
 
     Attributes:
-        sonames: What they are called; the null GPU takes these names.
-        functions: Every function that torch asks of them or that they offer.
+        sonames: Their names, which the null GPU takes.
+        functions: Every function that torch needs of them or that they export.
     """
 
     sonames: tuple[str, ...]
@@ -74,22 +74,22 @@ class CudaLibraries:
 
 
 def read_cuda_libraries(build: TorchBuild) -> CudaLibraries:
-    """Find what `build` asks of CUDA, and everything that the CUDA libraries beside it offer.
+    """Find the CUDA functions that `build` needs, and all that the CUDA libraries beside it export.
 
     Raises:
         OSError: A library of torch cannot be read.
     """
     own = [read_shared_library(path) for path in sorted(build.library_directory.glob("lib*.so"))]
-    sonames = sorted({soname for library in own for soname in library.needed if _TAKEN.match(soname)})
+    sonames = sorted({soname for library in own for soname in library.needed if _REPLACED.match(soname)})
     names: set[str] = set()
     for library in own:
         names |= library.undefined
     for path in _installed(sonames, own):
-        if not path.name.startswith(_ASKED_BY_TORCH_ALONE):
+        if not path.name.startswith(_CALLED_BY_TORCH_ONLY):
             names |= read_shared_library(path).defined
     names |= set(_named_in_headers(build))
     functions = sorted(name for name in names if answer_of(name) is not None)
-    return CudaLibraries((*_ALWAYS_TAKEN, *sonames), tuple(functions))
+    return CudaLibraries((*_ALWAYS_REPLACED, *sonames), tuple(functions))
 
 
 def _installed(sonames: Iterable[str], own: Iterable[SharedLibrary]) -> Iterator[Path]:
@@ -112,7 +112,7 @@ def _named_in_headers(build: TorchBuild) -> Iterator[str]:
 
 
 def answer_of(name: str) -> int | None:
-    """What a call of `name` is answered with when it is not served; None where `name` is no CUDA function."""
+    """Return the error code with which an unserved function answers; None where `name` is no CUDA function."""
     if _MANGLED_NVSHMEM.match(name):
         return _NOT_SUPPORTED["nvshmem"]
     if not _IDENTIFIER.fullmatch(name):
@@ -124,7 +124,7 @@ def answer_of(name: str) -> int | None:
 
 
 def stub_source(functions: Iterable[str]) -> str:
-    """The C source of one weak stub a function."""
+    """Return the C source of one weak stub for each function."""
     return "\n".join(['#include "null_gpu.h"', "#define STUB SERVED __attribute__((weak))", *map(_stub, functions), ""])
 
 

@@ -1,8 +1,8 @@
 """Stubs for modules of PyTorch's compiler, which plain training imports without running the compiler.
 
-Optimizers and checkpoints import `torch._dynamo`, 900 modules, to tell it to leave them alone; functions that say what
-shape a result has import SymPy and `symbolic_shapes`, to ask about shapes that are no numbers. Each takes longer than a
-whole trace. Whatever asks for more than is here gets the real module.
+Optimizers and checkpoints import `torch._dynamo`, 900 modules, to exclude themselves from compilation; functions that
+compute shapes import SymPy and `symbolic_shapes`, to ask about symbolic shapes. Each import takes longer than a whole
+trace. Other attributes than those here come from the real module.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 def stub_compiler_modules(patches: Patches) -> None:
-    """Put the stand-ins where nobody has imported the real modules yet."""
+    """Install the stubs of modules that are not imported yet."""
     finder = _SubmoduleFinder()
     sys.meta_path.insert(0, finder)
     patches.callback(sys.meta_path.remove, finder)
     for name, attributes in _ATTRIBUTES.items():
         if name not in sys.modules:
-            finder.stand_ins[name] = stand_in = _ModuleStub(name, attributes)
-            sys.modules[name] = stand_in
-            patches.callback(stand_in.leave)
+            finder.stubs[name] = stub = _ModuleStub(name, attributes)
+            sys.modules[name] = stub
+            patches.callback(stub.leave)
 
 
 def defer_dynamo() -> None:
@@ -57,15 +57,15 @@ def defer_dynamo() -> None:
     finder = _SubmoduleFinder()
     sys.meta_path.insert(0, finder)
     stub = _ModuleStub(_DYNAMO, {"disable": disable, "graph_break": lambda *_, **__: None}, forget)
-    finder.stand_ins[_DYNAMO] = sys.modules[_DYNAMO] = stub
+    finder.stubs[_DYNAMO] = sys.modules[_DYNAMO] = stub
 
 
 class _NeverRaisedError(Exception):
-    """What is raised where a shape is no number."""
+    """The exception for shapes that are no numbers."""
 
 
 class _NoSymbol:
-    """What no number is an instance of."""
+    """A class without instances."""
 
 
 def _identity_decorator(function: Callable[..., Any] | None = None, *_: object, **__: object) -> Any:  # noqa: ANN401
@@ -110,7 +110,7 @@ _ATTRIBUTES: Final[dict[str, dict[str, Any]]] = {
         "GuardOnDataDependentSymNode": _NeverRaisedError,
     },
 }
-"""What each is asked for where shapes are numbers, as they are here."""
+"""The attributes of each that are used where shapes are numbers, as they are here."""
 
 
 class _ModuleStub(ModuleType):
@@ -128,7 +128,7 @@ class _ModuleStub(ModuleType):
         return getattr(self.real(), name)
 
     def leave(self) -> None:
-        """Make place for the real module."""
+        """Remove the stub, so that the real module can be imported."""
         if sys.modules.get(self.__name__) is self:
             self._on_leave()
             del sys.modules[self.__name__]
@@ -137,43 +137,43 @@ class _ModuleStub(ModuleType):
                 delattr(sys.modules[parent], child)
 
     def real(self) -> ModuleType:
-        """The real module."""
+        """Import and return the real module."""
         self.leave()
         return import_module(self.__name__)
 
 
 class _SubmoduleFinder:
-    """Imports a real module before a part of it.
+    """Import a real module before one of its submodules.
 
     Attributes:
-        stand_ins: The stand-ins by name.
+        stubs: The stubs by name.
     """
 
     def __init__(self) -> None:
-        self.stand_ins: dict[str, _ModuleStub] = {}
+        self.stubs: dict[str, _ModuleStub] = {}
 
     def find_spec(self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> ModuleSpec | None:
-        """Say that a part of it is what the real module's import made."""
+        """Return the spec of the submodule that the real module's import made."""
         parent = name.rpartition(".")[0]
-        while parent and parent not in self.stand_ins:
+        while parent and parent not in self.stubs:
             parent = parent.rpartition(".")[0]
-        if not parent or sys.modules.get(parent) is not self.stand_ins[parent]:
+        if not parent or sys.modules.get(parent) is not self.stubs[parent]:
             return None
-        self.stand_ins[parent].real()
+        self.stubs[parent].real()
         return ModuleSpec(name, _ImportedModuleLoader(import_module(name)))
 
 
 class _ImportedModuleLoader(Loader):
-    """A loader of a module that is there."""
+    """A loader of a module that is imported already."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
         self._spec = module.__spec__
 
     def create_module(self, _: ModuleSpec) -> ModuleType:
-        """The module."""
+        """Return the module."""
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to do but to give the module its own spec back."""
+        """Restore the module's own spec."""
         module.__spec__ = self._spec

@@ -1,7 +1,7 @@
 """Answers of `torch.cuda` about the emulated device.
 
-Most of `torch.cuda` is PyTorch's own Python and asks a C++ module, which CPU builds have without its CUDA part: that
-part is answered here. So is what would start CUDA first.
+Most of `torch.cuda` is PyTorch's own Python and calls a C++ module, which CPU builds have without its CUDA part. That
+part is answered here, and so are the functions that would start CUDA first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LEAST_FOR_BF16: Final = (8, 0)
 
 
 def patch_cuda_api(patches: Patches, device: EmulatedDevice) -> None:
-    """Have `torch.cuda`, `torch.accelerator` and `torch.backends.cudnn` answer for the device."""
+    """Patch `torch.cuda`, `torch.accelerator` and `torch.backends.cudnn` to answer for the device."""
     for name, answer in {**_c_answers(device), **_accelerator_answers(device)}.items():
         patches.set(c_module(), name, answer)
     answers = _python_answers(device)
@@ -48,7 +48,7 @@ def patch_cuda_api(patches: Patches, device: EmulatedDevice) -> None:
 
 
 def _python_answers(device: EmulatedDevice) -> dict[str, Any]:
-    """What would otherwise start CUDA, or ask a driver."""
+    """Return answers for functions that would otherwise start CUDA, or ask a driver."""
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -86,7 +86,7 @@ def _python_answers(device: EmulatedDevice) -> dict[str, Any]:
 
 
 def _c_answers(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
-    """The part of the C++ module that CPU builds lack."""
+    """Return answers for the functions of the C++ module that CPU builds lack."""
     allocator = device.allocator
     return {
         "_cuda_getDeviceCount": lambda: 1,
@@ -107,7 +107,7 @@ def _c_answers(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
 
 
 def _accelerator_answers(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
-    """What `torch.accelerator` asks, which optimizers use since torch 2.10."""
+    """Return answers for the C++ side of `torch.accelerator`, which optimizers use since torch 2.10."""
     allocator = device.allocator
     return {
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
@@ -127,13 +127,13 @@ def _accelerator_answers(device: EmulatedDevice) -> dict[str, Callable[..., Any]
 
 
 def _set_stream(stream: Stream) -> None:
-    """Allow the default stream alone: memory is kept apart by stream, and autograd goes back to that of the forward."""
+    """Accept the default stream only: memory is separate by stream, and a backward uses the stream of the forward."""
     if stream is not _STREAM:
         raise untraceable("a stream of the program's own")
 
 
 class Stream:
-    """A stream; what is put on it has happened at once."""
+    """A stream on which all work is done when it is queued."""
 
     cuda_stream = 0
     stream_id = 0
@@ -149,69 +149,69 @@ class Stream:
     def __exit__(self, *_: object) -> None: ...
 
     def is_capturing(self) -> bool:
-        """No."""
+        """Return False: CUDA graphs are not emulated."""
         return False
 
     def query(self) -> bool:
-        """Whether all is done."""
+        """Return True: all work is done."""
         return True
 
     def synchronize(self) -> None:
-        """Wait for nothing."""
+        """Return at once."""
 
     def wait_stream(self, _: object) -> None:
-        """Wait for nothing."""
+        """Return at once."""
 
     def wait_event(self, _: object) -> None:
-        """Wait for nothing."""
+        """Return at once."""
 
     def record_event(self, event: Event | None = None) -> Event:
-        """An event that has happened."""
+        """Return an event that has happened."""
         return event or Event()
 
 
 class Event:
-    """An event that has happened, at no time."""
+    """An event that has happened."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
     def query(self) -> bool:
-        """Whether it has happened."""
+        """Return True: it has happened."""
         return True
 
     def record(self, *_: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def wait(self, *_: object) -> None:
-        """Wait for nothing."""
+        """Return at once."""
 
     def synchronize(self) -> None:
-        """Wait for nothing."""
+        """Return at once."""
 
     def elapsed_time(self, _: object) -> float:
-        """Milliseconds, of which there are none."""
+        """Return 0 milliseconds."""
         return 0.0
 
 
 class Generator:
-    """The random number generator of a device that draws no numbers."""
+    """The device's random number generator, which draws no numbers."""
 
     def get_state(self) -> torch.Tensor:
-        """As many bytes as CUDA's."""
+        """Return a state of as many bytes as CUDA's."""
         return torch.zeros(16, dtype=torch.uint8)
 
     def set_state(self, _: torch.Tensor) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def manual_seed(self, _: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def seed(self) -> int:
-        """Zero."""
+        """Return 0."""
         return 0
 
     def initial_seed(self) -> int:
-        """Zero."""
+        """Return 0."""
         return 0
 
 
@@ -219,7 +219,7 @@ class HostGenerator(torch.Generator):
     """A generator of the host in place of the device's: no kernel asks it for numbers."""
 
     def __new__(cls, device: object = "cpu") -> Self:
-        """Whatever the device, the host's."""
+        """Make a generator of the host, whatever the device."""
         del device
         return super().__new__(cls)
 
@@ -228,9 +228,9 @@ _STREAM: Final = Stream()
 
 
 def _card_answer(device: EmulatedDevice, what: str, answer: Callable[[Card], Any]) -> Any:  # noqa: ANN401 - as PyTorch has it
-    """What the card answers; the journal has that somebody asked."""
-    if device.journal is not None:
-        device.journal.asked(what, answer)
+    """Return the card's answer, and record the question in the trace."""
+    if device.op_trace is not None:
+        device.op_trace.asked(what, answer)
     return answer(device.card)
 
 
@@ -256,7 +256,7 @@ def _properties(card: Card) -> SimpleNamespace:
 
 
 def _patch_foreach_grouping(patches: Patches) -> None:
-    """Optimizers and `clip_grad_norm_` sort tensors by device in C++, and look at the device's name."""
+    """Replace the device in the groups of tensors that C++ makes for optimizers and `clip_grad_norm_`."""
     group = foreach_grouping()
 
     def grouped(*args: Any, **kwargs: Any) -> dict[tuple[torch.device | None, torch.dtype | None], Any]:  # noqa: ANN401

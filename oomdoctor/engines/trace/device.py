@@ -26,36 +26,36 @@ STREAM: Final = 0
 
 
 class EmulatedDevice:
-    """One GPU that is only counted.
+    """A GPU whose memory is counted and whose kernels do not run.
 
     Args:
-        card: What it looks like.
-        settings: What its allocator is told.
-        rules: What the allocator's version does differently from others.
+        card: The card that is emulated.
+        settings: Settings of the allocator.
+        rules: Rules of the allocator's version.
 
     Attributes:
-        card: What it looks like.
-        allocator: PyTorch's caching allocator, simulated.
-        history: What the allocator did, while somebody wants to know; else None.
-        journal: Notes for other sizes and cards, while somebody wants them; else None.
-        reads: Times that data was read back from the device, which answers with zeros.
+        card: The card that is emulated.
+        allocator: The simulated caching allocator.
+        history: Events of the allocator, while they are recorded; else None.
+        op_trace: The trace for other sizes and cards, while it is recorded; else None.
+        reads: Number of reads of data on the device, which return zeros.
     """
 
     def __init__(self, card: Card, settings: Settings, rules: Rules) -> None:
         self.card = card
         self.allocator = CachingAllocator(DeviceMemory(card.total_bytes, card.context_bytes), settings, rules)
         self.history: list[dict[str, Any]] | None = None
-        self.journal: OpTrace | None = None
+        self.op_trace: OpTrace | None = None
         self.reads = 0
         self._workspaces: dict[object, Allocation | None] = {}
         self._dropout_state: Allocation | None = None
         self._requested: dict[int, int] = {}
 
     def malloc(self, nbytes: int) -> int:
-        """Allocate.
+        """Allocate bytes and return their address.
 
         Raises:
-            torch.OutOfMemoryError: It does not fit.
+            torch.OutOfMemoryError: They do not fit.
         """
         try:
             address = self.allocator.malloc(nbytes, STREAM)
@@ -64,35 +64,35 @@ class EmulatedDevice:
         if self.history is not None:
             self._requested[address] = nbytes
             self.history.append(_event("alloc", address, nbytes))
-        if self.journal is not None:
-            self.journal.allocated(address, nbytes)
+        if self.op_trace is not None:
+            self.op_trace.allocated(address, nbytes)
         return address
 
     def free(self, address: int) -> None:
-        """Give an allocation back."""
+        """Free an allocation."""
         self.allocator.free(address)
-        if self.journal is not None:
-            self.journal.freed(address)
+        if self.op_trace is not None:
+            self.op_trace.freed(address)
         if self.history is not None:
             nbytes = self._requested.pop(address, 0)
             self.history += (_event("free_requested", address, nbytes), _event("free_completed", address, nbytes))
 
     def empty_cache(self) -> None:
-        """Give back to the driver what is in no use."""
+        """Return unused memory to the driver."""
         self.allocator.empty_cache()
-        if self.journal is not None:
-            self.journal.emptied()
+        if self.op_trace is not None:
+            self.op_trace.emptied()
 
     def record(self, *, enabled: bool) -> None:
-        """Begin to note what the allocator does, or end."""
+        """Begin or end to record the allocator's events."""
         self.history = [] if enabled else None
 
     def block(self, nbytes: int) -> Allocation | None:
-        """Memory that is given back with the last reference to it; None for no bytes."""
+        """Allocate memory that is freed with the last reference to it; None for no bytes."""
         return Allocation(self, self.malloc(nbytes)) if nbytes else None
 
     def tensor(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - shapes
-        """A tensor with memory of its own, which it keeps as long as its storage lives."""
+        """Make a tensor with memory of its own, which lives as long as its storage."""
         tensor = bare_tensor(size, stride, 0, dtype)
         storage = tensor.untyped_storage()
         nbytes = storage.nbytes()
@@ -100,42 +100,42 @@ class EmulatedDevice:
             storage._oomdoctor_block = Allocation(self, self.malloc(nbytes))  # type: ignore[attr-defined] # noqa: SLF001 - ours
         return tensor
 
-    def take_noted(
-        self, call: Call, script: tuple[AllocationStep, ...], held: list[Allocation | None], *, is_after: bool
+    def take_recorded(
+        self, call: Call, steps: tuple[AllocationStep, ...], held: list[Allocation | None], *, is_after: bool
     ) -> None:
-        """As `take`; the journal has the call instead of what it takes on this card."""
-        journal = self.journal
-        if journal is None:
-            self.take(script, held)
+        """Take temporaries, and record the call instead of what it takes on this card."""
+        op_trace = self.op_trace
+        if op_trace is None:
+            self.take(steps, held)
             return
-        journal.takes(call, is_after=is_after, in_backward=in_backward())
-        with self._unnoted():
-            self.take(script, held)
+        op_trace.takes(call, is_after=is_after, in_backward=in_backward())
+        with self._unrecorded():
+            self.take(steps, held)
 
     def call_library(self, function: str, *args: object) -> None:
-        """Take what a library's function takes while it runs, and give it back; `models` say how much."""
+        """Take the temporaries of a library's function, and free them."""
         call = Call(self.card, LibraryFunction(function), args, {}, [])
         held: list[Allocation | None] = []
-        self.take_noted(call, temporaries_of(call).after, held, is_after=True)
+        self.take_recorded(call, temporaries_of(call).after, held, is_after=True)
         held.clear()
-        if self.journal is not None:
-            self.journal.ended()
+        if self.op_trace is not None:
+            self.op_trace.ended()
 
     @contextmanager
-    def _unnoted(self) -> Iterator[None]:
-        """Keep what happens inside out of the journal, which has the call."""
-        if self.journal is None:
+    def _unrecorded(self) -> Iterator[None]:
+        """Pause the recording of allocations, because their call is recorded."""
+        if self.op_trace is None:
             yield
             return
-        self.journal.is_inside = True
+        self.op_trace.is_paused = True
         try:
             yield
         finally:
-            self.journal.is_inside = False
+            self.op_trace.is_paused = False
 
-    def take(self, script: tuple[AllocationStep, ...], held: list[Allocation | None]) -> None:
-        """Allocate and give back what a kernel does: bytes, `-1 - position` of what is given back, or a workspace."""
-        for step in script:
+    def take(self, steps: tuple[AllocationStep, ...], held: list[Allocation | None]) -> None:
+        """Run the steps of a kernel: allocate, free, or keep a workspace."""
+        for step in steps:
             if isinstance(step, Workspace):
                 self._keep(step, on_engine_thread=in_backward())
             elif step < 0:
@@ -144,33 +144,33 @@ class EmulatedDevice:
                 held.append(self.block(step))
 
     def _keep(self, workspace: Workspace, *, on_engine_thread: bool) -> None:
-        """Allocate a library's workspace once for a thread; it stays until it is cleared."""
+        """Allocate a library's workspace once for each thread; it stays until workspaces are cleared."""
         key = (workspace.library, on_engine_thread)
         if key not in self._workspaces:
             self._workspaces[key] = self.block(workspace.nbytes)
 
     def keep_dropout_state(self) -> None:
-        """Allocate what cuDNN's dropout keeps for the process, once. Source: `get_dropout_state`, RNN.cpp."""
+        """Allocate cuDNN's dropout state once for the process. Source: `get_dropout_state`, RNN.cpp."""
         if self._dropout_state is None:
             self.block(8)  # the seed
-            if self.journal is not None:
-                self.journal.takes(dropout_state_call(self.card), is_after=True, in_backward=False)
-            with self._unnoted():
+            if self.op_trace is not None:
+                self.op_trace.takes(dropout_state_call(self.card), is_after=True, in_backward=False)
+            with self._unrecorded():
                 self._dropout_state = self.block(dropout_state_bytes(self.card))
 
     def clear_workspaces(self) -> None:
-        """Give back what libraries keep."""
+        """Free libraries' workspaces."""
         self._workspaces.clear()
-        if self.journal is not None:
-            self.journal.cleared()
+        if self.op_trace is not None:
+            self.op_trace.cleared()
 
     def forget_dropout_state(self) -> None:
-        """Be as a process that has used no dropout of cuDNN's."""
+        """Free cuDNN's dropout state, as in a process that has not used it."""
         self._dropout_state = None
 
 
 class Allocation:
-    """An allocation, given back when nobody refers to it any more."""
+    """An allocation that is freed with the last reference to it."""
 
     __slots__ = ("_device", "address")
 

@@ -1,8 +1,9 @@
-"""The emulated CUDA device: inside, torch sees one GPU, and operators on it only take memory.
+"""The emulated CUDA device: inside, torch sees one GPU, and operators on it only allocate memory.
 
-Backward goes by the number that a node got when it was made, and every thread counts by itself: what a backward on a
-GPU's thread makes is numbered from that thread's count. Made on the caller's, it would all come first in the next
-backward, whose peak is another then. Source: `at::sequence_number`, and `Engine::thread_init`, engine.cpp.
+A backward with `create_graph=True` runs on a thread of its own, as autograd's engine has one for each GPU. A backward
+orders nodes by the number that each got when it was made, and every thread counts by itself. Nodes made on the caller's
+thread would all come first in the next backward, which then has another peak. Source: `at::sequence_number`, and
+`Engine::thread_init`, engine.cpp.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from oomdoctor.engines.allocator.settings import Settings, rules_of, settings_from_environment
 from oomdoctor.engines.trace.cuda_api import patch_cuda_api
 from oomdoctor.engines.trace.device import EmulatedDevice
-from oomdoctor.engines.trace.kernels.reductions import extreme_overrides
+from oomdoctor.engines.trace.kernels import reductions
 from oomdoctor.engines.trace.operators import autograd_overrides
 from oomdoctor.engines.trace.plans import Kernels
 from oomdoctor.engines.trace.refusals import refuse_compiled, refuse_unsupported
@@ -43,23 +44,23 @@ if TYPE_CHECKING:
 
 
 _CREATES_GRAPH: Final = 2
-"""Where the engine is told to: after the gradients and whether to keep the graph."""
+"""Position of `create_graph` in the engine's arguments."""
 
 
 def run_double_backward_on_thread(patches: Patches) -> None:
-    """Lend the engine the thread."""
+    """Patch the engine to run a backward with `create_graph=True` on a thread of its own."""
     module = engine_module()
-    run = module._engine_run_backward  # noqa: SLF001 - see `private`
+    run = module._engine_run_backward  # noqa: SLF001 - see `torch_internals`
     thread = ThreadPoolExecutor(1, "oomdoctor-engine")
     patches.callback(thread.shutdown)
 
     def choose(outputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if not (len(args) > _CREATES_GRAPH and args[_CREATES_GRAPH]) or in_backward() or has_modes():
             return run(outputs, *args, **kwargs)
-        return thread.submit(apart, torch.is_autocast_enabled("cuda"), outputs, *args, **kwargs).result()
+        return thread.submit(run_on_thread, torch.is_autocast_enabled("cuda"), outputs, *args, **kwargs).result()
 
-    def apart(autocasts: bool, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, FBT001
-        # the engine hands its thread whether autocast is on, and not to which type
+    def run_on_thread(autocasts: bool, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, FBT001
+        # the engine passes to its thread whether autocast is on, but not its type
         torch.set_autocast_enabled("cuda", autocasts)
         with single_threaded_backward():
             return run(*args, **kwargs)
@@ -69,33 +70,33 @@ def run_double_backward_on_thread(patches: Patches) -> None:
 
 
 _FACTORIES: Final = ("empty.memory_format", "empty_strided", "tril_indices", "triu_indices")
-"""Operators that make tensors of no other tensor, and are told the device."""
+"""Operators that make tensors from no other tensor, on a given device."""
 _OWN_KERNELS: Final = (
     "native_layer_norm", "native_group_norm", "convolution", "convolution_backward", "addr", "_chunk_cat",
     "any.dims", "all.dims", "_fused_rms_norm", "_grouped_mm", "_to_copy",
 )  # fmt: skip
-"""Operators that CUDA has a kernel for, and C++ other means for devices without."""
+"""Operators for which CUDA has a kernel, and which C++ composes of others for devices without one."""
 _OWN_ABOVE_AUTOGRAD: Final = ("silu_backward", "mish_backward")
-"""The same, where these other means stand above autograd."""
+"""Such operators that C++ composes above autograd."""
 
 _LAZY_BITS = ("Conjugate", "Negative")
-"""Dispatch keys of tensors that are to be read as their conjugate or negative."""
+"""Dispatch keys of tensors that are read as their conjugate or negative."""
 
 
 @contextmanager
 def emulated_cuda(card: Card, settings: Settings | None = None) -> Iterator[EmulatedDevice]:
     """Let torch see `card` as its only CUDA device.
 
-    The user's code runs unchanged inside: modules and tensors go to `cuda`, train, and take the memory that they would
-    take; an allocation that does not fit raises `torch.OutOfMemoryError` with PyTorch's own text. What is read back
-    from the device is zeros. Backward runs on the calling thread.
+    The user's code runs unchanged inside: modules and tensors go to `cuda`, train, and allocate as on that card; an
+    allocation that does not fit raises `torch.OutOfMemoryError` with PyTorch's own text. Data read from the device is
+    zeros. Backward runs on the calling thread.
 
     Args:
-        card: What the device looks like.
-        settings: What the caching allocator is told; None for what the environment says.
+        card: The card that the device has.
+        settings: Settings of the caching allocator; None for those of the environment.
 
     Raises:
-        NoAnswerError: This torch lacks what is needed, or the environment asks for another allocator.
+        NoAnswerError: This torch lacks a name that is needed, or the environment asks for another allocator.
     """
     check_torch()
     install_guard()
@@ -115,12 +116,12 @@ def emulated_cuda(card: Card, settings: Settings | None = None) -> Iterator[Emul
 
 
 def _register(patches: Patches, device: EmulatedDevice) -> None:
-    """Put our kernels where C++ looks for those of the device."""
+    """Register our kernels for the keys of the emulated device."""
     kernels = Kernels(device)
     fallback, own = _library(patches, "_"), _library(patches, "aten")
     fallback.fallback(kernels.run, BACKEND_KEY)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a CUDA build has kernels that these go before
+        warnings.simplefilter("ignore")  # a CUDA build has kernels that these replace
         for name in _FACTORIES:
             own.impl(name, kernels.kernel(operator_named(name)), "CUDA")
     known = [name for name in (*_OWN_KERNELS, *foreach_operators()) if operator_named(name) is not None]
@@ -128,9 +129,9 @@ def _register(patches: Patches, device: EmulatedDevice) -> None:
         own.impl(name, kernels.kernel(operator_named(name)), BACKEND_KEY)
     for name in _OWN_ABOVE_AUTOGRAD:
         own.impl(name, kernels.kernel(operator_named(name)), AUTOGRAD_KEY)
-    for key in _LAZY_BITS:  # a copy heeds the bit itself; to resolve it first would be to copy for ever
+    for key in _LAZY_BITS:  # a copy resolves the bit itself; to resolve it first would recurse
         own.impl("_copy_from", kernels.kernel(operator_named("_copy_from")), key)
-    for name, function in extreme_overrides().items():
+    for name, function in reductions.overrides().items():
         own.impl(name, function, AUTOGRAD_KEY)
     for name, function in autograd_overrides(device).items():
         if operator_named(name) is None:

@@ -1,7 +1,4 @@
-"""Layouts of tensors in memory.
-
-Strides, dense and channels-last tensors, results of pointwise operators, resized storages.
-"""
+"""Layouts of tensors in memory: strides, dense and channels-last tensors, copies, resized storages."""
 
 from __future__ import annotations
 
@@ -12,29 +9,45 @@ import torch
 from oomdoctor.engines.trace.torch_internals import in_backward, reference_counts, restride
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from oomdoctor.engines.trace.device import EmulatedDevice
 
+HALF_TYPES: Final = (torch.float16, torch.bfloat16)
+_POINTWISE: Final = getattr(torch.Tag, "pointwise", None)
+
+
+def accumulation_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which kernels add numbers of `dtype`: fp32 for the half types, else the type itself."""
+    return torch.float32 if dtype in HALF_TYPES else dtype
+
 
 def suggested_layout(x: torch.Tensor) -> torch.memory_format:
-    """Channels last, where `x` lies so and in no other way. Source: `suggest_memory_format`, TensorBase.h."""
+    """Return channels last where `x` has that layout and no other. Source: `suggest_memory_format`, TensorBase.h."""
     for rank, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if x.dim() == rank and x.is_contiguous(memory_format=layout) and not x.is_contiguous():
             return layout
     return torch.contiguous_format
 
 
-_TAG = getattr(torch.Tag, "pointwise", None)
+def copied_bytes(given: Iterable[object], layout: torch.memory_format = torch.contiguous_format) -> tuple[int, ...]:
+    """Return the bytes of the copy of each tensor that does not have a layout; others are skipped."""
+    tensors = [value for value in given if isinstance(value, torch.Tensor)]
+    return tuple(tensor.nbytes for tensor in tensors if not tensor.is_contiguous(memory_format=layout))
+
+
+def meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a `meta` tensor of the same shape, strides and type."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def pointwise_result(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:  # noqa: ANN401
-    """What the operator would return, on `meta`; None where it is not plain enough to tell.
+    """Return the result of a pointwise operator, on `meta`; None where its layout is not plain.
 
-    Its shape and strides are those of its arguments, where these agree or lie in order; its type is what the operator
-    makes of tensors of one element on the host.
+    PyTorch's own functions for this are in Python and import SymPy. The result's shape and strides are those of the
+    arguments, where these agree or are contiguous; its type is that of the operator on tensors of one element.
     """
-    if _TAG not in operator.tags or kwargs or any(isinstance(argument, list | tuple) for argument in args):
+    if _POINTWISE not in operator.tags or kwargs or any(isinstance(argument, list | tuple) for argument in args):
         return None
     if len(operator._schema.returns) != 1 or operator._schema.is_mutable:  # noqa: SLF001 - no public way
         return None
@@ -43,12 +56,12 @@ def pointwise_result(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     stride = None if size is None else _common_stride(tensors, size)
     if size is None or stride is None:
         return None
-    tiny = operator(*(_tiny(argument) if isinstance(argument, torch.Tensor) else argument for argument in args))
+    tiny = operator(*(_one_element(argument) if isinstance(argument, torch.Tensor) else argument for argument in args))
     return torch.empty_strided(size, stride, dtype=tiny.dtype, device="meta")
 
 
 def _common_size(tensors: list[torch.Tensor]) -> torch.Size | None:
-    """The shape that all broadcast to; None where they do not, which the operator itself says."""
+    """Return the shape that all broadcast to; None where they do not, for which the operator itself has the error."""
     rank = max((tensor.dim() for tensor in tensors), default=0)
     padded = [(1,) * (rank - tensor.dim()) + tuple(tensor.shape) for tensor in tensors]
     lengths = [{length for length in column if length != 1} for column in zip(*padded, strict=True)]
@@ -68,7 +81,7 @@ def _common_stride(tensors: list[torch.Tensor], size: torch.Size) -> tuple[int, 
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie side by side in some order."""
+    """Return whether the elements fill their memory without gaps, in any order of dimensions."""
     expected = 1
     for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length > 1 and step != expected:
@@ -77,12 +90,12 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _tiny(tensor: torch.Tensor) -> torch.Tensor:
+def _one_element(tensor: torch.Tensor) -> torch.Tensor:
     return torch.ones((1,) * tensor.dim(), dtype=tensor.dtype)
 
 
 def resize(device: EmulatedDevice, tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> None:
-    """Give a tensor another shape, and a larger storage where it needs one."""
+    """Give a tensor another shape, and a larger storage if it needs one."""
     last = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     needed = 0 if 0 in size else (tensor.storage_offset() + last + 1) * tensor.element_size()
     if needed <= tensor.untyped_storage().nbytes():
@@ -92,14 +105,14 @@ def resize(device: EmulatedDevice, tensor: torch.Tensor, size: Sequence[int], st
 
 
 _ONLY_ENGINE: Final = (3, 2)
-"""References to a gradient: the engine's, the call's and Python's; and to its storage: the tensor's and Python's."""
+"""Reference counts of a gradient (the engine, the call, Python) and of its storage (the tensor, Python)."""
 
 
 def adds_in_place(buffer: object, gradient: object) -> bool:
-    """Whether autograd's engine would add a gradient to what it has in place, were there nobody but itself to hold it.
+    """Return whether autograd's engine would add a gradient to its buffer in place on CUDA.
 
-    From torch 2.10 on a storage that Python has seen counts Python among its owners, and the engine, which owns it
-    then no longer alone, adds out of place. Source: `can_accumulate_inplace`, input_buffer.cpp.
+    It does where it is the only owner. From torch 2.10 on, a storage that Python has seen counts Python among its
+    owners, so here the engine adds out of place. Source: `can_accumulate_inplace`, input_buffer.cpp.
     """
     if not (isinstance(gradient, torch.Tensor) and isinstance(buffer, torch.Tensor) and in_backward()):
         return False

@@ -1,9 +1,7 @@
-"""The trace of a step: its allocations and operator calls, from which its memory at other sizes.
+"""The trace of a step's memory: allocations and operator calls, from which other sizes and other cards follow.
 
-On other cards follows.
-
-Tensors are noted by their bytes. What an operator takes besides them may depend on the card, so the call is noted
-instead, and a model is asked again for each card; so is which attention kernel a card would take.
+A tensor is recorded by its bytes. An operator's temporaries may depend on the card, so its call is recorded instead,
+and the temporaries are computed again for each card; so is the attention kernel that a card would choose.
 """
 
 from __future__ import annotations
@@ -19,16 +17,16 @@ if TYPE_CHECKING:
 
 
 CACHE_EMPTIED: Final = 0
-"""The cache was given back."""
-_PYTORCH_AND_US: Final = ("torch.", "oomdoctor.")
+"""The entry of `empty_cache`; no allocation has 0 bytes."""
+_NOT_THE_TARGET: Final = ("torch.", "oomdoctor.")
 
 
 class TemporariesEntry(NamedTuple):
-    """Where an operator takes what its model says.
+    """The point at which an operator takes its temporaries.
 
     Attributes:
-        call: Which of the journal's calls.
-        is_after: Whether its results are there already.
+        call: Index of the call in `OpTrace.calls`.
+        is_after: Whether its results are allocated already.
         in_backward: Whether autograd runs it, whose threads have workspaces of their own.
     """
 
@@ -38,19 +36,19 @@ class TemporariesEntry(NamedTuple):
 
 
 class OperatorEnd(NamedTuple):
-    """An operator ended, and gives back what it took."""
+    """The end of an operator, which frees its temporaries."""
 
 
 class WorkspacesCleared(NamedTuple):
-    """Libraries' workspaces were given back."""
+    """The release of all libraries' workspaces."""
 
 
 class PhaseMark(NamedTuple):
-    """A phase began or ended, as whoever keeps the journal says.
+    """The beginning or the end of a phase.
 
     Attributes:
-        phase: Which.
-        is_end: Whether it ended.
+        phase: The phase, as the caller names it.
+        is_end: Whether it ends.
     """
 
     phase: object
@@ -58,100 +56,101 @@ class PhaseMark(NamedTuple):
 
 
 Entry = int | TemporariesEntry | OperatorEnd | WorkspacesCleared | PhaseMark
-"""Bytes of an allocation, `-1 - position` of one that is given back, `EMPTIED`, or what has to be asked again."""
+"""Bytes of an allocation, `-1 - position` of one that is freed, `CACHE_EMPTIED`, or one of the above."""
 
 
 class OpTrace:
-    """Notes of everything that changes memory.
+    """The record of everything that changes memory.
 
     Args:
-        rivals: Cards whose choice of kernels is noted beside that of the card that is emulated.
+        other_cards: Cards whose choices of kernels are recorded besides those of the emulated card.
 
     Attributes:
-        entries: What happened, in order.
-        calls: The calls that sections speak of.
-        choices: Of each rival, what it would have chosen, in order.
-        questions: What the target asked about the GPU.
+        entries: The changes, in order.
+        calls: The calls to which the entries of temporaries refer.
+        choices: The choices of each other card, in order.
+        questions: Names of the functions by which the target asked about the GPU.
+        is_paused: Whether allocations are not recorded, because their operator's call is.
     """
 
-    def __init__(self, rivals: Sequence[Card]) -> None:
-        self._rivals = rivals
+    def __init__(self, other_cards: Sequence[Card]) -> None:
+        self._other_cards = other_cards
         self._positions: dict[int, int] = {}
         self._count = 0
         self._indices: dict[int, int] = {}
-        self._starts: tuple[int, int, int] | None = None
-        self._before: dict[int, int] = {}
+        self._start: tuple[int, int, int] | None = None
+        self._held_at_start: dict[int, int] = {}
         self.entries: list[Entry] = []
         self.calls: list[Call] = []
-        self.choices: list[list[object]] = [[] for _ in rivals]
+        self.choices: list[list[object]] = [[] for _ in other_cards]
         self.questions: set[str] = set()
-        self.is_inside = False
+        self.is_paused = False
 
     def begin(self) -> None:
-        """What is noted up to the first time stays; what was noted since is forgotten."""
-        if self._starts is None:
-            self._starts = (len(self.entries), len(self.calls), self._count)
-            self._before = dict(self._positions)
-        entries, calls, self._count = self._starts
+        """Mark the start of a step at the first call; discard the entries since then at later calls."""
+        if self._start is None:
+            self._start = (len(self.entries), len(self.calls), self._count)
+            self._held_at_start = dict(self._positions)
+        entries, calls, self._count = self._start
         del self.entries[entries:], self.calls[calls:]
         self._indices = {id(call): index for index, call in enumerate(self.calls)}
-        self.choices = [[] for _ in self._rivals]
+        self.choices = [[] for _ in self._other_cards]
 
     @property
     def start(self) -> int:
-        """How many entries are from before the beginning."""
-        return 0 if self._starts is None else self._starts[0]
+        """Number of entries before the step."""
+        return 0 if self._start is None else self._start[0]
 
     @property
-    def is_as_it_began(self) -> bool:
-        """Whether nothing from before was given back, and nothing since is left."""
-        return self._positions == self._before
+    def is_balanced(self) -> bool:
+        """Whether the step freed everything that it allocated, and nothing else."""
+        return self._positions == self._held_at_start
 
     def allocated(self, address: int, nbytes: int) -> None:
-        """A block was handed out."""
-        if not self.is_inside:
+        """Record an allocation."""
+        if not self.is_paused:
             self._positions[address] = self._count
             self._count += 1
             self.entries.append(nbytes)
 
     def freed(self, address: int) -> None:
-        """A block was given back; those that operators take are no part of the notes."""
+        """Record a free, unless the allocation is an operator's temporary."""
         position = self._positions.pop(address, None)
         if position is not None:
             self.entries.append(-1 - position)
 
     def emptied(self) -> None:
-        """The cache was given back."""
+        """Record `empty_cache`."""
         self.entries.append(CACHE_EMPTIED)
 
     def cleared(self) -> None:
-        """Libraries' workspaces were given back."""
+        """Record the release of libraries' workspaces."""
         self.entries.append(WorkspacesCleared())
 
     def takes(self, call: Call, *, is_after: bool, in_backward: bool) -> None:
-        """An operator takes what its model says."""
+        """Record that an operator takes its temporaries."""
         index = self._indices.setdefault(id(call), len(self.calls))
         if index == len(self.calls):
             self.calls.append(call)
         self.entries.append(TemporariesEntry(index, is_after, in_backward))
 
     def ended(self) -> None:
-        """The operator ended."""
+        """Record the end of an operator."""
         self.entries.append(OperatorEnd())
 
     def mark(self, phase: object, *, is_end: bool) -> None:
-        """A phase begins or ends."""
+        """Record the beginning or the end of a phase."""
         self.entries.append(PhaseMark(phase, is_end))
 
     def chosen(self, choose: Callable[[Card], object]) -> None:
-        """A kernel was chosen by the card."""
-        for card, choices in zip(self._rivals, self.choices, strict=True):
+        """Record what each other card would choose."""
+        for card, choices in zip(self._other_cards, self.choices, strict=True):
             choices.append(choose(card))
 
     def asked(self, what: str, answers: Callable[[Card], object]) -> None:
-        """Somebody asked about the GPU; the target, where it was neither PyTorch nor oomdoctor."""
-        # the only way to one's callers
+        """Record a question about the GPU, if the target asks it and neither PyTorch nor oomdoctor."""
+        # the only way to the callers
         caller: Any = sys._getframe(3)  # noqa: SLF001
-        if not f"{caller.f_globals.get('__package__')}.".startswith(_PYTORCH_AND_US):
+        if not f"{caller.f_globals.get('__package__')}.".startswith(_NOT_THE_TARGET):
             self.questions.add(what)
             self.chosen(answers)

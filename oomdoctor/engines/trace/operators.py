@@ -1,8 +1,7 @@
 """Tables of operators by name: their temporaries, the kernels that are more than a plan, and overrides above autograd.
 
-Each takes CUDA's road here. They stand above autograd, so what they are made of has its own backward.
-
-Source: `unary_op_impl_with_complex_to_float_out`, UnaryOps.cpp; torch 2.6 to 2.15.
+A kernel or an override runs instead of C++, where C++ does something else for CUDA than for a device that it does not
+know. Kernels run below autograd. Overrides run above it, so the operators that they call have their own backward.
 """
 
 from __future__ import annotations
@@ -12,43 +11,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from oomdoctor.engines.trace.kernels.attention import ATTENTION_TEMPORARIES as ATTENTION_MODELS
-from oomdoctor.engines.trace.kernels.attention import chosen_attention_kernel, scaled_dot_product_attention
-from oomdoctor.engines.trace.kernels.convolutions import (
-    convolution_double_backward,
-    convolution_kernels,
-    window_kernels,
+from oomdoctor.engines.trace.kernels import (
+    attention,
+    convolutions,
+    embedding,
+    indexing,
+    losses,
+    matrix_products,
+    normalization,
+    pooling,
+    random_draws,
+    recurrent,
+    reductions,
+    scans,
+    sorting,
 )
-from oomdoctor.engines.trace.kernels.embedding import BAG_TEMPORARIES as EMBEDDING_BAGS_MODELS
-from oomdoctor.engines.trace.kernels.embedding import EMBEDDING_TEMPORARIES as EMBEDDING_MODELS
-from oomdoctor.engines.trace.kernels.indexing import INDEX_TEMPORARIES as INDEXING_MODELS
-from oomdoctor.engines.trace.kernels.indexing import SEARCH_TEMPORARIES as SEARCHING_MODELS
-from oomdoctor.engines.trace.kernels.indexing import copy_kernels as moving_kernels
-from oomdoctor.engines.trace.kernels.indexing import index_kernels as indexing_kernels
-from oomdoctor.engines.trace.kernels.indexing import search_kernels as searching_kernels
-from oomdoctor.engines.trace.kernels.losses import LOSS_TEMPORARIES as LOSSES_MODELS
-from oomdoctor.engines.trace.kernels.losses import ctc_kernels
-from oomdoctor.engines.trace.kernels.losses import distance_kernels as distances_kernels
-from oomdoctor.engines.trace.kernels.losses import loss_kernels as losses_kernels
-from oomdoctor.engines.trace.kernels.matrix_products import MATRIX_PRODUCT_TEMPORARIES as BLAS_MODELS
-from oomdoctor.engines.trace.kernels.matrix_products import trilinear_kernels
-from oomdoctor.engines.trace.kernels.normalization import GROUP_NORM_TEMPORARIES as GROUP_NORM_MODELS
-from oomdoctor.engines.trace.kernels.normalization import LAYER_NORM_TEMPORARIES as LAYER_NORM_MODELS
-from oomdoctor.engines.trace.kernels.normalization import SOFTMAX_TEMPORARIES as NORMALIZATION_MODELS
-from oomdoctor.engines.trace.kernels.normalization import batch_norm_kernels, batch_norm_overrides
-from oomdoctor.engines.trace.kernels.pooling import POOLING_TEMPORARIES as POOLING_MODELS
-from oomdoctor.engines.trace.kernels.pooling import UPSAMPLING_TEMPORARIES as RESAMPLING_MODELS
-from oomdoctor.engines.trace.kernels.random_draws import DROPOUT_TEMPORARIES as DROPOUT_STATE_MODELS
-from oomdoctor.engines.trace.kernels.random_draws import random_kernels as drawing_kernels
-from oomdoctor.engines.trace.kernels.recurrent import recurrent_kernels, recurrent_overrides
-from oomdoctor.engines.trace.kernels.reductions import NORM_TEMPORARIES as NORMS_MODELS
-from oomdoctor.engines.trace.kernels.reductions import REDUCTION_TEMPORARIES as REDUCING_MODELS
-from oomdoctor.engines.trace.kernels.reductions import reduction_kernels as reducing_kernels
-from oomdoctor.engines.trace.kernels.scans import SCAN_TEMPORARIES as SCANS_MODELS
-from oomdoctor.engines.trace.kernels.scans import scan_kernels as scanning_kernels
-from oomdoctor.engines.trace.kernels.sorting import RADIX_SORT_TEMPORARIES as RADIX_SORT_MODELS
-from oomdoctor.engines.trace.kernels.sorting import SELECTION_TEMPORARIES as SELECTION_MODELS
-from oomdoctor.engines.trace.kernels.sorting import sorting_kernels
 from oomdoctor.engines.trace.layouts import adds_in_place, resize
 from oomdoctor.engines.trace.refusals import sparse_refusals, untraceable
 from oomdoctor.engines.trace.temporaries import NO_TEMPORARIES
@@ -58,39 +35,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from oomdoctor.engines.trace.device import EmulatedDevice
-    from oomdoctor.engines.trace.temporaries import Call, Temporaries
+    from oomdoctor.engines.trace.temporaries import Call, KernelsByName, Temporaries
 
-
-_TEMPORARIES = {
-    **BLAS_MODELS,
-    **REDUCING_MODELS,
-    **ATTENTION_MODELS,
-    **EMBEDDING_MODELS,
-    **EMBEDDING_BAGS_MODELS,
-    **POOLING_MODELS,
-    **NORMALIZATION_MODELS,
-    **GROUP_NORM_MODELS,
-    **NORMS_MODELS,
-    **DROPOUT_STATE_MODELS,
-    **INDEXING_MODELS,
-    **LAYER_NORM_MODELS,
-    **LOSSES_MODELS,
-    **RADIX_SORT_MODELS,
-    **RESAMPLING_MODELS,
-    **SCANS_MODELS,
-    **SEARCHING_MODELS,
-    **SELECTION_MODELS,
+_TEMPORARIES: Final = {
+    **attention.TEMPORARIES,
+    **embedding.TEMPORARIES,
+    **indexing.TEMPORARIES,
+    **losses.TEMPORARIES,
+    **matrix_products.TEMPORARIES,
+    **normalization.TEMPORARIES,
+    **pooling.TEMPORARIES,
+    **random_draws.TEMPORARIES,
+    **reductions.TEMPORARIES,
+    **scans.TEMPORARIES,
+    **sorting.TEMPORARIES,
 }
+_DATA_DEPENDENT: Final = (
+    "nonzero", "masked_select", "unique_dim", "_unique", "_unique2", "unique_consecutive",
+)  # fmt: skip
+_MATRIX: Final = 2
 
 
 def temporaries_of(call: Call) -> Temporaries:
-    """What a call takes."""
-    model = _TEMPORARIES.get(_operator_name(call.operator))
-    return model(call) if model else NO_TEMPORARIES
+    """Return the temporaries of a call."""
+    function = _TEMPORARIES.get(_operator_name(call.operator))
+    return function(call) if function else NO_TEMPORARIES
 
 
 def has_temporaries(operator: Any) -> bool:  # noqa: ANN401 - an operator
-    """Whether an operator may take something besides its results."""
+    """Return whether some call of an operator may have temporaries."""
     return _operator_name(operator) in _TEMPORARIES
 
 
@@ -98,13 +71,36 @@ def _operator_name(operator: Any) -> str:  # noqa: ANN401 - an operator
     return str(operator.name().partition(".")[0].removeprefix("aten::"))
 
 
-def _complex_kernels() -> dict[str, Callable[..., Any]]:
-    """Kernels by the operator's name."""
-    return {"abs.out": _absolute, "angle": _angle}
+def kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
+    """Return the kernels that are more than a plan, by operator; NotImplemented leaves a call to a plan."""
+    named: KernelsByName = {
+        "empty.memory_format": partial(_empty, device),
+        "empty_strided": partial(_empty_strided, device),
+        "resize_": partial(_resize, device),
+        "_copy_from": partial(_copy, device),
+        "_to_copy": partial(_to_copy, device),
+        "_local_scalar_dense": partial(_read_scalar, device),
+        "add.Tensor": _add,
+        "abs.out": _absolute,
+        "angle": _angle,
+        **convolutions.kernels(device),
+        **indexing.kernels(device),
+        **losses.kernels(),
+        **matrix_products.kernels(),
+        **normalization.kernels(),
+        **random_draws.kernels(device),
+        **recurrent.kernels(),
+        **reductions.kernels(),
+        **scans.kernels(device),
+        **sorting.kernels(device),
+    }
+    found: dict[object, Callable[..., Any]] = {operator_named(name): kernel for name, kernel in named.items()}
+    found |= {operator: partial(run_host_view, operator) for operator in map(operator_named, HOST_VIEWS)}
+    return found | {operator: partial(_refuse, operator) for operator in map(operator_named, _DATA_DEPENDENT)}
 
 
 def _absolute(x: torch.Tensor, *, out: torch.Tensor) -> Any:  # noqa: ANN401 - or NotImplemented
-    """The result is there before."""
+    """Compute complex numbers besides the result. Source: `unary_op_impl_with_complex_to_float_out`, UnaryOps.cpp."""
     if not x.is_complex() or out.is_complex() or out.shape != x.shape:
         return NotImplemented
     torch.empty_like(x)
@@ -112,60 +108,14 @@ def _absolute(x: torch.Tensor, *, out: torch.Tensor) -> Any:  # noqa: ANN401 - o
 
 
 def _angle(x: torch.Tensor) -> Any:  # noqa: ANN401 - or NotImplemented
-    """The result is made when they are there."""
+    """Compute complex numbers before the result is allocated. Source: as `abs`."""
     if not x.is_complex():
         return NotImplemented
     whole = torch.empty_like(x)
     return torch.empty_like(whole, dtype=x.dtype.to_real())
 
 
-def composed_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
-    """Kernels by operator. One that returns NotImplemented leaves the call to a plan."""
-    named = {
-        **batch_norm_kernels(),
-        **_complex_kernels(),
-        **ctc_kernels(),
-        **distances_kernels(),
-        **drawing_kernels(device),
-        **indexing_kernels(device),
-        **losses_kernels(),
-        **moving_kernels(),
-        **reducing_kernels(),
-        **scanning_kernels(device),
-        **searching_kernels(),
-        **sorting_kernels(device),
-        **trilinear_kernels(),
-    }
-    return {operator: kernel for name, kernel in named.items() if (operator := operator_named(name)) is not None}
-
-
-_DATA_DEPENDENT: Final = (
-    "nonzero", "masked_select", "unique_dim", "_unique", "_unique2", "unique_consecutive",
-)  # fmt: skip
-_HALVES: Final = (torch.float16, torch.bfloat16)
-
-
-def special_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
-    """Kernels by operator. One that returns NotImplemented leaves the call to a plan."""
-    named: dict[str, Callable[..., Any]] = {
-        "empty.memory_format": partial(_empty_kernel, device),
-        "empty_strided": partial(_empty_strided_kernel, device),
-        "resize_": partial(_resize_kernel, device),
-        "_copy_from": partial(_copy_kernel, device),
-        "_to_copy": partial(_to_copy_kernel, device),
-        "_local_scalar_dense": partial(_read_scalar, device),
-        "add.Tensor": _add_kernel,
-        "native_layer_norm": _layer_norm_kernel,
-        "_weight_norm_interface_backward": _weight_norm_backward,
-    }
-    found: dict[object, Callable[..., Any]] = {operator_named(name): kernel for name, kernel in named.items()}
-    found |= composed_kernels(device)
-    found |= convolution_kernels() | recurrent_kernels() | window_kernels(device)
-    found |= {operator: partial(run_host_view, operator) for operator in map(operator_named, HOST_VIEWS)}
-    return found | {operator: partial(_refuse, operator) for operator in map(operator_named, _DATA_DEPENDENT)}
-
-
-def _empty_kernel(
+def _empty(
     device: EmulatedDevice,
     /,
     size: Sequence[int],
@@ -178,7 +128,7 @@ def _empty_kernel(
     return device.tensor(meta.shape, meta.stride(), meta.dtype)
 
 
-def _empty_strided_kernel(
+def _empty_strided(
     device: EmulatedDevice,
     /,
     size: Sequence[int],
@@ -190,7 +140,7 @@ def _empty_strided_kernel(
     return device.tensor(size, stride, dtype or torch.get_default_dtype())
 
 
-def _resize_kernel(
+def _resize(
     device: EmulatedDevice, tensor: torch.Tensor, size: Sequence[int], memory_format: torch.memory_format | None = None
 ) -> torch.Tensor:
     meta = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
@@ -198,8 +148,8 @@ def _resize_kernel(
     return tensor
 
 
-def _copy_kernel(device: EmulatedDevice, source: torch.Tensor, target: torch.Tensor, *_: object) -> torch.Tensor:
-    """A copy to the host reads zeros; one from it goes through a contiguous one where the layouts differ.
+def _copy(device: EmulatedDevice, source: torch.Tensor, target: torch.Tensor, *_: object) -> torch.Tensor:
+    """Copy: to the host zeros, from the host through a contiguous copy where the layouts differ.
 
     Source: `copy_kernel_cuda` and `copy_requires_temporaries`, Copy.cu.
     """
@@ -213,7 +163,7 @@ def _copy_kernel(device: EmulatedDevice, source: torch.Tensor, target: torch.Ten
     return target
 
 
-def _to_copy_kernel(
+def _to_copy(
     ours: EmulatedDevice,
     /,
     source: torch.Tensor,
@@ -223,7 +173,7 @@ def _to_copy_kernel(
     memory_format: torch.memory_format | None = None,
     **_: object,
 ) -> Any:  # noqa: ANN401 - or NotImplemented
-    """A copy keeps its strides, which C++ thinks XLA has none of. On the device it is a plan's."""
+    """Copy between host and device with the strides kept, which C++ does not do for XLA; else leave it to a plan."""
     if not source.is_cpu and (device is None or device.type != "cpu"):
         return NotImplemented
     like = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
@@ -234,62 +184,43 @@ def _to_copy_kernel(
 
 
 def _read_scalar(device: EmulatedDevice, tensor: torch.Tensor) -> float | bool:
-    """What `item()`, `float()` and `bool()` get: zero, as from a null GPU."""
+    """Return zero to `item()`, `float()` and `bool()`, as a null GPU does."""
     device.reads += 1
     return torch.zeros((), dtype=tensor.dtype).item()
 
 
-def _add_kernel(first: torch.Tensor, second: torch.Tensor, alpha: float = 1) -> Any:  # noqa: ANN401 - or NotImplemented
-    """Autograd's engine adds a gradient to what it has; all else is a plan's."""
+def _add(first: torch.Tensor, second: torch.Tensor, alpha: float = 1) -> Any:  # noqa: ANN401 - or NotImplemented
+    """Add in place where autograd's engine would; else leave it to a plan."""
     return first if alpha == 1 and adds_in_place(first, second) else NotImplemented
-
-
-def _layer_norm_kernel(x: torch.Tensor, normalized_shape: Sequence[int], *_: object) -> tuple[torch.Tensor, ...]:
-    """Output, mean and standard deviation of each row. Source: `layer_norm_cuda`, layer_norm_kernel.cu."""
-    rank = len(normalized_shape)
-    rows = (*x.shape[: x.dim() - rank], *(1,) * rank)
-    x = x.contiguous()
-    sums = torch.float32 if x.dtype in _HALVES else x.dtype
-    return torch.empty_like(x), *(torch.empty(rows, dtype=sums, device=x.device) for _ in range(2))
-
-
-def _weight_norm_backward(
-    _: torch.Tensor, direction: torch.Tensor, length: torch.Tensor, *__: object
-) -> tuple[torch.Tensor, ...]:
-    """PyTorch has no shapes of this for tensors without data."""
-    return torch.empty_like(direction), torch.empty_like(length)
 
 
 def _refuse(operator: object, *_: object, **__: object) -> None:
     raise untraceable(operator, "the shape of its result depends on data")
 
 
-_MATRIX: Final = 2
-
-
 def autograd_overrides(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
-    """Functions by the operator's name."""
+    """Return the functions above autograd, by the operator's name."""
 
-    def attention(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - PyTorch's signature
-        if device.journal is not None:
-            device.journal.chosen(lambda card: chosen_attention_kernel(card, *args, **kwargs))
-        return scaled_dot_product_attention(device.card, *args, **kwargs)
+    def attend(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - PyTorch's signature
+        if device.op_trace is not None:
+            device.op_trace.chosen(lambda card: attention.chosen_attention_kernel(card, *args, **kwargs))
+        return attention.scaled_dot_product_attention(device.card, *args, **kwargs)
 
     return {
-        **recurrent_overrides(device),
-        **batch_norm_overrides(),
+        **recurrent.overrides(device),
+        **convolutions.overrides(),
+        **normalization.overrides(),
         **sparse_refusals(),
         "linear": _linear,
         "dropout": _dropout,
-        "_convolution_double_backward": convolution_double_backward,
-        "scaled_dot_product_attention": attention,
-        "softmax.int": partial(_softmax, torch.ops.aten._softmax),  # noqa: SLF001 - what it is made of
+        "scaled_dot_product_attention": attend,
+        "softmax.int": partial(_softmax, torch.ops.aten._softmax),  # noqa: SLF001 - called by `softmax`
         "log_softmax.int": partial(_softmax, torch.ops.aten._log_softmax),  # noqa: SLF001 - the same
     }
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Fused with the bias where the input is contiguous, which C++ does for all but XLA. Source: Linear.cpp."""
+    """Fuse the bias where the input is contiguous, which C++ does for all but XLA. Source: Linear.cpp."""
     if bias is None:
         return torch.matmul(x, weight.t())
     if x.dim() == _MATRIX:
@@ -301,7 +232,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 
 def _softmax(operator: Any, x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:  # noqa: ANN401
-    """From fp16 to fp32 in the kernel itself, and all else after a cast. Source: `softmax`, SoftMax.cpp."""
+    """Cast fp16 to fp32 in the kernel itself, other types before it. Source: `softmax`, SoftMax.cpp."""
     if x.dtype is torch.float16 and dtype is torch.float32:
         wide: torch.Tensor = operator(x, dim, True)  # noqa: FBT003 - from half to float
         return wide
@@ -310,7 +241,7 @@ def _softmax(operator: Any, x: torch.Tensor, dim: int, dtype: torch.dtype | None
 
 
 def _dropout(x: torch.Tensor, probability: float, train: bool) -> torch.Tensor:  # noqa: FBT001
-    """One kernel that keeps a mask of bools. Source: `is_fused_kernel_acceptable`, Dropout.cpp."""
+    """Run one kernel that keeps a mask of bools. Source: `is_fused_kernel_acceptable`, Dropout.cpp."""
     if not train or probability == 0 or x.numel() == 0:
         return x
     if probability == 1:

@@ -1,9 +1,6 @@
-"""Run an operator on the emulated device.
+"""Run an operator on the emulated device: plan its results once for each set of shapes, then allocate them.
 
-Plan its results on `meta` tensors once for each set of shapes, then make them.
-
-An operator's results are planned once for each set of shapes, by PyTorch's own kernels for `meta` tensors, and made
-from the plan from then on.
+PyTorch's own kernels for `meta` tensors give the plan. No kernel computes.
 """
 
 from __future__ import annotations
@@ -13,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from oomdoctor.engines.trace.layouts import pointwise_result, resize
-from oomdoctor.engines.trace.operators import has_temporaries, special_kernels, temporaries_of
+from oomdoctor.engines.trace.layouts import meta_like, pointwise_result, resize
+from oomdoctor.engines.trace.operators import has_temporaries, kernels, temporaries_of
 from oomdoctor.engines.trace.refusals import check_same_device, untraceable
 from oomdoctor.engines.trace.temporaries import Call
 from oomdoctor.engines.trace.torch_internals import below_autograd, strided_view
@@ -27,11 +24,11 @@ if TYPE_CHECKING:
 
 
 _CONTIGUOUS: Final = ("aten::native_layer_norm_backward", "aten::_log_softmax_backward_data")
-"""Operators whose first result is contiguous on CUDA, and on `meta` lies as the gradient does."""
+"""Operators whose first result is contiguous on CUDA, and on `meta` has the strides of the gradient."""
 
 
 class NewTensor(NamedTuple):
-    """A tensor with memory of its own."""
+    """A result with memory of its own."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -39,14 +36,14 @@ class NewTensor(NamedTuple):
 
 
 class HostTensor(NamedTuple):
-    """A tensor of the host."""
+    """A result on the host."""
 
     size: tuple[int, ...]
     dtype: torch.dtype
 
 
 class ArgumentView(NamedTuple):
-    """A tensor in the memory of an argument."""
+    """A result that shares the memory of an argument."""
 
     argument: int
     size: tuple[int, ...]
@@ -55,24 +52,25 @@ class ArgumentView(NamedTuple):
 
 
 class ArgumentItself(NamedTuple):
-    """An argument itself."""
+    """A result that is an argument."""
 
     argument: int
 
 
 @dataclass(slots=True)
 class Plan:
-    """What to do for an operator at some shapes.
+    """The results and the memory of an operator for arguments of some shapes.
 
     Attributes:
-        results: What it returns, lists laid flat.
-        order: Which of the results are allocated, in their order.
-        before: What is taken before the results are made.
-        after: What is taken after that; see `temporaries`.
-        resized: Arguments that change their shape.
-        shape: How the results are arranged: None for one, a type, or the lengths of lists in a tuple.
-        call: The call, without its tensors' memory, where a model says what is taken; else None.
-        single: The one result and nothing else, as most operators have it.
+        results: The results, with lists flattened.
+        order: Indices of the results that are allocated, in the order of their allocation.
+        before: Temporaries before the results are allocated.
+        after: Temporaries after that; see `Temporaries`.
+        resized: Index, size and stride of the arguments that change their shape.
+        shape: Arrangement of the results: None for one, a type, or the lengths of lists in a tuple.
+        call: The call on `meta` tensors, where its temporaries are traced; else None.
+        single: The result, where the operator has one and does nothing else, as most do.
+        needs_arguments: Whether the results refer to the arguments.
     """
 
     results: list[Any]
@@ -87,7 +85,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         self.needs_arguments = bool(self.resized) or any(
-            isinstance(what, ArgumentItself | ArgumentView) for what in self.results
+            isinstance(planned, ArgumentItself | ArgumentView) for planned in self.results
         )
         if (
             self.shape is None
@@ -97,11 +95,11 @@ class Plan:
             self.single = self.results[0]
 
     def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors among the arguments, as the plan counts them."""
+        """Return the tensors among the arguments, in the order of the plan's indices."""
         return list(tensors_of((args, tuple(kwargs.values()))))
 
     def arrange(self, results: list[Any]) -> Any:  # noqa: ANN401 - whatever the operator returns
-        """Results as the operator returns them."""
+        """Return the results as the operator returns them."""
         if self.shape is None:
             return results[0]
         if isinstance(self.shape, type):
@@ -111,7 +109,7 @@ class Plan:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - nests of arguments
-    """Every tensor of a nest of lists and tuples, in order."""
+    """Yield every tensor of a nest of lists and tuples, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -120,13 +118,13 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - nests of
 
 
 class Planner:
-    """Plans operators for one device."""
+    """Plan operators for one device."""
 
     def __init__(self, device: EmulatedDevice) -> None:
         self._device = device
 
     def plan(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:  # noqa: ANN401
-        """Find out what `operator` does.
+        """Return the plan of an operator: run it on `meta` tensors and compare the results with the arguments.
 
         Raises:
             NoAnswerError: It cannot be told without computing.
@@ -156,12 +154,12 @@ class Planner:
                 results[0].size, torch.empty(results[0].size, device="meta").stride(), results[0].dtype
             )
         temporaries = temporaries_of(Call(self._device.card, operator, args, kwargs, results))
-        call = self._noted(operator, args, kwargs, results)
+        call = self._traced_call(operator, args, kwargs, results)
         for index in temporaries.on_host:
             results[index] = HostTensor(results[index].size, results[index].dtype)
         return Plan(
             results,
-            temporaries.order or [index for index, what in enumerate(results) if isinstance(what, NewTensor)],
+            temporaries.order or [index for index, planned in enumerate(results) if isinstance(planned, NewTensor)],
             temporaries.before,
             temporaries.after,
             [
@@ -173,16 +171,16 @@ class Planner:
             call,
         )
 
-    def _noted(self, operator: Any, args: Any, kwargs: Any, results: list[Any]) -> Call | None:  # noqa: ANN401
-        """The call for a journal, if somebody keeps one and a model says what is taken."""
-        if self._device.journal is None or not has_temporaries(operator):
+    def _traced_call(self, operator: Any, args: Any, kwargs: Any, results: list[Any]) -> Call | None:  # noqa: ANN401
+        """Return the call for the trace, if one is recorded and the operator may have temporaries."""
+        if self._device.op_trace is None or not has_temporaries(operator):
             return None
         metas: dict[int, torch.Tensor] = {}
         return Call(self._device.card, operator, _to_meta(args, metas), _to_meta(kwargs, metas), [*results])
 
 
 def _with_tensors(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa: ANN401 - an operator
-    """Arguments with tensors where tensors are declared: a kernel in Python is given a number as it is."""
+    """Return the arguments with tensors where tensors are declared: kernels in Python receive numbers as numbers."""
     declared = operator._schema.arguments  # noqa: SLF001 - no public way
     first = next(tensors_of(args), None)
     return tuple(
@@ -192,7 +190,7 @@ def _with_tensors(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:  # n
 
 
 def _number(given: complex, beside: torch.Tensor | None) -> torch.Tensor:
-    """A number as a tensor of a type that does not change that of the tensor beside it, as numbers do not."""
+    """Return a number as a tensor whose type does not change that of the tensor beside it."""
     return torch.tensor(given, dtype=None if beside is None else torch.result_type(beside, given))
 
 
@@ -213,7 +211,7 @@ def _to_meta(value: Any, metas: dict[int, torch.Tensor], *, keeps_numbers: bool 
     if isinstance(value, torch.Tensor):
         if id(value) not in metas:
             is_number = keeps_numbers and value.is_cpu and value.dim() == 0
-            metas[id(value)] = value if is_number else _meta_like(value)
+            metas[id(value)] = value if is_number else meta_like(value)
         return metas[id(value)]
     if isinstance(value, list | tuple):
         return type(value)(_to_meta(item, metas, keeps_numbers=keeps_numbers) for item in value)
@@ -224,12 +222,8 @@ def _to_meta(value: Any, metas: dict[int, torch.Tensor], *, keeps_numbers: bool 
     return None if isinstance(value, torch.Generator) else value
 
 
-def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
 def _classify(value: Any, given: list[torch.Tensor]) -> Any:  # noqa: ANN401
-    """What a result on `meta` is: fresh, an argument or a view of one."""
+    """Return a result on `meta` as a new tensor, an argument, or a view of one."""
     if not isinstance(value, torch.Tensor):
         return value
     for index, argument in enumerate(given):
@@ -243,7 +237,7 @@ def _classify(value: Any, given: list[torch.Tensor]) -> Any:  # noqa: ANN401
 
 
 class Kernels:
-    """What runs in place of CUDA's kernels.
+    """The kernels that run in place of CUDA's.
 
     Args:
         device: Where the tensors lie.
@@ -252,11 +246,11 @@ class Kernels:
     def __init__(self, device: EmulatedDevice) -> None:
         self._device = device
         self._planner = Planner(device)
-        self._special = special_kernels(device)
+        self._special = kernels(device)
         self._plans: dict[object, Plan] = {}
 
     def run(self, operator: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the operator takes
-        """Do what the operator does to memory, and return what it returns."""
+        """Run an operator: allocate and free as its kernel does, and return its results."""
         with below_autograd():
             kernel = self._special.get(operator)
             if kernel is not None and (result := kernel(*args, **kwargs)) is not NotImplemented:
@@ -268,12 +262,12 @@ class Kernels:
             return self._carry_out(plan, args, kwargs)
 
     def kernel(self, operator: Any) -> Callable[..., Any]:  # noqa: ANN401
-        """The kernel of one operator."""
+        """Return the kernel of one operator."""
         return lambda *args, **kwargs: self.run(operator, *args, **kwargs)
 
     def _carry_out(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         device = self._device
-        if plan.single is not None and (plan.call is None or device.journal is None):
+        if plan.single is not None and (plan.call is None or device.op_trace is None):
             return device.tensor(*plan.single)
         held: list[Allocation | None] = []
         self._take(plan, held, is_after=False)
@@ -284,10 +278,10 @@ class Kernels:
         self._take(plan, held, is_after=True)
         for index in range(len(held)):
             held[index] = None
-        if plan.call is not None and device.journal is not None:
-            device.journal.ended()
+        if plan.call is not None and device.op_trace is not None:
+            device.op_trace.ended()
         results = [
-            made[index] if index in made else _make_result(what, given) for index, what in enumerate(plan.results)
+            made[index] if index in made else _make_result(planned, given) for index, planned in enumerate(plan.results)
         ]
         return plan.arrange(results)
 
@@ -296,22 +290,22 @@ class Kernels:
         if plan.call is None:
             self._device.take(script, held)
         else:
-            self._device.take_noted(plan.call, script, held, is_after=is_after)
+            self._device.take_recorded(plan.call, script, held, is_after=is_after)
 
 
-def _make_result(what: object, given: Any) -> Any:  # noqa: ANN401
-    if isinstance(what, ArgumentItself):
-        return given[what.argument]
-    if isinstance(what, ArgumentView):
-        base = given[what.argument]
-        return strided_view(base, what.size, what.stride, base.storage_offset() + what.offset)
-    if isinstance(what, HostTensor):
-        return torch.zeros(what.size, dtype=what.dtype)
-    return what
+def _make_result(planned: object, given: Any) -> Any:  # noqa: ANN401
+    if isinstance(planned, ArgumentItself):
+        return given[planned.argument]
+    if isinstance(planned, ArgumentView):
+        base = given[planned.argument]
+        return strided_view(base, planned.size, planned.stride, base.storage_offset() + planned.offset)
+    if isinstance(planned, HostTensor):
+        return torch.zeros(planned.size, dtype=planned.dtype)
+    return planned
 
 
 def _plan_key(values: Any) -> tuple[object, ...]:  # noqa: ANN401
-    """Arguments as something to look up: tensors by shape and type, numbers by type too."""
+    """Return a hashable key of arguments: tensors by shape and type, numbers by value and type."""
     parts: list[object] = []
     for value in values:
         if isinstance(value, torch.Tensor):

@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 _OTHER_ENGINES: Final = "run it on PyTorch itself: `--engine null` on Linux with a CUDA build of torch, or a real GPU"
 _NO_USER_LINE: Final = "; none of your lines calls it, as where PyTorch calls it in a backward"
 _ADVICE: Final = re.compile(r"\n|(?<=\.) (?=To |This |Please |If |You )")
-"""Where what PyTorch says of itself ends, and what it would have its own developers do begins."""
+"""The end of PyTorch's explanation, where its advice for its own developers begins."""
 _PACKAGE: Final = str(Path(oomdoctor.__file__).parent)
 _EXAMPLES: Final = str(Path(_PACKAGE, "examples"))
 _LIBRARY_MODULES: Final = ("torch.", "functools", "contextlib", "threading", "concurrent.", "runpy")
 _TAKE_HOST_TENSORS: Final = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
-"""Operators that take tensors of the host besides those of the device."""
+"""Operators that take tensors of the host together with those of the device."""
 
 
 class UntraceableError(NoAnswerError):
-    """An operator whose results' shapes or memory cannot be told without computing."""
+    """An operator whose results' shapes or memory cannot be known without computing."""
 
 
 def untraceable(operator: Any, why: object = None) -> UntraceableError:  # noqa: ANN401 - an operator
-    """The error for an operator that cannot be traced."""
+    """Return the error for an operator that cannot be traced."""
     name = str(operator).removesuffix(".default")
     line = user_line()
     return UntraceableError(
@@ -47,7 +47,7 @@ def untraceable(operator: Any, why: object = None) -> UntraceableError:  # noqa:
 
 
 def user_line() -> str | None:
-    """File and line of the innermost frame that is the user's; None where there is none, as in most backwards."""
+    """Return file and line of the user's innermost frame; None where there is none, as in most backwards."""
     # the only way to one's callers without reading their source
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
@@ -60,7 +60,7 @@ def user_line() -> str | None:
 
 
 def check_same_device(operator: Any, given: list[torch.Tensor]) -> None:  # noqa: ANN401
-    """Refuse what CUDA refuses: tensors of the host among those of the device, numbers apart.
+    """Refuse tensors of the host among those of the device, as CUDA does; numbers are allowed.
 
     Raises:
         RuntimeError: As PyTorch has it.
@@ -80,12 +80,12 @@ _SPARSE: Final = (
 
 
 def sparse_refusals() -> dict[str, Callable[..., Any]]:
-    """Refusals by the name of an operator that makes a sparse tensor."""
+    """Return functions that refuse, by the name of an operator that makes a sparse tensor."""
     return {name: _refusal(name, "sparse tensors are not emulated") for name in _SPARSE}
 
 
 def refuse_unsupported(patches: Patches) -> None:
-    """Refuse scripted modules, whose tensors C++ holds, nested tensors, and saving tensors that have no data."""
+    """Patch scripted modules, nested tensors and the saving of tensors to refuse."""
     for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged"):
         patches.set(torch.nested, name, _refusal(f"torch.nested.{name}", "nested tensors are not emulated"))
     scripted = _refusal("torch.jit.ScriptModule", "the tensors of a scripted or traced module cannot be moved")
@@ -106,7 +106,7 @@ def _refusal(name: str, why: str) -> Callable[..., Any]:
 
 
 def refuse_compiled(patches: Patches) -> None:
-    """Let `torch.compile` return what says no as soon as it is called."""
+    """Patch `torch.compile` to return a function that refuses: what fused code allocates, only the compiler knows."""
     patches.set(torch, "compile", _refused_compile)
     patches.set(torch.nn.Module, "compile", lambda module, *_, **__: _refused_compile(module) and None)
 

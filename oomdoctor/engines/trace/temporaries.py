@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,11 +11,11 @@ if TYPE_CHECKING:
 
 
 class Workspace(NamedTuple):
-    """Memory that a library takes once for each of a process's threads, and keeps.
+    """Memory that a library allocates once for each thread of the process, and keeps.
 
     Attributes:
-        library: Whose it is.
-        nbytes: Its size.
+        library: Name of the library.
+        nbytes: Size of the memory.
     """
 
     library: str
@@ -22,11 +23,11 @@ class Workspace(NamedTuple):
 
 
 AllocationStep = int | Workspace
-"""Bytes of an allocation, `-1 - position` of one that is given back, or a library's workspace."""
+"""Bytes of an allocation, `-1 - position` of one that is freed, or a library's workspace."""
 
 
 class LibraryFunction(NamedTuple):
-    """A function of a library that a kernel calls; it stands where an operator would.
+    """A function of a library that a kernel calls, in place of an operator.
 
     Attributes:
         function: Its name.
@@ -35,20 +36,20 @@ class LibraryFunction(NamedTuple):
     function: str
 
     def name(self) -> str:
-        """As an operator's."""
+        """Return the name, as an operator does."""
         return self.function
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An operator's call, as the models see it.
+    """An operator's call, the argument of the functions that give its temporaries.
 
     Attributes:
-        card: On what it runs.
-        operator: The operator.
-        args: Its arguments.
-        kwargs: Its arguments by name.
-        results: What it returns; see `planning`.
+        card: The card on which it runs.
+        operator: The operator, or a `LibraryFunction`.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        results: The results; see `plans`.
     """
 
     card: Card
@@ -60,13 +61,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Temporaries:
-    """What an operator takes besides its results.
+    """The memory that an operator takes besides its results.
 
     Attributes:
-        before: What it takes before its results are there.
-        after: What it takes after that; what is left is given back when it ends.
-        order: Which results are allocated, in their order; None for all in theirs.
-        on_host: Which results are tensors of the host.
+        before: Steps before the results are allocated.
+        after: Steps after that; what is still allocated is freed when the operator ends.
+        order: Indices of the results that are allocated, in the order of their allocation; None for all in their order.
+        on_host: Indices of the results that are tensors of the host.
     """
 
     before: tuple[AllocationStep, ...] = ()
@@ -76,3 +77,8 @@ class Temporaries:
 
 
 NO_TEMPORARIES = Temporaries()
+
+TemporariesByName = dict[str, Callable[[Call], Temporaries]]
+"""Functions that give the temporaries of a call, by the name of its operator without overload."""
+KernelsByName = dict[str, Callable[..., Any]]
+"""Kernels by the name of their operator, such as `add.Tensor`."""

@@ -25,7 +25,7 @@ _MISSING = object()
 
 
 class Patches:
-    """Replaces attributes, and puts them back when the stack ends.
+    """Replace attributes until a stack of contexts ends.
 
     Args:
         stack: What puts them back.
@@ -35,7 +35,7 @@ class Patches:
         self._stack = stack
 
     def set(self, owner: Any, name: str, value: object) -> None:  # noqa: ANN401 - a module or class
-        """Replace `owner.name`, which may not be there yet."""
+        """Replace `owner.name`, which may be missing."""
         before = vars(owner).get(name, _MISSING)
         setattr(owner, name, value)
         if before is _MISSING:
@@ -52,7 +52,7 @@ CUDA: Final = torch.device("cuda", 0)
 
 
 def patch_tensors(patches: Patches, device: EmulatedDevice) -> None:
-    """Make tensors tell of `cuda:0`, and take it for where they go."""
+    """Patch tensors to report `cuda:0` as their device, and to accept it as a target."""
     base = tensor_base()
     read_device = base.device.__get__
 
@@ -66,21 +66,21 @@ def patch_tensors(patches: Patches, device: EmulatedDevice) -> None:
     _patch_moves(patches, base)
     _patch_addresses(patches, base)
     _patch_printing(patches, device)
-    # else `Module.to` would make new parameters, of which an optimizer or a tied layer knows nothing
+    # else `Module.to` would make new parameters, which optimizers and tied layers do not have
     patches.set(torch.__future__, "_swap_module_params_on_conversion", True)  # noqa: FBT003 - its value
     patches.set(torch.utils, "swap_tensors", _swap)
 
 
 def _swap(first: torch.Tensor, second: torch.Tensor) -> None:
-    """Swap what two tensors stand for; each keeps its class, its attributes and its hooks.
+    """Swap the C++ sides of two tensors; each keeps its class, its attributes and its hooks.
 
-    PyTorch's own refuses where others refer to a tensor: views, graphs, weak references. `.to("cuda")` on CUDA does
-    not mind them, and loses no hook.
+    PyTorch's own function refuses tensors with views, graphs or weak references. `.to("cuda")` on CUDA accepts them,
+    and loses no hook.
     """
     swap_implementations(first, second)
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if (hooks := getattr(first, name)) is not None:
-            setattr(first, name, hooks)  # they are called by what was swapped away
+            setattr(first, name, hooks)  # they are attached to the C++ side
 
 
 def _is_not_xla(_: torch.Tensor) -> bool:
@@ -88,7 +88,7 @@ def _is_not_xla(_: torch.Tensor) -> bool:
 
 
 def emulated_if_cuda(where: Any) -> Any:  # noqa: ANN401 - whatever takes a device's place among arguments
-    """`cuda` in any spelling as the device that C++ knows; all else as it is."""
+    """Return `cuda` in any spelling as the emulated device, and all else unchanged."""
     if isinstance(where, str) and where.partition(":")[0] == "cuda":
         return EMULATED_DEVICE
     if isinstance(where, torch.device) and where.type == "cuda":
@@ -167,7 +167,7 @@ _FACTORY_FUNCTIONS: Final = ("empty", "empty_like", "empty_strided", "zeros", "o
 
 
 def patch_pinning(patches: Patches) -> None:
-    """Let tensors be pinned without being it."""
+    """Replace the pinning of memory: without a driver, pinned memory is plain memory of the host."""
     cache_device_constructors()  # by which `with torch.device("cuda")` knows the functions that are replaced here
     for name in _FACTORY_FUNCTIONS:
         patches.set(torch, name, _unpinned(getattr(torch, name)))

@@ -1,7 +1,7 @@
 """Every private name of PyTorch that the emulated device uses, in one place, and the version of torch.
 
 Tested with torch 2.6.0 and 2.15.0 (CUDA builds) and 2.13.0 (a CPU build). Where a name is missing, `check_torch` says
-so; nothing else imports this file but its neighbours, and they are imported only when a step is traced.
+so. Only the trace engine imports this file, and only when a step is traced.
 
 | name | what for | since |
 |---|---|---|
@@ -11,7 +11,7 @@ so; nothing else imports this file but its neighbours, and they are imported onl
 | `torch._C._dispatch_get_all_op_names` | the `_foreach` operators | 1.13 |
 | `torch._C._swap_tensor_impl` | moved modules keep their parameters | 2.3 |
 | `torch._C._current_graph_task_id` | whether a backward runs | 2.1 |
-| `torch.autograd.graph._engine_run_backward` | backward that makes a graph; see `engine_thread` | 2.1 |
+| `torch.autograd.graph._engine_run_backward` | backward that makes a graph; see `emulation` | 2.1 |
 | `torch.optim.optimizer`, `torch.utils._device` | see `cuda_api` | 2.0 |
 """
 
@@ -28,17 +28,17 @@ from torch.utils import _device
 from oomdoctor.errors import NoAnswerError
 
 TESTED: Final = ("2.6.0", "2.13.0", "2.15.0")
-"""Versions of torch that the names below were tested with."""
+"""Versions of torch with which the names below were tested."""
 
-_C: Any = torch._C  # noqa: SLF001 - what this file is for
+_C: Any = torch._C  # noqa: SLF001 - the purpose of this file
 _TENSOR: Any = torch._C.TensorBase if hasattr(torch._C, "TensorBase") else torch._C._TensorBase  # noqa: SLF001
 
 EMULATED_DEVICE: Final = torch.device("xla", 0)
-"""What C++ takes the emulated device for.
+"""The device that the emulated device is to C++.
 
 'cuda' makes autograd look for a CUDA device, which aborts where there is none, and 'meta' is not eligible for CUDA
 autocast. 'xla' passes both: CUDA autocast takes XLA tensors (`is_autocast_eligible`, autocast_mode.h), and no build of
-PyTorch has kernels for it, which leaves the place to ours.
+PyTorch has kernels for it, so ours can be registered.
 """
 
 BACKEND_KEY: Final = "XLA"
@@ -58,7 +58,7 @@ _LIBRARIES: Final = {"linux": "libc10.so", "darwin": "libc10.dylib", "win32": "c
 
 
 def check_torch() -> None:
-    """See that this torch has what is needed.
+    """Check that this torch has the names needed.
 
     Raises:
         NoAnswerError: A name is missing.
@@ -78,7 +78,7 @@ def _untested(message: str) -> NoAnswerError:
 
 
 def install_guard() -> None:
-    """Lend the stand-in device the guard of `meta`, which does nothing; autograd asks a guard for a stream.
+    """Give the emulated device the guard of `meta`, which does nothing; autograd asks a guard for a stream.
 
     Raises:
         NoAnswerError: The table of guards cannot be found.
@@ -98,7 +98,7 @@ def _guard_table() -> Any:  # noqa: ANN401 - an array of pointers
 
 
 class _BareTensor(torch.Tensor):
-    """A tensor can be made on a device without kernels only as a subclass; what is used is its plain copy."""
+    """The subclass that is needed to make a tensor on a device without kernels; a plain copy of it is used."""
 
     @classmethod
     def __torch_dispatch__(cls, *_: object) -> None:
@@ -111,7 +111,7 @@ _wrapper: Any = torch.Tensor._make_wrapper_subclass  # noqa: SLF001
 
 
 def bare_tensor(size: Any, stride: Any, offset: int, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - shapes
-    """A plain tensor on the stand-in device, with a storage of its own that has a size and no memory."""
+    """Return a plain tensor on the emulated device, whose storage has a size and no memory."""
     with _no_dispatch():
         mould = _wrapper(
             _BareTensor, size, strides=stride, storage_offset=offset, dtype=dtype, device=EMULATED_DEVICE,
@@ -128,22 +128,22 @@ _aten: Any = torch.ops.aten
 HOST_VIEWS: Final = (
     "as_strided", "as_strided_", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex", "_conj",
 )  # fmt: skip
-"""Operators of which the host's kernel only looks at shapes, so that it does for any device."""
+"""Operators whose kernel for the host reads shapes only, so that it serves any device."""
 
 
 def operator_named(name: str) -> Any:  # noqa: ANN401 - an operator, or None
-    """An operator by its name without `aten::`, such as `add.Tensor`; None where this torch has none of the name."""
+    """Return an operator by its name without `aten::`, such as `add.Tensor`; None where this torch lacks it."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(_aten, packet, None), overload or "default", None)
 
 
 def run_host_view(operator: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - an operator
-    """Run the host's kernel of an operator that only looks at shapes, such as `view`."""
+    """Run the host's kernel of an operator that reads shapes only, such as `view`."""
     return operator.redispatch(_HOST_KEYS, *args, **kwargs)
 
 
 def strided_view(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:  # noqa: ANN401 - shapes
-    """A tensor that shares its storage with `base`."""
+    """Return a tensor that shares its storage with `base`."""
     view: torch.Tensor = _aten.as_strided.default.redispatch(_HOST_KEYS, base, size, stride, offset)
     return view
 
@@ -154,59 +154,59 @@ def restride(tensor: torch.Tensor, size: Any, stride: Any) -> None:  # noqa: ANN
 
 
 below_autograd = _C._AutoDispatchBelowAutograd  # noqa: SLF001
-"""A context in which operators have no autograd."""
+"""Context manager in which operators run without autograd."""
 
 
 def in_backward() -> bool:
-    """Whether autograd's engine runs on this thread; on a GPU its work is done by a thread of its own."""
+    """Return whether autograd's engine runs on this thread; on a GPU it has a thread of its own."""
     return bool(_C._current_graph_task_id() != -1)  # noqa: SLF001
 
 
 def foreach_operators() -> list[str]:
-    """Names of the operators on lists of tensors, which CUDA has kernels for and others do tensor by tensor."""
+    """Return the names of operators on lists of tensors, for which CUDA has kernels and other devices loop."""
     names = _C._dispatch_get_all_op_names()  # noqa: SLF001
     return [name[6:] for name in names if name.startswith("aten::_foreach_") and not name.endswith("out")]
 
 
 def foreach_grouping() -> Any:  # noqa: ANN401 - a function of C++
-    """What sorts tensors by device and type for operators on lists; it names the device that C++ knows."""
+    """Return the C++ function that groups tensors by device and type; its result has the C++ device."""
     return _C._group_tensors_by_device_and_dtype  # noqa: SLF001
 
 
 def c_module() -> Any:  # noqa: ANN401 - a module of C++
-    """The module that `torch.cuda` asks."""
+    """Return the C++ module that `torch.cuda` calls."""
     return _C
 
 
 def tensor_base() -> Any:  # noqa: ANN401 - a class of C++
-    """The class in C++ whose methods `torch.Tensor` has."""
+    """Return the C++ base class of `torch.Tensor`."""
     return _TENSOR
 
 
 def reference_counts(tensor: torch.Tensor) -> tuple[int, int]:
-    """How many refer to a tensor, and how many to its storage, as C++ counts them."""
+    """Return the reference counts of a tensor and of its storage, as C++ counts them."""
     counted: Any = tensor
     storage = tensor.untyped_storage()._cdata  # noqa: SLF001
     return counted._use_count(), _C._storage_Use_Count(storage)  # noqa: SLF001
 
 
 def sdp_enabled(kind: str) -> bool:
-    """Whether a kind of attention may be taken, as `sdpa_kernel` and `torch.backends.cuda` set it."""
+    """Return whether a kind of attention is enabled by `sdpa_kernel` or `torch.backends.cuda`."""
     return bool(getattr(_C, f"_get_{kind}_sdp_enabled")())
 
 
 def single_threaded_backward() -> Any:  # noqa: ANN401 - a context
-    """A context in which backward runs on the calling thread: the stand-in device has no thread of its own."""
+    """Return a context manager in which backward runs on the calling thread."""
     return torch.autograd.set_multithreading_enabled(False)
 
 
 def engine_module() -> Any:  # noqa: ANN401 - a module
-    """The module whose `_engine_run_backward` all backward goes through."""
+    """Return the module whose `_engine_run_backward` every backward calls."""
     return torch.autograd.graph
 
 
 def has_modes() -> bool:
-    """Whether this thread has hooks or modes that another would not have; torch 2.6 does not tell of hooks."""
+    """Return whether this thread has hooks or modes that another would lack; torch 2.6 does not report hooks."""
     top = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)  # noqa: SLF001
     return bool(
         (top and top(True))  # noqa: FBT003 - its argument
@@ -217,14 +217,14 @@ def has_modes() -> bool:
 
 
 def cache_device_constructors() -> None:
-    """Have PyTorch look up now, and once for all, which functions `with torch.device(...)` means."""
+    """Make PyTorch cache the functions to which `with torch.device(...)` applies."""
     _device._device_constructors()  # noqa: SLF001
 
 
 def swap_implementations(first: torch.Tensor, second: torch.Tensor) -> None:
-    """Swap what two tensors of Python stand for in C++."""
+    """Swap the C++ sides of two tensors."""
     _C._swap_tensor_impl(first, second)  # noqa: SLF001
 
 
 TORCH: Final = (int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1]))
-"""Major and minor version."""
+"""Major and minor version of torch, by which rules differ."""

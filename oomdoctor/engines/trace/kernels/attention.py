@@ -1,11 +1,10 @@
 """Attention: the kernel that CUDA chooses by card, type, head size and mask, and the temporaries of each.
 
-Source: `scaled_dot_product_attention`, attention.cpp, and sdp_utils.cpp for CUDA, torch 2.6 to 2.15. cuDNN's attention,
-which newer versions take on compute capability 9 and 10, needs a workspace that only cuDNN knows: flash attention
-stands in for it, as on a null GPU.
+cuDNN's attention, which newer versions choose on compute capability 9 and 10, needs a workspace that only cuDNN knows:
+flash attention replaces it, as on a null GPU.
 
-Source: attention.cu and attention_backward.cu, `mha_fwd` and `mha_bwd`, flash_api.cpp, and `kernel_backward.h` of
-mem_eff_attention, torch 2.6 to 2.15.
+Source: `scaled_dot_product_attention`, attention.cpp, and sdp_utils.cpp for CUDA; attention.cu, attention_backward.cu;
+`mha_fwd` and `mha_bwd`, flash_api.cpp; `kernel_backward.h` of mem_eff_attention; torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
@@ -14,29 +13,26 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from oomdoctor.engines.trace.layouts import HALF_TYPES
 from oomdoctor.engines.trace.temporaries import Temporaries
 from oomdoctor.engines.trace.torch_internals import TORCH, sdp_enabled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from oomdoctor.engines.catalogue import Card
-    from oomdoctor.engines.trace.temporaries import Call
-
+    from oomdoctor.engines.trace.temporaries import Call, TemporariesByName
 
 _aten: Any = torch.ops.aten
-_HALVES: Final = (torch.float16, torch.bfloat16)
 _LARGEST_FLASH_HEAD: Final = 256
 _ALIGNMENT: Final = 8
 _WITHOUT_HEADS: Final = 3
 _MASK_BY_WHERE: Final = (2, 7)
 _FUSES_MORE: Final = (2, 14)
-"""Efficient attention with grouped heads (pull request 191085), one head of keys for all of the query's, and tensors
+"""First version with efficient attention for grouped heads (pull request 191085), for one head of keys, and for tensors
 without a dimension of heads; seen on null GPUs in 2.15, and not in 2.6."""
 
 
 class _AttentionCall(NamedTuple):
-    """What decides: the tensors, the mask, and how they are used."""
+    """The arguments of attention, by which the kernel is chosen."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -48,7 +44,7 @@ class _AttentionCall(NamedTuple):
 
     @property
     def needs_grad(self) -> bool:
-        """Whether a backward will follow."""
+        """Whether autograd records the call."""
         tensors = (self.query, self.key, self.value)
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
@@ -60,14 +56,14 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     **kwargs: Any,  # noqa: ANN401
 ) -> torch.Tensor:
-    """`scaled_dot_product_attention` as CUDA does it; the arguments are PyTorch's."""
+    """Run attention as CUDA does; the arguments are those of PyTorch's operator."""
     asked = _attention_call(query, *args, **kwargs)
     output = _run_attention(card, asked, scale)
     return output if asked.query.dim() == query.dim() else output[0]
 
 
 def chosen_attention_kernel(card: Card, *args: Any, scale: float | None = None, **kwargs: Any) -> str:  # noqa: ANN401, ARG001
-    """Which kernel `attend` would take on a card."""
+    """Return the kernel that would be chosen on a card: `flash`, `efficient` or `math`."""
     asked = _attention_call(*args, **kwargs)
     if _can_use_flash(card, asked):
         return "flash"
@@ -133,7 +129,7 @@ def _padded_head(tensor: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _float_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`convert_boolean_attn_mask`."""
+    """Return a boolean mask as 0 and -inf. Source: `convert_boolean_attn_mask`."""
     if TORCH < _MASK_BY_WHERE:
         return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -float("inf"))
     nothing = torch.full((), -float("inf"), dtype=dtype, device=mask.device)
@@ -141,7 +137,7 @@ def _float_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _aligned_mask(mask: torch.Tensor) -> torch.Tensor:
-    """`preprocess_mask`: rows begin at multiples of eight."""
+    """Return the mask with rows that begin at multiples of eight. Source: `preprocess_mask`."""
     if mask.stride(-1) == 1 and all(step % _ALIGNMENT == 0 for step in mask.stride()[:-1]):
         return mask
     length = mask.shape[-1]
@@ -149,10 +145,10 @@ def _aligned_mask(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _can_use_flash(card: Card, asked: _AttentionCall) -> bool:
-    """`use_flash_attention`."""
+    """Return whether flash attention can run. Source: `use_flash_attention`."""
     if not sdp_enabled("flash") or asked.mask is not None or card.compute_capability < (8, 0):
         return False
-    if asked.query.dtype not in _HALVES or not _has_plain_layout(asked, grouped_too=True):
+    if asked.query.dtype not in HALF_TYPES or not _has_plain_layout(asked, grouped_too=True):
         return False
     heads = {tensor.shape[-1] for tensor in (asked.query, asked.key, asked.value)}
     if len(heads) > 1 or max(heads) > _LARGEST_FLASH_HEAD:
@@ -163,18 +159,18 @@ def _can_use_flash(card: Card, asked: _AttentionCall) -> bool:
 
 
 def _has_little_shared_memory(card: Card) -> bool:
-    """Cards with little shared memory a block."""
+    """Return whether the card has little shared memory for a block."""
     return (8, 6) <= card.compute_capability <= (8, 9) or card.compute_capability[0] == 12  # noqa: PLR2004 - Blackwell
 
 
 def _is_too_wide(head: int, dropout: float) -> bool:
-    """`check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120`."""
+    """Source: `check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120`."""
     return 192 < head <= 224 or (head > 224 and dropout > 0)  # noqa: PLR2004 - the numbers are the rule
 
 
 def _can_use_efficient(card: Card, asked: _AttentionCall) -> bool:
-    """`use_mem_efficient_attention`."""
-    types = (torch.float32, *_HALVES) if card.compute_capability >= (8, 0) else (torch.float32, torch.float16)
+    """Return whether efficient attention can run. Source: `use_mem_efficient_attention`."""
+    types = (torch.float32, *HALF_TYPES) if card.compute_capability >= (8, 0) else (torch.float32, torch.float16)
     if not sdp_enabled("mem_efficient") or asked.query.dtype not in types:
         return False
     if not _has_plain_layout(asked, grouped_too=TORCH >= _FUSES_MORE) or asked.query.shape[-1] != asked.key.shape[-1]:
@@ -186,15 +182,15 @@ def _can_use_efficient(card: Card, asked: _AttentionCall) -> bool:
 
 
 def _head_multiple(card: Card, dtype: torch.dtype) -> int:
-    """`minimum_gemm_alignment`."""
-    major, is_half = card.compute_capability[0], dtype in _HALVES
+    """Return the number that head sizes must be multiples of. Source: `minimum_gemm_alignment`."""
+    major, is_half = card.compute_capability[0], dtype in HALF_TYPES
     uses_tensor_cores = major >= 8 or (major == 7 and is_half)  # noqa: PLR2004 - Ampere and Volta
     least = 4 if major >= 8 else 1  # noqa: PLR2004
     return max(least, 128 // (16 if is_half else 32)) if uses_tensor_cores else least
 
 
 def _has_plain_layout(asked: _AttentionCall, *, grouped_too: bool) -> bool:
-    """Four dimensions, heads that go together, nothing empty, rows without gaps."""
+    """Return whether the tensors have four dimensions, matching heads, elements, and contiguous rows."""
     tensors = (asked.query, asked.key, asked.value)
     if any(tensor.dim() != 4 or tensor.numel() == 0 for tensor in tensors):  # noqa: PLR2004
         return False
@@ -222,12 +218,12 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def _contiguous_copies(*tensors: torch.Tensor) -> tuple[int, ...]:
-    """Bytes of the copies of those whose heads do not lie together for each token."""
+    """Return the bytes of copies of tensors in which the heads of a token are not contiguous."""
     return tuple(t.numel() * t.element_size() for t in tensors if not t.transpose(1, 2).is_contiguous())
 
 
 def _flash_backward_temporaries(call: Call) -> Temporaries:
-    """A row of fp32 for the softmax and an fp32 gradient of the query; grouped keys' gradients for every head."""
+    """Take an fp32 row for the softmax, an fp32 gradient of the query, and grouped keys' gradients for every head."""
     gradient, query, key = call.args[:3]
     batch, heads, length, size = query.shape
     rows = _round_up(length, _ROWS)
@@ -238,7 +234,7 @@ def _flash_backward_temporaries(call: Call) -> Temporaries:
 
 
 def _efficient_temporaries(call: Call) -> Temporaries:
-    """Seed and offset of the dropout are the host's, but since torch 2.7 on the device where there is no dropout."""
+    """Put seed and offset of the dropout on the host, but since torch 2.7 on the device where there is no dropout."""
     dropout = call.args[5] if len(call.args) > 5 else call.kwargs.get("dropout_p", 0.0)  # noqa: PLR2004 - its place
     if TORCH < _SEED_ON_DEVICE or dropout:
         return Temporaries(on_host=(2, 3))
@@ -246,7 +242,7 @@ def _efficient_temporaries(call: Call) -> Temporaries:
 
 
 def _flash_temporaries(call: Call) -> Temporaries:
-    """Partial outputs where few blocks would run; the state of the dropout, which before torch 2.7 is the host's."""
+    """Take partial outputs where few blocks run, and the dropout's state, which before torch 2.7 is on the host."""
     on_host = (6, 7) if TORCH < _SEED_ON_DEVICE else ()
     query, key = call.args[:2]
     dropout = call.args[3] if len(call.args) > 3 else 0.0  # noqa: PLR2004 - its place
@@ -260,7 +256,7 @@ def _flash_temporaries(call: Call) -> Temporaries:
 
 
 def _splits(card: Card, query: torch.Tensor, key: torch.Tensor) -> int:
-    """`num_splits_heuristic`: the fewest parts of the keys that fill the card almost as well as any number."""
+    """Return the fewest parts of the keys that fill the card almost as well as any. Source: `num_splits_heuristic`."""
     batch, heads, length, size = query.shape
     columns = 256 if size <= 64 else 128 if size <= 128 else 64  # noqa: PLR2004 - set_params_splitkv
     blocks, most_blocks = batch * heads * -(-length // 64), 2 * card.sm_count
@@ -288,14 +284,14 @@ def _efficient_backward_temporaries(call: Call) -> Temporaries:
     workspace = batch * heads * _accumulator_floats(call, size) * 4
     copies = _contiguous_copies(gradient)
     shared = tuple(heads * t.numel() // t.shape[1] * t.element_size() for t in (key, value) if t.shape[1] != heads)
-    if query.dtype in _HALVES:
+    if query.dtype in HALF_TYPES:
         return Temporaries(copies, (*shared, rows, workspace))
     product, first = gradient.numel() * 4, len(copies) + len(shared)
     return Temporaries(copies, (*shared, product, rows, rows, -2 - first, -1 - first, workspace))
 
 
 def _accumulator_floats(call: Call, size: int) -> int:
-    """fp32 accumulators of one head: of the query's gradient by blocks with a lock each, and of wide keys' and values'.
+    """Return the fp32 accumulators of a head: the query's gradient by blocks with a lock each, wide keys and values.
 
     The shapes of the blocks were seen on null GPUs; PyTorch takes the first kernel that fits head and shared memory.
     """
@@ -309,8 +305,8 @@ def _accumulator_floats(call: Call, size: int) -> int:
 
 
 def _backward_block(call: Call, size: int) -> tuple[int, int, bool]:
-    """Rows and columns of a block, and whether the gradients of keys and values are kept outside the registers."""
-    if call.args[1].dtype not in _HALVES or size <= 64:  # noqa: PLR2004 - head sizes of kernels
+    """Return a block's rows and columns, and whether gradients of keys and values are kept outside the registers."""
+    if call.args[1].dtype not in HALF_TYPES or size <= 64:  # noqa: PLR2004 - head sizes of kernels
         return 64, 64, False
     if size > 128:  # noqa: PLR2004
         return 128, 64, True
@@ -321,7 +317,7 @@ def _backward_block(call: Call, size: int) -> tuple[int, int, bool]:
     return (128, 64, False) if size <= 96 else (64, 64, True)  # noqa: PLR2004
 
 
-ATTENTION_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {
+TEMPORARIES: Final[TemporariesByName] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward_temporaries,
     "_scaled_dot_product_flash_attention": _flash_temporaries,
     "_scaled_dot_product_efficient_attention": _efficient_temporaries,

@@ -1,17 +1,16 @@
 """Convolutions through cuDNN, their double backward, and `im2col`, with the copies that PyTorch makes.
 
-Source: `_convolution`, `convolution_backward` and `use_cudnn_depthwise`, Convolution.cpp, and ConvShared.cpp of cuDNN,
-torch 2.6 to 2.15.
-cuDNN's own workspace is not known without a GPU, and is no part of this.
+PyTorch makes contiguous copies before cuDNN's kernels and adds the bias after them; cuDNN's own workspace is not known
+without a GPU, and is not counted. The double backward (gradient penalties and other losses on gradients) copies more
+for CUDA than for a device that C++ does not know. `im2col` first allocates as much as its input.
 
-Gradient penalties and other losses on gradients come here. Source: `_convolution_double_backward`, Convolution.cpp,
-torch 2.6 to 2.15.
-
-Source: `im2col_cuda` and `col2im_cuda`, Im2Col.cu and Col2Im.cu, torch 2.6 to 2.15.
+Source: `_convolution`, `convolution_backward`, `_convolution_double_backward` and `use_cudnn_depthwise`,
+Convolution.cpp; ConvShared.cpp of cuDNN; `im2col_cuda` and `col2im_cuda`, Im2Col.cu and Col2Im.cu; torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -19,10 +18,10 @@ import torch
 from oomdoctor.engines.trace.torch_internals import operator_named, strided_view
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from oomdoctor.engines.trace.device import EmulatedDevice
-
+    from oomdoctor.engines.trace.temporaries import KernelsByName
 
 _SIGNAL: Final = 3
 _PICTURE: Final = 4
@@ -31,9 +30,11 @@ _FEWEST_CHANNELS: Final = 32
 _NARROWEST: Final = 7
 _QUICK_STRIDE: Final = 2
 
+_MaybeTensor = torch.Tensor | None
 
-class ConvolutionSettings(NamedTuple):
-    """How a convolution goes over its input."""
+
+class _Settings(NamedTuple):
+    """Arguments of a convolution after its tensors."""
 
     stride: Sequence[int]
     padding: Sequence[int]
@@ -43,18 +44,24 @@ class ConvolutionSettings(NamedTuple):
     groups: int
 
 
-def convolution_kernels() -> dict[object, Callable[..., Any]]:
-    """Kernels by operator."""
+def kernels(device: EmulatedDevice) -> KernelsByName:
+    """Return the kernels of this family."""
     return {
-        operator_named("convolution"): _convolution_forward,
-        operator_named("convolution_backward"): _convolution_backward,
+        "convolution": _convolution_forward,
+        "convolution_backward": _convolution_backward,
+        **{name: partial(_run_window, device, operator_named(name)) for name in ("im2col", "col2im")},
     }
 
 
+def overrides() -> KernelsByName:
+    """Return the functions above autograd of this family."""
+    return {"_convolution_double_backward": _double_backward}
+
+
 def _convolution_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:  # noqa: ANN401
-    settings = ConvolutionSettings(*rest)
+    settings = _Settings(*rest)
     size = _size(x, weight, settings)
-    if x.dim() == _SIGNAL:  # is done as a picture of one row
+    if x.dim() == _SIGNAL:  # runs as a picture of one row
         row = _cudnn_convolution(
             x.contiguous().unsqueeze(2), weight.unsqueeze(2), bias, (*size[:2], 1, size[2]), settings
         )
@@ -63,7 +70,7 @@ def _convolution_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 
 
 def _cudnn_convolution(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, size: Sequence[int], settings: ConvolutionSettings
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, size: Sequence[int], settings: _Settings
 ) -> torch.Tensor:
     depthwise = _is_depthwise(x, weight, settings)
     layout = torch.contiguous_format if depthwise else _layout(x, weight)
@@ -79,7 +86,7 @@ def _cudnn_convolution(
 def _convolution_backward(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, _: object, *rest: Any  # noqa: ANN401
 ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
-    settings, mask = ConvolutionSettings(*rest[:-1]), rest[-1]
+    settings, mask = _Settings(*rest[:-1]), rest[-1]
     if x.dim() != _SIGNAL:
         return _gradients(gradient, x, weight, settings, mask)
     rows = (gradient.unsqueeze(2), x.contiguous().unsqueeze(2), weight.unsqueeze(2))
@@ -88,7 +95,7 @@ def _convolution_backward(
 
 
 def _gradients(
-    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, settings: ConvolutionSettings, mask: Sequence[bool]
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, settings: _Settings, mask: Sequence[bool]
 ) -> tuple[torch.Tensor | None, ...]:
     by_kernel = _depthwise_gradients if _is_depthwise(x, weight, settings) else _cudnn_gradients
     found = by_kernel(gradient, x, weight, mask)
@@ -98,7 +105,7 @@ def _gradients(
 def _depthwise_gradients(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]
 ) -> tuple[torch.Tensor | None, ...]:
-    """The weight's comes first. Source: `conv_depthwise2d_backward_cuda`, DepthwiseConv2d.cu."""
+    """Allocate the weight's gradient first. Source: `conv_depthwise2d_backward_cuda`, DepthwiseConv2d.cu."""
     _held = gradient.contiguous()
     for_weight = _depthwise_weight_gradient(x, weight) if mask[1] else None
     _copy = weight.contiguous()
@@ -113,12 +120,12 @@ def _depthwise_weight_gradient(x: torch.Tensor, weight: torch.Tensor) -> torch.T
 def _cudnn_gradients(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]
 ) -> tuple[torch.Tensor | None, ...]:
-    """Each part makes the copies that it needs. Source: `cudnn_convolution_backward`, ConvShared.cpp of cuDNN."""
+    """Make the copies of each part. Source: `cudnn_convolution_backward`, ConvShared.cpp of cuDNN."""
     layout = _layout(x, weight)
     for_x = for_weight = None
     if mask[1]:
         x = x.contiguous(memory_format=layout)
-    if _has_channels_last_strides(gradient) != _has_channels_last_strides(x):  # also where one pixel lies in any order
+    if _has_channels_last_strides(gradient) != _has_channels_last_strides(x):  # also where one pixel has any layout
         gradient = gradient.clone(
             memory_format=_CHANNELS_LAST[x.dim()] if _has_channels_last_strides(x) else torch.contiguous_format
         )
@@ -136,20 +143,20 @@ def _like(tensor: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout)
 
 
-def _size(x: torch.Tensor, weight: torch.Tensor, settings: ConvolutionSettings) -> tuple[int, ...]:
+def _size(x: torch.Tensor, weight: torch.Tensor, settings: _Settings) -> tuple[int, ...]:
     metas = (torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in (x, weight))
     return tuple(operator_named("convolution")(*metas, None, *settings).shape)
 
 
 def _layout(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
-    """`cudnn_conv_suggest_memory_format`: channels last where either of the two is, and not double precision."""
+    """Return channels last where either tensor is, except in fp64. Source: `cudnn_conv_suggest_memory_format`."""
     if x.dtype is not torch.float64 and (_has_channels_last_strides(x) or _has_channels_last_strides(weight)):
         return _CHANNELS_LAST[x.dim()]
     return torch.contiguous_format
 
 
 def _has_channels_last_strides(tensor: torch.Tensor) -> bool:
-    """Whether the strides are those of channels last. Source: `is_channels_last_strides_2d`, MemoryFormat.h."""
+    """Return whether strides are those of channels last. Source: `is_channels_last_strides_2d`, MemoryFormat.h."""
     least = 0
     if tensor.stride(1) == 0:
         return False
@@ -161,8 +168,8 @@ def _has_channels_last_strides(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _is_depthwise(x: torch.Tensor, weight: torch.Tensor, settings: ConvolutionSettings) -> bool:
-    """Whether PyTorch's own kernel for one filter a channel is taken, and not cuDNN."""
+def _is_depthwise(x: torch.Tensor, weight: torch.Tensor, settings: _Settings) -> bool:
+    """Return whether PyTorch's own kernel for one filter per channel runs, and not cuDNN."""
     one_a_channel = x.shape[1] == settings.groups > 1 and weight.shape[0] % x.shape[1] == 0
     if not one_a_channel or settings.transposed or x.dim() != _PICTURE:
         return False
@@ -171,10 +178,10 @@ def _is_depthwise(x: torch.Tensor, weight: torch.Tensor, settings: ConvolutionSe
     return not (x.dtype is weight.dtype is torch.float16 and _suits_cudnn(x, weight, settings))
 
 
-def _suits_cudnn(x: torch.Tensor, weight: torch.Tensor, settings: ConvolutionSettings) -> bool:
-    """`use_cudnn_depthwise` for fp16, and the workloads that it was found to be quicker with."""
+def _suits_cudnn(x: torch.Tensor, weight: torch.Tensor, settings: _Settings) -> bool:
+    """Return whether cuDNN is quicker in fp16. Source: `use_cudnn_depthwise`."""
     batch, channels, height, width = x.shape
-    vertical, stride = settings.stride[0], settings.stride[-1]  # of a signal there is one
+    vertical, stride = settings.stride[0], settings.stride[-1]  # a signal has one
     if any(step > 1 for step in settings.dilation) or channels < _FEWEST_CHANNELS:
         return False
     if height == 1:
@@ -183,7 +190,7 @@ def _suits_cudnn(x: torch.Tensor, weight: torch.Tensor, settings: ConvolutionSet
 
 
 def _is_quick(batch: int, channels: int, width: int, weight: torch.Tensor, stride: int) -> bool:
-    """`check_cudnn_depthwise_workload_with_filter`."""
+    """Source: `check_cudnn_depthwise_workload_with_filter`."""
     filter_size = weight.shape[3]
     if weight.shape[2] != filter_size or filter_size not in {1, 3, 5} or width < _NARROWEST or stride > _QUICK_STRIDE:
         return False
@@ -194,42 +201,28 @@ def _is_quick(batch: int, channels: int, width: int, weight: torch.Tensor, strid
     return batch == 1 or channels >= 512 or (channels >= 256 and width >= 28)  # noqa: PLR2004 - the rule's numbers
 
 
-Found = torch.Tensor | None
-
-
-class _DoubleBackwardSettings(NamedTuple):
-    """How the convolution goes over its input."""
-
-    stride: Sequence[int]
-    padding: Sequence[int]
-    dilation: Sequence[int]
-    transposed: bool
-    output_padding: Sequence[int]
-    groups: int
-
-
-def convolution_double_backward(  # noqa: PLR0913, PLR0917 - PyTorch's signature
-    for_input: Found,
-    for_weight: Found,
-    for_bias: Found,
+def _double_backward(  # noqa: PLR0913, PLR0917 - PyTorch's signature
+    for_input: _MaybeTensor,
+    for_weight: _MaybeTensor,
+    for_bias: _MaybeTensor,
     gradient: torch.Tensor,
     weight: torch.Tensor,
     x: torch.Tensor,
     *rest: object,
-) -> tuple[Found, Found, Found]:
-    """Gradients of the output's gradient, the input and the weight, as CUDA finds them; the last of `rest` is unused.
+) -> tuple[_MaybeTensor, _MaybeTensor, _MaybeTensor]:
+    """Return the gradients of the output's gradient, the input and the weight, as CUDA computes them.
 
     Args:
         for_input: Gradient of the input's gradient.
-        for_weight: Gradient of the weight's.
-        for_bias: Gradient of the bias's.
+        for_weight: Gradient of the weight's gradient.
+        for_bias: Gradient of the bias's gradient.
         gradient: The output's gradient.
         weight: The weight.
         x: The input.
-        rest: Stride, padding, dilation, whether it is transposed, output padding, groups and what is wanted.
+        rest: Stride, padding, dilation, transposed, output padding, groups, and the gradients wanted (unused).
     """
-    settings = _DoubleBackwardSettings(*rest[:-1])  # type: ignore[arg-type]
-    of_gradient: Found = None
+    settings = _Settings(*rest[:-1])  # type: ignore[arg-type]
+    of_gradient: _MaybeTensor = None
     if for_input is not None and x.numel():
         weight = weight.contiguous()
         of_gradient = _convolve(for_input, weight, settings)
@@ -244,18 +237,18 @@ def convolution_double_backward(  # noqa: PLR0913, PLR0917 - PyTorch's signature
     return of_gradient, of_input, of_weight
 
 
-def _sum_of(first: Found, second: torch.Tensor) -> torch.Tensor:
+def _sum_of(first: _MaybeTensor, second: torch.Tensor) -> torch.Tensor:
     return second if first is None else first + second
 
 
-def _convolve(x: torch.Tensor, weight: torch.Tensor, settings: _DoubleBackwardSettings) -> torch.Tensor:
+def _convolve(x: torch.Tensor, weight: torch.Tensor, settings: _Settings) -> torch.Tensor:
     return torch.convolution(x, weight, None, *settings)
 
 
 def _of_weight(
-    for_input: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor, settings: _DoubleBackwardSettings
+    for_input: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor, settings: _Settings
 ) -> torch.Tensor:
-    """The convolution of the two, summed over the batch, group by group."""
+    """Convolve input and gradient, summed over the batch, group by group."""
     swapped = settings._replace(stride=settings.dilation, dilation=settings.stride, groups=1, transposed=False)
     gradients, inputs = gradient.transpose(0, 1), for_input.transpose(0, 1)
     parts = []
@@ -266,9 +259,7 @@ def _of_weight(
     return _narrowed(whole.transpose(0, 1), weight.shape)
 
 
-def _of_input(
-    for_weight: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, settings: _DoubleBackwardSettings
-) -> torch.Tensor:
+def _of_input(for_weight: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, settings: _Settings) -> torch.Tensor:
     back = settings._replace(transposed=not settings.transposed)
     if settings.transposed:
         return _narrowed(_convolve(gradient.contiguous(), for_weight, back), x.shape)
@@ -282,23 +273,14 @@ def _of_input(
 
 
 def _narrowed(tensor: torch.Tensor, size: torch.Size) -> torch.Tensor:
-    """The beginning of each dimension but the first two."""
+    """Cut each dimension but the first two to a size."""
     for index in range(2, tensor.dim()):
         if tensor.shape[index] > size[index]:
             tensor = tensor.narrow(index, 0, size[index])
     return tensor
 
 
-def window_kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
-    """Kernels by operator."""
-
-    def kernel(operator: Any) -> Callable[..., torch.Tensor]:  # noqa: ANN401 - an operator
-        return lambda x, *rest: _run_window(device, operator, x, rest)
-
-    return {operator: kernel(operator) for operator in map(operator_named, ("im2col", "col2im"))}
-
-
-def _run_window(device: EmulatedDevice, operator: Any, x: torch.Tensor, rest: Any) -> torch.Tensor:  # noqa: ANN401
+def _run_window(device: EmulatedDevice, operator: Any, x: torch.Tensor, *rest: Any) -> torch.Tensor:  # noqa: ANN401
     size = operator(torch.empty(x.shape, dtype=x.dtype, device="meta"), *rest).shape
     first = device.tensor((x.numel(),), (1,), x.dtype)
     _copy = x.contiguous()

@@ -1,18 +1,12 @@
-"""Indexing, searching and copying: index tensors as kernels want them, `index_put`, `searchsorted`, `roll`.
+"""Indexing, searching and copying: index tensors as kernels need them, `index_put`, `searchsorted`, `isin`, `roll`.
 
-Source: `expandTensors`, IndexingUtils.h; `make_info` and `AdvancedIndex`, TensorAdvancedIndexing.cpp; torch 2.6 to
-2.15.
+Writing to indexed places, several of which may be the same, sorts the indices, so that each place is written once.
 
-Source: `index_put_with_sort_kernel` and `makeLinearIndex`, Indexing.cu; `_index_put_impl_`,
-TensorAdvancedIndexing.cpp; torch 2.6 to 2.15.
-
-Source: `searchsorted_maybe_trim_input_tensors`, BucketizationUtils.h; torch 2.6 to 2.15.
-
-Source: `isin_default_kernel_gpu`, TensorCompare.cu, and `isin_Tensor_Tensor_out`, TensorCompare.cpp; `_histc_cuda`,
-SummaryOps.cu; torch 2.6 to 2.15.
-
-Source: `roll_cuda`, TensorTransformations.cu, and `roll_common`, TensorTransformations.h; `repeat_interleave_cuda`,
-Repeat.cu; torch 2.6 to 2.15.
+Source: `expandTensors`, IndexingUtils.h; `make_info`, `AdvancedIndex` and `_index_put_impl_`,
+TensorAdvancedIndexing.cpp; `index_put_with_sort_kernel` and `makeLinearIndex`, Indexing.cu;
+`searchsorted_maybe_trim_input_tensors`, BucketizationUtils.h; `isin_default_kernel_gpu`, TensorCompare.cu, and
+`isin_Tensor_Tensor_out`, TensorCompare.cpp; `_histc_cuda`, SummaryOps.cu; `roll_cuda`, TensorTransformations.cu, and
+`roll_common`, TensorTransformations.h; `repeat_interleave_cuda`, Repeat.cu; torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
@@ -24,41 +18,41 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from oomdoctor.engines.trace.kernels.sorting import SORT_PAIRS
+from oomdoctor.engines.trace.layouts import copied_bytes
 from oomdoctor.engines.trace.temporaries import Temporaries
 from oomdoctor.engines.trace.torch_internals import TORCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from oomdoctor.engines.trace.device import EmulatedDevice
-    from oomdoctor.engines.trace.temporaries import Call
-
+    from oomdoctor.engines.trace.temporaries import Call, KernelsByName, TemporariesByName
 
 _INDEX_BYTES: Final = 8
+_BOTH_ENDS_AT_ONCE: Final = (2, 7)
+"""One kernel finds the least and the largest number in 2.15, two do in 2.6; between them nothing is known."""
 
 
 def _copied_indices(call: Call) -> Temporaries:
+    """Return the copies of indices that are not of 64 bits, or not laid out alike."""
     given = [index for index in call.args[1] if index is not None]
     widened = tuple(index.numel() * _INDEX_BYTES for index in given if index.dtype is torch.int32)
     metas = [torch.empty_strided(index.shape, index.stride(), device="meta") for index in given]
-    placed = torch.broadcast_tensors(*metas)  # type: ignore[no-untyped-call]
-    is_alike = len({index.stride() for index in placed}) <= 1
-    copied = tuple(i.numel() * _INDEX_BYTES for i in placed if not (is_alike or i.is_contiguous()))
+    broadcast = torch.broadcast_tensors(*metas)  # type: ignore[no-untyped-call]
+    is_alike = len({index.stride() for index in broadcast}) <= 1
+    copied = tuple(i.numel() * _INDEX_BYTES for i in broadcast if not (is_alike or i.is_contiguous()))
     return Temporaries(before=(*widened, *copied))
 
 
-INDEX_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = dict.fromkeys(
-    ("index", "_index_put_impl_"), _copied_indices
-)
-
-
-_BOTH_ENDS_AT_ONCE: Final = (2, 7)
-"""The least and the largest index are found by one kernel in 2.15 and by two in 2.6; between them nothing is known."""
-
-
-def index_kernels(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
-    """Kernels by the operator's name."""
-    return {"_index_put_impl_": partial(_index_put, device)}
+def kernels(device: EmulatedDevice) -> KernelsByName:
+    """Return the kernels of this family."""
+    return {
+        "_index_put_impl_": partial(_index_put, device),
+        "isin.Tensor_Tensor": _isin,
+        "histc": _histc,
+        "roll": _roll,
+        "repeat_interleave.Tensor": _repeat_interleave,
+    }
 
 
 def _index_put(  # noqa: PLR0913, PLR0917 - PyTorch's signature
@@ -85,7 +79,7 @@ def _index_put(  # noqa: PLR0913, PLR0917 - PyTorch's signature
 
 
 def _sort_indices(device: EmulatedDevice, linear: torch.Tensor, bits: int) -> None:
-    """Sorted indices, and with them the places where they were."""
+    """Sort the indices together with their positions."""
     taken = [torch.empty_like(linear, memory_format=torch.contiguous_format) for _ in range(3)]
     device.call_library(SORT_PAIRS, len(linear), _INDEX_BYTES, _INDEX_BYTES, bits)
     del taken
@@ -98,7 +92,7 @@ def _are_masks(indices: Sequence[torch.Tensor | None]) -> bool:
 def _linear_index(
     target: torch.Tensor, indices: Sequence[torch.Tensor | None], *, is_checked: bool
 ) -> tuple[torch.Tensor, bool, list[int], int]:
-    """One index for each place, whether dimensions were reordered for it, the values' shape, and a row's width."""
+    """Return the linear indices, whether dimensions were permuted, the values' shape, and the elements of a row."""
     given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     wide = [index.long() if index.dtype is torch.int32 else index for _, index in given]
     tensors = torch.broadcast_tensors(*wide)  # type: ignore[no-untyped-call]
@@ -115,7 +109,7 @@ def _linear_index(
 def _summed(
     target: torch.Tensor, dims: Sequence[int], tensors: Sequence[torch.Tensor], *, is_checked: bool
 ) -> torch.Tensor:
-    """Each index wrapped and times its stride, and all of them added up."""
+    """Return the sum of the indices, each wrapped and multiplied by its stride."""
     linear = _scaled(target, dims[0], tensors[0], is_checked=is_checked)
     for dim, index in zip(dims[1:], tensors[1:], strict=True):
         linear.add_(_scaled(target, dim, index, is_checked=is_checked))
@@ -129,7 +123,7 @@ def _scaled(target: torch.Tensor, dim: int, index: torch.Tensor, *, is_checked: 
 
 
 def _check_bounds(index: torch.Tensor) -> None:
-    """That no index is outside, which the card finds out by itself."""
+    """Allocate what the check of the bounds takes, which runs on the card."""
     if _BOTH_ENDS_AT_ONCE <= TORCH:
         least, largest = index.aminmax()
         _ = largest < 1
@@ -143,29 +137,23 @@ def _check_bounds(index: torch.Tensor) -> None:
 
 
 def _searched(call: Call) -> Temporaries:
+    """Return the contiguous copies and the conversions to one type of the numbers and the boundaries."""
     given = [value for value in call.args[:2] if isinstance(value, torch.Tensor) and value.dim()]
-    copied = tuple(t.numel() * t.element_size() for t in given if not t.is_contiguous())
+    copied = copied_bytes(given)
     if len({t.dtype for t in given}) > 1:
         dtype = torch.promote_types(given[0].dtype, given[1].dtype)
         copied += tuple(t.numel() * dtype.itemsize for t in given if t.dtype is not dtype)
     return Temporaries(after=copied)
 
 
-SEARCH_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = dict.fromkeys(
-    ("searchsorted", "bucketize"), _searched
-)
-
-
-"""The least and the largest are found by one kernel in 2.15 and by two in 2.6; between them nothing is known."""
-
-
-def search_kernels() -> dict[str, Callable[..., Any]]:
-    """Kernels by the operator's name."""
-    return {"isin.Tensor_Tensor": _isin, "histc": _histc}
+TEMPORARIES: Final[TemporariesByName] = {
+    **dict.fromkeys(("index", "_index_put_impl_"), _copied_indices),
+    **dict.fromkeys(("searchsorted", "bucketize"), _searched),
+}
 
 
 def _isin(elements: torch.Tensor, tested: torch.Tensor, **_: object) -> Any:  # noqa: ANN401 - or NotImplemented
-    """Each compared with each where there are few; else they are sorted, which is the plan's."""
+    """Compare each with each where they are few; else they are sorted, as planned on `meta`."""
     if tested.numel() >= 10 * elements.numel() ** 0.145:
         return NotImplemented
     result = torch.empty(elements.shape, dtype=torch.bool, device=elements.device)
@@ -173,7 +161,7 @@ def _isin(elements: torch.Tensor, tested: torch.Tensor, **_: object) -> Any:  # 
 
 
 def _histc(x: torch.Tensor, bins: int = 100, least: float = 0, largest: float = 0) -> torch.Tensor:
-    """Between the least and the largest there are, where it is not said."""
+    """Find the range, where it is not given."""
     result = torch.empty(bins, dtype=x.dtype, device=x.device)
     if least == largest and x.numel():
         _min_and_max(x)
@@ -188,13 +176,8 @@ def _min_and_max(x: torch.Tensor) -> None:
         find(x).item()
 
 
-def copy_kernels() -> dict[str, Callable[..., Any]]:
-    """Kernels by the operator's name."""
-    return {"roll": _roll, "repeat_interleave.Tensor": _repeat_interleave}
-
-
 def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
-    """One dimension after the other; laid flat where none is named."""
+    """Roll one dimension after the other, or all elements where none is named."""
     if not dims:
         return _rolled(x.contiguous().view(-1)).view(x.shape)
     first = _rolled(x)

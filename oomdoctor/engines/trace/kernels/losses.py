@@ -1,14 +1,12 @@
 """Losses and distances, whose elements are computed before they are reduced.
 
-Source: NLLLoss.cu and NLLLoss2d.cu, torch 2.6 to 2.15.
+The losses of classes, by row and by pixel, read only contiguous tensors. Others compute every element before they are
+reduced, and some keep that storage for their one number. Gradients of distances are one for each pair, summed.
 
-Source: `mse_loss_out` and `smooth_l1_loss_out`, BinaryOps.cpp and Loss.cpp; `huber_loss`,
-Loss.cpp; `binary_cross_entropy_out_cuda`, Loss.cu; `log_sigmoid_forward_cuda`, Activation.cpp; torch 2.6 to 2.15.
-
-Source: `ctc_loss_gpu_template` and `ctc_loss_backward_gpu_template`, LossCTC.cu; torch 2.6 to 2.15.
-
-Source: `pdist_backward_kernel_impl` and `cdist_backward_kernel_impl`, DistanceKernel.cu; `_cdist_backward`,
-Distance.cpp; torch 2.6 to 2.15.
+Source: NLLLoss.cu and NLLLoss2d.cu; `mse_loss_out` and `smooth_l1_loss_out`, BinaryOps.cpp and Loss.cpp; `huber_loss`,
+Loss.cpp; `binary_cross_entropy_out_cuda`, Loss.cu; `log_sigmoid_forward_cuda`, Activation.cpp; `ctc_loss_gpu_template`
+and `ctc_loss_backward_gpu_template`, LossCTC.cu; `pdist_backward_kernel_impl` and `cdist_backward_kernel_impl`,
+DistanceKernel.cu; `_cdist_backward`, Distance.cpp; torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
@@ -17,37 +15,38 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from oomdoctor.engines.trace.layouts import copied_bytes
 from oomdoctor.engines.trace.temporaries import Temporaries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from oomdoctor.engines.trace.temporaries import Call
+    from oomdoctor.engines.trace.temporaries import Call, KernelsByName, TemporariesByName
+
+_NONE: Final = 0
+_MEAN: Final = 1
+_LARGE_CTC: Final = 450
+"""Size from which the probabilities of all blanks are summed in one operator."""
 
 
 def _rows(call: Call) -> Temporaries:
-    return Temporaries(after=_copies(*call.args[:3]))
+    return Temporaries(after=copied_bytes(call.args[:3]))
 
 
 def _rows_backward(call: Call) -> Temporaries:
-    return Temporaries(after=_copies(*call.args[1:4]))
+    return Temporaries(after=copied_bytes(call.args[1:4]))
 
 
 def _pixels(call: Call) -> Temporaries:
     _, target, weight, reduction = call.args[:4]
-    return Temporaries(after=_copies(weight, target) if reduction else (), order=[1, 0])
+    return Temporaries(after=copied_bytes((weight, target)) if reduction else (), order=[1, 0])
 
 
 def _pixels_backward(call: Call) -> Temporaries:
-    return Temporaries(after=_copies(*call.args[2:4]))
+    return Temporaries(after=copied_bytes(call.args[2:4]))
 
 
-def _copies(*given: torch.Tensor | None) -> tuple[int, ...]:
-    """Bytes of contiguous copies of those that are not."""
-    return tuple(t.numel() * t.element_size() for t in given if t is not None and not t.is_contiguous())
-
-
-LOSS_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {
+TEMPORARIES: Final[TemporariesByName] = {
     "nll_loss_forward": _rows,
     "nll_loss_backward": _rows_backward,
     "nll_loss2d_forward": _pixels,
@@ -55,12 +54,8 @@ LOSS_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {
 }
 
 
-_NONE: Final = 0
-_MEAN: Final = 1
-
-
-def loss_kernels() -> dict[str, Callable[..., Any]]:
-    """Kernels by the operator's name."""
+def kernels() -> KernelsByName:
+    """Return the kernels of this family."""
     return {
         "mse_loss": _reduced_into_whole,
         "smooth_l1_loss": _reduced_into_whole,
@@ -69,11 +64,15 @@ def loss_kernels() -> dict[str, Callable[..., Any]]:
         "huber_loss_backward.out": _grad_input,
         "binary_cross_entropy": _bce,
         "log_sigmoid_forward": _log_sigmoid,
+        "_ctc_loss": _ctc_loss,
+        "_ctc_loss_backward": _ctc_backward,
+        "_pdist_backward": _pdist_backward,
+        "_cdist_backward": _cdist_backward,
     }
 
 
 def _reduced_into_whole(x: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN, *_: float) -> torch.Tensor:
-    """The result is made as if it were not to be reduced."""
+    """Allocate the result as large as the losses, and reduce into it."""
     result = x - target
     if reduction != _NONE:
         losses = torch.empty_like(result)
@@ -86,7 +85,7 @@ def _reduced(x: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN, *_: 
 
 
 def _grad_input(*_: object, grad_input: torch.Tensor) -> torch.Tensor:
-    """What PyTorch tells of it for tensors without data makes a new one of halves."""
+    """Return the output tensor; PyTorch's kernel for `meta` would make a new one for the half types."""
     return grad_input
 
 
@@ -116,17 +115,8 @@ def _reduce(losses: torch.Tensor, reduction: int) -> torch.Tensor:
 
 
 def _log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """CUDA computes again what the host keeps for the backward."""
+    """Keep no buffer for the backward: CUDA computes it again."""
     return torch.empty_like(x), x.new_empty(0)
-
-
-_LARGE_CTC: Final = 450
-"""From here on all blanks' probabilities are summed in one operator."""
-
-
-def ctc_kernels() -> dict[str, Callable[..., Any]]:
-    """Kernels by the operator's name."""
-    return {"_ctc_loss": _ctc_loss, "_ctc_loss_backward": _ctc_backward}
 
 
 def _ctc_loss(
@@ -136,7 +126,7 @@ def _ctc_loss(
     target_lengths: Sequence[int],
     *__: object,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The losses, and what the backward needs, which is there first."""
+    """Allocate the probabilities of all alignments, for the backward, and then the losses."""
     steps, batch = log_probs.shape[:2]
     lengths = _lengths(batch, log_probs)
     longest = max(target_lengths, default=0)
@@ -158,13 +148,8 @@ def _ctc_backward(_: torch.Tensor, log_probs: torch.Tensor, *rest: Any) -> torch
 
 
 def _lengths(batch: int, like: torch.Tensor) -> list[torch.Tensor]:
-    """Of inputs, of targets, and where each target begins."""
+    """Allocate the lengths of inputs and targets and the offsets of the targets, on the device."""
     return [like.new_empty(batch, dtype=torch.int64) for _ in range(3)]
-
-
-def distance_kernels() -> dict[str, Callable[..., Any]]:
-    """Kernels by the operator's name."""
-    return {"_pdist_backward": _pdist_backward, "_cdist_backward": _cdist_backward}
 
 
 def _pdist_backward(_: torch.Tensor, x: torch.Tensor, *__: object) -> Any:  # noqa: ANN401 - or NotImplemented

@@ -1,17 +1,18 @@
 """Matrix products: the workspaces of cuBLAS and cuBLASLt, and products of three tensors.
 
-Source: `getChosenWorkspaceSize` and `getCUDABlasLtWorkspaceSize`, CublasHandlePool.cpp; `addmm_out_cuda_impl`,
-Blas.cpp. Since torch 2.15 a product takes its workspace when it begins and gives it back when it ends (pull request
-194311); before that each thread's handle keeps one. The sizes were seen on null GPUs with torch 2.6 and 2.15.
+Since torch 2.15 a product allocates its workspace when it begins and frees it when it ends (pull request 194311);
+before that each thread's handle keeps one. The sizes were seen on null GPUs with torch 2.6 and 2.15.
+`torch.nn.Bilinear` is a product of three tensors: slice by slice, each by two matrix products.
 
-Source: `_trilinear` and `sumproduct_pair`, Linear.cpp; torch 2.6 to 2.15.
+Source: `getChosenWorkspaceSize` and `getCUDABlasLtWorkspaceSize`, CublasHandlePool.cpp; `addmm_out_cuda_impl`,
+Blas.cpp; `_trilinear` and `sumproduct_pair`, Linear.cpp; torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
 
 import os
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -20,11 +21,10 @@ from oomdoctor.engines.trace.torch_internals import TORCH
 from oomdoctor.units import KIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from oomdoctor.engines.catalogue import Card
-    from oomdoctor.engines.trace.temporaries import Call
-
+    from oomdoctor.engines.trace.temporaries import Call, KernelsByName, TemporariesByName
 
 _PLANE: Final = 2
 _SINCE_HOPPER: Final = 9
@@ -33,11 +33,11 @@ _NEW_WORKSPACE: Final = 32 << 20
 _LT_WORKSPACE: Final = 1 << 20
 _TEMPORARY_WORKSPACES: Final = (2, 15)
 _UNIFIED: Final = (2, 8)
-"""From here until cuBLAS keeps none, cuBLASLt works in what cuBLAS keeps."""
+"""First version in which cuBLASLt uses the workspace that cuBLAS keeps."""
 
 
-def workspace_bytes(card: Card) -> int:
-    """What cuBLAS takes, unless `CUBLAS_WORKSPACE_CONFIG` says otherwise: pairs of KiB and how many of them."""
+def _workspace_bytes(card: Card) -> int:
+    """Return the bytes of cuBLAS's workspace, from `CUBLAS_WORKSPACE_CONFIG` (pairs of KiB and count) if it is set."""
     configured = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     if configured:
         numbers = [int(word) for word in configured.split(":") if word.isdecimal()]
@@ -46,20 +46,20 @@ def workspace_bytes(card: Card) -> int:
 
 
 def _product_temporaries(call: Call) -> Temporaries:
-    nbytes = workspace_bytes(call.card)
+    nbytes = _workspace_bytes(call.card)
     workspace = () if not nbytes else (nbytes if _has_temporary_workspace() else Workspace("cublas", nbytes),)
     return Temporaries(after=(*_copies(call), *workspace))
 
 
 def _batched_product_temporaries(call: Call) -> Temporaries:
-    """Columns by rows are multiplied element by element; seen on null GPUs in torch 2.15, and not in 2.6."""
+    """Take nothing for columns by rows, an element-wise product; seen on null GPUs in torch 2.15, and not in 2.6."""
     if TORCH >= _TEMPORARY_WORKSPACES and call.args[0].shape[-1] == 1:
         return NO_TEMPORARIES
     return _product_temporaries(call)
 
 
 def _copies(call: Call) -> tuple[int, ...]:
-    """Bytes of each factor that cuBLAS cannot read as it lies, such as a gradient that is one number, expanded.
+    """Return the bytes of the copies of factors whose layout cuBLAS cannot read, such as an expanded gradient.
 
     Source: `prepare_matrix_for_cublas` and `prepare_batch_matrix_for_cublas`, Blas.cpp.
     """
@@ -72,7 +72,7 @@ def _copies(call: Call) -> tuple[int, ...]:
 
 
 def _is_readable(matrix: torch.Tensor) -> bool:
-    """Whether its rows or its columns lie side by side."""
+    """Return whether the rows or the columns of a matrix are contiguous."""
     (rows, columns), (row_step, column_step) = matrix.shape[-2:], matrix.stride()[-2:]
     return (row_step == 1 and column_step >= max(1, rows)) or (column_step == 1 and row_step >= max(1, columns))
 
@@ -82,7 +82,7 @@ def _has_temporary_workspace() -> bool:
 
 
 def _addmm_temporaries(call: Call) -> Temporaries:
-    """`addmm` goes to cuBLASLt where it can add the bias on the way."""
+    """Take the workspace of cuBLASLt where it adds the bias as well, else that of a product."""
     bias, _, right = call.args[:3]
     fused = bias.dim() == 1 and bias.is_contiguous() and bias.shape[0] == right.shape[1] and min(right.shape) > 1
     if not fused or call.kwargs.get("beta", 1) != 1:
@@ -91,19 +91,19 @@ def _addmm_temporaries(call: Call) -> Temporaries:
     copies = _copies(call)
     if _has_temporary_workspace():
         return Temporaries(after=(*copies, lt))
-    kept = Workspace("cublas", workspace_bytes(call.card))
+    kept = Workspace("cublas", _workspace_bytes(call.card))
     return Temporaries(after=(*copies, kept) if TORCH >= _UNIFIED else (*copies, lt, kept))
 
 
-MATRIX_PRODUCT_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {
+TEMPORARIES: Final[TemporariesByName] = {
     **dict.fromkeys(("mm", "baddbmm", "dot", "vdot", "mv", "addmv", "addmv_", "addbmm"), _product_temporaries),
     "bmm": _batched_product_temporaries,
     **dict.fromkeys(("addmm", "addmm_", "_addmm_activation"), _addmm_temporaries),
 }
 
 
-def trilinear_kernels() -> dict[str, Callable[..., Any]]:
-    """Kernels by the operator's name."""
+def kernels() -> KernelsByName:
+    """Return the kernels of this family."""
     return {"_trilinear": _trilinear}
 
 
@@ -127,7 +127,7 @@ def _trilinear(  # noqa: PLR0913, PLR0917 - PyTorch's signature
 
 
 def _add_slice(part: torch.Tensor, slices: Sequence[torch.Tensor], summed: Sequence[int]) -> None:
-    """What the third tensor has not is summed over before it is multiplied."""
+    """Add a slice's product; dimensions that the third tensor lacks are summed over first."""
     first, second, third = slices
     product = _summed_product(first, second, [dim for dim in summed if third.shape[dim] == 1])
     product = _summed_product(product, third, [dim for dim in summed if third.shape[dim] != 1])
@@ -145,7 +145,7 @@ def _slice(tensor: torch.Tensor, dim: int, place: int) -> torch.Tensor:
 
 
 def _summed_product(left: torch.Tensor, right: torch.Tensor, summed: Sequence[int]) -> torch.Tensor:
-    """One matrix product, of dimensions that both have, that one has, and that are summed over."""
+    """Multiply as one matrix product: dimensions of both are its batch, those of one its rows or columns."""
     if not summed:
         return left * right
     for dim in summed:

@@ -1,16 +1,14 @@
-"""Normalization: softmax, batch norm, layer norm, RMS norm and group norm.
+"""Normalization: softmax, batch norm, layer norm, RMS norm and group norm; fused recurrent cells.
 
-Source: SoftMax.cu and RNN.cu, torch 2.6 to 2.15.
+Batch norm runs by cuDNN where it can, else by PyTorch's own kernels; cuDNN's reserve space counts as 0, as on the null
+GPU. The backward of layer norm has partial gradients of the weights where rows are many, since torch 2.8 (pull request
+150773); their greatest number was seen on null GPUs in 2.15, and so was what group norm does otherwise there (pull
+request 191945).
 
-Source: `_batch_norm_impl_index`, Normalization.cpp; `cudnn_batch_norm`, BatchNorm.cpp; `batch_norm_cuda` and
-`batch_norm_backward_cuda`, Normalization.cu and .cuh; torch 2.6 to 2.15. cuDNN's reserve space counts as 0, as on the
-null GPU.
-
-Source: `layer_norm_backward_cuda` and `LaunchGammaBetaBackwardCUDAKernel`, layer_norm_kernel.cu; partial gradients
-since torch 2.8 (pull request 150773). How many rows of them there are at most was seen on null GPUs in 2.15.
-
-Source: group_norm_kernel.cu, and `native_group_norm_backward`, group_norm.cpp, torch 2.6. What 2.15 does otherwise
-(pull request 191945) was seen on null GPUs.
+Source: SoftMax.cu, Dropout.cu and RNN.cu; `_batch_norm_impl_index`, Normalization.cpp; `cudnn_batch_norm`,
+BatchNorm.cpp; `batch_norm_cuda` and `batch_norm_backward_cuda`, Normalization.cu and .cuh; `layer_norm_backward_cuda`
+and `LaunchGammaBetaBackwardCUDAKernel`, layer_norm_kernel.cu; group_norm_kernel.cu, and `native_group_norm_backward`,
+group_norm.cpp; torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
@@ -20,59 +18,39 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from oomdoctor.engines.trace.kernels.reductions import partial_results
-from oomdoctor.engines.trace.layouts import suggested_layout
+from oomdoctor.engines.trace.kernels.reductions import largest_power_of_two, partial_results
+from oomdoctor.engines.trace.layouts import HALF_TYPES, accumulation_type, copied_bytes, suggested_layout
 from oomdoctor.engines.trace.temporaries import Temporaries
 from oomdoctor.engines.trace.torch_internals import TORCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from oomdoctor.engines.trace.temporaries import AllocationStep, Call
-
-
-def _copies(*tensors: object) -> tuple[int, ...]:
-    """Bytes of contiguous copies of those that are not."""
-    given = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-    return tuple(tensor.numel() * tensor.element_size() for tensor in given if not tensor.is_contiguous())
+    from oomdoctor.engines.trace.temporaries import AllocationStep, Call, KernelsByName, TemporariesByName
 
 
 def _softmax(call: Call) -> Temporaries:
-    """Contiguous copies of what is not. Source: `host_softmax`, SoftMax.cu."""
-    return Temporaries(after=_copies(*call.args))
+    """Take contiguous copies of the arguments. Source: `host_softmax`, SoftMax.cu."""
+    return Temporaries(after=copied_bytes(call.args))
 
 
 def _softmax_backward(call: Call) -> Temporaries:
-    """The product of gradient and output, and copies. Source: `softmax_backward_cuda_out`, SoftMax.cu."""
+    """Take the product of gradient and output, and copies. Source: `softmax_backward_cuda_out`, SoftMax.cu."""
     gradient, output = call.args[:2]
     product = gradient.numel() * max(gradient.element_size(), output.element_size())
-    return Temporaries(after=(product, *_copies(gradient, output)))
+    return Temporaries(after=(product, *copied_bytes((gradient, output))))
 
 
-def _mask_first(_: Call) -> Temporaries:
-    """Source: `dropout_cuda`, Dropout.cu."""
+def _second_result_first(_: Call) -> Temporaries:
+    """Return the order of a dropout's mask or a cell's workspace, allocated before the output."""
     return Temporaries(order=[1, 0])
 
 
-def _workspace_first(_: Call) -> Temporaries:
+def _third_result_first(_: Call) -> Temporaries:
     return Temporaries(order=[2, 0, 1])
 
 
-def _gru_workspace_first(_: Call) -> Temporaries:
-    return Temporaries(order=[1, 0])
-
-
-SOFTMAX_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {
-    **dict.fromkeys(("_softmax", "_log_softmax", "_log_softmax_backward_data"), _softmax),
-    "_softmax_backward_data": _softmax_backward,
-    "native_dropout": _mask_first,
-    "_thnn_fused_lstm_cell": _workspace_first,
-    "_thnn_fused_gru_cell": _gru_workspace_first,
-}
-
-
 _aten: Final[Any] = torch.ops.aten
-_HALVES: Final = (torch.float16, torch.bfloat16)
 _SPATIAL: Final = 3
 _MOST_SAMPLES: Final = {True: 880_801, False: 65_535}
 _VALUES_A_THREAD: Final = 16
@@ -83,21 +61,6 @@ _WORTH_A_GRID: Final = 8
 
 Tensors = tuple[torch.Tensor, ...]
 Optional = torch.Tensor | None
-
-
-def batch_norm_kernels() -> dict[str, Callable[..., Any]]:
-    """Kernels by the operator's name."""
-    return {
-        "cudnn_batch_norm": _cudnn_batch_norm,
-        "cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
-        "native_batch_norm": _native_batch_norm,
-        "native_batch_norm_backward": _native_batch_norm_backward,
-    }
-
-
-def batch_norm_overrides() -> dict[str, Callable[..., Any]]:
-    """Functions above autograd, by the operator's name."""
-    return {"_batch_norm_impl_index": _batch_norm}
 
 
 def _batch_norm(  # noqa: PLR0913, PLR0917 - PyTorch's signature
@@ -129,9 +92,8 @@ def _fits_cudnn(  # noqa: PLR0913 - what the operator is given
 
 
 def _channel_row(x: torch.Tensor) -> torch.Tensor:
-    """A number for each channel, in fp32 at least."""
-    dtype = torch.float32 if x.dtype in _HALVES else x.dtype
-    return torch.empty(x.shape[1], dtype=dtype, device=x.device)
+    """Allocate a number for each channel, in fp32 at least."""
+    return torch.empty(x.shape[1], dtype=accumulation_type(x.dtype), device=x.device)
 
 
 def _cudnn_batch_norm(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> Tensors:  # noqa: ANN401 - PyTorch's signature
@@ -153,38 +115,29 @@ def _native_batch_norm(x: torch.Tensor, _: Optional, __: Optional, *rest: Any) -
 
 
 def _has_channels_last(x: torch.Tensor) -> bool:
-    """Whether the channels of a sample lie side by side."""
+    """Return whether the channels of a pixel are contiguous."""
     return (x.is_contiguous() and x.stride(1) == 1) or suggested_layout(x) is not torch.contiguous_format
 
 
 def _staging(x: torch.Tensor, rows: int) -> None:
-    """What blocks leave for each other, and their semaphores."""
+    """Allocate the partial results that blocks exchange, and their semaphores."""
     channels = x.shape[1]
     width, height = _grid(x.numel() // channels, channels)
     if height > 1:
-        left = torch.empty(rows * channels * height, dtype=_accumulation_type(x), device=x.device)
+        left = torch.empty(rows * channels * height, dtype=accumulation_type(x.dtype), device=x.device)
         semaphores = torch.empty(width, dtype=torch.int32, device=x.device)
         del left, semaphores
 
 
-def _accumulation_type(x: torch.Tensor) -> torch.dtype:
-    return torch.float32 if x.dtype in _HALVES else x.dtype
-
-
 def _grid(values: int, channels: int) -> tuple[int, int]:
-    """Blocks across channels and across values. Source: `flexible_launch_configs`."""
-    wide = _power_of_two(channels)
+    """Return the blocks across channels and across values. Source: `flexible_launch_configs`."""
+    wide = largest_power_of_two(channels)
     block_width = min(wide, _THREADS_WIDE)
-    block_height = min(_power_of_two(-(-values // _VALUES_A_THREAD)), _MOST_THREADS // block_width)
+    block_height = min(largest_power_of_two(-(-values // _VALUES_A_THREAD)), _MOST_THREADS // block_width)
     if block_width * block_height != _MOST_THREADS:
         block_width = min(wide, _MOST_THREADS // block_height)
     height = min(-(-values // (block_height * _VALUES_A_THREAD)), _MOST_GRID_ROWS)
     return -(-channels // block_width), height if height >= _WORTH_A_GRID else 1
-
-
-def _power_of_two(number: int) -> int:
-    """The largest that is not above it."""
-    return 1 << (max(number, 1).bit_length() - 1)
 
 
 def _native_batch_norm_backward(  # noqa: PLR0913, PLR0917 - PyTorch's signature
@@ -216,11 +169,11 @@ def _native_batch_norm_backward(  # noqa: PLR0913, PLR0917 - PyTorch's signature
 def _recomputed_statistics(
     x: torch.Tensor, mean: Optional, saved: tuple[Optional, Optional], *, is_reduced: bool
 ) -> list[torch.Tensor]:
-    """What cuDNN does not keep of an evaluation is made again."""
+    """Compute the statistics again that cuDNN does not keep of an evaluation."""
     saved_mean, saved_deviation = saved
     made = []
-    if is_reduced and not _is_saved(saved_mean) and mean is not None and mean.dtype is not _accumulation_type(x):
-        made.append(mean.to(_accumulation_type(x)))
+    if is_reduced and not _is_saved(saved_mean) and mean is not None and mean.dtype is not accumulation_type(x.dtype):
+        made.append(mean.to(accumulation_type(x.dtype)))
     if not _is_saved(saved_deviation):
         made.append(_channel_row(x))
     return made
@@ -237,14 +190,14 @@ def _weight_rows(x: torch.Tensor, weight: Optional, wanted: Sequence[bool]) -> l
 def _channel_sums(
     gradient: torch.Tensor, x: torch.Tensor, weight: Optional, wanted: Sequence[bool]
 ) -> tuple[list[torch.Tensor], list[Optional]]:
-    """Sums that the input's gradient needs, and the gradients of weight and bias."""
+    """Return the sums that the input's gradient needs, and the gradients of weight and bias."""
     has_channels_last = _has_channels_last(gradient) and _has_channels_last(x)
     sums = [_channel_row(x) for _ in range(2)] if wanted[0] or has_channels_last else []
     if not has_channels_last:
         return sums, _weight_rows(x, weight, wanted)
     rows = _weight_rows(x, weight, (True, weight is not None, weight is not None))
     _staging(x, 2)
-    kept = sums + [row for row in rows if row is not None]  # all are made, whoever wants them
+    kept = sums + [row for row in rows if row is not None]  # all are allocated, wanted or not
     return kept, [row if want else None for row, want in zip(rows, wanted[1:], strict=True)]
 
 
@@ -255,13 +208,9 @@ _MOST_BLOCKS: Final = 32 * 1024
 _WORD: Final = 4
 
 
-def _copy_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    return () if tensor.is_contiguous() else (tensor.numel() * tensor.element_size(),)
-
-
 def _layer_norm_backward(call: Call) -> Temporaries:
     gradient, x, shape = call.args[:3]
-    before, after = _copy_of(x), _copy_of(gradient)
+    before, after = copied_bytes((x,)), copied_bytes((gradient,))
     wanted = [result for result in call.results[1:] if result is not None]
     return Temporaries(before, (*after, *_partial_gradients(call, x, prod(shape), wanted, len(before) + len(after))))
 
@@ -269,14 +218,14 @@ def _layer_norm_backward(call: Call) -> Temporaries:
 def _partial_gradients(
     call: Call, x: torch.Tensor, width: int, wanted: list[Any], held: int
 ) -> tuple[AllocationStep, ...]:
-    """For each weight a table of partial gradients, and then its sum, with partial results of its own.
+    """Return the steps of each weight's table of partial gradients, and of its sum, with partial results.
 
     Args:
         call: The backward.
         x: The input.
-        width: Numbers in a row of it.
+        width: Numbers in a row of the input.
         wanted: The weights' gradients.
-        held: How many allocations there are already.
+        held: Number of allocations before these.
     """
     rows = x.numel() // width
     if not _HAS_PARTIAL_GRADIENTS or rows <= _MANY_ROWS or width // _BLOCK >= call.card.sm_count // 2:
@@ -292,20 +241,29 @@ def _partial_gradients(
     return tuple(taken)
 
 
-LAYER_NORM_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = dict.fromkeys(
-    ("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward
-)
+def _layer_norm(x: torch.Tensor, normalized_shape: Sequence[int], *_: object) -> Tensors:
+    """Allocate output, mean and standard deviation of each row. Source: `layer_norm_cuda`, layer_norm_kernel.cu."""
+    rank = len(normalized_shape)
+    rows = (*x.shape[: x.dim() - rank], *(1,) * rank)
+    x = x.contiguous()
+    dtype = accumulation_type(x.dtype)
+    return torch.empty_like(x), *(torch.empty(rows, dtype=dtype, device=x.device) for _ in range(2))
+
+
+def _weight_norm_backward(_: torch.Tensor, direction: torch.Tensor, length: torch.Tensor, *__: object) -> Tensors:
+    """Allocate the gradients; `meta` has no kernel of this operator."""
+    return torch.empty_like(direction), torch.empty_like(length)
 
 
 _FLOAT_BYTES: Final = 4
 _IS_NEW: Final = TORCH >= (2, 15)
-"""Whether kernels copy what is not contiguous, which the operator above them did before, and read channels last."""
+"""Whether kernels copy tensors that are not contiguous, as the operator did before, and read channels last."""
 
 
 def _group_norm(call: Call) -> Temporaries:
     x, weight, bias, batch, channels, pixels, groups = call.args[:7]
     is_last = _is_channels_last(x)
-    sums = (batch * groups * _FLOAT_BYTES,) * 2 if _IS_NEW and x.dtype in _HALVES else ()
+    sums = (batch * groups * _FLOAT_BYTES,) * 2 if _IS_NEW and x.dtype in HALF_TYPES else ()
     is_scaled = pixels > 1 and (weight is not None or bias is not None or is_last)
     factors = (batch * channels * _FLOAT_BYTES,) * 2 if is_scaled else ()
     return Temporaries(after=(*_group_norm_copies(x), *sums, *factors))
@@ -326,14 +284,33 @@ def _is_channels_last(x: torch.Tensor) -> bool:
 
 
 def _group_norm_copies(x: torch.Tensor, *others: torch.Tensor) -> tuple[int, ...]:
-    if not _IS_NEW:
-        return ()
-    layout = suggested_layout(x)
-    given = (x, *others)
-    return tuple(t.numel() * t.element_size() for t in given if not t.is_contiguous(memory_format=layout))
+    return copied_bytes((x, *others), suggested_layout(x)) if _IS_NEW else ()
 
 
-GROUP_NORM_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {
+TEMPORARIES: Final[TemporariesByName] = {
+    **dict.fromkeys(("_softmax", "_log_softmax", "_log_softmax_backward_data"), _softmax),
+    "_softmax_backward_data": _softmax_backward,
+    "native_dropout": _second_result_first,
+    "_thnn_fused_lstm_cell": _third_result_first,
+    "_thnn_fused_gru_cell": _second_result_first,
+    **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward),
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
 }
+
+
+def kernels() -> KernelsByName:
+    """Return the kernels of this family."""
+    return {
+        "cudnn_batch_norm": _cudnn_batch_norm,
+        "cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
+        "native_batch_norm": _native_batch_norm,
+        "native_batch_norm_backward": _native_batch_norm_backward,
+        "native_layer_norm": _layer_norm,
+        "_weight_norm_interface_backward": _weight_norm_backward,
+    }
+
+
+def overrides() -> KernelsByName:
+    """Return the functions above autograd of this family."""
+    return {"_batch_norm_impl_index": _batch_norm}

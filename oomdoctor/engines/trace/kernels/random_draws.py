@@ -8,63 +8,49 @@ from __future__ import annotations
 
 from functools import partial
 from math import ceil, log, log2
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from oomdoctor.engines.trace.kernels.sorting import SORT_PAIRS, select_largest
-from oomdoctor.engines.trace.temporaries import Call, Temporaries, Workspace
+from oomdoctor.engines.trace.temporaries import Call, LibraryFunction, Temporaries, Workspace
 from oomdoctor.engines.trace.torch_internals import TORCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.engines.trace.device import EmulatedDevice
+    from oomdoctor.engines.trace.temporaries import KernelsByName, TemporariesByName
 
-
-_BYTES_A_THREAD: Final = 16
-"""As the null GPU has it."""
-_DROPOUT_STATE_NAME: Final = "cudnn_dropout_state"
-
-
-class _DropoutStateFunction:
-    """Stands for the operator that makes it, which is none of PyTorch's."""
-
-    def name(self) -> str:
-        """As an operator's."""
-        return _DROPOUT_STATE_NAME
-
-
-_DROPOUT_STATE: Final[Any] = _DropoutStateFunction()
+_STATE_BYTES_A_THREAD: Final = 16
+"""As on the null GPU."""
+_DROPOUT_STATE: Final = "cudnn_dropout_state"
 
 
 def dropout_state_call(card: Card) -> Call:
-    """The call that makes it."""
-    return Call(card, _DROPOUT_STATE, (), {}, [])
+    """Return the call that makes cuDNN's dropout state."""
+    return Call(card, LibraryFunction(_DROPOUT_STATE), (), {}, [])
 
 
 def dropout_state_bytes(card: Card) -> int:
-    """Its size."""
-    return card.sm_count * card.max_threads_per_sm * _BYTES_A_THREAD
+    """Return the bytes of cuDNN's dropout state: one for each thread that the card runs at a time."""
+    return card.sm_count * card.max_threads_per_sm * _STATE_BYTES_A_THREAD
 
 
 def _dropout_state_temporaries(call: Call) -> Temporaries:
-    return Temporaries(after=(Workspace(_DROPOUT_STATE_NAME, dropout_state_bytes(call.card)),))
+    return Temporaries(after=(Workspace(_DROPOUT_STATE, dropout_state_bytes(call.card)),))
 
 
-DROPOUT_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {_DROPOUT_STATE_NAME: _dropout_state_temporaries}
-
+TEMPORARIES: Final[TemporariesByName] = {_DROPOUT_STATE: _dropout_state_temporaries}
 
 _IS_NEW: Final = TORCH >= (2, 7)
-"""Whether the least and the largest weight are found at once, and no copy of weights of one type is made."""
+"""Whether one kernel finds the least and the largest weight, and weights of one type are not copied."""
 _WORD_BITS: Final = 32
 _FEW_TIES: Final = log(0.9) * 12
-"""That no two keys are the same, with a probability of nine in ten."""
+"""From a probability of nine in ten that no two keys are the same."""
 
 
-def random_kernels(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
-    """Kernels by the operator's name."""
+def kernels(device: EmulatedDevice) -> KernelsByName:
+    """Return the kernels of this family."""
     return {
         "multinomial": partial(_multinomial, device),
         "randperm.generator_out": partial(_randperm, device),
@@ -97,7 +83,7 @@ def _multinomial(
 
 
 def _check_weights(weights: torch.Tensor) -> list[torch.Tensor]:
-    """Whether the weights are finite and not negative, and not all of a row are zero."""
+    """Allocate what the checks take: weights must be finite and not negative, and a row must not be all zeros."""
     ends = [*weights.aminmax()] if _IS_NEW else []
     kept = [*ends, _are_weights(weights, ends)]
     sums = weights.sum(-1)
@@ -119,9 +105,9 @@ def _are_weights(weights: torch.Tensor, ends: list[torch.Tensor]) -> torch.Tenso
 
 
 def _randperm(device: EmulatedDevice, count: int, *, out: torch.Tensor, **_: object) -> torch.Tensor:
-    """Places sorted by random keys, of as many bits as keep them apart."""
+    """Sort indices by random keys of as many bits as keep them apart."""
     out.resize_((count,))
-    torch.empty((), dtype=out.dtype, device=out.device)  # whether the type holds as many
+    torch.empty((), dtype=out.dtype, device=out.device)  # the check that the type holds the largest index
     if count:
         places = torch.empty_like(out)
         bits = min(64, ceil(log2(count - (6 * count * count + 1) / _FEW_TIES)))
@@ -133,7 +119,7 @@ def _randperm(device: EmulatedDevice, count: int, *, out: torch.Tensor, **_: obj
 
 
 def _normal(mean: torch.Tensor | float, deviation: torch.Tensor, **_: object) -> torch.Tensor:
-    """Whether a deviation is negative is found out twice."""
+    """Check twice that no deviation is negative, as CUDA does."""
     _check_deviation(deviation)
     other = mean.shape if isinstance(mean, torch.Tensor) else ()
     shape = torch.broadcast_shapes(deviation.shape, other)  # type: ignore[no-untyped-call]

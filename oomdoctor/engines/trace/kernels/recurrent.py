@@ -1,9 +1,10 @@
 """Recurrent networks through cuDNN: one buffer for all weights, and a reserve space between forward and backward.
 
-Source: RNN.cpp of cuDNN (`_cudnn_rnn`, `_cudnn_rnn_backward`, `_cudnn_rnn_flatten_weight`), torch 2.6 to 2.15. cuDNN
-publishes no sizes: reserve space and workspace are those of the null GPU (`cudnn_rnn.c`).
+cuDNN publishes no sizes: reserve space and workspace are those of the null GPU (`cudnn_rnn.c`). Cells run by fused
+kernels.
 
-Source: `_cudnn_impl`, `LSTMCell` and `GRUCell`, RNN.cpp; AutocastRNN.cpp, torch 2.6 to 2.15.
+Source: `_cudnn_rnn`, `_cudnn_rnn_backward`, `_cudnn_rnn_flatten_weight` and `_cudnn_impl`, RNN.cpp of cuDNN; `LSTMCell`
+and `GRUCell`, RNN.cpp; AutocastRNN.cpp; torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
@@ -13,23 +14,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from oomdoctor.engines.trace.torch_internals import operator_named
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from oomdoctor.engines.trace.device import EmulatedDevice
+    from oomdoctor.engines.trace.temporaries import KernelsByName
 
-
+_aten: Any = torch.ops.aten
+_MODES: Final = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+"""cuDNN's number of each cell."""
+_LSTM: Final = 2
 _GATES: Final = {0: 1, 1: 1, 2: 4, 3: 3}
-_KEPT_A_LAYER: Final = {0: 1, 1: 1, 2: 5, 3: 6}
-"""By cuDNN's number of the cell: ReLU, tanh, LSTM, GRU."""
+_SAVED_A_LAYER: Final = {0: 1, 1: 1, 2: 5, 3: 6}
+"""Gates of a cell, and hidden states that a layer saves for each step, by cuDNN's number of the cell."""
 _PADDED: Final = 3
 """Dimensions of a batch of sequences of one length; packed ones have one less."""
 
 
 class _Forward(NamedTuple):
-    """Arguments of `_cudnn_rnn`."""
+    """The tensors of `_cudnn_rnn`, its first arguments."""
 
     x: torch.Tensor
     weight: list[torch.Tensor]
@@ -37,20 +40,10 @@ class _Forward(NamedTuple):
     weight_buf: torch.Tensor | None
     hx: torch.Tensor
     cx: torch.Tensor | None
-    mode: int
-    hidden_size: int
-    proj_size: int
-    num_layers: int
-    batch_first: bool
-    dropout: float
-    train: bool
-    bidirectional: bool
-    batch_sizes: Sequence[int]
-    dropout_state: torch.Tensor | None
 
 
 class _Backward(NamedTuple):
-    """Arguments of `_cudnn_rnn_backward`."""
+    """The tensors of `_cudnn_rnn_backward`, its first arguments."""
 
     x: torch.Tensor
     weight: list[torch.Tensor]
@@ -62,6 +55,11 @@ class _Backward(NamedTuple):
     grad_output: torch.Tensor | None
     grad_hy: torch.Tensor | None
     grad_cy: torch.Tensor | None
+
+
+class _Settings(NamedTuple):
+    """The arguments of both after their tensors."""
+
     mode: int
     hidden_size: int
     proj_size: int
@@ -72,24 +70,26 @@ class _Backward(NamedTuple):
     bidirectional: bool
     batch_sizes: Sequence[int]
     dropout_state: torch.Tensor | None
-    reserve: torch.Tensor
-    output_mask: Sequence[bool]
+
+    @property
+    def state_size(self) -> int:
+        """Elements of a hidden state."""
+        return self.proj_size or self.hidden_size
 
 
-def recurrent_kernels() -> dict[object, Callable[..., Any]]:
-    """Kernels by operator."""
-    named: dict[str, Callable[..., Any]] = {
+def kernels() -> KernelsByName:
+    """Return the kernels of this family."""
+    return {
         "_cudnn_rnn": _forward,
         "_cudnn_rnn_backward": _backward,
         "_cudnn_rnn_flatten_weight": _flatten,
         "_thnn_fused_gru_cell": _fused_gru,
         "_thnn_fused_gru_cell_backward": _fused_gru_backward,
     }
-    return {operator_named(name): kernel for name, kernel in named.items()}
 
 
-def split_buffer(whole: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The buffer cut into what each weight is."""
+def _split_buffer(whole: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the views of a buffer that have the shapes of the weights."""
     found, start = [], 0
     for weight in like:
         found.append(whole[start : start + weight.numel()].view(weight.shape))
@@ -97,76 +97,73 @@ def split_buffer(whole: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torc
     return found
 
 
-def weight_buffer(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """A buffer for all weights."""
+def _new_buffer(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """Allocate a buffer for all weights."""
     return torch.zeros(sum(weight.numel() for weight in weights), dtype=dtype, device=weights[0].device)
 
 
 def _forward(*args: Any) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - a kernel's arguments
-    call = _Forward(*args)
-    buffer = weight_buffer(call.weight, call.weight[0].dtype) if call.weight_buf is None else call.weight_buf
-    x = _time_first(call.x, call).contiguous()
+    call, settings = _Forward(*args[: len(_Forward._fields)]), _Settings(*args[len(_Forward._fields) :])
+    buffer = _new_buffer(call.weight, call.weight[0].dtype) if call.weight_buf is None else call.weight_buf
+    x = _time_first(call.x, settings).contiguous()
     hx, cx = call.hx.contiguous(), None if call.cx is None else call.cx.contiguous()
-    output = x.new_empty(*x.shape[:-1], _state_size(call) * (1 + call.bidirectional))
+    output = x.new_empty(*x.shape[:-1], settings.state_size * (1 + settings.bidirectional))
     hy = torch.empty_like(hx)
     cy = x.new_empty(0) if cx is None else torch.empty_like(cx)
-    workspace = _byte_tensor(x, _workspace_elements(call, x))
-    reserve = _byte_tensor(x, _reserve_elements(call, x) if call.train else 0)
+    workspace = _byte_tensor(x, _workspace_elements(settings, x))
+    reserve = _byte_tensor(x, _reserve_elements(settings, x) if settings.train else 0)
     del workspace
-    return _time_first(output, call), hy, cy, reserve, buffer
+    return _time_first(output, settings), hy, cy, reserve, buffer
 
 
 def _backward(*args: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a kernel's arguments
-    call = _Backward(*args)
+    tensors = len(_Backward._fields)
+    call, settings, mask = _Backward(*args[:tensors]), _Settings(*args[tensors:-2]), args[-1]
     grad_output = torch.zeros_like(call.output) if call.grad_output is None else call.grad_output
     absent = [
         torch.zeros_like(state)
         for state, gradient in ((call.hx, call.grad_hy), (call.cx, call.grad_cy))
         if state is not None and gradient is None
     ]
-    copies = [_time_first(tensor, call).contiguous() for tensor in (call.x, grad_output, call.output)]
+    copies = [_time_first(tensor, settings).contiguous() for tensor in (call.x, grad_output, call.output)]
     dx, dhx = torch.empty_like(copies[0]), torch.empty_like(call.hx)
     dcx = None if call.cx is None else torch.empty_like(call.cx)
-    elements = _workspace_elements(call, copies[0])
+    elements = _workspace_elements(settings, copies[0])
     _byte_tensor(call.x, elements)
     copies.clear()
-    weights = _weight_gradients(call, elements) if call.output_mask[3] else []
+    weights = _weight_gradients(call, settings, elements) if mask[3] else []
     del absent
-    return _time_first(dx, call), dhx, dcx, weights
+    return _time_first(dx, settings), dhx, dcx, weights
 
 
-def _weight_gradients(call: _Backward, elements: int) -> list[torch.Tensor]:
-    copy = _time_first(call.x, call).contiguous()
+def _weight_gradients(call: _Backward, settings: _Settings, elements: int) -> list[torch.Tensor]:
+    copy = _time_first(call.x, settings).contiguous()
     whole = torch.zeros_like(call.weight_buf)
     _byte_tensor(copy, elements)
-    return split_buffer(whole, call.weight)
+    return _split_buffer(whole, call.weight)
 
 
-def _time_first(tensor: torch.Tensor, call: _Forward | _Backward) -> torch.Tensor:
-    """The tensor with its first two dimensions turned, where the batch comes first."""
-    return tensor.transpose(0, 1) if call.batch_first and not call.batch_sizes else tensor
+def _time_first(tensor: torch.Tensor, settings: _Settings) -> torch.Tensor:
+    """Swap the first two dimensions where the batch comes first."""
+    return tensor.transpose(0, 1) if settings.batch_first and not settings.batch_sizes else tensor
 
 
-def _state_size(call: _Forward | _Backward) -> int:
-    return call.proj_size or call.hidden_size
-
-
-def _reserve_elements(call: _Forward, x: torch.Tensor) -> int:
-    """What forward leaves for backward: some of every step, and the output of every layer but the last."""
+def _reserve_elements(settings: _Settings, x: torch.Tensor) -> int:
+    """Return the elements kept for backward: some of every step, and the output of every layer but the last."""
     steps = x.shape[0] * x.shape[1] if x.dim() == _PADDED else x.shape[0]
-    kept = call.num_layers * _KEPT_A_LAYER[call.mode] * call.hidden_size
-    return steps * (1 + call.bidirectional) * (kept + (call.num_layers - 1) * _state_size(call))
+    saved = settings.num_layers * _SAVED_A_LAYER[settings.mode] * settings.hidden_size
+    return steps * (1 + settings.bidirectional) * (saved + (settings.num_layers - 1) * settings.state_size)
 
 
-def _workspace_elements(call: _Forward | _Backward, x: torch.Tensor) -> int:
-    """What a call takes: a copy of the matrices, and a few states of one step."""
-    directions, gates, state = 1 + call.bidirectional, _GATES[call.mode], _state_size(call)
-    batch = x.shape[1] if x.dim() == _PADDED else call.batch_sizes[0]
+def _workspace_elements(settings: _Settings, x: torch.Tensor) -> int:
+    """Return the elements of a call's workspace: a copy of the matrices, and some states of one step."""
+    directions, gates, state = 1 + settings.bidirectional, _GATES[settings.mode], settings.state_size
+    batch = x.shape[1] if x.dim() == _PADDED else settings.batch_sizes[0]
     matrices = 0
-    for layer in range(call.num_layers * directions):
+    for layer in range(settings.num_layers * directions):
         columns = x.shape[-1] if layer < directions else directions * state
-        matrices += gates * call.hidden_size * (columns + state) + call.hidden_size * call.proj_size
-    return matrices + (3 * gates - 1) * call.num_layers * directions * batch * call.hidden_size
+        matrices += gates * settings.hidden_size * (columns + state) + settings.hidden_size * settings.proj_size
+    return matrices + (3 * gates - 1) * settings.num_layers * directions * batch * settings.hidden_size
 
 
 def _byte_tensor(like: torch.Tensor, elements: int) -> torch.Tensor:
@@ -174,15 +171,15 @@ def _byte_tensor(like: torch.Tensor, elements: int) -> torch.Tensor:
 
 
 def _flatten(weights: Sequence[torch.Tensor], *_: object) -> torch.Tensor:
-    """Let all weights lie in one buffer."""
-    whole = weight_buffer(weights, weights[0].dtype)
-    for weight, part in zip(weights, split_buffer(whole, weights), strict=True):
+    """Move all weights into one buffer."""
+    whole = _new_buffer(weights, weights[0].dtype)
+    for weight, part in zip(weights, _split_buffer(whole, weights), strict=True):
         weight.data = part
     return whole
 
 
 def _fused_gru(_: torch.Tensor, __: torch.Tensor, hx: torch.Tensor, *___: object) -> tuple[torch.Tensor, ...]:
-    """Five numbers a unit are kept for backward. PyTorch has no shapes of this for tensors without data."""
+    """Allocate the output and five numbers per unit for the backward; `meta` has no kernel of this operator."""
     workspace = hx.new_empty(hx.shape[0], hx.shape[1] * 5)
     return torch.empty_like(hx), workspace
 
@@ -194,11 +191,6 @@ def _fused_gru_backward(
     grad_hx = torch.empty_like(gradient)
     biases = [gate.sum(0) if has_bias else None for gate in gates]
     return *gates, grad_hx, *biases
-
-
-_aten: Any = torch.ops.aten
-_MODES: Final = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
-_LSTM: Final = 2
 
 
 class _NetworkSettings(NamedTuple):
@@ -213,7 +205,7 @@ class _NetworkSettings(NamedTuple):
 
 
 class _NetworkInputs(NamedTuple):
-    """A network's tensors, as cuDNN takes them."""
+    """A network's tensors, in cuDNN's order."""
 
     x: torch.Tensor
     state: torch.Tensor
@@ -222,8 +214,8 @@ class _NetworkInputs(NamedTuple):
     weights: torch.Tensor | None
 
 
-def recurrent_overrides(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
-    """Functions by the operator's name."""
+def overrides(device: EmulatedDevice) -> KernelsByName:
+    """Return the functions above autograd of this family: cuDNN's for networks, fused kernels for cells."""
     found: dict[str, Callable[..., Any]] = {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
     for name, mode in _MODES.items():
         found[f"{name}.input"] = partial(_padded, device, mode)
@@ -257,7 +249,7 @@ def _run_network(device: EmulatedDevice, mode: int, x: torch.Tensor, batch_sizes
 
 
 def _cast_for_autocast(given: _NetworkInputs) -> _NetworkInputs:
-    """Under autocast, all in fp16, whatever its type, and the weights in a new buffer at every call; the last first."""
+    """Cast all to fp16 under autocast, whatever its type: the weights into a new buffer, then cell, state and input."""
     if not torch.is_autocast_enabled("cuda") or given.x.dtype is torch.float64:
         return given
     weights, params = _flattened(given.params, torch.float16)
@@ -267,20 +259,20 @@ def _cast_for_autocast(given: _NetworkInputs) -> _NetworkInputs:
 
 
 def _buffer_of(params: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The buffer that all weights lie in, where they do."""
+    """Return the buffer of all weights; None where they have several storages."""
     if len({param.untyped_storage()._cdata for param in params}) != 1:  # noqa: SLF001 - the identity of a storage
         return None
     return params[0].detach().as_strided((sum(param.numel() for param in params),), (1,), 0)
 
 
 def _flattened(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Weights cast into one new buffer, as `_cudnn_rnn_cast_reflatten` does: the buffer, and they in it."""
-    whole = weight_buffer(weights, dtype)
-    return whole, [_Cast.apply(*pair) for pair in zip(weights, split_buffer(whole, weights), strict=True)]
+    """Cast weights into a new buffer; return it and its views. Source: `_cudnn_rnn_cast_reflatten`."""
+    whole = _new_buffer(weights, dtype)
+    return whole, [_Cast.apply(*pair) for pair in zip(weights, _split_buffer(whole, weights), strict=True)]
 
 
 class _Cast(torch.autograd.Function):
-    """A weight's copy in the buffer; each gradient is cast back by itself."""
+    """A weight's copy in the buffer; its gradient is cast back to the weight's type."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:  # noqa: ANN401

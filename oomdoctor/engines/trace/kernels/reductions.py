@@ -1,36 +1,33 @@
 """Reductions: partial results that blocks leave in global memory, and the operators that reduce.
 
-Source: `setReduceConfig` and `ReduceConfig`, Reduce.cuh, torch 2.6 to 2.15. The buffer may be larger than what is
-summed: every block of the grid writes one row of its partial results.
+Where a reduction has few results of many values, blocks write partial results to a buffer, which may be larger than the
+input: every block of the grid writes one row. Operators besides copy what their kernel cannot read. What
+`linalg_vector_norm` of a list takes was seen on null GPUs in torch 2.6 and 2.15.
 
-Source: `make_reduction` in ReduceOpsUtils.h, ReduceOps.cpp, ReduceAllOps.cpp, and the kernels Reduce*Kernel.cu, torch
-2.6 to 2.15.
-
-Source: `linalg_vector_norm_out`, LinearAlgebra.cpp, and `foreach_tensor_norm_cuda`, ForeachReduceOp.cu; the latter was
-seen on null GPUs in torch 2.6 and 2.15.
-
-Source: `logsumexp_out_impl`, ReduceOps.cpp; `count_nonzero_cuda`, TensorAdvancedIndexing.cpp; torch 2.6 to 2.15.
-
-Source: `evenly_distribute_backward`, FunctionsManual.cpp, which asks of a tensor whether it is on CUDA.
+Source: `setReduceConfig` and `ReduceConfig`, Reduce.cuh; `make_reduction`, ReduceOpsUtils.h; ReduceOps.cpp,
+ReduceAllOps.cpp and the kernels Reduce*Kernel.cu; `linalg_vector_norm_out`, LinearAlgebra.cpp;
+`foreach_tensor_norm_cuda`, ForeachReduceOp.cu; `logsumexp_out_impl`, ReduceOps.cpp; `count_nonzero_cuda`,
+TensorAdvancedIndexing.cpp; `evenly_distribute_backward`, FunctionsManual.cpp; torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cmp_to_key
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from oomdoctor.engines.trace.layouts import HALF_TYPES, meta_like
 from oomdoctor.engines.trace.temporaries import Temporaries
 from oomdoctor.engines.trace.torch_internals import TORCH, below_autograd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from oomdoctor.engines.catalogue import Card
-    from oomdoctor.engines.trace.temporaries import Call
-
+    from oomdoctor.engines.trace.temporaries import Call, KernelsByName, TemporariesByName
 
 _WARP: Final = 32
 _MOST_THREADS: Final = 512
@@ -39,43 +36,37 @@ _MOST_VALUES: Final = 256
 _VECTOR: Final = 4
 _LARGEST_32_BIT: Final = 2**31 - 1
 _WORTH_A_VECTOR: Final = 128 if TORCH >= (2, 7) else 129
-"""Fewest values that are read as vectors: in 2.15 and in 2.6; between them nothing is known."""
+"""Fewest values that are read as vectors, in 2.15 and in 2.6; between them nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """What a reduction goes through: lengths, and strides in elements, the fastest reduced dimension first."""
+    """Dimensions of a reduction: lengths, and strides in elements, the reduced dimensions first."""
 
     sizes: list[int]
     strides: list[int]
-    reduced: int  # how many of them, from the first, are reduced
+    reduced: int  # number of reduced dimensions
 
     @property
     def outputs(self) -> int:
-        product = 1
-        for size in self.sizes[self.reduced :]:
-            product *= size
-        return product
+        return prod(self.sizes[self.reduced :])
 
     @property
     def values(self) -> int:
-        product = 1
-        for size in self.sizes[: self.reduced]:
-            product *= size
-        return product
+        return prod(self.sizes[: self.reduced])
 
 
 def partial_results(
     card: Card, tensor: torch.Tensor, dims: Sequence[int] | None, item_bytes: int, vector: int = _VECTOR
 ) -> tuple[int, ...]:
-    """Bytes of the buffer and of its semaphores; nothing where one block does for each result.
+    """Return the bytes of the buffer and of its semaphores; nothing where each result has one block.
 
     Args:
-        card: On what it runs.
-        tensor: What is reduced.
-        dims: Over which dimensions; None or none for all.
-        item_bytes: Size of one partial result.
-        vector: How many values a thread reads at once, where they lie side by side.
+        card: The card on which it runs.
+        tensor: The tensor that is reduced.
+        dims: Dimensions that are reduced; None or none for all.
+        item_bytes: Bytes of a partial result.
+        vector: Values that a thread reads at once, where they are contiguous.
     """
     if not 0 < tensor.numel() <= _LARGEST_32_BIT:
         return ()
@@ -84,12 +75,12 @@ def partial_results(
 
 
 def _loop_over(tensor: torch.Tensor, dims: Sequence[int] | None) -> _Loop:
-    """Dimensions as TensorIterator orders and joins them: reduced ones first, each kind by stride."""
+    """Order and join dimensions as TensorIterator does: reduced ones first, each kind by stride."""
     rank = tensor.dim()
     chosen = {dim % rank for dim in dims} if dims else set(range(rank))
     axes = [
         (tensor.shape[dim], tensor.stride(dim), dim in chosen) for dim in reversed(range(rank))
-    ]  # the last dimension first, which is where TensorIterator begins
+    ]  # TensorIterator begins with the last dimension
     ordered = [axis for axis in sorted(axes, key=cmp_to_key(_compare_axes)) if axis[0] != 1]
     joined: list[tuple[int, int, bool]] = []
     for size, stride, is_reduced in ordered:
@@ -148,33 +139,32 @@ def _output_vector(loop: _Loop) -> int:
 
 
 def _block(width: int, height: int, threads: int) -> tuple[int, int]:
-    most_wide, most_high = (_power_of_two(min(length, threads)) for length in (width, height))
+    most_wide, most_high = (largest_power_of_two(min(length, threads)) for length in (width, height))
     block_width = min(most_wide, _WARP)
     block_height = min(most_high, threads // block_width)
     return min(most_wide, threads // block_height), block_height
 
 
-def _power_of_two(number: int) -> int:
-    """The largest power of two that is not above it."""
+def largest_power_of_two(number: int) -> int:
+    """Return the largest power of two that is not above a number; 1 for numbers below it."""
     return 1 << (max(number, 1).bit_length() - 1)
 
 
-_HALVES: Final = (torch.float16, torch.bfloat16)
 _WORD: Final = 4
-_PLACE_AND_VALUE: Final = 16
-"""An index of 64 bits, and a value, padded to as much."""
-_NUMBERS_OF_WELFORD: Final = 4
-"""Mean, squared differences, and the count twice, as an integer and as a number."""
-_VECTOR_OF_WELFORD: Final = 2 if TORCH >= (2, 7) else 1
-"""Where each thread goes through two values at once, 2.6 reads no vectors, and 2.15 vectors of two."""
+_INDEX_AND_VALUE: Final = 16
+"""Bytes of an index of 64 bits, and of a value, padded to as much."""
+_WELFORD_NUMBERS: Final = 4
+"""Mean, squared differences, and the count twice, as an integer and as a floating-point number."""
+_WELFORD_VECTOR: Final = 2 if TORCH >= (2, 7) else 1
+"""Values that a thread reads at once for a variance: 2.6 reads no vectors, and 2.15 vectors of two."""
 _TRUTHS_ARE_BOOLS: Final = TORCH >= (2, 7)
 """Partial results of `any` and `all` are bools in 2.15, and of the input's type in 2.6."""
 
 
 def _sum(call: Call) -> Temporaries:
-    """Summed in fp32, or in the result's type where that is larger, of values that were given that type."""
+    """Sum in fp32, or in the result's type where that is larger, after a cast to it."""
     tensor, dtype = call.args[0], _result_type(call)
-    is_read_as_it_is = tensor.dtype in (dtype, *_HALVES) if dtype is torch.float32 else tensor.dtype is dtype
+    is_read_as_it_is = tensor.dtype in (dtype, *HALF_TYPES) if dtype is torch.float32 else tensor.dtype is dtype
     return _partial(call, None if is_read_as_it_is else dtype, max(_WORD, dtype.itemsize))
 
 
@@ -183,7 +173,7 @@ def _extreme(call: Call) -> Temporaries:
 
 
 def _whole_extreme(call: Call) -> Temporaries:
-    """The least and the largest of all, at once or one of them."""
+    """Reduce all elements to the least, the largest, or both."""
     both = 2 if len(call.results) > 1 else 1
     return _of_contiguous(call, both * call.args[0].element_size())
 
@@ -195,19 +185,19 @@ def _both_extremes(call: Call) -> Temporaries:
 
 
 def _arg_extreme(call: Call) -> Temporaries:
-    return _partial(call, None, _PLACE_AND_VALUE)
+    return _partial(call, None, _INDEX_AND_VALUE)
 
 
 def _extreme_with_index(call: Call) -> Temporaries:
-    """Of a dimension; without one it is the value alone."""
+    """Reduce a dimension to value and index, or all elements to the value alone."""
     return _arg_extreme(call) if len(call.args) > 1 else _whole_extreme(call)
 
 
 def _arg_extreme_of_all(call: Call) -> Temporaries:
-    """Over all where no dimension is given, laid flat."""
+    """Reduce a dimension, or all elements, flattened."""
     if _dims(call) is not None:
         return _arg_extreme(call)
-    return _of_contiguous(call, _PLACE_AND_VALUE, flat=True)
+    return _of_contiguous(call, _INDEX_AND_VALUE, flat=True)
 
 
 def _any_or_all(call: Call) -> Temporaries:
@@ -215,13 +205,13 @@ def _any_or_all(call: Call) -> Temporaries:
 
 
 def _variance(call: Call) -> Temporaries:
-    """Variance by Welford's algorithm, in fp32 or fp64."""
-    item = _NUMBERS_OF_WELFORD * max(_WORD, call.args[0].element_size())
-    return _partial(call, None, item, _VECTOR_OF_WELFORD)
+    """Compute the variance by Welford's algorithm, in fp32 or fp64."""
+    item = _WELFORD_NUMBERS * max(_WORD, call.args[0].element_size())
+    return _partial(call, None, item, _WELFORD_VECTOR)
 
 
 def _partial(call: Call, dtype: torch.dtype | None, item_bytes: int, *vector: int) -> Temporaries:
-    tensor = _meta(call.args[0])
+    tensor = meta_like(call.args[0])
     copy: tuple[int, ...] = ()
     if dtype is not None:
         tensor = tensor.to(dtype)
@@ -230,19 +220,15 @@ def _partial(call: Call, dtype: torch.dtype | None, item_bytes: int, *vector: in
 
 
 def _of_contiguous(call: Call, item_bytes: int, *, flat: bool = False) -> Temporaries:
-    tensor = _meta(call.args[0])
+    tensor = meta_like(call.args[0])
     whole = tensor.reshape(-1) if flat else tensor.contiguous()
     is_copied = whole.untyped_storage()._cdata != tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity
     copy = (whole.numel() * whole.element_size(),) if is_copied else ()
     return Temporaries(after=(*copy, *partial_results(call.card, whole, None, item_bytes)))
 
 
-def _meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
 def _dims(call: Call) -> Any:  # noqa: ANN401 - a list of integers, or None
-    """Over which dimensions, given as one or several, by place or by name."""
+    """Return the dimensions, given as one or several, by position or by name."""
     given = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
     if isinstance(given, bool) or not isinstance(given, int | list | tuple):
         return None
@@ -255,29 +241,18 @@ def _result_type(call: Call) -> torch.dtype:
     return dtype
 
 
-REDUCTION_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {
-    **dict.fromkeys(("sum", "nansum", "mean", "prod"), _sum),
-    **dict.fromkeys(("amax", "amin"), _extreme),
-    **dict.fromkeys(("max", "min"), _extreme_with_index),
-    "aminmax": _both_extremes,
-    **dict.fromkeys(("argmax", "argmin"), _arg_extreme_of_all),
-    **dict.fromkeys(("any", "all"), _any_or_all),
-    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _variance),
-}
-
-
 _CHUNK: Final = 65536
 _CHUNKS_OF_ALL: Final = (2, 7)
 
 
 def _vector_norm(call: Call) -> Temporaries:
-    """Summed in fp32, or in fp64; the dimensions come after the order of the norm."""
+    """Sum in fp32 or fp64; the dimensions come after the order of the norm."""
     tensor, dims = call.args[0], call.args[2] if len(call.args) > 2 else None  # noqa: PLR2004 - their place
     return Temporaries(after=partial_results(call.card, tensor, dims, max(_WORD, tensor.element_size())))
 
 
 def _foreach_norm(call: Call) -> Temporaries:
-    """A partial norm of each chunk; before those, in newer versions, where each tensor's begin."""
+    """Take a partial norm of each chunk; newer versions first the offsets of each tensor's chunks."""
     tensors = call.args[0]
     chunks = [-(-tensor.numel() // _CHUNK) for tensor in tensors]
     if TORCH < _CHUNKS_OF_ALL:
@@ -285,7 +260,14 @@ def _foreach_norm(call: Call) -> Temporaries:
     return Temporaries(((len(tensors) + 1) * 8, sum(chunks) * _WORD))
 
 
-NORM_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {
+TEMPORARIES: Final[TemporariesByName] = {
+    **dict.fromkeys(("sum", "nansum", "mean", "prod"), _sum),
+    **dict.fromkeys(("amax", "amin"), _extreme),
+    **dict.fromkeys(("max", "min"), _extreme_with_index),
+    "aminmax": _both_extremes,
+    **dict.fromkeys(("argmax", "argmin"), _arg_extreme_of_all),
+    **dict.fromkeys(("any", "all"), _any_or_all),
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _variance),
     "linalg_vector_norm": _vector_norm,
     "_foreach_norm": _foreach_norm,
 }
@@ -294,8 +276,8 @@ NORM_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {
 _aten: Final[Any] = torch.ops.aten
 
 
-def reduction_kernels() -> dict[str, Callable[..., Any]]:
-    """Kernels by the operator's name."""
+def kernels() -> KernelsByName:
+    """Return the kernels of this family."""
     return {"logsumexp.out": _logsumexp, "count_nonzero.dim_IntList": _count_nonzero}
 
 
@@ -306,7 +288,7 @@ def _logsumexp(
     *,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """What is largest is taken off, so that nothing overflows."""
+    """Subtract the largest number first, so that nothing overflows."""
     if not x.dtype.is_floating_point:
         x = x.to(out.dtype)
     if not x.numel():
@@ -322,8 +304,8 @@ def _count_nonzero(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
     return (x if x.dtype is torch.bool else x != 0).sum(dims)
 
 
-def extreme_overrides() -> dict[str, Callable[..., Any]]:
-    """Functions above autograd, by the operator's name."""
+def overrides() -> KernelsByName:
+    """Return the functions above autograd of this family."""
     return {"max": _max, "min": _min}
 
 
@@ -336,22 +318,25 @@ def _min(x: torch.Tensor) -> Any:  # noqa: ANN401
 
 
 class _WholeExtreme(torch.autograd.Function):
-    """One of them, below autograd, with CUDA's gradient."""
+    """The largest or the least of all elements, whose gradient goes to every element that equals it.
+
+    C++ does so where a tensor is on CUDA.
+    """
 
     @staticmethod
     def forward(x: torch.Tensor, operator: Any) -> Any:  # noqa: ANN401 - an operator
-        """The number."""
+        """Run the operator below autograd."""
         with below_autograd():
             return operator(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:  # noqa: ANN401 - PyTorch's signature
-        """Keep what the gradient needs."""
+        """Save the input and the result."""
         ctx.save_for_backward(inputs[0], output)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
-        """Shared among the places that are equal to it, or that are no numbers if it is none."""
+        """Divide the gradient among the elements that equal the result, or that are NaN if it is."""
         x, number = ctx.saved_tensors
         are_none, is_none = x.isnan(), number.isnan()
         mask = (x == number).logical_or_(are_none.logical_and_(is_none))

@@ -1,14 +1,10 @@
 """Sorting and top-k: CUB's radix sort, selection by blocks, and the operators made of them.
 
 Source: CUB's dispatch_radix_sort.cuh (`invoke_onesweep`, `invoke_passes`, `invoke_single_tile`),
-dispatch_segmented_radix_sort.cuh, tuning_radix_sort.cuh, and `scale_reg_bound` in util_arch.cuh, as of CUDA 13. Its
-offsets have 64 bits.
-
-Source: `mbtopk::launch` and `should_use_multiblock`, TensorTopK.cu; CUB's dispatch_scan_by_key.cuh and
-tuning_scan_by_key.cuh for keys and sums of 32 bits; torch 2.6 to 2.15.
-
-Source: `sort_cuda_kernel`, Sort.cpp; `launch_stable_sort_kernel`, SortStable.cu; `topk_out_cuda`, TensorTopK.cpp;
-torch 2.6 to 2.15.
+dispatch_segmented_radix_sort.cuh, tuning_radix_sort.cuh, and `scale_reg_bound` in util_arch.cuh, as of CUDA 13, with
+offsets of 64 bits; dispatch_scan_by_key.cuh and tuning_scan_by_key.cuh for keys and sums of 32 bits; `mbtopk::launch`
+and `should_use_multiblock`, TensorTopK.cu; `topk_out_cuda`, TensorTopK.cpp; `sort_cuda_kernel`, Sort.cpp;
+`launch_stable_sort_kernel`, SortStable.cu; torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
@@ -18,22 +14,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from oomdoctor.engines.trace.kernels.scans import LOOKBACK_PADDING, cub_storage_bytes
 from oomdoctor.engines.trace.layouts import is_dense
 from oomdoctor.engines.trace.temporaries import Temporaries
 from oomdoctor.engines.trace.torch_internals import TORCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.engines.trace.device import EmulatedDevice
-    from oomdoctor.engines.trace.temporaries import Call
-
+    from oomdoctor.engines.trace.temporaries import Call, KernelsByName, TemporariesByName
 
 SORT_PAIRS: Final = "cub_radix_sort"
+_SELECT: Final = "topk_by_blocks"
 
 _WORD: Final = 4
-_ALIGNMENT: Final = 256
 _DIGIT_BITS: Final = 8
 _DIGITS: Final = 1 << _DIGIT_BITS
 _BIN: Final = 8
@@ -51,24 +47,26 @@ _SPINE_TILE: Final = 512 * 11
 
 
 def radix_sort_bytes(card: Card, count: int, key_bytes: int, value_bytes: int, bits: int) -> int:
-    """Temporary storage of `DeviceRadixSort`.
+    """Return the bytes of temporary storage of `DeviceRadixSort`.
+
+    The storage has room for keys and values between the passes, and for the counts that blocks exchange.
 
     Args:
-        card: On what it runs.
-        count: How many keys.
-        key_bytes: Size of a key.
-        value_bytes: Size of a value that goes with it; 0 for none.
-        bits: How many bits of the keys are compared.
+        card: The card on which it runs.
+        count: Number of keys.
+        key_bytes: Bytes of a key.
+        value_bytes: Bytes of a key's value; 0 without values.
+        bits: Bits of the keys that are compared.
     """
     widest = max(key_bytes, value_bytes)
     if count <= _tile_keys(*_SINGLE_TILE, widest):
         return 1
     if key_bytes < _WORD and card.compute_capability[0] < _HOPPER:
-        return _stored(_spine_bytes(card, key_bytes), count * key_bytes, count * value_bytes)
+        return cub_storage_bytes(_spine_bytes(card, key_bytes), count * key_bytes, count * value_bytes)
     tile = _tile_keys(*_onesweep(card, key_bytes, value_bytes), widest)
     portion = _MOST_IN_A_PORTION // tile * tile
     passes, portions = -(-bits // _DIGIT_BITS), -(-count // portion)
-    return _stored(
+    return cub_storage_bytes(
         portions * passes * _DIGITS * _BIN,
         -(-min(count, portion) // tile) * _DIGITS * _COUNTER,
         *((count * key_bytes, count * value_bytes) if passes > 1 else ()),
@@ -77,29 +75,24 @@ def radix_sort_bytes(card: Card, count: int, key_bytes: int, value_bytes: int, b
 
 
 def segmented_sort_bytes(count: int, key_bytes: int, value_bytes: int) -> int:
-    """Temporary storage of `DeviceSegmentedRadixSort`: other keys and values."""
-    return _stored(count * key_bytes, count * value_bytes)
-
-
-def _stored(*parts: int) -> int:
-    """Parts of one allocation, each aligned, and room to align the first."""
-    return sum(-(-part // _ALIGNMENT) * _ALIGNMENT for part in parts) + _ALIGNMENT - 1
+    """Return the bytes of temporary storage of `DeviceSegmentedRadixSort`: a second array of keys and values."""
+    return cub_storage_bytes(count * key_bytes, count * value_bytes)
 
 
 def _spine_bytes(card: Card, key_bytes: int) -> int:
-    """Counts of digits by block; how many blocks a processor takes is by their threads, as the null GPU has it."""
+    """Return the bytes of the digits' counts by block; threads alone limit a processor's blocks, as on the null GPU."""
     bits, threads = _NARROW_PASSES[key_bytes]
     blocks = card.sm_count * (card.max_threads_per_sm // threads) * _GRIDS_A_CARD
     return ((blocks << bits) + _SPINE_TILE) * _BIN
 
 
 def _tile_keys(threads: int, items: int, widest: int) -> int:
-    """Keys that a block goes through: fewer where they or their values are wider than a word."""
+    """Return the keys of one block: fewer where they or their values are wider than a word."""
     return threads * max(1, items * _WORD // max(_WORD, widest))
 
 
 def _onesweep(card: Card, key_bytes: int, value_bytes: int) -> tuple[int, int]:
-    """Threads of a block, and words that each goes through, as tuned for offsets of 64 bits."""
+    """Return the threads of a block and the words of each thread, as tuned for offsets of 64 bits."""
     major = card.compute_capability[0]
     is_word = key_bytes == _WORD
     if major >= _HOPPER:
@@ -117,37 +110,30 @@ def _sort_temporaries(call: Call) -> Temporaries:
     return Temporaries(after=(radix_sort_bytes(call.card, *call.args),))
 
 
-RADIX_SORT_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {SORT_PAIRS: _sort_temporaries}
-
-
-SELECT: Final = "topk_by_blocks"
-
 _ENOUGH: Final = (
     (20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800), (None, 400),
 )  # fmt: skip
-"""Up to so many slices, of which each is of so many numbers at least."""
+"""Most slices, and the fewest numbers of each, for which a slice has several blocks."""
 _THREADS: Final = 256
 _REGISTERS_A_BLOCK: Final = 40 * _THREADS
 _REGISTERS_A_PROCESSOR: Final = 65536
-_RADIX_DIGITS: Final = 256
 _FEWEST, _MOST = 4, 64
 _KEEPS_SUMS: Final = TORCH >= (2, 7)
-"""2.15 keeps what a slice looks for twice, and the sums of its digits; 2.6 keeps three words a slice."""
-_LOOKED_BACK: Final = 32
+"""2.15 has two words more for each slice, and the sums of its digits; 2.6 has three words for each slice."""
 _STATE: Final = 16
 
 
-def is_by_blocks(slices: int, length: int) -> bool:
-    """Whether there are few slices for a block each, or long ones."""
+def _has_several_blocks(slices: int, length: int) -> bool:
+    """Return whether each slice is divided among several blocks: slices are few or long."""
     return next(length >= enough for most, enough in _ENOUGH if most is None or slices <= most)
 
 
 def _selection_temporaries(call: Call) -> Temporaries:
     slices, length, item_bytes = call.args
     blocks = slices * -(-length // (_THREADS * _items_a_thread(call.card, slices * length)))
-    counts, word = blocks * _RADIX_DIGITS * 2, slices * _WORD
+    counts, word = blocks * _DIGITS * 2, slices * _WORD
     first = (
-        (slices * item_bytes, 2 * word, 2 * word, counts, slices * _RADIX_DIGITS * _WORD)
+        (slices * item_bytes, 2 * word, 2 * word, counts, slices * _DIGITS * _WORD)
         if _KEEPS_SUMS
         else (slices * item_bytes, word, word, word, counts)
     )
@@ -163,12 +149,11 @@ def _items_a_thread(card: Card, count: int) -> int:
 
 def _scan_by_key_bytes(card: Card, count: int) -> int:
     blocks = -(-count // _scan_tile(card))
-    parts = (blocks + _LOOKED_BACK) * _STATE, (blocks + 1) * _WORD
-    return sum(-(-part // _ALIGNMENT) * _ALIGNMENT for part in parts) + _ALIGNMENT - 1
+    return cub_storage_bytes((blocks + LOOKBACK_PADDING) * _STATE, (blocks + 1) * _WORD)
 
 
 def _scan_tile(card: Card) -> int:
-    """Threads of a block times what each goes through, as tuned for some generations."""
+    """Return the threads of a block times the items of each, as tuned for some generations."""
     capability = card.compute_capability
     if capability[0] >= 10:  # noqa: PLR2004 - Blackwell
         return 224 * 20
@@ -177,7 +162,7 @@ def _scan_tile(card: Card) -> int:
     return 256 * 15 if capability == (8, 0) else 256 * 9
 
 
-SELECTION_TEMPORARIES: Final[dict[str, Callable[[Call], Temporaries]]] = {SELECT: _selection_temporaries}
+TEMPORARIES: Final[TemporariesByName] = {SORT_PAIRS: _sort_temporaries, _SELECT: _selection_temporaries}
 
 
 _SORTED_IN_PLACE: Final = 4096
@@ -187,8 +172,8 @@ _INDEX_BYTES: Final = 8
 _LARGEST_INT: Final = 2**31 - 1
 
 
-def sorting_kernels(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
-    """Kernels by the operator's name."""
+def kernels(device: EmulatedDevice) -> KernelsByName:
+    """Return the kernels of this family."""
     return {"sort.stable": partial(_sort_kernel, device), "topk": partial(_topk_kernel, device)}
 
 
@@ -206,14 +191,14 @@ def _sort_kernel(
         return values, indices
     dim %= x.dim()
     if x.shape[dim] <= _SORTED_IN_PLACE:
-        torch.empty(x.shape[dim], dtype=torch.int64, device=x.device)  # places to begin with
+        torch.empty(x.shape[dim], dtype=torch.int64, device=x.device)  # the initial indices
     else:
         _sort_long(device, x, dim, values)
     return values, indices
 
 
 def _sort_long(device: EmulatedDevice, x: torch.Tensor, dim: int, values: torch.Tensor) -> None:
-    """By CUB, which wants what is sorted side by side."""
+    """Sort by CUB, for which the elements of a segment must be contiguous."""
     held = []
     if not (is_dense(x) and x.stride(dim) == 1):
         stride = _stride_with_last(x, dim)
@@ -227,7 +212,7 @@ def _sort_long(device: EmulatedDevice, x: torch.Tensor, dim: int, values: torch.
 
 
 def _stride_with_last(x: torch.Tensor, dim: int) -> tuple[int, ...]:
-    """Strides without gaps in which `dim` comes last, the others in the order that they have."""
+    """Return strides without gaps in which `dim` comes last and the others keep their order."""
     order = sorted((other for other in range(x.dim()) if other != dim), key=x.stride, reverse=True)
     strides, step = [0] * x.dim(), 1
     for other in (dim, *reversed(order)):
@@ -237,7 +222,7 @@ def _stride_with_last(x: torch.Tensor, dim: int) -> tuple[int, ...]:
 
 
 def _launches(count: int, length: int) -> Iterator[int]:
-    """Whole segments, as many at once as 32 bits can count."""
+    """Yield the elements of each launch: whole segments, as many as 32 bits can count."""
     most = min(count, _LARGEST_INT) // length * length
     while count > 0:
         yield min(count, most)
@@ -259,7 +244,7 @@ def _launch(device: EmulatedDevice, segments: int, length: int, key_bytes: int) 
 
 
 def _sort_twice(device: EmulatedDevice, segments: int, count: int, key_bytes: int) -> None:
-    """All by value, and then by segment, keeping the order."""
+    """Sort all elements by value, and then stably by segment."""
     pairs = [device.block(count * _INDEX_BYTES) for _ in range(2)]
     keys = device.block(count * key_bytes)
     device.call_library(SORT_PAIRS, count, key_bytes, _INDEX_BYTES, 8 * key_bytes)
@@ -288,11 +273,11 @@ def _topk_kernel(  # noqa: PLR0913, PLR0917 - PyTorch's signature
 def select_largest(  # noqa: PLR0913 - what the operator is given
     device: EmulatedDevice, x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int, *, is_sorted: bool
 ) -> None:
-    """Find the largest of `x` along a dimension, for results that are there."""
+    """Select the largest of `x` along a dimension into results that are allocated."""
     length = x.shape[dim]
     contiguous = x.contiguous()
-    if is_by_blocks(x.numel() // length, length):
-        device.call_library(SELECT, x.numel() // length, length, x.element_size())
+    if _has_several_blocks(x.numel() // length, length):
+        device.call_library(_SELECT, x.numel() // length, length, x.element_size())
     del contiguous
     if is_sorted and values.shape[dim] > _SORTED_IN_PLACE:
         _sort_selected(device, values, indices, dim % x.dim())
