@@ -1,13 +1,18 @@
-"""Measures each test's peak and fails the test that is over its limit."""
+"""Measures each test's peak with a meter of its own, and fails the test that is over its limit."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import gc
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from _pytest.outcomes import Failed
 
-from oomdoctor.pytest_plugin.meter import Meter
+from oomdoctor.agent.memory_stats import PeakKeeper
+from oomdoctor.engines.null_gpu import control
 from oomdoctor.pytest_plugin.plan import PLAN
 from oomdoctor.pytest_plugin.protocol import DEVICE, LIMIT, PEAK, GpuMemoryWarning
 from oomdoctor.pytest_plugin.report import explanation, held_lines, null_gpu_notes, over_limit, ran_out
@@ -15,8 +20,12 @@ from oomdoctor.pytest_plugin.report import explanation, held_lines, null_gpu_not
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from oomdoctor.pytest_plugin.meter import Reading
     from oomdoctor.pytest_plugin.plan import Plan
+
+_MOST_EVENTS = 200_000
+
+
+# --- the tests --------------------------------------------------------------------------------------------------------
 
 
 class Measurement:
@@ -121,3 +130,130 @@ def _plan(item: pytest.Item) -> Plan | None:
 def _properties(plan: Plan, reading: Reading) -> list[tuple[str, object]]:
     limit = plan.limit_bytes if plan.limit_bytes is not None else reading.capacity_bytes
     return [(PEAK, reading.peak_bytes), (LIMIT, limit), (DEVICE, reading.name)]
+
+
+# --- the meter --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Figures of one test.
+
+    Attributes:
+        peak_bytes: Most bytes that were allocated at one time, on the GPU that had the most.
+        start_bytes: Bytes that were allocated there before the test began.
+        capacity_bytes: Bytes that PyTorch may take there.
+        device: Index of that GPU.
+        name: Its name; of a null GPU it says so.
+        ooms: Times that the allocator ran out.
+        reads: Times that data was read back from a null GPU, each time zeros.
+        unknown_calls: Functions of CUDA's libraries that the null GPU does not serve.
+    """
+
+    peak_bytes: int
+    start_bytes: int
+    capacity_bytes: int
+    device: int
+    name: str
+    ooms: int
+    reads: int
+    unknown_calls: tuple[str, ...]
+
+
+class Meter:
+    """Measures from its making on.
+
+    Args:
+        eager: Whether CUDA is to be set up if it is not; else what happens before the program does so has no lines.
+    """
+
+    def __init__(self, *, eager: bool) -> None:
+        self._eager = eager
+        self._peaks: PeakKeeper | None = None
+        self._starts: dict[int, int] = {}
+        self._ooms = 0
+        self._is_recording = False
+        self._reads = control.reads()
+        if _is_ready(eager=eager):
+            self._begin()
+
+    @property
+    def sees_gpu(self) -> bool:
+        """Return whether there is a GPU that the test can use."""
+        return _is_ready(eager=self._eager)
+
+    def read(self) -> Reading | None:
+        """Return the figures so far; None where CUDA was never used."""
+        if not _is_ready(eager=False):
+            return None
+        import torch  # noqa: PLC0415 - sessions that do not need it must not pay for it
+
+        peaks = (self._peaks or PeakKeeper(torch, range(torch.cuda.device_count()))).now()
+        device = max(peaks, key=lambda index: peaks[index].allocated_bytes)
+        on_null = control.is_null_gpu()
+        return Reading(
+            peak_bytes=peaks[device].allocated_bytes,
+            start_bytes=self._starts.get(device, 0),
+            capacity_bytes=control.capacity_bytes() if on_null else torch.cuda.mem_get_info(device)[1],
+            device=device,
+            name=torch.cuda.get_device_name(device) + (" (null GPU)" if on_null else ""),
+            ooms=sum(one.ooms for one in peaks.values()) - self._ooms,
+            reads=control.reads() - self._reads,
+            unknown_calls=control.unknown_calls() if on_null else (),
+        )
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """Return the allocator's history since the beginning; None where none was recorded."""
+        if not self._is_recording:
+            return None
+        import torch  # noqa: PLC0415 - as above
+
+        found: dict[str, Any] = torch.cuda.memory._snapshot()  # noqa: SLF001 - the only way
+        return found
+
+    def close(self) -> None:
+        """End the recording; blocks that live on keep their lines."""
+        if self._peaks is not None:
+            self._peaks.close()
+        if self._is_recording:
+            _record(None)
+            self._is_recording = False
+
+    def _begin(self) -> None:
+        import torch  # noqa: PLC0415 - as above
+
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        _let_go_of_last_error()
+        gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - no public way; else the first test alone has them
+        torch.cuda.empty_cache()
+        self._starts = {index: torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())}
+        for index in self._starts:
+            torch.cuda.reset_peak_memory_stats(index)
+        self._peaks = PeakKeeper(torch, self._starts)
+        self._ooms = sum(one.ooms for one in self._peaks.now().values())
+        self._peaks.watch()
+        _record("all")
+        self._is_recording = True
+
+
+def _is_ready(*, eager: bool) -> bool:
+    if "torch" not in sys.modules and not (eager and find_spec("torch")):
+        return False
+    import torch  # noqa: PLC0415 - as above
+
+    return torch.cuda.is_available() and (eager or torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _let_go_of_last_error() -> None:
+    """Forget what pytest keeps of a failed test for debuggers until the next test runs: its frames hold its tensors."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
+
+
+def _record(enabled: Literal["all"] | None) -> None:
+    import torch  # noqa: PLC0415 - as above
+
+    torch.cuda.memory._record_memory_history(  # noqa: SLF001 - the only way to the allocator's events
+        enabled, context="alloc", stacks="python", max_entries=_MOST_EVENTS
+    )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.diagnose.snapshot.categories import LabelledBlock
     from oomdoctor.diagnose.snapshot.layout import DeviceSnapshot, RawSnapshot
-    from oomdoctor.pytest_plugin.meter import Reading
+    from oomdoctor.pytest_plugin.measurement import Reading
     from oomdoctor.results import SourceLine
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.pytest_plugin.meter import Reading
+from oomdoctor.pytest_plugin.measurement import Reading
 from oomdoctor.pytest_plugin.report import MOST_LINES, Held, explanation, null_gpu_notes, over_limit, ran_out
 from oomdoctor.results import SourceLine
 
