@@ -282,17 +282,17 @@ class _Scanner:
         data = region.data
         # A line that is longer than a block may have a word across the cut.
         first = begin if begin == 0 or data[begin - 1] in b"\r\n" else max(0, begin - OVERLAP_BYTES)
-        skeleton, families = may_hold(data[first:end])
-        if families and not at_an_end and self._repeats.may_begin():
+        skeleton, patterns = may_hold(data[first:end])
+        if patterns and not at_an_end and self._repeats.may_begin():
             lines = self._search_new_lines(data, begin, end, seen)
             if lines is not None:
                 return lines
-        if families or at_an_end:
+        if patterns or at_an_end:
             is_crowded = {
                 strong: hits > _PATIENCE_HITS and not region.is_last for strong, hits in self._hit_counts.items()
             }
             most = {strong: _HITS_OF_A_BLOCK if crowded else None for strong, crowded in is_crowded.items()}
-            hits = find(data[first:end], families, at_an_end=at_an_end, most_hits=most)
+            hits = find(data[first:end], patterns, at_an_end=at_an_end, most_hits=most)
             is_last = region.is_last and end > region.end - _LAST_BYTES
             self._keep_lines(data, begin, [Hit(first + hit.offset, hit.strong) for hit in hits], seen, is_last=is_last)
         return skeleton.count(b"\n") - data.count(b"\n", first, begin)

@@ -56,7 +56,7 @@ class Hit:
 
     Attributes:
         offset: Where in the searched bytes.
-        strong: As its family's.
+        strong: Whether its pattern is about memory or the GPU.
     """
 
     offset: int
@@ -127,7 +127,7 @@ _CORE: Final = (
         (ErrorPattern(re.compile(rb"internal assert|out of resource|total capac|segmentation fault")),),
     ),
 )
-"""What is left of a word in a skeleton, and the families that have it."""
+"""What is left of a word in a skeleton, and the patterns that have it."""
 
 _ANY_WORD: Final = re.compile(b"|".join(word.pattern for word, _ in _CORE))
 
@@ -152,7 +152,7 @@ def may_hold(block: bytes) -> tuple[bytes, tuple[ErrorPattern, ...]]:
     words = skeleton
     if len(skeleton) > _MOSTLY_EMPTY * len(block):
         words = skeleton.translate(None, b"\n")
-    return skeleton, tuple(family for word, families in _CORE if word.search(words) for family in families)
+    return skeleton, tuple(pattern for word, patterns in _CORE if word.search(words) for pattern in patterns)
 
 
 def lines_that_may_hold(lines: list[bytes]) -> set[bytes]:
@@ -162,15 +162,15 @@ def lines_that_may_hold(lines: list[bytes]) -> set[bytes]:
 
 
 def find(
-    block: bytes, families: tuple[ErrorPattern, ...], *, at_an_end: bool, most_hits: Mapping[bool, int | None]
+    block: bytes, patterns: tuple[ErrorPattern, ...], *, at_an_end: bool, most_hits: Mapping[bool, int | None]
 ) -> list[Hit]:
     """Find what tells of an error in a block.
 
     Args:
         block: The bytes to search.
-        families: What the block may hold, see `may_hold`.
+        patterns: What the block may hold, see `may_hold`.
         at_an_end: Whether this is near the beginning or the end of the text, where rare words are looked for too.
-        most_hits: How many of each family to return, the first ones, for strong families and for the others; None for
+        most_hits: How many of each pattern to return, the first ones, for strong patterns and for the others; None for
             all.
 
     Returns:
@@ -178,9 +178,9 @@ def find(
     """
     lower = block.lower()
     hits = [
-        Hit(match.start(), family.strong)
-        for family in families
-        for match in islice(family.pattern.finditer(lower), most_hits[family.strong])
+        Hit(match.start(), pattern.strong)
+        for pattern in patterns
+        for match in islice(pattern.pattern.finditer(lower), most_hits[pattern.strong])
     ]
     if at_an_end:
         hits.extend(Hit(match.start(), strong=True) for match in islice(_RARE.finditer(lower), most_hits[True]))
@@ -278,8 +278,8 @@ class Repeats:
 
 def _hits_of_line(block: bytes, at: int, length: int) -> list[Hit]:
     around = block[at : at + length + OVERLAP_BYTES]
-    families = may_hold(around[:length])[1]
-    hits = find(around, families, at_an_end=False, most_hits={True: None, False: None})
+    patterns = may_hold(around[:length])[1]
+    hits = find(around, patterns, at_an_end=False, most_hits={True: None, False: None})
     return [Hit(at + hit.offset, hit.strong) for hit in hits if hit.offset < length]
 
 

@@ -9,8 +9,8 @@ from oomdoctor.diagnose.text.search import find, lines_that_may_hold, may_hold
 
 def strengths(text: str) -> list[bool]:
     """Whether what is found is about memory or the GPU, for each hit."""
-    families = may_hold(text.encode())[1]
-    return [hit.strong for hit in find(text.encode(), families, at_an_end=False, most_hits={True: None, False: None})]
+    patterns = may_hold(text.encode())[1]
+    return [hit.strong for hit in find(text.encode(), patterns, at_an_end=False, most_hits={True: None, False: None})]
 
 
 @pytest.mark.parametrize(
