@@ -91,6 +91,7 @@ docs: $(INSTALLED)  ## Build the documentation's site into build/site
 .PHONY: docs-outputs
 docs-outputs: $(INSTALLED)  ## Run the commands that the documentation shows, and write their outputs into the pages
 	$(BIN)/python docs/outputs.py
+	$(BIN)/python docs/picture.py
 
 .PHONY: accuracy
 accuracy: $(INSTALLED)  ## Compare the engines over a zoo of models, and write it to tests/bench/results

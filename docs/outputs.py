@@ -68,9 +68,11 @@ class Command:
         return [] if same else ["shown:", *shown, "printed:", *lines]
 
     def rewritten(self, printed: str) -> str:
-        """Return the command with what it prints now, as much of it as was shown."""
+        """Return the command with what it prints now, as much of it as was shown; unchanged where that is the same."""
         if self.shown is None:
             return f"$ {self.line}\n"
+        if not self.differences(printed):
+            return "\n".join([f"$ {self.line}", *self.shown]) + "\n"
         lines = _lines(printed)
         if self.shown[-1] == MORE:
             lines = [*lines[: len(self.shown) - 1], MORE]
