@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.engines.choice import choose_engine
 from oomdoctor.errors import NoAnswerError
-from oomdoctor.trial.process import channel_to_child
-from oomdoctor.trial.protocol import ChannelClosedError, ChannelTimeoutError, Message
+from oomdoctor.trial.process import ChannelClosedError, ChannelTimeoutError, Message, channel_to_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -19,13 +19,13 @@ from oomdoctor.pytest_plugin.measurement import Measurement
 from oomdoctor.pytest_plugin.plan import PLAN, Plan
 from oomdoctor.pytest_plugin.protocol import IN_CHILD, key_of, pack, pack_warning
 from oomdoctor.trial.guardian import die_with_parent
-from oomdoctor.trial.protocol import Channel, ChannelClosedError
+from oomdoctor.trial.process import Channel, ChannelClosedError
 
 if TYPE_CHECKING:
     import warnings
     from collections.abc import Generator
 
-    from oomdoctor.trial.protocol import Message
+    from oomdoctor.trial.process import Message
 
 
 _SETTLED: Final[dict[str, Any]] = {

@@ -17,7 +17,7 @@ from oomdoctor.pytest_plugin.protocol import IN_CHILD, GpuMemoryWarning, key_of,
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
 
-    from oomdoctor.trial.protocol import Message
+    from oomdoctor.trial.process import Message
 
 
 def check_options(config: pytest.Config) -> None:

@@ -14,12 +14,10 @@ from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.results import Outcome
 from oomdoctor.search.source import TrialNotes, TrialSource
 from oomdoctor.trial.dependencies import UNWATCHED, Dependencies
-from oomdoctor.trial.process import GuardedProcess, channel_to_child
+from oomdoctor.trial.process import ChannelClosedError, ChannelTimeoutError, GuardedProcess, channel_to_child
 from oomdoctor.trial.protocol import (
     AskDevice,
     Bug,
-    ChannelClosedError,
-    ChannelTimeoutError,
     Died,
     Failed,
     HeldMemory,

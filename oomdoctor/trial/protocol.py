@@ -7,11 +7,6 @@ answer, so that the type checker sees both sides.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import select
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args
 
@@ -28,17 +23,13 @@ from oomdoctor.trial.dependencies import Dependencies  # noqa: TC001
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oomdoctor.trial.process import CancelToken
+    from oomdoctor.trial.process import Channel, Message
 
 PROTOCOL_VERSION: Final = 1
-
-Message = dict[str, Any]
-"""One JSON object, as `Channel` carries it."""
 
 AnswerT = TypeVar("AnswerT")
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 MessageT = TypeVar("MessageT")
-_CHUNK = 65536
 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
@@ -341,86 +332,6 @@ def answer_type(question: Question[AnswerT]) -> type[AnswerT]:
 
 
 # --- the wire --------------------------------------------------------------------------------------------------------
-
-
-class ChannelClosedError(Exception):
-    """The other side is gone."""
-
-
-class ChannelTimeoutError(Exception):
-    """Nothing came in time."""
-
-
-class Channel:
-    """A pair of pipe ends that carry one JSON object a line.
-
-    Args:
-        read_fd: Where messages come from.
-        write_fd: Where messages go.
-        stop: Ends a wait from another thread.
-    """
-
-    def __init__(self, read_fd: int, write_fd: int, stop: CancelToken | None = None) -> None:
-        self._read_fd = read_fd
-        self._write_fd = write_fd
-        self._stop = stop
-        self._pending = b""
-        self._owner = os.getpid()
-
-    def send(self, message: Mapping[str, object]) -> None:
-        """Write one message.
-
-        Raises:
-            ChannelClosedError: The other side is gone.
-        """
-        if os.getpid() != self._owner:
-            # The user's code forked and the copy came back to us: only the first process may answer.
-            os._exit(0)
-        data = json.dumps(message).encode() + b"\n"
-        try:
-            while data:
-                data = data[os.write(self._write_fd, data) :]
-        except (BrokenPipeError, OSError) as error:
-            raise ChannelClosedError from error
-
-    def receive(self, timeout_seconds: float | None = None) -> Message:
-        """Read one message.
-
-        Raises:
-            ChannelClosedError: The other side is gone.
-            ChannelTimeoutError: Nothing came within `timeout_seconds`.
-            KeyboardInterrupt: The stop was set.
-        """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while True:
-            line = self._read_line(deadline)
-            with contextlib.suppress(ValueError):  # a worker that dies while it writes leaves half a line
-                message: Message = json.loads(line)
-                return message
-
-    def close(self) -> None:
-        """Close both ends."""
-        for fd in (self._read_fd, self._write_fd):
-            os.close(fd)
-
-    def _read_line(self, deadline: float | None) -> bytes:
-        while b"\n" not in self._pending:
-            self._wait(deadline)
-            chunk = os.read(self._read_fd, _CHUNK)
-            if not chunk:
-                raise ChannelClosedError
-            self._pending += chunk
-        line, _, self._pending = self._pending.partition(b"\n")
-        return line
-
-    def _wait(self, deadline: float | None) -> None:
-        remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-        stop_fds = [] if self._stop is None else [self._stop.fd]
-        readable, _, _ = select.select([self._read_fd, *stop_fds], [], [], remaining)
-        if self._stop is not None and self._stop.is_set:
-            raise KeyboardInterrupt
-        if not readable:
-            raise ChannelTimeoutError
 
 
 def send(channel: Channel, message: Question[object] | AnyAnswer) -> None:

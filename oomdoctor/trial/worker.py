@@ -42,13 +42,12 @@ from oomdoctor.trial.device import (
 )
 from oomdoctor.trial.guardian import die_with_parent
 from oomdoctor.trial.meter import WorkerMeter
+from oomdoctor.trial.process import Channel, ChannelClosedError
 from oomdoctor.trial.profile.recorder import profile
 from oomdoctor.trial.protocol import (
     AskDevice,
     Bug,
     CardFitted,
-    Channel,
-    ChannelClosedError,
     DependenciesSeen,
     DeviceCard,
     Failed,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.trial.protocol import Channel, ChannelClosedError, ChannelTimeoutError
+from oomdoctor.trial.process import Channel, ChannelClosedError, ChannelTimeoutError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -12,10 +12,10 @@ from oomdoctor.results import Axis, Outcome, Trial, Variant
 from oomdoctor.search.source import TrialProblem
 from oomdoctor.target.reference import Reference
 from oomdoctor.trial import protocol
+from oomdoctor.trial.process import Channel
 from oomdoctor.trial.protocol import (
     AskDevice,
     Bug,
-    Channel,
     DeviceCard,
     Died,
     Failed,
