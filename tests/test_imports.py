@@ -24,8 +24,29 @@ TIERS = {
 """Tier by the longest name below the package that holds the module; modules that none holds are the lowest, 0."""
 
 
+def _dotted(path: Path) -> str:
+    """The module's name, with its package's for an `__init__`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+PACKAGES = {_dotted(path) for path in PACKAGE.rglob("__init__.py")}
+MODULES = {_dotted(path) for path in PACKAGE.rglob("*.py")} - {"oomdoctor"}
+
+
+def _absolute(node: ast.ImportFrom, path: Path) -> str:
+    """The module that an import names, also where it does so from its own place."""
+    if node.level == 0:
+        return node.module or ""
+    package = _dotted(path).split(".") if path.name == "__init__.py" else _dotted(path).split(".")[:-1]
+    return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+
+
 def _imports(path: Path) -> set[str]:
-    """Modules of the package that are imported when the code runs, at whatever depth."""
+    """Modules of the package that are imported when the code runs, at whatever depth, or named in a text.
+
+    A text that names a package may be something else: JUnit's class `oomdoctor.check` is a command.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     typing_only = {
         child
@@ -34,11 +55,16 @@ def _imports(path: Path) -> set[str]:
         for child in ast.walk(node)
     }
     found = {
-        node.module
+        f"{module}.{alias.name}" if f"{module}.{alias.name}" in MODULES else module
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node not in typing_only and node.module and node.level == 0
+        if isinstance(node, ast.ImportFrom) and node not in typing_only
+        for module in (_absolute(node, path),)
+        for alias in node.names
     }
-    return {module for module in found if module.startswith("oomdoctor.")}
+    named = {
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    } & (MODULES - PACKAGES)
+    return {module for module in found | named if module.startswith("oomdoctor.")}
 
 
 def _home(dotted: str) -> str:
@@ -52,7 +78,7 @@ def test_imports_point_one_way(path: Path) -> None:
     """No module imports from a tier above its own, or from another room of its own tier."""
     if path in (PACKAGE / "__main__.py", PACKAGE / "__init__.py"):
         return  # the entry points of `python -m oomdoctor` and `import oomdoctor` are rooms by another name
-    own = _home("oomdoctor." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+    own = _home(_dotted(path))
     for module in _imports(path):
         other = _home(module)
         below = TIERS.get(other, 0) < TIERS.get(own, 0)

@@ -61,11 +61,11 @@ class Row(NamedTuple):
         return found[0] if found and all(found) else None
 
     def fits(self, type_names: AbstractSet[str], text: str) -> bool:
-        """Whether the row is about an error of these types with this text, which is in lower case."""
+        """Return whether the row is about an error of these types with this text, which is in lower case."""
         return not type_names.isdisjoint(self.types) and (not self.patterns or self.match(text) is not None)
 
     def says_oom(self, text: str) -> bool:
-        """Whether memory ran out, the device's or the host's, as far as a text in lower case tells."""
+        """Return whether a text in lower case tells that memory ran out, the device's or the host's."""
         if self.means not in {"oom", "host_oom"}:
             return False
         return not self.needs_pressure or (bool(self.oom_if) and search(self.oom_if, text) is not None)
@@ -138,7 +138,7 @@ def find_oom(error: BaseException | None) -> BaseException | None:
 
 
 def is_from_allocator(error: BaseException) -> bool:
-    """Whether PyTorch's allocator raised an error, and so counted it too."""
+    """Return whether PyTorch's allocator raised an error, and so counted it too."""
     return not type_names(type(error)).isdisjoint(table().allocator_types)
 
 

@@ -1,4 +1,4 @@
-"""What `action.yml` runs: one command, its outputs from the JSON that it wrote, annotations and the job's summary.
+"""Program of `action.yml`: run one command, and write outputs, annotations and the job's summary from its JSON.
 
 Inputs come in variables and go on as lists of words; no shell and no expression of a workflow ever reads them. It is
 run by its path, by whatever Python has the model's packages, and so imports nothing of oomdoctor's.

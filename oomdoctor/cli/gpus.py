@@ -133,7 +133,7 @@ def _cards(names: Sequence[str] | None) -> Sequence[Card]:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """What `--fit` asks.
+    """The options of `--fit`.
 
     Attributes:
         request: The question.

@@ -1,4 +1,4 @@
-"""What the plugin prints: a test over its limit, the lines that hold its memory, the table of peaks."""
+"""Output of the plugin: a test over its limit, the lines that hold its memory, the table of peaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How documents are shown: a folder a document, a file a format, and beside the folders what they share.
+"""Reports: a folder a document, a file a format, and beside the folders what they share.
 
 A document's folder has the name of its line in `oomdoctor.results.document.DOCUMENTS` and these files:
 

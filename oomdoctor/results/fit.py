@@ -1,4 +1,4 @@
-"""What fits each card: the largest micro-batch, and the plan that reaches the target batch."""
+"""The table of cards: the largest micro-batch that fits each, and the plan that reaches the target batch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CardMicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class FittedCard:
-    """What fits one card.
+    """One card's answer.
 
     Attributes:
         gpu: What `--gpu` calls it.

@@ -39,7 +39,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How a trial differs from the target's plain step; the default is that step, in fp32.
+    """The difference of a trial from the target's plain step; the default is that step, in fp32.
 
     Attributes:
         precision: How the step runs: `fp32`, or under autocast as `bf16` or `fp16` (with a gradient scaler).

@@ -300,3 +300,12 @@ def test_a_card_that_this_torch_was_not_built_for_is_said(tmp_path: Path, oomdoc
 
     assert ["not built for compute capability 6.1" in warning for warning in warnings["gtx-1080-ti"]] == [True]
     assert warnings["rtx-5090"] == []
+
+
+def test_help_names_the_default_number_of_steps(oomdoctor: Run) -> None:
+    """The command line repeats the number, since to import the question would slow down `--help`."""
+    from oomdoctor.request import DEFAULT_STEPS
+
+    shown = " ".join(oomdoctor("probe", "--help", COLUMNS="200").stdout.split())
+
+    assert f"a trial of a command is ended. [default: {DEFAULT_STEPS}]" in shown
