@@ -10,7 +10,7 @@ from traced_runs import PYTHONS, RECORDED, each_python, run, truth
 
 from oomdoctor.errors import NoAnswerError
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("null_gpu_if_any")]
 
 
 @each_python
