@@ -75,12 +75,12 @@ def _home(dotted: str) -> str:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_one_way(path: Path) -> None:
-    """No module imports from a tier above its own, or from another room of its own tier."""
+    """No module imports from a tier above its own, or from another folder of its own tier."""
     if path in (PACKAGE / "__main__.py", PACKAGE / "__init__.py"):
-        return  # the entry points of `python -m oomdoctor` and `import oomdoctor` are rooms by another name
+        return  # the entry points of `python -m oomdoctor` and `import oomdoctor` are folders by another name
     own = _home(_dotted(path))
     for module in _imports(path):
         other = _home(module)
         below = TIERS.get(other, 0) < TIERS.get(own, 0)
-        same_room = own.partition(".")[0] == other.partition(".")[0]
-        assert below or same_room, f"{path.relative_to(ROOT)} imports {module}"
+        same_folder = own.partition(".")[0] == other.partition(".")[0]
+        assert below or same_folder, f"{path.relative_to(ROOT)} imports {module}"

@@ -38,7 +38,8 @@ class Row(NamedTuple):
     """One way in which an error reads, and what it means; `errors.toml` describes each field.
 
     Attributes:
-        patterns: Regular expressions, upper and lower case alike; the text has to contain a match of every one.
+        patterns: Regular expressions, of which the text has to contain a match of every one; upper and lower case are
+            alike. The table's `patterns` are one of them, and each of `and_patterns` another.
         types: Qualified names of exception types, builtins without a module; the error has to be an instance of one.
     """
 

@@ -177,7 +177,7 @@ class RunAgent:
         crash_report.write_report(report, self._torch, settings.DIRECTORY)
 
     def _note_exit(self, status: Any) -> None:
-        """Keep the error that is being handled when the program asks to leave; it may still be talked out of it.
+        """Keep the error that is handled when the program asks to leave; it may still catch `SystemExit`.
 
         Text alone is kept: to hold the error would hold its frames and all the tensors in them.
         """

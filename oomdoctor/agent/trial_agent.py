@@ -82,7 +82,7 @@ class TrialAgent:
 
 
 class TrainingAgent:
-    """Owner of the parts that watch how a process trains; they know each other by its methods alone.
+    """Owner of the parts that watch how a process trains; the parts interact only through its methods.
 
     Args:
         torch: The module, just imported.
@@ -246,14 +246,14 @@ class TrainingAgent:
         from . import exception_hooks
 
         exception_hooks.wrap_exit(guarded(self._note_exit))
-        # Called before `atexit`, and before threads are waited for. In Python's own hands, and not in 3.8.
+        # Called before `atexit`, and before threads are waited for. Private API of `threading`; absent in 3.8.
         register = getattr(threading, "_register_atexit", None)
         if register is not None:
             register(guarded(self._at_shutdown))
         atexit.register(guarded(self._at_exit))
 
     def _note_exit(self, status: Any) -> None:
-        """Keep the error that is being handled when the program asks to leave; it may still be talked out of it."""
+        """Keep the error that is handled when the program asks to leave; it may still catch `SystemExit`."""
         from .trial_report import error_chain
 
         error = sys.exc_info()[1]

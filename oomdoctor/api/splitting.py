@@ -356,7 +356,7 @@ class _Cutter:
 
 
 def _rebuilt(items: Any, parts: list[object], where: str) -> object:  # noqa: ANN401 - a tuple or list
-    """Return A list or tuple of the same type."""
+    """Return a list or tuple of the same type."""
     if type(items) is list:
         return parts
     try:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """Return A parser for an option that takes one of these words; typer's own words its errors as its library does."""
+    """Return a parser for an option that takes one of these words; typer's own words its errors as its library does."""
 
     def parse(text: str) -> str:
         if text not in words:

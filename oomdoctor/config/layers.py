@@ -42,7 +42,7 @@ class Layer(Generic[T]):
 
     @classmethod
     def of(cls, values: T, origin: str) -> Layer[T]:
-        """Return A layer all of whose values come from one place."""
+        """Return a layer all of whose values come from one place."""
         return cls(values, {name: origin for name, value in _given(values).items()})
 
 

@@ -24,7 +24,7 @@ _SPECIAL: Final = re.compile(r"[*?\[\]\\!#]")
 
 
 def below(folder: PurePath, glob: str) -> str:
-    """Return A glob that matches in a folder above what `glob` matches in `folder`.
+    """Return a glob that matches in a folder above what `glob` matches in `folder`.
 
     Args:
         folder: Relative to the folder above; `.` changes nothing.
@@ -104,7 +104,7 @@ def _file(config: Path | None, environment: Mapping[str, str], *, isolated: bool
 
 
 def _rooted(layer: Layer[LintTable], root: Path) -> Layer[LintTable]:
-    """Return A layer with its globs relative to `root` instead of the working directory, which lies at or below it."""
+    """Return a layer with its globs relative to `root` instead of the working directory, which lies at or below it."""
     folder = Path.cwd().relative_to(root)
     exclude, ignores = layer.values.exclude, layer.values.per_file_ignores
     values = replace(

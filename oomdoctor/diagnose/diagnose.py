@@ -170,7 +170,7 @@ def _unknown(situation: Situation) -> Cause:
     if situation.is_oom and asked is not None:
         text = f"{format_size(asked)} were asked for and refused; nothing else in the message tells why"
     elif situation.is_oom:
-        text = "Memory ran out, and the message has no numbers and no traceback that would tell why"
+        text = "Memory ran out, and the message has no numbers that would tell why"
     else:
         text = "Nothing in it tells of an error that is known"
     return Cause(CauseId.UNKNOWN, Confidence.CERTAIN, text)

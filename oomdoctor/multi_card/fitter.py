@@ -106,7 +106,7 @@ class CardTrials(TrialSource):
             self.notes.problem = self._explain(traced.attempt)
             return replace(traced.attempt.trial, allowed_bytes=allowed_bytes)
         if traced.steps is None:
-            raise RuntimeError("a trial that was not run is told by others")
+            raise RuntimeError("there is neither a trace nor an attempt for this trial")
         placement = self._place(traced.steps, micro_batch, micro_steps, allowed_bytes)
         if placement.error is None and micro_steps > 1 and micro_batch >= self._shared.group.lowest:
             shape = allocation_order(self._taken(traced.steps, (micro_batch, micro_steps)))
@@ -138,7 +138,7 @@ class CardTrials(TrialSource):
         return placement.error is None and (retries or not placement.retries)
 
     def _live_peak(self, micro_batch: int) -> int:
-        """Return most bytes that are alive at one time, as two trials of the probe would have it."""
+        """Return the peak of live bytes in a step of two micro-batches."""
         steps = self._shared.tracer.at(self._shared.group, micro_batch, 2).steps
         if steps is None:
             return 0

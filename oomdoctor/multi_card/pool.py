@@ -138,7 +138,7 @@ def probe_all(
         An answer a case, in their order.
 
     Raises:
-        BaseException: What a probe raised that is no answer, or an interrupt; then the others were ended and are gone.
+        BaseException: An exception that is no `OomdoctorError`, or an interrupt; the other probes have been stopped.
     """
     if executor is not None:
         return _all_results([_submitted(executor, case, progress) for case in cases])
@@ -180,10 +180,10 @@ def run_all(pieces: Sequence[Callable[[CancelToken], T]], jobs: int, stop: Cance
         stop: The token, which is set in the end; None to make one.
 
     Returns:
-        What each piece returned, in their order.
+        The pieces' results, in their order.
 
     Raises:
-        BaseException: What a piece raised, or an interrupt; then the others were ended and are gone.
+        BaseException: The exception of a piece, or an interrupt; the other pieces have been stopped.
     """
     stop = stop or CancelToken()
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="oomdoctor-probe")
@@ -230,6 +230,6 @@ def _alone(lock: Lock | None) -> AbstractContextManager[object]:
 def _build_null_gpu(cases: Sequence[Case]) -> None:
     """Compile the null GPU where that is to be done, once and where an interrupt is heard."""
     for case in cases[:1]:
-        # What is wrong is said of each case by its own probe.
+        # Each case's probe reports the error itself.
         with suppress(OomdoctorError):
             engine_for(case.request)

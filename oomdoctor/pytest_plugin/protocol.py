@@ -23,7 +23,7 @@ class GpuMemoryWarning(pytest.PytestWarning):
 
 
 def key_of(item: pytest.Item) -> str:
-    """Return A name of a test that is the same in both sessions; xdist adds groups to `nodeid`."""
+    """Return a name of a test that is the same in both sessions; xdist adds groups to `nodeid`."""
     return item.nodeid if item.parent is None else f"{item.parent.nodeid}::{item.name}"
 
 
@@ -63,7 +63,7 @@ def _is_marked(packed: dict[str, Any]) -> bool:
 
 
 def pack_warning(message: warnings.WarningMessage) -> dict[str, Any]:
-    """Return A warning that pytest recorded."""
+    """Return a warning that pytest recorded."""
     category = message.category
     return {
         "text": str(message.message),

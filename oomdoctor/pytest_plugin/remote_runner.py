@@ -276,7 +276,7 @@ def _tear_down_here(item: pytest.Item, nextitem: pytest.Item | None) -> None:
 
 
 def _base_of_temporary_folders(config: pytest.Config, card: str) -> str | None:
-    """Return A folder of its own, as xdist's workers have: a session empties the one that it is given."""
+    """Return a folder of its own, as xdist's workers have: a session empties the one that it is given."""
     factory = getattr(config, "_tmp_path_factory", None)
     return None if factory is None else str(factory.getbasetemp() / f"null-gpu-{card}")
 

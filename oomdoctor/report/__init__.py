@@ -36,10 +36,10 @@ def render(document: Document, form: str, terminal: Terminal) -> str:
     # What a format needs is imported with it: rich costs 40 ms, jinja2 more.
     if form == "json":
         return str(_module("results.saved").to_json(document))
-    room = next(name for name, kind in DOCUMENTS.items() if isinstance(document, kind))
+    folder = next(name for name, kind in DOCUMENTS.items() if isinstance(document, kind))
     if form in _PEOPLE:
-        return str(_module(f"report.{room}.{form}").render(document, terminal))
-    return str(_module(f"report.{form}").render(document, _module(f"report.{room}.issues").issues(document)))
+        return str(_module(f"report.{folder}.{form}").render(document, terminal))
+    return str(_module(f"report.{form}").render(document, _module(f"report.{folder}.issues").issues(document)))
 
 
 def _module(name: str) -> Any:  # noqa: ANN401 - a module

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Level: TypeAlias = Literal["error", "warning", "note", "passed"]
 """How bad an issue is; one that passed is a case of a test report and nothing else."""
 
-_LONGEST_PATH: Final = 4096  # no system has longer ones; what a saved document has is anybody's
+_LONGEST_PATH: Final = 4096  # no system has longer ones; a saved document may contain any text
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Issues:
     """All that a document found.
 
     Attributes:
-        headline: The sum in one sentence.
+        headline: The summary in one sentence.
         groups: The issues, worst first where the format does not order them.
         rules: The rules of the issues.
         properties: What else is known about the run.
@@ -155,7 +155,7 @@ def target_file(target: str) -> str | None:
 
 
 def repository_path(path: str) -> str:
-    """Return A path from the root of the repository that the working directory lies in.
+    """Return a path from the root of the repository that the working directory lies in.
 
     GitHub puts annotations and results at paths from there, wherever the command ran.
 

@@ -45,12 +45,12 @@ def prose(text: str) -> str:
 
 
 def code_block(text: str) -> str:
-    """Return A fenced block that shows one line of `text`."""
+    """Return a fenced block that shows one line of `text`."""
     return code_lines([shortened(text, LONGEST_TEXT)])
 
 
 def code_lines(lines: Iterable[str]) -> str:
-    """Return A fenced block that shows lines, of which none has a character that cannot be seen."""
+    """Return a fenced block that shows lines, of which none has a character that cannot be seen."""
     text = _no_command("\n".join(lines))
     fence = _fence(text, 3)
     return f"{fence}text\n{text}\n{fence}"
@@ -78,7 +78,7 @@ def _fence(text: str, least: int) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return A table; a heading that begins with `>` is of a column of numbers."""
+    """Return a table; a heading that begins with `>` is of a column of numbers."""
     rules = ["--:" if heading.startswith(">") else "---" for heading in headings]
     lines = [[heading.removeprefix(">") for heading in headings], rules, *rows]
     # Within a table a bar ends the cell, even inside a code span, unless it is escaped.
@@ -100,5 +100,5 @@ def row_size(row: tuple[str, ...]) -> int:
 
 
 def folded(title: str, body: str) -> str:
-    """Return A body that GitHub shows once its title is clicked."""
+    """Return a body that GitHub shows once its title is clicked."""
     return f"<details>\n<summary>{title}</summary>\n\n{body}\n\n</details>"

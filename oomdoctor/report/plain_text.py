@@ -36,7 +36,7 @@ def visible(text: str, longest: int = LONGEST_VISIBLE) -> str:
 
 
 def shown(character: str, *, ascii_only: bool = False) -> str:
-    """Return A character, or its escape where it cannot be seen; a space of any kind is a space.
+    """Return a character, or its escape where it cannot be seen; a space of any kind is a space.
 
     Args:
         character: One character.
@@ -48,7 +48,7 @@ def shown(character: str, *, ascii_only: bool = False) -> str:
 
 
 def escape(character: str) -> str:
-    """Return A character as Python's literals write it: escape is `x1b` after a backslash."""
+    """Return a character as Python's literals write it: escape is `x1b` after a backslash."""
     code = ord(character)
     if character in "\n\r\t":
         return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}[character]
@@ -121,22 +121,22 @@ def _visible(character: str) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Return A fraction as a percentage, such as `5%` or `2.5%`."""
+    """Return a fraction as a percentage, such as `5%` or `2.5%`."""
     return f"{fraction * 100:.4g}%"
 
 
 def share(part_bytes: int, whole_bytes: int) -> str:
-    """Return A part as a whole percentage, such as `97%`; empty where there is no whole."""
+    """Return a part as a whole percentage, such as `97%`; empty where there is no whole."""
     return f"{part_bytes / whole_bytes:.0%}" if whole_bytes else ""
 
 
 def optional_size(size_bytes: int | None) -> str:
-    """Return A size, or `-` where it is not known."""
+    """Return a size, or `-` where it is not known."""
     return "-" if size_bytes is None else format_size(size_bytes)
 
 
 def count(number: int, one: str, several: str | None = None) -> str:
-    """Return A number and its noun, such as `1 block` and `12 blocks`."""
+    """Return a number and its noun, such as `1 block` and `12 blocks`."""
     return f"{number} {one if number == 1 else several or f'{one}s'}"
 
 

@@ -123,7 +123,7 @@ def _location(location: Location) -> dict[str, Any]:
 
 
 def artifact(path: str) -> dict[str, str]:
-    """Return A file: below the repository's root as a relative address, elsewhere as a whole one."""
+    """Return a file: below the repository's root as a relative address, elsewhere as a whole one."""
     found = repository_path(path)
     address = quote(found.encode("utf-8", "replace"), safe="/")
     return {"uri": f"file://{address}"} if found.startswith("/") else {"uri": address, "uriBaseId": _ROOT}

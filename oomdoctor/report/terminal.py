@@ -68,12 +68,12 @@ def answer(lines: Iterable[RenderableType], style: str, *, unicode: bool) -> Ren
 
 
 def section(title: str, *parts: RenderableType) -> RenderableType:
-    """Return A title, its parts indented below it, and an empty line."""
+    """Return a title, its parts indented below it, and an empty line."""
     return Padding(Group(Text(title, "bold"), *(Padding(part, (0, 0, 0, 2)) for part in parts)), (0, 0, 1, 0))
 
 
 def indented(part: RenderableType) -> RenderableType:
-    """Return A part without a title, and an empty line."""
+    """Return a part without a title, and an empty line."""
     return Padding(part, (0, 0, 1, 2))
 
 
@@ -95,7 +95,7 @@ def aligned(columns_before_last: int) -> Table:
 
 
 def table(*headings: str, sizes: Iterable[str] = ()) -> Table:
-    """Return A table without lines.
+    """Return a table without lines.
 
     Args:
         headings: Each column's; one that begins with `>` is of a column of numbers.

@@ -49,13 +49,13 @@ _STEP_DOWN = 8
 # A second size that fits makes the memory line exact: until there is one, sizes lean to the side that fits, unless the
 # prediction is sharp already.
 _LEAN, _SHARP = 0.35, 0.02
-# Peaks wobble by the allocator's rounding; a smaller size that took more than this more is worth a note.
+# Peaks wobble by the allocator's rounding; a smaller size that took more by over this margin is worth a note.
 _WOBBLE_BYTES, _WOBBLE_SHARE = 64 << 20, 0.02
 # Predicted sizes that may prove wrong before the measured prediction is relied on alone.
 _REPLAY_MISSES = 2
-# A replay needs two sizes that fit and do the same in a step: a small one, and one at this part of the way to what
-# that one predicts; where a step of few samples is another, a third. Sizes that fit, as predicted ones do, tell little
-# of where fitting ends; the bound on trials is wider by so many, or it would ask for sizes far above what is predicted.
+# A replay needs two fitting sizes with the same order of allocations: a small one, and one this fraction of the way to
+# the prediction; a third where a step of few samples does something else. Sizes that fit tell little of where fitting
+# ends, so the bound on trials is wider by so many; otherwise it would ask for sizes far above the prediction.
 _REPLAY_STEP = 0.4
 _REPLAY_MOST_FITS = 3
 _REPLAY_TRIALS = 6
@@ -158,10 +158,10 @@ class Bracket:
         bounded = self.high <= self.largest
         guessed = self._guess()
         self._predicted = self._predict_max() if guessed is None else None
-        told = self._predicted if guessed is None else guessed
-        if told is not None:
-            fails_first = not bounded and not self._is_near(told, reach)
-            return told + 1 if fails_first or told <= self.low else told
+        expected = self._predicted if guessed is None else guessed
+        if expected is not None:
+            fails_first = not bounded and not self._is_near(expected, reach)
+            return expected + 1 if fails_first or expected <= self.low else expected
         prediction = predict((*self.fits.values(), *self.misses.values()), self.capacity_bytes)
         if prediction is None:
             return self._blind_size(bounded=bounded)
@@ -235,8 +235,6 @@ def _reason(trial: Trial) -> str:
     lines = (trial.error or "").strip().splitlines()
     return lines[-1] if lines else "it gave no reason"
 
-
-__all__ = ["SearchResult", "find_maximum", "find_recommended"]
 
 TryBatch = Callable[[int], Trial]
 

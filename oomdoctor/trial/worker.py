@@ -83,7 +83,7 @@ _FIRST: Final = "1000"
 
 
 def offer_to_oom_killer() -> None:
-    """Be the first that the kernel ends when the host's memory is out; where there is no such file, it chooses."""
+    """Make this process the OOM killer's first choice; without effect where the kernel has no such file."""
     with suppress(OSError):
         _SCORE.write_text(_FIRST, encoding="ascii")
 
@@ -218,7 +218,7 @@ class Worker:
         )
 
     def _freeze(self) -> None:
-        """Leave what the first trial did not leave behind out of later collections: torch has a million objects."""
+        """Exempt the objects alive after the first clean trial from garbage collection: torch has a million."""
         if not self._is_frozen and torch.cuda.memory_allocated() == self._start_bytes:
             gc.freeze()
             self._is_frozen = True
@@ -247,7 +247,7 @@ class Worker:
         return DependenciesSeen(self._recorder.dependencies())
 
     def load_for_cards(self, question: LoadForCards) -> LoadedTarget:
-        """Load the target on the emulated device, and make what fits it to cards."""
+        """Load the target on the emulated device, and create the `Fitter`, which answers for each card."""
         from oomdoctor.multi_card.fitter import Fitter, begin_journal  # noqa: PLC0415 - only where something is emulated
 
         if question.is_expendable:
@@ -303,7 +303,7 @@ def _build(target: Target, variant: Variant) -> torch.nn.Module:
 
 
 def _check_batches(target: Target, variant: Variant) -> None:
-    """See early that `make_batch` makes batches and heeds its argument; where it raises is the trials' matter."""
+    """Check early that `make_batch` heeds its argument; an error raised here is left for the trials to report."""
     try:
         few, more = make_batch(target, variant, 2), make_batch(target, variant, 4)
     except (torch.OutOfMemoryError, TargetError):

@@ -70,7 +70,7 @@ def round_sizes(scale: Scale) -> list[int]:
 
 
 def size_label(size_bytes: int) -> str:
-    """Return A round size as short as can be, such as `8 GiB`."""
+    """Return a round size as short as can be, such as `8 GiB`."""
     return format_size(size_bytes).replace(".00 ", " ")
 
 
@@ -142,7 +142,7 @@ def areas(points: Sequence[TimelinePoint], lefts: Sequence[float], scale: Scale)
 
 
 def steps(lefts: Sequence[float], heights: Sequence[float]) -> str:
-    """Return A line that keeps its level until the next point, as the corners of a polyline."""
+    """Return a line that keeps its level until the next point, as the corners of a polyline."""
     return joined(_corners(lefts, heights))
 
 

@@ -163,7 +163,7 @@ def within_title(entry: CheckedEntry) -> str:
 
 
 def figure(movement: Movement, value: int | None) -> str:
-    """Return A figure before or after, as samples or as a size; `-` where there is none."""
+    """Return a figure before or after, as samples or as a size; `-` where there is none."""
     if value is None:
         return "-"
     return str(value) if movement.kind is FigureKind.MICRO_BATCH else format_size(value)

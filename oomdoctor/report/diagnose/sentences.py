@@ -106,7 +106,7 @@ def summary(result: DiagnosisResult) -> str | None:
 
 
 def device(name: str, index: int | None) -> str:
-    """Return A device as the subject of a sentence, such as `GPU 0` or `the host`."""
+    """Return a device as the subject of a sentence, such as `GPU 0` or `the host`."""
     if name in _INDEXED_WORDS:
         word = _INDEXED_WORDS[name]
         return f"the {word}" if index is None else f"{word} {index}"
@@ -138,7 +138,7 @@ def code(line: SourceLine | None) -> str:
 
 
 def cause(found: Cause) -> str:
-    """Return A cause and its confidence, such as `fragmentation (likely)`."""
+    """Return a cause and its confidence, such as `fragmentation (likely)`."""
     held = confidence(found)
     return f"{CAUSE_WORDS[found.id]} ({held})" if held else CAUSE_WORDS[found.id]
 

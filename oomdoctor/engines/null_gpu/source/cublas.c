@@ -36,48 +36,48 @@ SERVED int cublasGetMathMode(handle h, int *mode) {
     return 0;
 }
 
-SERVED_NOTHING(cublasSetStream_v2)
-SERVED_NOTHING(cublasSetWorkspace_v2)
-SERVED_NOTHING(cublasSetPointerMode_v2)
-SERVED_NOTHING(cublasSetMathMode)
-SERVED_NOTHING(cublasSetAtomicsMode)
-SERVED_NOTHING(cublasSetSmCountTarget)
+SERVED_NO_OP(cublasSetStream_v2)
+SERVED_NO_OP(cublasSetWorkspace_v2)
+SERVED_NO_OP(cublasSetPointerMode_v2)
+SERVED_NO_OP(cublasSetMathMode)
+SERVED_NO_OP(cublasSetAtomicsMode)
+SERVED_NO_OP(cublasSetSmCountTarget)
 
 // Results go to device memory (PyTorch sets the pointer mode so), to which nothing is written.
-SERVED_NOTHING(cublasSgemm_v2)
-SERVED_NOTHING(cublasDgemm_v2)
-SERVED_NOTHING(cublasCgemm_v2)
-SERVED_NOTHING(cublasZgemm_v2)
-SERVED_NOTHING(cublasSgemmEx)
-SERVED_NOTHING(cublasGemmEx)
-SERVED_NOTHING(cublasSgemmStridedBatched)
-SERVED_NOTHING(cublasDgemmStridedBatched)
-SERVED_NOTHING(cublasCgemmStridedBatched)
-SERVED_NOTHING(cublasZgemmStridedBatched)
-SERVED_NOTHING(cublasGemmStridedBatchedEx)
-SERVED_NOTHING(cublasSgemmBatched)
-SERVED_NOTHING(cublasDgemmBatched)
-SERVED_NOTHING(cublasCgemmBatched)
-SERVED_NOTHING(cublasZgemmBatched)
-SERVED_NOTHING(cublasSgemv_v2)
-SERVED_NOTHING(cublasDgemv_v2)
-SERVED_NOTHING(cublasCgemv_v2)
-SERVED_NOTHING(cublasZgemv_v2)
-SERVED_NOTHING(cublasSdot_v2)
-SERVED_NOTHING(cublasDdot_v2)
-SERVED_NOTHING(cublasDotEx)
-SERVED_NOTHING(cublasCdotu_v2)
-SERVED_NOTHING(cublasCdotc_v2)
-SERVED_NOTHING(cublasZdotu_v2)
-SERVED_NOTHING(cublasZdotc_v2)
-SERVED_NOTHING(cublasStrsm_v2)
-SERVED_NOTHING(cublasDtrsm_v2)
-SERVED_NOTHING(cublasCtrsm_v2)
-SERVED_NOTHING(cublasZtrsm_v2)
-SERVED_NOTHING(cublasStrsmBatched)
-SERVED_NOTHING(cublasDtrsmBatched)
-SERVED_NOTHING(cublasCtrsmBatched)
-SERVED_NOTHING(cublasZtrsmBatched)
+SERVED_NO_OP(cublasSgemm_v2)
+SERVED_NO_OP(cublasDgemm_v2)
+SERVED_NO_OP(cublasCgemm_v2)
+SERVED_NO_OP(cublasZgemm_v2)
+SERVED_NO_OP(cublasSgemmEx)
+SERVED_NO_OP(cublasGemmEx)
+SERVED_NO_OP(cublasSgemmStridedBatched)
+SERVED_NO_OP(cublasDgemmStridedBatched)
+SERVED_NO_OP(cublasCgemmStridedBatched)
+SERVED_NO_OP(cublasZgemmStridedBatched)
+SERVED_NO_OP(cublasGemmStridedBatchedEx)
+SERVED_NO_OP(cublasSgemmBatched)
+SERVED_NO_OP(cublasDgemmBatched)
+SERVED_NO_OP(cublasCgemmBatched)
+SERVED_NO_OP(cublasZgemmBatched)
+SERVED_NO_OP(cublasSgemv_v2)
+SERVED_NO_OP(cublasDgemv_v2)
+SERVED_NO_OP(cublasCgemv_v2)
+SERVED_NO_OP(cublasZgemv_v2)
+SERVED_NO_OP(cublasSdot_v2)
+SERVED_NO_OP(cublasDdot_v2)
+SERVED_NO_OP(cublasDotEx)
+SERVED_NO_OP(cublasCdotu_v2)
+SERVED_NO_OP(cublasCdotc_v2)
+SERVED_NO_OP(cublasZdotu_v2)
+SERVED_NO_OP(cublasZdotc_v2)
+SERVED_NO_OP(cublasStrsm_v2)
+SERVED_NO_OP(cublasDtrsm_v2)
+SERVED_NO_OP(cublasCtrsm_v2)
+SERVED_NO_OP(cublasZtrsm_v2)
+SERVED_NO_OP(cublasStrsmBatched)
+SERVED_NO_OP(cublasDtrsmBatched)
+SERVED_NO_OP(cublasCtrsmBatched)
+SERVED_NO_OP(cublasZtrsmBatched)
 
 // ---- cuBLASLt ----
 
@@ -86,18 +86,18 @@ SERVED int cublasLtDestroy(handle h) { return cublasDestroy_v2(h); }
 SERVED size_t cublasLtGetVersion(void) { return NULL_CUBLAS_VERSION; }
 SERVED int cublasLtMatmulDescCreate(handle *h, int compute_type, int scale_type) { return cublasCreate_v2(h); }
 SERVED int cublasLtMatmulDescDestroy(handle h) { return cublasDestroy_v2(h); }
-SERVED_NOTHING(cublasLtMatmulDescSetAttribute)
+SERVED_NO_OP(cublasLtMatmulDescSetAttribute)
 SERVED int cublasLtMatmulPreferenceCreate(handle *h) { return cublasCreate_v2(h); }
 SERVED int cublasLtMatmulPreferenceDestroy(handle h) { return cublasDestroy_v2(h); }
-SERVED_NOTHING(cublasLtMatmulPreferenceSetAttribute)
+SERVED_NO_OP(cublasLtMatmulPreferenceSetAttribute)
 
 SERVED int cublasLtMatrixLayoutCreate(handle *h, int type, uint64_t rows, uint64_t columns, int64_t leading) {
     return cublasCreate_v2(h);
 }
 
 SERVED int cublasLtMatrixLayoutDestroy(handle h) { return cublasDestroy_v2(h); }
-SERVED_NOTHING(cublasLtMatrixLayoutSetAttribute)
-SERVED_NOTHING(cublasLtMatmul)
+SERVED_NO_OP(cublasLtMatrixLayoutSetAttribute)
+SERVED_NO_OP(cublasLtMatmul)
 
 typedef struct {
     uint64_t algorithm[8];

@@ -185,6 +185,6 @@ SERVED int cudnnDropoutGetStatesSize(handle h, size_t *bytes) {
     return 0;
 }
 
-SERVED_NOTHING(cudnnRNNForward)
-SERVED_NOTHING(cudnnRNNBackwardData_v8)
-SERVED_NOTHING(cudnnRNNBackwardWeights_v8)
+SERVED_NO_OP(cudnnRNNForward)
+SERVED_NO_OP(cudnnRNNBackwardData_v8)
+SERVED_NO_OP(cudnnRNNBackwardWeights_v8)

@@ -42,9 +42,9 @@ SERVED int cuGetProcAddress(const char *name, void **function, int version, uint
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
-SERVED_NOTHING(cuInit)
-SERVED_NOTHING(cuLogsRegisterCallback)
-SERVED_NOTHING(cuLogsUnregisterCallback)
+SERVED_NO_OP(cuInit)
+SERVED_NO_OP(cuLogsRegisterCallback)
+SERVED_NO_OP(cuLogsUnregisterCallback)
 
 SERVED int cuDriverGetVersion(int *version) {
     *version = NULL_CUDA_VERSION;
@@ -122,10 +122,10 @@ SERVED int cuCtxSetCurrent(handle c) {
 }
 
 SERVED int cuCtxPushCurrent_v2(handle c) { return cuCtxSetCurrent(c); }
-SERVED_NOTHING(cuDevicePrimaryCtxRelease_v2)
-SERVED_NOTHING(cuDevicePrimaryCtxSetFlags_v2)
-SERVED_NOTHING(cuCtxSynchronize)
-SERVED_NOTHING(cuCtxSetLimit)
+SERVED_NO_OP(cuDevicePrimaryCtxRelease_v2)
+SERVED_NO_OP(cuDevicePrimaryCtxSetFlags_v2)
+SERVED_NO_OP(cuCtxSynchronize)
+SERVED_NO_OP(cuCtxSetLimit)
 
 // ---- memory ----
 
@@ -169,13 +169,13 @@ SERVED int cuMemcpyDtoHAsync_v2(void *destination, uintptr_t source, size_t byte
     return cuMemcpyDtoH_v2(destination, source, bytes);
 }
 
-SERVED_NOTHING(cuMemcpyDtoD_v2)
-SERVED_NOTHING(cuMemcpyDtoDAsync_v2)
-SERVED_NOTHING(cuMemsetD8_v2)
-SERVED_NOTHING(cuMemsetD8Async)
-SERVED_NOTHING(cuMemsetD32_v2)
-SERVED_NOTHING(cuMemsetD32Async)
-SERVED_NOTHING(cuStreamWriteValue32_v2)
+SERVED_NO_OP(cuMemcpyDtoD_v2)
+SERVED_NO_OP(cuMemcpyDtoDAsync_v2)
+SERVED_NO_OP(cuMemsetD8_v2)
+SERVED_NO_OP(cuMemsetD8Async)
+SERVED_NO_OP(cuMemsetD32_v2)
+SERVED_NO_OP(cuMemsetD32Async)
+SERVED_NO_OP(cuStreamWriteValue32_v2)
 
 // Numbers of CUpointer_attribute.
 SERVED int cuPointerGetAttribute(void *value, int attribute, uintptr_t address) {
@@ -211,17 +211,17 @@ SERVED int cuStreamIsCapturing(handle stream, int *status) {
 }
 
 SERVED int cuStreamGetCaptureInfo_v2(handle stream, int *status) { return cuStreamIsCapturing(stream, status); }
-SERVED_NOTHING(cuStreamSynchronize)
-SERVED_NOTHING(cuStreamQuery)
-SERVED_NOTHING(cuStreamWaitEvent)
-SERVED_NOTHING(cuThreadExchangeStreamCaptureMode)
+SERVED_NO_OP(cuStreamSynchronize)
+SERVED_NO_OP(cuStreamQuery)
+SERVED_NO_OP(cuStreamWaitEvent)
+SERVED_NO_OP(cuThreadExchangeStreamCaptureMode)
 
 SERVED int cuEventCreate(handle *event, unsigned flags) {
     *event = null_handle();
     return CUDA_OK;
 }
 
-SERVED_NOTHING(cuEventRecord)
+SERVED_NO_OP(cuEventRecord)
 
 SERVED int cuEventElapsedTime(float *milliseconds, handle start, handle end) {
     *milliseconds = NULL_ELAPSED_MILLISECONDS;
@@ -233,5 +233,5 @@ SERVED int cuEventDestroy_v2(handle event) {
     return CUDA_OK;
 }
 
-SERVED_NOTHING(cuEventQuery)
-SERVED_NOTHING(cuEventSynchronize)
+SERVED_NO_OP(cuEventQuery)
+SERVED_NO_OP(cuEventSynchronize)

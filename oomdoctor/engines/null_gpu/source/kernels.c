@@ -125,11 +125,11 @@ SERVED void __cudaRegisterFunction(const module *m, const void *function) {
     pthread_mutex_unlock(&lock);
 }
 
-SERVED_NOTHING(__cudaRegisterFatBinaryEnd)
-SERVED_NOTHING(__cudaRegisterVar)
-SERVED_NOTHING(__cudaRegisterManagedVar)
-SERVED_NOTHING(__cudaUnregisterFatBinary)
-SERVED_NOTHING(__cudaInitModule)
+SERVED_NO_OP(__cudaRegisterFatBinaryEnd)
+SERVED_NO_OP(__cudaRegisterVar)
+SERVED_NO_OP(__cudaRegisterManagedVar)
+SERVED_NO_OP(__cudaUnregisterFatBinary)
+SERVED_NO_OP(__cudaInitModule)
 
 static int by_function(const void *a, const void *b) {
     uintptr_t first = (uintptr_t)((const registration *)a)->function, second = (uintptr_t)((const registration *)b)->function;
@@ -208,9 +208,9 @@ SERVED int cudaFuncGetAttributes(function_attributes *attributes, const void *fu
     return CUDA_OK;
 }
 
-SERVED_NOTHING(cudaFuncSetAttribute)
-SERVED_NOTHING(cudaFuncSetCacheConfig)
-SERVED_NOTHING(cudaKernelSetAttributeForDevice)
+SERVED_NO_OP(cudaFuncSetAttribute)
+SERVED_NO_OP(cudaFuncSetCacheConfig)
+SERVED_NO_OP(cudaKernelSetAttributeForDevice)
 
 SERVED int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int threads,
                                                                   size_t shared, unsigned flags) {

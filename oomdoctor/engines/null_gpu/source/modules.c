@@ -52,10 +52,10 @@ SERVED int cuFuncGetAttribute(int *value, int attribute, handle function) {
     return CUDA_OK;
 }
 
-SERVED_NOTHING(cuFuncSetAttribute)
-SERVED_NOTHING(cuFuncSetCacheConfig)
-SERVED_NOTHING(cuTensorMapEncodeTiled)
-SERVED_NOTHING(cuTensorMapEncodeIm2col)
+SERVED_NO_OP(cuFuncSetAttribute)
+SERVED_NO_OP(cuFuncSetCacheConfig)
+SERVED_NO_OP(cuTensorMapEncodeTiled)
+SERVED_NO_OP(cuTensorMapEncodeIm2col)
 
 SERVED int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, handle function, int threads, size_t shared) {
     *blocks = null_blocks_per_sm(threads, shared);
@@ -109,8 +109,8 @@ SERVED int nvrtcDestroyProgram(handle *program) {
     return 0;
 }
 
-SERVED_NOTHING(nvrtcCompileProgram)
-SERVED_NOTHING(nvrtcAddNameExpression)
+SERVED_NO_OP(nvrtcCompileProgram)
+SERVED_NO_OP(nvrtcAddNameExpression)
 
 SERVED int nvrtcGetLoweredName(handle program, const char *expression, const char **name) {
     *name = "null_kernel";

@@ -104,10 +104,10 @@ static int destroy(communicator *c) {
 
 SERVED int ncclCommDestroy(communicator *c) { return destroy(c); }
 SERVED int ncclCommAbort(communicator *c) { return destroy(c); }
-SERVED_NOTHING(ncclCommFinalize)
-SERVED_NOTHING(ncclCommRevoke)
-SERVED_NOTHING(ncclCommSuspend)
-SERVED_NOTHING(ncclCommResume)
+SERVED_NO_OP(ncclCommFinalize)
+SERVED_NO_OP(ncclCommRevoke)
+SERVED_NO_OP(ncclCommSuspend)
+SERVED_NO_OP(ncclCommResume)
 
 SERVED int ncclCommCount(const communicator *c, int *count) {
     *count = c->ranks;
@@ -163,8 +163,8 @@ SERVED int ncclWinGetUserPtr(const communicator *c, void *window, void **buffer)
     return NCCL_OK;
 }
 
-SERVED_NOTHING(ncclCommDeregister)
-SERVED_NOTHING(ncclCommWindowDeregister)
+SERVED_NO_OP(ncclCommDeregister)
+SERVED_NO_OP(ncclCommWindowDeregister)
 
 // ---- collectives ----
 
@@ -174,17 +174,17 @@ SERVED int ncclRedOpCreatePreMulSum(int *operation, const void *scalar, int type
     return NCCL_OK;
 }
 
-SERVED_NOTHING(ncclRedOpDestroy)
-SERVED_NOTHING(ncclGroupStart)
-SERVED_NOTHING(ncclGroupEnd)
-SERVED_NOTHING(ncclAllGather)
-SERVED_NOTHING(ncclAllReduce)
-SERVED_NOTHING(ncclAlltoAll)
-SERVED_NOTHING(ncclBcast)
-SERVED_NOTHING(ncclBroadcast)
-SERVED_NOTHING(ncclGather)
-SERVED_NOTHING(ncclRecv)
-SERVED_NOTHING(ncclReduce)
-SERVED_NOTHING(ncclReduceScatter)
-SERVED_NOTHING(ncclScatter)
-SERVED_NOTHING(ncclSend)
+SERVED_NO_OP(ncclRedOpDestroy)
+SERVED_NO_OP(ncclGroupStart)
+SERVED_NO_OP(ncclGroupEnd)
+SERVED_NO_OP(ncclAllGather)
+SERVED_NO_OP(ncclAllReduce)
+SERVED_NO_OP(ncclAlltoAll)
+SERVED_NO_OP(ncclBcast)
+SERVED_NO_OP(ncclBroadcast)
+SERVED_NO_OP(ncclGather)
+SERVED_NO_OP(ncclRecv)
+SERVED_NO_OP(ncclReduce)
+SERVED_NO_OP(ncclReduceScatter)
+SERVED_NO_OP(ncclScatter)
+SERVED_NO_OP(ncclSend)

@@ -35,7 +35,7 @@
 #define SERVED __attribute__((visibility("default")))
 
 // Functions that have nothing to do, whatever their arguments.
-#define SERVED_NOTHING(name) SERVED int name(void) { return 0; }
+#define SERVED_NO_OP(name) SERVED int name(void) { return 0; }
 
 // The build passes NULL_CUDA_VERSION (13020 for CUDA 13.2), NULL_CUDNN_VERSION, NULL_CUBLAS_VERSION, NULL_NCCL_VERSION.
 #define NULL_CUDA_MAJOR (NULL_CUDA_VERSION / 1000)

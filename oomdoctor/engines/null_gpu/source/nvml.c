@@ -13,10 +13,10 @@ static char devices[MAX_DEVICES][64];
 
 static int ordinal(handle h) { return (int)(((char *)h - devices[0]) / (ptrdiff_t)sizeof devices[0]); }
 
-SERVED_NOTHING(nvmlInit)
-SERVED_NOTHING(nvmlInit_v2)
-SERVED_NOTHING(nvmlInitWithFlags)
-SERVED_NOTHING(nvmlShutdown)
+SERVED_NO_OP(nvmlInit)
+SERVED_NO_OP(nvmlInit_v2)
+SERVED_NO_OP(nvmlInitWithFlags)
+SERVED_NO_OP(nvmlShutdown)
 SERVED const char *nvmlErrorString(int error) { return error ? "not served by the null GPU" : "success"; }
 
 SERVED int nvmlSystemGetCudaDriverVersion_v2(int *version) {

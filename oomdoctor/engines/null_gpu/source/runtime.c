@@ -37,10 +37,10 @@ SERVED int cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     return CUDA_OK;
 }
 
-SERVED_NOTHING(cudaDeviceSynchronize)
-SERVED_NOTHING(cudaProfilerStart)
-SERVED_NOTHING(cudaProfilerStop)
-SERVED_NOTHING(cudaDeviceSetLimit)
+SERVED_NO_OP(cudaDeviceSynchronize)
+SERVED_NO_OP(cudaProfilerStart)
+SERVED_NO_OP(cudaProfilerStop)
+SERVED_NO_OP(cudaDeviceSetLimit)
 
 SERVED int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version, uint64_t flags,
                                             int *found) {
@@ -122,9 +122,9 @@ SERVED int cudaMemcpy2DAsync(char *destination, size_t destination_pitch, const 
     return CUDA_OK;
 }
 
-SERVED_NOTHING(cudaMemcpyPeerAsync)
-SERVED_NOTHING(cudaMemcpyToSymbol)
-SERVED_NOTHING(cudaMemcpyToSymbolAsync)
+SERVED_NO_OP(cudaMemcpyPeerAsync)
+SERVED_NO_OP(cudaMemcpyToSymbol)
+SERVED_NO_OP(cudaMemcpyToSymbolAsync)
 
 SERVED int cudaMemset(void *pointer, int value, size_t bytes) {
     if (!null_is_device_address(pointer))
@@ -161,9 +161,9 @@ SERVED int cudaStreamGetPriority(handle stream, int *priority) {
     return CUDA_OK;
 }
 
-SERVED_NOTHING(cudaStreamQuery)
-SERVED_NOTHING(cudaStreamSynchronize)
-SERVED_NOTHING(cudaStreamWaitEvent)
+SERVED_NO_OP(cudaStreamQuery)
+SERVED_NO_OP(cudaStreamSynchronize)
+SERVED_NO_OP(cudaStreamWaitEvent)
 
 SERVED int cudaStreamAddCallback(handle stream, void (*callback)(handle, int, void *), void *data, unsigned flags) {
     callback(stream, CUDA_OK, data);
@@ -183,7 +183,7 @@ SERVED int cudaStreamIsCapturing(handle stream, int *status) {
 
 SERVED int cudaStreamGetCaptureInfo(handle stream, int *status) { return cudaStreamIsCapturing(stream, status); }
 SERVED int cudaStreamGetCaptureInfo_v2(handle stream, int *status) { return cudaStreamIsCapturing(stream, status); }
-SERVED_NOTHING(cudaThreadExchangeStreamCaptureMode)
+SERVED_NO_OP(cudaThreadExchangeStreamCaptureMode)
 
 // ---- events ----
 
@@ -199,8 +199,8 @@ SERVED int cudaEventDestroy(handle event) {
     return CUDA_OK;
 }
 
-SERVED_NOTHING(cudaEventRecord)
-SERVED_NOTHING(cudaEventRecordWithFlags)
+SERVED_NO_OP(cudaEventRecord)
+SERVED_NO_OP(cudaEventRecordWithFlags)
 
 // Nothing runs, so no time is true. A long one suits the callers, which are benchmarks that repeat a kernel until it has run
 // long enough: Inductor's autotuning then tries each candidate a few times instead of thousands of times.
@@ -213,5 +213,5 @@ SERVED int cudaEventElapsedTime_v2(float *milliseconds, handle start, handle end
     return cudaEventElapsedTime(milliseconds, start, end);
 }
 
-SERVED_NOTHING(cudaEventQuery)
-SERVED_NOTHING(cudaEventSynchronize)
+SERVED_NO_OP(cudaEventQuery)
+SERVED_NO_OP(cudaEventSynchronize)

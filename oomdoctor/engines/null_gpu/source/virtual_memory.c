@@ -108,4 +108,4 @@ SERVED int cuMemUnmap(uintptr_t address, size_t bytes) {
     return unmapped == bytes ? CUDA_OK : CUDA_INVALID_VALUE;
 }
 
-SERVED_NOTHING(cuMemSetAccess)
+SERVED_NO_OP(cuMemSetAccess)
