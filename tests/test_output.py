@@ -177,7 +177,7 @@ def test_color_follows_the_environment(
 def test_width(columns: str, screen: int, on_terminal: int, elsewhere: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal has its own width up to what reads well, a file 80 columns, and `COLUMNS` overrides both."""
     monkeypatch.setenv("COLUMNS", columns)
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda _: os.terminal_size((screen, 24)))
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda *_given, **_named: os.terminal_size((screen, 24)))
     assert Terminal.of(FakeTerminal()).width == on_terminal
     assert Terminal.of(io.StringIO()).width == elsewhere
 

@@ -20,7 +20,7 @@ from oomdoctor.cli.report import report
 from oomdoctor.cli.rule import rule
 from oomdoctor.cli.run import RUN_SETTINGS, CommandExit, run
 from oomdoctor.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, OomdoctorError
-from oomdoctor.output import open_standard_streams, printable
+from oomdoctor.output import deliver, open_standard_streams, printable
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -46,7 +46,7 @@ app.command()(report)
 
 def _print_version(value: bool) -> None:  # noqa: FBT001 - typer hands a flag over by position
     if value:
-        typer.echo(f"oomdoctor {__version__}")
+        deliver(f"oomdoctor {__version__}\n")
         raise typer.Exit
 
 

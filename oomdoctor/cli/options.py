@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 import typer
 
+from oomdoctor.output import deliver
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,7 +31,7 @@ def metavar(*words: str) -> str:
 
 def _show_help(context: typer.Context, value: bool) -> None:  # noqa: FBT001 - typer hands a flag over by position
     if value:
-        typer.echo(context.get_help())
+        deliver(f"{context.get_help()}\n")
         raise typer.Exit
 
 

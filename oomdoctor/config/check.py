@@ -233,7 +233,7 @@ def _name_notes(named: Sequence[tuple[str, CheckEntry]]) -> Iterator[str]:
 
 
 def _nothing_to_check(file: ConfigurationFile | None) -> UsageError:
-    where = "add them to `pyproject.toml`" if file is None else f"add them to `{file.name}`"
+    where = "add entries to `pyproject.toml`" if file is None else f"add entries to `{file.name}`"
     message = "there is no configuration here, and so nothing to check"
     if file is not None:
         message = f"`{file.name}` has no `[[{_table(file)}]]`, and so nothing to check"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-_HINT: Final = "put it right; `oomdoctor lint --isolated` goes without it"
+_HINT: Final = "correct it; `oomdoctor lint --isolated` goes without it"
 _PLACE = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
 
 
@@ -126,7 +126,9 @@ def read_configuration(path: Path) -> ConfigurationFile:
     """
     if not _is_file(path):
         problem = "is not a file" if path.exists() else "does not exist"
-        raise UsageError(f"the configuration `{path}` {problem}", hint="`oomdoctor lint --isolated` goes without one")
+        raise UsageError(
+            f"the configuration `{path}` {problem}", hint="name a file that is there, or leave `--config` out"
+        )
     if path.name == SHARED and not _has_section(read_toml(path, _shown(path))):
         raise UsageError(f"{_shown(path)} has no `[tool.oomdoctor]`", hint="for example `[tool.oomdoctor.lint]`")
     return _read(path, folder=Path.cwd())

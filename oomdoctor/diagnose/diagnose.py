@@ -46,7 +46,7 @@ class _Found:
     addresses: dict[Path, dict[int, Category]] = field(default_factory=dict)
 
 
-_SAVED: Final = re.compile(rb'"command": ?"(?:probe|diagnose)"')
+_SAVED: Final = re.compile(rb'"command": ?"(?:probe|diagnose|check|lint|gpus)"')
 _COMPRESSED: Final = {
     b"\xfd7zXZ\x00": ("xz", "xz -dc"),
     b"BZh": ("bzip2", "bzip2 -dc"),

@@ -59,7 +59,7 @@ _MEMORY_WORD: Final = re.compile(r"(\d)\s*-?\s*g(?:i?b)?\b")
 # By path: `importlib.resources` takes as long to import as the file to read.
 _FILE: Final = Path(__file__).with_name("gpus.toml")
 _MOST_CANDIDATES: Final = 8
-_ELSEWHERE: Final = "`oomdoctor gpus --known` lists all; `--memory 24GiB` needs no name"
+_ELSEWHERE: Final = "`oomdoctor gpus --known` lists all; `oomdoctor probe --memory 24GiB` needs no name"
 
 
 @dataclass(frozen=True, slots=True)

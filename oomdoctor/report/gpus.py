@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.report.plain_text import count
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def render_cards(cards: Sequence[Card], terminal: Terminal) -> str:
         [
             *table(columns, terminal),
             "",
-            f"{len(cards)} cards",
+            count(len(cards), "card"),
             "memory: what CUDA sees on Linux; usable: what PyTorch may take of it, after the CUDA context",
             "cc: compute capability; `--json` has the source of each number",
             "",

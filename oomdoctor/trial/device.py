@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -31,7 +32,8 @@ def current_device() -> torch.device:
     try:
         available = torch.cuda.is_available()
         if available:
-            torch.empty(1, device="cuda")  # the first allocation is where PyTorch reads its allocator's settings
+            with suppress(torch.OutOfMemoryError):  # where not even this fits, the model's own placement says so
+                torch.empty(1, device="cuda")  # the first allocation is where PyTorch reads its allocator's settings
             torch.cuda.empty_cache()
     except (RuntimeError, ValueError) as error:
         raise NoAnswerError(

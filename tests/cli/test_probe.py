@@ -309,3 +309,43 @@ def test_help_names_the_default_number_of_steps(oomdoctor: Run) -> None:
     shown = " ".join(oomdoctor("probe", "--help", COLUMNS="200").stdout.split())
 
     assert f"a trial of a command is ended. [default: {DEFAULT_STEPS}]" in shown
+
+
+def test_a_size_that_batch_norm_refuses_is_not_what_runs_out(oomdoctor: Run, tmp_path: Path) -> None:
+    """Where nothing fits, the headline and the error are those of the smallest size that ran out."""
+    (tmp_path / "norm.py").write_text(
+        "import torch\n"
+        "def build_model(): return torch.nn.Sequential(torch.nn.Linear(70, 400000), torch.nn.BatchNorm1d(400000))\n"
+        "def make_batch(batch_size): return torch.zeros(batch_size, 70)\n"
+        "def training_step(model, batch): return model(batch).sum()\n"
+    )
+
+    ended = oomdoctor("probe", "norm.py", "--target-batch", "10", "--gpu", "t4", "--memory", "300MiB", "-q")
+
+    assert ended.returncode == 1
+    assert "nothing fits; micro-batch 2 runs out" in " ".join(ended.stdout.split())
+    assert "The error at micro-batch 2" in ended.stdout
+
+
+@pytest.mark.parametrize("memory", ["1MiB", "5MiB"])
+def test_a_capacity_below_one_block_is_an_answer(oomdoctor: Run, tmp_path: Path, memory: str) -> None:
+    """Where not even PyTorch's first block fits, nothing fits."""
+    write_target(tmp_path, MLP)
+
+    ended = oomdoctor("probe", "model.py", "--target-batch", "4", "--gpu", "t4", "--memory", memory, "-q")
+
+    assert ended.returncode == 1
+    assert "nothing fits; loading the model runs out of memory" in " ".join(ended.stdout.split())
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("check", "--help")])
+def test_a_full_standard_output_is_said(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """What cannot be written is no bug of ours."""
+    import subprocess
+
+    command = [*INVOCATIONS["oomdoctor"], *arguments]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
+
+    assert ended.returncode == 2
+    assert "standard output cannot be written" in ended.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.report.plain_text import count
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _HOW: Final = {
 def headline(result: FitResult) -> str:
     """Return on how many of the cards the target fits."""
     fitting = sum(card.micro_batch.maximum > 0 for card in result.cards)
-    return f"{result.target} fits {fitting} of {len(result.cards)} cards"
+    return f"{result.target} fits {fitting} of {count(len(result.cards), 'card')}"
 
 
 def row(card: FittedCard) -> tuple[str, ...]:

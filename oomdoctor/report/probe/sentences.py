@@ -69,10 +69,12 @@ def headline(result: ProbeResult) -> str:
 
 
 def failing_trial(result: ProbeResult) -> Trial | None:
-    """Return the trial that ended the search: one above the maximum; where nothing fits, the smallest that was run."""
+    """Return the trial that ended the search: one above the maximum; where nothing fits, the smallest that ran out."""
     failed = [trial for trial in result.trials if trial.outcome is not Outcome.FITS]
     if result.micro_batch.maximum == 0:
-        return min(failed, key=lambda trial: trial.micro_batch, default=None)
+        # A size that failed for another reason, such as one sample under batch norm, is not what does not fit.
+        ran_out = [trial for trial in failed if trial.outcome is not Outcome.FAILED]
+        return min(ran_out or failed, key=lambda trial: trial.micro_batch, default=None)
     # A size may also have been run with the headroom withheld; its failure there says nothing about the maximum.
     successors = [trial for trial in failed if trial.micro_batch == result.micro_batch.maximum + 1]
     return max(successors, key=lambda trial: trial.allowed_bytes, default=None)
@@ -161,12 +163,14 @@ def capacity(result: ProbeResult) -> str:
     """Return the capacity and, where they add up to it, its parts."""
     device, total = result.device, format_size(result.device.total_bytes)
     parts = [f"{total} total"]
-    if device.context_bytes is not None:
+    if device.context_bytes:
         parts.append(f"{format_size(device.context_bytes)} CUDA context ({_context_source(device)})")
     if device.other_processes_bytes:
         parts.append(f"{format_size(device.other_processes_bytes)} other processes")
     taken = (device.context_bytes or 0) + (device.other_processes_bytes or 0)
-    if device.total_bytes - taken == result.capacity_bytes and len(parts) > 1:
+    if device.total_bytes == result.capacity_bytes:
+        return total
+    if device.total_bytes - taken == result.capacity_bytes:
         return f"{format_size(result.capacity_bytes)} = {' - '.join(parts)}"
     return f"{format_size(result.capacity_bytes)} of {', '.join(parts)}"
 
