@@ -168,9 +168,7 @@ def capacity(result: ProbeResult) -> str:
     if device.other_processes_bytes:
         parts.append(f"{format_size(device.other_processes_bytes)} other processes")
     taken = (device.context_bytes or 0) + (device.other_processes_bytes or 0)
-    if device.total_bytes == result.capacity_bytes:
-        return total
-    if device.total_bytes - taken == result.capacity_bytes:
+    if device.total_bytes - taken == result.capacity_bytes and len(parts) > 1:
         return f"{format_size(result.capacity_bytes)} = {' - '.join(parts)}"
     return f"{format_size(result.capacity_bytes)} of {', '.join(parts)}"
 
