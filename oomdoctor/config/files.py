@@ -126,9 +126,8 @@ def read_configuration(path: Path) -> ConfigurationFile:
     """
     if not _is_file(path):
         problem = "is not a file" if path.exists() else "does not exist"
-        raise UsageError(
-            f"the configuration `{path}` {problem}", hint="name a file that is there, or leave `--config` out"
-        )
+        hint = "name a file that is there; `oomdoctor lint --isolated` goes without one"
+        raise UsageError(f"the configuration `{path}` {problem}", hint=hint)
     if path.name == SHARED and not _has_section(read_toml(path, _shown(path))):
         raise UsageError(f"{_shown(path)} has no `[tool.oomdoctor]`", hint="for example `[tool.oomdoctor.lint]`")
     return _read(path, folder=Path.cwd())
