@@ -110,7 +110,7 @@ AGENT_ROOT = f"{os.path.dirname(os.path.abspath(__file__))}/"
 PACKAGE_ROOTS = (*_roots_of("torch", "triton", "oomdoctor"), AGENT_ROOT)
 _DEVICES = ("/dev/", "/proc/", "/sys/")
 _COMPILED = ("/torchinductor_", "/.triton/")
-"""Where torch's compiler keeps what it made; it would make the same again."""
+"""Folders of the compiler's caches, which count for no answer: torch would compile the same again."""
 
 
 def is_installed(path: str) -> bool:

@@ -132,7 +132,7 @@ _VIEWS = ("_collections_abc>", "_collections_abc.py", "<frozen os>", "/os.py")
 
 
 class DependencyRecorder:
-    """Tells an account what this process uses, and what the processes use that are forked from it.
+    """Writer of an account of what this process uses, and the processes that are forked from it.
 
     Args:
         account: Descriptor of the account, open for appending.

@@ -31,4 +31,4 @@ STEPS = _whole_number("OOMDOCTOR_TRIAL_STEPS") or _DEFAULT_STEPS
 """Optimizer steps after which the trial ends."""
 
 DESCRIBE = os.environ.get("OOMDOCTOR_TRIAL_DESCRIBE", "") == "1"
-"""Whether the process shall be described for the fork server."""
+"""True where the process is to be described for the fork server."""

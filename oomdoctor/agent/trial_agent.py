@@ -70,7 +70,7 @@ class TrialAgent:
         watch_children(sys.modules["multiprocessing.process"], guarded(self._child_ended))
 
     def _child_ended(self, error: BaseException | None) -> None:
-        """Tell how the function of a child process of multiprocessing ended."""
+        """Report the end of a multiprocessing child's function: its error, or None."""
         if self._training is not None and not self._channel.is_quiet:
             self._training.end(error)
 
