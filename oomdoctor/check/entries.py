@@ -13,7 +13,7 @@ from oomdoctor.config.schema import CheckEntry
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.errors import UsageError
 from oomdoctor.request import DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request
-from oomdoctor.search.accumulation import per_device_target
+from oomdoctor.search.probe_search import per_device_target
 from oomdoctor.units import parse_fraction, parse_size
 
 if TYPE_CHECKING:
@@ -69,24 +69,16 @@ _FOR_FILES: Final = ("precision", "optimizer", "guide")
 _FOR_COMMANDS: Final = ("steps", "fresh")
 
 
-def all_entries(configuration: CheckConfiguration) -> tuple[Entry, ...]:
-    """Return every entry on every card that it names, in the order of the configuration.
-
-    Raises:
-        UsageError: A value cannot be, or two of them contradict each other; the message names the entry and the key.
-    """
-    return tuple(entry for _, entry in _entries(configuration))
-
-
-def chosen_entries(configuration: CheckConfiguration, names: Sequence[str]) -> tuple[Entry, ...]:
-    """Return the entries of these names, in the order of the configuration; all of them where none is named.
+def chosen_entries(configuration: CheckConfiguration, names: Sequence[str] = ()) -> tuple[Entry, ...]:
+    """Return the entries of these names, or all, on every card that they name and in the order of the configuration.
 
     Args:
         configuration: What holds.
         names: As the configuration has them, or with one card behind them as reports do.
 
     Raises:
-        UsageError: There is no such entry, or a value cannot be.
+        UsageError: There is no such entry, a value cannot be, or two contradict each other; the message names the entry
+            and the key.
     """
     entries = _entries(configuration)
     known = list(dict.fromkeys(word for base, entry in entries for word in (base, entry.name)))
@@ -133,24 +125,31 @@ class _EntryReader:
         cards = self._cards()
         for gpu in cards:
             name = f"{self.settled.name} on {gpu}" if len(cards) > 1 else self.settled.name
-            yield self._entry(name, self._request(folder, gpu))
-
-    def _entry(self, name: str, request: ProbeRequest) -> Entry:
-        values = self.values
-        return Entry(
-            name=name,
-            request=request,
-            micro_batch=values.micro_batch,
-            min_micro_batch=values.min_micro_batch,
-            max_accumulation_steps=values.max_accumulation_steps,
-            max_memory_bytes=self._size("max-memory", values.max_memory),
-            headroom=self._share("headroom", values.headroom),
-            baseline=bool(values.baseline),
-            tolerance=_given_or(self._share("tolerance", values.tolerance), DEFAULT_TOLERANCE),
-        )
+            values = self.values
+            yield (
+                Entry(
+                    name=name,
+                    request=self._request(folder, gpu),
+                    micro_batch=values.micro_batch,
+                    min_micro_batch=values.min_micro_batch,
+                    max_accumulation_steps=values.max_accumulation_steps,
+                    max_memory_bytes=self._size("max-memory", values.max_memory),
+                    headroom=self._share("headroom", values.headroom),
+                    baseline=bool(values.baseline),
+                    tolerance=_given_or(self._share("tolerance", values.tolerance), DEFAULT_TOLERANCE),
+                )
+            )
 
     def _request(self, folder: Path, gpu: str | None) -> ProbeRequest:
         values = self.values
+        for pattern in self.values.inputs or ():
+            if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
+                hint = 'name files below it, as in `inputs = ["uv.lock", "data/**/*.json"]`'
+                raise self.settled.refusal("inputs", "has a pattern outside the folder of the configuration", hint)
+        seconds = _given_or(self.values.trial_timeout, DEFAULT_TRIAL_TIMEOUT_SECONDS)
+        if not 1 <= seconds <= _LONGEST_TIMEOUT_SECONDS:
+            problem = f"is {seconds:g}, not from 1 to {_LONGEST_TIMEOUT_SECONDS} seconds"
+            raise self.settled.refusal("trial-timeout", problem)
         return build_request(
             (values.target or "").strip() if values.command is None else values.command,
             directory=folder,
@@ -161,13 +160,13 @@ class _EntryReader:
             headroom=self._share("headroom", values.headroom),
             gpu=gpu,
             memory=self._size("memory", values.memory),
-            trial_timeout=self._timeout(),
+            trial_timeout=seconds,
             steps=values.steps,
             fresh=values.fresh,
             engine=values.engine,
             device=values.device,
             guide=values.guide,
-            inputs=self._inputs(),
+            inputs=self.values.inputs or (),
         )
 
     def _check_kind(self) -> None:
@@ -187,14 +186,6 @@ class _EntryReader:
             raise self.settled.refusal("command", f"has no `{REQUIRED}`", hint)
         if command is not None and any("\0" in word for word in command):
             raise self.settled.refusal("command", "has a null character, which no program can be given")
-
-    def _inputs(self) -> tuple[str, ...]:
-        """Return the patterns, each below the folder of the configuration."""
-        for pattern in self.values.inputs or ():
-            if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
-                hint = 'name files below it, as in `inputs = ["uv.lock", "data/**/*.json"]`'
-                raise self.settled.refusal("inputs", "has a pattern outside the folder of the configuration", hint)
-        return self.values.inputs or ()
 
     def _check_device(self) -> None:
         """See that a local GPU and a card to play are not asked for at once."""
@@ -253,13 +244,6 @@ class _EntryReader:
             return float(value)
         with self._placed(key):
             return None if value is None else parse_fraction(str(value))
-
-    def _timeout(self) -> float:
-        seconds = _given_or(self.values.trial_timeout, DEFAULT_TRIAL_TIMEOUT_SECONDS)
-        if not 1 <= seconds <= _LONGEST_TIMEOUT_SECONDS:
-            problem = f"is {seconds:g}, not from 1 to {_LONGEST_TIMEOUT_SECONDS} seconds"
-            raise self.settled.refusal("trial-timeout", problem)
-        return seconds
 
     @contextmanager
     def _placed(self, key: str) -> Iterator[None]:

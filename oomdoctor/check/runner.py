@@ -155,7 +155,13 @@ def check(plan: Plan, progress: CheckProgress, *, jobs: int, cache: Cache | None
     """
     baseline = _baseline(plan)
     known = {} if baseline is None else baseline.entries
-    plan = replace(plan, entries=tuple(_settled(plan, entry, known) for entry in plan.entries))
+    plan = replace(
+        plan,
+        entries=tuple(
+            replace(entry, request=replace(entry.request, profile_micro_batch=_profiled_size(plan, entry, known)))
+            for entry in plan.entries
+        ),
+    )
     answerer = Answerer(jobs, progress, cache)
     answers = answerer.answers({entry.name: entry.request for entry in plan.entries})
     is_written = plan.update and not any(isinstance(answer, OomdoctorError) for answer in answers.values())
@@ -193,22 +199,16 @@ def _baseline(plan: Plan) -> Baseline | None:
         raise
 
 
-def _settled(plan: Plan, entry: Entry, known: Mapping[str, Figures]) -> Entry:
-    """Return the entry with the size at which memory is recorded in its question."""
-    return replace(entry, request=replace(entry.request, profile_micro_batch=_profiled_size(plan, entry, known)))
-
-
 def _profiled_size(plan: Plan, entry: Entry, known: Mapping[str, Figures]) -> int | None:
     """Size at which memory is recorded: the one that is asked for, or that of the baseline that it is compared with."""
-    asked, before = entry.micro_batch or entry.min_micro_batch, _size_before(entry, known)
+    figures = known.get(entry.name) if entry.baseline else None
+    asked, before = (
+        entry.micro_batch or entry.min_micro_batch,
+        (None if figures is None else figures.profiled_micro_batch),
+    )
     if entry.micro_batch or plan.update or entry.max_memory_bytes is not None:
         return asked or before
     return before or asked
-
-
-def _size_before(entry: Entry, known: Mapping[str, Figures]) -> int | None:
-    figures = known.get(entry.name) if entry.baseline else None
-    return None if figures is None else figures.profiled_micro_batch
 
 
 def _updated(plan: Plan, known: Mapping[str, Figures], answers: Mapping[str, Answer]) -> Baseline:

@@ -58,7 +58,9 @@ def baseline_limit(
 
 
 def _limits(entry: Entry, result: ProbeResult) -> Iterator[Limit]:
-    yield _fits(result)
+    maximum = result.micro_batch.maximum
+    text = f"micro-batch {maximum} is the largest that fits" if maximum else "nothing fits, not even the smallest size"
+    yield Limit(LimitName.FITS, 1, maximum, holds=maximum > 0, text=text)
     if entry.min_micro_batch is not None:
         yield _min_micro_batch(entry.min_micro_batch, result)
     if entry.max_accumulation_steps is not None:
@@ -67,12 +69,6 @@ def _limits(entry: Entry, result: ProbeResult) -> Iterator[Limit]:
         yield _max_memory(entry.max_memory_bytes, entry.micro_batch or entry.min_micro_batch or 1, result)
     if entry.headroom is not None:
         yield _headroom(entry.headroom, entry.min_micro_batch or 1, result)
-
-
-def _fits(result: ProbeResult) -> Limit:
-    maximum = result.micro_batch.maximum
-    text = f"micro-batch {maximum} is the largest that fits" if maximum else "nothing fits, not even the smallest size"
-    return Limit(LimitName.FITS, 1, maximum, holds=maximum > 0, text=text)
 
 
 def _min_micro_batch(asked: int, result: ProbeResult) -> Limit:
@@ -162,7 +158,19 @@ def checked_entry(entry: Entry, answer: Answer, standing: BaselineState, not_kep
         not_kept: Why the answer cannot be used again, where its target is the reason.
     """
     if isinstance(answer, OomdoctorError):
-        return _without_answer(entry, answer)
+        return CheckedEntry(
+            name=entry.name,
+            target=entry.request.target,
+            gpu=entry.request.gpu,
+            verdict=Verdict.NO_ANSWER if answer.exit_code == EXIT_NO_ANSWER else Verdict.ERROR,
+            limits=(),
+            movements=(),
+            baseline="none",
+            tolerance=entry.tolerance,
+            profiled_micro_batch=None,
+            probe=None,
+            problem=Problem(answer.message, answer.hint, answer.details, answer.exit_code),
+        )
     result, against = answer.result, _Comparison.of(entry, answer, standing)
     limits = broken_first((*judge(entry, result), *against.limits))
     return CheckedEntry(
@@ -179,22 +187,6 @@ def checked_entry(entry: Entry, answer: Answer, standing: BaselineState, not_kep
         problem=None,
         warnings=against.warnings,
         not_kept=not_kept,
-    )
-
-
-def _without_answer(entry: Entry, error: OomdoctorError) -> CheckedEntry:
-    return CheckedEntry(
-        name=entry.name,
-        target=entry.request.target,
-        gpu=entry.request.gpu,
-        verdict=Verdict.NO_ANSWER if error.exit_code == EXIT_NO_ANSWER else Verdict.ERROR,
-        limits=(),
-        movements=(),
-        baseline="none",
-        tolerance=entry.tolerance,
-        profiled_micro_batch=None,
-        probe=None,
-        problem=Problem(error.message, error.hint, error.details, error.exit_code),
     )
 
 
@@ -230,9 +222,11 @@ class _Comparison:
             left_out=None if before is None else not_compared(before, after),
         )
         state: _ComparisonState = "updated" if standing.is_written else "missing" if before is None else "compared"
-        return cls(state, (limit,), movements, warnings, _compared_size(before, after))
-
-
-def _compared_size(before: Figures | None, after: Figures) -> int | None:
-    trials = None if before is None else common_trials(before, after)
-    return after.profiled_micro_batch if trials is None else trials[0].micro_batch
+        trials = None if before is None else common_trials(before, after)
+        return cls(
+            state,
+            (limit,),
+            movements,
+            warnings,
+            after.profiled_micro_batch if trials is None else trials[0].micro_batch,
+        )

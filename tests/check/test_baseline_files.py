@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from sample_figures import FIGURES, MEMORY, MIB, any_baseline, figures
 
 from oomdoctor.check.baseline.figures import Baseline
-from oomdoctor.check.baseline.file import read_baseline, write_baseline
-from oomdoctor.check.baseline.parsing import ParsingError, parse
+from oomdoctor.check.baseline.file import ParsingError, parse, read_baseline, write_baseline
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Category
 

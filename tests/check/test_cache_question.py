@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.check import cache_key
-from oomdoctor.check.cache_key import key_of
+from oomdoctor.check import cache as cache_key
+from oomdoctor.check.cache import key_of
 from oomdoctor.engines.torch_build import TorchBuild
 from oomdoctor.request import PRECISIONS, ProbeRequest
 from oomdoctor.results import Axis, EnvironmentVariable, Variant

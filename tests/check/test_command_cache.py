@@ -13,7 +13,7 @@ import pytest
 from running import run_command
 
 from oomdoctor.check.cache import Cache, cache_folder
-from oomdoctor.check.entries import DEFAULTS, all_entries
+from oomdoctor.check.entries import DEFAULTS, chosen_entries
 from oomdoctor.config.check import configure_check
 from oomdoctor.config.schema import CheckKeys
 
@@ -180,7 +180,7 @@ def _is_known(project: Project, **environment: str) -> bool:
     """Whether a check would find the answer, had from the cache itself."""
     variables = {**os.environ, **SAME, **environment}
     file = project.folder / "oomdoctor.toml"
-    (entry,) = all_entries(configure_check(CheckKeys(), {}, config=file, defaults=DEFAULTS))
+    (entry,) = chosen_entries(configure_check(CheckKeys(), {}, config=file, defaults=DEFAULTS))
     request = replace(entry.request, watched=True)
     return Cache(cache_folder(file, variables), environment=variables).find(request) is not None
 

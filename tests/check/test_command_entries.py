@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from running import run_here
 
-from oomdoctor.check.entries import DEFAULTS, Entry, all_entries
+from oomdoctor.check.entries import DEFAULTS, Entry, chosen_entries
 from oomdoctor.check.runner import check_program
 from oomdoctor.config.check import CheckConfiguration, configure_check
 from oomdoctor.config.schema import CheckKeys
@@ -33,7 +33,7 @@ def configured(text: str, **environment: str) -> CheckConfiguration:
 
 def entries(keys: str, top: str = "") -> tuple[Entry, ...]:
     """The entries of a file with one `[[check]]`."""
-    return all_entries(configured(f"{top}\n[[check]]\ntarget-batch = 64\n{keys}"))
+    return chosen_entries(configured(f"{top}\n[[check]]\ntarget-batch = 64\n{keys}"))
 
 
 def refused(keys: str, top: str = "") -> UsageError:
@@ -67,12 +67,12 @@ def test_a_command_without_a_name_is_called_as_its_words() -> None:
     assert f"  {COMMAND.strip()}  (from oomdoctor.toml)" in lines
 
 
-def test_what_is_said_of_all_entries_is_said_of_files() -> None:
+def test_what_is_said_of_chosen_entries_is_said_of_files() -> None:
     """A precision at the top does not speak of a command, and is not shown as if it did."""
     top = 'precision = "bf16"\noptimizer = "SGD"\n'
     files = '[[check]]\nname = "f"\ntarget = "m.py"\ntarget-batch = 2\n'
     found = configured(f'{top}[[check]]\nname = "c"\ntarget-batch = 64\n{COMMAND}{files}', OOMDOCTOR_PRECISION="fp16")
-    command, file = all_entries(found)
+    command, file = chosen_entries(found)
     assert (command.request.variant.precision, command.request.variant.optimizer) == ("fp32", None)
     assert (file.request.variant.precision, file.request.variant.optimizer) == ("fp16", "SGD")
     shown = [line.split(" = ")[0].strip() for line in found.entries[0].settled.lines()]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.check.entries import DEFAULTS, Entry, all_entries, chosen_entries
+from oomdoctor.check.entries import DEFAULTS, Entry, chosen_entries
 from oomdoctor.config.check import CheckConfiguration, configure_check
 from oomdoctor.config.schema import CheckKeys
 from oomdoctor.errors import UsageError
@@ -43,7 +43,7 @@ def test_every_key_reaches_its_place() -> None:
         'max-accumulation-steps = 16\nmax-memory = "12GiB"\nbaseline = true\ntolerance = 0.05\n'
         'engine = "null"\nguide = false\ninputs = ["uv.lock", "data/**/*.json"]\n'
     )
-    assert all_entries(configured(PRETRAIN + keys)) == (
+    assert chosen_entries(configured(PRETRAIN + keys)) == (
         Entry(
             name="pretrain",
             request=ProbeRequest(
@@ -73,19 +73,21 @@ def test_every_key_reaches_its_place() -> None:
 
 def test_a_local_gpu_is_chosen_by_its_index() -> None:
     """What chooses among the GPUs of this machine reaches the question, as its engine does."""
-    (entry,) = all_entries(configured(PRETRAIN + 'target-batch = 8\ndevice = "1"\nengine = "cuda"\n'))
+    (entry,) = chosen_entries(configured(PRETRAIN + 'target-batch = 8\ndevice = "1"\nengine = "cuda"\n'))
     assert (entry.request.device, entry.request.engine, entry.request.gpu) == ("1", "cuda", None)
 
 
 def test_what_is_not_said_is_as_in_a_probe() -> None:
     """An entry with a target and a batch asks what `oomdoctor probe` would, and only that it fits."""
     request = ProbeRequest(target="train/model.py", directory=Path.cwd(), target_batch=8)
-    assert all_entries(configured(PRETRAIN + "target-batch = 8")) == (Entry(name="pretrain", request=request),)
+    assert chosen_entries(configured(PRETRAIN + "target-batch = 8")) == (Entry(name="pretrain", request=request),)
 
 
 def test_each_card_is_an_entry() -> None:
     """Several cards make several entries, named after both; one card makes one, named after the entry."""
-    found = all_entries(configured('target-batch = 8\ngpus = ["rtx-4090", "l40s"]\n' + PRETRAIN + TUNE + 'gpu = "t4"'))
+    found = chosen_entries(
+        configured('target-batch = 8\ngpus = ["rtx-4090", "l40s"]\n' + PRETRAIN + TUNE + 'gpu = "t4"')
+    )
     assert [(entry.name, entry.request.gpu) for entry in found] == [
         ("pretrain on rtx-4090", "rtx-4090"),
         ("pretrain on l40s", "l40s"),
@@ -205,11 +207,11 @@ def test_what_cannot_be_is_named(keys: str, message: str, hint: str) -> None:
 def test_a_wrong_value_is_placed_where_it_came_from(text: str, command_line: CheckKeys, place: str) -> None:
     """A value that did not come from the entry is said to be where it was given."""
     with pytest.raises(UsageError) as caught:
-        all_entries(configured(f"{text}target-batch = 8", command_line))
+        chosen_entries(configured(f"{text}target-batch = 8", command_line))
     assert caught.value.message == f"{place} cannot be: `24` has no unit"
 
 
 def test_a_tiny_share_is_a_number() -> None:
     """A share that is written with an exponent is as good as any."""
-    (entry,) = all_entries(configured(PRETRAIN + "target-batch = 8\ntolerance = 1e-5\nheadroom = 0\n"))
+    (entry,) = chosen_entries(configured(PRETRAIN + "target-batch = 8\ntolerance = 1e-5\nheadroom = 0\n"))
     assert (entry.tolerance, entry.headroom, entry.request.headroom) == (1e-5, 0.0, 0.0)

@@ -26,7 +26,7 @@ from oomdoctor.results import (
     StepMemory,
     Trial,
 )
-from oomdoctor.search.accumulation import plan_accumulation
+from oomdoctor.search.probe_search import plan_accumulation
 from oomdoctor.units import MIB
 
 CAPACITY = 1000 * MIB

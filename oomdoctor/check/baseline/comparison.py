@@ -255,28 +255,17 @@ def _of_answer(before: Figures, after: Figures, tolerance: float) -> Iterator[Mo
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparison:
-    """Memory at one micro-batch, then and now."""
+class _Comparison(Growth):
+    """Memory at one micro-batch by category, then and now."""
 
     before: MemoryFigures
     after: MemoryFigures
-    tolerance: float
-
-    @property
-    def growth(self) -> Growth:
-        """The measure of what counts as worse."""
-        return Growth(self.before, self.after, self.tolerance)
-
-    @property
-    def floor(self) -> float:
-        """Bytes below which a part of the peak moves nothing."""
-        return self.growth.floor
 
     def movements(self) -> Iterator[Movement]:
         """Yield all of them; their order says nothing yet."""
         categories = list(self._categories())
         yield from categories
-        yield from self.growth.peaks()
+        yield from self.peaks()
         yield from self._phases(may_fail=not any(movement.is_beyond for movement in categories))
         yield from self._modules()
 
@@ -285,7 +274,7 @@ class _Comparison:
             before, after = self.before.categories.get(category, 0), self.after.categories.get(category, 0)
             if before != after:
                 text = wording.category(category, self.before, self.after)
-                is_beyond = self.growth.is_part_worse(before, after)
+                is_beyond = self.is_part_worse(before, after)
                 yield Movement(FigureKind.CATEGORY, CATEGORY_WORDS[category], before, after, is_beyond, text)
 
     def _phases(self, *, may_fail: bool) -> Iterator[Movement]:
@@ -294,7 +283,7 @@ class _Comparison:
             before, after = sum(old.get(name, {}).values()), sum(new.get(name, {}).values())
             if self._counts(before, after) and not self._is_echo(name):
                 text = wording.phase(name, self.before, self.after)
-                is_beyond = may_fail and self.growth.is_part_worse(before, after)
+                is_beyond = may_fail and self.is_part_worse(before, after)
                 yield Movement(FigureKind.PHASE, name, before or None, after or None, is_beyond, text)
 
     def _modules(self) -> Iterator[Movement]:

@@ -7,7 +7,7 @@ one whose memory was asked for. Where the second does not fit any more, the firs
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from oomdoctor.command.template import accumulates
 from oomdoctor.results import Category, Outcome, PhaseName
@@ -37,7 +37,7 @@ class TrialFigures:
     micro_steps: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    phases: Mapping[str, int]
+    phases: dict[str, int]
 
     @property
     def peak_phase(self) -> str:
@@ -145,9 +145,9 @@ class MemoryFigures:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     peak_phase: str
-    phases: Mapping[str, Mapping[Category, int]]
-    categories: Mapping[Category, int]
-    modules: Mapping[Category, Mapping[str | None, int]]
+    phases: dict[str, dict[Category, int]]
+    categories: dict[Category, int]
+    modules: dict[Category, dict[str | None, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +166,11 @@ class Figures:
 
     circumstances: Circumstances
     maximum: int
-    limited_by: str
+    limited_by: Literal["memory", "target", "limit"]
     accumulation_steps: int | None
     memory: MemoryFigures | None
     is_command: bool = False
-    trials: Mapping[int, TrialFigures] = field(default_factory=dict)
+    trials: dict[int, TrialFigures] = field(default_factory=dict)
 
     @property
     def profiled_micro_batch(self) -> int | None:
@@ -214,17 +214,17 @@ def figures_of(result: ProbeResult, versions: Mapping[str, str] | None = None, s
         accumulation_steps=plan.steps if plan else None,
         memory=None if result.memory is None else memory_figures(result.memory),
         is_command=result.command_plan is not None,
-        trials=trial_figures(result, size) if _has_phases_alone(result) else {},
+        trials=trial_figures(result, size)
+        if (result.command_plan is not None or result.device.kind == "trace")
+        else {},
     )
-
-
-def _has_phases_alone(result: ProbeResult) -> bool:
-    """Return whether memory has no categories: that of a command, and of an emulated device."""
-    return result.command_plan is not None or result.device.kind == "trace"
 
 
 def memory_figures(memory: StepMemory) -> MemoryFigures:
     """Return the figures of the memory at one micro-batch."""
+    found: dict[Category, int] = {}
+    for part in memory.category_peaks:
+        found[part.category] = found.get(part.category, 0) + part.allocated_bytes
     return MemoryFigures(
         micro_batch=memory.micro_batch,
         micro_steps=memory.micro_steps,
@@ -232,7 +232,7 @@ def memory_figures(memory: StepMemory) -> MemoryFigures:
         peak_reserved_bytes=memory.peak_reserved_bytes,
         peak_phase=_phase_name(memory.peak_iteration, memory.peak_phase),
         phases=_by_phase(memory.phases),
-        categories=_by_category(memory.category_peaks),
+        categories=found,
         modules=_by_module(memory.category_peaks),
     )
 
@@ -248,13 +248,6 @@ def _by_phase(phases: Iterable[PhaseMemory]) -> dict[str, dict[Category, int]]:
         name = _phase_name(phase.iteration, phase.phase)
         if sum(phase.peak_categories) > sum(found.get(name, {}).values()):
             found[name] = {part: size for part, size in zip(Category, phase.peak_categories, strict=True) if size}
-    return found
-
-
-def _by_category(rows: Iterable[ModuleBytes]) -> dict[Category, int]:
-    found: dict[Category, int] = {}
-    for part in rows:
-        found[part.category] = found.get(part.category, 0) + part.allocated_bytes
     return found
 
 

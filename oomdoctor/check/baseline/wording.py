@@ -64,8 +64,9 @@ def deepest_change(before: Rows, after: Rows) -> ModuleChange | None:
     ]
     below: defaultdict[str | None, list[ModuleChange]] = defaultdict(list)
     for place in places:
-        if _covers(place, change):
-            below[_parent(place.module)].append(place)
+        sign = 1 if change > 0 else -1
+        if (place.after - place.before) * sign >= _SHARE_THAT_EXPLAINS * abs(change):
+            below[(place.module.rpartition(".")[0] if place.module else None)].append(place)
     return _deepest(below)
 
 
@@ -92,16 +93,6 @@ def _paths(module: str | None) -> tuple[str | None, ...]:
     if not module:
         return (module,)
     return ("", *accumulate(module.split(".", _DEEPEST), "{}.{}".format))
-
-
-def _parent(module: str | None) -> str | None:
-    """Return the module that a module is in; None above the whole model, and for what is outside of it."""
-    return module.rpartition(".")[0] if module else None
-
-
-def _covers(place: ModuleChange, change: int) -> bool:
-    sign = 1 if change > 0 else -1
-    return (place.after - place.before) * sign >= _SHARE_THAT_EXPLAINS * abs(change)
 
 
 _OUTSIDE: Final = "outside the modules"
