@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from oomdoctor.api.accumulate import accumulate
     from oomdoctor.api.probe import probe
     from oomdoctor.results.saved import load_result
-    from oomdoctor.search.accumulation import plan_accumulation
+    from oomdoctor.search.probe_search import plan_accumulation
 
 __version__ = "0.1.0"
 __all__ = ["accumulate", "load_result", "plan_accumulation", "probe"]
@@ -26,7 +26,7 @@ _HOMES: Mapping[str, str] = MappingProxyType(
     {
         "accumulate": "oomdoctor.api.accumulate",
         "load_result": "oomdoctor.results.saved",
-        "plan_accumulation": "oomdoctor.search.accumulation",
+        "plan_accumulation": "oomdoctor.search.probe_search",
         "probe": "oomdoctor.api.probe",
     }
 )

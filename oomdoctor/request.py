@@ -128,11 +128,17 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         UsageError: A value is none that its parameter takes.
     """
     command = _command(target)
+    if target_batch is None:
+        raise UsageError(
+            f"`{spelled('target_batch')}` is missing",
+            hint="say how many samples an optimizer step should see, for example "
+            f"`{_example(spelled('target_batch'))}`",
+        )
     return ProbeRequest(
         target=_path(target) if command is None else command_line(command),
         command=command,
         directory=Path.cwd() if directory is None else directory,
-        target_batch=_target_batch(target_batch, spelled),
+        target_batch=whole_number(spelled("target_batch"), target_batch),
         world_size=1 if world_size is None else whole_number(spelled("world_size"), world_size),
         variant=build_variant(precision=precision, optimizer=optimizer, spelled=spelled),
         headroom=DEFAULT_HEADROOM if headroom is None else parse_fraction(str(headroom), option=spelled("headroom")),
@@ -187,16 +193,6 @@ def command_line(command: Sequence[str]) -> str:
 def as_option(parameter: str) -> str:
     """Return a parameter's name on the command line, such as `--target-batch`."""
     return f"--{parameter.replace('_', '-')}"
-
-
-def _target_batch(value: int | None, spelled: Spelling) -> int:
-    if value is None:
-        raise UsageError(
-            f"`{spelled('target_batch')}` is missing",
-            hint="say how many samples an optimizer step should see, for example "
-            f"`{_example(spelled('target_batch'))}`",
-        )
-    return whole_number(spelled("target_batch"), value)
 
 
 def _example(name: str) -> str:

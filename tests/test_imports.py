@@ -12,7 +12,7 @@ PACKAGE = ROOT / "oomdoctor"
 TIERS = {
     **dict.fromkeys(("cli", "api", "pytest_plugin"), 10),
     "check": 9,
-    **dict.fromkeys(("multi_card.pool", "multi_card.card_probes", "multi_card.worker_server"), 8),
+    **dict.fromkeys(("multi_card.pool", "multi_card.worker_server"), 8),
     **dict.fromkeys(("trial.probe", "trial.warm_start", "trial.worker"), 7),
     **dict.fromkeys(("command", "multi_card"), 6),
     "trial": 5,

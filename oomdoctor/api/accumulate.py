@@ -15,7 +15,7 @@ import torch
 from oomdoctor.api.splitting import samples_in, split
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Accumulation
-from oomdoctor.search.accumulation import plan_accumulation
+from oomdoctor.search.probe_search import plan_accumulation
 from oomdoctor.target.placement import place
 from oomdoctor.units import whole_number
 

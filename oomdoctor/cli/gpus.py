@@ -190,8 +190,8 @@ def _show_fits(asked: _Fit, *, quiet: bool) -> None:
 def _fitted(asked: _Fit, progress: Progress) -> FitDocument:
     import platform
 
-    from oomdoctor.multi_card.card_probes import probe_cards
     from oomdoctor.multi_card.fit import fit_cards, fit_result
+    from oomdoctor.multi_card.pool import probe_cards
     from oomdoctor.results import FitDocument
 
     request, cards = asked.request, asked.cards

@@ -13,12 +13,10 @@ from oomdoctor.engines.choice import choose_engine
 from oomdoctor.request import command_line
 from oomdoctor.results import CommandPlan, Outcome
 from oomdoctor.run.environment import find_interpreter, torch_of
-from oomdoctor.search.accumulation import per_device_target, plan_accumulation
-from oomdoctor.search.probe_search import ProbeSearch, micro_steps
-from oomdoctor.search.source import FIRST_SIZE
-from oomdoctor.trial.answer import DryRun, Findings, OtherProcesses, ProbeRun, build_result
+from oomdoctor.search.bracket import FIRST_SIZE
+from oomdoctor.search.probe_search import ProbeSearch, micro_steps, per_device_target, plan_accumulation
+from oomdoctor.trial.answer import DryRun, Findings, OtherProcesses, ProbeRun, ProfiledAnswer, build_result
 from oomdoctor.trial.dependencies import UNWATCHED, Dependencies
-from oomdoctor.trial.profile_runner import ProfiledAnswer
 from oomdoctor.trial.protocol import HeldMemory, LoadedTarget
 
 if TYPE_CHECKING:

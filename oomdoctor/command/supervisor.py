@@ -16,8 +16,7 @@ from oomdoctor.command.trial import EndedTrial, SocketDirectory, TrialStart, run
 from oomdoctor.command.trial_events import TrialEvents
 from oomdoctor.results import Outcome
 from oomdoctor.run.environment import with_agent
-from oomdoctor.search.probe_search import micro_steps
-from oomdoctor.search.source import TrialNotes, TrialProblem, TrialSource
+from oomdoctor.search.probe_search import TrialNotes, TrialProblem, TrialSource, micro_steps
 from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class CommandSupervisor(TrialSource):
         device: The device that CUDA showed the first trial.
         versions: Versions of Python, torch and CUDA in it, by name.
         fork_reason: Reason why trials are not forked, or the proof that they may be; None before that was tried.
-        capacity_bytes: Bytes that PyTorch may take; see `oomdoctor.search.source` for this and the notes.
+        capacity_bytes: Bytes that PyTorch may take; see `oomdoctor.search.probe_search` for this and the notes.
         notes: Notes of the trials for the result; nobody looks at a command's loss.
     """
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.config.files import SHARED, chosen_configuration
 from oomdoctor.config.layers import COMMAND_LINE, DEFAULT, Layer, Settled, read_environment, read_top, settle
-from oomdoctor.config.schema import CheckEntry, CheckKeys, Configuration, SharedKeys
+from oomdoctor.config.schema import CheckEntry, CheckKeys, SharedKeys
 from oomdoctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -123,9 +123,16 @@ def configure_check(
         read_environment(CheckKeys, "check", environment),
         read_top(CheckKeys, environment),
     ]
-    layers = [*above, Layer.of(_top_keys(file.values), _top(file.name))]
+    layers = [
+        *above,
+        Layer.of(
+            CheckKeys(**{field.name: getattr(file.values, field.name) for field in fields(CheckKeys)}), _top(file.name)
+        ),
+    ]
     named, shared = _named(file), settle(layers, CheckKeys())
-    _check_jobs(shared)
+    jobs = shared.values.jobs
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"`jobs` is {jobs}, not 1 or more, and comes from {shared.origins['jobs']}")
     return CheckConfiguration(
         file=file.name,
         folder=Path(file.name).absolute().parent,
@@ -133,12 +140,6 @@ def configure_check(
         shared=shared,
         notes=(f"configuration: {file.name}", *file.notes, *_name_notes(named)),
     )
-
-
-def _check_jobs(shared: Settled[CheckKeys]) -> None:
-    jobs = shared.values.jobs
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"`jobs` is {jobs}, not 1 or more, and comes from {shared.origins['jobs']}")
 
 
 def _settled(
@@ -175,10 +176,6 @@ def _with_one_choice(layers: Sequence[Layer[CheckEntry]]) -> Iterator[Layer[Chec
             raise UsageError(f"`gpu` and `gpus` exclude each other, and both come from {origin}", hint="keep one")
         yield replace(layer, values=replace(values, gpu=None, gpus=None)) if is_chosen else layer
         is_chosen = is_chosen or values.gpu is not None or values.gpus is not None
-
-
-def _top_keys(values: Configuration) -> CheckKeys:
-    return CheckKeys(**{field.name: getattr(values, field.name) for field in fields(CheckKeys)})
 
 
 def _top(file: str) -> str:

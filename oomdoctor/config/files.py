@@ -55,14 +55,10 @@ def _explained(message: str, text: str, source: str) -> str:
     """Return the line and column where the parser stopped, and its reason."""
     found = _PLACE.search(message)
     reason = message[: found.start()] if found else message
-    line, column = _end_of(text)
+    line, column = (text.count("\n") + 1, len(text) - text.rfind("\n"))
     if found and found["line"]:
         line, column = int(found["line"]), int(found["column"])
     return f"{source} is not TOML, line {line}, column {column}: {reason[:1].lower()}{reason[1:]}"
-
-
-def _end_of(text: str) -> tuple[int, int]:
-    return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
 OWN: Final = "oomdoctor.toml"

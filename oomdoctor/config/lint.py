@@ -73,7 +73,9 @@ def configure_lint(
     Raises:
         UsageError: A file or a variable has what the schema does not.
     """
-    file = _file(config, environment, isolated=isolated)
+    if isolated and config is not None:
+        raise UsageError("`--isolated` and `--config` exclude each other", hint="give one of them")
+    file = None if isolated else chosen_configuration(config, environment)
     root = file.folder if file else Path.cwd()
     here = [Layer.of(command_line, COMMAND_LINE), read_environment(LintTable, "lint", environment)]
     layers = [*(_rooted(layer, root) for layer in here), *([file_layer(file)] if file else [])]
@@ -95,12 +97,6 @@ def file_layer(file: ConfigurationFile) -> Layer[LintTable]:
             raise UsageError(f"`{file.name}` has `{key_of(field)}` twice: in `[lint]` and above it", hint="keep one")
         values[field.name] = above if values[field.name] is None else values[field.name]
     return Layer.of(LintTable(**values), file.name)
-
-
-def _file(config: Path | None, environment: Mapping[str, str], *, isolated: bool) -> ConfigurationFile | None:
-    if isolated and config is not None:
-        raise UsageError("`--isolated` and `--config` exclude each other", hint="give one of them")
-    return None if isolated else chosen_configuration(config, environment)
 
 
 def _rooted(layer: Layer[LintTable], root: Path) -> Layer[LintTable]:

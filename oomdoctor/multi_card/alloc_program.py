@@ -145,16 +145,13 @@ class Executor:
             if isinstance(marker, TemporariesEntry):
                 self._take(marker, malloc)
             elif isinstance(marker, PhaseMark):
-                self._note(marker)
+                if marker.is_end:
+                    self.meter.end()
+                else:
+                    phase: Any = marker.phase
+                    self.meter.begin(*phase)
             elif marker is not None:
                 self._give_back(is_workspace=isinstance(marker, WorkspacesCleared))
-
-    def _note(self, mark: PhaseMark) -> None:
-        if mark.is_end:
-            self.meter.end()
-        else:
-            phase: Any = mark.phase
-            self.meter.begin(*phase)
 
     def _take(self, section: TemporariesEntry, malloc: Callable[[int], int]) -> None:
         for step in self._scripts[section.call][section.is_after]:
@@ -221,18 +218,15 @@ class _LiveBytes:
                 elif number < 0:
                     now -= sizes[-1 - number]
             self.now, self.peak = now, peak
-            self._mark(marker)
+            if isinstance(marker, TemporariesEntry):
+                self._take(marker)
+            elif isinstance(marker, OperatorEnd):
+                self.now -= sum(self._held)
+                self._held = []
+            elif isinstance(marker, WorkspacesCleared):
+                self.now -= sum(self._workspaces.values())
+                self._workspaces.clear()
             now, peak = self.now, self.peak
-
-    def _mark(self, marker: object) -> None:
-        if isinstance(marker, TemporariesEntry):
-            self._take(marker)
-        elif isinstance(marker, OperatorEnd):
-            self.now -= sum(self._held)
-            self._held = []
-        elif isinstance(marker, WorkspacesCleared):
-            self.now -= sum(self._workspaces.values())
-            self._workspaces.clear()
 
     def _take(self, section: TemporariesEntry) -> None:
         for step in self._scripts[section.call][section.is_after]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from oomdoctor.engines.catalogue import emulated_environment
 from oomdoctor.engines.choice import choose_engine
 from oomdoctor.results import CardMicroBatch, FitResult, FittedCard
-from oomdoctor.search.accumulation import per_device_target
+from oomdoctor.search.probe_search import per_device_target
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerProcess
 from oomdoctor.trial.protocol import FitCard, LoadForCards, LoadTarget
@@ -102,20 +102,21 @@ def fit_result(request: ProbeRequest, found: FitTable, cards: Sequence[Card]) ->
         weights_bytes=found.weights_bytes,
         questions=found.questions,
         reasons=found.reasons,
-        cards=tuple(_fitted(card, row) for card, row in zip(cards, found.rows, strict=True)),
-    )
-
-
-def _fitted(card: Card, row: CardFit) -> FittedCard:
-    return FittedCard(
-        gpu=card.key,
-        name=card.name,
-        total_bytes=card.total_bytes,
-        capacity_bytes=card.capacity_bytes,
-        compute_capability=".".join(map(str, card.compute_capability)),
-        micro_batch=CardMicroBatch(row.maximum, row.recommended, row.limited_by),
-        accumulation=row.plan,
-        notes=row.notes,
+        cards=tuple(
+            (
+                FittedCard(
+                    gpu=card.key,
+                    name=card.name,
+                    total_bytes=card.total_bytes,
+                    capacity_bytes=card.capacity_bytes,
+                    compute_capability=".".join(map(str, card.compute_capability)),
+                    micro_batch=CardMicroBatch(row.maximum, row.recommended, row.limited_by),
+                    accumulation=row.plan,
+                    notes=row.notes,
+                )
+            )
+            for card, row in zip(cards, found.rows, strict=True)
+        ),
     )
 
 

@@ -25,9 +25,9 @@ from oomdoctor.multi_card.tracer import Tracer, without_memory_limit
 from oomdoctor.progress import SilentProgress
 from oomdoctor.results import Outcome, Trial
 from oomdoctor.results.fit import CardFit
+from oomdoctor.search.bracket import FIRST_SIZE
 from oomdoctor.search.prediction import largest_placeable
-from oomdoctor.search.probe_search import ProbeSearch, micro_steps, tested_plan
-from oomdoctor.search.source import FIRST_SIZE, TrialNotes, TrialSource
+from oomdoctor.search.probe_search import ProbeSearch, TrialNotes, TrialSource, micro_steps, tested_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.trace.device import EmulatedDevice
     from oomdoctor.multi_card.scaling import MemoryTrace
     from oomdoctor.multi_card.tracer import ArchGroup
-    from oomdoctor.search.source import TrialProblem
+    from oomdoctor.search.probe_search import TrialProblem
     from oomdoctor.trial.trial import Attempt, TrialSetup
 
 
@@ -68,7 +68,7 @@ class GroupCache:
 
 
 class CardTrials(TrialSource):
-    """Answers a search's trials for one card; see `oomdoctor.search.source.TrialSource`.
+    """Answers a search's trials for one card; see `oomdoctor.search.probe_search.TrialSource`.
 
     Args:
         card: The card.
@@ -111,7 +111,19 @@ class CardTrials(TrialSource):
         if placement.error is None and micro_steps > 1 and micro_batch >= self._shared.group.lowest:
             shape = allocation_order(self._taken(traced.steps, (micro_batch, micro_steps)))
             self._same_order.setdefault(shape, set()).add(micro_batch)
-        return _trial(micro_batch, allowed_bytes, traced.steps, placement)
+        return Trial(
+            micro_batch=micro_batch,
+            outcome=Outcome.FITS if placement.error is None else Outcome.OOM,
+            allowed_bytes=allowed_bytes,
+            peak_allocated_bytes=placement.peak_allocated_bytes,
+            peak_reserved_bytes=placement.peak_reserved_bytes,
+            fixed_bytes=traced.steps.fixed_bytes,
+            alloc_retries=placement.retries,
+            swallowed_ooms=0,
+            phases=placement.phases,
+            error=placement.error,
+            seconds=0.0,
+        )
 
     def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
         """Return the largest size between two that can be placed.
@@ -179,22 +191,6 @@ class CardTrials(TrialSource):
         if size not in self._scripts:
             self._scripts[size] = call_allocations(steps, self._card)
         return self._scripts[size]
-
-
-def _trial(micro_batch: int, allowed_bytes: int, steps: MemoryTrace, placement: Execution) -> Trial:
-    return Trial(
-        micro_batch=micro_batch,
-        outcome=Outcome.FITS if placement.error is None else Outcome.OOM,
-        allowed_bytes=allowed_bytes,
-        peak_allocated_bytes=placement.peak_allocated_bytes,
-        peak_reserved_bytes=placement.peak_reserved_bytes,
-        fixed_bytes=steps.fixed_bytes,
-        alloc_retries=placement.retries,
-        swallowed_ooms=0,
-        phases=placement.phases,
-        error=placement.error,
-        seconds=0.0,
-    )
 
 
 _BLOCKS_BEFORE_A_COLLECTION = 200_000
@@ -285,19 +281,16 @@ class Fitter:
     def _shared_of(self, card: Card) -> GroupCache:
         """Return the cache of the card's group, which is traced for its first card."""
         if card.compute_capability not in self._shared:
-            self._add_group(card)
+            rivals = [*_by_capability([*self._cards.values()])]
+            capacity = max(other.capacity_bytes for other in self._cards.values())
+            group, choices = self._tracer.prepare(card, self._share - 1, capacity)
+            if not self._shared:
+                gc.freeze()  # torch has a million objects, which every collection would go through
+                gc.set_threshold(_BLOCKS_BEFORE_A_COLLECTION)
+            heap = self._device.allocator.heap
+            shared = GroupCache(self._tracer, group, heap.settings, heap.rules)
+            own = choices[rivals.index(card.compute_capability)]
+            for capability, chosen in zip(rivals, choices, strict=True):
+                if chosen == own:
+                    self._shared.setdefault(capability, shared)
         return self._shared[card.compute_capability]
-
-    def _add_group(self, card: Card) -> None:
-        rivals = [*_by_capability([*self._cards.values()])]
-        capacity = max(other.capacity_bytes for other in self._cards.values())
-        group, choices = self._tracer.prepare(card, self._share - 1, capacity)
-        if not self._shared:
-            gc.freeze()  # torch has a million objects, which every collection would go through
-            gc.set_threshold(_BLOCKS_BEFORE_A_COLLECTION)
-        heap = self._device.allocator.heap
-        shared = GroupCache(self._tracer, group, heap.settings, heap.rules)
-        own = choices[rivals.index(card.compute_capability)]
-        for capability, chosen in zip(rivals, choices, strict=True):
-            if chosen == own:
-                self._shared.setdefault(capability, shared)

@@ -17,20 +17,25 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
 from oomdoctor.engines.monitor import has_local_gpu
 from oomdoctor.errors import OomdoctorError
+from oomdoctor.multi_card.fit import FitTable
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.progress import SilentProgress
+from oomdoctor.results.fit import CardFit
+from oomdoctor.search.probe_search import per_device_target
 from oomdoctor.trial.answer import ProbeRun
 from oomdoctor.trial.probe import engine_for, probe
 from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from concurrent.futures import Executor
 
+    from oomdoctor.engines.catalogue import Card
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Variant
     from oomdoctor.trial.client import WorkerStarter
+
 
 T = TypeVar("T")
 
@@ -108,14 +113,13 @@ def cases_of(request: ProbeRequest, variants: Mapping[str, Variant], cards: Sequ
     """
     cards = cards or (request.gpu,)
     return [
-        Case(_name(name, card, cards), replace(request, variant=variant, gpu=card))
+        Case(
+            name if len(cards) == 1 else f"{name} on {card or 'the local GPU'}",
+            replace(request, variant=variant, gpu=card),
+        )
         for name, variant in variants.items()
         for card in cards
     ]
-
-
-def _name(variant: str, card: str | None, cards: Sequence[str | None]) -> str:
-    return variant if len(cards) == 1 else f"{variant} on {card or 'the local GPU'}"
 
 
 def default_jobs(cases: int) -> int:
@@ -213,7 +217,7 @@ def _submitted(executor: Executor, case: Case, progress: CasesProgress) -> Futur
 
 
 def _probed(case: Case, progress: CasesProgress, start: WorkerStarter, alone: Lock | None, stop: CancelToken) -> Answer:
-    with _alone(alone):
+    with nullcontext() if alone is None else alone:
         if stop.is_set:
             raise KeyboardInterrupt
         started = time.monotonic()
@@ -223,13 +227,59 @@ def _probed(case: Case, progress: CasesProgress, start: WorkerStarter, alone: Lo
     return answer
 
 
-def _alone(lock: Lock | None) -> AbstractContextManager[object]:
-    return nullcontext() if lock is None else lock
-
-
 def _build_null_gpu(cases: Sequence[Case]) -> None:
     """Compile the null GPU where that is to be done, once and where an interrupt is heard."""
     for case in cases[:1]:
         # Each case's probe reports the error itself.
         with suppress(OomdoctorError):
             engine_for(case.request)
+
+
+def probe_cards(
+    request: ProbeRequest,
+    cards: Sequence[Card],
+    progress: Progress,
+    *,
+    jobs: int | None = None,
+) -> FitTable:
+    """Probe the target on each of some cards, several at once; the first error ends all.
+
+    Args:
+        request: The question; what it says of a card is passed over.
+        cards: The cards.
+        progress: Told of each.
+        jobs: Most probes at once; None for one a core.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        TargetError: The target is at fault.
+        NoAnswerError: The null GPU cannot run, a crash, or a time limit.
+    """
+    per_device_target(request.target_batch, request.world_size)
+    cases = [Case(card.key, replace(request, gpu=card.key)) for card in cards]
+    told = _CardProgress(progress, len(cases))
+    answers = probe_all(cases, told, jobs=jobs or default_jobs(len(cases)))
+    found = [answer for answer in answers if isinstance(answer, ProbeRun)]
+    rows = tuple(_row(card, answer) for card, answer in zip(cards, found, strict=True))
+    last = found[-1]
+    reasons = tuple(reason for reason in last.result.reasons if reason.subject == "allocator")
+    return FitTable(rows, last.result.weights_bytes or 0, dict(last.versions), reasons, ())
+
+
+class _CardProgress(StagedProgress):
+    """Ends all probes at the first error: a target that is wrong is wrong on every card."""
+
+    words = "probing {target} on {name}"
+
+    def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
+        """Raise an error."""
+        del case, seconds
+        if isinstance(answer, OomdoctorError):
+            raise answer
+
+
+def _row(card: Card, answer: ProbeRun) -> CardFit:
+    result = answer.result
+    sizes = result.micro_batch
+    limited_by = sizes.limited_by if result.trials else "model"
+    return CardFit(card.key, sizes.maximum, sizes.recommended, limited_by, result.accumulation, result.warnings)

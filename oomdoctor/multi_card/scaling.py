@@ -108,7 +108,12 @@ def linear_scaling(small: MemoryTrace, small_size: int, large: MemoryTrace, larg
     if len(small.entries) != len(large.entries) or len(small.calls) != len(large.calls):
         return None
     entries = _lines(small.entries, large.entries, small_size, distance)
-    if entries is None or not _kinds_agree(small, large):
+    if entries is None or not (
+        all(
+            one == other or (isinstance(one, int) and isinstance(other, int) and one > 0 and other > 0)
+            for one, other in zip(small.entries, large.entries, strict=True)
+        )
+    ):
         return None
     calls = []
     for one, other in zip(small.calls, large.calls, strict=True):
@@ -126,14 +131,6 @@ def does_the_same(one: MemoryTrace, other: MemoryTrace) -> bool:
         one.entries == other.entries
         and [call.operator for call in one.calls] == [call.operator for call in other.calls]
         and [*map(numbers_in, one.calls)] == [*map(numbers_in, other.calls)]
-    )
-
-
-def _kinds_agree(small: MemoryTrace, large: MemoryTrace) -> bool:
-    """Frees are of the same allocations; an allocation does not become a free."""
-    return all(
-        one == other or (isinstance(one, int) and isinstance(other, int) and one > 0 and other > 0)
-        for one, other in zip(small.entries, large.entries, strict=True)
     )
 
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.errors import NoAnswerError
 from oomdoctor.multi_card.scaling import LinearScaling, MemoryTrace, does_the_same, linear_scaling
 from oomdoctor.results import Outcome
-from oomdoctor.trial.meter import TrialMeter
 from oomdoctor.trial.protocol import RunTrial
-from oomdoctor.trial.trial import TrialSetup, await_release, run_trial
+from oomdoctor.trial.trial import TrialMeter, TrialSetup, await_release, run_trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,7 +139,12 @@ class Tracer:
         if attempt.trial.outcome is not Outcome.FITS:
             return TracedTrial(attempt, None)
         if not self._journal.is_balanced:
-            raise _left_behind(micro_batch)
+            raise NoAnswerError(
+                f"the target keeps memory of the trial at micro-batch {micro_batch}, so that the next would begin with "
+                "less",
+                hint="ask about one card at a time, for which every trial has a worker of its own: `oomdoctor probe "
+                "TARGET --gpu NAME --engine trace`",
+            )
         entries, calls = [*self._journal.entries], [*self._journal.calls]
         return TracedTrial(attempt, MemoryTrace(entries, calls, self._journal.start, attempt.trial.fixed_bytes or 0))
 
@@ -166,14 +170,6 @@ class _JournalRecorder(TrialMeter):
         with self.phase(iteration, name):
             yield
         self._journal.mark((iteration, name), is_end=True)
-
-
-def _left_behind(micro_batch: int) -> NoAnswerError:
-    return NoAnswerError(
-        f"the target keeps memory of the trial at micro-batch {micro_batch}, so that the next would begin with less",
-        hint="ask about one card at a time, for which every trial has a worker of its own: `oomdoctor probe TARGET "
-        "--gpu NAME --engine trace`",
-    )
 
 
 def _live_peak(steps: MemoryTrace) -> int:

@@ -21,7 +21,7 @@ from typing import Final
 
 from oomdoctor.multi_card.workers import READY
 from oomdoctor.trial import worker
-from oomdoctor.trial.guardian import guard
+from oomdoctor.trial.process import guard
 
 _MOST_BYTES: Final = 65536
 _DESCRIPTORS: Final = 6
@@ -44,7 +44,11 @@ def main(arguments: list[str]) -> int:
         for descriptor in descriptors:
             os.close(descriptor)
         requests.send(READY)
-        _reap()
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
 
 
 def _run_guardian(directory: str, variables: dict[str, str], descriptors: list[int]) -> None:
@@ -88,14 +92,6 @@ def _run_worker(variables: dict[str, str], requests: int, answers: int) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
-
-
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
 
 
 if __name__ == "__main__":

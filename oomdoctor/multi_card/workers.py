@@ -21,7 +21,7 @@ from oomdoctor.trial.client import start_interpreter
 from oomdoctor.trial.process import GuardedProcess, OutputTail
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from oomdoctor.trial.client import WorkerHandle
     from oomdoctor.trial.process import CancelToken
@@ -112,7 +112,11 @@ class _Server:
             self._is_ready = False
             worker = ForkedWorker()
             try:
-                self._ask(variables, worker.descriptors(requests_fd, answers_fd))
+                with suppress(OSError):  # where it ended, its answer will not come
+                    message = {"directory": str(Path.cwd()), "variables": dict(variables)}
+                    socket.send_fds(
+                        self._socket, [json.dumps(message).encode()], worker.descriptors(requests_fd, answers_fd)
+                    )
                 self._is_ready = self._answers()
             finally:
                 worker.release()
@@ -124,11 +128,6 @@ class _Server:
         """End it and all that it forked."""
         self._socket.close()
         self._process.close()
-
-    def _ask(self, variables: Mapping[str, str], descriptors: Sequence[int]) -> None:
-        with suppress(OSError):  # where it ended, its answer will not come
-            message = {"directory": str(Path.cwd()), "variables": dict(variables)}
-            socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
 
     def _answers(self) -> bool:
         """Wait for its word; False where it ended."""

@@ -18,8 +18,7 @@ from _pytest.terminal import TerminalReporter, pytest_report_teststatus
 from oomdoctor.pytest_plugin.measurement import Measurement
 from oomdoctor.pytest_plugin.plan import PLAN, Plan
 from oomdoctor.pytest_plugin.protocol import IN_CHILD, key_of, pack, pack_warning
-from oomdoctor.trial.guardian import die_with_parent
-from oomdoctor.trial.process import Channel, ChannelClosedError
+from oomdoctor.trial.process import Channel, ChannelClosedError, die_with_parent
 
 if TYPE_CHECKING:
     import warnings

@@ -31,8 +31,10 @@ from oomdoctor.results.fit import CardLimit, CardMicroBatch, FitResult, FittedCa
 from oomdoctor.results.lint import Concern, Finding, LintResult, Severity, Unreadable
 from oomdoctor.results.probe import (
     Accumulation,
+    Axis,
     CommandPlan,
     Device,
+    EnvironmentVariable,
     Guidance,
     MicroBatch,
     ModuleBytes,
@@ -40,11 +42,13 @@ from oomdoctor.results.probe import (
     Phase,
     PhaseMemory,
     PhaseName,
+    Precision,
     ProbeResult,
     Reason,
     StepMemory,
     Trial,
     UniformPlan,
+    Variant,
 )
 from oomdoctor.results.snapshot import (
     Category,
@@ -62,7 +66,6 @@ from oomdoctor.results.snapshot import (
     TimelinePoint,
     TrainingPhase,
 )
-from oomdoctor.results.variant import Axis, EnvironmentVariable, Precision, Variant
 
 __all__ = [
     "SCHEMA_VERSION",

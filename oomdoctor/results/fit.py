@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from oomdoctor.results.probe import Accumulation, Reason
-from oomdoctor.results.variant import Precision
+from oomdoctor.results.probe import Accumulation, Precision, Reason
 
 CardLimit: TypeAlias = Literal["memory", "target", "limit", "model"]
 

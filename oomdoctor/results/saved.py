@@ -90,24 +90,28 @@ def from_json(text: str, source: str) -> Document:
             has the wrong type; the message names the field.
     """
     data = _parse(text, source)
-    _check_version(data, source)
-    try:
-        return _decode_document(data)
-    except MismatchError as error:
-        place = f"`{error.where}` in {source}" if error.where else source
-        raise UsageError(f"{place} {error.problem}", hint=_HINT) from None
-
-
-def _decode_document(data: dict[str, object]) -> Document:
+    if "schema_version" not in data:
+        raise UsageError(f"{source} is JSON, but not a document of oomdoctor: it has no `schema_version`", hint=_HINT)
+    version = data["schema_version"]
+    if type(version) is not int or version != SCHEMA_VERSION:
+        found = json.dumps(version)[:LONGEST_SHOWN]
+        raise UsageError(
+            f"{source} has `schema_version` {found}, and this oomdoctor reads {SCHEMA_VERSION}",
+            hint="Use the oomdoctor that wrote it, or run the command again" if type(version) is int else _HINT,
+        )
     if data.get("written_by") == "oomdoctor run":
         raise UsageError("this is the report of a run, not a result", hint="`oomdoctor diagnose` reads its folder")
     if "command" not in data:
-        raise MismatchError("command", "is missing")
+        raise UsageError(f"`command` in {source} is missing", hint=_HINT)
     command = data["command"]
     if not isinstance(command, str) or command not in COMMANDS:
         known = ", ".join(f"`{name}`" for name in COMMANDS)
-        raise MismatchError("command", f"is {shown(command)}, not one of {known}")
-    return decode(COMMANDS[command], data)
+        raise UsageError(f"`command` in {source} is {shown(command)}, not one of {known}", hint=_HINT)
+    try:
+        return decode(COMMANDS[command], data)
+    except MismatchError as error:
+        place = f"`{error.where}` in {source}" if error.where else source
+        raise UsageError(f"{place} {error.problem}", hint=_HINT) from None
 
 
 # --- bytes to data ---------------------------------------------------------------------------------------------------
@@ -161,15 +165,3 @@ def _parse(text: str, source: str) -> dict[str, object]:
 def _refuse_constant(name: str) -> NoReturn:
     message = f"`{name}` is not a number in JSON"
     raise ValueError(message)
-
-
-def _check_version(data: dict[str, object], source: str) -> None:
-    if "schema_version" not in data:
-        raise UsageError(f"{source} is JSON, but not a document of oomdoctor: it has no `schema_version`", hint=_HINT)
-    version = data["schema_version"]
-    if type(version) is not int or version != SCHEMA_VERSION:
-        found = json.dumps(version)[:LONGEST_SHOWN]
-        raise UsageError(
-            f"{source} has `schema_version` {found}, and this oomdoctor reads {SCHEMA_VERSION}",
-            hint="Use the oomdoctor that wrote it, or run the command again" if type(version) is int else _HINT,
-        )

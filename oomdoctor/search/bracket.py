@@ -25,12 +25,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Outcome, Trial
 from oomdoctor.search.prediction import memory_line, predict, unused_share
-from oomdoctor.search.source import FIRST_SIZE
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -39,6 +38,9 @@ if TYPE_CHECKING:
 
 PredictMax = Callable[[int, int], int | None]
 Guess = Callable[[], int | None]
+
+FIRST_SIZE: Final = 4
+"""The first size that is tried: large enough for growth to show, small enough to fit where training is worthwhile."""
 
 # With nothing known a sample is taken to need this much: the first trial must fit often enough to measure growth, and
 # be large enough that growth stands out from what is there at any size.

@@ -141,20 +141,18 @@ def predict(trials: Sequence[Trial], capacity_bytes: int) -> Prediction | None:
     ideal = line.size_at(capacity_bytes)
     if ideal <= 0:
         return None
-    ceiling = _ceiling(line, unused_share(fits), capacity_bytes)
+    fragmented = max(0.0, unused_share(fits) - _REGAINED_SHARE) / 2
+    best = line.size_at(capacity_bytes * (1 - fragmented))
+    ceiling = line.origin + (best - line.origin) * (1 + line.slope_error) * _CEILING_MARGIN + 1
     if nearest and shortage and _died_at_peak(nearest, shortage, line):
-        centre = _size_by_need(nearest, shortage, capacity_bytes)
+        fixed = nearest.fixed_bytes or 0
+        growing = shortage.allocated + shortage.tried + shortage.idle - fixed
+        centre = nearest.micro_batch * (capacity_bytes - fixed) / growing if growing > 0 else nearest.micro_batch
         return Prediction(centre, _NEED_ERROR * abs(nearest.micro_batch - centre) + _ROUNDING, ceiling)
     lost, error = _unpackable(fits, nearest, shortage, ideal)
     centre = line.size_at(capacity_bytes * (1 - lost))
     slope_spread = abs(centre - line.origin) * line.slope_error
     return Prediction(centre, math.hypot(slope_spread, error * ideal) + _ROUNDING, ceiling)
-
-
-def _ceiling(line: MemoryLine, unused: float, capacity_bytes: int) -> float:
-    fragmented = max(0.0, unused - _REGAINED_SHARE) / 2
-    best = line.size_at(capacity_bytes * (1 - fragmented))
-    return line.origin + (best - line.origin) * (1 + line.slope_error) * _CEILING_MARGIN + 1
 
 
 def memory_line(fits: Sequence[Trial], ooms: Sequence[Trial] = ()) -> MemoryLine | None:
@@ -241,12 +239,6 @@ def _died_at_peak(trial: Trial, shortage: Shortage, line: MemoryLine) -> bool:
         and shortage.idle >= _IDLE_SHARE * shortage.tried
         and shortage.tried >= _LARGE_BLOCK * trial.allowed_bytes
     )
-
-
-def _size_by_need(failed: Trial, shortage: Shortage, capacity_bytes: int) -> float:
-    fixed = failed.fixed_bytes or 0
-    growing = shortage.allocated + shortage.tried + shortage.idle - fixed
-    return failed.micro_batch * (capacity_bytes - fixed) / growing if growing > 0 else failed.micro_batch
 
 
 def _unpackable(

@@ -1,21 +1,232 @@
-"""The search of one probe: it asks a source of trials for sizes, keeps the trials and reports progress."""
+"""The search of one probe: the contract of a source of trials, the trials that it asks for, and the plan.
+
+A trial is one attempt at one micro-batch size. It runs at least two optimizer steps, because the first creates the
+optimizer's state and only the second has the peak that training has; where gradients will be accumulated, each step has
+two micro-steps, because gradients that stay alive show in the second forward only. It measures what
+`oomdoctor.results.Trial` holds: the peaks of allocated and reserved memory, the bytes that stay between micro-steps,
+memory by phase, and how often the allocator had to give back its cache. Its outcome is `oom` only where the table of
+`oomdoctor.oom` says so of the error, or where the allocator itself ran out and the user's code caught the error; a
+crash is never taken for it. The next trial starts from the memory that the first one started from.
+
+Sources: `oomdoctor.trial.client` (the user's file in a worker), `oomdoctor.command` (the user's own command),
+`oomdoctor.multi_card` (a traced step, placed on a simulated allocator of each card). A test under
+`oomdoctor.pytest_plugin` is measured as a trial is, and nothing searches over its sizes.
+
+The plan reaches the target batch with micro-batches that fit: exactly, and as evenly as whole samples allow.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
-from oomdoctor.results import Outcome, Trial
-from oomdoctor.search.accumulation import plan_accumulation
+from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError, UsageError
+from oomdoctor.results import Accumulation, Outcome, Trial, UniformPlan
 from oomdoctor.search.bracket import SearchResult, find_maximum, find_recommended
+from oomdoctor.units import whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from oomdoctor.progress import Progress
-    from oomdoctor.results import Accumulation
-    from oomdoctor.search.source import Guess, TrialSource, WarmStart
+    from oomdoctor.results import Trial
+
+
+# A uniform plan may take this many times the steps of the even one before its plain loop is not worth its time.
+_UNIFORM_STEPS = 1.25
+
+
+# A plan lists every micro-batch; beyond this many samples it would be longer than anybody can read or train.
+LARGEST_TARGET = 10_000_000
+
+
+def per_device_target(target_batch: int, world_size: int = 1) -> int:
+    """Return samples per optimizer step on one device.
+
+    Args:
+        target_batch: Samples per optimizer step over all devices.
+        world_size: Devices that share it.
+
+    Raises:
+        UsageError: A number is no integer, below 1 or absurd, or the devices cannot share the target evenly.
+    """
+    target_batch, world_size = whole_number("target_batch", target_batch), whole_number("world_size", world_size)
+    if world_size < 1:
+        raise UsageError(
+            f"world size {world_size} is not a number of devices", hint="pass the number of GPUs that train, 1 or more"
+        )
+    if target_batch < 1:
+        raise UsageError(
+            f"target batch {target_batch} is not a number of samples",
+            hint="pass the samples per optimizer step over all devices, 1 or more",
+        )
+    if target_batch > LARGEST_TARGET:
+        raise UsageError(
+            f"target batch {target_batch} is more than {LARGEST_TARGET:,} samples in one optimizer step",
+            hint="the target is what one step of the optimizer sees, not an epoch",
+        )
+    share, rest = divmod(target_batch, world_size)
+    if rest:
+        below, above = target_batch - rest, target_batch - rest + world_size
+        nearest = f"{below} or {above}" if below else f"{above}"
+        raise UsageError(
+            f"target batch {target_batch} does not divide by world size {world_size}",
+            hint=f"the nearest that divides: {nearest}",
+        )
+    return share
+
+
+def plan_accumulation(target_batch: int, maximum: int, world_size: int = 1) -> Accumulation:
+    """Plan the micro-batches of one optimizer step.
+
+    Args:
+        target_batch: Samples per optimizer step over all devices.
+        maximum: Largest micro-batch that fits one device.
+        world_size: Devices that share the target.
+
+    Returns:
+        The fewest steps that reach the target, with micro-batches that differ by at most one, largest first.
+
+    Raises:
+        UsageError: A number is no integer or below 1, or the devices cannot share the target evenly.
+    """
+    share = per_device_target(target_batch, world_size)
+    target_batch, world_size = share * int(world_size), int(world_size)  # NumPy's are not for a document
+    maximum = whole_number("maximum", maximum)
+    if maximum < 1:
+        raise UsageError(
+            f"no plan reaches target batch {target_batch} with a largest micro-batch of {maximum}",
+            hint="a plan needs a micro-batch of at least one sample that fits",
+        )
+    steps = -(-share // maximum)
+    size, larger = divmod(share, steps)
+    micro_batches = (size + 1,) * larger + (size,) * (steps - larger)
+    fixed = micro_batches[0]
+    return Accumulation(
+        target_batch=target_batch,
+        world_size=world_size,
+        steps=steps,
+        micro_batches=micro_batches,
+        effective_batch=sum(micro_batches) * world_size,
+        uniform=_uniform_plan(target_batch, share, maximum, steps),
+        fixed_size=UniformPlan(fixed, steps, fixed * steps * world_size),
+    )
+
+
+def _uniform_plan(target_batch: int, share: int, maximum: int, steps: int) -> UniformPlan | None:
+    """Return the plan with the largest size that divides the share, unless it takes too many steps."""
+    # Divisors of the share are its quotients by step counts: the fewest steps that divide it give the largest size.
+    for count in range(steps, int(steps * _UNIFORM_STEPS) + 1):
+        if share % count == 0 and share // count <= maximum:
+            return UniformPlan(share // count, count, target_batch)
+    return None
+
+
+_ERRORS: Final = {kind.__name__: kind for kind in (OomdoctorError, NoAnswerError, TargetError, UsageError)}
+
+
+@dataclass(frozen=True, slots=True)
+class TrialProblem:
+    """An error of ours as text, such as that of a trial that failed for another reason than memory.
+
+    Attributes:
+        kind: Name of its class in `oomdoctor.errors`.
+        message: What is wrong.
+        hint: What to do; None where nobody can say.
+        details: More lines, such as a traceback; None for none.
+    """
+
+    kind: str
+    message: str
+    hint: str | None
+    details: str | None
+
+    @classmethod
+    def of(cls, error: OomdoctorError) -> Self:
+        """Return an error as text, under the nearest of our classes."""
+        kind = next(base.__name__ for base in type(error).__mro__ if base.__name__ in _ERRORS)
+        return cls(kind, error.message, error.hint, error.details)
+
+    def error(self) -> OomdoctorError:
+        """Return the error."""
+        return _ERRORS[self.kind](self.message, hint=self.hint, details=self.details)
+
+
+@dataclass(slots=True)
+class TrialNotes:
+    """Notes that the trials of one source leave besides their results.
+
+    Attributes:
+        problem: The last trial's that failed for another reason than memory.
+        replaced: Workers that were replaced because a trial had left memory behind.
+        optimizer_name: Class name of the optimizer that ran.
+        loss_is_finite: False once a loss was NaN or infinite.
+        zeros_read: Most times that one trial's step read data back from a null GPU, which answers with zeros.
+        unknown_calls: Names of CUDA calls that the null GPU was asked for and does not serve.
+    """
+
+    problem: TrialProblem | None = None
+    replaced: int = 0
+    optimizer_name: str = ""
+    loss_is_finite: bool = True
+    zeros_read: int = 0
+    unknown_calls: tuple[str, ...] = ()
+
+    def add(self, *, optimizer_name: str, zeros_read: int, unknown_calls: Iterable[str]) -> None:
+        """Take in what one trial showed."""
+        self.optimizer_name = optimizer_name or self.optimizer_name
+        self.zeros_read = max(self.zeros_read, zeros_read)
+        self.unknown_calls = tuple(dict.fromkeys((*self.unknown_calls, *unknown_calls)))
+
+
+class TrialSource(Protocol):
+    """Runs trials, each of which finds memory as the one before it found it.
+
+    Attributes:
+        capacity_bytes: Bytes that PyTorch may take, as last measured.
+        notes: What the trials showed besides their results.
+    """
+
+    capacity_bytes: int
+    notes: TrialNotes
+
+    def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
+        """Run one trial.
+
+        Args:
+            micro_batch: Samples in one forward and backward.
+            micro_steps: Micro-batches in each optimizer step.
+            allowed_bytes: Most bytes that the allocator may hold.
+
+        Raises:
+            TargetError: The user's code is at fault.
+            NoAnswerError: A crash or the time limit.
+        """
+
+    def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
+        """Predict the largest size between two that fits; None where that cannot be told.
+
+        Args:
+            low: A size that fits, or 0.
+            high: A size that does not fit, or one above the largest in question.
+            allowed_bytes: Most bytes that the allocator may hold.
+            retries: Whether the allocator may give back its cache and try again.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Prediction of an answer: the largest size that fits, and the largest that leaves the headroom free."""
+
+    maximum: int
+    recommended: int
+
+
+class WarmStart(Protocol):
+    """Guesses what a search will find, so that it can begin there."""
+
+    def guess(self, capacity_bytes: int) -> Guess | None:
+        """Guess the answer with so much memory; None where that cannot be told."""
 
 
 _FIRST_RANGE = 4096
@@ -70,7 +281,18 @@ class ProbeSearch:
             search = self._search_up_to(min(self._per_device_target, search.maximum * _RANGE_GROWTH))
         if search.failed is not None:
             raise self._failure(search.failed)
-        return self._try_whole_target(search, gradient_bytes)
+        # Try the target in one micro-batch: without accumulated gradients it may fit where smaller sizes do not.
+        target, maximum = self._per_device_target, search.maximum
+        at_maximum = next((trial for trial in self.trials if trial.micro_batch == maximum), None)
+        if at_maximum is None or search.limited_by != "memory" or any(t.micro_batch == target for t in self.trials):
+            return search
+        growth = ((at_maximum.peak_allocated_bytes or 0) - (at_maximum.fixed_bytes or 0)) / maximum
+        if (target - maximum) * growth > gradient_bytes:
+            return search
+        if self._run(target, self._source.capacity_bytes).outcome is not Outcome.FITS:
+            return search
+        note = f"{target} fits because nothing is accumulated then; with accumulation the largest is {maximum}"
+        return replace(search, maximum=target, successor=None, limited_by="target", notes=(*search.notes, note))
 
     def _search_up_to(self, largest: int) -> SearchResult:
         return find_maximum(
@@ -96,20 +318,6 @@ class ProbeSearch:
             if not seen and self._run(size, self._source.capacity_bytes).outcome in (Outcome.OOM, Outcome.LIMIT):
                 return False
         return True
-
-    def _try_whole_target(self, search: SearchResult, gradient_bytes: int) -> SearchResult:
-        """Try the target in one micro-batch: without accumulated gradients it may fit where smaller sizes do not."""
-        target, maximum = self._per_device_target, search.maximum
-        at_maximum = next((trial for trial in self.trials if trial.micro_batch == maximum), None)
-        if at_maximum is None or search.limited_by != "memory" or any(t.micro_batch == target for t in self.trials):
-            return search
-        growth = ((at_maximum.peak_allocated_bytes or 0) - (at_maximum.fixed_bytes or 0)) / maximum
-        if (target - maximum) * growth > gradient_bytes:
-            return search
-        if self._run(target, self._source.capacity_bytes).outcome is not Outcome.FITS:
-            return search
-        note = f"{target} fits because nothing is accumulated then; with accumulation the largest is {maximum}"
-        return replace(search, maximum=target, successor=None, limited_by="target", notes=(*search.notes, note))
 
     def try_smallest(self) -> Trial:
         """Run one trial at the smallest size that the model accepts.

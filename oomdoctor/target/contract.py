@@ -1,31 +1,31 @@
-"""The four functions of the user's file, and what each has to give back."""
+"""The four functions of the user's file, what each has to give back, and their errors cut down to the user's lines."""
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Mapping
+import sysconfig
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import isasyncgen, isawaitable, isgenerator
-from traceback import format_exception_only
+from pathlib import Path
+from traceback import StackSummary, TracebackException, format_exception_only, walk_tb
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
-from oomdoctor.errors import TargetError
+from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.target.placement import default_training_step, described, tensors_in
-from oomdoctor.target.tracebacks import Passes, call_user, failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from oomdoctor.target.reference import Reference
 
 
 Role = Literal["build_model", "make_batch", "training_step", "build_optimizer"]
 Result = TypeVar("Result")
+Passes = Callable[[BaseException], bool]
 
 DEFAULT_OPTIMIZER = "AdamW"
 
@@ -99,7 +99,7 @@ def build(target: Target, *, passes: Passes = is_out_of_memory) -> torch.nn.Modu
     Raises:
         TargetError: The function raised, or did not return a module.
     """
-    model = _call(target, target.build_model, call=target.reference.call, passes=passes)
+    model = call_user(target, target.build_model, call=target.reference.call, passes=passes)
     if isinstance(model, torch.nn.Module):
         return model
     raise TargetError(
@@ -123,7 +123,7 @@ def make_one_batch(
     """
     sizes = sizes or {}
     call = f"make_batch({', '.join([str(batch_size), *(f'{name}={size}' for name, size in sizes.items())])})"
-    batch = _call(target, partial(target.make_batch, **sizes), batch_size, call=call, passes=passes)
+    batch = call_user(target, partial(target.make_batch, **sizes), batch_size, call=call, passes=passes)
     if batch is None:
         raise TargetError(f"`{call}` returned None", hint="end `make_batch` with a `return` of the batch")
     return batch
@@ -195,52 +195,6 @@ def check_loss(loss: object) -> None:
         )
 
 
-def make_optimizer(target: Target, model: torch.nn.Module, name: str | None) -> torch.optim.Optimizer:
-    """Make the file's own optimizer, else the `torch.optim` class of that name, else AdamW, over what is trained.
-
-    Args:
-        target: The user's functions.
-        model: What to train.
-        name: Name of a `torch.optim` class in any case; it gives way to the file's `build_optimizer`.
-
-    Raises:
-        TargetError: There is no such optimizer, it cannot be had for this model, or nothing is trained.
-    """
-    if target.build_optimizer is not None:
-        optimizer = _call(target, target.build_optimizer, model, call="build_optimizer(model)", passes=is_out_of_memory)
-        if isinstance(optimizer, torch.optim.Optimizer):
-            return _without_closure(optimizer)
-        raise TargetError(
-            f"`build_optimizer(model)` returned {described(optimizer)}, not a `torch.optim.Optimizer`",
-            hint="return one optimizer, for example `torch.optim.AdamW(model.parameters(), lr=3e-4)`",
-        )
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise TargetError("the model has no parameters that require a gradient", hint="there is nothing to train in it")
-    optimizer_class = _optimizer_class(name or DEFAULT_OPTIMIZER)
-    call = f"torch.optim.{optimizer_class.__name__}(...)"
-    return _without_closure(_call(target, optimizer_class, parameters, call=call, passes=is_out_of_memory))
-
-
-def _without_closure(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise TargetError(
-            "LBFGS evaluates the loss again and again through a closure, and trials take plain steps",
-            hint="choose an optimizer whose `step()` takes no closure",
-        )
-    return optimizer
-
-
-def optimizer_names() -> list[str]:
-    """Return the names of the classes of `torch.optim`, such as `AdamW`."""
-    classes = [item for item in vars(torch.optim).values() if isinstance(item, type)]
-    return sorted(
-        item.__name__
-        for item in classes
-        if issubclass(item, torch.optim.Optimizer) and item not in (torch.optim.Optimizer, torch.optim.LBFGS)
-    )
-
-
 def describe(target: Target) -> dict[str, str]:
     """Return for each function of the contract where it was found, or its default."""
     return {entry.role: str(entry) for entry in target.found}
@@ -288,11 +242,6 @@ _HINT_FOR_NO_LOSS = "end `training_step` with `return loss`"
 _HINT_FOR_NO_TENSOR = "return the loss tensor itself, before `.item()` or `float(...)`, and nothing besides"
 
 
-def _call(target: Target, function: Callable[..., Result], *args: object, call: str, passes: Passes) -> Result:
-    advise = partial(step_hint, target)
-    return call_user(function, *args, call=call, own_roots=target.own_roots, passes=passes, advise=advise)
-
-
 def _hint_for_model(value: object) -> str:
     if value is None:
         return "end the function with `return model`"
@@ -303,14 +252,121 @@ def _hint_for_model(value: object) -> str:
     return "the function has to build the model and return it"
 
 
-def _optimizer_class(name: str) -> type[torch.optim.Optimizer]:
-    by_lower_case = {known.lower(): known for known in optimizer_names()}
-    if name.lower() in by_lower_case:
-        found: type[torch.optim.Optimizer] = getattr(torch.optim, by_lower_case[name.lower()])
-        return found
-    near = difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=0.5)
-    names = [f"`{by_lower_case[key]}`" for key in near or by_lower_case]
-    raise TargetError(
-        f"`torch.optim` has no optimizer `{name}`",
-        hint=f"did you mean {' or '.join(names)}?" if near else f"it has {', '.join(names)}",
-    )
+_PACKAGE = Path(__file__).parent.parent
+_EXAMPLES = _PACKAGE / "examples"
+_STANDARD_LIBRARY = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+_FIRST_LINES, _LAST_LINES = 20, 40
+_LONGEST_LINE = 400
+_LONGEST_SUMMARY = 200
+
+
+def user_traceback(error: BaseException, own_roots: Sequence[Path] = ()) -> str:
+    """Return the traceback of `error` and of what caused it, without the frames of libraries.
+
+    Where an error was raised inside a library, that one innermost frame stays: it names the operation.
+
+    Args:
+        error: What the user's code raised; no reference to it or to its frames is kept.
+        own_roots: Directories or files of the user's code; other files that belong to no library are taken as theirs.
+
+    Returns:
+        At most 61 lines without a final newline.
+    """
+    tree = TracebackException.from_exception(error, compact=True)
+    links = [tree]
+    while links:
+        link = links.pop()
+        kept = [frame for frame in link.stack if _is_own(frame.filename, own_roots)]
+        innermost = link.stack[-1] if link.stack else None
+        if innermost is not None and innermost not in kept and _is_library(Path(innermost.filename)):
+            kept.append(innermost)
+        link.stack = StackSummary.from_list(kept)
+        links += [other for other in (link.__cause__, link.__context__, *(link.exceptions or ())) if other is not None]
+    lines = [
+        line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
+        for line in "".join(tree.format()).rstrip().splitlines()
+    ]
+    omitted = len(lines) - _FIRST_LINES - _LAST_LINES
+    if omitted > 0:
+        lines[_FIRST_LINES : _FIRST_LINES + omitted] = [f"... {omitted} lines left out ..."]
+    return "\n".join(lines)
+
+
+def raised_in_user_code(error: BaseException, own_roots: Sequence[Path] = ()) -> bool:
+    """Return whether a line of the user's took part in raising `error`."""
+    return any(_is_own(frame.f_code.co_filename, own_roots) for frame, _ in walk_tb(error.__traceback__))
+
+
+def summary(error: BaseException) -> str:
+    """Return the error in one line of at most 200 characters, such as `ValueError: no such size`."""
+    lines = [line for line in format_exception_only(error) if not line.startswith(" ")]
+    first = next(iter("".join(lines).strip().splitlines()), type(error).__name__)
+    return first if len(first) <= _LONGEST_SUMMARY else f"{first[:_LONGEST_SUMMARY]}..."
+
+
+def call_user(
+    target: Target, function: Callable[..., Result], *args: object, call: str, passes: Passes = is_out_of_memory
+) -> Result:
+    """Call a function of the user's file.
+
+    Args:
+        target: The user's functions.
+        function: What to call.
+        args: Its arguments.
+        call: The call as the error shows it, such as `make_batch(37)`.
+        passes: Whether an error goes to the caller as it is, for example because it tells of memory.
+
+    Raises:
+        TargetError: The function raised or called exit. It holds no reference to the error, whose frames hold tensors.
+    """
+    try:
+        return function(*args)
+    except BaseException as error:  # SystemExit is raised by `exit()`, and any other may be
+        if passes(error) or isinstance(error, NoAnswerError):  # what cannot be traced is no fault of the code's
+            raise
+        raised = failure(error, f"`{call}`", target.own_roots, hint=step_hint(target, error))
+    raise raised  # outside of the `except`, whose error would otherwise live on as the context
+
+
+def failure(error: BaseException, what: str, own_roots: Sequence[Path], *, hint: str | None = None) -> TargetError:
+    """Return the error to raise in place of one of the user's code.
+
+    Args:
+        error: What the code raised; `exit()` arrives as SystemExit.
+        what: What raised it, such as `` `make_batch(37)` ``.
+        own_roots: As for `user_traceback`.
+        hint: What to do about it, where that is known.
+    """
+    details = user_traceback(error, own_roots)
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        code = f" with {error.code!r}" if isinstance(error, SystemExit) else ""
+        return TargetError(f"{what} called exit{code}", hint=hint or _EXIT_HINT, details=details)
+    return TargetError(f"{what} raised `{summary(error)}`", hint=hint, details=details)
+
+
+_EXIT_HINT = 'what oomdoctor calls must return; put what only a script does under `if __name__ == "__main__":`'
+
+
+def _is_own(filename: str, own_roots: Sequence[Path]) -> bool:
+    path = Path(filename)
+    if filename.startswith("<"):  # made at run time: `<frozen importlib._bootstrap>`, `<string>`
+        return False
+    if path.is_relative_to(_PACKAGE):
+        return path.is_relative_to(_EXAMPLES)
+    if any(path.is_relative_to(root) and not _is_installed(path.relative_to(root)) for root in own_roots):
+        return not _is_standard(path)
+    return not _is_installed(path) and not _is_standard(path)
+
+
+def _is_library(path: Path) -> bool:
+    return _is_installed(path) and not path.is_relative_to(_PACKAGE)
+
+
+def _is_installed(path: Path) -> bool:
+    return not _INSTALLED.isdisjoint(path.parts)
+
+
+def _is_standard(path: Path) -> bool:
+    return any(path.is_relative_to(root) and not _is_installed(path.relative_to(root)) for root in _STANDARD_LIBRARY)

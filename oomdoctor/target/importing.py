@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from oomdoctor.errors import TargetError
-from oomdoctor.target.contract import DEFAULT_OPTIMIZER, FoundFunction, Role, Target
+from oomdoctor.target.contract import (
+    DEFAULT_OPTIMIZER,
+    FoundFunction,
+    Role,
+    Target,
+    failure,
+    raised_in_user_code,
+    user_traceback,
+)
 from oomdoctor.target.placement import default_training_step, described
-from oomdoctor.target.tracebacks import failure, raised_in_user_code, user_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -325,17 +332,13 @@ def _import_failure(error: BaseException, reference: Reference) -> TargetError:
         )
     named = f"{reference.module}.".startswith(f"{error.name}.") if isinstance(error, ImportError) else False
     if isinstance(error, ModuleNotFoundError) and named and not raised_in_user_code(error, own_roots):
-        return _module_missing(error, reference)
+        parent, _, last = str(reference.module).rpartition(".")
+        if parent and hasattr(sys.modules.get(parent), last):
+            hint = f"`{last}` is in `{parent}`, not a module of its own: write `{parent}:{last}`"
+        else:
+            hint = f"modules are looked for in `{reference.directory}` and among those installed for `{sys.executable}`"
+        return TargetError(f"there is no module `{error.name}`, which `{reference.location}` names", hint=hint)
     return failure(error, f"importing `{reference.location}`", own_roots, hint=_import_hint(error))
-
-
-def _module_missing(error: ModuleNotFoundError, reference: Reference) -> TargetError:
-    parent, _, last = str(reference.module).rpartition(".")
-    if parent and hasattr(sys.modules.get(parent), last):
-        hint = f"`{last}` is in `{parent}`, not a module of its own: write `{parent}:{last}`"
-    else:
-        hint = f"modules are looked for in `{reference.directory}` and among those installed for `{sys.executable}`"
-    return TargetError(f"there is no module `{error.name}`, which `{reference.location}` names", hint=hint)
 
 
 def _import_hint(error: BaseException) -> str | None:

@@ -90,7 +90,15 @@ def parse_reference(text: str, *, directory: Path) -> Reference:
     if match is None:
         raise _bad_form(text)
     location, attribute, arguments = match["location"].strip(), match["attribute"], match["arguments"]
-    _check_arguments(attribute, arguments)
+    try:
+        _literal_arguments(arguments or "")
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        problem = "cannot be read" if isinstance(error, SyntaxError) else "are not all literals"
+        raise TargetError(
+            f"the arguments of `{attribute}({arguments})` {problem}",
+            hint="give numbers, strings, None, True, False, or lists, tuples and dicts of them, in quotes for the "
+            "shell: `'model.py:build_model(depth=24, norm=\"layer\")'`",
+        ) from None
     path, module = _locate(text, location, directory)
     return Reference(text, str(directory), location, path, module, attribute, arguments)
 
@@ -143,7 +151,11 @@ def _find_module(name: str, directory: Path) -> str:
     if _kind(path) == "directory":
         raise _is_a_directory(name, path)
     if in_directory is None and not _is_installed(top):
-        known = chain(example_names(), (_dotted(file) for file in _python_files(directory)), _python_files(directory))
+        known = chain(
+            example_names(),
+            (file.removesuffix(".py").replace("/", ".").replace("\\", ".") for file in _python_files(directory)),
+            _python_files(directory),
+        )
         raise TargetError(
             f"there is no module `{top}` in `{directory}`, none installed, and no example of that name",
             hint=_did_you_mean(name, known) or f"{_FORMS}; examples: {_listed(example_names())}",
@@ -161,18 +173,6 @@ def _is_installed(top: str) -> bool:
 def example_names() -> list[str]:
     """Return the names of the shipped examples, such as `gpt2`."""
     return sorted(file.stem for file in _EXAMPLES_DIRECTORY.glob("*.py") if not file.stem.startswith("_"))
-
-
-def _check_arguments(attribute: str | None, arguments: str | None) -> None:
-    try:
-        _literal_arguments(arguments or "")
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
-        problem = "cannot be read" if isinstance(error, SyntaxError) else "are not all literals"
-        raise TargetError(
-            f"the arguments of `{attribute}({arguments})` {problem}",
-            hint="give numbers, strings, None, True, False, or lists, tuples and dicts of them, in quotes for the "
-            "shell: `'model.py:build_model(depth=24, norm=\"layer\")'`",
-        ) from None
 
 
 def _literal_arguments(source: str) -> tuple[tuple[object, ...], dict[str, object]]:
@@ -235,10 +235,6 @@ def _python_files(directory: Path, *, prefix: Path = Path(), depth: int = 2) -> 
                 yield str(prefix / file.relative_to(directory))
     except (OSError, ValueError):  # a directory that cannot be read, or whose name no file system takes
         return
-
-
-def _dotted(file: str) -> str:
-    return file.removesuffix(".py").replace("/", ".").replace("\\", ".")
 
 
 def _absolute(path: Path) -> str:

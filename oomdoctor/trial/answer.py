@@ -9,17 +9,16 @@ from oomdoctor import __version__
 from oomdoctor.engines.catalogue import all_cards
 from oomdoctor.engines.monitor import other_process_bytes
 from oomdoctor.errors import EXIT_GATE, EXIT_OK
-from oomdoctor.results import Device, MicroBatch, Outcome, Phase, ProbeDocument, ProbeResult, Reason, Trial
+from oomdoctor.results import Device, MicroBatch, Outcome, ProbeDocument, ProbeResult, Reason, Trial
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
     from oomdoctor.engines.choice import Engine
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import Accumulation, Guidance
+    from oomdoctor.results import Accumulation, Guidance, StepMemory
     from oomdoctor.search.bracket import SearchResult
-    from oomdoctor.search.source import TrialSource
+    from oomdoctor.search.probe_search import TrialSource
     from oomdoctor.trial.dependencies import Dependencies
-    from oomdoctor.trial.profile_runner import ProfiledAnswer
     from oomdoctor.trial.protocol import LoadedTarget
 
 
@@ -54,6 +53,21 @@ class DryRun:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfiledAnswer:
+    """Profile of a probe's memory, with reasons and warnings for the result.
+
+    Attributes:
+        memory: What it is made of; None where that could not be had, or nothing fits.
+        reasons: Where it was had from.
+        warnings: What it lacks, or why there is none.
+    """
+
+    memory: StepMemory | None = None
+    reasons: tuple[Reason, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """Findings of a probe, from which its result is built.
 
@@ -84,6 +98,9 @@ def build_result(
     """Put the result together."""
     loaded, search = findings.loaded, findings.search
     maximum = search.maximum if search else 0
+    # Return the phases at the maximum, or, where nothing fits, those of the trial that got furthest.
+    at_maximum = [trial for trial in findings.trials if trial.micro_batch == maximum and trial.outcome is Outcome.FITS]
+    shown = at_maximum or sorted(findings.trials, key=lambda trial: len(trial.phases))
     return ProbeResult(
         target=request.target,
         precision=OWN_PRECISION if request.command else request.variant.precision,
@@ -101,7 +118,7 @@ def build_result(
         device=_device(engine, loaded, others),
         stable=not findings.moved,
         trials=findings.trials,
-        phases=(*loaded.phases, *_phases(findings.trials, maximum)),
+        phases=(*loaded.phases, *(shown[-1].phases if shown else ())),
         reasons=(
             *engine.reasons,
             *_measured_reasons(engine, loaded),
@@ -126,13 +143,6 @@ def _device(engine: Engine, loaded: LoadedTarget, others: OtherProcesses) -> Dev
         context_bytes=max(0, context),
         other_processes_bytes=others.before_bytes,
     )
-
-
-def _phases(trials: tuple[Trial, ...], maximum: int) -> tuple[Phase, ...]:
-    """Return the phases at the maximum, or, where nothing fits, those of the trial that got furthest."""
-    at_maximum = [trial for trial in trials if trial.micro_batch == maximum and trial.outcome is Outcome.FITS]
-    shown = at_maximum or sorted(trials, key=lambda trial: len(trial.phases))
-    return shown[-1].phases if shown else ()
 
 
 def _measured_reasons(engine: Engine, loaded: LoadedTarget) -> list[Reason]:
@@ -210,7 +220,11 @@ def _replaced(count: int) -> str:
 def _device_warnings(request: ProbeRequest, engine: Engine, source: TrialSource, findings: Findings) -> list[str]:
     loaded, found = findings.loaded, []
     if not loaded.has_kernels:
-        found.append(_no_kernels(loaded))
+        versions = loaded.versions
+        found.append(
+            f"torch {versions['torch']} was not built for compute capability {loaded.compute_capability}, so it would "
+            f"not run on {loaded.name}; an older one would, built for an older CUDA than {versions['cuda']}"
+        )
     if request.variant.precision == "bf16" and float(loaded.compute_capability) < _NATIVE_BF16:
         found.append(
             f"compute capability {loaded.compute_capability} emulates bf16; `--precision fp16` may suit it better"
@@ -233,14 +247,6 @@ def _zeros_read(count: int, engine: Engine) -> str:
     return (
         f"the step read data back from the GPU {times} in a trial, and {where} that is zeros: memory that "
         "depends on it (boolean masks, `nonzero`, `.item()` in a condition) is not counted, and training may need more"
-    )
-
-
-def _no_kernels(loaded: LoadedTarget) -> str:
-    versions = loaded.versions
-    return (
-        f"torch {versions['torch']} was not built for compute capability {loaded.compute_capability}, so it would not "
-        f"run on {loaded.name}; an older one would, built for an older CUDA than {versions['cuda']}"
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol, Self, TypeAlias, Ty
 
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.results import Outcome
-from oomdoctor.search.source import TrialNotes, TrialSource
+from oomdoctor.search.probe_search import TrialNotes, TrialSource
 from oomdoctor.trial.dependencies import UNWATCHED, Dependencies
 from oomdoctor.trial.process import ChannelClosedError, ChannelTimeoutError, GuardedProcess, channel_to_child
 from oomdoctor.trial.protocol import (
@@ -127,7 +127,12 @@ class WorkerProcess:
         try:
             answer = receive_answer(self._channel, timeout_seconds)
         except ChannelTimeoutError:
-            self._raise_timeout(what, timeout_seconds)
+            self.close()
+            raise NoAnswerError(
+                f"{what} took longer than {timeout_seconds:g} s",
+                hint="raise the limit with `--trial-timeout`, or look for a loop or a wait in the target's code",
+                details=self._process.tail(),
+            ) from None
         except ChannelClosedError:
             self._raise_lost(what)
         if isinstance(answer, Died):
@@ -146,14 +151,6 @@ class WorkerProcess:
 
     def _raise_lost(self, what: str) -> NoReturn:
         raise NoAnswerError(f"the worker was lost during {what}", details=self._process.tail()) from None
-
-    def _raise_timeout(self, what: str, timeout_seconds: float) -> NoReturn:
-        self.close()
-        raise NoAnswerError(
-            f"{what} took longer than {timeout_seconds:g} s",
-            hint="raise the limit with `--trial-timeout`, or look for a loop or a wait in the target's code",
-            details=self._process.tail(),
-        )
 
     def _raise_died(self, return_code: int, what: str) -> NoReturn:
         self.close()

@@ -126,7 +126,12 @@ class _Gathered:
     def take_native(self, path: str) -> None:
         """Take in a file that any code opened; those that Python opened are known already."""
         path = source(os.path.normpath(path))
-        if is_installed(path) or not can_change(path) or path.startswith(self._ignored) or self._is_seen(path):
+        if (
+            is_installed(path)
+            or not can_change(path)
+            or path.startswith(self._ignored)
+            or (f"content {path}" in self._seen or f"signature {path}" in self._seen)
+        ):
             return
         maker = next((one for one in (path, *map(str, Path(path).parents)) if one in self._own), None)
         if maker is not None and self._own[maker]:
@@ -136,9 +141,6 @@ class _Gathered:
         way = "content" if _size(path) <= self._left_bytes else "signature"
         self._left_bytes -= _size(path) if way == "content" else 0
         self._see(f"{way} {path}", fingerprint(way, path))
-
-    def _is_seen(self, path: str) -> bool:
-        return f"content {path}" in self._seen or f"signature {path}" in self._seen
 
     def dependencies(self) -> Dependencies:
         """Return all of it."""

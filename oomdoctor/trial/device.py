@@ -11,7 +11,7 @@ import torch
 from oomdoctor.engines.catalogue import Card, all_cards
 from oomdoctor.engines.null_gpu import control
 from oomdoctor.errors import NoAnswerError, OomdoctorError
-from oomdoctor.target.tracebacks import summary
+from oomdoctor.target.contract import summary
 from oomdoctor.trial.protocol import HeldMemory
 
 if TYPE_CHECKING:

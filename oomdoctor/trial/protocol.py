@@ -16,7 +16,7 @@ from oomdoctor.codec import decode, encode
 from oomdoctor.engines.catalogue import Card  # noqa: TC001
 from oomdoctor.results import Outcome, Phase, StepMemory, Trial, Variant  # noqa: TC001
 from oomdoctor.results.fit import CardFit  # noqa: TC001
-from oomdoctor.search.source import TrialProblem  # noqa: TC001
+from oomdoctor.search.probe_search import TrialProblem  # noqa: TC001
 from oomdoctor.target.reference import Reference  # noqa: TC001
 from oomdoctor.trial.dependencies import Dependencies  # noqa: TC001
 

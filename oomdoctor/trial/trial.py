@@ -10,24 +10,97 @@ from __future__ import annotations
 import gc
 import time
 import traceback
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from oomdoctor.agent.oom_errors import walk_chain
+from oomdoctor.agent.phase_meter import PhaseMeter, TorchCounts
 from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.oom.classifier import Evidence, classify
-from oomdoctor.results import Outcome, PhaseName, Trial
+from oomdoctor.results import Outcome, Phase, PhaseName, Trial
 from oomdoctor.target.contract import Target, check_loss, step_failure
 from oomdoctor.target.placement import place, tensors_in
-from oomdoctor.trial.meter import TrialMeter
+from oomdoctor.trial.device import zeros_read_count
+from oomdoctor.trial.replay import AllocationTrace, record_allocations
 from oomdoctor.trial.variants import autocast, gradient_scaler, make_batch, make_optimizer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
     from oomdoctor.results import Variant
     from oomdoctor.trial.protocol import RunTrial
     from oomdoctor.trial.replay import AllocationTrace
+
+
+class WorkerMeter:
+    """Meter of the worker's device by phase; it counts reads of a null GPU, too.
+
+    Attributes:
+        zeros_read: Times that a forward or backward read data back from a null GPU, which answers with zeros.
+    """
+
+    def __init__(self) -> None:
+        self._meter: PhaseMeter[PhaseName, Phase] = PhaseMeter(TorchCounts(torch), Phase)
+        self.zeros_read = 0
+
+    @contextmanager
+    def phase(self, iteration: int, name: PhaseName) -> Iterator[None]:
+        """Record what happens inside, up to a failure where there is one."""
+        self._meter.begin(iteration, name)
+        before = zeros_read_count()
+        has_ended = False
+        try:
+            yield
+            has_ended = True
+        finally:
+            if name in (PhaseName.FORWARD, PhaseName.BACKWARD):  # an optimizer reads, and what it reads is its own
+                self.zeros_read += zeros_read_count() - before
+            self._meter.end(has_failed=not has_ended)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Memory of all phases that have ended, in the order in which they first began."""
+        return self._meter.phases
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Return the most bytes in live tensors over all phases so far; before the first, what is allocated now."""
+        return self._meter.peak_allocated_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Most bytes held from the driver so far."""
+        return self._meter.peak_reserved_bytes
+
+
+class TrialMeter(WorkerMeter):
+    """Meter of a whole trial; a profile watches it more closely.
+
+    Attributes:
+        trace: Allocations and frees, once the trial has ended without an error; see `oomdoctor.trial.replay`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trace: AllocationTrace = []
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Record what the whole trial does."""
+        return record_allocations(self.trace)
+
+    def micro_phase(self, iteration: int, _micro_step: int, name: PhaseName) -> AbstractContextManager[None]:
+        """Record what one phase of one micro-step does."""
+        return self.phase(iteration, name)
+
+    def placed(self, batch: object) -> None:
+        """Note that the batch is on the device, in a forward."""
+
+    def computed(self, loss: torch.Tensor) -> None:
+        """Note that the forward has ended with this loss, whose backward comes next."""
 
 
 _ITERATIONS = (1, 2)
@@ -175,7 +248,12 @@ def _train_to_end(setup: TrialSetup, training: _Training, question: RunTrial) ->
     except (TargetError, NoAnswerError):  # the latter from an emulated device, of an operator that it cannot trace
         raise
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is an outcome
-        end = _classified(setup, error, _evidence(training, question.allowed_bytes))
+        free = min(torch.cuda.mem_get_info()[0], question.allowed_bytes - torch.cuda.memory_reserved())
+        end = _classified(
+            setup,
+            error,
+            Evidence(free_bytes=max(0, free), capacity_bytes=question.allowed_bytes, allocator_ooms=training.ooms),
+        )
         for link in walk_chain(error):
             traceback.clear_frames(link.__traceback__)
         return end
@@ -190,21 +268,20 @@ def _classified(setup: TrialSetup, error: Exception, evidence: Evidence) -> _Tri
     return _TrialEnd(outcome, str(error).strip())
 
 
-def _evidence(training: _Training, allowed_bytes: int) -> Evidence:
-    free = min(torch.cuda.mem_get_info()[0], allowed_bytes - torch.cuda.memory_reserved())
-    return Evidence(free_bytes=max(0, free), capacity_bytes=allowed_bytes, allocator_ooms=training.ooms)
-
-
 def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
-    optimizer = make_optimizer(setup.target, setup.variant, setup.model)
+    optimizer = make_optimizer(setup.target, setup.model, setup.variant.optimizer)
     training.optimizer_name = type(optimizer).__name__
     scaler = gradient_scaler(setup.variant)
     meter, batch, loss = training.meter, None, None
     for iteration in _ITERATIONS:
         for micro_step in range(1, question.micro_steps + 1):
-            training.fixed_bytes = torch.cuda.memory_allocated() - _bytes_of((batch, loss))
+            training.fixed_bytes = torch.cuda.memory_allocated() - sum(
+                tensor.nbytes for tensor in tensors_in((batch, loss)) if tensor.is_cuda
+            )
             with meter.micro_phase(iteration, micro_step, PhaseName.FORWARD):
-                batch = place(_batch(setup, question.micro_batch), setup.device)
+                batch = place(
+                    make_batch(setup.target, setup.variant, question.micro_batch, passes=_is_outcome), setup.device
+                )
                 meter.placed(batch)
                 loss = _loss(setup, batch)
                 meter.computed(loss)
@@ -218,10 +295,6 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
         training.loss_is_finite = bool(torch.isfinite(loss).item())
 
 
-def _batch(setup: TrialSetup, micro_batch: int) -> object:
-    return make_batch(setup.target, setup.variant, micro_batch, passes=_is_outcome)
-
-
 def _is_outcome(error: BaseException) -> bool:
     """Return whether an error of `make_batch` is about the size, and not about the user's code."""
     return classify(error).outcome is not Outcome.FAILED
@@ -232,10 +305,6 @@ def _loss(setup: TrialSetup, batch: object) -> torch.Tensor:
         loss = setup.target.training_step(setup.model, batch)
     check_loss(loss)
     return loss
-
-
-def _bytes_of(nest: object) -> int:
-    return sum(tensor.nbytes for tensor in tensors_in(nest) if tensor.is_cuda)
 
 
 def _stat(name: str) -> int:

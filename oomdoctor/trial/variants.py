@@ -6,6 +6,7 @@ variant's environment are set before the worker starts, by `oomdoctor.request`.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -13,15 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from oomdoctor.errors import TargetError
-from oomdoctor.target.contract import build, is_out_of_memory, make_one_batch
-from oomdoctor.target.contract import make_optimizer as make_target_optimizer
+from oomdoctor.target.contract import DEFAULT_OPTIMIZER, build, call_user, is_out_of_memory, make_one_batch
+from oomdoctor.target.placement import described
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from oomdoctor.results import Variant
-    from oomdoctor.target.contract import Target
-    from oomdoctor.target.tracebacks import Passes
+    from oomdoctor.target.contract import Passes, Target
 
 Transformation = Callable[[torch.nn.Module], torch.nn.Module]
 
@@ -63,13 +63,63 @@ def make_batch(target: Target, variant: Variant, batch_size: int, *, passes: Pas
     return make_one_batch(target, batch_size, sizes=sizes, passes=passes)
 
 
-def make_optimizer(target: Target, variant: Variant, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Make the file's own optimizer, or else the variant's.
+def make_optimizer(target: Target, model: torch.nn.Module, name: str | None) -> torch.optim.Optimizer:
+    """Make the file's own optimizer, else the `torch.optim` class of that name, else AdamW, over what is trained.
+
+    Args:
+        target: The user's functions.
+        model: What to train.
+        name: Name of a `torch.optim` class in any case; it gives way to the file's `build_optimizer`.
 
     Raises:
         TargetError: There is no such optimizer, it cannot be had for this model, or nothing is trained.
     """
-    return make_target_optimizer(target, model, variant.optimizer)
+    if target.build_optimizer is not None:
+        optimizer = call_user(target, target.build_optimizer, model, call="build_optimizer(model)")
+        if isinstance(optimizer, torch.optim.Optimizer):
+            return _without_closure(optimizer)
+        raise TargetError(
+            f"`build_optimizer(model)` returned {described(optimizer)}, not a `torch.optim.Optimizer`",
+            hint="return one optimizer, for example `torch.optim.AdamW(model.parameters(), lr=3e-4)`",
+        )
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise TargetError("the model has no parameters that require a gradient", hint="there is nothing to train in it")
+    optimizer_class = _optimizer_class(name or DEFAULT_OPTIMIZER)
+    call = f"torch.optim.{optimizer_class.__name__}(...)"
+    return _without_closure(call_user(target, optimizer_class, parameters, call=call))
+
+
+def _without_closure(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TargetError(
+            "LBFGS evaluates the loss again and again through a closure, and trials take plain steps",
+            hint="choose an optimizer whose `step()` takes no closure",
+        )
+    return optimizer
+
+
+def optimizer_names() -> list[str]:
+    """Return the names of the classes of `torch.optim`, such as `AdamW`."""
+    classes = [item for item in vars(torch.optim).values() if isinstance(item, type)]
+    return sorted(
+        item.__name__
+        for item in classes
+        if issubclass(item, torch.optim.Optimizer) and item not in (torch.optim.Optimizer, torch.optim.LBFGS)
+    )
+
+
+def _optimizer_class(name: str) -> type[torch.optim.Optimizer]:
+    by_lower_case = {known.lower(): known for known in optimizer_names()}
+    if name.lower() in by_lower_case:
+        found: type[torch.optim.Optimizer] = getattr(torch.optim, by_lower_case[name.lower()])
+        return found
+    near = difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=0.5)
+    names = [f"`{by_lower_case[key]}`" for key in near or by_lower_case]
+    raise TargetError(
+        f"`torch.optim` has no optimizer `{name}`",
+        hint=f"did you mean {' or '.join(names)}?" if near else f"it has {', '.join(names)}",
+    )
 
 
 def autocast(variant: Variant) -> AbstractContextManager[None]:

@@ -14,7 +14,7 @@ from oomdoctor.engines.catalogue import emulated_environment, generic_card
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.multi_card.fit import UNLIMITED_BYTES, load_for_cards
 from oomdoctor.results import Guidance
-from oomdoctor.search.source import Guess
+from oomdoctor.search.probe_search import Guess
 from oomdoctor.trial.client import WorkerProcess
 from oomdoctor.trial.protocol import CardFitted, FitCard, LoadedTarget
 
@@ -87,7 +87,8 @@ class TracedWarmStart:
         """
         if capacity_bytes not in self._guesses_by_capacity and capacity_bytes not in self._pending:
             self._ask_about(capacity_bytes)
-        deadline = time.monotonic() + self._time_limit()
+        so_far = time.monotonic() - self._started
+        deadline = time.monotonic() + min(max(_LEAST_SECONDS, so_far), self._request.trial_timeout_seconds)
         while self._pending and self._problem is None:
             self._receive(deadline - time.monotonic())
         found = self._guesses_by_capacity.get(capacity_bytes)
@@ -117,10 +118,6 @@ class TracedWarmStart:
             self._fail(error.message)
         else:
             self._pending.append(about)
-
-    def _time_limit(self) -> float:
-        so_far = time.monotonic() - self._started
-        return min(max(_LEAST_SECONDS, so_far), self._request.trial_timeout_seconds)
 
     def _receive(self, seconds: float) -> None:
         """Take the next answer; what is wrong with it is a note in the result, as the probe goes on without it."""

@@ -24,7 +24,7 @@ from oomdoctor.engines.trace.compiler_stubs import defer_dynamo
 from oomdoctor.errors import OomdoctorError, TargetError
 from oomdoctor.oom.classifier import classify
 from oomdoctor.results import Outcome, PhaseName
-from oomdoctor.search.source import TrialProblem
+from oomdoctor.search.probe_search import TrialProblem
 from oomdoctor.target.contract import Target, check_batch, check_batch_sizes, describe
 from oomdoctor.target.importing import load_target
 from oomdoctor.trial.dependencies import WatchedWorker
@@ -40,9 +40,7 @@ from oomdoctor.trial.device import (
     unknown_calls,
     zeros_read_count,
 )
-from oomdoctor.trial.guardian import die_with_parent
-from oomdoctor.trial.meter import WorkerMeter
-from oomdoctor.trial.process import Channel, ChannelClosedError
+from oomdoctor.trial.process import Channel, ChannelClosedError, die_with_parent
 from oomdoctor.trial.profile.recorder import profile
 from oomdoctor.trial.protocol import (
     AskDevice,
@@ -67,7 +65,15 @@ from oomdoctor.trial.protocol import (
     send,
 )
 from oomdoctor.trial.replay import largest_replayable, pack, unpack
-from oomdoctor.trial.trial import Attempt, TrialSetup, await_release, release_memory, run_trial, set_memory_limit
+from oomdoctor.trial.trial import (
+    Attempt,
+    TrialSetup,
+    WorkerMeter,
+    await_release,
+    release_memory,
+    run_trial,
+    set_memory_limit,
+)
 from oomdoctor.trial.variants import build_model, make_batch
 
 if TYPE_CHECKING:
@@ -185,6 +191,8 @@ class Worker:
         self._start_bytes = torch.cuda.memory_allocated()
         defer_dynamo()
         capability = torch.cuda.get_device_capability(device)
+        versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+        storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
         return LoadedTarget(
             name=torch.cuda.get_device_name(device),
             compute_capability=".".join(map(str, capability)),
@@ -192,19 +200,22 @@ class Worker:
             total_bytes=total_bytes,
             used_before_bytes=used_before_bytes,
             capacity_bytes=capacity_bytes(self._cap_bytes),
-            weights_bytes=_weights_bytes(model),
+            weights_bytes=sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()),
             placement_error=error,
             held=held_memory(),
             phases=meter.phases,
             found=describe(target),
-            versions=_versions(),
+            versions={name: version for name, version in versions.items() if version},
         )
 
     def run(self, question: RunTrial) -> TrialDone:
         """Run one trial, and wait until its memory is given back."""
         attempt = run_trial(self._setup, question)
         await_release(self._setup.model, self._start_bytes)
-        self._freeze()
+        # Exempt the objects alive after the first clean trial from garbage collection: torch has a million.
+        if not self._is_frozen and torch.cuda.memory_allocated() == self._start_bytes:
+            gc.freeze()
+            self._is_frozen = True
         return TrialDone(
             trial=attempt.trial,
             problem=_problem_of(attempt),
@@ -216,12 +227,6 @@ class Worker:
             capacity_bytes=capacity_bytes(self._cap_bytes),
             unknown_calls=unknown_calls(),
         )
-
-    def _freeze(self) -> None:
-        """Exempt the objects alive after the first clean trial from garbage collection: torch has a million."""
-        if not self._is_frozen and torch.cuda.memory_allocated() == self._start_bytes:
-            gc.freeze()
-            self._is_frozen = True
 
     @staticmethod
     def replay(question: ReplayTrials) -> PredictedMax:
@@ -280,11 +285,6 @@ def _problem_of(attempt: Attempt) -> TrialProblem | None:
     return TrialProblem.of(fault_of(attempt.problem, zeros_read=attempt.zeros_read))
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    return {name: version for name, version in versions.items() if version}  # a CPU build has no CUDA
-
-
 def _build(target: Target, variant: Variant) -> torch.nn.Module:
     try:
         model = build_model(target, variant)
@@ -325,12 +325,6 @@ def _place_model(model: torch.nn.Module, device: torch.device, meter: WorkerMete
         return None
     model.to("cpu")
     return text
-
-
-def _weights_bytes(model: torch.nn.Module) -> int:
-    """Return the bytes of parameters and buffers, shared storages once."""
-    storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from running import marked_processes, run_command
 
 import oomdoctor
 from oomdoctor.engines.catalogue import find_card
-from oomdoctor.multi_card.card_probes import probe_cards
 from oomdoctor.multi_card.fit import fit_cards
+from oomdoctor.multi_card.pool import probe_cards
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import ProbeRequest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from oomdoctor.results import CardMicroBatch, FitDocument, FitResult, FittedCard, Reason
-from oomdoctor.search.accumulation import plan_accumulation
+from oomdoctor.search.probe_search import plan_accumulation
 
 GIB = 2**30
 

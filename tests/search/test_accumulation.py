@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from oomdoctor.errors import UsageError
 from oomdoctor.results import UniformPlan
-from oomdoctor.search.accumulation import per_device_target, plan_accumulation
+from oomdoctor.search.probe_search import per_device_target, plan_accumulation
 
 _SAMPLES = st.integers(1, 5000)
 _DEVICES = st.integers(1, 64)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from oomdoctor.target.tracebacks import failure, raised_in_user_code, summary, user_traceback
+from oomdoctor.target.contract import failure, raised_in_user_code, summary, user_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from oomdoctor.errors import TargetError
-from oomdoctor.target.contract import build, make_optimizer, optimizer_names, step_failure
+from oomdoctor.target.contract import build, step_failure
+from oomdoctor.trial.variants import make_optimizer, optimizer_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

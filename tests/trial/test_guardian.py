@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from oomdoctor.trial import guardian
+from oomdoctor.trial import process as guardian
 
 DAEMON = """
 import os, sys, time

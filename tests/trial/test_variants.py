@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oomdoctor.check.cache_key import key_of
+from oomdoctor.check.cache import key_of
 from oomdoctor.errors import TargetError, UsageError
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import as_option, build_request, build_variant

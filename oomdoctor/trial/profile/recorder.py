@@ -19,8 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from oomdoctor.agent.allocator_blocks import HistoryMismatchError
 from oomdoctor.results import Outcome, PhaseName
 from oomdoctor.target.placement import tensors_in
-from oomdoctor.trial.meter import TrialMeter
-from oomdoctor.trial.profile.allocation_log import build_log
+from oomdoctor.trial.profile.allocation_log import build_log, summarise
 from oomdoctor.trial.profile.marks import (
     MarkKind,
     Marks,
@@ -32,9 +31,8 @@ from oomdoctor.trial.profile.marks import (
     start_recording,
     stop_recording,
 )
-from oomdoctor.trial.profile.summary import summarise
 from oomdoctor.trial.protocol import ProfileOutcome, RunTrial
-from oomdoctor.trial.trial import run_trial
+from oomdoctor.trial.trial import TrialMeter, run_trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -143,7 +141,7 @@ class GraphMarker:
             self._hook(tensors_in(output))
 
     def _note_owner(self) -> None:
-        self._begins.append(_next_number())
+        self._begins.append(int(torch._C._autograd._get_sequence_nr()))  # noqa: SLF001 - the only way to the number
         self._owners.append(self._stack[-1] if self._stack else None)
 
     def _hook(self, outputs: Iterable[torch.Tensor]) -> None:
@@ -174,10 +172,6 @@ def _nodes(outputs: Iterable[torch.Tensor], first: int) -> list[tuple[int, Any]]
         found[node] = number
         waiting.extend(following for following, _ in node.next_functions)
     return sorted(((number, node) for node, number in found.items()), key=lambda pair: -pair[0])
-
-
-def _next_number() -> int:
-    return int(torch._C._autograd._get_sequence_nr())  # noqa: SLF001 - as above
 
 
 class ProfileMeter(TrialMeter):
@@ -214,7 +208,9 @@ class ProfileMeter(TrialMeter):
             self.marks.label(self._owners.weights())
             self._hook(stack)
             yield
-            self._clear_workspaces()
+            self.marks.note(MarkKind.CLEAR)
+            torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - what this frees were cuBLAS's workspaces
+            self.marks.note(MarkKind.CLEARED)
             self.events = read_events()
 
     def _hook(self, stack: ExitStack) -> None:
@@ -241,18 +237,15 @@ class ProfileMeter(TrialMeter):
     def micro_phase(self, iteration: int, micro_step: int, name: PhaseName) -> Iterator[None]:
         """Mark a phase's beginning and end, and what is known of its blocks at its end."""
         with self.phase(iteration, name):
-            self._begin(name)
+            if name is PhaseName.FORWARD:
+                self._graph.begin_forward()
+            elif name is PhaseName.BACKWARD:
+                self._graph.begin_backward(self._loss)
+                self._loss = None
             self.marks.note(MarkKind.BEGIN, MicroPhase(iteration, micro_step, name))
             yield
             self.marks.label([*self._owners.weights(), *self._owners.gradients()])
             self.marks.note(MarkKind.END)
-
-    def _begin(self, name: PhaseName) -> None:
-        if name is PhaseName.FORWARD:
-            self._graph.begin_forward()
-        elif name is PhaseName.BACKWARD:
-            self._graph.begin_backward(self._loss)
-            self._loss = None
 
     def placed(self, batch: object) -> None:
         """Note where the batch lies."""
@@ -265,11 +258,6 @@ class ProfileMeter(TrialMeter):
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Note what an optimizer keeps."""
         self.marks.label(self._owners.optimizer_state(optimizer))
-
-    def _clear_workspaces(self) -> None:
-        self.marks.note(MarkKind.CLEAR)
-        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - what this frees were cuBLAS's workspaces
-        self.marks.note(MarkKind.CLEARED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oomdoctor.results import Category, PhaseName, StepMemory
-from oomdoctor.trial.profile.allocation_log import AllocationLog, PhaseSpan, ProfiledBlock
+from oomdoctor.trial.profile.allocation_log import AllocationLog, PhaseSpan, ProfiledBlock, summarise
 from oomdoctor.trial.profile.marks import MicroPhase
-from oomdoctor.trial.profile.summary import summarise
 
 
 def _summary(changes: list[tuple[ProfiledBlock, int]]) -> StepMemory:
