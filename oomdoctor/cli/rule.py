@@ -130,7 +130,7 @@ def _object(rule: Rule) -> dict[str, object]:
         "severity": rule.severity.value,
         "concern": rule.concern.value,
         "default": rule.default,
-        "fixable": rule.fixed is not None,
+        "fixable": rule.fixable,
         "summary": rule.summary,
         "explanation": rule.explanation,
         "reason": rule.reason,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:
     import ast
@@ -12,7 +16,6 @@ if TYPE_CHECKING:
     from oomdoctor.lint.flow.events import Event, Run
     from oomdoctor.lint.module import Module
     from oomdoctor.lint.source import Edit
-    from oomdoctor.results import Concern, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Rule:
         words: The rule can only fire in a file that has at least one of these words in its text.
         check: Gives each place where it fires.
         default: Whether it is on unless selected by name; off where it is right less than nine times in ten.
-        fixed: Text of `bad` after `--fix`, where a fix is safe; else None.
+        fixable: Whether `--fix` makes `good` of `bad`.
     """
 
     code: str
@@ -96,4 +99,47 @@ class Rule:
     words: tuple[str, ...]
     check: Callable[[Subject], Iterator[Hit]]
     default: bool = True
-    fixed: str | None = None
+    fixable: bool = False
+
+    @property
+    def fixed(self) -> str | None:
+        """Text of `bad` after `--fix`; None where no fix is safe."""
+        return self.good if self.fixable else None
+
+
+def read_rule(file: str, check: Callable[[Subject], Iterator[Hit]]) -> Rule:
+    """Return the rule whose check lies in `file`, with the texts of the Markdown file of the same name beside it.
+
+    Raises:
+        ValueError: The Markdown file lacks a field or a section.
+    """
+    path = Path(file).with_suffix(".md")
+    head, *sections = path.read_text(encoding="utf-8").split("\n\n## ")
+    title, *lines = head.replace("\n\n", "\n").splitlines()
+    fields = dict(line.removeprefix("- ").split(": ", 1) for line in lines)
+    bodies = dict(section.split("\n\n", 1) for section in sections)
+    _, code, name = title.split()
+    try:
+        return Rule(
+            code=code,
+            name=name,
+            severity=Severity(fields["severity"]),
+            concern=Concern(fields["concern"]),
+            summary=fields["summary"],
+            explanation=bodies["What it does"].strip(),
+            reason=bodies["Why that is bad"].strip(),
+            bad=_code(bodies["Bad"]),
+            good=_code(bodies["Good"]),
+            references=tuple(re.findall(r"<(.+?)>", bodies["References"])),
+            words=tuple(re.findall(r"`(.+?)`", fields["words"])),
+            check=check,
+            default={"on": True, "off": False}[fields["default"]],
+            fixable={"yes": True, "no": False}[fields["fixable"]],
+        )
+    except KeyError as missing:
+        raise ValueError(f"{path}: it lacks {missing}, or `default` is not on or off, or `fixable` yes or no") from None
+
+
+def _code(section: str) -> str:
+    """Return the script in a fenced block."""
+    return section.strip().removeprefix("```python\n").removesuffix("```")

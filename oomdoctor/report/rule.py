@@ -19,12 +19,12 @@ FIXABLE: Final = "[*]"
 def traits(rule: Rule) -> str:
     """Return severity, concern and state of a rule, and whether it has a fix."""
     words = [rule.severity.value, rule.concern.value, "on by default" if rule.default else "off unless selected"]
-    return ", ".join([*words, *(["fixable with `--fix`"] if rule.fixed is not None else [])])
+    return ", ".join([*words, *(["fixable with `--fix`"] if rule.fixable else [])])
 
 
 def mark(rule: Rule) -> str:
     """Return `[*]` for a rule with a fix, else an empty text."""
-    return FIXABLE if rule.fixed is not None else ""
+    return FIXABLE if rule.fixable else ""
 
 
 _NARROWEST: Final = 40

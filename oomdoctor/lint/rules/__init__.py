@@ -1,4 +1,4 @@
-"""The rules: one file each, with a `RULE` in it."""
+"""The rules: each a check, with a `RULE`, and its texts in the Markdown file of the same name."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.accumulation import accumulations
 from oomdoctor.lint.patterns.boundary import boundary_of
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
+from oomdoctor.results import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,61 +118,4 @@ def _boundaries(event: Event, found: Accumulation) -> Iterator[Boundary]:
             yield boundary
 
 
-RULE = Rule(
-    code="OOM208",
-    name="accumulation-without-no-sync",
-    severity=Severity.NOTE,
-    concern=Concern.SPEED,
-    summary="every micro-batch's gradients are reduced over all processes",
-    explanation="""\
-Looks for accumulation with a model under `DistributedDataParallel` and no `no_sync` in the file. More severe are
-`no_sync` around the backward pass alone, which does nothing, and `no_sync` in the iteration in which the optimizer
-steps.
-
-It is silent for one process, for sharded models, and for Accelerate, Fabric and DeepSpeed, which handle it.""",
-    reason="""\
-DistributedDataParallel averages gradients over all processes during each backward pass. With accumulation only the
-last one of a window needs that; the others send the same bytes for nothing. Whether a pass is synchronised is decided
-in the forward pass, so `no_sync` has to be around both. Where the last pass of a window is not synchronised, each
-process steps with gradients of its own, and the copies of the model drift apart.""",
-    bad="""\
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
-
-def train(model, loader, rank, criterion, k):
-    model = DistributedDataParallel(model, device_ids=[rank])
-    optimizer = torch.optim.Adam(model.parameters())
-    for i, (x, y) in enumerate(loader):
-        loss = criterion(model(x), y) / k
-        loss.backward()
-        if (i + 1) % k == 0 or i + 1 == len(loader):
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-    good="""\
-import contextlib
-
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
-
-def train(model, loader, rank, criterion, k):
-    model = DistributedDataParallel(model, device_ids=[rank])
-    optimizer = torch.optim.Adam(model.parameters())
-    for i, (x, y) in enumerate(loader):
-        last = (i + 1) % k == 0 or i + 1 == len(loader)
-        with contextlib.nullcontext() if last else model.no_sync():
-            loss = criterion(model(x), y) / k
-            loss.backward()
-        if last:
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-    references=(
-        "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
-        "https://github.com/pytorch/pytorch/issues/43201",
-    ),
-    words=("DistributedDataParallel", "DDP"),
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

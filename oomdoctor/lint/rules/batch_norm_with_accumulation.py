@@ -10,8 +10,7 @@ from oomdoctor.lint.flow.events import Action, GradMode, model_origins
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.accumulation import accumulations
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,55 +116,4 @@ def _made_in(tree: ast.AST, module: Module) -> str | None:
     return None
 
 
-RULE = Rule(
-    code="OOM209",
-    name="batch-norm-with-accumulation",
-    severity=Severity.NOTE,
-    concern=Concern.CORRECTNESS,
-    summary="BatchNorm with accumulation normalises by micro-batches",
-    explanation="""\
-Looks for accumulation over a model that is seen to have BatchNorm: a class of the file, a `Sequential`, a ResNet
-and its like from torchvision or timm.
-
-It is silent where the statistics are frozen, and where the file shows that its author has considered it.""",
-    reason="""\
-Accumulation gives the gradients of the large batch only where samples do not see each other. BatchNorm in training
-mode normalises by the micro-batch's mean and variance, and moves its running statistics once a micro-batch: the
-result is that of the small batch there, noisier the smaller it is, and not that of the effective batch.""",
-    bad="""\
-import torch
-from torchvision.models import resnet50
-
-
-def train(loader, criterion, k):
-    model = resnet50()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for i, (x, y) in enumerate(loader):
-        loss = criterion(model(x), y) / k
-        loss.backward()
-        if (i + 1) % k == 0 or i + 1 == len(loader):
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-    good="""\
-import torch
-from torchvision.models import resnet50
-
-
-def train(loader, criterion, k):
-    model = resnet50(norm_layer=lambda width: torch.nn.GroupNorm(32, width))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for i, (x, y) in enumerate(loader):
-        loss = criterion(model(x), y) / k
-        loss.backward()
-        if (i + 1) % k == 0 or i + 1 == len(loader):
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-    references=(
-        "https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html",
-        "https://arxiv.org/abs/1803.08494",
-    ),
-    words=("BatchNorm", "torchvision", "timm"),
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

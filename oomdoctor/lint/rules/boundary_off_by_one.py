@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
 from oomdoctor.lint.patterns.edits import shifted_boundary
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,49 +58,4 @@ def _help(found: Accumulation, boundary: Boundary) -> str:
     return f"`{counted} % {found.period} == 0` holds after each `{found.period}` micro-batches{more}"
 
 
-_BAD: Final = """\
-import torch
-import torch.nn.functional as F
-
-model = torch.nn.Linear(512, 10).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def train(loader, accumulation_steps):
-    for step, (x, y) in enumerate(loader):
-        loss = F.cross_entropy(model(x.cuda()), y.cuda())
-        (loss / accumulation_steps).backward()
-        if step % accumulation_steps == 0 or step == len(loader) - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-"""
-_GOOD: Final = _BAD.replace("if step % accumulation_steps", "if (step + 1) % accumulation_steps")
-
-RULE: Final = Rule(
-    code="OOM203",
-    name="boundary-off-by-one",
-    severity=Severity.WARNING,
-    concern=Concern.CORRECTNESS,
-    summary="the accumulation boundary is off by one",
-    explanation="""\
-Looks for a step whose condition first holds one micro-batch too early or too late, given the counter's first value
-and whether the condition is tested before or after the backward pass: `step % k == 0` with `enumerate` from 0, `(step
-+ 1) % k == 0` with `enumerate(..., 1)` or after `step += 1`. Names, helper methods, inverted conditions and counters
-kept by hand are understood.
-
-Passes over counters whose first value is not known, steps at the beginning of the next window, conditions that are
-about another model (`if i % n_critic == 0` with a backward pass of its own) and everything that only logs or saves.
-`--fix` rewrites the counted side where the loop itself counts.""",
-    reason="""\
-With `step % k == 0` from 0 the first step is made of one micro-batch, at `1 / k` of its weight, and the last `k - 1`
-of an epoch make no step. With `k = 1` nothing shows, which is why the mistake survives in examples.""",
-    bad=_BAD,
-    good=_GOOD,
-    references=(
-        "https://github.com/huggingface/accelerate/tree/main/examples/by_feature",
-        "https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation",
-    ),
-    words=("backward",),
-    check=_check,
-    fixed=_GOOD,
-)
+RULE: Final = read_rule(__file__, _check)

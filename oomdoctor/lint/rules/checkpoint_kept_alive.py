@@ -11,8 +11,7 @@ from oomdoctor.lint.module import may_use_gpu, own_nodes, targets_of, walk
 from oomdoctor.lint.patterns.checkpoints import holder_of, loads_of, location, shares_memory
 from oomdoctor.lint.patterns.edits import deleted_after_use
 from oomdoctor.lint.patterns.keeping import reported_at
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,53 +115,4 @@ def _default(name: str, arguments: ast.arguments) -> ast.expr | None:
     return next((default for argument, default in pairs if argument.arg == name), None)
 
 
-_BAD: Final = """\
-import torch
-import torch.nn.functional as F
-
-
-def main(loader, device="cuda"):
-    net = torch.nn.Linear(4096, 4096).to(device)
-    optimizer = torch.optim.Adam(net.parameters())
-    checkpoint = torch.load("last.pt", map_location=device)
-    net.load_state_dict(checkpoint["model"])
-    optimizer.load_state_dict(checkpoint["optimizer"])
-    for x, y in loader:
-        optimizer.zero_grad()
-        F.mse_loss(net(x.to(device)), y.to(device)).backward()
-        optimizer.step()
-"""
-_FIXED: Final = _BAD.replace('["optimizer"])\n', '["optimizer"])\n    del checkpoint\n')
-
-RULE: Final = Rule(
-    code="OOM112",
-    name="checkpoint-kept-alive",
-    severity=Severity.WARNING,
-    concern=Concern.MEMORY,
-    summary="a checkpoint stays on the GPU while the model that was loaded from it trains",
-    explanation="""\
-What `torch.load` gave goes through `load_state_dict`, and a name still holds it when training begins: a local of the
-function that trains, a name at the top of the script, an attribute of the trainer, or a part of it such as
-`state_dict = checkpoint["model"]`, which outlives `checkpoint = None`.
-
-It is silent where the checkpoint is on the processor (`map_location="cpu"`), where it is deleted or its name gets
-another meaning before training, where it is loaded in a function that ends, with `load_state_dict(assign=True)`, and
-where only an optimizer loads from it.
-""",
-    reason="""\
-A model's `load_state_dict` copies. As long as any name leads to the checkpoint, its tensors stay: one more copy of
-the weights for the whole run. Optimizers take over tensors that are already on the right device and of the right
-type, so that only moments that had to be converted are there twice. That is why a batch size that fits from scratch
-runs out of memory when the same run is resumed.
-""",
-    bad=_BAD,
-    good=_FIXED,
-    references=(
-        "https://github.com/karpathy/nanoGPT/issues/158",
-        "https://github.com/espnet/espnet/pull/2040",
-        "https://github.com/cavalleria/cavaface/issues/4",
-    ),
-    words=("load_state_dict",),
-    check=_check,
-    fixed=_FIXED,
-)
+RULE: Final = read_rule(__file__, _check)

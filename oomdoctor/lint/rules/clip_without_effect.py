@@ -20,8 +20,7 @@ from oomdoctor.lint.patterns.iterations import (
     start_of,
 )
 from oomdoctor.lint.patterns.windows import optimizer_of, takes_closure
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,49 +97,4 @@ def _is_late(run: Run, clip: Event, around: tuple[Event, Event], loop: Loop) -> 
     )
 
 
-RULE = Rule(
-    code="OOM213",
-    name="clip-without-effect",
-    severity=Severity.WARNING,
-    concern=Concern.CORRECTNESS,
-    summary="gradients are clipped after the step, or before there are any",
-    explanation="""\
-Looks for `clip_grad_norm_` or `clip_grad_value_` in a loop with one model and one optimizer, where the step comes
-before it and `zero_grad` next, or `zero_grad` before it and the backward pass next.
-
-It is silent where the result of the call is used, such as the norm for a log.""",
-    reason="""\
-Clipping changes `.grad`, and only a step reads that. Between `zero_grad` and `backward` there is nothing to clip,
-and after the step it is too late: training runs without the limit that the code states, until a spike shows it.""",
-    bad="""\
-import torch
-
-
-def train(model, loader, optimizer, criterion):
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-""",
-    good="""\
-import torch
-
-
-def train(model, loader, optimizer, criterion):
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = criterion(model(x), y)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-""",
-    references=(
-        "https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html",
-        "https://github.com/jongwook/onsets-and-frames/issues/24",
-        "https://github.com/awslabs/graphstorm/issues/1366",
-    ),
-    words=("clip_grad",),
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

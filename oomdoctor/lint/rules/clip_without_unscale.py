@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import conditions, exclude, in_same_call, start_of, statement_of
 from oomdoctor.lint.patterns.windows import is_scaled, optimizer_of, scaler_of, scales_by_hand
-from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.lint.rule import Hit, read_rule
 from oomdoctor.lint.source import Edit
-from oomdoctor.results import Concern, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,73 +86,4 @@ def _edits(run: Run, clip: Event, step: Event, call: str) -> tuple[Edit, ...]:
     return () if before.strip() else (Edit((line, column), (line, column), f"{call}\n{before}"),)
 
 
-RULE = Rule(
-    code="OOM212",
-    name="clip-without-unscale",
-    severity=Severity.ERROR,
-    concern=Concern.CORRECTNESS,
-    summary="gradients are clipped before the gradient scaler has unscaled them",
-    explanation="""\
-Looks for `clip_grad_norm_` or `clip_grad_value_` between the backward pass of a scaled loss and
-`scaler.step(optimizer)`, with no `scaler.unscale_(optimizer)` before it.
-
-It is silent where the scale is read by hand (`get_scale`), with a scaler that is explicitly disabled, and with
-Accelerate and Fabric, whose own functions unscale.""",
-    reason="""\
-`scaler.scale(loss)` multiplies the loss, and so every gradient, by 65536 at first. Clipped to a norm of 1.0 then and
-unscaled by `scaler.step` afterwards, they have a norm of at most 0.000015: the limit is 65536 times tighter than
-written, and it changes whenever the scale does.""",
-    bad="""\
-import torch
-
-
-def train(model, loader, optimizer, criterion):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda"):
-            loss = criterion(model(x), y)
-        scaler.scale(loss).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-""",
-    good="""\
-import torch
-
-
-def train(model, loader, optimizer, criterion):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda"):
-            loss = criterion(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-""",
-    fixed="""\
-import torch
-
-
-def train(model, loader, optimizer, criterion):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda"):
-            loss = criterion(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-""",
-    references=(
-        "https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-clipping",
-        "https://github.com/pytorch/examples/issues/1196",
-    ),
-    words=("clip_grad",),
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

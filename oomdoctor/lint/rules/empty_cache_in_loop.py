@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.lint.flow.events import Action, GradMode
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import conditions, node_beside
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,51 +49,4 @@ def _hit(event: Event, mark: Event, run: Run) -> Hit:
     )
 
 
-RULE = Rule(
-    code="OOM106",
-    name="empty-cache-in-loop",
-    severity=Severity.WARNING,
-    concern=Concern.SPEED,
-    summary="`torch.cuda.empty_cache()` in every training step",
-    explanation="""\
-Looks for `torch.cuda.empty_cache()` that runs in each iteration of a loop with a backward pass, in a helper that
-is called there too.
-
-It is silent between epochs, in evaluation, in handlers of errors, once in several steps, and behind a flag.""",
-    reason="""\
-`empty_cache` gives the free part of PyTorch's cache back to the driver. It frees no tensor: what is in use stays.
-Each call waits until the GPU is idle, and the next step has to ask the driver for the same memory again, which is
-slow. A process that runs out of memory empties its cache by itself before it gives up, so this does not prevent
-that either.""",
-    bad="""\
-import torch
-
-
-def train(model, loader, optimizer, criterion):
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-        torch.cuda.empty_cache()
-""",
-    good="""\
-import torch
-
-
-def train(model, loader, optimizer, criterion):
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-    torch.cuda.empty_cache()
-""",
-    references=(
-        "https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html",
-        "https://github.com/huggingface/transformers/issues/31372",
-        "https://github.com/huggingface/peft/pull/2894",
-    ),
-    words=("empty_cache",),
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

@@ -12,8 +12,7 @@ from oomdoctor.lint.module import is_of_other_tensors
 from oomdoctor.lint.patterns.edits import with_no_grad
 from oomdoctor.lint.patterns.evaluation import is_evaluation, is_evaluation_name, only_evaluates
 from oomdoctor.lint.patterns.keeping import asks_for_gradients, batch_loops, depth_of, innermost, is_frozen, reported_at
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,54 +73,4 @@ def _edits(run: Run, loop: Loop) -> tuple[Edit, ...]:
     return ()
 
 
-_BAD: Final = """\
-import torch
-from torch import nn
-
-
-def evaluate(model, loader, device):
-    model.eval()
-    hits = 0
-    for images, labels in loader:
-        logits = model(images.to(device))
-        hits += (logits.argmax(dim=1).cpu() == labels).sum().item()
-    return hits / len(loader.dataset)
-
-
-def main(loader):
-    net = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).to("cuda")
-    print(evaluate(net, loader, "cuda"))
-"""
-_FIXED: Final = _BAD.replace("def evaluate", "@torch.no_grad()\ndef evaluate")
-
-RULE: Final = Rule(
-    code="OOM101",
-    name="evaluation-without-no-grad",
-    severity=Severity.ERROR,
-    concern=Concern.MEMORY,
-    summary="a model is evaluated while autograd records",
-    explanation="""\
-A model in evaluation mode, or in a function that is named for evaluating, is called on batches in a loop, and nothing
-around it switches autograd off: no `torch.no_grad`, no `torch.inference_mode`, no `torch.set_grad_enabled(False)`, no
-decorator, and no caller that does.
-
-It is silent where a gradient is taken (adversarial examples, saliency maps, test-time training, batch norm frozen while
-training), also in another file of the repository that the loop calls or that makes a backward pass of what is returned,
-where parameters are frozen, where a context manager or decorator is unknown, and where a framework (Lightning, the
-Trainer of transformers, Ignite) runs the evaluation. On an `async def` the decorator does nothing and does not count.
-""",
-    reason="""\
-`model.eval()` only changes what layers such as dropout and batch norm do. Autograd goes on recording: each pass keeps
-all its activations until its output is dropped. A batch size that fits for inference then runs out of memory, and a
-batch's graph is often still alive while the next one is built. It is slower, too.
-""",
-    bad=_BAD,
-    good=_FIXED,
-    references=(
-        "https://pytorch.org/docs/stable/notes/autograd.html#locally-disabling-gradient-computation",
-        "https://pytorch.org/docs/stable/generated/torch.no_grad.html",
-    ),
-    words=("eval", "test", "valid", "val", "infer", "predict", "train"),
-    check=_check,
-    fixed=_FIXED,
-)
+RULE: Final = read_rule(__file__, _check)

@@ -12,8 +12,7 @@ from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.boundary import boundary_of
 from oomdoctor.lint.patterns.counters import TestedCondition, set_back
 from oomdoctor.lint.patterns.iterations import carried
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,50 +126,4 @@ def _has_backward_each(run: Run, kept: Event, event: Event) -> bool:
     return any(other is not event and other.context.loops == kept.context.loops for other in run.of(Action.BACKWARD))
 
 
-RULE = Rule(
-    code="OOM107",
-    name="graphs-summed-until-boundary",
-    severity=Severity.WARNING,
-    concern=Concern.MEMORY,
-    summary="losses are summed over micro-batches before one backward pass",
-    explanation="""\
-Looks for accumulation by adding up losses: each iteration adds its micro-batch's loss to a sum or a list, and the
-backward pass goes through all of them once in a window.
-
-It is silent for terms of one batch's loss, time steps of a recurrent network, several data sets, meta-learning,
-and losses that compare samples of different micro-batches.""",
-    reason="""\
-Each loss that waits for the backward pass keeps its micro-batch's activations. With all losses of a window waiting,
-the window needs as much memory as the large batch, which accumulation is meant to avoid. The gradient of a sum is the
-sum of the gradients: a backward pass for each micro-batch gives the same, and frees each graph at once.""",
-    bad="""\
-import torch
-
-
-def train(model, loader, optimizer, criterion, k):
-    total = 0
-    for i, (x, y) in enumerate(loader):
-        total = total + criterion(model(x), y) / k
-        if (i + 1) % k == 0 or i + 1 == len(loader):
-            optimizer.zero_grad()
-            total.backward()
-            optimizer.step()
-            total = 0
-""",
-    good="""\
-import torch
-
-
-def train(model, loader, optimizer, criterion, k):
-    optimizer.zero_grad()
-    for i, (x, y) in enumerate(loader):
-        loss = criterion(model(x), y) / k
-        loss.backward()
-        if (i + 1) % k == 0 or i + 1 == len(loader):
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-    references=("https://docs.pytorch.org/docs/stable/notes/faq.html",),
-    words=("backward",),
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

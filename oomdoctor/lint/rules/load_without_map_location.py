@@ -9,8 +9,8 @@ from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import has_own_checkpoints, may_use_gpu, runs_in_several_processes
 from oomdoctor.lint.patterns.checkpoints import is_only_loaded, loads_of, location, shares_memory
 from oomdoctor.lint.patterns.edits import with_keyword
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
+from oomdoctor.results import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,53 +85,4 @@ def _edits(run: Run, event: Event) -> tuple[Edit, ...]:
     return with_keyword(event.call, "map_location", '"cpu"', event.module)
 
 
-_BAD: Final = """\
-import torch
-
-
-def resume(path, model, optimizer):
-    state = torch.load(path, weights_only=True)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return state["epoch"]
-
-
-def main():
-    net = torch.nn.Linear(4096, 4096).to("cuda")
-    print(resume("last.pt", net, torch.optim.Adam(net.parameters())))
-"""
-_FIXED: Final = _BAD.replace("weights_only=True", 'weights_only=True, map_location="cpu"')
-
-RULE: Final = Rule(
-    code="OOM111",
-    name="load-without-map-location",
-    severity=Severity.WARNING,
-    concern=Concern.MEMORY,
-    summary="a checkpoint is loaded onto the GPU that it was saved from",
-    explanation="""\
-`torch.load` without `map_location` gives something that ends in `load_state_dict`, or is a whole model. An error in a
-file that sets up distributed training, a warning where an optimizer's state is in it, else a note.
-
-It is silent about data, about files that nothing is loaded from into a model, about buffers in memory, where further
-arguments are passed on with `**`, next to FSDP and DeepSpeed, which save from elsewhere, and in files that mention no
-GPU.
-""",
-    reason="""\
-`torch.load` puts each tensor back on the device that it was saved from. The model is on the GPU already and copies
-the weights into its own, so that they are there twice until the checkpoint is dropped: the peak of the whole run may
-be here. `Optimizer.load_state_dict` takes over tensors that are already on the right device, and copies those that are
-not; an optimizer that has made steps holds its old moments until then. In distributed training all processes on a
-machine load onto one GPU, which then holds a context and a checkpoint of each. On a machine without that GPU, loading
-fails.
-""",
-    bad=_BAD,
-    good=_FIXED,
-    references=(
-        "https://pytorch.org/docs/stable/generated/torch.load.html",
-        "https://github.com/pytorch/pytorch/issues/23138",
-        "https://github.com/pytorch/examples/issues/1078",
-    ),
-    words=("load(",),
-    check=_check,
-    fixed=_FIXED,
-)
+RULE: Final = read_rule(__file__, _check)

@@ -10,8 +10,8 @@ from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.accumulation import accumulations
 from oomdoctor.lint.patterns.windows import may_be_divided, may_divide
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
+from oomdoctor.results import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,47 +78,4 @@ def _is_scale_free(found: Accumulation) -> bool:
     return library in _SCALE_FREE and next(found.run.of(Action.CLIP), None) is None
 
 
-_BAD: Final = """\
-import torch
-import torch.nn.functional as F
-
-model = torch.nn.Linear(512, 10).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def train(loader, accumulation_steps):
-    for step, (x, y) in enumerate(loader):
-        loss = F.cross_entropy(model(x.cuda()), y.cuda())
-        loss.backward()
-        if (step + 1) % accumulation_steps == 0 or step + 1 == len(loader):
-            optimizer.step()
-            optimizer.zero_grad()
-"""
-_GOOD: Final = _BAD.replace("loss.backward()", "(loss / accumulation_steps).backward()")
-
-RULE: Final = Rule(
-    code="OOM202",
-    name="loss-not-divided",
-    severity=Severity.WARNING,
-    concern=Concern.CORRECTNESS,
-    summary="the loss is not divided by the accumulation steps",
-    explanation="""\
-Looks for accumulated backward passes of a loss that nothing divides, in the file or in the functions that it calls.
-
-Passes over a loss that is divided by anything or scaled by a factor of its own, a sum (`reduction="sum"`), a loss
-function that is told the accumulation steps, a learning rate that is, gradients that are changed by hand, and
-frameworks that divide themselves (Accelerate, DeepSpeed, Lightning). With Adam it is a note: its steps hardly depend
-on the scale of the gradients, unless they are clipped.""",
-    reason="""\
-Losses are means over the micro-batch. Gradients of `k` of them add up to `k` times the gradient of the large batch,
-so the learning rate is in effect `k` times as high, clipping starts at a `k` times smaller gradient, and both change
-with the accumulation steps, which should change nothing but memory.""",
-    bad=_BAD,
-    good=_GOOD,
-    references=(
-        "https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation",
-        "https://github.com/hirofumi0810/neural_sp/issues/168",
-    ),
-    words=("backward",),
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

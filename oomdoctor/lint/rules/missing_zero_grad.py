@@ -11,8 +11,7 @@ from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.iterations import conditions, explained_calls, shared_loop, stored_in, within
 from oomdoctor.lint.patterns.windows import optimizer_of, takes_closure
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,48 +133,4 @@ def _why(run: Run, step: Event) -> str:
     return "`zero_grad` stands before the loop" if zeroes else "nothing calls `zero_grad`"
 
 
-RULE = Rule(
-    code="OOM210",
-    name="missing-zero-grad",
-    severity=Severity.ERROR,
-    concern=Concern.CORRECTNESS,
-    summary="the optimizer steps in a loop that never sets the gradients to zero",
-    explanation="""\
-Looks for a loop with a backward pass and a step, where no `zero_grad` of an optimizer or a model runs in an
-iteration: nowhere at all, only before the loop, once an epoch, or only in a branch that the step is not in.
-
-It is silent where gradients are set to `None` or zero by hand, where an unknown function gets the optimizer, with
-closures, with engines that do it themselves, and where each iteration makes an optimizer of its own.""",
-    reason="""\
-`backward` adds to `.grad`. Without `zero_grad` each step uses the sum of the gradients of all batches since the
-start, those of long-changed weights among them: the steps grow, and training drifts or diverges without an error.""",
-    bad="""\
-import torch
-
-
-def train(model, loader, criterion):
-    optimizer = torch.optim.Adam(model.parameters())
-    for x, y in loader:
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-""",
-    good="""\
-import torch
-
-
-def train(model, loader, criterion):
-    optimizer = torch.optim.Adam(model.parameters())
-    for x, y in loader:
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-""",
-    references=(
-        "https://docs.pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients.html",
-        "https://github.com/pytorch/pytorch/issues/47175",
-    ),
-    words=("backward",),
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

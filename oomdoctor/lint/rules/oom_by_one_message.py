@@ -15,8 +15,8 @@ from oomdoctor.lint.patterns.oom_handlers import (
     executed_nodes,
     mentions_type,
 )
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
+from oomdoctor.results import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,61 +131,4 @@ def _of_an_error(test: ast.AST, recognition: Recognition, errors: set[str], hold
     return False
 
 
-RULE = Rule(
-    code="OOM122",
-    name="oom-by-one-message",
-    severity=Severity.WARNING,
-    concern=Concern.CORRECTNESS,
-    summary="an out-of-memory error is recognised by one wording of its message",
-    explanation="""\
-Looks for handlers, and for functions that take an error, which recognise an out-of-memory error by one text in its
-message, such as `"CUDA out of memory" in str(e)`.
-
-It is silent where the error's type or a second text is checked as well, and where the handler raises in any case, so
-that the text only chooses the wording. A text that names no device (`"out of memory"`) is a note.""",
-    reason="""\
-The text is PyTorch's caching allocator's, and only for CUDA. The same shortage reads `HIP out of memory` on ROCm,
-`MPS backend out of memory` on a Mac, `CUDA error: out of memory` where the driver fails, `... would exceed allowed
-memory. (out of memory)` with `backend:cudaMallocAsync`, and `CUBLAS_STATUS_ALLOC_FAILED` or
-`CUDNN_STATUS_ALLOC_FAILED` where a library cannot allocate its workspace. The handler then lets through the very
-error that it was written for.
-
-`torch.OutOfMemoryError` (`torch.cuda.OutOfMemoryError` before PyTorch 2.5) is raised by the allocators of CUDA, ROCm
-and XPU devices, whatever the message says. It is a `RuntimeError`. On a Mac, on the processor and from libraries a
-plain `RuntimeError` may come instead, so check the message of those as well.""",
-    bad="""\
-import torch
-
-
-def fits(model, size):
-    try:
-        model(torch.zeros(size, 16, device="cuda")).sum().backward()
-    except RuntimeError as error:
-        if "CUDA out of memory" not in str(error):
-            raise
-        return False
-    return True
-""",
-    good="""\
-import torch
-
-
-def fits(model, size):
-    try:
-        model(torch.zeros(size, 16, device="cuda")).sum().backward()
-    except torch.OutOfMemoryError:
-        return False
-    except RuntimeError as error:
-        known = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-        if not any(text in str(error) for text in known):
-            raise
-        return False
-    return True
-""",
-    references=(
-        "https://docs.pytorch.org/docs/stable/generated/torch.cuda.OutOfMemoryError.html",
-        "https://docs.pytorch.org/docs/stable/notes/faq.html#my-out-of-memory-exception-handler-can-t-allocate-memory",
-    ),
-    words=_WORDS,
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

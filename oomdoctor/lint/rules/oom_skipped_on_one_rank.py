@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.module import called_name, walk
-from oomdoctor.lint.patterns.oom_handlers import OOM_WORDS, OomHandler, executed_nodes, oom_handlers
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.patterns.oom_handlers import OomHandler, executed_nodes, oom_handlers
+from oomdoctor.lint.rule import Hit, read_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,65 +108,4 @@ def _communicates(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and _COLLECTIVE.search(called_name(node)) is not None
 
 
-RULE = Rule(
-    code="OOM123",
-    name="oom-skipped-on-one-rank",
-    severity=Severity.ERROR,
-    concern=Concern.CORRECTNESS,
-    summary="a batch that ran out of memory is skipped on one rank only",
-    explanation="""\
-Looks for training loops over a model under `DistributedDataParallel` or `FullyShardedDataParallel` in which a handler
-of an out-of-memory error goes on with the next batch.
-
-It is silent where the ranks communicate about it (a collective in the loop outside of the `try`), where another
-backward pass replaces the one that failed, under `no_sync` and `Join`, and where the handler raises or ends the
-program.""",
-    reason="""\
-The gradients of a wrapped model are reduced over all ranks during `backward()`; FSDP gathers parameters in the forward
-pass too. Only one rank runs out of memory as a rule, since its batch is the longest. It leaves the pass half-way and
-goes on, while the others wait in a collective that it never joins: the run hangs until NCCL's timeout, or, worse, the
-next batch's collective is matched with the last one's and wrong gradients are averaged.""",
-    bad="""\
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
-
-def train(model, optimizer, loader, rank):
-    model = DistributedDataParallel(model.to(rank), device_ids=[rank])
-    for batch in loader:
-        optimizer.zero_grad()
-        try:
-            model(batch.to(rank)).mean().backward()
-        except torch.OutOfMemoryError:
-            continue
-        optimizer.step()
-""",
-    good="""\
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-
-def train(model, optimizer, loader, rank):
-    model = DistributedDataParallel(model.to(rank), device_ids=[rank])
-    for batch in loader:
-        optimizer.zero_grad()
-        failed = torch.zeros(1, device=rank)
-        try:
-            loss = model(batch.to(rank)).mean()
-        except torch.OutOfMemoryError:
-            failed += 1
-        dist.all_reduce(failed)
-        if failed.item():
-            continue
-        loss.backward()
-        optimizer.step()
-""",
-    references=(
-        "https://github.com/pytorch/pytorch/issues/44353",
-        "https://docs.pytorch.org/docs/stable/notes/ddp.html",
-        "https://github.com/mosaicml/composer/pull/2117",
-    ),
-    words=OOM_WORDS,
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

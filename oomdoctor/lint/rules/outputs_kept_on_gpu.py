@@ -9,8 +9,7 @@ from oomdoctor.lint.flow.events import Action, Device, Graph, Keeping, Kind
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import is_of_other_tensors, may_use_gpu, walk
 from oomdoctor.lint.patterns.keeping import kept_expression, kept_over_batches, may_be_small
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,50 +74,4 @@ def _hit(kept: Kept) -> Hit:
     )
 
 
-_BAD: Final = """\
-import torch
-
-
-@torch.no_grad()
-def predict(model, loader):
-    model.eval()
-    outputs = []
-    for images, _ in loader:
-        outputs.append(model(images.cuda()))
-    return torch.cat(outputs)
-
-
-def main(loader):
-    net = torch.nn.Conv2d(3, 21, 1).cuda()
-    torch.save(predict(net, loader), "masks.pt")
-"""
-_GOOD: Final = _BAD.replace("images.cuda()))", "images.cuda()).cpu())")
-
-RULE: Final = Rule(
-    code="OOM103",
-    name="outputs-kept-on-gpu",
-    severity=Severity.WARNING,
-    concern=Concern.MEMORY,
-    summary="the outputs of all batches are collected on the GPU",
-    explanation="""\
-An output of a model, without a graph, is added to a list, a mapping or a growing tensor in each iteration of a loop
-over batches, and stays on the model's device.
-
-It is silent where a few numbers a sample are kept (a loss, `argmax`, a maximum, a mean), where the collection is
-written out and emptied in the loop, where the loop ends early, and where nothing in the file uses a GPU.
-""",
-    reason="""\
-A list of outputs holds the outputs of the whole data set at its end, on the device with the least memory in the
-machine; `torch.cat` then needs the same again. Class scores may take little; masks, embeddings of tokens or logits
-over a vocabulary take more than the model. Moving to the host once a batch costs about as much time as moving
-everything at the end.
-""",
-    bad=_BAD,
-    good=_GOOD,
-    references=(
-        "https://github.com/huggingface/transformers/issues/7232",
-        "https://pytorch.org/docs/stable/notes/faq.html#my-model-reports-cuda-runtime-error-2-out-of-memory",
-    ),
-    words=("append", "+=", " for ", "] =", "cat(", "extend"),
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

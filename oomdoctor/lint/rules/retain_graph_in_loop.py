@@ -11,9 +11,9 @@ from oomdoctor.lint.flow.state import base_of, text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.graphs import is_used_later, node_in_loop
 from oomdoctor.lint.patterns.iterations import carried, end_of, explained_calls, start_of, stored_in, within
-from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.lint.rule import Hit, read_rule
 from oomdoctor.lint.source import Edit
-from oomdoctor.results import Concern, Severity
+from oomdoctor.results import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -198,68 +198,4 @@ def _edits(event: Event) -> tuple[Edit, ...]:
     return (Edit(end_of(before[-1]), end_of(call.keywords[-1]), ""),)
 
 
-RULE = Rule(
-    code="OOM104",
-    name="retain-graph-in-loop",
-    severity=Severity.WARNING,
-    concern=Concern.MEMORY,
-    summary="`retain_graph=True` although only one backward pass uses the graph",
-    explanation="""\
-Looks for a backward pass with `retain_graph=True` in a loop, where the forward pass is made in the same iteration
-and nothing after it goes through that graph again.
-
-It is silent where a later `backward` or `torch.autograd.grad` may need the graph (GANs, several losses, gradient
-penalties), where something of the graph is kept beyond the iteration, returned, or given to a function that is not in
-sight, where the graph reaches back to before the iteration (a hidden state, features from outside the loop, a
-model whose `forward` stores something), and with `create_graph`.""",
-    reason="""\
-A backward pass frees the saved activations as it goes, layer by layer. With `retain_graph=True` it frees none:
-they stay until the last reference to the loss is gone, which in a loop is during the next forward pass. Two
-iterations' activations are alive at once then. The option is mostly added to silence "Trying to backward through
-the graph a second time", whose cause is a tensor that should have been detached.""",
-    bad="""\
-import torch
-
-
-def train(loader, criterion):
-    model = torch.nn.Sequential(torch.nn.Linear(784, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
-    optimizer = torch.optim.Adam(model.parameters())
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = criterion(model(x), y)
-        loss.backward(retain_graph=True)
-        optimizer.step()
-""",
-    good="""\
-import torch
-
-
-def train(loader, criterion):
-    model = torch.nn.Sequential(torch.nn.Linear(784, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
-    optimizer = torch.optim.Adam(model.parameters())
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-""",
-    fixed="""\
-import torch
-
-
-def train(loader, criterion):
-    model = torch.nn.Sequential(torch.nn.Linear(784, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
-    optimizer = torch.optim.Adam(model.parameters())
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-""",
-    references=(
-        "https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html",
-        "https://docs.pytorch.org/docs/stable/notes/autograd.html",
-    ),
-    words=("retain_graph", "backward(None"),
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import called_name, walk
-from oomdoctor.lint.patterns.oom_handlers import OOM_WORDS, OomHandler, executed_nodes, oom_handlers
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.patterns.oom_handlers import OomHandler, executed_nodes, oom_handlers
+from oomdoctor.lint.rule import Hit, read_rule
+from oomdoctor.results import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,54 +152,4 @@ def _says_cpu(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and called_name(node) == "cpu"
 
 
-RULE = Rule(
-    code="OOM121",
-    name="retry-inside-except",
-    severity=Severity.WARNING,
-    concern=Concern.MEMORY,
-    summary="work that ran out of memory is retried inside the `except` block",
-    explanation="""\
-Looks for handlers of an out-of-memory error in which the work is done again: the same call, a recursive call with a
-smaller batch, a forward or backward pass over parts of the batch. The error may be known by its type, by its text, or
-by a function that checks it. A fallback to the CPU is a note.
-
-It is silent where the handler clears the frames first (`traceback.clear_frames`) or takes the traceback off the error,
-and where the retry comes after the handler or in the next iteration of a loop.""",
-    reason="""\
-While a handler runs, Python keeps the error, the error keeps its traceback, the traceback keeps every frame between the
-`try` and the allocation that failed, and the frames keep their local variables: the activations of the failed attempt.
-`torch.cuda.empty_cache()` cannot give back what is still in use, so the second attempt starts with less memory than the
-first and fails where it would have fitted. With recursion every level adds its own.""",
-    bad="""\
-import torch
-
-
-def embed(model, tokens, size):
-    try:
-        with torch.no_grad():
-            return torch.cat([model(part).cpu() for part in tokens.split(size)])
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-        return embed(model, tokens, size // 2)
-""",
-    good="""\
-import torch
-
-
-def embed(model, tokens, size):
-    while size:
-        try:
-            with torch.no_grad():
-                return torch.cat([model(part).cpu() for part in tokens.split(size)])
-        except torch.OutOfMemoryError:
-            size //= 2
-        torch.cuda.empty_cache()
-    raise RuntimeError("not even one sample fits")
-""",
-    references=(
-        "https://docs.pytorch.org/docs/stable/notes/faq.html#my-out-of-memory-exception-handler-can-t-allocate-memory",
-        "https://github.com/pytorch/pytorch/issues/18853",
-    ),
-    words=OOM_WORDS,
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.patterns.accumulation import accumulations, owner_text
 from oomdoctor.lint.patterns.counters import counts_micro_batches
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
+from oomdoctor.results import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,49 +45,4 @@ def _hit(event: Event, found: Accumulation) -> Hit:
     )
 
 
-_BAD: Final = """\
-import torch
-import torch.nn.functional as F
-
-model = torch.nn.Linear(512, 10).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10_000)
-
-
-def train(loader, accumulation_steps):
-    for step, (x, y) in enumerate(loader):
-        loss = F.cross_entropy(model(x.cuda()), y.cuda())
-        (loss / accumulation_steps).backward()
-        if (step + 1) % accumulation_steps == 0 or step + 1 == len(loader):
-            optimizer.step()
-            optimizer.zero_grad()
-        scheduler.step()
-"""
-_GOOD: Final = _BAD.replace("        scheduler.step()\n", "            scheduler.step()\n")
-
-RULE: Final = Rule(
-    code="OOM206",
-    name="scheduler-before-boundary",
-    severity=Severity.WARNING,
-    concern=Concern.CORRECTNESS,
-    summary="the learning rate schedule steps in every micro-step instead of with the optimizer",
-    explanation="""\
-Looks for `scheduler.step()` in each iteration of an accumulation while the optimizer's step waits for the whole
-window. It is a note where the schedule is made elsewhere, so that the unit of its length is not known.
-
-Passes over a schedule whose length is made of `len(loader)` without the accumulation steps, since that counts
-micro-batches too; over `step(position)`; over steps once an epoch; and over frameworks that make the schedule wait
-(Accelerate under `accumulate`, DeepSpeed).""",
-    reason="""\
-Schedules are written in optimizer steps: a warm-up of 16,000 steps becomes one of 1,000 with 16 accumulation steps, and
-the learning rate reaches its end after a fraction of the training.""",
-    bad=_BAD,
-    good=_GOOD,
-    references=(
-        "https://github.com/Lightning-AI/pytorch-lightning/issues/1476",
-        "https://github.com/huggingface/accelerate/issues/963",
-        "https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate",
-    ),
-    words=(".step(",),
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oomdoctor.lint.flow.events import Action, Kind
 from oomdoctor.lint.patterns.iterations import exclude
 from oomdoctor.lint.patterns.windows import is_scaled, optimizer_of, scaler_of, scales_by_hand, takes_closure
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,53 +66,4 @@ def _scaler(scaled: Event) -> str:
     return text_of(scaled.value.node.func.value)  # type: ignore[union-attr]
 
 
-RULE = Rule(
-    code="OOM214",
-    name="step-past-scaler",
-    severity=Severity.ERROR,
-    concern=Concern.CORRECTNESS,
-    summary="the optimizer steps itself although the loss was scaled",
-    explanation="""\
-Looks for `optimizer.step()` after `scaler.scale(loss).backward()`, where every pass in that iteration is of a
-scaled loss and nothing unscales the gradients.
-
-It is silent where the two stand in different branches, where the scale is read by hand, and with a scaler that is
-explicitly disabled.""",
-    reason="""\
-The gradients are 65536 times too large at first. SGD makes steps as much too large; Adam hides the factor, except in
-its epsilon and in L2 weight decay. Steps whose gradients overflowed are not skipped, so one infinity ruins the
-weights, and the scale never adapts.""",
-    bad="""\
-import torch
-
-
-def train(model, loader, optimizer, criterion):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda"):
-            loss = criterion(model(x), y)
-        scaler.scale(loss).backward()
-        optimizer.step()
-""",
-    good="""\
-import torch
-
-
-def train(model, loader, optimizer, criterion):
-    scaler = torch.amp.GradScaler("cuda")
-    for x, y in loader:
-        optimizer.zero_grad()
-        with torch.autocast("cuda"):
-            loss = criterion(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-""",
-    references=(
-        "https://docs.pytorch.org/docs/stable/notes/amp_examples.html#typical-mixed-precision-training",
-        "https://github.com/IAHispano/Applio/pull/860",
-    ),
-    words=(".scale(",),
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

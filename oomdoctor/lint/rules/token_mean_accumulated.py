@@ -11,8 +11,7 @@ from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.accumulation import accumulations
 from oomdoctor.lint.patterns.iterations import stored_in
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,54 +149,4 @@ def _sides(node: ast.BinOp | ast.AugAssign) -> tuple[ast.expr, ...]:
     return (node.left, node.right) if isinstance(node, ast.BinOp) else (node.value,)
 
 
-RULE = Rule(
-    code="OOM207",
-    name="token-mean-accumulated",
-    severity=Severity.WARNING,
-    concern=Concern.CORRECTNESS,
-    summary="a mean over each micro-batch's own tokens is accumulated",
-    explanation="""\
-Looks for accumulation of a loss that is a mean over tokens whose number differs from one micro-batch to the next:
-cross-entropy with an `ignore_index` for padding, a sum divided by a mask's sum, the `.loss` of a
-sequence-to-sequence model of `transformers`, or of a causal one where the file pads its batches.
-
-It is silent for packed blocks, for class labels and pixels, where `num_items_in_batch` is given, and where the
-loss is weighted by its tokens.""",
-    reason="""\
-The large batch's loss is the sum over all its tokens divided by their number. A mean of means gives each micro-batch
-the same weight instead, so tokens in short ones count for more, and the result depends on how the batch was split:
-accumulation no longer equals the large batch. Most trainers had this until late 2024.""",
-    bad="""\
-import torch
-
-
-def train(model, loader, optimizer, accumulation_steps, pad_id):
-    criterion = torch.nn.CrossEntropyLoss(ignore_index=pad_id)
-    for i, (tokens, targets) in enumerate(loader):
-        loss = criterion(model(tokens).flatten(0, 1), targets.flatten())
-        (loss / accumulation_steps).backward()
-        if (i + 1) % accumulation_steps == 0 or i + 1 == len(loader):
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-    good="""\
-import torch
-
-
-def train(model, windows, optimizer, pad_id):
-    criterion = torch.nn.CrossEntropyLoss(ignore_index=pad_id, reduction="sum")
-    for window in windows:
-        count = sum((targets != pad_id).sum() for _, targets in window)
-        for tokens, targets in window:
-            loss = criterion(model(tokens).flatten(0, 1), targets.flatten())
-            (loss / count).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-""",
-    references=(
-        "https://huggingface.co/blog/gradient_accumulation",
-        "https://github.com/huggingface/transformers/pull/34191",
-    ),
-    words=("backward",),
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)

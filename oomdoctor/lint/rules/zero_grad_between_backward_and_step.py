@@ -8,8 +8,7 @@ from oomdoctor.lint.flow.events import Action, Kind
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import calls_between, conditions, exclude, in_same_call, sets_gradients_between
 from oomdoctor.lint.patterns.windows import optimizer_of, takes_closure
-from oomdoctor.lint.rule import Hit, Rule
-from oomdoctor.results import Concern, Severity
+from oomdoctor.lint.rule import Hit, read_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,46 +76,4 @@ def _owner(zero: Event) -> str:
     return "" if zero.call is None else text_of(zero.call.func).rpartition(".")[0]
 
 
-RULE = Rule(
-    code="OOM211",
-    name="zero-grad-between-backward-and-step",
-    severity=Severity.ERROR,
-    concern=Concern.CORRECTNESS,
-    summary="gradients are set to zero before the step that should use them",
-    explanation="""\
-Looks for `zero_grad()` after a backward pass and before the step of the same optimizer, in one iteration and under
-the same conditions, with nothing between the two that could make new gradients.
-
-It is silent for other optimizers' gradients (GANs), where gradients are written by hand, and where another
-backward pass follows.""",
-    reason="""\
-The step finds gradients that are `None` or zero. With `None` it skips every parameter, with zero only weight decay
-and momentum move them: the model does not learn, without an error.""",
-    bad="""\
-import torch
-
-
-def train(model, loader, criterion):
-    optimizer = torch.optim.Adam(model.parameters())
-    for x, y in loader:
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.zero_grad()
-        optimizer.step()
-""",
-    good="""\
-import torch
-
-
-def train(model, loader, criterion):
-    optimizer = torch.optim.Adam(model.parameters())
-    for x, y in loader:
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-""",
-    references=("https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html",),
-    words=("zero_grad",),
-    check=_check,
-)
+RULE: Final = read_rule(__file__, _check)
