@@ -10,19 +10,15 @@ import difflib
 import os
 import re
 import stat
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oomdoctor.errors import UsageError
+from oomdoctor.lint.settings import Settings
 from oomdoctor.lint.source import UnreadableError, read
 from oomdoctor.results.lint import Unreadable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from oomdoctor.lint.settings import Settings
-
 
 _PIECE: Final = re.compile(
     r"(?P<any_folders>(?:(?<=/)|^)\*\*/)"

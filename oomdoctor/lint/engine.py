@@ -6,14 +6,16 @@ import ast
 import gc
 import sys
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import BinaryIO, Final
 
 from oomdoctor.lint.discovery import STANDARD_INPUT, Discovered, File, Globs, discover, repository_of
 from oomdoctor.lint.flow.hints import calls_other_files, is_relevant
 from oomdoctor.lint.flow.runs import runs_of
-from oomdoctor.lint.module import parse
+from oomdoctor.lint.module import Module, parse
 from oomdoctor.lint.notebooks import (
     BrokenCellError,
     Document,
@@ -25,21 +27,10 @@ from oomdoctor.lint.notebooks import (
 )
 from oomdoctor.lint.project import Project
 from oomdoctor.lint.reporting import FileView, FindingCollector
-from oomdoctor.lint.rule import Subject
-from oomdoctor.lint.settings import matching, selected
-from oomdoctor.lint.source import UnreadableError, decode, resolved, with_line_feeds
+from oomdoctor.lint.rule import Hit, Rule, Subject
+from oomdoctor.lint.settings import Settings, matching, selected
+from oomdoctor.lint.source import Edit, UnreadableError, decode, resolved, with_line_feeds
 from oomdoctor.results.lint import LintResult, Unreadable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-    from typing import BinaryIO
-
-    from oomdoctor.lint.module import Module
-    from oomdoctor.lint.rule import Hit, Rule
-    from oomdoctor.lint.settings import Settings
-    from oomdoctor.lint.source import Edit
-
 
 FRAMES: Final = 3000
 """Calls inside each other. A sum of 300 terms is a tree 300 deep, and each level takes a few calls; the default of 1000

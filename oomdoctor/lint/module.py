@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
 from oomdoctor.lint.source import with_line_feeds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 
 def walk(node: ast.AST) -> list[ast.AST]:
@@ -109,7 +107,13 @@ class Names:
         self.modules: set[str] = set()
         for node in imports:
             if isinstance(node, ast.Import):
-                self._add_import(node)
+                for alias in node.names:
+                    self.modules.add(alias.name)
+                    if alias.asname is not None:
+                        self._meaning[alias.asname] = alias.name
+                    else:
+                        first = alias.name.partition(".")[0]
+                        self._meaning[first] = first
             else:
                 self._add_import_from(node)
 
@@ -119,15 +123,6 @@ class Names:
     def items(self) -> Iterable[tuple[str, str]]:
         """Return each imported name with its qualified name."""
         return self._meaning.items()
-
-    def _add_import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            self.modules.add(alias.name)
-            if alias.asname is not None:
-                self._meaning[alias.asname] = alias.name
-            else:
-                first = alias.name.partition(".")[0]
-                self._meaning[first] = first
 
     def _add_import_from(self, node: ast.ImportFrom) -> None:
         source = "." * node.level + (node.module or "")

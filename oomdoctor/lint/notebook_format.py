@@ -6,14 +6,11 @@ import ast
 import json
 import re
 import warnings
+from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oomdoctor.lint.source import LINE_END
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 Span = tuple[int, int]
 """First byte of a value, and the byte after its last."""

@@ -8,16 +8,19 @@ import json
 import re
 import warnings
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oomdoctor.lint import notebook_format
+from oomdoctor.lint.discovery import File
 from oomdoctor.lint.notebook_format import JsonError, Span, python_of
 from oomdoctor.lint.source import (
     LINE_END,
     MOST_BYTES,
+    Edit,
     Lines,
     Script,
     UnreadableError,
@@ -29,13 +32,6 @@ from oomdoctor.lint.source import (
     stands_on_torch,
     within,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from oomdoctor.lint.discovery import File
-    from oomdoctor.lint.source import Edit
-
 
 MOST_NOTEBOOK_BYTES: Final = 64 << 20
 """The largest notebook that is read. Pictures in its outputs are most of a large one; they are passed over."""

@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from oomdoctor.lint.module import parse
+from oomdoctor.lint.module import Class, Function, Module, parse
 from oomdoctor.lint.source import UnreadableError, check_size, decode, read, resolved, tokens, within
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from oomdoctor.lint.module import Class, Function, Module
-
 
 _DEFINED: Final = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
 _IMPORTED: Final = re.compile(
@@ -149,7 +144,9 @@ class Project:
         """
         own = resolved(definer.path)
         found: list[Module] = []
-        for path in self._every_file():
+        if self._files is None:
+            self._files = list(islice(_scripts(self.root), _MOST_FILES))
+        for path in self._files:
             if path != own and len(found) < most and self._imports(path, name, own):
                 module = self._parsed(path)
                 found += [] if module is None else [module]
@@ -162,11 +159,6 @@ class Project:
             return place is not None and place[0] == own
         text = self._text(path) if own.stem in meaning else None
         return text is not None and f"{own.stem}.{name}(" in text
-
-    def _every_file(self) -> list[Path]:
-        if self._files is None:
-            self._files = list(islice(_scripts(self.root), _MOST_FILES))
-        return self._files
 
     def _cached_location(self, qualified: str, folder: Path) -> tuple[Path, str] | None:
         key = (qualified, folder)
@@ -194,20 +186,16 @@ class Project:
     def _file(self, dotted: str, folder: Path) -> Path | None:
         key = (dotted, folder)
         if key not in self._found:
-            candidates = self._candidates(dotted, folder)
+            level = len(dotted) - len(dotted.lstrip("."))
+            parts = [part for part in dotted.split(".") if part]
+            up = Path(folder, *[".."] * (level - 1))
+            candidates = []
+            for base in [up] if level else [folder, self.root, self.root / "src"]:
+                target = base.joinpath(*parts)
+                candidates += [target.with_name(target.name + ".py")] if parts else []
+                candidates.append(target / "__init__.py")
             self._found[key] = next((resolved(path) for path in candidates if _is_file(path)), None)
         return self._found[key]
-
-    def _candidates(self, dotted: str, folder: Path) -> list[Path]:
-        level = len(dotted) - len(dotted.lstrip("."))
-        parts = [part for part in dotted.split(".") if part]
-        up = Path(folder, *[".."] * (level - 1))
-        found = []
-        for base in [up] if level else [folder, self.root, self.root / "src"]:
-            target = base.joinpath(*parts)
-            found += [target.with_name(target.name + ".py")] if parts else []
-            found.append(target / "__init__.py")
-        return found
 
     def _outline(self, path: Path) -> Outline:
         if path not in self._outlines:

@@ -6,22 +6,17 @@ import ast
 import io
 import re
 import tokenize
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from oomdoctor.lint.source import LINE_END, Lines, Script
+from oomdoctor.lint.discovery import File
+from oomdoctor.lint.module import Function, Module
+from oomdoctor.lint.notebooks import Document
+from oomdoctor.lint.rule import Hit, Rule
+from oomdoctor.lint.source import LINE_END, Edit, Lines, Script
 from oomdoctor.results.lint import Finding, Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.discovery import File
-    from oomdoctor.lint.module import Function, Module
-    from oomdoctor.lint.notebooks import Document
-    from oomdoctor.lint.rule import Hit, Rule
-    from oomdoctor.lint.source import Edit
-
 
 Extent = tuple[tuple[int, int], tuple[int, int]]
 """Start and end, each as a line from 1 and a column in UTF-8 bytes from 0."""
@@ -30,7 +25,8 @@ Extent = tuple[tuple[int, int], tuple[int, int]]
 def extent(node: ast.AST) -> Extent:
     """Return the part of a node to point at: an expression whole, and only the head of a compound statement."""
     start = (getattr(node, "lineno", 1), getattr(node, "col_offset", 0))
-    head = _end(node) if _has_statements(node) else None
+    body = getattr(node, "body", None)
+    head = _end(node) if (isinstance(body, list) and isinstance(node, ast.stmt | ast.ExceptHandler)) else None
     end = head or (getattr(node, "end_lineno", None) or start[0], getattr(node, "end_col_offset", None) or start[1])
     return start, max(start, end)
 
@@ -41,11 +37,6 @@ def qualified_name(function: Function) -> str:
     if function.parent is not None:
         names.append(qualified_name(function.parent))
     return ".".join(reversed(names))
-
-
-def _has_statements(node: ast.AST) -> bool:
-    body = getattr(node, "body", None)
-    return isinstance(body, list) and isinstance(node, ast.stmt | ast.ExceptHandler)
 
 
 def _end(node: ast.AST) -> tuple[int, int]:
@@ -308,16 +299,12 @@ class FindingCollector:
         key = (finding.path, finding.cell or 0, finding.line, finding.column, finding.code)
         if view.silences(rule, hit):
             self.silenced.add(key)
-        elif key not in self.findings or _is_worse(finding, self.findings[key][0]):
+        elif key not in self.findings or _RANKS[finding.severity] > _RANKS[self.findings[key][0].severity]:
             self.findings[key] = (finding, hit.edits)
 
     def ordered(self) -> tuple[Finding, ...]:
         """Findings by path, cell, line, column and code."""
         return tuple(self.findings[key][0] for key in sorted(self.findings))
-
-
-def _is_worse(finding: Finding, other: Finding) -> bool:
-    return _RANKS[finding.severity] > _RANKS[other.severity]
 
 
 def _source(line: str, column: int) -> str:

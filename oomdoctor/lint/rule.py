@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from oomdoctor.lint.flow.events import Event, Run
+from oomdoctor.lint.module import Module
+from oomdoctor.lint.source import Edit
 from oomdoctor.results import Concern, Severity
-
-if TYPE_CHECKING:
-    import ast
-    from collections.abc import Callable, Iterator
-
-    from oomdoctor.lint.flow.events import Event, Run
-    from oomdoctor.lint.module import Module
-    from oomdoctor.lint.source import Edit
 
 
 @dataclass(frozen=True, slots=True)

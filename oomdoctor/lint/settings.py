@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from oomdoctor.config.layers import Layer
+from oomdoctor.config.schema import LintTable
 from oomdoctor.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from oomdoctor.config.layers import Layer
-    from oomdoctor.config.schema import LintTable
-    from oomdoctor.lint.rule import Rule
+from oomdoctor.lint.rule import Rule
 
 
 @dataclass(frozen=True, slots=True)

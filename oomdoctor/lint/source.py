@@ -7,14 +7,11 @@ import os
 import re
 import stat
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
+from pathlib import Path
+from typing import Final
 
 LINE_END: Final = re.compile(r"\r\n|\n|\r")
 """Line end, as Python counts it; `str.splitlines` knows more, such as a form feed, and would count lines wrongly."""

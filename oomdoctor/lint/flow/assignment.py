@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.events import UNKNOWN, Action, Event, Graph, Keeping, Kind, Value
 from oomdoctor.lint.flow.expressions import divisor_in, evaluate
 from oomdoctor.lint.flow.hints import bases_of, guess
 from oomdoctor.lint.flow.state import Names, State, computed_value, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.module import Class, Function
-
+from oomdoctor.lint.module import Class, Function
 
 _EMPTY: Final = (ast.List, ast.Dict, ast.Constant, ast.Tuple, ast.Set)
 
@@ -25,7 +21,9 @@ def assign(state: State, statement: ast.stmt, target: ast.expr, value: Value) ->
     if isinstance(target, ast.Name):
         _to_name(state, statement, target, value)
     elif isinstance(target, ast.Tuple | ast.List):
-        _to_several(state, statement, target, value)
+        fits = len(value.parts) == len(target.elts)
+        for index, inner in enumerate(target.elts):
+            assign(state, statement, inner, value.parts[index] if fits else _part(value))
     elif isinstance(target, ast.Attribute):
         _to_attribute(state, statement, target, value)
     elif isinstance(target, ast.Subscript):
@@ -114,12 +112,6 @@ def named_value(state: State, text: str, value: Value) -> Value:
     if kind is value.kind and is_loss is value.is_loss:
         return value
     return value.replace(kind=kind, is_loss=is_loss)
-
-
-def _to_several(state: State, statement: ast.stmt, target: ast.Tuple | ast.List, value: Value) -> None:
-    fits = len(value.parts) == len(target.elts)
-    for index, inner in enumerate(target.elts):
-        assign(state, statement, inner, value.parts[index] if fits else _part(value))
 
 
 def _part(value: Value) -> Value:
@@ -270,18 +262,14 @@ def _add_target(state: State, target: ast.expr, value: Value, found: Names) -> N
         text = text_of(target)
         before = found.get(text)
         if before is None or before.kind in (Kind.UNKNOWN, Kind.NONE):
-            found[text] = _recognised(state, text, value)
+            # A field keeps no graph from one method to the next as far as anybody knows.
+            kind = guess(text, state.uses(text)) if value.kind is Kind.UNKNOWN else value.kind
+            if kind in (Kind.NUMBER, Kind.NONE):
+                # Whatever the constructor begins with, other methods may set.
+                guessed = guess(text, state.uses(text))
+                kind = guessed if guessed is not Kind.UNKNOWN else kind
+            found[text] = value.replace(kind=kind, graph=Graph.UNKNOWN if kind is Kind.TENSOR else value.graph)
         state.names[text] = found[text]
-
-
-def _recognised(state: State, text: str, value: Value) -> Value:
-    """A field keeps no graph from one method to the next as far as anybody knows."""
-    kind = guess(text, state.uses(text)) if value.kind is Kind.UNKNOWN else value.kind
-    if kind in (Kind.NUMBER, Kind.NONE):
-        # Whatever the constructor begins with, other methods may set.
-        guessed = guess(text, state.uses(text))
-        kind = guessed if guessed is not Kind.UNKNOWN else kind
-    return value.replace(kind=kind, graph=Graph.UNKNOWN if kind is Kind.TENSOR else value.graph)
 
 
 def _assignments(body: list[ast.stmt]) -> Iterator[ast.Assign]:

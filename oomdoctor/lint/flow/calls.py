@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.assignment import fields_of
@@ -33,9 +33,7 @@ from oomdoctor.lint.flow.state import (
     text_of,
 )
 from oomdoctor.lint.flow.statements import execute
-
-if TYPE_CHECKING:
-    from oomdoctor.lint.module import Class, Function
+from oomdoctor.lint.module import Class, Function
 
 
 def evaluate_call(state: State, node: ast.Call) -> Value:
@@ -143,20 +141,11 @@ def _call_by_kind(state: State, node: ast.Call, callee: Value, given: Arguments)
         return loss(state, node, given)
     if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
         return call_builtin(state, node, node.func.id, given)
-    if _is_loss_scaler(node, given):
-        return _scaled_step(state, node, given)
+    if text_of(node.func).rpartition(".")[2] in ("loss_scaler", "_loss_scaler") and len(given.positional) > 1:
+        note_backward(state, node, given.positional[0], managed="timm")
+        state.note(Action.STEP, node, given.positional[1], call=node, managed="timm")
+        return Value(node=node)
     return Value(node=node, made_from=sources((*given.positional, *given.keywords.values())))
-
-
-def _is_loss_scaler(node: ast.Call, given: Arguments) -> bool:
-    """The way of timm: `loss_scaler(loss, optimizer, ...)` makes the backward pass and the step."""
-    return text_of(node.func).rpartition(".")[2] in ("loss_scaler", "_loss_scaler") and len(given.positional) > 1
-
-
-def _scaled_step(state: State, node: ast.Call, given: Arguments) -> Value:
-    note_backward(state, node, given.positional[0], managed="timm")
-    state.note(Action.STEP, node, given.positional[1], call=node, managed="timm")
-    return Value(node=node)
 
 
 def _made(node: ast.Call, class_: Class, given: Arguments) -> Value:
@@ -209,7 +198,10 @@ def _run(state: State, function: Function, call: ast.Call | None, given: Argumen
     execute(state, function.node.body)
     returned, inner = state.returned, state.names
     state.module, state.names, state.context, state.set_in, state.returned = before
-    _copy_attributes_back(state, inner, given)
+    own = state.names.get("self")
+    same = given.receiver is not None and own is not None and own.identity == given.receiver.identity
+    if same:
+        state.names.update({name: value for name, value in inner.items() if name.startswith(_SELF)})
     return _joined(returned, call)
 
 
@@ -242,7 +234,11 @@ def _bound(state: State, function: Function, call: ast.Call | None, given: Argum
     if given.receiver is not None and parameters:
         _bind_receiver(state, names, set_in, given.receiver, parameters[0])
         parameters = parameters[1:]
-    _bind_defaults(state, function, names)
+    # Parameters that nothing is known of yet: what their annotations and names say.
+    arguments = function.node.args
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        if argument.arg not in ("self", "cls"):
+            names[argument.arg] = _parameter(state, function, argument)
     for name, value in zip(parameters, given.positional, strict=False):
         names[name] = _recognised(names.get(name), value)
     for name, value in given.keywords.items():
@@ -257,14 +253,6 @@ def _recognised(parameter: Value | None, value: Value) -> Value:
     if parameter is None or value.kind is not Kind.UNKNOWN or value.function is not None:
         return value
     return value.replace(kind=parameter.kind, class_=value.class_ or parameter.class_)
-
-
-def _bind_defaults(state: State, function: Function, names: Names) -> None:
-    """Parameters that nothing is known of yet: what their annotations and names say."""
-    arguments = function.node.args
-    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-        if argument.arg not in ("self", "cls"):
-            names[argument.arg] = _parameter(state, function, argument)
 
 
 def _parameter(state: State, function: Function, argument: ast.arg) -> Value:
@@ -293,14 +281,6 @@ def _carry_setting_loops(state: State, parameters: list[str], call: ast.Call, se
         base = base_of(argument)
         if base is not None:
             set_in[name] = state.set_in.get(base, ())
-
-
-def _copy_attributes_back(state: State, inner: Names, given: Arguments) -> None:
-    """Carry a method's changes to its object's attributes over to the caller, where the object is the same."""
-    own = state.names.get("self")
-    same = given.receiver is not None and own is not None and own.identity == given.receiver.identity
-    if same:
-        state.names.update({name: value for name, value in inner.items() if name.startswith(_SELF)})
 
 
 def managed_by(function: Function) -> str | None:

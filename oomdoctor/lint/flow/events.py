@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import count
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import ast
-    from collections.abc import Iterable, Iterator
-
-    from oomdoctor.lint.module import Class, Function, Module
-
+from oomdoctor.lint.module import Class, Function, Module
 
 _numbers = count(1)
 

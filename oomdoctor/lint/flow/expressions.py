@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.events import UNKNOWN, Device, Graph, Keeping, Kind, Value
 from oomdoctor.lint.flow.hints import find_method, guess
 from oomdoctor.lint.flow.loops import enter_comprehension
 from oomdoctor.lint.flow.state import NUMBER, State, computed_value, graph_of, join, sources, text_of
-from oomdoctor.lint.module import Class
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from oomdoctor.lint.module import Function
+from oomdoctor.lint.module import Class, Function
 
 
 def evaluate(state: State, node: ast.expr) -> Value:
@@ -197,13 +193,10 @@ def _subscript(state: State, node: ast.Subscript) -> Value:
     if owner.kind in (Kind.OPTIMIZER, Kind.MODEL, Kind.SCHEDULER):
         return owner
     if owner.kind is Kind.CONTAINER and owner.made_from:
-        return _element_of(node, owner)
+        return Value(
+            graph=owner.graph, device=owner.device, node=node, made_from=sources((owner,)), is_loss=owner.is_loss
+        )
     return _guessed(state, node, text) if text is not None else UNKNOWN
-
-
-def _element_of(node: ast.expr, owner: Value) -> Value:
-    """Return an element of a list: it comes from the values that were put there."""
-    return Value(graph=owner.graph, device=owner.device, node=node, made_from=sources((owner,)), is_loss=owner.is_loss)
 
 
 _MANY: Final = 8  # constants in a list: data

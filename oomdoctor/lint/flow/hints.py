@@ -5,19 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.events import Kind, Value
-from oomdoctor.lint.module import Class
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from oomdoctor.lint.module import Function, Module
-
+from oomdoctor.lint.module import Class, Function, Module
 
 _RELEVANT_TEXT: Final = re.compile(
     r"def (?:training|validation|test|predict|prediction)_step\(|def compute_loss\("
@@ -95,19 +90,15 @@ def is_relevant(module: Module) -> bool:
     )
 
 
-def _relevant_lines(text: str) -> list[int]:
-    patterns = [_RELEVANT_TEXT, _EVALUATES]
-    if _BATCHES.search(text):
-        patterns.append(_COLLECTS)
-    if _LOAD.search(text):
-        patterns.append(_LOADED)
-    return sorted(line for pattern in patterns for line, _ in _with_lines(text, pattern))
-
-
 def _find_relevant(module: Module) -> frozenset[Function]:
     called = _called_by(module)
     module.named = frozenset(name for names in called.values() for name in names)
-    lines = _relevant_lines(module.text)
+    patterns = [_RELEVANT_TEXT, _EVALUATES]
+    if _BATCHES.search(module.text):
+        patterns.append(_COLLECTS)
+    if _LOAD.search(module.text):
+        patterns.append(_LOADED)
+    lines = sorted(line for pattern in patterns for line, _ in _with_lines(module.text, pattern))
     found = {function for function in module.functions if _has_line(function, lines)}
     names = {function.name for function in found} | _followed_names(module)
     while True:

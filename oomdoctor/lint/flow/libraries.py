@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.events import UNKNOWN, Action, Device, GradMode, Graph, Kind, Value
 from oomdoctor.lint.flow.state import NUMBER, Arguments, State, computed_value, graph_of, sources, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.module import Function, Module
-
+from oomdoctor.lint.module import Function, Module
 
 _OFF_BY_NAME: Final = re.compile(
     r"no_?grad|inference_mode|inference_context|disable_grad|torch_inference", re.IGNORECASE
@@ -97,66 +93,24 @@ def grad_mode_of_function(function: Function, outside: GradMode) -> GradMode:
     return outside
 
 
-_TO_NUMBERS: Final = frozenset({"float", "int", "bool", "str", "complex"})
-_NUMBERS: Final = frozenset(
-    {
-        "len",
-        "print",
-        "isinstance",
-        "issubclass",
-        "hasattr",
-        "repr",
-        "type",
-        "id",
-        "hash",
-        "format",
-        "range",
-        "callable",
-        "open",
-        "input",
-        "ord",
-        "chr",
-        "hex",
-    }
-)
-_CONTAINERS: Final = frozenset(
-    {
-        "list",
-        "tuple",
-        "set",
-        "frozenset",
-        "dict",
-        "sorted",
-        "reversed",
-        "iter",
-        "enumerate",
-        "zip",
-        "filter",
-        "defaultdict",
-        "deque",
-        "OrderedDict",
-        "Counter",
-    }
-)
-_COMPUTE: Final = frozenset({"sum", "max", "min", "abs", "pow", "round", "divmod"})
-BUILTINS: Final = _TO_NUMBERS | _NUMBERS | _CONTAINERS | _COMPUTE | {"next", "getattr", "map"}
+BUILTINS: Final = known.TO_NUMBERS | known.NUMBERS | known.CONTAINERS | known.COMPUTING | {"next", "getattr", "map"}
 
 
 def call_builtin(state: State, node: ast.Call, name: str, given: Arguments) -> Value:
     """Note what a call of one of Python's functions does, and give what it returns."""
     values = given.positional
-    if name in _NUMBERS:
+    if name in known.NUMBERS:
         return NUMBER
-    if name in _TO_NUMBERS:
+    if name in known.TO_NUMBERS:
         if values and values[0].kind is not Kind.NUMBER:
             state.note(Action.TO_HOST, node, values[0], call=node, name=name)
         return Value(kind=Kind.NUMBER, graph=Graph.NO, node=node, made_from=sources(values))
     if name == "next":
         state.note(Action.NEXT, node, values[0] if values else UNKNOWN, call=node, name=name)
         return Value(graph=Graph.NO, node=node)
-    if name in _COMPUTE:
+    if name in known.COMPUTING:
         return computed_value(node, values, state.records)
-    if name in _CONTAINERS:
+    if name in known.CONTAINERS:
         return _container(node, name, values)
     return Value(node=node, made_from=sources(values))
 
@@ -224,7 +178,10 @@ def _is_true(node: ast.Call, name: str) -> bool:
 
 def _result(state: State, node: ast.Call, name: str, given: Arguments) -> Value:
     if name in known.SAME_VALUE or (name in known.WRAPPERS and given.positional):
-        return _wrapped(node, name, given)
+        value = given.positional[0] if given.positional else UNKNOWN
+        if name in known.WRAPPERS:
+            return value.replace(kind=Kind.MODEL, wrapped=True, node=node, library=name)
+        return value
     if name == "deepspeed.initialize":
         return _deepspeed(node, given)
     kind = kind_made(name)
@@ -236,7 +193,10 @@ def _result(state: State, node: ast.Call, name: str, given: Arguments) -> Value:
 
 def _computed_by(state: State, node: ast.Call, name: str, given: Arguments) -> Value:
     if name.startswith("torch.nn.functional."):
-        return _functional(state, node, name, given)
+        last = name.rpartition(".")[2]
+        value = computed_value(node, tuple(_arguments(given)), state.records)
+        is_loss = last.endswith(("_loss", "cross_entropy", "nll_loss", "kl_div")) or last in ("cross_entropy", "kl_div")
+        return value.replace(kind=Kind.TENSOR, is_loss=is_loss or value.is_loss, library=name)
     if name.startswith("torch.") and name.count(".") <= 2:  # noqa: PLR2004 - torch.cat, torch.linalg.norm
         return _torch(state, node, name.rpartition(".")[2], given)
     if name.startswith(("math.", "time.", "os.", "random.", "logging.")):
@@ -265,26 +225,12 @@ def kind_made(name: str) -> Kind | None:
     return Kind.LOSS_FUNCTION if last.endswith("Loss") and last[:1].isupper() else None
 
 
-def _wrapped(node: ast.Call, name: str, given: Arguments) -> Value:
-    value = given.positional[0] if given.positional else UNKNOWN
-    if name in known.WRAPPERS:
-        return value.replace(kind=Kind.MODEL, wrapped=True, node=node, library=name)
-    return value
-
-
 def _deepspeed(node: ast.Call, given: Arguments) -> Value:
     model = given.keywords.get("model") or UNKNOWN
     del given
     engine = Value(kind=Kind.ENGINE, graph=Graph.NO, node=node, library="deepspeed.initialize", class_=model.class_)
     parts = tuple(Value(kind=kind, graph=Graph.NO, node=node) for kind in (Kind.OPTIMIZER, Kind.LOADER, Kind.SCHEDULER))
     return Value(kind=Kind.CONTAINER, graph=Graph.NO, node=node, parts=(engine, *parts))
-
-
-def _functional(state: State, node: ast.Call, name: str, given: Arguments) -> Value:
-    last = name.rpartition(".")[2]
-    value = computed_value(node, tuple(_arguments(given)), state.records)
-    is_loss = last.endswith(("_loss", "cross_entropy", "nll_loss", "kl_div")) or last in ("cross_entropy", "kl_div")
-    return value.replace(kind=Kind.TENSOR, is_loss=is_loss or value.is_loss, library=name)
 
 
 def _arguments(given: Arguments) -> Iterator[Value]:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.events import UNKNOWN, Graph, Kind, Loop, Value
 from oomdoctor.lint.flow.hints import guess
-from oomdoctor.lint.flow.state import base_of, sources, text_of
-from oomdoctor.lint.module import walk
-
-if TYPE_CHECKING:
-    from oomdoctor.lint.flow.state import State
-    from oomdoctor.lint.module import Function
-
+from oomdoctor.lint.flow.state import State, base_of, sources, text_of
+from oomdoctor.lint.module import Function, walk
 
 _MOST_WRAPPERS: Final = 6
 
@@ -166,12 +161,8 @@ def _draws(body: list[ast.stmt]) -> bool:
     return any(
         isinstance(statement, ast.Assign) and _is_draw(statement.value)
         for outer in body
-        for statement in (outer, *_first_level(outer))
+        for statement in (outer, *(outer.body if isinstance(outer, ast.Try | ast.With) else []))
     )
-
-
-def _first_level(statement: ast.stmt) -> list[ast.stmt]:
-    return statement.body if isinstance(statement, ast.Try | ast.With) else []
 
 
 def _is_draw(value: ast.expr) -> bool:

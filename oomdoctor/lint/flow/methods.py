@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oomdoctor.lint.flow import known
 from oomdoctor.lint.flow.events import UNKNOWN, Action, Device, Event, Graph, Keeping, Kind, Value
 from oomdoctor.lint.flow.libraries import note_backward
 from oomdoctor.lint.flow.state import NUMBER, Arguments, Method, State, base_of, computed_value, sources, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 _MANAGERS: Final = frozenset({Kind.ACCELERATOR, Kind.FABRIC, Kind.ENGINE, Kind.TRAINER})
 
@@ -197,16 +194,12 @@ def _to(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value |
     del given
     text = text_of(node.args[0]) if node.args else ""
     if text in ('"cpu"', "'cpu'") or "torch.device('cpu')" in text:
-        return _to_host_by_to(state, node, owner)
+        if owner.kind is not Kind.MODEL:
+            state.note(Action.TO_HOST, node, owner, call=node, name=".to")
+        return owner.replace(device=Device.CPU)
     if owner.kind is Kind.UNKNOWN or owner.kind is Kind.TENSOR:
         return owner.replace(device=Device.GPU, node=node)
     return owner
-
-
-def _to_host_by_to(state: State, node: ast.Call, owner: Value) -> Value:
-    if owner.kind is not Kind.MODEL:
-        state.note(Action.TO_HOST, node, owner, call=node, name=".to")
-    return owner.replace(device=Device.CPU)
 
 
 def _detach(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from oomdoctor.lint.flow.calls import called_by_framework, evaluate_call, follow, gradients_at_entry
-from oomdoctor.lint.flow.events import Action, Context, Event, GradMode, Graph, Run, Value, training_loops
+from oomdoctor.lint.flow.events import Action, Context, Event, GradMode, Graph, Loop, Run, Value, training_loops
 from oomdoctor.lint.flow.hints import entry_functions, kind_of_class, usage
 from oomdoctor.lint.flow.state import MOST_STATEMENTS, Arguments, Shared, State
 from oomdoctor.lint.flow.statements import execute
-from oomdoctor.lint.module import Function, walk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Loop
-    from oomdoctor.lint.module import Module, Repository
-
+from oomdoctor.lint.module import Function, Module, Repository, walk
 
 _FEWEST_STATEMENTS: Final = 1500
 _STATEMENTS_A_LINE: Final = 4
@@ -27,7 +21,7 @@ _STATEMENTS_A_LINE: Final = 4
 
 def runs_of(module: Module) -> tuple[Run, ...]:
     """Run a file's top level, then each function with something telling in it that no run has entered yet."""
-    shared = Shared(used=usage(module.text), budget=_budget(module))
+    shared = Shared(used=usage(module.text), budget=_FEWEST_STATEMENTS + _STATEMENTS_A_LINE * module.text.count("\n"))
     top = _state(module, shared)
     execute(top, module.tree.body)
     shared.globals[module] = {name: value for name, value in top.names.items() if "." not in name}
@@ -38,10 +32,6 @@ def runs_of(module: Module) -> tuple[Run, ...]:
             _enter(state, function)
             runs.append(_run(state, function))
     return tuple(runs)
-
-
-def _budget(module: Module) -> int:
-    return _FEWEST_STATEMENTS + _STATEMENTS_A_LINE * module.text.count("\n")
 
 
 def _state(module: Module, shared: Shared) -> State:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from oomdoctor.lint.flow.events import (
     UNKNOWN,
@@ -20,12 +21,7 @@ from oomdoctor.lint.flow.events import (
     Loop,
     Value,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from oomdoctor.lint.module import Class, Function, Module
-
+from oomdoctor.lint.module import Class, Function, Module
 
 MOST_STATEMENTS: Final = 6000
 """Statements that one run executes at most, followed calls included: a bound on time where code calls itself."""

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from oomdoctor.lint.flow.assignment import assign, assign_in_place, forget
 from oomdoctor.lint.flow.events import UNKNOWN, Graph, Guard, Kind, TryBlock, Value, With
 from oomdoctor.lint.flow.expressions import evaluate
 from oomdoctor.lint.flow.libraries import grad_mode_of_manager, manager_name
 from oomdoctor.lint.flow.loops import enter_for, enter_while
-from oomdoctor.lint.flow.state import join_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from oomdoctor.lint.flow.state import Names, State
-
+from oomdoctor.lint.flow.state import Names, State, join_names
 
 _NAMES_A_STATEMENT: Final = 40
 

@@ -6,13 +6,14 @@ import ast
 import copy
 import re
 from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Event, Loop, Run, training_loops
+from oomdoctor.lint.flow.events import Action, Context, Event, Frame, Guard, Loop, Run, training_loops
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.module import walk
+from oomdoctor.lint.module import Class, Function, Module, walk
 from oomdoctor.lint.patterns.boundary import Boundary, boundary_of
 from oomdoctor.lint.patterns.counters import (
     Count,
@@ -25,13 +26,6 @@ from oomdoctor.lint.patterns.counters import (
     set_back,
     writes,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from oomdoctor.lint.flow.events import Context, Frame, Guard
-    from oomdoctor.lint.module import Class, Function, Module
-
 
 _INDEX: Final = 2  # (self, batch, batch_idx)
 

@@ -170,15 +170,12 @@ class _Reader:
                 return self._compared(left, type(op), right, holds=holds)
         if holds and _is_framework_flag(test):
             return Boundary("", "")
-        return self._of_name_or_rest(test, holds=holds, depth=depth + 1)
-
-    def _of_name_or_rest(self, test: ast.expr, *, holds: bool, depth: int) -> Boundary | None:
-        """A name that stands for a condition, or a remainder that is asked whether it is zero."""
+        # A name that stands for a condition, or a remainder that is asked whether it is zero.
         divided = self._divided(test)
         if divided is not None:
             return None if holds else _at_remainder(*divided, Linear())
         stands_for = self.meaning(test)
-        return None if stands_for is None else self.read(stands_for, holds=holds, depth=depth)
+        return None if stands_for is None else self.read(stands_for, holds=holds, depth=(depth + 1))
 
     def _joined(self, test: ast.BoolOp, *, holds: bool, depth: int) -> Boundary | None:
         """Several conditions: one of them is the boundary, the others allow more or take away."""

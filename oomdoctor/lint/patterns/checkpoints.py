@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Keeping
+from oomdoctor.lint.flow.events import Action, Event, Keeping, Run
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.module import ancestors, own_nodes, parents_in, targets_of, walk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event, Run
-    from oomdoctor.lint.module import Class, Function, Module, Parents
-
+from oomdoctor.lint.module import Class, Function, Module, Parents, ancestors, own_nodes, parents_in, targets_of, walk
 
 _NUMBERS: Final = frozenset(
     {
@@ -299,7 +293,15 @@ def _pairs(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
 def aliased_model(node: ast.expr) -> str | None:
     """Source text of the model whose own tensors an expression holds; None where it copies, or is something else."""
     if isinstance(node, ast.DictComp):
-        return _of_comprehension(node)
+        source = node.generators[0].iter
+        value = node.value
+        if isinstance(value, ast.Call) and not value.args:
+            value = value.func
+        is_same = isinstance(value, ast.Name) or (isinstance(value, ast.Attribute) and value.attr in _SAME_TENSOR)
+        is_items = (
+            isinstance(source, ast.Call) and isinstance(source.func, ast.Attribute) and source.func.attr == "items"
+        )
+        return aliased_model(source.func.value) if is_same and is_items else None  # type: ignore[attr-defined]
     if not isinstance(node, ast.Call):
         return None
     function = node.func
@@ -309,17 +311,6 @@ def aliased_model(node: ast.expr) -> str | None:
     if name == "copy" and not node.args and isinstance(function, ast.Attribute):
         return aliased_model(function.value)
     return aliased_model(node.args[0]) if name in _SHALLOW and len(node.args) == 1 else None
-
-
-def _of_comprehension(node: ast.DictComp) -> str | None:
-    """Return the model of `{k: v for k, v in model.state_dict().items()}`, also with `v.detach()` or `v.data`."""
-    source = node.generators[0].iter
-    value = node.value
-    if isinstance(value, ast.Call) and not value.args:
-        value = value.func
-    is_same = isinstance(value, ast.Name) or (isinstance(value, ast.Attribute) and value.attr in _SAME_TENSOR)
-    is_items = isinstance(source, ast.Call) and isinstance(source.func, ast.Attribute) and source.func.attr == "items"
-    return aliased_model(source.func.value) if is_same and is_items else None  # type: ignore[attr-defined]
 
 
 def _text(node: ast.expr) -> str | None:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from oomdoctor.lint.flow.events import Event, Frame, Loop
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from oomdoctor.lint.flow.events import Event, Frame, Loop
-
 
 _DEEPEST: Final = 3
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.module import ancestors, block_of, parents_in, walk
+from oomdoctor.lint.module import Function, Module, ancestors, block_of, parents_in, walk
+from oomdoctor.lint.patterns.accumulation import Accumulation
 from oomdoctor.lint.patterns.boundary import linear
+from oomdoctor.lint.patterns.checkpoints import Holder
 from oomdoctor.lint.source import Edit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.module import Function, Module
-    from oomdoctor.lint.patterns.accumulation import Accumulation
-    from oomdoctor.lint.patterns.checkpoints import Holder
-
 
 _TIGHT = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 
@@ -128,7 +123,8 @@ def with_no_grad(function: Function) -> tuple[Edit, ...]:
     if above - _HARMLESS_ABOVE or node.name == "main" or not _has_torch(function) or _switches(node):
         return ()
     start = (node.lineno, node.col_offset)
-    return (Edit(start, start, "@torch.no_grad()\n" + _indent(function)),)
+    line = function.module.text.split("\n")[function.node.lineno - 1]
+    return (Edit(start, start, "@torch.no_grad()\n" + line[: len(line) - len(line.lstrip())]),)
 
 
 def _has_torch(function: Function) -> bool:
@@ -143,11 +139,6 @@ def _has_torch(function: Function) -> bool:
 
 def _switches(node: ast.AST) -> bool:
     return any(isinstance(inner, ast.Attribute) and inner.attr in _SWITCHES for inner in walk(node))
-
-
-def _indent(function: Function) -> str:
-    line = function.module.text.split("\n")[function.node.lineno - 1]
-    return line[: len(line) - len(line.lstrip())]
 
 
 _SHOWS: Final = frozenset(

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action
-from oomdoctor.lint.module import walk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from oomdoctor.lint.flow.events import Event, Loop, Run
-    from oomdoctor.lint.module import Function
-
+from oomdoctor.lint.flow.events import Action, Event, Loop, Run
+from oomdoctor.lint.module import Function, walk
 
 _EVALUATION: Final = re.compile(
     r"^_*(?:run_|do_)?(?:eval|evaluate|evaluation|validate|validation|valid|val|test|infer|inference|predict)"

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Graph, Keeping, Kind
+from oomdoctor.lint.flow.events import Action, Event, Graph, Keeping, Kind, Loop, Run, Value
 from oomdoctor.lint.flow.libraries import BUILTINS
 from oomdoctor.lint.flow.state import base_of, text_of
-from oomdoctor.lint.module import own_nodes, targets_of, walk
+from oomdoctor.lint.module import Module, own_nodes, targets_of, walk
 from oomdoctor.lint.patterns.iterations import carried, end_of, explained_calls, is_harmless, start_of, within
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from oomdoctor.lint.flow.events import Event, Loop, Run, Value
-    from oomdoctor.lint.module import Module
-    from oomdoctor.lint.patterns.keeping import Kept
-
+from oomdoctor.lint.patterns.keeping import Kept
 
 _WITHOUT_GRAPH: Final = frozenset({Kind.NUMBER, Kind.ARRAY, Kind.NONE})
 _PLAIN: Final = frozenset({"data", "shape", "device", "dtype", "ndim", "requires_grad"})

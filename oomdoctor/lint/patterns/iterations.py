@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action
+from oomdoctor.lint.flow.events import Action, Event, Guard, Loop, Run
 from oomdoctor.lint.flow.state import base_of, text_of
-from oomdoctor.lint.module import walk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event, Guard, Loop, Run
-    from oomdoctor.lint.module import Module
+from oomdoctor.lint.module import Module, walk
 
 
 def conditions(guards: tuple[Guard, ...]) -> dict[str, bool]:

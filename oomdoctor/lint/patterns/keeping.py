@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Graph, Keeping, Kind
+from oomdoctor.lint.flow.events import Action, Context, Event, Graph, Keeping, Kind, Loop, Run, Value
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.module import called_name, targets_of, walk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Context, Event, Loop, Run, Value
-    from oomdoctor.lint.module import Class, Function, Module
-
+from oomdoctor.lint.module import Class, Function, Module, called_name, targets_of, walk
 
 _DATA: Final = re.compile(r"loader|batches$|dataset|data_iter", re.IGNORECASE)
 
@@ -302,14 +296,9 @@ def _is_small(node: ast.expr, module: Module, function: Function | None, names: 
     if isinstance(node, ast.Attribute):
         return node.attr in ("loss", "indices", "shape")
     if isinstance(node, ast.Subscript):
-        return _is_one_column(node.slice)
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else []
+        return len(parts) > 1 and any(isinstance(part, ast.Constant | ast.UnaryOp) for part in parts[1:])
     return isinstance(node, ast.Compare)
-
-
-def _is_one_column(index: ast.expr) -> bool:
-    """Return whether an index picks one column: `[:, 1]`, `[0]`; `["out"]` and `[-1]` pick a part of the output."""
-    parts = index.elts if isinstance(index, ast.Tuple) else []
-    return len(parts) > 1 and any(isinstance(part, ast.Constant | ast.UnaryOp) for part in parts[1:])
 
 
 def _last_set(name: ast.Name, module: Module, function: Function | None) -> ast.expr | None:

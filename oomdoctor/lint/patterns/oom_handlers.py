@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from oomdoctor.lint.module import called_name, walk
+from oomdoctor.lint.module import Function, Module, called_name, walk
 from oomdoctor.oom.classifier import is_oom_wording
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from oomdoctor.lint.module import Function, Module
-
 
 OOM_WORDS: Final = ("OutOfMemory", "ut of memory", "UT OF MEMORY", "UT_OF_MEMORY", "_oom", "oom_error", "out_of_memory")
 """A file without any of these recognises no OOM."""
@@ -273,7 +268,11 @@ def executed_nodes(node: ast.AST) -> Iterator[ast.AST]:
 def always_raises(statements: Sequence[ast.stmt]) -> bool:
     """Return whether statements end in an error or the program's end, whichever way they go."""
     for statement in statements:
-        if isinstance(statement, ast.Raise) or _exits(statement):
+        if isinstance(statement, ast.Raise) or (
+            isinstance(statement, ast.Expr)
+            and isinstance(statement.value, ast.Call)
+            and called_name(statement.value) in _EXITS
+        ):
             return True
         if isinstance(statement, ast.If) and always_raises(statement.body) and always_raises(statement.orelse):
             return True
@@ -287,14 +286,6 @@ def always_raises(statements: Sequence[ast.stmt]) -> bool:
 def always_leaves(statements: Sequence[ast.stmt]) -> bool:
     """Return whether the statements after these are never reached from them."""
     return bool(statements) and (isinstance(statements[-1], _LEAVING) or always_raises(statements))
-
-
-def _exits(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Call)
-        and called_name(statement.value) in _EXITS
-    )
 
 
 def _oom_part(handler: ast.ExceptHandler, recognition: Recognition) -> list[ast.stmt]:

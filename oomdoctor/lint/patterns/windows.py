@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oomdoctor.lint.flow import known
-from oomdoctor.lint.flow.events import Action
+from oomdoctor.lint.flow.events import Action, Event, Loop, Run
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.module import walk
-from oomdoctor.lint.patterns.accumulation import owner_text
+from oomdoctor.lint.module import Function, Module, walk
+from oomdoctor.lint.patterns.accumulation import Accumulation, owner_text
 from oomdoctor.lint.patterns.counters import definitions, expanded_text, writes
 from oomdoctor.results import Severity
-
-if TYPE_CHECKING:
-    from oomdoctor.lint.flow.events import Event, Loop, Run
-    from oomdoctor.lint.module import Function, Module
-    from oomdoctor.lint.patterns.accumulation import Accumulation
-
 
 _ENDLESS: Final = re.compile(r"infinite|endless|forever|cycle|stream|repeat|islice", re.IGNORECASE)
 _WRAPPERS: Final = 6
@@ -192,7 +186,9 @@ def _is_pass_of_object(event: Event, module: Module) -> bool:
     owner = text_of(call.func.value)
     if "accelerator" in owner.lower():
         return "Accelerator(" not in module.text or _CONFIGURED.search(module.text) is not None
-    return owner.rpartition(".")[2] not in ("", "fabric") and not _gives_only_flags(call)
+    return owner.rpartition(".")[2] not in ("", "fabric") and not (
+        not call.args and all(keyword.arg in ("retain_graph", "create_graph") for keyword in call.keywords)
+    )
 
 
 def _uses_period(found: Accumulation) -> bool:
@@ -213,11 +209,6 @@ def _uses_period(found: Accumulation) -> bool:
 def _is_shown(loss: ast.expr, times: ast.expr, period: str) -> bool:
     """Return whether a loss is multiplied by the accumulation steps, for the log: it had been divided by them."""
     return text_of(times) == period and ("loss" in text_of(loss).lower() or ".item()" in text_of(loss))
-
-
-def _gives_only_flags(call: ast.Call) -> bool:
-    """Return whether a call is `loss.backward(retain_graph=True)`: options, no initial gradient."""
-    return not call.args and all(keyword.arg in ("retain_graph", "create_graph") for keyword in call.keywords)
 
 
 def _mentions(node: ast.expr | None, period: str) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.rule import Rule
+from oomdoctor.lint.rule import Rule
 
 
 def _rules() -> Iterator[Rule]:

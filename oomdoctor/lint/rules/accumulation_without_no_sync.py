@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action
+from oomdoctor.lint.flow.events import Action, Event, Run, With
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
-from oomdoctor.lint.patterns.accumulation import accumulations
-from oomdoctor.lint.patterns.boundary import boundary_of
-from oomdoctor.lint.rule import Hit, read_rule
+from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations
+from oomdoctor.lint.patterns.boundary import Boundary, boundary_of
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 from oomdoctor.results import Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event, Run, With
-    from oomdoctor.lint.patterns.accumulation import Accumulation
-    from oomdoctor.lint.patterns.boundary import Boundary
-    from oomdoctor.lint.rule import Subject
-
 
 _SHARDS: Final = re.compile(r"FullyShardedDataParallel|fully_shard|\bFSDP\b|deepspeed")
 _SYNC_CONTROL: Final = re.compile(
@@ -35,7 +27,14 @@ def _check(subject: Subject) -> Iterator[Hit]:
     if not runs or _SHARDS.search(subject.module.text) is not None:
         return
     for run in runs:
-        yield from _forward_outside(run)
+        # `no_sync` around the backward pass alone, where it does nothing.
+        for event in run.of(Action.BACKWARD):
+            manager = _no_sync(event)
+            forwards = _forwards(run, event)
+            if manager is not None and forwards and not any(manager in made.context.withs for made in forwards):
+                message = f"`{text_of(manager.node)}` has no effect: the forward pass is outside it"
+                help_ = "put the forward pass into the same `with`: it decides about the synchronisation"
+                yield Hit.at(event, message, help=help_, severity=Severity.WARNING)
         for found in accumulations(run):
             yield from _each_time(run, found)
             yield from _at_other_times(run, found)
@@ -48,17 +47,6 @@ def _forwards(run: Run, event: Event) -> list[Event]:
 
 def _no_sync(event: Event) -> With | None:
     return next((manager for manager in event.context.withs if manager.name == ".no_sync"), None)
-
-
-def _forward_outside(run: Run) -> Iterator[Hit]:
-    """`no_sync` around the backward pass alone, where it does nothing."""
-    for event in run.of(Action.BACKWARD):
-        manager = _no_sync(event)
-        forwards = _forwards(run, event)
-        if manager is not None and forwards and not any(manager in made.context.withs for made in forwards):
-            message = f"`{text_of(manager.node)}` has no effect: the forward pass is outside it"
-            help_ = "put the forward pass into the same `with`: it decides about the synchronisation"
-            yield Hit.at(event, message, help=help_, severity=Severity.WARNING)
 
 
 def _each_time(run: Run, found: Accumulation) -> Iterator[Hit]:

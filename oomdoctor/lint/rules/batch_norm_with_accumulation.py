@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action, GradMode, model_origins
+from oomdoctor.lint.flow.events import Action, Event, GradMode, Run, Value, model_origins
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.module import walk
-from oomdoctor.lint.patterns.accumulation import accumulations
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event, Run, Value
-    from oomdoctor.lint.module import Class, Module
-    from oomdoctor.lint.patterns.accumulation import Accumulation
-    from oomdoctor.lint.rule import Subject
-
+from oomdoctor.lint.module import Class, Module, walk
+from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 _NORM: Final = re.compile(r"(?:^|\.)(?:Lazy)?BatchNorm[123]d$")
 _NETWORKS: Final = re.compile(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from oomdoctor.lint.flow.events import Action
-from oomdoctor.lint.module import has_other_tensors, parents_in
+from oomdoctor.lint.module import Parents, has_other_tensors, parents_in
 from oomdoctor.lint.patterns.checkpoints import (
+    Alias,
     aliases,
     has_aliases,
     is_copied_later,
@@ -16,16 +19,7 @@ from oomdoctor.lint.patterns.checkpoints import (
     scope_of,
 )
 from oomdoctor.lint.patterns.keeping import reported_at
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    import ast
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.module import Parents
-    from oomdoctor.lint.patterns.checkpoints import Alias
-    from oomdoctor.lint.rule import Subject
-
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 _ASSIGNED: Final = re.compile(r"=[^=]*\.state_dict\(\)")
 

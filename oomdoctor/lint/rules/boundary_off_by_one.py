@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.accumulation import accumulations
+from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations
+from oomdoctor.lint.patterns.boundary import Boundary
 from oomdoctor.lint.patterns.edits import shifted_boundary
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Guard
-    from oomdoctor.lint.module import Module
-    from oomdoctor.lint.patterns.accumulation import Accumulation
-    from oomdoctor.lint.patterns.boundary import Boundary
-    from oomdoctor.lint.rule import Subject
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
@@ -24,19 +17,15 @@ def _check(subject: Subject) -> Iterator[Hit]:
         for found in accumulations(run):
             guard, boundary, owner = found.guard, found.boundary, found.owner
             if guard is not None and boundary is not None and owner is not None and found.step_offset in (-1, 1):
-                yield _hit(found, guard, boundary, owner)
-
-
-def _hit(found: Accumulation, guard: Guard, boundary: Boundary, owner: Module) -> Hit:
-    first = _first_window(found, boundary)
-    return Hit(
-        guard.test,
-        owner,
-        f"`{text_of(guard.test)}` makes the first step after {first} instead of `{found.period}`: "
-        f"`{boundary.counter}` is one {'too low' if found.step_offset == -1 else 'too high'} there",
-        _help(found, boundary),
-        edits=shifted_boundary(found),
-    )
+                first = _first_window(found, boundary)
+                yield Hit(
+                    guard.test,
+                    owner,
+                    f"`{text_of(guard.test)}` makes the first step after {first} instead of `{found.period}`: "
+                    f"`{boundary.counter}` is one {'too low' if found.step_offset == -1 else 'too high'} there",
+                    _help(found, boundary),
+                    edits=shifted_boundary(found),
+                )
 
 
 def _first_window(found: Accumulation, boundary: Boundary) -> str:

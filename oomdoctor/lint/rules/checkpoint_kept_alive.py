@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Kind
+from oomdoctor.lint.flow.events import Action, Event, Kind, Run
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.module import may_use_gpu, own_nodes, targets_of, walk
-from oomdoctor.lint.patterns.checkpoints import holder_of, loads_of, location, shares_memory
+from oomdoctor.lint.module import Function, may_use_gpu, own_nodes, targets_of, walk
+from oomdoctor.lint.patterns.checkpoints import Holder, holder_of, loads_of, location, shares_memory
 from oomdoctor.lint.patterns.edits import deleted_after_use
 from oomdoctor.lint.patterns.keeping import reported_at
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from oomdoctor.lint.flow.events import Event, Run
-    from oomdoctor.lint.module import Function
-    from oomdoctor.lint.patterns.checkpoints import Holder
-    from oomdoctor.lint.rule import Subject
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 
 def _check(subject: Subject) -> Iterator[Hit]:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action
+from oomdoctor.lint.flow.events import Action, Event
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.accumulation import accumulations
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event
-    from oomdoctor.lint.patterns.accumulation import Accumulation
-    from oomdoctor.lint.rule import Subject
-
+from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 _BOUNDLESS: Final = re.compile(r"""\binf\b|["']inf|1e\+?\d{2,}|10{5,}""")
 
@@ -25,12 +18,8 @@ def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for found in accumulations(run):
             for event in run.of(Action.CLIP, within=found.loop):
-                if _is_early(event, found):
+                if found.steps_alone and not _only_measures(event) and found.is_in_each_micro_step(event):
                     yield _hit(event, found)
-
-
-def _is_early(event: Event, found: Accumulation) -> bool:
-    return found.steps_alone and not _only_measures(event) and found.is_in_each_micro_step(event)
 
 
 def _only_measures(event: Event) -> bool:

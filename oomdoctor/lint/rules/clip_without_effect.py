@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action
+from oomdoctor.lint.flow.events import Action, Event, Loop, Run
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.iterations import (
@@ -20,14 +21,7 @@ from oomdoctor.lint.patterns.iterations import (
     start_of,
 )
 from oomdoctor.lint.patterns.windows import optimizer_of, takes_closure
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event, Loop, Run
-    from oomdoctor.lint.rule import Subject
-
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 _STEPS: Final = re.compile(r"step|apply|optim", re.IGNORECASE)
 _ON_GRADIENTS: Final = (Action.BACKWARD, Action.AUTOGRAD, Action.STEP, Action.ZERO_GRAD)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action
+from oomdoctor.lint.flow.events import Action, Event, Run
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import conditions, exclude, in_same_call, start_of, statement_of
 from oomdoctor.lint.patterns.windows import is_scaled, optimizer_of, scaler_of, scales_by_hand
-from oomdoctor.lint.rule import Hit, read_rule
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 from oomdoctor.lint.source import Edit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event, Run
-    from oomdoctor.lint.rule import Subject
 
 
 def _check(subject: Subject) -> Iterator[Hit]:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Kind
+from oomdoctor.lint.flow.events import Action, Event, Kind
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event
-    from oomdoctor.lint.rule import Subject
-
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 _ONE_LOADER: Final = re.compile(r"(?:loader|_dl)$", re.IGNORECASE)
 _HELP: Final = (

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action, GradMode
+from oomdoctor.lint.flow.events import Action, Event, GradMode, Loop, Run
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import conditions, node_beside
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event, Loop, Run
-    from oomdoctor.lint.rule import Subject
-
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 _ON_THE_GPU: Final = re.compile(r"is_available\(\)|cuda|gpu", re.IGNORECASE)
 _HELP: Final = "remove it, or call it once where another process or model needs the memory"

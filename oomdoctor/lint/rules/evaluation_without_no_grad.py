@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action, GradMode, Graph
+from oomdoctor.lint.flow.events import Action, Event, GradMode, Graph, Loop, Run
 from oomdoctor.lint.flow.runs import gradients_by_callers, trained_elsewhere
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import is_of_other_tensors
 from oomdoctor.lint.patterns.edits import with_no_grad
 from oomdoctor.lint.patterns.evaluation import is_evaluation, is_evaluation_name, only_evaluates
 from oomdoctor.lint.patterns.keeping import asks_for_gradients, batch_loops, depth_of, innermost, is_frozen, reported_at
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event, Loop, Run
-    from oomdoctor.lint.rule import Subject
-    from oomdoctor.lint.source import Edit
-
+from oomdoctor.lint.rule import Hit, Subject, read_rule
+from oomdoctor.lint.source import Edit
 
 _HELP: Final = "put `with torch.no_grad():` around the loop, or `@torch.no_grad()` on the function"
 _HELP_ASYNC: Final = "put `with torch.no_grad():` around the loop; on an `async def` the decorator does nothing"

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Graph
+from oomdoctor.lint.flow.events import Action, Event, Graph, Loop, Run
 from oomdoctor.lint.flow.state import base_of, text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.boundary import boundary_of
 from oomdoctor.lint.patterns.counters import TestedCondition, set_back
 from oomdoctor.lint.patterns.iterations import carried
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event, Loop, Run
-    from oomdoctor.lint.rule import Subject
-
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 _MICRO_STEPS: Final = re.compile(r"accum|micro|(?<![a-z])gas(?![a-z])|virtual", re.IGNORECASE)
 _HELP: Final = "run backward for each micro-batch: gradients add up by themselves, and each graph is freed at once"
@@ -110,7 +104,9 @@ def _takes_over(run: Run, kept: Event, event: Event) -> bool:
     if not forwards or any(made.context.loops != kept.context.loops for made in forwards):
         return True
     used = {text for made in forwards for text in _arguments(made)}
-    return bool(used & (carried(loop) - {kept.target})) or _has_backward_each(run, kept, event)
+    return bool(used & (carried(loop) - {kept.target})) or any(
+        other is not event and other.context.loops == kept.context.loops for other in run.of(Action.BACKWARD)
+    )
 
 
 def _arguments(made: Event) -> Iterator[str]:
@@ -119,11 +115,6 @@ def _arguments(made: Event) -> Iterator[str]:
         for node in walk(argument):
             if isinstance(node, ast.Name | ast.Attribute):
                 yield base_of(node) or ""
-
-
-def _has_backward_each(run: Run, kept: Event, event: Event) -> bool:
-    """Return whether each micro-batch has a backward pass of its own, so that the sum's is another matter."""
-    return any(other is not event and other.context.loops == kept.context.loops for other in run.of(Action.BACKWARD))
 
 
 RULE: Final = read_rule(__file__, _check)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.accumulation import accumulations
+from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations
 from oomdoctor.lint.patterns.windows import handles_leftovers, iterable_of, leftover_outcome
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.patterns.accumulation import Accumulation
-    from oomdoctor.lint.rule import Subject
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 
 def _check(subject: Subject) -> Iterator[Hit]:

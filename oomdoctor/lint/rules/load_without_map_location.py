@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Kind
+from oomdoctor.lint.flow.events import Action, Event, Kind, Run
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import has_own_checkpoints, may_use_gpu, runs_in_several_processes
 from oomdoctor.lint.patterns.checkpoints import is_only_loaded, loads_of, location, shares_memory
 from oomdoctor.lint.patterns.edits import with_keyword
-from oomdoctor.lint.rule import Hit, read_rule
+from oomdoctor.lint.rule import Hit, Subject, read_rule
+from oomdoctor.lint.source import Edit
 from oomdoctor.results import Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event, Run
-    from oomdoctor.lint.rule import Subject
-    from oomdoctor.lint.source import Edit
-
 
 _MODES: Final = (Action.EVAL_MODE, Action.TRAIN_MODE, Action.FORWARD)
 _NUMBERS: Final = frozenset({Kind.SCHEDULER, Kind.SCALER})  # no tensors of any size are in their state
@@ -30,24 +24,20 @@ def _check(subject: Subject) -> Iterator[Hit]:
         return
     for run, event in found:
         if location(event) is None and event.value.library != "io.BytesIO" and _is_checkpoint(run, event):
-            yield _hit(run, event)
+            is_spread = runs_in_several_processes(run.module) or runs_in_several_processes(event.module)
+            yield Hit.at(
+                event,
+                _message(run, event, is_spread=is_spread),
+                help=_help(run, event, is_spread=is_spread),
+                severity=_severity(run, event, is_spread=is_spread),
+                edits=_edits(run, event),
+            )
 
 
 def _is_checkpoint(run: Run, event: Event) -> bool:
     """Return whether the loaded object goes into a model or an optimizer, or is a model, and is not data."""
     is_model = any(other.value.identity == event.result.identity for other in run.of(*_MODES))
     return is_model or any(loaded.result.kind not in _NUMBERS for loaded in loads_of(run, event))
-
-
-def _hit(run: Run, event: Event) -> Hit:
-    is_spread = runs_in_several_processes(run.module) or runs_in_several_processes(event.module)
-    return Hit.at(
-        event,
-        _message(run, event, is_spread=is_spread),
-        help=_help(run, event, is_spread=is_spread),
-        severity=_severity(run, event, is_spread=is_spread),
-        edits=_edits(run, event),
-    )
 
 
 def _is_full_state(run: Run, event: Event) -> bool:

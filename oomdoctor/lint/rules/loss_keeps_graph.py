@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import GradMode, Graph, Keeping, Kind
+from oomdoctor.lint.flow.events import Event, GradMode, Graph, Keeping, Kind
 from oomdoctor.lint.flow.runs import gradients_by_callers, trained_elsewhere
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.edits import with_method_call
 from oomdoctor.lint.patterns.evaluation import is_evaluation
 from oomdoctor.lint.patterns.graphs import is_passed_on, is_read_back, is_returned, is_trained_on, own_backward
-from oomdoctor.lint.patterns.keeping import FRAMEWORKS, is_frozen, kept_by_steps, kept_expression, kept_over_batches
-from oomdoctor.lint.rule import Hit, read_rule
+from oomdoctor.lint.patterns.keeping import (
+    FRAMEWORKS,
+    Kept,
+    is_frozen,
+    kept_by_steps,
+    kept_expression,
+    kept_over_batches,
+)
+from oomdoctor.lint.rule import Hit, Subject, read_rule
+from oomdoctor.lint.source import Edit
 from oomdoctor.results import Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event
-    from oomdoctor.lint.patterns.keeping import Kept
-    from oomdoctor.lint.rule import Subject
-    from oomdoctor.lint.source import Edit
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
@@ -59,7 +60,7 @@ def _judged(kept: Kept) -> Iterator[Hit]:
         module,
         _message(kept.event, had_backward=had_backward),
         _help(kept.event),
-        severity=_severity(had_backward=had_backward, is_forgotten=bool(forgotten)),
+        severity=Severity.WARNING if had_backward or bool(forgotten) else Severity.ERROR,
         edits=_edits(kept.event) if node is kept.event.node and not is_passed_on(kept) else (),
     )
 
@@ -75,10 +76,6 @@ def _never_gets_backward(kept: Kept) -> bool:
     if any(is_evaluation(kept.run, event, kept.loop) for event in kept.forwards()):
         return True
     return "." not in kept.event.target and not is_returned(kept)
-
-
-def _severity(*, had_backward: bool, is_forgotten: bool) -> Severity:
-    return Severity.WARNING if had_backward or is_forgotten else Severity.ERROR
 
 
 def _message(event: Event, *, had_backward: bool) -> str:

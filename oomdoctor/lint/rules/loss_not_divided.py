@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action
+from oomdoctor.lint.flow.events import Action, Event
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.patterns.accumulation import accumulations
+from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations
 from oomdoctor.lint.patterns.windows import may_be_divided, may_divide
-from oomdoctor.lint.rule import Hit, read_rule
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 from oomdoctor.results import Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event
-    from oomdoctor.lint.patterns.accumulation import Accumulation
-    from oomdoctor.lint.rule import Subject
-
 
 _SCALE_FREE: Final = ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "AdamW8bit", "Adam8bit", "FusedAdam")
 
@@ -38,7 +31,8 @@ def _check(subject: Subject) -> Iterator[Hit]:
 def _hit(event: Event, found: Accumulation) -> Hit:
     loss = _name(event)
     told = f"{loss} is not divided by `{found.period}`, so each step follows the sum of that many gradients"
-    cancels_scale = _is_scale_free(found)
+    library = (found.step.value.library or "").rpartition(".")[2]
+    cancels_scale = library in _SCALE_FREE and next(found.run.of(Action.CLIP), None) is None
     return Hit.at(
         event,
         told + (" (Adam cancels a constant scale, except for its `eps`)" if cancels_scale else ""),
@@ -70,12 +64,6 @@ def _name(event: Event) -> str:
     while isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Attribute):
         node = node.args[0]  # `scaler.scale(loss)`
     return f"`{text_of(node)}`" if isinstance(node, ast.Name | ast.Attribute) else "the loss"
-
-
-def _is_scale_free(found: Accumulation) -> bool:
-    """Return whether the optimizer's steps do not depend on the gradient's scale, and nothing clips by norm."""
-    library = (found.step.value.library or "").rpartition(".")[2]
-    return library in _SCALE_FREE and next(found.run.of(Action.CLIP), None) is None
 
 
 RULE: Final = read_rule(__file__, _check)

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action
+from oomdoctor.lint.flow.events import Action, Event, Loop, Run
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.module import walk
+from oomdoctor.lint.module import Module, walk
 from oomdoctor.lint.patterns.iterations import conditions, explained_calls, shared_loop, stored_in, within
 from oomdoctor.lint.patterns.windows import optimizer_of, takes_closure
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event, Loop, Run
-    from oomdoctor.lint.module import Module
-    from oomdoctor.lint.rule import Subject
-
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 _ZEROES: Final = re.compile(
     r"\.grad\s*=[^=]|grad(?:\.data)?\.(?:zero_|fill_|mul_)|zero_grad\s*=|(?:clear|reset|clean|null|zero)_\w*grad\w*(?<!zero_grad)\b"

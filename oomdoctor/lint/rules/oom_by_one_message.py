@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from oomdoctor.lint.module import called_name, walk
+from oomdoctor.lint.module import Module, called_name, walk
 from oomdoctor.lint.patterns.oom_handlers import (
     Recognition,
     always_raises,
@@ -15,15 +16,8 @@ from oomdoctor.lint.patterns.oom_handlers import (
     executed_nodes,
     mentions_type,
 )
-from oomdoctor.lint.rule import Hit, read_rule
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 from oomdoctor.results import Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.module import Function, Module
-    from oomdoctor.lint.rule import Subject
-
 
 _ERROR_NAME: Final = re.compile(r"^(?:e|ex|exc|err|error|exception|problem|failure)\d?$|_(?:err|exc|error|exception)$")
 _FORMATTERS: Final = frozenset({"format_exc", "format_exception", "format_exception_only"})
@@ -66,7 +60,16 @@ def _check(subject: Subject) -> Iterator[Hit]:
             if not file.recognition.is_type(handler.type) and file.recognition.has_texts(handler):
                 yield from _in_handler(file, handler)
     for function in file.module.functions:
-        yield from _in_predicate(file, function)
+        # Tests of an error that a function is given; others in the file may know the other wordings.
+        arguments = function.node.args
+        named = {
+            argument.arg
+            for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+            if _ERROR_NAME.search(argument.arg)
+            or (isinstance(argument.annotation, ast.Name) and argument.annotation.id.endswith(("Error", "Exception")))
+        }
+        if named:
+            yield from _single(file, function.node, named, file.module.tree)
 
 
 def _in_handler(file: _File, handler: ast.ExceptHandler) -> Iterator[Hit]:
@@ -76,22 +79,6 @@ def _in_handler(file: _File, handler: ast.ExceptHandler) -> Iterator[Hit]:
     function = file.module.function_at(handler)
     scope = file.module.tree if function is None else function.node
     yield from _single(file, handler, {handler.name} if handler.name else set(), scope)
-
-
-def _in_predicate(file: _File, function: Function) -> Iterator[Hit]:
-    """Tests of an error that a function is given; others in the file may know the other wordings."""
-    arguments = function.node.args
-    named = {
-        argument.arg
-        for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-        if _ERROR_NAME.search(argument.arg) or _is_error(argument.annotation)
-    }
-    if named:
-        yield from _single(file, function.node, named, file.module.tree)
-
-
-def _is_error(annotation: ast.expr | None) -> bool:
-    return isinstance(annotation, ast.Name) and annotation.id.endswith(("Error", "Exception"))
 
 
 def _single(file: _File, holder: ast.AST, errors: set[str], scope: ast.AST) -> Iterator[Hit]:

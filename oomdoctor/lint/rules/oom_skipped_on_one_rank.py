@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from oomdoctor.lint.flow import known
-from oomdoctor.lint.flow.events import Action
-from oomdoctor.lint.module import called_name, walk
+from oomdoctor.lint.flow.events import Action, Context, Event, Loop, Run
+from oomdoctor.lint.module import Module, called_name, walk
 from oomdoctor.lint.patterns.oom_handlers import OomHandler, executed_nodes, oom_handlers
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Context, Event, Loop, Run
-    from oomdoctor.lint.module import Module
-    from oomdoctor.lint.rule import Subject
-
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 _COLLECTIVE: Final = re.compile(
     r"all_?reduce|all_?gather|barrier|broadcast|^reduce|^gather|rendezvous|any_rank|all_ranks|across|^sync_|agree"
@@ -86,12 +79,9 @@ def _is_spread(run: Run, handler: OomHandler, module: Module) -> bool:
     if any(model.wrapped for model in models):
         return True
     return all(model.node is None for model in models) and any(
-        isinstance(node, ast.Call) and _spreads(node, module) for node in walk(module.tree)
+        isinstance(node, ast.Call) and (called_name(node) == _SHARDS or module.qualified(node.func) in known.WRAPPERS)
+        for node in walk(module.tree)
     )
-
-
-def _spreads(call: ast.Call, module: Module) -> bool:
-    return called_name(call) == _SHARDS or module.qualified(call.func) in known.WRAPPERS
 
 
 def _others_know(handler: OomHandler, run: Run, loop: Loop) -> bool:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Device, Graph, Keeping, Kind
+from oomdoctor.lint.flow.events import Action, Device, Graph, Keeping, Kind, Value
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import is_of_other_tensors, may_use_gpu, walk
-from oomdoctor.lint.patterns.keeping import kept_expression, kept_over_batches, may_be_small
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Value
-    from oomdoctor.lint.patterns.keeping import Kept
-    from oomdoctor.lint.rule import Subject
-
+from oomdoctor.lint.patterns.keeping import Kept, kept_expression, kept_over_batches, may_be_small
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 _LIST: Final = frozenset({Keeping.APPEND, Keeping.ITEM, Keeping.YIELD})
 

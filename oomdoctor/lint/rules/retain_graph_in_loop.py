@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import UNKNOWN, Action, Graph, Kind
+from oomdoctor.lint.flow.events import UNKNOWN, Action, Event, Graph, Kind, Loop, Run, Value
 from oomdoctor.lint.flow.state import base_of, text_of
 from oomdoctor.lint.module import walk
 from oomdoctor.lint.patterns.graphs import is_used_later, node_in_loop
 from oomdoctor.lint.patterns.iterations import carried, end_of, explained_calls, start_of, stored_in, within
-from oomdoctor.lint.rule import Hit, read_rule
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 from oomdoctor.lint.source import Edit
 from oomdoctor.results import Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event, Loop, Run, Value
-    from oomdoctor.lint.rule import Subject
-
 
 _USES_THE_GRAPH: Final = re.compile(r"grad|penalt|backward|jacobian|hessian|second_order|sharpness", re.IGNORECASE)
 _KEEPS_STATE: Final = re.compile(r"hidden|memory|recurrent|\bstates?\b|carry|\bbptt\b", re.IGNORECASE)
@@ -124,7 +118,12 @@ def _may_reach_back(text: str, loop: Loop) -> bool:
     whole = loop.values.get(text.rpartition(".")[0])
     if text not in loop.values and whole is not None:
         return whole.kind is Kind.TENSOR and whole.graph is Graph.YES
-    return _may_have_graph(loop.values.get(text), loop)
+    value = loop.values.get(text)
+    if value is None or value.graph is Graph.NO:
+        return False
+    if value.kind is Kind.TENSOR or value.graph is Graph.YES:
+        return True
+    return value.kind is Kind.UNKNOWN and (value.node is not None or not loop.over_batches)
 
 
 def _keeps_state(model: Value) -> bool:
@@ -160,18 +159,6 @@ def _operands_of(expression: ast.expr) -> Iterator[str]:
                 parts += [*node.args, *(keyword.value for keyword in node.keywords)]
         for part in parts:
             yield base_of(part.value if isinstance(part, ast.Starred) else part) or ""
-
-
-def _may_have_graph(value: Value | None, loop: Loop) -> bool:
-    """Return whether a value from before the loop may hang on a graph of its own.
-
-    Of what a function gets, that is only taken for possible where the loop does not go over batches.
-    """
-    if value is None or value.graph is Graph.NO:
-        return False
-    if value.kind is Kind.TENSOR or value.graph is Graph.YES:
-        return True
-    return value.kind is Kind.UNKNOWN and (value.node is not None or not loop.over_batches)
 
 
 def _loss_of(event: Event) -> str:

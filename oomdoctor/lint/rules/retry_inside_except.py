@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from oomdoctor.lint.flow.events import Action
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import called_name, walk
 from oomdoctor.lint.patterns.oom_handlers import OomHandler, executed_nodes, oom_handlers
-from oomdoctor.lint.rule import Hit, read_rule
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 from oomdoctor.results import Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.rule import Subject
-
 
 _WORK: Final = frozenset({Action.FORWARD, Action.BACKWARD, Action.AUTOGRAD})
 _NO_WORK: Final = frozenset(

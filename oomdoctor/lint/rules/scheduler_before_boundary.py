@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action
-from oomdoctor.lint.patterns.accumulation import accumulations, owner_text
+from oomdoctor.lint.flow.events import Action, Event
+from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations, owner_text
 from oomdoctor.lint.patterns.counters import counts_micro_batches
-from oomdoctor.lint.rule import Hit, read_rule
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 from oomdoctor.results import Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event
-    from oomdoctor.lint.patterns.accumulation import Accumulation
-    from oomdoctor.lint.rule import Subject
 
 
 def _check(looked_at: Subject) -> Iterator[Hit]:
@@ -24,25 +18,21 @@ def _check(looked_at: Subject) -> Iterator[Hit]:
         for found in accumulations(run):
             for event in run.of(Action.SCHEDULE, within=found.loop):
                 if _is_early(event, found) and not counts_micro_batches(event, found.period):
-                    yield _hit(event, found)
+                    is_made_here = isinstance(event.value.node, ast.Call)
+                    yield Hit.at(
+                        event,
+                        f"`{owner_text(event)}.step()` runs in every micro-step, "
+                        f"but `{owner_text(found.step)}` makes a step only every "
+                        f"`{found.period}`: the schedule ends `{found.period}` times too early",
+                        help="step the schedule right after the optimizer's step",
+                        severity=None if is_made_here else Severity.NOTE,
+                    )
 
 
 def _is_early(event: Event, found: Accumulation) -> bool:
     call = event.call
     is_plain = call is not None and not call.args and not call.keywords  # `step(epoch + i / n)` says where it is
     return is_plain and found.steps_alone and found.is_in_each_micro_step(event)
-
-
-def _hit(event: Event, found: Accumulation) -> Hit:
-    is_made_here = isinstance(event.value.node, ast.Call)
-    return Hit.at(
-        event,
-        f"`{owner_text(event)}.step()` runs in every micro-step, "
-        f"but `{owner_text(found.step)}` makes a step only every "
-        f"`{found.period}`: the schedule ends `{found.period}` times too early",
-        help="step the schedule right after the optimizer's step",
-        severity=None if is_made_here else Severity.NOTE,
-    )
 
 
 RULE: Final = read_rule(__file__, _check)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Kind
+from oomdoctor.lint.flow.events import Action, Event, Kind, Run
 from oomdoctor.lint.patterns.iterations import exclude
 from oomdoctor.lint.patterns.windows import is_scaled, optimizer_of, scaler_of, scales_by_hand, takes_closure
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event, Run
-    from oomdoctor.lint.rule import Subject
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
@@ -51,19 +46,15 @@ def _may_meet(event: Event, step: Event) -> bool:
 
 
 def _hit(run: Run, place: int, step: Event, scaled: Event) -> Hit:
-    optimizer, scaler = optimizer_of(step), _scaler(scaled)
+    from oomdoctor.lint.flow.state import text_of  # noqa: PLC0415
+
+    optimizer, scaler = optimizer_of(step), text_of(scaled.value.node.func.value)
     earlier = (event for event in run.events[:place] if event.action is Action.STEP and _may_meet(event, step))
     if any(scaler_of(event) is not None and optimizer_of(event) == optimizer for event in earlier):
         message = f"`{optimizer}` steps a second time with the gradients that `{scaler}.step` has used"
         return Hit.at(step, message, help=f"leave it out: `{scaler}.step({optimizer})` has made the step")
     message = f"`{optimizer}` steps with gradients that `{scaler}` has scaled up"
     return Hit.at(step, message, help=f"call `{scaler}.step({optimizer})`, then `{scaler}.update()`")
-
-
-def _scaler(scaled: Event) -> str:
-    from oomdoctor.lint.flow.state import text_of  # noqa: PLC0415
-
-    return text_of(scaled.value.node.func.value)  # type: ignore[union-attr]
 
 
 RULE: Final = read_rule(__file__, _check)

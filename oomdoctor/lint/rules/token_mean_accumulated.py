@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action, model_origins
+from oomdoctor.lint.flow.events import Action, Event, Loop, Run, model_origins
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.module import walk
+from oomdoctor.lint.module import Module, walk
 from oomdoctor.lint.patterns.accumulation import accumulations
 from oomdoctor.lint.patterns.iterations import stored_in
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event, Loop, Run
-    from oomdoctor.lint.module import Module
-    from oomdoctor.lint.rule import Subject
-
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 _TOKENS: Final = re.compile(
     r"(?:mask|valid|keep|pad|-100|ignore)\w*(?:\[.*\])?[\s)]*(?:\.\w+\([^()]*\))*\.sum\(|\bn_?tok|num_?tok|tok\w*_count|num_(?:valid|target|loss_tok)"
@@ -46,7 +39,12 @@ def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for event, loop in _accumulated(run):
             mean = None if _COUNTS_WINDOWS.search(event.module.text) else _token_mean(run, event, loop)
-            if mean is not None and not _is_weighted(loop):
+            if mean is not None and not any(
+                isinstance(node, ast.BinOp | ast.AugAssign)
+                and isinstance(node.op, ast.Mult)
+                and any(re.search(r"\.sum\(|tok|count|num_", text_of(side)) for side in _sides(node))
+                for node in walk(loop.node)
+            ):
                 message = f"{mean} is a mean over this micro-batch's tokens: tokens of short micro-batches weigh more"
                 yield Hit.at(event, message, help=_HELP)
 
@@ -73,7 +71,16 @@ def _token_mean(run: Run, event: Event, loop: Loop) -> str | None:
     for call, module in _entropies(run, event, loop):
         if _ignores_padding(call, loop, module):
             return f"`{text_of(call.func)}` with `ignore_index`"
-    return _of_language_model(run, event, loop)
+    # The `.loss` of a model of `transformers` whose targets differ in length.
+    for made in run.of(Action.FORWARD, within=loop):
+        if not event.value.comes_from(made.result) or not _reads_loss(loop) or made.call is None:
+            continue
+        libraries = [model.library or "" for model in model_origins(run, made.value)]
+        if any(map(_WRITERS.search, libraries)):
+            return f"the model's own loss of `{text_of(made.call.func)}`"
+        if any(map(_CAUSAL.search, libraries)) and _PADDED.search(event.module.text):
+            return f"the model's own loss of `{text_of(made.call.func)}`"
+    return None
 
 
 def _is_of_batch(text: str, loop: Loop) -> bool:
@@ -111,19 +118,6 @@ def _ignores_padding(call: ast.Call, loop: Loop, module: Module) -> bool:
     return ignored != "0" or _TEXT.search("\n".join(lines)) is not None
 
 
-def _of_language_model(run: Run, event: Event, loop: Loop) -> str | None:
-    """The `.loss` of a model of `transformers` whose targets differ in length."""
-    for made in run.of(Action.FORWARD, within=loop):
-        if not event.value.comes_from(made.result) or not _reads_loss(loop) or made.call is None:
-            continue
-        libraries = [model.library or "" for model in model_origins(run, made.value)]
-        if any(map(_WRITERS.search, libraries)):
-            return f"the model's own loss of `{text_of(made.call.func)}`"
-        if any(map(_CAUSAL.search, libraries)) and _PADDED.search(event.module.text):
-            return f"the model's own loss of `{text_of(made.call.func)}`"
-    return None
-
-
 def _reads_loss(loop: Loop) -> bool:
     """Return whether the loop takes `.loss`, `["loss"]` or `[0]` of something."""
     return any(
@@ -131,16 +125,6 @@ def _reads_loss(loop: Loop) -> bool:
         or (
             isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value in ("loss", 0)
         )
-        for node in walk(loop.node)
-    )
-
-
-def _is_weighted(loop: Loop) -> bool:
-    """Return whether the loss is multiplied by a number of tokens again."""
-    return any(
-        isinstance(node, ast.BinOp | ast.AugAssign)
-        and isinstance(node.op, ast.Mult)
-        and any(re.search(r"\.sum\(|tok|count|num_", text_of(side)) for side in _sides(node))
         for node in walk(loop.node)
     )
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Kind
+from oomdoctor.lint.flow.events import Action, Event, Kind, Run
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import calls_between, conditions, exclude, in_same_call, sets_gradients_between
 from oomdoctor.lint.patterns.windows import optimizer_of, takes_closure
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.flow.events import Event, Run
-    from oomdoctor.lint.rule import Subject
-
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 _PASSES: Final = (Action.BACKWARD, Action.AUTOGRAD)
 _MANAGED: Final = (None, "accelerate")

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from oomdoctor.lint.flow.events import Action
-from oomdoctor.lint.patterns.accumulation import accumulations, owner_text
+from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations, owner_text
 from oomdoctor.lint.patterns.windows import handles_gradients
-from oomdoctor.lint.rule import Hit, read_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oomdoctor.lint.patterns.accumulation import Accumulation
-    from oomdoctor.lint.rule import Subject
+from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 
 def _check(looked_at: Subject) -> Iterator[Hit]:
