@@ -87,7 +87,8 @@ def _translated(body: str) -> Iterator[str]:
         if piece.lastgroup == "broken" or piece["broken"]:
             raise ValueError(body)
         if piece["members"] is not None:
-            yield _set(piece["members"], turned=bool(piece["turned"]))
+            inside = "".join(_member(member) for member in _MEMBER.finditer(piece["members"]))
+            yield f"[^/{inside}]" if piece["turned"] else f"(?!/)[{inside}]"
         elif piece["plain"] or piece["literal"]:
             yield re.escape(piece["plain"] or piece["literal"])
         else:
@@ -95,11 +96,6 @@ def _translated(body: str) -> Iterator[str]:
 
 
 _WILD: Final = {"any_folders": "(?:.*/)?", "all_below": ".+", "stars": "[^/]*", "one": "[^/]"}
-
-
-def _set(members: str, *, turned: bool) -> str:
-    inside = "".join(_member(member) for member in _MEMBER.finditer(members))
-    return f"[^/{inside}]" if turned else f"(?!/)[{inside}]"
 
 
 def _member(member: re.Match[str]) -> str:

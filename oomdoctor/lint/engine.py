@@ -230,20 +230,17 @@ class _Pass:
     def run(self) -> LintRun:
         for file in self.found.files:
             try:
-                self._lint(file)
+                place = self.inputs.place(file)
+                try:
+                    document = self._read(file, place)
+                    if document is not None:
+                        self._check(file, place, document)
+                except (UnreadableError, SyntaxError) as error:
+                    self.found.unreadable.append(_unreadable(file, error))
             except Exception as error:
                 error.add_note(f"while linting {file.shown}")
                 raise
         return LintRun(self._result(), tuple(self._fixable()), self.inputs)
-
-    def _lint(self, file: File) -> None:
-        place = self.inputs.place(file)
-        try:
-            document = self._read(file, place)
-            if document is not None:
-                self._check(file, place, document)
-        except (UnreadableError, SyntaxError) as error:
-            self.found.unreadable.append(_unreadable(file, error))
 
     def _read(self, file: File, place: Path) -> Document | None:
         data = self.inputs.read(file)
@@ -255,7 +252,13 @@ class _Pass:
     def _check(self, file: File, place: Path, document: Document) -> None:
         if isinstance(document, Notebook):
             self.found.unreadable += [_unreadable(file, error) for error in document.broken]
-        project = self._project(place)
+        # The repository around a file, or the package; files come in order, so one at a time is enough.
+        if place.parent not in self.roots:
+            self.roots[place.parent] = repository_of(place.parent) or _import_root(place.parent)
+        root = self.roots[place.parent]
+        if self.project is None or self.project.root != root:
+            self.project = Project(root, self.inputs.overlay)
+        project = self.project
         text = with_line_feeds(document.text)
         module = project.take(place, text) or parse(text, place, project)
         self.counts["files"] += 1
@@ -288,15 +291,6 @@ class _Pass:
         place = self.inputs.place(file)
         ignored = (codes for globs, codes in self.ignores if globs.fit(place))
         return FileView.of(file, module, document, frozenset().union(*ignored))
-
-    def _project(self, place: Path) -> Project:
-        """The repository around a file, or the package; files come in order, so one at a time is enough."""
-        if place.parent not in self.roots:
-            self.roots[place.parent] = repository_of(place.parent) or _import_root(place.parent)
-        root = self.roots[place.parent]
-        if self.project is None or self.project.root != root:
-            self.project = Project(root, self.inputs.overlay)
-        return self.project
 
     def _result(self) -> LintResult:
         return LintResult(

@@ -322,7 +322,9 @@ def _index_definitions(tree: ast.Module, module: Module, imports: list[ast.Impor
             elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
                 waiting.append((statement, None, _add_function(statement, module, class_, function)))
             elif isinstance(statement, ast.ClassDef):
-                waiting.append((statement, _add_class(statement, module), function))
+                waiting.append(
+                    (statement, module.classes.setdefault(statement.name, Class(statement, module)), function)
+                )
             elif hasattr(statement, "body") or hasattr(statement, "cases"):
                 waiting.append((statement, class_, function))
     module.functions.sort(key=lambda function: function.node.lineno)
@@ -346,10 +348,6 @@ def _add_function(
     elif parent is None:
         module.top[node.name] = function
     return function
-
-
-def _add_class(node: ast.ClassDef, module: Module) -> Class:
-    return module.classes.setdefault(node.name, Class(node, module))
 
 
 def _bases(class_: Class, module: Module) -> Iterator[str]:

@@ -133,7 +133,11 @@ def _step(token: re.Match[bytes], expected: str, open_: list[int]) -> str:
     """Return the kinds of token that may follow a token."""
     sign = token["sign"]
     if sign is None:
-        return _after_scalar(token, expected)
+        if expected in ("value", "first value"):
+            return "next"
+        if expected in ("key", "first key") and token["string"] is not None:
+            return "colon"
+        raise JsonError("a value is out of place", token.start(token.lastgroup or 0))
     if sign in b"[{" and expected in ("value", "first value"):
         open_.append(sign[0])
         if len(open_) > DEEPEST:
@@ -147,14 +151,6 @@ def _step(token: re.Match[bytes], expected: str, open_: list[int]) -> str:
     if sign == b"," and expected == "next" and open_:
         return "value" if open_[-1] == ord("[") else "key"
     raise JsonError(f"`{sign.decode()}` is out of place", token.start("sign"))
-
-
-def _after_scalar(token: re.Match[bytes], expected: str) -> str:
-    if expected in ("value", "first value"):
-        return "next"
-    if expected in ("key", "first key") and token["string"] is not None:
-        return "colon"
-    raise JsonError("a value is out of place", token.start(token.lastgroup or 0))
 
 
 def _close(token: re.Match[bytes], expected: str, open_: list[int]) -> None:

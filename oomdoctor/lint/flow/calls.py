@@ -238,7 +238,10 @@ def _bound(state: State, function: Function, call: ast.Call | None, given: Argum
     arguments = function.node.args
     for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         if argument.arg not in ("self", "cls"):
-            names[argument.arg] = _parameter(state, function, argument)
+            annotated = (
+                None if argument.annotation is None else value_of_annotation(argument.annotation, function.module)
+            )
+            names[argument.arg] = annotated or Value(kind=guess(argument.arg, state.uses(argument.arg)))
     for name, value in zip(parameters, given.positional, strict=False):
         names[name] = _recognised(names.get(name), value)
     for name, value in given.keywords.items():
@@ -253,11 +256,6 @@ def _recognised(parameter: Value | None, value: Value) -> Value:
     if parameter is None or value.kind is not Kind.UNKNOWN or value.function is not None:
         return value
     return value.replace(kind=parameter.kind, class_=value.class_ or parameter.class_)
-
-
-def _parameter(state: State, function: Function, argument: ast.arg) -> Value:
-    annotated = None if argument.annotation is None else value_of_annotation(argument.annotation, function.module)
-    return annotated or Value(kind=guess(argument.arg, state.uses(argument.arg)))
 
 
 def _bind_receiver(state: State, names: Names, set_in: SettingLoops, receiver: Value, parameter: str) -> None:

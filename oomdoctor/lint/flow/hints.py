@@ -182,31 +182,7 @@ def kind_of_class(class_: Class) -> Kind:
     return kind or Kind.UNKNOWN
 
 
-_KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
-    {
-        "Module": Kind.MODEL,
-        "PreTrainedModel": Kind.MODEL,
-        "DistributedDataParallel": Kind.MODEL,
-        "DataLoader": Kind.LOADER,
-        "Optimizer": Kind.OPTIMIZER,
-        "AdamW": Kind.OPTIMIZER,
-        "LRScheduler": Kind.SCHEDULER,
-        "_LRScheduler": Kind.SCHEDULER,
-        "GradScaler": Kind.SCALER,
-        "Tensor": Kind.TENSOR,
-        "FloatTensor": Kind.TENSOR,
-        "Accelerator": Kind.ACCELERATOR,
-        "Fabric": Kind.FABRIC,
-        "DeepSpeedEngine": Kind.ENGINE,
-        "int": Kind.NUMBER,
-        "float": Kind.NUMBER,
-        "str": Kind.NUMBER,
-        "bool": Kind.NUMBER,
-        "ndarray": Kind.ARRAY,
-    }
-)
-"""By the last part of the name of a class; only names of libraries and of Python itself are looked up."""
-_PYTHONS: Final = frozenset({"int", "float", "str", "bool"})
+_PYTHONS: Final = frozenset({"int", "float", "str", "bool"})  # the only annotations without an import
 
 
 def value_of_annotation(node: ast.expr, module: Module) -> Value | None:
@@ -227,9 +203,9 @@ def value_of_annotation(node: ast.expr, module: Module) -> Value | None:
         return _of_class(module.classes[node.id])
     qualified = module.qualified(node)
     if qualified is None:
-        kind = _KINDS.get(node.id) if isinstance(node, ast.Name) and node.id in _PYTHONS else None
+        kind = known.ANNOTATIONS.get(node.id) if isinstance(node, ast.Name) and node.id in _PYTHONS else None
         return None if kind is None else Value(kind=kind)
-    kind = _KINDS.get(qualified.rpartition(".")[2])
+    kind = known.ANNOTATIONS.get(qualified.rpartition(".")[2])
     return _imported(qualified, module) if kind is None else Value(kind=kind)
 
 

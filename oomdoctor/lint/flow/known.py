@@ -23,6 +23,7 @@ MAKES: Final[Mapping[str, Kind]] = {name: Kind(kind) for name, kind in _by_name(
 MAKES_BELOW: Final = tuple((beginning, Kind(kind)) for beginning, kind in _TABLES["makes_below"].items())
 CALLS: Final[Mapping[str, Action]] = {name: Action(action) for name, action in _by_name("calls").items()}
 BASE_KINDS: Final[Mapping[str, Kind]] = {name: Kind(kind) for name, kind in _by_name("base_kinds").items()}
+ANNOTATIONS: Final[Mapping[str, Kind]] = {name: Kind(kind) for name, kind in _by_name("annotations").items()}
 WRAPPERS: Final[frozenset[str]] = frozenset(_TABLES["wrappers"])
 SAME_VALUE: Final[frozenset[str]] = frozenset(_TABLES["same_value"])
 NO_GRADIENTS: Final[frozenset[str]] = frozenset(_TABLES["no_gradients"])

@@ -1,5 +1,7 @@
 """Calls of methods: of models, losses, optimizers, schedulers, scalers, tensors and containers."""
 
+# ruff: noqa: ARG001 - each method is given what any of them needs
+
 from __future__ import annotations
 
 import ast
@@ -38,7 +40,6 @@ def _takes_loss(node: ast.Call, owner: Value, argument: Value) -> bool:
 
 
 def _manual_backward(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
-    del owner
     return note_backward(state, node, given.positional[0] if given.positional else UNKNOWN, name=".manual_backward")
 
 
@@ -58,7 +59,6 @@ def _step(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value
 
 def _optimizer_step(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
     """Record a step of torch_xla: `xm.optimizer_step(optimizer)`."""
-    del owner
     if not given.positional:
         return None
     state.note(Action.STEP, node, given.positional[0], call=node, name=".optimizer_step")
@@ -66,7 +66,6 @@ def _optimizer_step(state: State, node: ast.Call, owner: Value, given: Arguments
 
 
 def _zero_grad(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
-    del given
     managed = "deepspeed" if owner.kind is Kind.ENGINE else None
     state.note(Action.ZERO_GRAD, node, owner, call=node, name=".zero_grad", managed=managed)
     return Value(kind=Kind.NONE, graph=Graph.NO, node=node)
@@ -74,13 +73,11 @@ def _zero_grad(state: State, node: ast.Call, owner: Value, given: Arguments) -> 
 
 def _clip(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
     """Record a clipping by an accelerator, an engine, fabric, FSDP, or Lightning's `self.clip_gradients`."""
-    del given
     state.note(Action.CLIP, node, owner, call=node, name="." + node.func.attr)  # type: ignore[attr-defined]
     return UNKNOWN
 
 
 def _unscale(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
-    del owner
     value = given.positional[0] if given.positional else UNKNOWN
     state.note(Action.UNSCALE, node, value, call=node, name="." + node.func.attr)  # type: ignore[attr-defined]
     return UNKNOWN
@@ -97,7 +94,6 @@ def _update(state: State, node: ast.Call, owner: Value, given: Arguments) -> Val
 
 
 def _scale(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
-    del state
     if owner.kind is Kind.SCALER and given.positional:
         value = given.positional[0]
         return value.replace(node=node)
@@ -124,7 +120,6 @@ def _as_model(state: State, node: ast.Call, owner: Value) -> Value:
 
 
 def _train(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
-    del given
     if owner.kind is Kind.UNKNOWN and _is_false(node):
         owner = _as_model(state, node, owner)
     if owner.kind is not Kind.MODEL:
@@ -148,7 +143,6 @@ def _load_state_dict(state: State, node: ast.Call, owner: Value, given: Argument
 
 
 def _requires_grad(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
-    del given
     flag = node.args[0] if node.args else next((keyword.value for keyword in node.keywords), None)
     is_off = isinstance(flag, ast.Constant) and flag.value is False
     state.note(Action.FREEZE if is_off else Action.NEEDS_GRADIENT, node, owner, call=node, name=".requires_grad_")
@@ -179,7 +173,6 @@ TRAINING: Final[Mapping[str, Method]] = MappingProxyType(
 
 
 def _to_host(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
-    del given
     if owner.kind in (Kind.MODEL, Kind.NUMBER, Kind.ARRAY):
         return owner if owner.kind is Kind.MODEL else NUMBER
     state.note(Action.TO_HOST, node, owner, call=node, name="." + node.func.attr)  # type: ignore[attr-defined]
@@ -191,7 +184,6 @@ def _to_host(state: State, node: ast.Call, owner: Value, given: Arguments) -> Va
 
 
 def _to(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
-    del given
     text = text_of(node.args[0]) if node.args else ""
     if text in ('"cpu"', "'cpu'") or "torch.device('cpu')" in text:
         if owner.kind is not Kind.MODEL:
@@ -203,7 +195,6 @@ def _to(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value |
 
 
 def _detach(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
-    del state, given
     if owner.kind is Kind.MODEL:
         return None
     return Value(
@@ -244,7 +235,6 @@ def _container_of(node: ast.Call) -> ast.expr:
 
 
 def _clear(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
-    del given
     target = text_of(node.func.value)  # type: ignore[attr-defined]
     state.events.append(Event(Action.FORGET, node, state.module, state.context, owner, call=node, target=target))
     return UNKNOWN
@@ -252,7 +242,6 @@ def _clear(state: State, node: ast.Call, owner: Value, given: Arguments) -> Valu
 
 def _prepare(state: State, node: ast.Call, owner: Value, given: Arguments) -> Value | None:
     """Return the arguments of an accelerator's or fabric's `prepare`, in their order."""
-    del state
     if owner.kind not in (Kind.ACCELERATOR, Kind.FABRIC) or not given.positional:
         return None
     if len(given.positional) == 1:
@@ -262,26 +251,12 @@ def _prepare(state: State, node: ast.Call, owner: Value, given: Arguments) -> Va
 
 HOLDING: Final[Mapping[str, Method]] = MappingProxyType(
     {
-        "item": _to_host,
-        "cpu": _to_host,
-        "numpy": _to_host,
-        "tolist": _to_host,
-        "to": _to,
-        "cuda": _to,
-        "detach": _detach,
-        "detach_": _detach,
-        "append": _append,
-        "appendleft": _append,
-        "extend": _append,
-        "add": _append,
-        "put": _append,
-        "insert": _append,
+        **dict.fromkeys(("item", "cpu", "numpy", "tolist"), _to_host),
+        **dict.fromkeys(("to", "cuda"), _to),
+        **dict.fromkeys(("detach", "detach_"), _detach),
+        **dict.fromkeys(("append", "appendleft", "extend", "add", "put", "insert"), _append),
+        **dict.fromkeys(("prepare", "setup", "setup_module", "setup_optimizers", "setup_dataloaders"), _prepare),
         "clear": _clear,
-        "prepare": _prepare,
-        "setup": _prepare,
-        "setup_module": _prepare,
-        "setup_optimizers": _prepare,
-        "setup_dataloaders": _prepare,
     }
 )
 """By the name of the method; None where it is not what its name says."""

@@ -292,7 +292,9 @@ def computed_value(node: ast.expr, values: tuple[Value, ...], records: Graph) ->
     known: set[Kind] = {value.kind for value in values if value.kind is not Kind.NUMBER}
     devices = {value.device for value in values if value.kind is not Kind.NUMBER}
     return Value(
-        kind=known.pop() if len(known) == 1 and known <= {Kind.TENSOR, Kind.ARRAY} else _tensor_of(known),
+        kind=known.pop()
+        if len(known) == 1 and known <= {Kind.TENSOR, Kind.ARRAY}
+        else (Kind.TENSOR if Kind.TENSOR in known and known <= _TENSORS else Kind.UNKNOWN),
         graph=graph,
         device=devices.pop() if len(devices) == 1 else Device.UNKNOWN,
         node=node,
@@ -300,7 +302,3 @@ def computed_value(node: ast.expr, values: tuple[Value, ...], records: Graph) ->
         divided_by=tuple(dict.fromkeys(text for value in values for text in value.divided_by)),
         is_loss=any(value.is_loss for value in values),
     )
-
-
-def _tensor_of(kinds: set[Kind]) -> Kind:
-    return Kind.TENSOR if Kind.TENSOR in kinds and kinds <= _TENSORS else Kind.UNKNOWN

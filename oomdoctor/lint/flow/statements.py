@@ -70,12 +70,8 @@ def _raise(state: State, node: ast.Raise) -> str:
     return "raise"
 
 
-def _continue(_state: State, _node: ast.Continue) -> str:
-    return "continue"
-
-
-def _break(_state: State, _node: ast.Break) -> str:
-    return "break"
+def _leave(_state: State, node: ast.Continue | ast.Break) -> str:
+    return "continue" if isinstance(node, ast.Continue) else "break"
 
 
 def _assert(state: State, node: ast.Assert) -> None:
@@ -262,8 +258,8 @@ _EXECUTORS: Final[Mapping[type[ast.stmt], Callable[[State, Any], str | None]]] =
         ast.Delete: _delete,
         ast.Return: _return,
         ast.Raise: _raise,
-        ast.Continue: _continue,
-        ast.Break: _break,
+        ast.Continue: _leave,
+        ast.Break: _leave,
         ast.Assert: _assert,
         ast.FunctionDef: _define,
         ast.AsyncFunctionDef: _define,

@@ -187,13 +187,11 @@ def _assignments(scope: ast.AST) -> list[ast.Assign]:
 
 def _root(node: ast.expr) -> str | None:
     """`checkpoint` for `checkpoint["model"]` and for `checkpoint.get("model")`."""
-    while isinstance(node, ast.Subscript) or _is_get(node):
+    while isinstance(node, ast.Subscript) or (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop")
+    ):
         node = node.value if isinstance(node, ast.Subscript) else node.func.value  # type: ignore[attr-defined]
     return text_of(node) if isinstance(node, ast.Name | ast.Attribute) else None
-
-
-def _is_get(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop")
 
 
 def _is_loaded(name: str, scope: ast.AST) -> bool:
@@ -380,8 +378,6 @@ def is_copied_later(alias: Alias) -> bool:
 
 def _is_copy(part: ast.AST, node: ast.Assign, alias: Alias) -> bool:
     name = part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")
-    return _is_named(part, alias.name) or (name in _COPIES and node.lineno > alias.target.lineno)
-
-
-def _is_named(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name | ast.Attribute) and text_of(node) == name
+    return (isinstance(part, ast.Name | ast.Attribute) and text_of(part) == alias.name) or (
+        name in _COPIES and node.lineno > alias.target.lineno
+    )

@@ -168,7 +168,9 @@ def is_sole_condition(found: Accumulation, counter: str) -> bool:
     if _is_used(_parts(tree, counter, loop.node), test, counter):
         return False
     return not any(
-        _compares_with_period(node, found.period) for node in _called(found, tree) if not _lies_in(node, test)
+        _compares_with_period(node, found.period)
+        for node in _called(found, tree)
+        if not any(node is inner for inner in walk(test))
     )
 
 
@@ -239,10 +241,6 @@ def _compares_with_period(node: ast.AST, period: str) -> bool:
 
 def _is_period(node: ast.expr, period: str) -> bool:
     return text_of(node).rpartition(".")[2] == period.rpartition(".")[2]
-
-
-def _lies_in(node: ast.AST, test: ast.expr) -> bool:
-    return any(node is inner for inner in walk(test))
 
 
 def shifted_boundary(found: Accumulation) -> tuple[Edit, ...]:

@@ -10,7 +10,7 @@ from typing import Final
 from oomdoctor.lint.flow.events import Action, Event, GradMode, Run, Value, model_origins
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import Class, Module, walk
-from oomdoctor.lint.patterns.accumulation import Accumulation, accumulations
+from oomdoctor.lint.patterns.accumulation import accumulations
 from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 _NORM: Final = re.compile(r"(?:^|\.)(?:Lazy)?BatchNorm[123]d$")
@@ -32,12 +32,10 @@ def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for found in accumulations(run):
             for event in run.of(Action.FORWARD, within=found.loop):
-                if event.context.gradients is not GradMode.OFF and _is_trained(event, found):
+                if event.context.gradients is not GradMode.OFF and any(
+                    backward.value.comes_from(event.result) for backward in found.backwards
+                ):
                     yield from _judge(run, event)
-
-
-def _is_trained(event: Event, found: Accumulation) -> bool:
-    return any(backward.value.comes_from(event.result) for backward in found.backwards)
 
 
 def _judge(run: Run, event: Event) -> Iterator[Hit]:

@@ -18,7 +18,12 @@ def _check(subject: Subject) -> Iterator[Hit]:
         told: list[tuple[Event, Event]] = []
         for clip, step in _clips(run):
             if not any(step is other and not exclude(clip, earlier) for earlier, other in told):
-                yield _hit(run, clip, step)  # unscaled before the first clip, they are for those that follow it
+                scaler, optimizer = scaler_of(step), optimizer_of(step)
+                message = f"`{text_of(clip.call.func)}` clips gradients that `{scaler}` has scaled up"  # type: ignore[union-attr]
+                help_ = f"call `{scaler}.unscale_({optimizer})` before it"
+                yield Hit.at(
+                    clip, message, help=help_, edits=_edits(run, clip, step, f"{scaler}.unscale_({optimizer})")
+                )  # unscaled before the first clip, they are for those that follow it
             told.append((clip, step))
 
 
@@ -54,13 +59,6 @@ def _is_still_scaled(run: Run, place: int, clip: Event) -> bool:
                 return False
             passes = True
     return passes
-
-
-def _hit(run: Run, clip: Event, step: Event) -> Hit:
-    scaler, optimizer = scaler_of(step), optimizer_of(step)
-    message = f"`{text_of(clip.call.func)}` clips gradients that `{scaler}` has scaled up"  # type: ignore[union-attr]
-    help_ = f"call `{scaler}.unscale_({optimizer})` before it"
-    return Hit.at(clip, message, help=help_, edits=_edits(run, clip, step, f"{scaler}.unscale_({optimizer})"))
 
 
 def _edits(run: Run, clip: Event, step: Event, call: str) -> tuple[Edit, ...]:

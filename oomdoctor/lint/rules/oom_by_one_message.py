@@ -95,14 +95,12 @@ def _single(file: _File, holder: ast.AST, errors: set[str], scope: ast.AST) -> I
     inside = {id(inner) for test in tests for inner in walk(test) if inner is not test}
     for test in tests:
         if id(test) not in inside:
-            yield _hit(file.module, recognition, test)
-
-
-def _hit(module: Module, recognition: Recognition, test: ast.AST) -> Hit:
-    text = next(text for text in sorted(recognition.tested_texts(test)))
-    severity = None if _ONE_DEVICE.search(text) else Severity.NOTE
-    shown = next((found for found in recognition.texts_in(test) if found.lower() == text), text)
-    return Hit(test, module, f"an out-of-memory error is recognised by the text `{shown}` alone", _HELP, severity)
+            text = next(text for text in sorted(recognition.tested_texts(test)))
+            severity = None if _ONE_DEVICE.search(text) else Severity.NOTE
+            shown = next((found for found in recognition.texts_in(test) if found.lower() == text), text)
+            yield Hit(
+                test, file.module, f"an out-of-memory error is recognised by the text `{shown}` alone", _HELP, severity
+            )
 
 
 def _of_an_error(test: ast.AST, recognition: Recognition, errors: set[str], holder: ast.AST) -> bool:

@@ -41,7 +41,9 @@ def _work_again(handler: OomHandler, working: set[ast.AST]) -> ast.Call | None:
     """The first call in the handler that does the work again, or other work of the kind."""
     failed = _failed_call(handler)
     for node in handler.statements():
-        if isinstance(node, ast.Call) and (node in working or _recurses(node, handler) or _same(node, failed)):
+        if isinstance(node, ast.Call) and (
+            node in working or _recurses(node, handler) or (failed is not None and text_of(node.func) == failed)
+        ):
             return node
     return None
 
@@ -95,10 +97,6 @@ def _main_call(value: ast.expr | None) -> ast.Call | None:
         else:
             return value if isinstance(value, ast.Call) else None
     return None
-
-
-def _same(call: ast.Call, failed: str | None) -> bool:
-    return failed is not None and text_of(call.func) == failed
 
 
 def _frees_before(handler: OomHandler, again: ast.Call) -> bool:

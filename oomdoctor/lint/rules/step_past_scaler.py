@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from oomdoctor.lint.flow.events import Action, Event, Kind, Run
+from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.patterns.iterations import exclude
 from oomdoctor.lint.patterns.windows import is_scaled, optimizer_of, scaler_of, scales_by_hand, takes_closure
 from oomdoctor.lint.rule import Hit, Subject, read_rule
@@ -14,19 +15,17 @@ from oomdoctor.lint.rule import Hit, Subject, read_rule
 def _check(subject: Subject) -> Iterator[Hit]:
     for run in subject.runs:
         for place, event in enumerate(run.events):
-            if event.action is Action.STEP and _is_by_itself(event) and not scales_by_hand(run, event):
+            if (
+                event.action is Action.STEP
+                and event.value.kind is Kind.OPTIMIZER
+                and event.context.managed is None
+                and scaler_of(event) is None
+                and not takes_closure(event)
+                and not scales_by_hand(run, event)
+            ):
                 scaled = _scaled_pass(run, place, event)
                 if scaled is not None:
                     yield _hit(run, place, event, scaled)
-
-
-def _is_by_itself(step: Event) -> bool:
-    return (
-        step.value.kind is Kind.OPTIMIZER
-        and step.context.managed is None
-        and scaler_of(step) is None
-        and not takes_closure(step)
-    )
 
 
 def _scaled_pass(run: Run, place: int, step: Event) -> Event | None:
@@ -46,9 +45,7 @@ def _may_meet(event: Event, step: Event) -> bool:
 
 
 def _hit(run: Run, place: int, step: Event, scaled: Event) -> Hit:
-    from oomdoctor.lint.flow.state import text_of  # noqa: PLC0415
-
-    optimizer, scaler = optimizer_of(step), text_of(scaled.value.node.func.value)
+    optimizer, scaler = optimizer_of(step), text_of(scaled.value.node.func.value)  # type: ignore[union-attr]
     earlier = (event for event in run.events[:place] if event.action is Action.STEP and _may_meet(event, step))
     if any(scaler_of(event) is not None and optimizer_of(event) == optimizer for event in earlier):
         message = f"`{optimizer}` steps a second time with the gradients that `{scaler}.step` has used"
