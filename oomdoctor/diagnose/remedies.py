@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oomdoctor.diagnose.evidence import as_comment
+from oomdoctor.diagnose.tables import read_table
 from oomdoctor.diagnose.training_causes import GROWS_WITH_THE_BATCH, makes_state
 from oomdoctor.results import Category, CauseId, Confidence, Remedy, TrainingPhase
 
@@ -85,8 +84,7 @@ def _remedy(name: str, situation: Situation, frees_bytes: int | None = None, **w
 
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
-    text = Path(__file__).with_name("remedies.toml").read_text(encoding="utf-8")
-    return {entry["id"]: entry for entry in tomllib.loads(text)["remedy"]}
+    return {entry["id"]: entry for entry in read_table(__file__)["remedy"]}
 
 
 def _stop_other_process(situation: Situation) -> Remedy:

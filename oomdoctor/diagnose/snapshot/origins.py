@@ -1,7 +1,7 @@
 """Read the stack of an allocation: the kind of code, and the user's own line.
 
-Frames are compared with the tables below, innermost first, and the first that matches decides: inside of an optimizer's
-step a closure may run a forward pass, and inside of a forward pass a library may load weights.
+Frames are compared with the signs of `origins.toml`, innermost first, and the first that matches decides: inside of an
+optimizer's step a closure may run a forward pass, and inside of a forward pass a library may load weights.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.diagnose.tables import compiled, read_table
 from oomdoctor.diagnose.text.phases import is_library
 from oomdoctor.results import SourceLine
 
@@ -44,56 +45,13 @@ class _Sign:
     functions: frozenset[str] | None = None
 
 
-def _sign(origin: AllocationOrigin, path: str, *functions: str) -> _Sign:
-    return _Sign(origin, re.compile(path), frozenset(functions) or None)
-
-
-_SIGNS: Final = (
-    _sign(AllocationOrigin.RECOMPUTED, r"/torch/utils/checkpoint\.py$", "unpack_hook", "recompute_fn", "backward"),
-    _sign(
-        AllocationOrigin.OPTIMIZER_STATE,
-        r"/optim|/apex/|/deepspeed/",
-        "_init_group",
-        "init_state",
-        "_init_state",
-        "state_init",
-    ),
-    _sign(
-        AllocationOrigin.BUCKETS,
-        r"/torch/nn/parallel/distributed\.py$",
-        "_ddp_init_helper",
-        "__init__",
-        "_rebuild_buckets",
-    ),
-    _sign(
-        AllocationOrigin.OPTIMIZER,
-        r"/torch/optim/|/bitsandbytes/optim/|/apex/optimizers/|/deepspeed/ops/|/torch_optimizer/",
-    ),
-    _sign(
-        AllocationOrigin.LOAD,
-        r"/torch/nn/modules/module\.py$",
-        *("_apply", "convert", "to", "cuda", "half", "float", "double", "bfloat16", "type", "to_empty"),
-        *("load_state_dict", "_load_from_state_dict", "load"),
-    ),
-    _sign(
-        AllocationOrigin.LOAD, r"/torch/nn/(?:init|parameter)\.py$|/torch/(?:serialization|_utils)\.py$|/safetensors/"
-    ),
-    _sign(AllocationOrigin.LOAD, r"/torch/nn/modules/", "__init__", "reset_parameters", "_reset_parameters"),
-    _sign(AllocationOrigin.LOAD, r"/torch/(?:_tensor|storage)\.py$", "__deepcopy__"),
-    _sign(AllocationOrigin.LOAD, r"", "from_pretrained", "set_module_tensor_to_device", "load_checkpoint_and_dispatch"),
-    _sign(
-        AllocationOrigin.BACKWARD, r"/torch/_tensor\.py$|/torch/autograd/", "backward", "grad", "_engine_run_backward"
-    ),
-    _sign(AllocationOrigin.BACKWARD, r"/torch/autograd/", "_make_grads"),
-    _sign(AllocationOrigin.FORWARD, r"/torch/nn/modules/module\.py$", "_call_impl", "_wrapped_call_impl"),
-    _sign(AllocationOrigin.FORWARD, r"/torch/(?:nn/)?functional\.py$|/torchinductor_[^/]+/|/torch/_inductor/"),
-    _sign(AllocationOrigin.TRANSFER, r"/torch/utils/data/"),
-    _sign(
-        AllocationOrigin.TRANSFER,
-        r"",
-        *("send_to_device", "move_data_to_device", "batch_to_device", "pin_memory", "_prepare_inputs"),
-        *("transfer_batch_to_device", "_prepare_input", "collate_fn", "move_to_device"),
-    ),
+_SIGNS: Final = tuple(
+    _Sign(
+        AllocationOrigin[sign["origin"].upper()],
+        compiled(sign.get("path", "")),
+        frozenset(sign["functions"]) if "functions" in sign else None,
+    )
+    for sign in read_table(__file__)["sign"]
 )
 _TORCH: Final = re.compile(r"[/\\]torch[/\\]")
 # These start the user's program, so that it may be the thread that runs it which begins in PyTorch's files.
