@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnose.evidence import quoted
@@ -9,7 +10,6 @@ from oomdoctor.results import Cause, CauseId, Confidence
 from oomdoctor.units import GIB, MIB, format_size
 
 if TYPE_CHECKING:
-    from oomdoctor.agent.oom_errors import Row
     from oomdoctor.diagnose.evidence import Situation
 
 
@@ -217,19 +217,10 @@ SHARED_MEMORY_KINDS: Final = frozenset({"host-shared-memory"})
 """Messages about `/dev/shm`, which the workers of a data loader share."""
 
 _PINNED_KINDS: Final = frozenset({"cuda-runtime", "hip-runtime"})
-_CERTAIN_WORDS: Final = (
-    "cannot allocate memory",
-    "can't allocate memory",
-    "not enough memory",
-    "unable to allocate",
-    "oom-kill",
-    "oom_kill",
-    "oomkilled",
-    "out of memory",
-    "out-of-memory",
-    "low on memory",
-    "bad_alloc",
-    "memoryerror",
+_CERTAIN_WORDS: Final = re.compile(
+    r"(?:cannot|can't|unable to) allocate|not enough memory|oom.?kill|out.of.memory|low on memory|bad_alloc"
+    r"|memoryerror",
+    re.IGNORECASE,
 )
 
 
@@ -247,7 +238,7 @@ def host_oom(situation: Situation) -> Cause | None:
     if tried is not None:
         text = f"The host refused {format_size(tried)}; no device's memory is involved"
         return Cause(CauseId.HOST_OOM, Confidence.CERTAIN, text)
-    if situation.kind == "killed" and not any(word in words.lower() for word in _CERTAIN_WORDS):
+    if situation.kind == "killed" and _CERTAIN_WORDS.search(words) is None:
         text = f"A process was killed, as the kernel does when the host runs out of memory: {quoted(words)}"
         return Cause(CauseId.HOST_OOM, Confidence.LIKELY, text)
     return Cause(CauseId.HOST_OOM, Confidence.CERTAIN, f"The host ran out of memory: {quoted(words)}")
@@ -283,12 +274,6 @@ def not_oom(situation: Situation) -> Cause | None:
         return None
     row = situation.row
     why = "no lack of memory is known to cause it" if row is None else row.reason
-    text = f"{quoted(situation.message)}: {why}"
-    return Cause(CauseId.NOT_OOM, _confidence(row), text)
-
-
-def _confidence(row: Row | None) -> Confidence:
-    if row is None:
-        return Confidence.LIKELY
     # Of some statuses only the memory that was free at that moment could tell, and the text does not hold it.
-    return Confidence.POSSIBLE if row.needs_pressure else Confidence.CERTAIN
+    known = Confidence.POSSIBLE if row is not None and row.needs_pressure else Confidence.CERTAIN
+    return Cause(CauseId.NOT_OOM, Confidence.LIKELY if row is None else known, f"{quoted(situation.message)}: {why}")

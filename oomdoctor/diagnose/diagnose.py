@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from oomdoctor.diagnose.evidence import Event
     from oomdoctor.diagnose.snapshot.layout import RawSnapshot
     from oomdoctor.diagnose.sources import RunReport, Source
-    from oomdoctor.results import Category, MemoryTrend, SnapshotComparison, SnapshotSummary
+    from oomdoctor.results import Category, MemoryTrend
 
 
 _LARGEST_SNAPSHOT: Final = 4 << 30
@@ -213,7 +213,9 @@ def next_steps(situation: Situation, causes: Sequence[Cause]) -> Iterator[NextSt
         yield NextStep(
             "whether memory was full at that moment, which the message does not say", "oomdoctor run -- python train.py"
         )
-    if not situation.is_oom or not situation.is_torch or not _open_questions(causes):
+    if not situation.is_oom or not situation.is_torch:
+        return
+    if any(cause.confidence is not Confidence.POSSIBLE and cause.id is not CauseId.UNKNOWN for cause in causes):
         return
     if situation.device == "cpu":
         yield NextStep("whether the kernel killed it, and what it held then", "dmesg -T | grep -i -A2 'out of memory'")
@@ -229,10 +231,6 @@ def next_steps(situation: Situation, causes: Sequence[Cause]) -> Iterator[NextSt
         yield NextStep(what, f'print(step, "memory", {words.allocated} // 2**20, "MiB")')
 
 
-def _open_questions(causes: Sequence[Cause]) -> bool:
-    return all(cause.confidence is Confidence.POSSIBLE or cause.id is CauseId.UNKNOWN for cause in causes)
-
-
 _A_PAIR: Final = 2
 
 
@@ -245,6 +243,8 @@ def diagnose(sources: Sequence[Source]) -> DiagnosisResult:
     case = read_sources(sources)
     situation = Situation(case, primary_event(case.events))
     causes = find_causes(situation) if case.events or case.snapshots else ()
+    # Two files that hold one device each; several devices of one file are no pair.
+    are_a_pair = len(case.snapshots) == len({one.source for one in case.snapshots}) == _A_PAIR
     return DiagnosisResult(
         sources=case.sources,
         is_oom=situation.is_oom,
@@ -257,12 +257,5 @@ def diagnose(sources: Sequence[Source]) -> DiagnosisResult:
         occurrences=occurrences(case.events),
         trend=case.trend,
         snapshots=case.snapshots,
-        comparison=None if case.has_reports else _comparison(case.snapshots),
+        comparison=compare(*case.snapshots) if are_a_pair and not case.has_reports else None,
     )
-
-
-def _comparison(snapshots: Sequence[SnapshotSummary]) -> SnapshotComparison | None:
-    """Compare where two files hold one device each; several devices of one file are no pair."""
-    if len(snapshots) != _A_PAIR or snapshots[0].source == snapshots[1].source:
-        return None
-    return compare(*snapshots)

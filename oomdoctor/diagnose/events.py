@@ -56,7 +56,10 @@ def read_frames(lines: Sequence[str], end: int) -> tuple[SourceLine, ...]:
     after = unwrap(lines, end + 1, min(len(lines) - 1, end + _LINES_AFTER))
     chosen = _ending_at(tracebacks, lines, end)
     if chosen is None and end > 0 and _DEBUGGER.match(lines[end - 1]):
-        return tuple(_source_line(frame) for frame in reversed(_below(after)) if frame.line and frame.path)
+        # a debugger lists the frames directly below the message, innermost first
+        listed = split_tracebacks(after, -1) if after and printed.read_frame(after[0].text) is not None else []
+        below = listed[0].frames if listed else []
+        return tuple(_source_line(frame) for frame in reversed(below) if frame.line and frame.path)
     frames = _all_frames(chosen) + _user_code(after) if chosen else _following(lines[end], after)
     return tuple(_source_line(frame) for frame in frames if frame.line and frame.path)
 
@@ -140,12 +143,6 @@ def _following(message: str, after: list[TracebackRow]) -> list[PrintedFrame]:
     return _all_frames(chosen)
 
 
-def _below(after: list[TracebackRow]) -> list[PrintedFrame]:
-    """The frames that a debugger lists directly below a message, innermost first."""
-    tracebacks = split_tracebacks(after, -1)
-    return tracebacks[0].frames if tracebacks and printed.read_frame(after[0].text) is not None else []
-
-
 def _source_line(frame: PrintedFrame) -> SourceLine:
     code = frame.code[:_LONGEST_CODE].strip() if frame.code else None
     return SourceLine(frame.path[:_LONGEST_PATH], frame.line or 1, frame.function, code or None)
@@ -188,7 +185,7 @@ def primary_event(events: Sequence[Event]) -> Event | None:
     first = next(filter(_is_oom, events), None)
     if first is not None:
         return _end_of(first, events) or first
-    return next(filter(_is_known, events), events[-1] if events else None)
+    return next((event for event in events if event.message.kind != UNKNOWN_ERROR), events[-1] if events else None)
 
 
 def _end_of(caught: Event, events: Sequence[Event]) -> Event | None:
@@ -216,10 +213,6 @@ def occurrences(events: Sequence[Event]) -> tuple[Occurrence, ...]:
 
 def _is_oom(event: Event) -> bool:
     return event.message.is_oom
-
-
-def _is_known(event: Event) -> bool:
-    return event.message.kind != UNKNOWN_ERROR
 
 
 def _numbers(window: Window, message: Message) -> Iterator[tuple[object, ...]]:

@@ -14,7 +14,7 @@ from oomdoctor.results import Category, Facts, TrainingPhase
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from oomdoctor.agent.oom_errors import Row
     from oomdoctor.results import MemoryDevice, MemoryTrend, ProcessMemory, SnapshotSummary, SourceLine
@@ -192,7 +192,8 @@ class Situation:
         if not self.case.snapshots:
             return None
         index = None if self.event is None else self.event.message.facts.gpu_index
-        beside = [snapshot for snapshot in self.case.snapshots if self._lies_beside(snapshot)]
+        folder = PurePath(self.event.window.source).parent if self.event is not None else None
+        beside = [one for one in self.case.snapshots if self.case.has_reports and PurePath(one.source).parent == folder]
         if beside:  # of several ranks' reports, the one whose error it is
             return max(beside, key=lambda snapshot: snapshot.end.allocated_bytes)
         same = [snapshot for snapshot in self.case.snapshots if snapshot.device_index == index]
@@ -241,7 +242,12 @@ class Situation:
     @cached_property
     def batch_size(self) -> int | None:
         """The batch size that the traceback's code, the command line or the log names; None where none or several."""
-        sizes = set(_batch_sizes(self._texts()))
+        sizes = {
+            int(match[1])
+            for text in self._texts()
+            for match in _BATCH_SIZE.finditer(text)
+            if not _EVALUATION.search(text[max(0, match.start() - 20) : match.end()])
+        }
         return sizes.pop() if len(sizes) == 1 else None
 
     @property
@@ -295,11 +301,6 @@ class Situation:
             return 0.0
         return (self.category_bytes(*categories) or 0) / self.snapshot.end.allocated_bytes
 
-    def _lies_beside(self, snapshot: SnapshotSummary) -> bool:
-        if self.event is None or not self.case.has_reports:
-            return False
-        return PurePath(snapshot.source).parent == PurePath(self.event.window.source).parent
-
     def _texts(self) -> Iterator[str]:
         yield " ".join(self.case.command)
         if self.event is not None:
@@ -321,13 +322,6 @@ def _facts_of(snapshot: SnapshotSummary) -> Facts:
         phase=snapshot.phase,
         user_line=snapshot.user_line,
     )
-
-
-def _batch_sizes(texts: Iterator[str] | Sequence[str]) -> Iterator[int]:
-    for text in texts:
-        for match in _BATCH_SIZE.finditer(text):
-            if not _EVALUATION.search(text[max(0, match.start() - 20) : match.end()]):
-                yield int(match[1])
 
 
 _LONGEST_QUOTATION: Final = 160

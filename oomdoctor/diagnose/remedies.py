@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.diagnose.evidence import as_comment
 from oomdoctor.diagnose.tables import read_table
@@ -20,259 +19,129 @@ if TYPE_CHECKING:
     from oomdoctor.results import Cause, MemoryDevice
 
 
+_TABLE: Final = read_table(__file__)
+_ENTRIES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType({entry["id"]: entry for entry in _TABLE["remedy"]})
+REMEDIES: Final[Mapping[CauseId, tuple[str, ...]]] = MappingProxyType(
+    {CauseId(cause): tuple(names) for cause, names in _TABLE["causes"].items()}
+)
+"""Ids of the remedies by the cause that they are for, best first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The words of one kind of device.
-
-    Attributes:
-        status: Command that lists processes and memory.
-        visible: Environment variable that chooses the device; None where there is only one.
-        torch_name: What torch calls it: `torch.<name>`, and `torch.autocast("<name>")`; ROCm goes by `cuda`.
-        allocated: Expression for the bytes in tensors.
-    """
+    """The words of one kind of device; `remedies.toml` describes them."""
 
     status: str
-    visible: str | None
     torch_name: str
-    allocated: str
-
-
-def _vocabulary(status: str, visible: str | None, torch_name: str) -> Vocabulary:
-    return Vocabulary(status, visible, torch_name, f"torch.{torch_name}.memory_allocated()")
-
-
-_CUDA = _vocabulary("nvidia-smi", "CUDA_VISIBLE_DEVICES", "cuda")
-
-_VOCABULARIES: Mapping[str, Vocabulary] = MappingProxyType(
-    {
-        "hip": _vocabulary("rocm-smi --showpids", "HIP_VISIBLE_DEVICES", "cuda"),
-        "xpu": _vocabulary("xpu-smi ps", "ZE_AFFINITY_MASK", "xpu"),
-        "npu": _vocabulary("npu-smi info", "ASCEND_RT_VISIBLE_DEVICES", "npu"),
-        "hpu": _vocabulary("hl-smi", "HABANA_VISIBLE_MODULES", "hpu"),
-        "mps": Vocabulary("top -o mem", None, "mps", "torch.mps.current_allocated_memory()"),
-    }
-)
+    visible: str | None = None
+    allocated: str = "torch.{torch_name}.memory_allocated()"
 
 
 def vocabulary(device: MemoryDevice) -> Vocabulary:
     """Return the words for a device; CUDA's where it has none of its own."""
-    return _VOCABULARIES.get(device, _CUDA)
+    words = Vocabulary(**_TABLE["devices"].get(device, _TABLE["devices"]["cuda"]))
+    return replace(words, allocated=words.allocated.format(torch_name=words.torch_name))
 
 
-# --- remedies by cause -----------------------------------------------------------------------------------------------
-
-
-def _remedy(name: str, situation: Situation, frees_bytes: int | None = None, **words: object) -> Remedy:
-    """Fill in a remedy of the file.
-
-    Args:
-        name: Its id.
-        situation: The failure, whose facts tell what it frees.
-        frees_bytes: What it frees at most, where that is no fact of the error.
-        words: What stands for the words in braces.
-    """
-    entry = _entries()[name]
-    change, how, frees = entry["change"], entry.get("how"), entry.get("frees")
-    return Remedy(
-        id=name,
-        change=change.format(**words) if words else change,
-        how=how.format(**words) if words and how else how,
-        frees_bytes=getattr(situation.facts, frees) if frees else frees_bytes or None,
-        cost=entry["cost"],
-    )
-
-
-@cache
-def _entries() -> dict[str, dict[str, Any]]:
-    return {entry["id"]: entry for entry in read_table(__file__)["remedy"]}
-
-
-def _stop_other_process(situation: Situation) -> Remedy:
-    pids = [str(process.pid) for process in situation.others[:8]]
-    if pids:
-        command, frees = f"ps -fp {','.join(pids)}  # then: kill {' '.join(pids)}", situation.others_bytes
-    else:
-        status = vocabulary(situation.device).status
-        command, frees = f"{status}  # then stop what should not run there", situation.outside_bytes or 0
-    return _remedy("stop_other_process", situation, frees, command=command)
-
-
-def _other_device(situation: Situation) -> Remedy | None:
-    variable = vocabulary(situation.device).visible
-    if variable is None:
-        return None
-    index = 0 if situation.facts.gpu_index else 1
-    return _remedy("other_device", situation, variable=variable, index=index)
-
-
-def _expandable_segments(situation: Situation) -> Remedy | None:
-    settings = situation.case.allocator_settings or ""
-    if situation.device not in _CUDA_LIKE or "expandable_segments:True" in settings:
-        return None
-    return _remedy("max_split_size" if _OLD_TEMPLATE in situation.message else "expandable_segments", situation)
-
-
-def _mps_watermark(situation: Situation) -> Remedy | None:
-    """Return the last resort on an Apple GPU, whatever the cause; None elsewhere."""
-    if not situation.on_gpu or situation.device != "mps" or situation.facts.mps_max_bytes is None:
-        return None
-    return _remedy("mps_watermark", situation)
-
-
-def _larger_page_file(situation: Situation) -> Remedy | None:
-    # Windows must be able to back every byte that is asked for.
-    return _remedy("larger_page_file", situation) if "1455" in situation.message else None
-
-
-def _no_pinned_memory(situation: Situation) -> Remedy | None:
-    return None if situation.device == "cpu" else _remedy("no_pinned_memory", situation)
-
-
-def _for_other_error(situation: Situation) -> Remedy | None:
-    name = _BY_KIND.get(situation.kind)
-    return None if name is None else _remedy(name, situation)
-
-
-def _smaller_micro_batch(situation: Situation) -> Remedy | None:
-    size = situation.batch_size
-    if size == 1 or situation.phase not in _BATCH_MATTERS or situation.is_server:
-        return None
-    frees = (_per_step(situation, *GROWS_WITH_THE_BATCH) or 0) // 2
-    to = "" if size is None else f" to {size // 2}"
-    hint = "; `oomdoctor probe` finds the exact size that fits" if situation.device == "cuda" else ""
-    found = _remedy("smaller_micro_batch", situation, frees, to=to, hint=hint, target=size or 256)
-    return found if situation.device == "cuda" else replace(found, how=None)
-
-
-def _activation_checkpointing(situation: Situation) -> Remedy | None:
-    if situation.phase not in (None, TrainingPhase.FORWARD, TrainingPhase.BACKWARD) or situation.is_server:
-        return None
-    return _remedy("activation_checkpointing", situation, _per_step(situation, Category.ACTIVATIONS))
-
-
-def _lower_precision(situation: Situation) -> Remedy | None:
-    if situation.phase not in _BATCH_MATTERS:
-        return None
-    frees = (_per_step(situation, Category.ACTIVATIONS) or 0) // 2
-    return _remedy("bf16_autocast", situation, frees, device=vocabulary(situation.device).torch_name)
-
-
-def _per_step(situation: Situation, *categories: Category) -> int | None:
-    """Return the bytes of one step; None where a leak mixes them with those of earlier ones."""
-    return None if situation.leaks else situation.category_bytes(*categories)
-
-
-def _memory_for_others(situation: Situation) -> Remedy | None:
-    # An inference server takes its memory beforehand; what it computes with must fit beside that.
-    return _remedy("room_for_others", situation) if situation.is_server else None
-
-
-def _shorter_samples(situation: Situation) -> Remedy | None:
-    return _remedy("shorter_samples", situation) if situation.batch_size == 1 else None
-
-
-def _chunked_loss(situation: Situation) -> Remedy | None:
-    return _remedy("chunked_loss", situation) if _LOGITS.search(situation.code) else None
-
-
-def _fused_attention(situation: Situation) -> Remedy | None:
-    if not _ATTENTION.search(situation.code) or _LOGITS.search(situation.code):
-        return None
-    return _remedy("fused_attention", situation)
-
-
-def _check_shapes(situation: Situation) -> Remedy:
-    return _remedy("check_shapes", situation, comment=as_comment(situation.facts.user_line))
-
-
-def _no_grad(situation: Situation) -> Remedy:
-    return _remedy("no_grad", situation, situation.category_bytes(Category.ACTIVATIONS))
-
-
-def _drop_graph(situation: Situation) -> Remedy:
-    grown = None
-    if situation.snapshot is not None and situation.snapshot.growing:
-        grown = sum(max(0, line.last_bytes - line.first_bytes) for line in situation.snapshot.growing)
-    elif (trend := situation.trend) is not None and trend.growing:
-        # Readings that begin late have seen only a part of what leaked.
-        seen = max(trend.last_bytes - trend.first_bytes, trend.bytes_per_step * trend.last_step)
-        grown = max(0, min(trend.last_bytes, seen))
-    return replace(_remedy("drop_graph", situation), frees_bytes=grown)
-
-
-def _lighter_weights(situation: Situation) -> Remedy:
-    return _remedy("lighter_weights", situation, (situation.category_bytes(Category.WEIGHTS) or 0) // 2)
-
-
-def _lighter_optimizer(situation: Situation) -> Remedy:
-    state = situation.category_bytes(Category.OPTIMIZER_STATE) or 0
-    return _remedy("lighter_optimizer", situation, 3 * state // 4)
-
-
-def _no_foreach(situation: Situation) -> Remedy | None:
-    if makes_state(situation):
-        return None  # there are no temporaries yet
-    return _remedy("no_foreach", situation, situation.category_bytes(Category.WEIGHTS))
-
-
-def _load_on_host(situation: Situation) -> Remedy:
-    line = situation.facts.user_line if situation.phase is TrainingPhase.CHECKPOINT_LOAD else None
-    return _remedy("load_on_host", situation, comment=as_comment(line))
-
+# --- conditions: a remedy that is not listed is proposed wherever its cause is --------------------------------------
 
 _CUDA_LIKE: Final = ("cuda", "hip")
 _OLD_TEMPLATE: Final = "total capacity;"  # up to torch 2.0, which has no expandable segments
 _LOGITS: Final = re.compile(r"cross_entropy|log_softmax|nll_loss|CrossEntropyLoss|lm_head|logits", re.IGNORECASE)
 _ATTENTION: Final = re.compile(r"attn|attention|q @ k|matmul\(q|query|softmax\(", re.IGNORECASE)
-_BATCH_MATTERS: Final = (
-    None,
-    TrainingPhase.FORWARD,
-    TrainingPhase.BACKWARD,
-    TrainingPhase.EVALUATION,
-    TrainingPhase.BATCH_TO_DEVICE,
-)
-_BY_KIND: Final = {
-    "kernel-resources": "smaller_kernel_blocks",
-    "disk-full": "free_disk",
-    "device-assert": "find_assert",
-    "illegal-address": "find_illegal_access",
-}
-"""Remedies for errors that are not about memory, by the error's kind."""
+_IN_TRAINING: Final = (None, TrainingPhase.FORWARD, TrainingPhase.BACKWARD)
+_BATCH_MATTERS: Final = (*_IN_TRAINING, TrainingPhase.EVALUATION, TrainingPhase.BATCH_TO_DEVICE)
 
-_Rule: TypeAlias = "str | Callable[[Situation], Remedy | None]"
 
-REMEDY_RULES: Final[dict[CauseId, tuple[_Rule, ...]]] = {
-    CauseId.OTHER_PROCESS: (_stop_other_process, _other_device),
-    CauseId.MEMORY_FRACTION_CAP: ("raise_cap",),
-    CauseId.FRAGMENTATION: (_expandable_segments, "largest_batch_first"),
-    CauseId.SINGLE_HUGE_ALLOCATION: (
-        _chunked_loss,
-        _fused_attention,
-        _check_shapes,
-        _shorter_samples,
-        _smaller_micro_batch,
-    ),
-    CauseId.LEAK_ACROSS_STEPS: (_drop_graph,),
-    CauseId.MISSING_NO_GRAD: (_no_grad, "move_outputs"),
-    CauseId.BATCH_TOO_LARGE: (
-        _memory_for_others,
-        _smaller_micro_batch,
-        _shorter_samples,
-        _activation_checkpointing,
-        _lower_precision,
-        _chunked_loss,
-        _fused_attention,
-    ),
-    CauseId.MODEL_TOO_LARGE: (_memory_for_others, _lighter_weights, "spread_model", "smaller_model"),
-    CauseId.OPTIMIZER_STATE: (_lighter_optimizer, _no_foreach, "shard_optimizer"),
-    CauseId.CHECKPOINT_LOAD: (_load_on_host,),
-    CauseId.HOST_OOM: (_no_pinned_memory, _larger_page_file, "fewer_workers", "more_host_memory"),
-    CauseId.SHM: ("larger_shared_memory", "no_workers"),
-    CauseId.SIZE_LIMIT: ("smaller_tensors",),
-    CauseId.KV_CACHE_NO_ROOM: ("room_for_cache",),
-    CauseId.NOT_OOM: (_for_other_error,),
-}
-"""Remedies by the cause that they are for: an id, or a rule that proposes one where it makes sense."""
+def _may_set_expandable(situation: Situation) -> bool:
+    settings = situation.case.allocator_settings or ""
+    return situation.device in _CUDA_LIKE and "expandable_segments:True" not in settings
+
+
+def _is_of_kind(kind: str) -> Callable[[Situation], bool]:
+    return lambda situation: situation.kind == kind
+
+
+_CONDITIONS: Final[Mapping[str, Callable[[Situation], bool]]] = MappingProxyType({
+    "other_device": lambda one: vocabulary(one.device).visible is not None,
+    "expandable_segments": lambda one: _may_set_expandable(one) and _OLD_TEMPLATE not in one.message,
+    "max_split_size": lambda one: _may_set_expandable(one) and _OLD_TEMPLATE in one.message,
+    # Windows must be able to back every byte that is asked for.
+    "larger_page_file": lambda one: "1455" in one.message,
+    "no_pinned_memory": lambda one: one.device != "cpu",
+    "smaller_kernel_blocks": _is_of_kind("kernel-resources"),
+    "free_disk": _is_of_kind("disk-full"),
+    "find_assert": _is_of_kind("device-assert"),
+    "find_illegal_access": _is_of_kind("illegal-address"),
+    "smaller_micro_batch": lambda one: one.batch_size != 1 and one.phase in _BATCH_MATTERS and not one.is_server,
+    "activation_checkpointing": lambda one: one.phase in _IN_TRAINING and not one.is_server,
+    "bf16_autocast": lambda one: one.phase in _BATCH_MATTERS,
+    # An inference server takes its memory beforehand; what it computes with must fit beside that.
+    "room_for_others": lambda one: one.is_server,
+    "shorter_samples": lambda one: one.batch_size == 1,
+    "chunked_loss": lambda one: _LOGITS.search(one.code) is not None,
+    "fused_attention": lambda one: _ATTENTION.search(one.code) is not None and _LOGITS.search(one.code) is None,
+    "no_foreach": lambda one: not makes_state(one),  # there are no temporaries yet
+})  # fmt: skip
+
+
+# --- what is filled in, and what is freed, where the table does not tell ---------------------------------------------
+
+
+def _remedy(name: str, situation: Situation) -> Remedy:
+    """Fill in a remedy of the table."""
+    entry, words = _ENTRIES[name], _words(name, situation)
+    how, fact, part = entry.get("how"), entry.get("frees"), entry.get("part")
+    frees: int | None = None
+    if fact is not None:
+        frees = getattr(situation.facts, fact)
+    elif part is not None and not (entry.get("step") and situation.leaks):
+        frees = int((situation.category_bytes(Category(part)) or 0) * entry.get("share", 1)) or None
+    elif name in _FREED:
+        frees = _FREED[name](situation) or None
+    return Remedy(name, entry["change"].format(**words), how and how.format(**words), frees, entry["cost"])
+
+
+def _words(name: str, situation: Situation) -> dict[str, object]:
+    """Return what stands for the words in braces."""
+    device, size = vocabulary(situation.device), situation.batch_size
+    pids = [str(process.pid) for process in situation.others[:8]]
+    stop = f"ps -fp {','.join(pids)}  # then: kill {' '.join(pids)}"
+    # The user's line is one of loading where that is what ran out, and of a wrong shape elsewhere.
+    loads = situation.phase is TrainingPhase.CHECKPOINT_LOAD
+    line = situation.facts.user_line if loads or name != "load_on_host" else None
+    return {
+        "command": stop if pids else f"{device.status}  # then stop what should not run there",
+        "visible": device.visible,
+        "index": 0 if situation.facts.gpu_index else 1,
+        "torch_name": device.torch_name,
+        "comment": as_comment(line),
+        "to": "" if size is None else f" to {size // 2}",
+        "hint": "; `oomdoctor probe` finds the exact size that fits" if situation.device == "cuda" else "",
+        "target": size or 256,
+    }
+
+
+def _grown_bytes(situation: Situation) -> int | None:
+    if situation.snapshot is not None and situation.snapshot.growing:
+        return sum(max(0, line.last_bytes - line.first_bytes) for line in situation.snapshot.growing)
+    trend = situation.trend
+    if trend is None or not trend.growing:
+        return None
+    # Readings that begin late have seen only a part of what leaked.
+    seen = max(trend.last_bytes - trend.first_bytes, trend.bytes_per_step * trend.last_step)
+    return max(0, min(trend.last_bytes, seen))
+
+
+def _half_of_batch(situation: Situation) -> int | None:
+    return None if situation.leaks else (situation.category_bytes(*GROWS_WITH_THE_BATCH) or 0) // 2
+
+
+_FREED: Final[Mapping[str, Callable[[Situation], int | None]]] = MappingProxyType({
+    "stop_other_process": lambda one: one.others_bytes or one.outside_bytes,
+    "smaller_micro_batch": _half_of_batch,
+    "drop_graph": _grown_bytes,
+})  # fmt: skip
 
 
 # --- the best of them ------------------------------------------------------------------------------------------------
@@ -292,24 +161,24 @@ def choose_remedies(situation: Situation, causes: Sequence[Cause]) -> tuple[Reme
         causes = [cause for cause in causes if cause.confidence is not Confidence.POSSIBLE]
     found: dict[str, tuple[int, int, Remedy]] = {}
     for cause in causes:
-        for rule in REMEDY_RULES.get(cause.id, ()):
-            remedy = _proposed(rule, situation)
-            if remedy is not None:
-                order = _REMEDY_ORDER.index(cause.confidence), _shortfall(remedy, situation)
-                found.setdefault(remedy.id, (*order, remedy))
-    if (watermark := _mps_watermark(situation)) is not None:
-        found[watermark.id] = (len(_REMEDY_ORDER), 0, watermark)
+        for name in REMEDIES.get(cause.id, ()):
+            if name not in found and (remedy := _proposed(name, situation)) is not None:
+                found[name] = (_REMEDY_ORDER.index(cause.confidence), _shortfall(remedy, situation), remedy)
+    if situation.on_gpu and situation.device == "mps" and situation.facts.mps_max_bytes is not None:
+        # the last resort on an Apple GPU, whatever the cause
+        found["mps_watermark"] = (len(_REMEDY_ORDER), 0, _remedy("mps_watermark", situation))
     ordered = sorted(found.values(), key=lambda entry: entry[:2])
     return tuple(remedy for _, _, remedy in ordered)[:_MOST]
 
 
-def _proposed(rule: _Rule, situation: Situation) -> Remedy | None:
-    """Return a rule's remedy; what is written for PyTorch is not proposed for another framework."""
-    remedy = _remedy(rule, situation) if isinstance(rule, str) else rule(situation)
-    written_for_torch = None if remedy is None else _entries()[remedy.id].get("torch")
-    if remedy is None or situation.is_torch or written_for_torch is None:
-        return remedy
-    return replace(remedy, how=None) if written_for_torch == "how" else None
+def _proposed(name: str, situation: Situation) -> Remedy | None:
+    """Return a remedy where it makes sense; what is written for PyTorch is not proposed for another framework."""
+    written_for_torch = None if situation.is_torch else _ENTRIES[name].get("torch")
+    if (name in _CONDITIONS and not _CONDITIONS[name](situation)) or written_for_torch == "only":
+        return None
+    remedy = _remedy(name, situation)
+    probed = name != "smaller_micro_batch" or situation.device == "cuda"
+    return remedy if probed and written_for_torch is None else replace(remedy, how=None)
 
 
 def _shortfall(remedy: Remedy, situation: Situation) -> int:

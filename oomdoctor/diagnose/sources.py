@@ -167,9 +167,10 @@ def read_report(data: bytes, source: str) -> RunReport:
         ) from None
     if not isinstance(report, dict):
         raise UsageError(f"`{source}` is not the report of a run", hint=_REPORT_HINT)
-    settings = report.get("allocator_settings")
+    settings, text = report.get("allocator_settings"), report.get("traceback")
+    bare = f"{report.get('type', 'RuntimeError')}: {report.get('message', '')}"
     return RunReport(
-        text=_text(report),
+        text=text if isinstance(text, str) and text.strip() else bare,
         rank=_integer(report.get("rank")),
         steps_done=_integer(report.get("steps_done")),
         command=tuple(str(word) for word in argv) if isinstance(argv := report.get("argv"), list) else (),
@@ -177,13 +178,6 @@ def read_report(data: bytes, source: str) -> RunReport:
         addresses=_addresses(report.get("categories")),
         last_steps=tuple(_steps(report.get("last_steps"))),
     )
-
-
-def _text(report: dict[str, object]) -> str:
-    traceback = report.get("traceback")
-    if isinstance(traceback, str) and traceback.strip():
-        return traceback
-    return f"{report.get('type', 'RuntimeError')}: {report.get('message', '')}"
 
 
 def _integer(value: object) -> int | None:

@@ -12,7 +12,6 @@ from oomdoctor.units import GIB, MIB, format_size
 
 if TYPE_CHECKING:
     from oomdoctor.diagnose.evidence import Situation
-    from oomdoctor.results import GrowingLine, MemoryTrend, SourceLine
 
 
 # Weights arrive one by one and leave hardly a hole; activations and their temporaries leave many.
@@ -133,7 +132,11 @@ def batch_too_large(situation: Situation) -> Cause | None:
     if situation.leaks:
         # What stayed from earlier steps cannot be told from what this one needs, so that no share is claimed.
         return _batch(Confidence.POSSIBLE, f"A smaller batch would leak more slowly{held_by_process(situation)}")
-    if situation.share(*GROWS_WITH_THE_BATCH) > _MOSTLY and not _nearly_empty(situation):
+    facts = situation.facts
+    fills = None in (facts.allocated_bytes, facts.total_bytes) or not (
+        (facts.allocated_bytes or 0) * _GOOD_PART < (facts.total_bytes or 0)
+    )
+    if situation.share(*GROWS_WITH_THE_BATCH) > _MOSTLY and fills:
         where = "" if situation.phase not in _STEP_WORDS else f"It ran out {_STEP_WORDS[situation.phase]}. "
         return _batch(Confidence.LIKELY, where + mostly(situation, *GROWS_WITH_THE_BATCH))
     if situation.phase in _STEP_WORDS:
@@ -141,27 +144,16 @@ def batch_too_large(situation: Situation) -> Cause | None:
         return _batch(
             _confidence_in_step(situation), f"It ran out {where}{at_batch(situation)}{held_by_process(situation)}"
         )
-    return _without_phase(situation)
+    if situation.phase is not None or (facts.allocated_bytes is None and situation.batch_size is None):
+        return None
+    confidence = Confidence.LIKELY if (situation.batch_size or 0) > 1 else Confidence.POSSIBLE
+    return _batch(confidence, f"The batch does not fit on the device{at_batch(situation)}{held_by_process(situation)}")
 
 
 def _cannot_be_the_batch(situation: Situation) -> bool:
     if not situation.on_gpu or has_free_memory(situation) or asks_for_more_than_all(situation):
         return True
     return situation.handle_refused or situation.facts.allocated_bytes == 0
-
-
-def _without_phase(situation: Situation) -> Cause | None:
-    if situation.phase is not None or (situation.facts.allocated_bytes is None and situation.batch_size is None):
-        return None
-    confidence = Confidence.LIKELY if (situation.batch_size or 0) > 1 else Confidence.POSSIBLE
-    return _batch(confidence, f"The batch does not fit on the device{at_batch(situation)}{held_by_process(situation)}")
-
-
-def _nearly_empty(situation: Situation) -> bool:
-    facts = situation.facts
-    if facts.allocated_bytes is None or facts.total_bytes is None:
-        return False
-    return facts.allocated_bytes * _GOOD_PART < facts.total_bytes
 
 
 def _confidence_in_step(situation: Situation) -> Confidence:
@@ -196,9 +188,18 @@ def leak_across_steps(situation: Situation) -> Cause | None:
     if not situation.on_gpu and situation.event is not None:
         return None
     if situation.snapshot is not None and situation.snapshot.growing:
-        return Cause(CauseId.LEAK_ACROSS_STEPS, Confidence.LIKELY, _growing_line(situation.snapshot.growing[0]))
+        line = situation.snapshot.growing[0]
+        where = "an unknown line" if line.place is None else at(line.place)
+        first, last = _in_blocks(line.first_bytes, line.first_blocks), _in_blocks(line.last_bytes, line.last_blocks)
+        text = f"Memory allocated at {where} grew from {first} to {last} and was not freed between steps"
+        return Cause(CauseId.LEAK_ACROSS_STEPS, Confidence.LIKELY, text)
     if situation.trend is not None and situation.trend.growing:
-        text = _growing_log(situation.trend) + _holding_most(situation)
+        trend = situation.trend
+        text = (
+            f"Memory rose from {format_size(trend.first_bytes)} at step {trend.first_step} to "
+            f"{format_size(trend.last_bytes)} at step {trend.last_step}, {format_size(trend.bytes_per_step)} a step, "
+            f"over {trend.readings} readings{_holding_most(situation)}"
+        )
         return Cause(CauseId.LEAK_ACROSS_STEPS, Confidence.LIKELY, text)
     if (kept := _kept_by_a_loop(situation)) is not None:
         return Cause(CauseId.LEAK_ACROSS_STEPS, Confidence.POSSIBLE, kept)
@@ -217,22 +218,13 @@ def _kept_by_a_loop(situation: Situation) -> str | None:
     if situation.snapshot is None:
         return None
     for one in situation.snapshot.largest:
-        direct = one.place is not None and one.innermost is not None and _is_own_frame(one.innermost, one.place)
+        place, frame = one.place, one.innermost or ""
+        direct = place and frame.startswith(f"{place.function} (") and frame.endswith(f":{place.line})")
         large = one.blocks * one.size_bytes * _GROWN_PART >= situation.snapshot.end.allocated_bytes
-        if one.place is not None and direct and large and one.blocks >= _MANY_BLOCKS:
+        if place is not None and direct and large and one.blocks >= _MANY_BLOCKS:
             size = format_size(one.size_bytes)
-            return f"{at(one.place)} took {one.blocks} blocks of {size}, and all of them are still alive"
+            return f"{at(place)} took {one.blocks} blocks of {size}, and all of them are still alive"
     return None
-
-
-def _is_own_frame(innermost: str, place: SourceLine) -> bool:
-    return innermost.startswith(f"{place.function} (") and innermost.endswith(f":{place.line})")
-
-
-def _growing_line(line: GrowingLine) -> str:
-    where = "an unknown line" if line.place is None else at(line.place)
-    first, last = _in_blocks(line.first_bytes, line.first_blocks), _in_blocks(line.last_bytes, line.last_blocks)
-    return f"Memory allocated at {where} grew from {first} to {last} and was not freed between steps"
 
 
 def _in_blocks(size_bytes: int, blocks: int) -> str:
@@ -247,11 +239,3 @@ def _holding_most(situation: Situation) -> str:
     if line.place is None or 2 * line.allocated_bytes < situation.snapshot.end.allocated_bytes:
         return ""
     return f"; {format_size(line.allocated_bytes)} in {line.blocks} blocks were allocated at {at(line.place)}"
-
-
-def _growing_log(trend: MemoryTrend) -> str:
-    return (
-        f"Memory rose from {format_size(trend.first_bytes)} at step {trend.first_step} to "
-        f"{format_size(trend.last_bytes)} at step {trend.last_step}, {format_size(trend.bytes_per_step)} a step, "
-        f"over {trend.readings} readings"
-    )

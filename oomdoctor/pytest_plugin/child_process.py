@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.engines.choice import choose_engine
 from oomdoctor.errors import NoAnswerError
+from oomdoctor.request import build_request
 from oomdoctor.trial.process import ChannelClosedError, ChannelTimeoutError, Message, channel_to_child
 
 if TYPE_CHECKING:
@@ -41,9 +42,16 @@ class ChildProcess:
 
     def __init__(self, config: pytest.Config, card: str, start: Mapping[str, Any]) -> None:
         self._card = card
-        environment = choose_engine(
-            engine="auto", gpu=card, device=None, memory_bytes=None, base=os.environ, may_trace=False
-        ).environment
+        command, directory = (*_interpreter(), _BOOT), Path(config.invocation_params.dir)
+        request = build_request(command, target_batch=1, directory=directory, gpu=card)
+        engine = choose_engine(
+            engine=request.engine,
+            gpu=request.gpu,
+            device=request.device,
+            memory_bytes=request.memory_bytes,
+            base=request.environment(os.environ),
+            may_trace=False,
+        )
         with (
             channel_to_child() as (self._channel, channel_fds),
             _uncaptured(config),
@@ -51,11 +59,11 @@ class ChildProcess:
         ):
             fds = (start_fd, *channel_fds)
             self._process = subprocess.Popen(
-                [*_interpreter(), _BOOT, *map(str, fds)],
+                [*command, *map(str, fds)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
-                env=environment,
-                cwd=config.invocation_params.dir,
+                env=engine.environment,
+                cwd=request.directory,
             )
 
     def run(self, request: Mapping[str, Any]) -> Iterator[Message]:
@@ -68,12 +76,11 @@ class ChildProcess:
             self._channel.send({"op": "run", **request})
         except ChannelClosedError:
             raise self._lost() from None
-        while True:
-            message = self._receive()
-            self._check(message)
+        while (message := self._next()) is not None:
             yield message
             if message["event"] in {"done", "missing", "exit", "interrupted"}:
                 return
+        raise self._lost()
 
     def finish(self) -> Iterator[Message]:
         """Have it tear down what is left and end, and hand on what it tells meanwhile.
@@ -84,7 +91,6 @@ class ChildProcess:
         with suppress(ChannelClosedError):
             self._channel.send({"op": "end"})
         while (message := self._next()) is not None:
-            self._check(message)
             yield message
 
     def close(self) -> None:
@@ -92,10 +98,7 @@ class ChildProcess:
         if self._process.returncode is None:
             with suppress(ChannelClosedError):
                 self._channel.send({"op": "end"})
-            try:
-                self._process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._kill()
+            self._wait()
         with suppress(OSError):
             self._channel.close()
 
@@ -105,55 +108,44 @@ class ChildProcess:
             self._process.wait(_INTERRUPTED_SECONDS)
             return
         self._process.send_signal(signal.SIGINT)
+        self._wait()
+
+    def _wait(self) -> int:
+        """Return the exit code; a process that does not end in time is killed."""
         try:
-            self._process.wait(_END_SECONDS)
+            return self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._kill()
-
-    def _kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _receive(self) -> Message:
-        message = self._next()
-        if message is None:
-            raise self._lost()
-        return message
+            self._process.kill()
+            return self._process.wait()
 
     def _next(self) -> Message | None:
-        """Return the next message; None where the process is gone, which a child that holds the pipe open may hide."""
+        """Return the next message; None where the process is gone, which a child that holds the pipe open may hide.
+
+        Raises:
+            NoAnswerError: pytest or a plugin failed in it.
+        """
         while True:
             try:
-                return self._channel.receive(_PATIENCE_SECONDS)
+                message = self._channel.receive(_PATIENCE_SECONDS)
+                break
             except ChannelTimeoutError:
                 if self._process.poll() is not None:
                     return None
             except ChannelClosedError:
                 return None
-
-    def _check(self, message: Message) -> None:
         if message["event"] == "internal_error":
             raise NoAnswerError(
                 f"pytest or a plugin failed in the process on the null GPU (`{self._card}`)", details=message["text"]
             )
+        return message
 
     def _lost(self) -> NoAnswerError:
-        try:
-            code = self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            code = -signal.SIGKILL
-        return NoAnswerError(f"the process on the null GPU (`{self._card}`) ended {_how(code)}", hint=_hint(code))
-
-
-def _how(code: int) -> str:
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-
-
-def _hint(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "was it the kernel, for want of host memory? `dmesg` tells"
-    return "its last words are on standard error"
+        code = self._wait()
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        hint = "its last words are on standard error"
+        if code == -signal.SIGKILL:
+            hint = "was it the kernel, for want of host memory? `dmesg` tells"
+        return NoAnswerError(f"the process on the null GPU (`{self._card}`) ended {how}", hint=hint)
 
 
 def _interpreter() -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import pdb  # noqa: T100 - to refuse it
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from _pytest.terminal import TerminalReporter, pytest_report_teststatus
@@ -84,7 +84,10 @@ class ChildSession:
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
-            _silence(config, nowhere)
+            # What prints prints nowhere; some plugins cannot do without it.
+            config.pluginmanager.set_blocked("terminal")
+            config.pluginmanager.set_blocked("terminalprogress")
+            config.pluginmanager.register(TerminalReporter(config, nowhere), "terminalreporter")
             try:
                 return (yield)
             except ChannelClosedError:  # the session that people started is gone
@@ -120,8 +123,9 @@ class ChildSession:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Hand on a report."""
-        if self._config is not None:
-            data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        config = None if self._last is None else self._last.config
+        if config is not None:
+            data = config.hook.pytest_report_to_serializable(config=config, report=report)
             self._channel.send({"event": "report", "data": pack(data)})
 
     def pytest_warning_recorded(
@@ -138,7 +142,10 @@ class ChildSession:
             self._channel.send({"event": "missing", "why": "\n".join(self._problems)})
             return
         try:
-            self._run(item, items.get(request["next"]), request["limit_bytes"])
+            self._tear_down_to(item)
+            self._last = item
+            item.stash[PLAN] = Plan(request["limit_bytes"])
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=items.get(request["next"]))
         except pytest.exit.Exception as error:
             self._channel.send({"event": "exit", "reason": error.msg or "", "returncode": error.returncode})
         except KeyboardInterrupt:
@@ -146,12 +153,6 @@ class ChildSession:
             raise
         else:
             self._channel.send({"event": "done", "should_stop": item.session.shouldstop})
-
-    def _run(self, item: pytest.Item, following: pytest.Item | None, limit_bytes: int | None) -> None:
-        self._tear_down_to(item)
-        self._last = item
-        item.stash[PLAN] = Plan(limit_bytes)
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
 
     def _tear_down_to(self, item: pytest.Item | None) -> None:
         """Tear down what an earlier test left for another than the one that comes now."""
@@ -165,17 +166,6 @@ class ChildSession:
         )
         if call.excinfo is not None:
             self.pytest_runtest_logreport(pytest.TestReport.from_item_and_call(last, call))
-
-    @property
-    def _config(self) -> pytest.Config | None:
-        return None if self._last is None else self._last.config
-
-
-def _silence(config: pytest.Config, nowhere: TextIO) -> None:
-    """Let what prints print nowhere; some plugins cannot do without it."""
-    config.pluginmanager.set_blocked("terminal")
-    config.pluginmanager.set_blocked("terminalprogress")
-    config.pluginmanager.register(TerminalReporter(config, nowhere), "terminalreporter")
 
 
 def _refuse_debugger(*_: object, **__: object) -> None:

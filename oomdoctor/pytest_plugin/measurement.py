@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 _MOST_EVENTS = 200_000
 
 
-# --- the tests --------------------------------------------------------------------------------------------------------
-
-
 class Measurement:
     """Hooks around every test that has a plan for this process.
 
@@ -67,9 +64,15 @@ class Measurement:
         finally:
             plan, reading = _plan(item), self._meter.read() if self._meter else None
             if plan is not None and reading is not None:
-                item.user_properties += _properties(plan, reading)
-        if plan is not None:
-            self._judge(item, plan, reading)
+                limit = plan.limit_bytes if plan.limit_bytes is not None else reading.capacity_bytes
+                item.user_properties += [(PEAK, reading.peak_bytes), (LIMIT, limit), (DEVICE, reading.name)]
+        if plan is None:
+            return result
+        if (reading is None or not reading.peak_bytes) and plan.marked:
+            item.warn(GpuMemoryWarning("the test is marked `gpu_memory`, and allocated no GPU memory"))
+        if reading is not None and plan.limit_bytes is not None and reading.peak_bytes > plan.limit_bytes:
+            text = f"{over_limit(reading, plan.limit_bytes)}\n{self._explanation(item, reading)}"
+            raise GpuMemoryError(text, pytrace=False)
         return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -79,20 +82,12 @@ class Measurement:
         """Add to a failure what the test's memory has to do with it."""
         report = yield
         plan = _plan(item)
-        if plan is not None and report.failed and call.when in {"setup", "call"} and not _is_ours(call):
+        is_ours = call.excinfo is not None and isinstance(call.excinfo.value, GpuMemoryError)
+        if plan is not None and report.failed and call.when in {"setup", "call"} and not is_ours:
             text = self._around(item, plan)
             if text:
                 report.sections.append(("GPU memory", text))
         return report
-
-    def _judge(self, item: pytest.Item, plan: Plan, reading: Reading | None) -> None:
-        if reading is None or not reading.peak_bytes:
-            if plan.marked:
-                item.warn(GpuMemoryWarning("the test is marked `gpu_memory`, and allocated no GPU memory"))
-            return
-        if plan.limit_bytes is not None and reading.peak_bytes > plan.limit_bytes:
-            text = f"{over_limit(reading, plan.limit_bytes)}\n{self._explanation(item, reading)}"
-            raise GpuMemoryError(text, pytrace=False)
 
     def _around(self, item: pytest.Item, plan: Plan) -> str:
         reading = self._meter.read() if self._meter else None
@@ -117,22 +112,10 @@ class GpuMemoryError(Failed):
     __module__ = "builtins"  # so that pytest prints the bare name
 
 
-def _is_ours(call: pytest.CallInfo[None]) -> bool:
-    return call.excinfo is not None and isinstance(call.excinfo.value, GpuMemoryError)
-
-
 def _plan(item: pytest.Item) -> Plan | None:
     """Return the test's plan, where it is carried out in this process."""
     plan = item.stash.get(PLAN, None)
     return plan if plan is not None and plan.card is None and plan.problem is None else None
-
-
-def _properties(plan: Plan, reading: Reading) -> list[tuple[str, object]]:
-    limit = plan.limit_bytes if plan.limit_bytes is not None else reading.capacity_bytes
-    return [(PEAK, reading.peak_bytes), (LIMIT, limit), (DEVICE, reading.name)]
-
-
-# --- the meter --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +206,9 @@ class Meter:
         import torch  # noqa: PLC0415 - as above
 
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        _let_go_of_last_error()
+        # What pytest keeps of a failed test for debuggers until the next test runs: its frames hold its tensors.
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            vars(sys).pop(name, None)
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - no public way; else the first test alone has them
         torch.cuda.empty_cache()
@@ -243,12 +228,6 @@ def _is_ready(*, eager: bool) -> bool:
     import torch  # noqa: PLC0415 - as above
 
     return torch.cuda.is_available() and (eager or torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def _let_go_of_last_error() -> None:
-    """Forget what pytest keeps of a failed test for debuggers until the next test runs: its frames hold its tensors."""
-    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-        vars(sys).pop(name, None)
 
 
 def _record(enabled: Literal["all"] | None) -> None:

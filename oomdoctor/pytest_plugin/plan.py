@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import pytest
@@ -21,19 +22,19 @@ _EXAMPLE: Final = '`@pytest.mark.gpu_memory("20 GiB", gpu="rtx-4090")`'
 
 
 @dataclass(frozen=True, slots=True)
-class MarkerLimits:
-    """Limit and card of a test's markers.
+class Limits:
+    """Limit and card that a test's markers ask for, or the options for all tests.
 
     Attributes:
-        limit_bytes: Most bytes that may be allocated at one time; None where no marker says.
-        card: Key of the card to run on; None where no marker says.
+        limit_bytes: Most bytes that may be allocated at one time; None where nobody says.
+        card: Key of the card to run on; None where nobody says.
     """
 
     limit_bytes: int | None = None
     card: str | None = None
 
 
-def read_markers(item: pytest.Item) -> MarkerLimits | None:
+def read_markers(item: pytest.Item) -> Limits | None:
     """Return the limit and card of a test's markers, the nearest first; None where it has none.
 
     Raises:
@@ -42,97 +43,47 @@ def read_markers(item: pytest.Item) -> MarkerLimits | None:
     wishes = [_read_marker(mark, item) for mark in item.iter_markers(MARKER)]
     if not wishes:
         return None
-    return MarkerLimits(
+    return Limits(
         next((wish.limit_bytes for wish in wishes if wish.limit_bytes is not None), None),
         next((wish.card for wish in wishes if wish.card is not None), None),
     )
 
 
-def _read_marker(mark: pytest.Mark, item: pytest.Item) -> MarkerLimits:
+def _read_marker(mark: pytest.Mark, item: pytest.Item) -> Limits:
+    unknown = sorted(mark.kwargs.keys() - {"limit", "gpu"})
+    limit, gpu = mark.args[0] if mark.args else mark.kwargs.get("limit"), mark.kwargs.get("gpu")
+    problem = ""
+    if len(mark.args) > 1:
+        problem = f"it takes one limit, and not {len(mark.args)}"
+    elif unknown:
+        problem = f"it takes `limit` and `gpu`, and not `{unknown[0]}`"
+    elif mark.args and "limit" in mark.kwargs:
+        problem = "its limit is given twice"
+    elif not isinstance(limit, str | None) and (type(limit) is not int or limit < 1):
+        problem = f"the limit is a size or a positive number of bytes, and not {limit!r}"
+    elif not isinstance(gpu, str | None):
+        problem = f"`gpu` is the name of a card, and not {gpu!r}"
+    if problem:
+        raise UsageError(f"`{MARKER}` of `{item.nodeid}`: {problem}", hint=f"for example {_EXAMPLE}")
     try:
-        given = _arguments(mark)
-        return MarkerLimits(_limit(given.get("limit")), _card(given.get("gpu")))
+        return Limits(
+            parse_size(limit) if isinstance(limit, str) else limit, None if gpu is None else find_card(gpu).key
+        )
     except UsageError as error:
         raise UsageError(f"`{MARKER}` of `{item.nodeid}`: {error.message}", hint=error.hint) from None
-
-
-def _arguments(mark: pytest.Mark) -> dict[str, object]:
-    if len(mark.args) > 1:
-        raise UsageError(f"it takes one limit, and not {len(mark.args)}", hint=f"for example {_EXAMPLE}")
-    unknown = sorted(mark.kwargs.keys() - {"limit", "gpu"})
-    if unknown:
-        raise UsageError(f"it takes `limit` and `gpu`, and not `{unknown[0]}`", hint=f"for example {_EXAMPLE}")
-    if mark.args and "limit" in mark.kwargs:
-        raise UsageError("its limit is given twice", hint=f"for example {_EXAMPLE}")
-    return {**mark.kwargs, **({"limit": mark.args[0]} if mark.args else {})}
-
-
-def _limit(value: object) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return parse_size(value)
-    if type(value) is not int or value < 1:
-        raise UsageError(
-            f"the limit is a size or a positive number of bytes, and not {value!r}", hint=f"for example {_EXAMPLE}"
-        )
-    return value
-
-
-def _card(value: object) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise UsageError(f"`gpu` is the name of a card, and not {value!r}", hint=f"for example {_EXAMPLE}")
-    return find_card(value).key
 
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """Defaults for a test whose marker does not say.
-
-    Attributes:
-        limit_bytes: Most bytes that may be allocated at one time.
-        card: Key of the card to run on.
-    """
-
-    limit_bytes: int | None
-    card: str | None
-
-
-def read_defaults(config: pytest.Config) -> Defaults:
+def read_defaults(config: pytest.Config) -> Limits:
     """Read the defaults from the command line, or from pytest's configuration file.
 
     Raises:
         UsageError: The limit is no size, or the card is unknown.
     """
-    return Defaults(
-        _read_option(config, "gpu_memory_limit", parse_size), _read_option(config, "gpu_memory_gpu", _default_card)
-    )
-
-
-def project_card(config: pytest.Config) -> str | None:
-    """Return the card that the `[tool.oomdoctor]` of the project names, which `oomdoctor check` runs on too.
-
-    Raises:
-        UsageError: The configuration cannot be read, or the card is unknown.
-    """
-    from oomdoctor.config.files import find_configuration  # noqa: PLC0415 - few sessions need it
-
-    found = find_configuration(config.rootpath)
-    return None if found is None or found.values.gpu is None else _default_card(found.values.gpu)
-
-
-def wants_report(config: pytest.Config) -> bool:
-    """Return whether the peaks of all measured tests are to be listed."""
-    return bool(config.getoption("gpu_memory_report") or config.getini("gpu_memory_report"))
-
-
-def _default_card(name: str) -> str:
-    return find_card(name).key
+    limit = _read_option(config, "gpu_memory_limit", parse_size)
+    return Limits(limit, _read_option(config, "gpu_memory_gpu", lambda name: find_card(name).key))
 
 
 def _read_option(config: pytest.Config, name: str, parse: Callable[[str], T]) -> T | None:
@@ -179,11 +130,9 @@ class Planner:
         defaults: What holds where no marker says it.
     """
 
-    def __init__(self, config: pytest.Config, defaults: Defaults) -> None:
+    def __init__(self, config: pytest.Config, defaults: Limits) -> None:
         self._config = config
         self._defaults = defaults
-        self._project_card: str | None = None
-        self._has_gpu: bool | None = None
 
     def plan(self, item: pytest.Item) -> Plan | None:
         """Return the plan of a test; None where it is none of ours.
@@ -192,28 +141,26 @@ class Planner:
             UsageError: A marker or the project's configuration is wrong.
         """
         wish = read_markers(item)
-        if wish is not None:
-            return self._of_marked(wish)
-        if self._defaults.limit_bytes is not None and self._sees_gpu():
-            return Plan(self._defaults.limit_bytes, marked=False)
-        return None
-
-    def _of_marked(self, wish: MarkerLimits) -> Plan:
+        if wish is None:
+            measured = self._defaults.limit_bytes is not None and self._has_gpu
+            return Plan(self._defaults.limit_bytes, marked=False) if measured else None
         limit = wish.limit_bytes if wish.limit_bytes is not None else self._defaults.limit_bytes
-        card = wish.card or self._defaults.card or self._card_of_project()
-        if card is None and not self._sees_gpu():
+        card = wish.card or self._defaults.card or self._project_card
+        if card is None and not self._has_gpu:
             return Plan(limit, problem=explained(_NO_CARD))
         return Plan(limit, card)
 
-    def _card_of_project(self) -> str | None:
-        if self._project_card is None:
-            self._project_card = project_card(self._config) or ""
-        return self._project_card or None
+    @cached_property
+    def _project_card(self) -> str | None:
+        """The card that the `[tool.oomdoctor]` of the project names, which `oomdoctor check` runs on too."""
+        from oomdoctor.config.files import find_configuration  # noqa: PLC0415 - few sessions need it
 
-    def _sees_gpu(self) -> bool:
-        if self._has_gpu is None:
-            self._has_gpu = has_local_gpu()
-        return self._has_gpu
+        found = find_configuration(self._config.rootpath)
+        return None if found is None or found.values.gpu is None else find_card(found.values.gpu).key
+
+    @cached_property
+    def _has_gpu(self) -> bool:
+        return has_local_gpu()
 
 
 def explained(error: OomdoctorError) -> str:

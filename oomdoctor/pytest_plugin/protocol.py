@@ -37,7 +37,8 @@ def pack(value: object) -> Any:  # noqa: ANN401 - plain data of any shape
         return value
     if isinstance(value, dict):
         packed = {str(key): pack(item) for key, item in value.items()}
-        return {_DICTIONARY: packed} if _is_marked(packed) else packed
+        # A dictionary that would be taken for something else is marked.
+        return {_DICTIONARY: packed} if packed.keys() in ({_TUPLE}, {_DICTIONARY}) else packed
     if isinstance(value, list):
         return [pack(item) for item in value]
     if isinstance(value, tuple):
@@ -55,11 +56,6 @@ def unpack(value: Any) -> Any:  # noqa: ANN401 - as above
         return tuple(unpack(item) for item in value[_TUPLE])
     plain = value[_DICTIONARY] if value.keys() == {_DICTIONARY} else value
     return {key: unpack(item) for key, item in plain.items()}
-
-
-def _is_marked(packed: dict[str, Any]) -> bool:
-    """Return whether a dictionary would be taken for something else."""
-    return packed.keys() in ({_TUPLE}, {_DICTIONARY})
 
 
 def pack_warning(message: warnings.WarningMessage) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from oomdoctor.pytest_plugin.plan import PLAN, Plan, Planner, explained, read_de
 from oomdoctor.pytest_plugin.protocol import IN_CHILD, GpuMemoryWarning, key_of, unpack, unpack_warning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
     from oomdoctor.trial.process import Message
 
@@ -36,8 +36,14 @@ def join(session: pytest.Session) -> None:
     """Plan every test, and have those that are ours run where they belong."""
     if IN_CHILD in session.config.stash:  # the session that started this one has made the plans
         return
-    for item, plan in _plans(session):
-        item.stash[PLAN] = plan
+    planner = Planner(session.config, read_defaults(session.config))
+    for item in session.items:
+        try:
+            plan = planner.plan(item)
+        except UsageError as error:  # of this test alone: others run, and every wrong marker is named in one run
+            plan = Plan(None, problem=explained(error))
+        if plan is not None:
+            item.stash[PLAN] = plan
     plans = [item.stash[PLAN] for item in session.items if PLAN in item.stash]
     manager = session.config.pluginmanager
     if any(plan.card is None and plan.problem is None for plan in plans):
@@ -46,17 +52,6 @@ def join(session: pytest.Session) -> None:
         manager.register(Measurement(), "oomdoctor-measuring")
     if any(plan.card is not None or plan.problem is not None for plan in plans):
         manager.register(RemoteRunner(session), "oomdoctor-conductor")
-
-
-def _plans(session: pytest.Session) -> Iterable[tuple[pytest.Item, Plan]]:
-    planner = Planner(session.config, read_defaults(session.config))
-    for item in session.items:
-        try:
-            plan = planner.plan(item)
-        except UsageError as error:  # of this test alone: others run, and every wrong marker is named in one run
-            plan = Plan(None, problem=explained(error))
-        if plan is not None:
-            yield item, plan
 
 
 _MOST_CRASHES: Final = 5
@@ -79,12 +74,9 @@ class RemoteRunner:
         self._broken: dict[str, OomdoctorError] = {}
         self._crashes: dict[str, int] = {}
         self._last: dict[str, pytest.Item] = {}
-        self._index_tests(session.items)
         session.config.add_cleanup(self._close)
-
-    def _index_tests(self, items: list[pytest.Item]) -> None:
         before: dict[str, str] = {}
-        for item in items:
+        for item in session.items:
             card = _card(item)
             if card is not None:
                 self._paths.setdefault(card, {})[str(item.path)] = None
@@ -100,7 +92,10 @@ class RemoteRunner:
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         self._run(item, nextitem, plan)
-        _tear_down_here(item, nextitem)
+        try:  # tear down what earlier tests set up in this process and the next does not need, as this test's end would
+            item.session._setupstate.teardown_exact(nextitem)  # noqa: SLF001 - the hook is for a test that was set up
+        except Exception as error:  # noqa: BLE001 - fixtures raise anything
+            _report_problem(item, "teardown", f"a fixture of an earlier test failed in its teardown: {error!r}")
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 
@@ -130,10 +125,14 @@ class RemoteRunner:
             _report_problem(item, "setup", explained(error))
             return
         self._last[card] = item
-        request = {"item": key_of(item), "next": self._next(item, nextitem), "limit_bytes": plan.limit_bytes}
+        # The test that follows in the same process: fixtures that both use are kept.
+        following = self._next_on_card.get(key_of(item))
+        if self._is_worker:  # xdist tells which test is next, and not which are after it
+            following = key_of(nextitem) if nextitem is not None and _card(nextitem) == card else None
+        request = {"item": key_of(item), "next": following, "limit_bytes": plan.limit_bytes}
         try:
             for message in session.run(request):
-                self._handle(message, item)
+                _HANDLERS[message["event"]](message, item)
         except OomdoctorError as error:
             self._forget(card)
             _report_problem(item, "call", explained(error))
@@ -146,36 +145,27 @@ class RemoteRunner:
             raise self._broken[card]
         if card not in self._sessions:
             try:
-                self._sessions[card] = ChildProcess(self._config, card, self._start(card))
+                factory = getattr(self._config, "_tmp_path_factory", None)
+                start = {
+                    "arguments": [str(argument) for argument in self._config.invocation_params.args],
+                    "argv": sys.argv,
+                    "paths": list(self._paths[card]),
+                    # A folder of its own, as xdist's workers have: a session empties the one that it is given.
+                    "basetemp": None if factory is None else str(factory.getbasetemp() / f"null-gpu-{card}"),
+                    "worker": _worker_input(self._config),
+                }
+                self._sessions[card] = ChildProcess(self._config, card, start)
             except OomdoctorError as error:
                 self._broken[card] = error
                 raise
         return self._sessions[card]
-
-    def _start(self, card: str) -> Message:
-        return {
-            "arguments": [str(argument) for argument in self._config.invocation_params.args],
-            "argv": sys.argv,
-            "paths": list(self._paths[card]),
-            "basetemp": _base_of_temporary_folders(self._config, card),
-            "worker": _worker_input(self._config),
-        }
-
-    def _next(self, item: pytest.Item, nextitem: pytest.Item | None) -> str | None:
-        """Return the test that follows in the same process; fixtures that both use are kept."""
-        if self._is_worker:  # xdist tells which test is next, and not which are after it
-            return key_of(nextitem) if nextitem is not None and _card(nextitem) == _card(item) else None
-        return self._next_on_card.get(key_of(item))
-
-    def _handle(self, message: Message, item: pytest.Item) -> None:
-        _HANDLERS[message["event"]](message, item)
 
     def _finish(self, session: ChildProcess, item: pytest.Item) -> None:
         """Report the results of the last tear-downs."""
         try:
             for message in session.finish():
                 if message["event"] == "report":
-                    self._handle(message, item)
+                    _on_report(message, item)
         except NoAnswerError as error:
             warnings.warn(GpuMemoryWarning(explained(error)), stacklevel=1)
 
@@ -198,8 +188,7 @@ class RemoteRunner:
 
 
 def _on_report(message: Message, item: pytest.Item) -> None:
-    config = item.config
-    report = config.hook.pytest_report_from_serializable(config=config, data=unpack(message["data"]))
+    report = item.config.hook.pytest_report_from_serializable(config=item.config, data=unpack(message["data"]))
     report.nodeid = item.nodeid
     item.ihook.pytest_runtest_logreport(report=report)
 
@@ -226,10 +215,6 @@ def _on_done(message: Message, item: pytest.Item) -> None:
     item.session.shouldstop = message["should_stop"] or item.session.shouldstop
 
 
-def _on_exit(message: Message, _: pytest.Item) -> None:
-    pytest.exit(message["reason"], message["returncode"])
-
-
 def _on_interrupted(_: Message, __: pytest.Item) -> None:
     raise KeyboardInterrupt
 
@@ -239,7 +224,7 @@ _HANDLERS: Mapping[str, Callable[[Message, pytest.Item], None]] = {
     "warning": _on_warning,
     "missing": _on_missing,
     "done": _on_done,
-    "exit": _on_exit,
+    "exit": lambda message, _: pytest.exit(message["reason"], message["returncode"]),
     "interrupted": _on_interrupted,
 }
 
@@ -267,28 +252,9 @@ def _report_problem(item: pytest.Item, when: Any, text: str) -> None:  # noqa: A
     item.ihook.pytest_runtest_logreport(report=report)
 
 
-def _tear_down_here(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Tear down what earlier tests set up in this process and the next does not need, as this test's end would."""
-    try:
-        item.session._setupstate.teardown_exact(nextitem)  # noqa: SLF001 - the hook would do it for a test that was set up
-    except Exception as error:  # noqa: BLE001 - fixtures raise anything
-        _report_problem(item, "teardown", f"a fixture of an earlier test failed in its teardown: {error!r}")
-
-
-def _base_of_temporary_folders(config: pytest.Config, card: str) -> str | None:
-    """Return a folder of its own, as xdist's workers have: a session empties the one that it is given."""
-    factory = getattr(config, "_tmp_path_factory", None)
-    return None if factory is None else str(factory.getbasetemp() / f"null-gpu-{card}")
-
-
 def _worker_input(config: pytest.Config) -> dict[str, Any]:
     """Return the input of an xdist worker: plugins that know xdist then leave reports and caches alone."""
-    given = dict(getattr(config, "workerinput", None) or _own_worker_input(config))
-    return {name: value for name, value in given.items() if isinstance(value, str | int | float | list | None)}
-
-
-def _own_worker_input(config: pytest.Config) -> dict[str, Any]:
-    return {
+    own = {
         "workerid": "master",
         "workercount": 1,
         "testrunuid": "oomdoctor",
@@ -297,3 +263,5 @@ def _own_worker_input(config: pytest.Config) -> dict[str, Any]:
         "cov_master_topdir": str(config.invocation_params.dir),
         "cov_master_rsync_roots": [],
     }
+    given = dict(getattr(config, "workerinput", None) or own)
+    return {name: value for name, value in given.items() if isinstance(value, str | int | float | list | None)}

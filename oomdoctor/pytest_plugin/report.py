@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from oomdoctor.diagnose.snapshot.categories import LabelledBlock
-    from oomdoctor.diagnose.snapshot.layout import DeviceSnapshot, RawSnapshot
     from oomdoctor.pytest_plugin.measurement import Reading
     from oomdoctor.results import SourceLine
 
@@ -59,33 +57,19 @@ def held_lines(snapshot: dict[str, Any], device: int) -> tuple[Held, ...]:
     """
     raw = read_layout(snapshot, "the test's memory", sys.maxsize)
     found = next((each for each in raw.devices if each.index == device), None)
-    return () if found is None else _lines(_live(raw, found))
-
-
-def _live(raw: RawSnapshot, device: DeviceSnapshot) -> list[LabelledBlock]:
-    history = replay(device)
+    if found is None:
+        return ()
+    history = replay(found)
     moment = history.peak if history.failure is None else history.moment
     blocks = label_block(history, [read_stack(stack) for stack in raw.stacks], None)
-    return [block for block in blocks if history.is_live(block.lifetime, moment)]
-
-
-def _lines(live: Sequence[LabelledBlock]) -> tuple[Held, ...]:
+    live = [block for block in blocks if history.is_live(block.lifetime, moment)]
     sizes: defaultdict[tuple[SourceLine | None, str], list[int]] = defaultdict(list)
     for block in live:
-        sizes[block.place, "" if block.place else _otherwise(block)].append(block.lifetime.size)
+        without = "before the test, line unknown" if block.lifetime.born == OLDER else "outside of Python"
+        sizes[block.place, "" if block.place else block.innermost or without].append(block.lifetime.size)
     lines = [Held(place, otherwise, sum(of), len(of)) for (place, otherwise), of in sizes.items()]
-    return tuple(sorted(lines, key=_order))
-
-
-def _otherwise(block: LabelledBlock) -> str:
-    if block.innermost is not None:
-        return block.innermost
-    return "before the test, line unknown" if block.lifetime.born == OLDER else "outside of Python"
-
-
-def _order(line: Held) -> tuple[int, str, int]:
-    path, number = (line.place.path, line.place.line) if line.place else (line.otherwise, 0)
-    return -line.size_bytes, path, number
+    lines.sort(key=lambda line: (line.place.path, line.place.line) if line.place else (line.otherwise, 0))
+    return tuple(sorted(lines, key=lambda line: -line.size_bytes))
 
 
 _LONGEST_CODE = 100
@@ -94,8 +78,10 @@ _LONGEST_CODE = 100
 def over_limit(reading: Reading, limit_bytes: int) -> str:
     """Return the first line of a failure, which pytest's summary shows too."""
     over = reading.peak_bytes - limit_bytes
+    tenths = (2000 * over + limit_bytes) // (2 * limit_bytes)
+    percent = f"{tenths // 10}.{tenths % 10} %" if tenths < 1000 else f"{tenths // 10} %"  # noqa: PLR2004 - 100 %
     return (
-        f"the peak of {format_size(reading.peak_bytes)} is {format_size(over)} ({_percent(over, limit_bytes)}) "
+        f"the peak of {format_size(reading.peak_bytes)} is {format_size(over)} ({percent}) "
         f"over the limit of {format_size(limit_bytes)}"
     )
 
@@ -170,33 +156,25 @@ def _place(line: Held, root: Path) -> str:
     return visible(f"{shown}:{number}{function}") + (f"    {visible(code, _LONGEST_CODE)}" if code else "")
 
 
-def _percent(part: int, whole: int) -> str:
-    tenths = (2000 * part + whole) // (2 * whole)
-    return f"{tenths // 10}.{tenths % 10} %" if tenths < 1000 else f"{tenths // 10} %"  # noqa: PLR2004 - 100 %
-
-
 def summarise(terminal: pytest.TerminalReporter) -> None:
     """List each test that was measured, the one with the highest peak first."""
-    rows = sorted(_rows(terminal), key=lambda row: (-row[1][PEAK], row[0]))
+    reports = (report for reports in terminal.stats.values() for report in reports)
+    measured = {
+        report.nodeid: values
+        for report in reports
+        if getattr(report, "when", None) == "call"
+        and PEAK in (values := dict(getattr(report, "user_properties", None) or ()))
+    }
+    rows = sorted(measured.items(), key=lambda row: (-row[1][PEAK], row[0]))
     terminal.write_sep("=", "GPU memory")
     if not rows:
         terminal.write_line("no test was measured: mark one with `@pytest.mark.gpu_memory`")
         return
     terminal.write_line(f"{'peak':>11}  {'limit':>11}  {'share':>6}  test")
-    for nodeid, found in rows:
-        peak, limit = found[PEAK], found[LIMIT]
+    for nodeid, values in rows:
+        peak, limit = values[PEAK], values[LIMIT]
         share = f"{100 * peak // max(limit, 1)} %"
         terminal.write_line(
             f"{format_size(peak):>11}  {format_size(limit):>11}  {share:>6}  {visible(nodeid)}"
-            f"  on {visible(found[DEVICE])}"
+            f"  on {visible(values[DEVICE])}"
         )
-
-
-def _rows(terminal: pytest.TerminalReporter) -> list[tuple[str, dict[str, Any]]]:
-    reports = (report for reports in terminal.stats.values() for report in reports)
-    rows = {}
-    for report in reports:
-        found = dict(getattr(report, "user_properties", None) or ())
-        if getattr(report, "when", None) == "call" and PEAK in found:
-            rows[report.nodeid] = found
-    return list(rows.items())

@@ -10,7 +10,7 @@ from test_causes import any_situation
 from oomdoctor.diagnose import diagnose
 from oomdoctor.diagnose.diagnose import find_causes
 from oomdoctor.diagnose.evidence import Situation
-from oomdoctor.diagnose.remedies import REMEDY_RULES, choose_remedies
+from oomdoctor.diagnose.remedies import REMEDIES, choose_remedies
 from oomdoctor.results import CauseId, Remedy, SourceLine, TrainingPhase
 
 
@@ -56,7 +56,7 @@ def test_first_remedy_is_for_the_first_cause(one: Situation, expected: str) -> N
 
 def test_every_cause_but_the_open_ones_has_a_remedy() -> None:
     """Only `unknown` has nothing to offer but what to collect."""
-    assert set(CauseId) - set(REMEDY_RULES) == {CauseId.UNKNOWN}
+    assert set(CauseId) - set(REMEDIES) == {CauseId.UNKNOWN}
 
 
 def test_frees_are_computed_from_the_facts() -> None:

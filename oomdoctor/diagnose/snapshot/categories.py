@@ -76,17 +76,12 @@ def categorise(
     ]
     _categorise_older(categoriser, found)
     _categorise_open_gradients(categoriser, found)
-    if known:
-        _trust_addresses(categoriser, found, known)
-    return [Category.OTHER if category is None else category for category in found]
-
-
-def _trust_addresses(categoriser: _Categoriser, found: list[Category | None], known: Mapping[int, Category]) -> None:
-    """Trust listed addresses: they are all parameters, gradients and states, and nothing else can be one of those."""
-    for index, lifetime in enumerate(categoriser.history.lifetimes):
-        listed = lifetime.address in known or categoriser.stacks[lifetime.stack].origin is AllocationOrigin.BUCKETS
+    for index, lifetime in enumerate(history.lifetimes if known else ()):
+        # All addresses of parameters, gradients and states are listed, and nothing else can be one of those.
+        listed = lifetime.address in known or stacks[lifetime.stack].origin is AllocationOrigin.BUCKETS
         if lifetime.held and not listed and found[index] in _LISTED:
             found[index] = Category.OTHER
+    return [Category.OTHER if category is None else category for category in found]
 
 
 class _Categoriser:
@@ -108,7 +103,9 @@ class _Categoriser:
         ]
         # Without a single stack, as `context="state"` records, a missing one says nothing.
         self.stacks_recorded = any(number for _, number, _ in facts)
-        self.changes = _changes([(index, number) for index, number, _ in facts])
+        # Events that allocate in another stack than the one before.
+        before = [OLDER, *(number for _, number, _ in facts)]
+        self.changes = [index for last, (index, number, _) in zip(before, facts, strict=False) if last != number]
         self.neighbours = _Neighbours([(index, stack) for index, _, stack in facts])
 
     def category(self, lifetime: Lifetime) -> Category | None:
@@ -133,9 +130,11 @@ class _Categoriser:
         return self._own(lifetime)
 
     def _from_engine(self, lifetime: Lifetime) -> Category | None:
-        if self._outlives(lifetime, self.main) or self._freed_by_main(lifetime):
+        lives_on, freed_by = self._lives_on(lifetime), self.stacks[lifetime.freed_by]
+        freed_by_main = not lives_on and not freed_by.on_engine and lifetime.freed_by != lifetime.stack
+        if self._outlives(lifetime, self.main) or freed_by_main:
             return Category.GRADIENTS
-        return None if self._lives_on(lifetime) else Category.WORKSPACE
+        return None if lives_on else Category.WORKSPACE
 
     def _from_optimizer(self, lifetime: Lifetime, stack: StackFacts) -> Category:
         if self._outlives(lifetime, self.not_optimizer):
@@ -170,10 +169,6 @@ class _Categoriser:
         at = bisect_right(events, lifetime.born)
         return at < len(events) and lifetime.died > events[at]
 
-    def _freed_by_main(self, lifetime: Lifetime) -> bool:
-        freed_by = self.stacks[lifetime.freed_by]
-        return not self._lives_on(lifetime) and not freed_by.on_engine and lifetime.freed_by != lifetime.stack
-
     def _freed_in_backward(self, lifetime: Lifetime) -> bool:
         """Return whether the latest allocation before a block was freed was the engine's."""
         if self._lives_on(lifetime):
@@ -185,15 +180,6 @@ class _Categoriser:
         """Return whether nothing was allocated elsewhere while the block lived."""
         at = bisect_right(self.changes, lifetime.born)
         return not self._lives_on(lifetime) and (at == len(self.changes) or self.changes[at] > lifetime.died)
-
-
-def _changes(allocations: Sequence[tuple[int, int]]) -> list[int]:
-    """Events that allocate in another stack than the one before."""
-    return [
-        index
-        for (_, before), (index, now) in zip([(OLDER, OLDER), *allocations], allocations, strict=False)
-        if before != now
-    ]
 
 
 class _Neighbours:

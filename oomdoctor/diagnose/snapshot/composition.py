@@ -85,12 +85,8 @@ def _lines(live: Iterable[LabelledBlock]) -> tuple[MemoryLine, ...]:
         sizes[block.place][block.category] += block.lifetime.size
         blocks[block.place] += 1
     lines = [MemoryLine(place, main_category(of), sum(of.values()), blocks[place]) for place, of in sizes.items()]
-    lines.sort(key=lambda line: (-line.allocated_bytes, *_order(line.place)))
+    lines.sort(key=lambda one: (-one.allocated_bytes, *((one.place.path, one.place.line) if one.place else ("", 0))))
     return tuple(lines[:MOST_LINES])
-
-
-def _order(place: SourceLine | None) -> tuple[str, int]:
-    return ("", 0) if place is None else (place.path, place.line)
 
 
 def _largest_first(sizes: Counter[Category]) -> list[tuple[Category, int]]:
@@ -154,11 +150,12 @@ def timeline(history: History, blocks: Sequence[LabelledBlock]) -> tuple[Timelin
         return ()
     chosen = _chosen(history.allocated)
     at = dict(zip(chosen, _categories(history, blocks, chosen), strict=True))
-    begun = _first_time(history)
+    times = [event.microseconds for event in history.device.events]
+    begun = next((time for time in times if time is not None), 0)
     return tuple(
         TimelinePoint(
             event=moment - 1,
-            microseconds=_since(begun, history.device.events[moment - 1].microseconds),
+            microseconds=None if (now := times[moment - 1]) is None else max(0, now - begun),
             reserved_bytes=history.reserved[moment],
             categories=at[moment],
         )
@@ -196,14 +193,6 @@ def _categories(history: History, blocks: Sequence[LabelledBlock], chosen: Seque
             totals[changes[at][1]] += changes[at][2]
             at += 1
         yield tuple(totals[number] for number in range(len(order)))
-
-
-def _first_time(history: History) -> int | None:
-    return next((event.microseconds for event in history.device.events if event.microseconds is not None), None)
-
-
-def _since(begun: int | None, now: int | None) -> int | None:
-    return None if begun is None or now is None else max(0, now - begun)
 
 
 _FEWEST_STEPS: Final = 3

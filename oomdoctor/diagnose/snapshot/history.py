@@ -171,19 +171,16 @@ def undo_history(
             bytes_held -= event.size * held.remove(event.address, event.address + event.size)
         elif event.action in _SHRINKAGES:
             bytes_held += event.size
-            _hold(held, event)
+            if event.size > 0 and len(held.stretches) < _MOST_STRETCHES:
+                expandable = event.action is Action.SEGMENT_UNMAP
+                end = event.address + event.size
+                held.add(Stretch(event.address, end, event.stream, small=False, expandable=expandable))
         else:
             sizes.undo(index)
         reserved.append(bytes_held)
         if index == moment:
             at_moment = tuple(held.stretches)
     return reserved[::-1], at_moment
-
-
-def _hold(held: HeldMemory, event: TraceEvent) -> None:
-    if event.size > 0 and len(held.stretches) < _MOST_STRETCHES:
-        expandable = event.action is Action.SEGMENT_UNMAP
-        held.add(Stretch(event.address, event.address + event.size, event.stream, small=False, expandable=expandable))
 
 
 class _Sizes:

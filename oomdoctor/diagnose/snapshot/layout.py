@@ -174,21 +174,17 @@ class StackTable:
             return 0
         number = self._by_list.get(id(frames))
         if number is None:
-            number = self._by_list[id(frames)] = self._number_of_list(frames)
+            self._spend(len(frames))
+            key = tuple(map(id, frames[:_MOST_FRAMES]))
+            number = self._by_frames.get(key)
+            if number is None:
+                number = self._by_frames[key] = self._number_of(frames[:_MOST_FRAMES])
+            self._by_list[id(frames)] = number
         return number
 
     def stacks(self) -> tuple[Stack, ...]:
         """Every stack, by number."""
         return tuple(self._numbers)
-
-    def _number_of_list(self, frames: list[Any]) -> int:
-        self._spend(len(frames))
-        frames = frames[:_MOST_FRAMES]
-        key = tuple(map(id, frames))
-        number = self._by_frames.get(key)
-        if number is None:
-            number = self._by_frames[key] = self._number_of(frames)
-        return number
 
     def _number_of(self, frames: list[Any]) -> int:
         known = self._frames
@@ -243,14 +239,8 @@ class _Budget:
     def __init__(self, size: int) -> None:
         self.left = max(size, _SMALLEST_BUDGET)
 
-    def spend_entries(self, count: int) -> None:
-        self.spend(count * _BYTES_AN_ENTRY)
-
-    def spend_frames(self, count: int) -> None:
-        self.spend(count * _BYTES_A_FRAME)
-
-    def spend(self, size: int) -> None:
-        self.left -= size
+    def spend(self, count: int, size: int = _BYTES_AN_ENTRY) -> None:
+        self.left -= count * size
         if self.left < 0:
             raise WrongError("it holds the same parts so many times over that no program can have written it")
 
@@ -279,7 +269,7 @@ def read_layout(data: Any, source: str, size: int) -> RawSnapshot:  # noqa: ANN4
 class _LayoutReader:
     def __init__(self, budget: _Budget) -> None:
         self.budget = budget
-        self.stacks = StackTable(budget.spend_frames)
+        self.stacks = StackTable(lambda count: budget.spend(count, _BYTES_A_FRAME))
 
     def snapshot(self, data: object, source: str) -> RawSnapshot:
         if isinstance(data, list):
@@ -299,7 +289,7 @@ class _LayoutReader:
 
     def segments(self, items: list[Any]) -> dict[int, list[SnapshotSegment]]:
         found: dict[int, list[SnapshotSegment]] = {}
-        self.budget.spend_entries(len(items))
+        self.budget.spend(len(items))
         for item in items:
             values = _dict(item, "a segment")
             device = _number(values, "device", 0)
@@ -314,7 +304,7 @@ class _LayoutReader:
         address, size = _number(values, "address"), _number(values, "total_size")
         blocks = []
         items = _list(values.get("blocks", []), "a segment's blocks")
-        self.budget.spend_entries(len(items))
+        self.budget.spend(len(items))
         at = address
         for item in items:
             block = self.block(_dict(item, "a block"), at)
@@ -341,7 +331,7 @@ class _LayoutReader:
         return SnapshotBlock(_number(values, "address", at), size, requested, state, stack)
 
     def events(self, items: list[Any]) -> tuple[TraceEvent, ...]:
-        self.budget.spend_entries(len(items))
+        self.budget.spend(len(items))
         return tuple(event for item in items if (event := self.event(item)) is not None)
 
     def event(self, item: object) -> TraceEvent | None:

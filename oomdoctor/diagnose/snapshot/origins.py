@@ -87,7 +87,12 @@ def read_stack(stack: Stack) -> StackFacts:
     """Read the facts of a stack."""
     if not stack:
         return StackFacts(AllocationOrigin.NONE, None, None)
-    return StackFacts(_origin(stack), _place(stack), _in_one_line(stack[0]))
+    own = next((frame for frame in stack if not _is_library(frame.path)), None)
+    place = None if own is None else SourceLine(own.path, own.line, own.function)
+    innermost = stack[0].path.replace("\\", "/")
+    for root in ("/site-packages/", "/dist-packages/"):
+        innermost = innermost.rpartition(root)[2]
+    return StackFacts(_origin(stack), place, f"{stack[0].function} ({innermost}:{stack[0].line})")
 
 
 def as_lines(stack: Stack) -> tuple[SourceLine, ...]:
@@ -105,7 +110,8 @@ def _origin(stack: Stack) -> AllocationOrigin:
     found = next((origin for frame in stack if (origin := _frame_origin(frame)) is not None), None)
     root = stack[-1].path
     if is_torch(root) and not _LAUNCHER.search(root):
-        return AllocationOrigin.RECOMPUTED if _recomputes(stack) else AllocationOrigin.ENGINE
+        recomputes = any(_frame_origin(frame) is AllocationOrigin.RECOMPUTED for frame in stack)
+        return AllocationOrigin.RECOMPUTED if recomputes else AllocationOrigin.ENGINE
     if found is not None and found is not AllocationOrigin.FORWARD:
         return found
     # A module that makes a tensor of its own in its constructor keeps it; in a forward pass it is called, not made.
@@ -115,10 +121,6 @@ def _origin(stack: Stack) -> AllocationOrigin:
     return found or AllocationOrigin.OWN
 
 
-def _recomputes(stack: Stack) -> bool:
-    return any(_frame_origin(frame) is AllocationOrigin.RECOMPUTED for frame in stack)
-
-
 @lru_cache(maxsize=100_000)
 def _frame_origin(frame: Frame) -> AllocationOrigin | None:
     path = frame.path.replace("\\", "/")
@@ -126,18 +128,6 @@ def _frame_origin(frame: Frame) -> AllocationOrigin | None:
         if (sign.functions is None or frame.function in sign.functions) and sign.path.search(path):
             return sign.origin
     return None
-
-
-def _place(stack: Stack) -> SourceLine | None:
-    own = next((frame for frame in stack if not _is_library(frame.path)), None)
-    return None if own is None else SourceLine(own.path, own.line, own.function)
-
-
-def _in_one_line(frame: Frame) -> str:
-    path = frame.path.replace("\\", "/")
-    for root in ("/site-packages/", "/dist-packages/"):
-        path = path.rpartition(root)[2]
-    return f"{frame.function} ({path}:{frame.line})"
 
 
 _is_library = lru_cache(maxsize=10_000)(is_library)

@@ -45,6 +45,7 @@ def gc_paused() -> Iterator[None]:
 # An event of a history takes more than a hundred bytes and three containers, a segment's block about as much.
 _BYTES_A_CONTAINER: Final = 8
 _FREE_CONTAINERS: Final = 1024
+_LONGEST_KEY: Final = 64  # bits
 
 _UNSIGNED_16 = Struct("<H").unpack_from
 _SIGNED_32 = Struct("<i").unpack_from
@@ -52,7 +53,7 @@ _UNSIGNED_32 = Struct("<I").unpack_from
 _UNSIGNED_64 = Struct("<Q").unpack_from
 _FLOAT = Struct(">d").unpack_from
 
-_BINGET, _LONG_BINGET, _BININT1, _STOP = (code[0] for code in (b"h", b"j", b"K", b"."))
+_BINGET, _LONG_BINGET, _BININT1, _MEMOIZE, _STOP = (code[0] for code in (b"h", b"j", b"K", b"\x94", b"."))
 
 
 def load_plain(data: bytes, source: str) -> Any:  # noqa: ANN401 - whatever the file holds
@@ -69,7 +70,11 @@ def load_plain(data: bytes, source: str) -> Any:  # noqa: ANN401 - whatever the 
     try:
         return machine.run()
     except (IndexError, KeyError, ValueError, struct_error, AttributeError, TypeError) as error:
-        raise _damaged(source, machine.position, len(data)) from error
+        raise UsageError(
+            f"`{source}` is cut short or damaged: its pickle cannot be followed beyond byte {machine.position} of "
+            f"{len(data)}",
+            hint="a program that is killed while it writes a snapshot leaves such a file; record it again",
+        ) from error
 
 
 class _PickleReader:
@@ -86,7 +91,7 @@ class _PickleReader:
 
     def run(self) -> Any:  # noqa: ANN401
         """Follow the instructions until the last."""
-        data, memo, push, handlers = self.data, self.memo, self.stack.append, _HANDLERS
+        data, memo, stack, push, handlers = self.data, self.memo, self.stack, self.stack.append, _HANDLERS
         position = 0
         while True:
             code = data[position]
@@ -100,6 +105,9 @@ class _PickleReader:
             elif code == _BININT1:
                 push(data[position + 1])
                 position += 2
+            elif code == _MEMOIZE:
+                memo[len(memo)] = stack[-1]
+                position += 1
             elif code == _STOP:
                 return self.stack.pop()
             else:
@@ -135,32 +143,32 @@ class _PickleReader:
             raise IndexError(start)
         return piece
 
+    def extend(self, items: list[Any]) -> None:
+        """Add items to the list on top of the stack."""
+        self.stack[-1].extend(items)
+
     def set_items(self, items: list[Any]) -> None:
         """Put keys and values into the dictionary on top of the stack."""
         target = self.stack[-1]
         keys = items[::2]
         if type(target) is not dict or not all(type(key) is str for key in keys):
             # Strings alone hash in a time that a file cannot stretch. Numbers are written as JSON would.
-            keys = [_plain_key(key) for key in keys]
+            if not all(
+                isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= _LONGEST_KEY) for key in keys
+            ):
+                raise TypeError(keys)
+            keys = [str(key) for key in keys]
         target.update(zip(keys, items[1::2], strict=True))
 
 
-def _plain_key(key: object) -> str:
-    if isinstance(key, str):
-        return key
-    if isinstance(key, int) and key.bit_length() <= 64:  # noqa: PLR2004
-        return str(key)
-    raise TypeError(key)
+def _step(handle: Callable[[_PickleReader], object]) -> Callable[[_PickleReader, int], int]:
+    """Make an instruction without an argument of what it does to the stack."""
 
+    def step(machine: _PickleReader, position: int) -> int:
+        handle(machine)
+        return position
 
-def _mark(machine: _PickleReader, position: int) -> int:
-    machine.marks.append(len(machine.stack))
-    return position
-
-
-def _memoize(machine: _PickleReader, position: int) -> int:
-    machine.memo[len(machine.memo)] = machine.stack[-1]
-    return position
+    return step
 
 
 def _binput(machine: _PickleReader, position: int) -> int:
@@ -187,62 +195,6 @@ def _tuple_of(count: int) -> Callable[[_PickleReader, int], int]:
         items = tuple(stack[len(stack) - count :])
         del stack[len(stack) - count :]
         machine.push_container(items)
-        return position
-
-    return handle
-
-
-def _marked_tuple(machine: _PickleReader, position: int) -> int:
-    machine.push_container(tuple(machine.since_mark()))
-    return position
-
-
-def _empty_list(machine: _PickleReader, position: int) -> int:
-    machine.push_container([])
-    return position
-
-
-def _empty_dict(machine: _PickleReader, position: int) -> int:
-    machine.push_container({})
-    return position
-
-
-def _append(machine: _PickleReader, position: int) -> int:
-    item = machine.stack.pop()
-    machine.stack[-1].append(item)
-    return position
-
-
-def _appends(machine: _PickleReader, position: int) -> int:
-    items = machine.since_mark()
-    machine.stack[-1].extend(items)
-    return position
-
-
-def _setitem(machine: _PickleReader, position: int) -> int:
-    value, key = machine.stack.pop(), machine.stack.pop()
-    machine.set_items([key, value])
-    return position
-
-
-def _setitems(machine: _PickleReader, position: int) -> int:
-    machine.set_items(machine.since_mark())
-    return position
-
-
-def _pop(machine: _PickleReader, position: int) -> int:
-    machine.stack.pop()
-    return position
-
-
-def _pop_mark(machine: _PickleReader, position: int) -> int:
-    machine.since_mark()
-    return position
-
-
-def _constant(value: object) -> Callable[[_PickleReader, int], int]:
-    def handle(machine: _PickleReader, position: int) -> int:
-        machine.stack.append(value)
         return position
 
     return handle
@@ -301,43 +253,31 @@ def _shown(name: object) -> str:
     return "".join(character if character.isprintable() else "?" for character in text[:100])
 
 
-def _damaged(source: str, position: int, size: int) -> UsageError:
-    return UsageError(
-        f"`{source}` is cut short or damaged: its pickle cannot be followed beyond byte {position} of {size}",
-        hint="a program that is killed while it writes a snapshot leaves such a file; record it again",
-    )
-
-
 _REFUSALS: Final = {
-    pickle.REDUCE: "asks to call a function",
-    pickle.BUILD: "asks to set an object's state",
-    pickle.OBJ: "asks to make an object",
-    pickle.NEWOBJ: "asks to make an object",
-    pickle.NEWOBJ_EX: "asks to make an object",
-    pickle.PERSID: "refers to an object outside of the file",
-    pickle.BINPERSID: "refers to an object outside of the file",
-    pickle.EXT1: "asks for a registered extension",
-    pickle.EXT2: "asks for a registered extension",
-    pickle.EXT4: "asks for a registered extension",
-    pickle.NEXT_BUFFER: "refers to a buffer outside of the file",
-    pickle.READONLY_BUFFER: "refers to a buffer outside of the file",
-    pickle.EMPTY_SET: "holds a set",
-    pickle.FROZENSET: "holds a set",
-    pickle.ADDITEMS: "holds a set",
+    code: request
+    for request, codes in {
+        "asks to call a function": (pickle.REDUCE,),
+        "asks to set an object's state": (pickle.BUILD,),
+        "asks to make an object": (pickle.OBJ, pickle.NEWOBJ, pickle.NEWOBJ_EX),
+        "refers to an object outside of the file": (pickle.PERSID, pickle.BINPERSID),
+        "asks for a registered extension": (pickle.EXT1, pickle.EXT2, pickle.EXT4),
+        "refers to a buffer outside of the file": (pickle.NEXT_BUFFER, pickle.READONLY_BUFFER),
+        "holds a set": (pickle.EMPTY_SET, pickle.FROZENSET, pickle.ADDITEMS),
+    }.items()
+    for code in codes
 }
 
 _ALLOWED: Final = {
     pickle.PROTO: _skipped(1),
     pickle.FRAME: _skipped(8),
-    pickle.MARK: _mark,
-    pickle.POP: _pop,
-    pickle.POP_MARK: _pop_mark,
-    pickle.MEMOIZE: _memoize,
+    pickle.MARK: _step(lambda machine: machine.marks.append(len(machine.stack))),
+    pickle.POP: _step(lambda machine: machine.stack.pop()),
+    pickle.POP_MARK: _step(_PickleReader.since_mark),
     pickle.BINPUT: _binput,
     pickle.LONG_BINPUT: _long_binput,
-    pickle.NONE: _constant(None),
-    pickle.NEWTRUE: _constant(value=True),
-    pickle.NEWFALSE: _constant(value=False),
+    pickle.NONE: _step(lambda machine: machine.stack.append(None)),
+    pickle.NEWTRUE: _step(lambda machine: machine.stack.append(True)),
+    pickle.NEWFALSE: _step(lambda machine: machine.stack.append(False)),
     pickle.BININT2: _number(_UNSIGNED_16, 2),
     pickle.BININT: _number(_SIGNED_32, 4),
     pickle.LONG1: _long1,
@@ -351,13 +291,13 @@ _ALLOWED: Final = {
     pickle.TUPLE1: _tuple_of(1),
     pickle.TUPLE2: _tuple_of(2),
     pickle.TUPLE3: _tuple_of(3),
-    pickle.TUPLE: _marked_tuple,
-    pickle.EMPTY_LIST: _empty_list,
-    pickle.EMPTY_DICT: _empty_dict,
-    pickle.APPEND: _append,
-    pickle.APPENDS: _appends,
-    pickle.SETITEM: _setitem,
-    pickle.SETITEMS: _setitems,
+    pickle.TUPLE: _step(lambda machine: machine.push_container(tuple(machine.since_mark()))),
+    pickle.EMPTY_LIST: _step(lambda machine: machine.push_container([])),
+    pickle.EMPTY_DICT: _step(lambda machine: machine.push_container({})),
+    pickle.APPEND: _step(lambda machine: machine.extend([machine.stack.pop()])),
+    pickle.APPENDS: _step(lambda machine: machine.extend(machine.since_mark())),
+    pickle.SETITEM: _step(lambda machine: machine.set_items([machine.stack.pop(-2), machine.stack.pop()])),
+    pickle.SETITEMS: _step(lambda machine: machine.set_items(machine.since_mark())),
 }
 _HANDLERS: Final = tuple(_ALLOWED.get(bytes([code]), _refused) for code in range(256))
 
@@ -391,7 +331,8 @@ def read_snapshot(data: bytes | Path, source: str) -> RawSnapshot:
     """
     content = data if isinstance(data, bytes) else _content(data, source)
     with gc_paused():
-        return read_layout(_plain(content, source), source, len(content))
+        plain = load_plain(content, source) if content.startswith(_PICKLE_PROTOCOLS) else _load_json(content, source)
+        return read_layout(plain, source, len(content))
 
 
 def _content(path: Path, source: str) -> bytes:
@@ -410,9 +351,7 @@ def _content(path: Path, source: str) -> bytes:
         raise UsageError(f"`{source}` cannot be read: {error.strerror or error}") from error
 
 
-def _plain(content: bytes, source: str) -> Any:  # noqa: ANN401 - what the file holds
-    if content.startswith(_PICKLE_PROTOCOLS):
-        return load_plain(content, source)
+def _load_json(content: bytes, source: str) -> Any:  # noqa: ANN401 - what the file holds
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -86,28 +86,18 @@ def replay_by_rules(device: DeviceSnapshot, allocator_settings: Mapping[str, str
     """
     if not any(event.action is Action.FREE_COMPLETED or event.action is Action.ALLOC for event in device.events):
         return None
-    if len(device.events) > _MOST_EVENTS or _has_private_pools(device):
+    if len(device.events) > _MOST_EVENTS or any(each.private for each in (*device.segments, *device.events)):
         return None
     best = None
-    for rules in _rules(allocator_settings):
+    # Those of each version that can have written the snapshot, which does not name its version.
+    newest = (NEWEST, replace(NEWEST, prefers_older_segments=False))
+    for rules in newest if _WITH_UNIFIED_SETTINGS in allocator_settings else (OLDEST,):
         replay = _replay_by_rules(device, allocator_settings, rules)
         if replay is not None and replay.departure is None:
             return replay
         if replay is not None and replay.is_certain and (best is None or best.events < replay.events):
             best = replay
     return best
-
-
-def _has_private_pools(device: DeviceSnapshot) -> bool:
-    private = (segment.private for segment in device.segments)
-    return any(private) or any(event.private for event in device.events)
-
-
-def _rules(allocator_settings: Mapping[str, str]) -> tuple[Rules, ...]:
-    """Return the rules of each version that can have written the snapshot, which does not name its version."""
-    if _WITH_UNIFIED_SETTINGS in allocator_settings:
-        return NEWEST, replace(NEWEST, prefers_older_segments=False)
-    return (OLDEST,)
 
 
 def _replay_by_rules(device: DeviceSnapshot, allocator_settings: Mapping[str, str], rules: Rules) -> Replay | None:
@@ -168,6 +158,8 @@ def _summary(
     at_peak = history.peak
     peak = [block for block in blocks if history.is_live(block.lifetime, at_peak)]
     phase, user_line = _failure(history, raw.stacks, facts)
+    found = replay_by_rules(device, raw.allocator_settings)
+    left = found and found.departure
     return SnapshotSummary(
         source=raw.source,
         device_index=device.index,
@@ -185,16 +177,8 @@ def _summary(
         free_bytes=None if history.failure is None else max(0, history.failure.address),
         phase=phase,
         user_line=user_line,
-        replay=_replay(raw, device),
+        replay=found and HistoryReplay(found.events, found.segment_events, left and left.event, left and left.text),
     )
-
-
-def _replay(raw: RawSnapshot, device: DeviceSnapshot) -> HistoryReplay | None:
-    found = replay_by_rules(device, raw.allocator_settings)
-    if found is None:
-        return None
-    where, text = (None, None) if found.departure is None else (found.departure.event, found.departure.text)
-    return HistoryReplay(found.events, found.segment_events, where, text)
 
 
 def _failure(

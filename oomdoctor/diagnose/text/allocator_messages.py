@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnose.evidence import Message
+from oomdoctor.diagnose.tables import Patterns
 from oomdoctor.diagnose.text.headlines import compact, join, undecorated
 from oomdoctor.diagnose.text.numbers import SIZE, facts_from, read_size
 from oomdoctor.results import ProcessMemory
@@ -41,37 +42,16 @@ LONGEST_GAP: Final = 120
 _LONGEST_PART: Final = 120  # characters of one part
 _MOST_PROCESSES: Final = 256  # per message
 
-_COMMON: Final = (
-    ("tried_bytes", rf"triedtoallocate{SIZE}|requestedsize:?{SIZE}|requested:{SIZE}"),
-    ("tried_unknown", r"triedtoallocatemorethan1eb"),
-    ("gpu_index", r"\((?:gpu|npu|xpu|hpu)\d{1,4};|gpu\d{1,4}(?=hasatotalcapac)|allocationondevice\d{1,4}(?=would)"),
-    ("total_bytes", rf"totalcapaci?tyof{SIZE}|{SIZE}totalcapacity|devicelimit:{SIZE}"),
-    ("free_bytes", rf"{SIZE}isfree|{SIZE}free(?=[;),.]|$)|free\(accordingtocuda\):{SIZE}"),
-    ("process_bytes", rf"thisprocesshas{SIZE}memoryinuse"),
-    ("other_process", rf"process\d{{1,10}}has{SIZE}memoryinuse"),
-    ("allocated_bytes", rf"{SIZE}alreadyallocated|{SIZE}isallocatedbypytorch|currentlyallocated:{SIZE}"),
-    ("active", rf"{SIZE}currentactive"),
-    ("private_pool_bytes", rf"with{SIZE}allocatedinprivatepools"),
-    ("reserved_unallocated_bytes", rf"{SIZE}isreservedbypytorchbutunallocated|{SIZE}cached(?=\))"),
-    ("reserved_bytes", rf"{SIZE}reservedintotal"),
-    ("allowed_bytes", rf"(?<!max){SIZE}allowed|memoryfraction\):{SIZE}"),
-    ("hint", r"ifreserved(?:butunallocated)?memoryis|seedocumentationformemory|pleaseuseempty_cache"),
-)
-_APPLE: Final = (
-    ("allocated_bytes", rf"mpsallocated:{SIZE}"),
-    ("mps_other_bytes", rf"otherallocations:{SIZE}"),
-    ("mps_max_bytes", rf"maxallowed:{SIZE}"),
-    ("tried_bytes", rf"triedtoallocate{SIZE}"),
-    ("hint", r"usepytorch_mps_high_watermark_ratio"),
-)
+_PATTERNS: Final = Patterns(__name__, size=SIZE)
 
 
-def _compile(parts: tuple[tuple[str, str], ...]) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in parts))
+def _compile(parts: str) -> re.Pattern[str]:
+    alternatives = _PATTERNS.table[parts].items()
+    return re.compile("|".join(f"(?P<{name}>{_PATTERNS.filled(pattern)})" for name, pattern in alternatives))
 
 
-_PARTS: Final = _compile(_COMMON)
-_APPLE_PARTS: Final = _compile(_APPLE)
+_PARTS: Final = _compile("common")
+_APPLE_PARTS: Final = _compile("apple")
 _INDEX: Final = re.compile(r"(?:gpu|npu|xpu|hpu|device)(\d+)")
 _PROCESS: Final = re.compile(rf"process(\d+)has({SIZE})")
 
@@ -126,17 +106,12 @@ def read_parts(text: str, start: int = 0) -> MessageParts | None:
     position = start
     if head is not None and device is not None:
         parts.end = position = head.end()
-    stop = _next_head(text, parts.end if device is not None else start + 1)
+    heads = _heads(text)
+    following = bisect_left(heads, parts.end if device is not None else start + 1)
+    stop = heads[following] if following < len(heads) else len(text)  # the next message's head ends this one
     while (match := pattern.search(text, position, _template_reach(parts, stop))) is not None and _take(parts, match):
         position = match.end()
     return parts if parts.has_head or parts.numbers else None
-
-
-def _next_head(text: str, start: int) -> int:
-    """Offset of the next message's head, which ends this one."""
-    heads = _heads(text)
-    index = bisect_left(heads, start)
-    return heads[index] if index < len(heads) else len(text)
 
 
 @lru_cache(maxsize=4)
@@ -159,28 +134,18 @@ def _take(parts: MessageParts, match: re.Match[str]) -> bool:
         parts.start = parts.end = match.start()
     if match.start() - parts.end > LONGEST_GAP:
         return False
+    process = _PROCESS.search(match[0])
     if name == "other_process":
-        _take_process(parts, match[0])
+        if process is not None and len(parts.processes) < _MOST_PROCESSES:
+            parts.processes.append(ProcessMemory(pid=int(process[1]), used_bytes=read_size(process[2])))
     elif name in parts.numbers and name != "hint":
         return False
     else:
-        parts.numbers[name] = _number(name, match[0])
+        index = _INDEX.search(match[0]) if name == "gpu_index" else None
+        parts.numbers[name] = read_size(match[0]) if index is None else int(index[1])
     parts.has_own_process = parts.has_own_process or name == "process_bytes"
     parts.end = max(parts.end, match.end())
     return True
-
-
-def _take_process(parts: MessageParts, text: str) -> None:
-    match = _PROCESS.search(text)
-    if match is not None and len(parts.processes) < _MOST_PROCESSES:
-        parts.processes.append(ProcessMemory(pid=int(match[1]), used_bytes=read_size(match[2])))
-
-
-def _number(name: str, text: str) -> int | None:
-    if name != "gpu_index":
-        return read_size(text)
-    match = _INDEX.search(text)
-    return None if match is None else int(match[1])
 
 
 _MOST_ABOVE: Final = 24  # lines of one message above a given one, wrapped ones and one a process included
@@ -266,34 +231,26 @@ def _count(lines: Sequence[str], indices: range) -> int:
     budget = _MOST_CHARACTERS
     for count, index in enumerate(indices):
         budget -= len(lines[index])
-        if budget < 0 or _ends(lines[index]):
+        if budget < 0 or _BREAK.match(undecorated(lines[index])) is not None:
             return count
     return len(indices)
-
-
-def _ends(line: str) -> bool:
-    return _BREAK.match(undecorated(line)) is not None
 
 
 def _message(lines: Sequence[str], compacted: CompactText, parts: MessageParts) -> Message:
     first = compacted.line_of(parts.start)
     last = compacted.line_of(max(parts.start, parts.end - 1))
     kind, device = _kind(compacted.text, parts)
+    opening = undecorated(lines[first])
+    beginning = _BEGINNING.search(opening)
     return Message(
         kind=kind,
         is_oom=True,
         device=device,
-        text=_text(lines, first, last),
+        text=join([opening if beginning is None else opening[beginning.start() :], *lines[first + 1 : last + 1]]),
         facts=facts_from(parts.numbers, parts.processes, has_own_process=parts.has_own_process),
         first=first,
         last=last,
     )
-
-
-def _text(lines: Sequence[str], first: int, last: int) -> str:
-    beginning = _BEGINNING.search(undecorated(lines[first]))
-    head = undecorated(lines[first]) if beginning is None else undecorated(lines[first])[beginning.start() :]
-    return join([head, *lines[first + 1 : last + 1]])
 
 
 def _kind(text: str, parts: MessageParts) -> tuple[str, MemoryDevice]:

@@ -2,16 +2,21 @@
 
 A secondary error only passes another one on: an error raised from it, a launcher's summary, a rank that lost a peer.
 The primary error is printed elsewhere in the window, and is the one that counts.
+
+A trial knows how much memory was free, so that it can decide about an ambiguous message. Here only the text is left,
+and the table says which ambiguous messages are taken for an OOM nevertheless.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.agent.oom_errors import table
+from oomdoctor.agent.oom_errors import lowered, table
 from oomdoctor.diagnose.evidence import Message
+from oomdoctor.diagnose.tables import Patterns
 from oomdoctor.diagnose.text.allocator_messages import exact_numbers, read_allocator_message
 from oomdoctor.diagnose.text.headlines import (
     compact,
@@ -22,17 +27,141 @@ from oomdoctor.diagnose.text.headlines import (
     read_headline,
     undecorated,
 )
-from oomdoctor.diagnose.text.kinds import OTHER_ERROR, ErrorKind, is_handled, kind_of, read_notice
 from oomdoctor.diagnose.text.numbers import facts_from, read_numbers
 from oomdoctor.results import Facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from oomdoctor.agent.oom_errors import Row
     from oomdoctor.diagnose.evidence import Window
     from oomdoctor.diagnose.text.headlines import Headline
+    from oomdoctor.results import MemoryDevice
 
 
+OTHER_ERROR: Final = "other-error"
+"""The kind of an error that no row knows."""
+
+_DEVICE_WORDS: Final = re.compile(r"\b(?:CUDA|GPU|VRAM|cudnn|device memory)", re.IGNORECASE)
+_HOST_WORDS: Final = re.compile(r"\b(?:host|CPU|RAM|system|heap|swap|node)\b", re.IGNORECASE)
+_ON_HOST: Final = re.compile(r"device:CPU:\d+\b.{0,20} by allocator", re.IGNORECASE)
+_SHORT: Final = re.compile(r"(?:[:\]|>)]\s|\s-\s)(CUDA out of memory)\b", re.IGNORECASE)  # behind a log's prefix
+_TENSORFLOW: Final = re.compile(r"OOM when allocating tensor|_bfc\) ran out of memory trying to allocate")
+_ROCM: Final = re.compile(r"\bhip(?:blas|sparse|solver|fft)|\broc(?:blas|sparse|solver)", re.IGNORECASE)
+_TPU: Final = re.compile(r"\bTPU|\bHBM\b|\bvmem\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorKind:
+    """Kind of an error's text.
+
+    Attributes:
+        name: Id of the row, or `other-error`.
+        is_oom: Whether memory ran out.
+        device: Whose.
+        start: Where in the text the words begin that tell it; None where the type told it.
+        end: Where they end.
+    """
+
+    name: str
+    is_oom: bool
+    device: MemoryDevice
+    start: int | None = None
+    end: int | None = None
+
+
+def kind_of(text: str, type_name: str = "") -> ErrorKind | None:
+    """Find what a text is.
+
+    Args:
+        text: A message in one line.
+        type_name: Its exception's type as printed; empty where none is.
+
+    Returns:
+        None where neither the words nor the type are known.
+    """
+    lower_case = lowered(text)
+    certain = [row for row in table().rows if not row.needs_pressure]
+    found = _first_match(certain, lower_case)
+    if found is not None:
+        return _kind(*found, text)
+    short = _SHORT.search(text)
+    if short is not None:
+        return ErrorKind("cuda-allocator-short", is_oom=True, device="cuda", start=short.start(1), end=short.end(1))
+    by_type = table().named(_row_of_type(type_name, text) or "")
+    if by_type is not None:
+        return _kind(by_type, None, text)
+    found = _first_match([row for row in table().rows if row.needs_pressure], lower_case)
+    return None if found is None else _ambiguous(*found, text, type_name)
+
+
+def _first_match(rows: Sequence[Row], text: str) -> tuple[Row, re.Match[str]] | None:
+    """Return the first row whose patterns are all in a text in lower case, and the match of its first pattern."""
+    return next(((row, match) for row in rows if (match := row.match(text)) is not None), None)
+
+
+def _row_of_type(type_name: str, text: str) -> str | None:
+    """Return the id of the row that a printed type stands for, whatever its text; None where it stands for none."""
+    module, _, name = type_name.rpartition(".")
+    if _TENSORFLOW.search(text) is not None:
+        return "tensorflow-allocator"
+    if "allocated so far: " in text or (module.startswith("cupy") and name == "OutOfMemoryError"):
+        return "cupy-allocation"
+    if name == "OutOfMemoryError":
+        return "host-ray" if module.startswith("ray") else None if module.startswith("java") else "torch-type"
+    return "host-python" if name.endswith("MemoryError") else None
+
+
+def _kind(row: Row, match: re.Match[str] | None, text: str) -> ErrorKind:
+    start, end = (None, None) if match is None else match.span()
+    if row.means == "host_oom":
+        return ErrorKind(row.id, is_oom=True, device="cpu", start=start, end=end)
+    if row.means == "oom":
+        return ErrorKind(row.id, is_oom=True, device=_device(row, text), start=start, end=end)
+    return ErrorKind(row.id, is_oom=False, device="none", start=start, end=end)
+
+
+def _ambiguous(row: Row, match: re.Match[str], text: str, type_name: str) -> ErrorKind | None:
+    start, end = match.span()
+    if not row.says_oom(lowered(text)):
+        return ErrorKind(row.id, is_oom=False, device="none", start=start, end=end)
+    if row.device != "any":
+        return ErrorKind(row.id, is_oom=True, device=_device(row, text), start=start, end=end)
+    if not type_name:
+        return None  # a sentence that mentions memory
+    host = _HOST_WORDS.search(text) is not None and _DEVICE_WORDS.search(text) is None
+    return ErrorKind(row.id, is_oom=True, device="cpu" if host else "cuda", start=start, end=end)
+
+
+def _device(row: Row, text: str) -> MemoryDevice:
+    """Return the device that a row is about; XLA runs on GPUs unless the text names a part that only a TPU has."""
+    if row.device == "xla":
+        return "cpu" if _ON_HOST.search(text) is not None else "xla" if _TPU.search(text) is not None else "cuda"
+    if row.device == "cuda" and _ROCM.search(text) is not None:
+        return "hip"
+    return "cuda" if row.device == "any" else row.device
+
+
+_HANDLED: Final = re.compile(r"caller indicates that this is not a failure|recovered from an allocation failure")
+
+
+def read_notice(line: str) -> tuple[str, int] | None:
+    """Name the notice in a line, and where in the line it begins; None where there is none."""
+    found = ((kind, pattern.search(line)) for kind, pattern in _notices())
+    return next(((kind, match.start()) for kind, match in found if match is not None), None)
+
+
+@cache
+def _notices() -> list[tuple[str, re.Pattern[str]]]:
+    return [(notice.id, re.compile(notice.pattern, re.IGNORECASE)) for notice in table().notices]
+
+
+def is_handled(line: str) -> bool:
+    """Return whether a line says itself that nothing failed."""
+    return _HANDLED.search(line) is not None
+
+
+_PATTERNS: Final = Patterns(__name__)
 _HEADING: Final = re.compile(r"Out of Memory\b")  # torch writes it in small letters
 _QUOTES_THE_DRIVER: Final = (
     "nccl-allocation"  # its words quote the driver's, so quotation marks in front of them mean nothing
@@ -40,12 +169,7 @@ _QUOTES_THE_DRIVER: Final = (
 _FULL_SENTENCES: Final = frozenset({"host-notebook"})  # whole sentences, and addressed to the reader
 _NCCL_LINES: Final = 3  # NCCL's lines about one failure stand this close together
 
-# Errors that are printed without a type.
-_UNTYPED: Final = re.compile(
-    r"(?:CUDA|HIP|cuDNN|NCCL|cuda runtime) error\b.{0,20}:|THCudaCheck FAIL|Segmentation fault|Bus error"
-    r"|Memory access fault by GPU|GPU Hang|Fatal Python error|HSA_STATUS_ERROR",
-    re.IGNORECASE,
-)
+_UNTYPED: Final = _PATTERNS("untyped", re.IGNORECASE)
 
 
 def read_error(lines: Sequence[str], at: int) -> Message | None:
@@ -66,7 +190,8 @@ def _read_known(lines: Sequence[str], at: int, headline: Headline | None) -> Mes
     last = last_line(lines, at)
     type_name = "" if headline is None else headline.type_name
     kind = kind_of(line, type_name)
-    if last > at and (kind is None or _is_ambiguous(kind)):
+    row = None if kind is None else table().named(kind.name)
+    if last > at and (kind is None or (row is not None and row.needs_pressure)):
         own = lines[at : last + 1]
         broken_in_a_word = "".join(undecorated(part) for part in own)
         kind = kind_of(join(own), type_name) or kind_of(broken_in_a_word, type_name) or kind
@@ -76,11 +201,6 @@ def _read_known(lines: Sequence[str], at: int, headline: Headline | None) -> Mes
     if headline is None and kind.name != _QUOTES_THE_DRIVER and facts == Facts() and not _is_stated(kind, line):
         return None
     return _message(kind, facts, lines[at : last + 1], at, headline)
-
-
-def _is_ambiguous(kind: ErrorKind) -> bool:
-    row = table().named(kind.name)
-    return row is not None and row.needs_pressure
 
 
 def _is_stated(kind: ErrorKind, line: str) -> bool:
@@ -144,20 +264,9 @@ def _message(
 
 
 _CHAINED: Final = re.compile(r"The above exception was the direct cause|During handling of the above exception")
-_SECONDARY: Final = re.compile(
-    r"ChildFailedError|distributed\.elastic|failed \(exitcode|Root Cause|CalledProcessError|returned non-zero exit"
-    r"|ProcessExitedException|SIGTERM|signal: Terminated|Sending process|exited with code"
-    r"|ncclRemoteError|ncclSystemError|remote process (?:has )?(?:exited|terminated)|communicator was aborted"
-    r"|Watchdog caught collective|socketProgress|Connection (?:closed|reset) by (?:remote )?peer|Broken pipe"
-    r"|[Ss]ee root cause above|Engine core initialization failed|EngineDeadError|RayTaskError|ActorDiedError"
-    r"|DistBackendError|terminate called|Fatal Python error: Aborted",
-)
-_CARRIES_BELOW: Final = re.compile(
-    r"Caught \w{1,60} in |terminated with the following error|ProcessRaisedException|RemoteTraceback|RayTaskError"
-)
-_WORTH_READING: Final = re.compile(
-    r"memory|RESOURCE_EXHAUSTED|ALLOC|cuDNN algorithm|NVML_SUCCESS|buffer size|killed|exit ?code|-9", re.IGNORECASE
-)
+_SECONDARY: Final = _PATTERNS("secondary")
+_CARRIES_BELOW: Final = _PATTERNS("carries_below")
+_WORTH_READING: Final = _PATTERNS("worth_reading", re.IGNORECASE)
 
 _MOST_LINES: Final = 240
 _MOST_CHARACTERS: Final = 1 << 16  # of lines that are read; hundreds of ordinary ones

@@ -14,10 +14,13 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.diagnose.tables import Patterns
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_PATTERNS: Final = Patterns(__name__)
 LONGEST_TEXT: Final = 2000  # characters of a message that are kept
 
 _LONGEST_LINE: Final = 8192  # characters of a line that are looked at
@@ -78,44 +81,24 @@ def join(lines: Sequence[str]) -> str:
 
 _NAME: Final = r"(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80}"
 _ENDINGS: Final = r"(?:Error|Exception|Interrupt|Exit|OutOfResources|BadAlloc|Timeout|Killed)"
-_HEADLINE: Final = re.compile(
-    rf"(?<![\w.'\"])(?P<type>(?:[A-Za-z_]\w{{0,60}}\.){{0,8}}\w{{0,80}}?{_ENDINGS})(?: ?\([^()]{{0,80}}\))?:(?!:)"
-    r"|(?<![\w.])what\(\):"
-)
+_HEADLINE: Final = _PATTERNS("headline")
 _ALONE: Final = re.compile(rf"(?P<type>{_NAME})(?::.*)?")
 _MEMORY_TYPE: Final = re.compile(r"(?P<type>(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,60}MemoryError):?")
 _SECOND_LINE: Final = re.compile(r"(?:CUDA|HIP) kernel errors might be asynchronously reported")
 _FRAME: Final = re.compile(r'\s*File "|Traceback \(most recent call last\)')
 _LINES_OF_A_FRAME: Final = 6  # between a frame's line and the error: code, markers, notes
 
-_CODE: Final = re.compile(
-    r"^(?:except|raise|define|if|elif|assert|return|def|class|import|from|print|throw|case|catch|with|for|while|#define)\b"
-    r"|\b(?:in|raise|except|print|logger\.\w{1,12}|pytest\.raises)\b ?\(?[^ ]{0,40}$"
-)
+_CODE: Final = _PATTERNS("code")
 _AS_CODE: Final = re.compile(r"(?:Error|Exception)\(['\"]$")  # an exception that a log prints as code
 # A quotation, unless it is the value in a record.
 _QUOTED: Final = re.compile(r"(?<![:=] )(?<![:=])['\"](?:[\w.]{0,80}: ?)?$|[(=\[]$")
-# Documentation of an exception: `ValueError: If the size is negative.`
-_DESCRIBES: Final = re.compile(
-    r"\s{0,3}(?:(?:If|When|Raised|In case|Whenever)\b"
-    r"|[\w ]{0,60}(?:out of memory) (?:is|are|errors?|occurs|happens|means|arises|appears) )"
-)
+_DESCRIBES: Final = _PATTERNS("describes")
 _STATEMENT: Final = re.compile(r"raise \w{1,80}\(.{0,500}[\"')]\s{1,4}$")  # a statement that was joined with its error
 _FULL_QUOTATION: Final = re.compile(r"([\"'])(?P<inside>[^\"']{1,2000})\1(?:\.(?:\s.*)?)?")
 _RECORD: Final = re.compile(rf"\W{{0,6}}Exception Type:\W{{1,4}}(?P<type>{_NAME})\W{{0,3}}")  # a report's field
-_PROSE: Final = re.compile(
-    r"\b(?:if|when|you|your|avoid\w{0,3}|prevent\w{0,3}|fix\w{0,3}|handl\w{1,4}|may|might|could|would|should|can|such|like"
-    r"|common|typical\w{0,2}|without|whether|unless|instead|catch\w{0,3}|cause[sd]?|see|get|getting)\b",
-    re.IGNORECASE,
-)
+_PROSE: Final = _PATTERNS("prose", re.IGNORECASE)
 _PREFIX_ENDS: Final = re.compile(r"[:\]|>)]\s|\s-\s|[❌✗✘!]\s?")
-_TALK_FOLLOWS: Final = re.compile(
-    r"\s{1,3}(?:errors?|issues?|problems?|exceptions?|messages?|when|while|if|because|happens|occurs|means|arises|appears|can|may|might|will"
-    r"|should|and|or|is|in|for|with|despite|even|during training[,.]|caught|handling|crash\w{0,3})\b"
-    r"|\W{0,4}(?:retry|reduc|falling back|fall back|skipp|recover|trying again|attempting|try )"
-    r"|['\"]?\s?(?:\)|in\b|not in\b|:$)|['\"]{0,2}\?",
-    re.IGNORECASE,
-)
+_TALK_FOLLOWS: Final = _PATTERNS("talk_follows", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +129,13 @@ def read_headline(lines: Sequence[str], at: int) -> Headline | None:
     if whole is not None:
         line = whole["inside"]
     match = _HEADLINE.search(line) if whole is None else _HEADLINE.match(line)
-    if match is None or (is_mention(_STATEMENT.sub("", line[: match.start()])) and not _continues_below(lines, at)):
+    # what PyTorch prints below an error of CUDA or HIP tells one, whatever stands before it
+    continues = at + 1 < len(lines) and _SECOND_LINE.match(undecorated(lines[at + 1])) is not None
+    if match is None or (is_mention(_STATEMENT.sub("", line[: match.start()])) and not continues):
         return None
     if _DESCRIBES.match(line, match.end()) is not None:
         return None
     return Headline(match["type"] or "", match.start() + (whole is not None), line[match.end() :].strip())
-
-
-def _continues_below(lines: Sequence[str], at: int) -> bool:
-    """Return whether the next line is what PyTorch prints below an error of CUDA or HIP, whatever stands before it."""
-    return at + 1 < len(lines) and _SECOND_LINE.match(undecorated(lines[at + 1])) is not None
 
 
 def _ends_a_traceback(lines: Sequence[str], at: int) -> bool:
@@ -174,31 +154,15 @@ def is_mention(before: str, after: str = "") -> bool:
 
 def is_sentence(before: str) -> bool:
     """Return whether the beginning of a line is that of a sentence or of code."""
-    return _CODE.search(before.lstrip()) is not None or _PROSE.search(_own_words(before)) is not None
-
-
-def _own_words(before: str) -> str:
-    """Return a line's beginning without time stamps, levels and names of loggers."""
-    end = 0
-    for match in _PREFIX_ENDS.finditer(before):
-        end = match.end()
-    return before[end:]
+    prefixes = [0, *(match.end() for match in _PREFIX_ENDS.finditer(before))]  # time stamps, levels, names of loggers
+    return _CODE.search(before.lstrip()) is not None or _PROSE.search(before, prefixes[-1]) is not None
 
 
 _MOST_LINES: Final = 12
 _WRAPS_FROM: Final = 60  # characters; a shorter line was not broken by a terminal
 
-# What libraries print on lines of their own behind the first one.
-_CONTINUES: Final = re.compile(
-    r"Last error|nccl[A-Z]\w{1,40}:|Cuda failure|Call to |Memory on the node|Failed to CUDA"
-    r"|.{0,200}NCCL WARN (?:Failed|Cuda failure)"
-    r"|CUDA kernel errors might|For debugging consider|Compile with TORCH|Exception raised from|Search for cuda"
-    r"|Out of memory error on |Please check whether|srun: error|\([Tt]riggered internally",
-)
-_ENDS: Final = re.compile(
-    r"Traceback \(|File \"|\d{4}-\d\d-\d\d|\[?\d\d:\d\d|\[[^\]]{1,80}\]|(?:DEBUG|INFO|WARN\w{0,3}|ERROR|CRITICAL)\b"
-    r"|frame #\d|During handling|The above exception|[\w.]{0,200}(?:Error|Exception)\b"
-)
+_CONTINUES: Final = _PATTERNS("continues")
+_ENDS: Final = _PATTERNS("ends")
 _NAMES_AN_ERROR: Final = re.compile(r"\b\w{1,80}(?:Error|Exception): ")
 _SENTENCE_ENDS: Final = (".", "!", "?", ":", ";", "。")
 

@@ -89,7 +89,8 @@ def read_numbers(kind: str, text: str) -> dict[str, int | None]:
             continue
         for name, value in match.groupdict().items():
             if name == "free_total":
-                numbers.update(_read_free_and_total(value))
+                free, _, total = value.removesuffix("gib").partition("/")
+                numbers |= {"free_bytes": in_bytes(free, "gib"), "total_bytes": in_bytes(total, "gib")}
             else:
                 numbers.setdefault(name, _number(name, value))
     return numbers
@@ -98,11 +99,8 @@ def read_numbers(kind: str, text: str) -> dict[str, int | None]:
 @cache
 def _patterns(kind: str) -> tuple[re.Pattern[str], ...]:
     row = table().named(kind)
-    return () if row is None else tuple(re.compile(_FORM.sub(_form, pattern)) for pattern in row.numbers)
-
-
-def _form(name: re.Match[str]) -> str:
-    return _FORMS[name[0]]
+    filled = () if row is None else (_FORM.sub(lambda name: _FORMS[name[0]], pattern) for pattern in row.numbers)
+    return tuple(map(re.compile, filled))
 
 
 def _number(name: str, text: str) -> int | None:
@@ -114,31 +112,20 @@ def _number(name: str, text: str) -> int | None:
     return read_size(digits if digits.endswith(("b", "byte", "bytes")) else f"{digits}b")
 
 
-def _read_free_and_total(text: str) -> dict[str, int | None]:
-    free, _, total = text.removesuffix("gib").partition("/")
-    return {"free_bytes": in_bytes(free, "gib"), "total_bytes": in_bytes(total, "gib")}
-
-
 def _read_tensor(text: str) -> dict[str, int | None]:
     """TensorFlow prints the tensor's shape and type, and where it was to be."""
     match = _TENSOR.search(text)
     if match is None:
         return {}
-    size = _type_size(match["type"] or "")
+    name = match["type"] or ""
+    bits = _BITS.fullmatch(name)
+    size = _TYPES.get(name) or (None if bits is None or int(bits[2]) % 8 else int(bits[2]) // 8)
     count = prod(int(side) for side in match["shape"].split(","))
     numbers = {"tried_bytes": None if size is None else in_bytes(str(count * size)) if count * size < 10**24 else None}
     place = _ON_GPU.search(text, match.end())
     if place is not None:
         numbers["gpu_index"] = int(place[1])
     return numbers
-
-
-def _type_size(name: str) -> int | None:
-    """Bytes of one element."""
-    if name in _TYPES:
-        return _TYPES[name]
-    match = _BITS.fullmatch(name)
-    return None if match is None or int(match[2]) % 8 else int(match[2]) // 8
 
 
 def facts_from(

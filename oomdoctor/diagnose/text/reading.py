@@ -12,6 +12,8 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from oomdoctor.diagnose.tables import Patterns
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -57,7 +59,8 @@ def read_regions(stream: BinaryIO) -> Iterator[Region]:
     Raises:
         OSError: The stream cannot be read.
     """
-    chunks = _without_nul(_as_utf8(_unpacked(_raw_chunks(stream))))
+    unpacked = _as_utf8(_unpacked(_raw_chunks(stream)))
+    chunks = (chunk.translate(None, b"\0") if b"\0" in chunk else chunk for chunk in unpacked)
     chunk, data, begin = next(chunks, b""), b"", 0
     while True:
         following = next(chunks, None)
@@ -152,68 +155,18 @@ def _wide_encoding(beginning: bytes) -> str | None:
     return patterns.get((nul[0], nul[1], nul[2], nul[3]))
 
 
-def _without_nul(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    for chunk in chunks:
-        yield chunk.translate(None, b"\0") if b"\0" in chunk else chunk
-
-
 LONGEST_LINE: Final = 8192
 """Characters of a line that are kept."""
 
-# Complete sequences; then colours whose escape character was lost or spelled out on the way into a web page.
-_ESCAPES: Final = re.compile(
-    r"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]"
-    r"|\x1b[\]_P^][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)?"
-    r"|\x1b[ -/]{0,4}[0-~]?"
-    r"|(?:\^\[|␛|\\x1b|\\033|\\u001b|#x1[bB];?)\[[\d;]{0,32}[A-Za-z]"
-    r"|(?<![\w\])])\[(?:\d{1,3};){0,8}(?:0|1|2|4|[39][0-7]|38|39|49)?m(?![/\]]|[\w./-]{1,80}(?::\d{1,6})?\])"
-)
+_PATTERNS: Final = Patterns(__name__)
+_ESCAPES: Final = _PATTERNS("escapes")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\ufeff]")
 
-# Who adds a blank of its own has it taken away again; the rest is the program's indentation.
-_RANK: Final = re.compile(
-    r"[ ]{0,2}(?:(?:[\w.-]{1,64}:[ ]?)?\[(?:rank|RANK|Rank)[ ]?(?P<rank>\d{1,6})\]:?[ ]?"
-    r"|\[default(?P<torchrun>\d{1,6})\]:"
-    r"|\[[\w.-]{0,40}\d{0,6}\|(?P<elastic>\d{1,6})\]:"
-    r"|\[\d{1,6},(?P<mpi>\d{1,6})\]<std(?:err|out|diag)>:"
-    r"|(?:rank|RANK|Rank)[ ]?(?P<plain>\d{1,6}):[ ]?"
-    r"|\(\w{1,40}[ ]rank=(?P<vllm>\d{1,6})(?:[ ]pid=\d{1,10})?\)[ ]?"
-    r"|(?P<srun>\d{1,5}):[ ])"
-)
-
-_LEVEL: Final = r"(?:TRACE|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE)"
-_DATE: Final = r"\d{4}[-/]\d\d[-/]\d\d"
-_TIME: Final = r"\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?(?:[ ]?(?:Z|UTC|[AP]M)|[+-]\d\d:?\d\d)?"
-_STAMP: Final = rf"[\[(<]?(?:{_DATE}[T_ -]{{1,2}}{_TIME}|{_DATE}|(?:\d\d[/-]\d\d[ -]{{1,3}})?{_TIME})[\])>]?"
-
-_SYSLOG: Final = r"[A-Z][a-z]{2}[ ]{1,2}\d{1,2}[ ]\d\d:\d\d:\d\d[ ][\w.-]{1,64}[ ][\w./()-]{1,64}(?:\[\d{1,10}\])?:[ ]"
-
-_PREFIXES: Final = tuple(
-    re.compile(pattern)
-    for pattern in (
-        rf"[ ]{{0,1}}{_STAMP}(?:[ ]?[|:-](?=[ ])|:(?=\S))?[ ]?",
-        rf"(?:[|-][ ])?[\[(]?{_LEVEL}[\])]?[ ]{{0,8}}(?:\|[ ]?|(?={_STAMP}))",  # `INFO     | …`, `ERROR 11-18 18:07`
-        rf"\[{_LEVEL}\][ ]{{0,8}}",
-        rf"[ ]?[|-][ ]{_LEVEL}[ ]{{0,8}}[|-][ ]",
-        r"[\w.<>-]{1,120}:[\w.<>-]{1,80}:\d{1,6}[ ][|-][ ]",  # `pkg.module:function:121 - `
-        r"[IWEF]\d{4}[ ]\d\d:\d\d:\d\d\.\d{1,9}[ ]{1,8}\d{1,10}[ ][\w./-]{1,120}:\d{1,6}\][ ]?",  # glog
-        _SYSLOG,
-        r"[a-zA-Z][\w.-]{0,60}-\d{1,4}[ ]{1,30}\|[ ]?",  # docker compose
-        r"\[pod/[\w./-]{1,120}\][ ]?",
-        r"\([\w.-]{1,80}[ ]pid=\d{1,10}(?:,[ ]ip=[\d.]{1,20})?\)[ ]?",  # Ray
-        r"\[?[\w/-]{1,80}\.py:\d{1,6}\](?:[ ]|$)",  # vLLM
-        r"##\[(?:error|warning|debug|group)\]",
-        r"wandb:[ ]",
-        r"E[ ]{3}",  # pytest
-        r"[ ]{0,3}(?:#{1,6}|//{1,3}|>{1,4}|\*{1,3}|[•‣·])(?![\w/*#>])[ ]?",
-        r"[ ]{0,3}>{1,4}(?=\w)",  # a quotation without a space
-        r"[ ]{0,3}-[ ](?=\w)",
-        r"[ ]{0,3}`{1,3}",
-    )
-)
+_RANK: Final = re.compile(f"[ ]{{0,2}}(?:{_PATTERNS.filled(_PATTERNS.table['ranks'])})")
+_PREFIXES: Final = tuple(re.compile(_PATTERNS.filled(prefix)) for prefix in _PATTERNS.table["prefixes"])
 _MOST_PREFIXES: Final = 8
 
-_BOX_LEFT: Final = re.compile(r"[ ]{0,8}[│┃║╭╰┌└├╞]{1,2}[─━═]{0,400}[ ]?")
+_BOX_LEFT: Final = re.compile(r"^[ ]{0,8}[│┃║╭╰┌└├╞]{1,2}[─━═]{0,400}[ ]?")
 _BOX_RIGHT: Final = re.compile(r"[ ]{0,400}[─━═]{0,400}[│┃║╮╯┐┘┤╡]{1,2}[ ]{0,8}$")
 _BOX: Final = frozenset("│┃║╭╮╰╯┌┐└┘├┤")
 
@@ -242,7 +195,7 @@ def clean(raw: bytes) -> CleanLine:
     text = _CONTROL.sub("", text)
     text, rank = _without_prefixes(text)
     if not _BOX.isdisjoint(text):
-        text = _without_box(text)
+        text = _BOX_LEFT.sub("", _BOX_RIGHT.sub("", text, count=1), count=1)
     text = text.rstrip()
     if text.count("`") % 2 == 1:  # the other one stood before the text
         text = text.removesuffix("`")
@@ -278,9 +231,3 @@ def _without_prefixes(text: str) -> tuple[str, int | None]:
             break
         at = match.end()
     return text[at:], rank
-
-
-def _without_box(text: str) -> str:
-    inner = _BOX_RIGHT.sub("", text, count=1)
-    left = _BOX_LEFT.match(inner)
-    return inner if left is None else inner[left.end() :]

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from oomdoctor.diagnose.evidence import Window
+from oomdoctor.diagnose.tables import Patterns
 from oomdoctor.diagnose.text.reading import (
     AFTER_BYTES,
     BEFORE_BYTES,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from oomdoctor.results import MemoryTrend
 
 
+_PATTERNS: Final = Patterns(__name__)
 LINES_BEFORE: Final = 200
 LINES_AFTER: Final = 40
 _MOST_CHARACTERS: Final = 1 << 16  # of a window, its own line not counted
@@ -185,12 +187,7 @@ _CONTINUATION: Final = re.compile(
     rb"|reserved by pytorch|is free\.",
 )
 _BEGINS_MESSAGE: Final = re.compile(rb"error:|out of memory|memoryerror")
-# Printed with every error, and sentences about errors.
-_NOISE: Final = re.compile(
-    r"kernel errors might be asynchronously|stacktrace below might be|^\s*error_file\s*:"
-    r"|of the above exception|direct cause of the following exception|to enable device-side assertions"
-    r"|^\s*(?:raise|except|if|elif|return|def|class|assert|import|from|with|for|try:|logger\.|logging\.|warnings\.|print\()\b.*"
-)
+_NOISE: Final = _PATTERNS("noise")
 _NAMED_ERROR: Final = re.compile(r"\b\w*(?:Error|Exception)\b: |\b(?:CUDA|HIP) error: ")
 _FRAME: Final = re.compile(r"^\s*File \"[^\"]{1,1000}\", line \d+, in \S{1,200}$|^\s*File \"[^\"]{1,1000}\", line \d+$")
 _TRACEBACK: Final = b"traceback (most"
@@ -331,7 +328,7 @@ class _Scanner:
             candidate = Candidate(data, first, last, line_number, self._trend.step)
             if strong is None and _TRACEBACK in lower:
                 self._keep_exception(candidate, seen)
-            elif _may_be_error(line):
+            elif len(line) > _LONGEST_CODE or _may_be_error(clean(line).text):
                 last_strong = first if strong is not None else last_strong
                 self._keep(candidate, strong or same_line[0], is_strong=strong is not None)
 
@@ -420,9 +417,6 @@ def _last_lines(data: bytes, begin: int, end: int) -> list[bytes]:
     return lines
 
 
-def _may_be_error(line: bytes) -> bool:
+def _may_be_error(text: str) -> bool:
     """Return whether a line can be an error's and is not code, a frame, or a sentence that accompanies every error."""
-    if len(line) > _LONGEST_CODE:
-        return True
-    text = clean(line).text
     return not (_NOISE.search(text) and not _NAMED_ERROR.search(text)) and not _FRAME.match(text)

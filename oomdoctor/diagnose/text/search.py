@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.diagnose.tables import Patterns
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -63,87 +65,28 @@ class Hit:
     strong: bool
 
 
-_GAP: Final = rb"[\s_#>/*|-]"  # between words, where a terminal or a comment may have broken the line
+_PATTERNS: Final = Patterns(__name__)
 
-# A figure of merit that is called an error, such as `val_error=0.31` or `errors: 0`, is none.
-_NO_FIGURE: Final = rb"(?!s?[\"']?[ \t=:|(]{0,4}[-+]?(?:\d*\.\d|\d+(?:[,|\s]|$)(?<!137)(?<!137.)))"
 
-# What stands before the word decides quickly that most errors are none of these.
-_STRONG_ERROR: Final = rb"""error(?:(?<=[aelnprs]\ error)|(?<=[adeiprsy_]error))(?:
-      (?<=cuda\ error) | (?<=hip\ error) | (?<=nccl\ error) | (?<=driver\ error) | (?<=runtime\ error) | (?<=bus\ error)
-    | (?<=cudnn\ error) | (?<=triton\ error) | (?<=runtimeerror) | (?<=memoryerror) | (?<=backenderror)
-    | (?<=exhaustederror) | (?<=acceleratorerror) | (?<=failederror) | (?<=result_error) | (?<=pi_error)
-    | (?<=cuda_error) | (?<=status_error) | (?<=internal_error) | (?<=valueerror) | (?<=[^a-z_]oserror)
-    | (?<=cudaapierror) | (?<=cudaerror) | (?<=cudadrivererror) | (?<=hiperror)
-    )"""
+def _compile(pattern: str | list[str]) -> re.Pattern[bytes]:
+    return re.compile(_PATTERNS.filled(pattern).encode(), re.VERBOSE)
 
-_ALLOCATION: Final = rb"""alloc(?:
-      at(?:
-          e(?:
-              (?<=to\ allocate) | (?<=not\ allocate) | (?<=n't\ allocate)
-            | d\ memory(?<=of\ the\ allocated\ memory) | d(?<=already\ allocated)
-            | [\s_-]{1,3}(?:fail|error|was|on\ device|of\ |\d)
-            )
-        | ion(?:
-              (?<=memory\ allocation) | (?<=errormemoryallocation)
-            | [\s_-]{1,3}(?:fail|error|was|on\ device|of\ |\d)
-            )
-        | or(?<=cpuallocator) | ing\ (?:tensor|\d)
-        )
-    | [\s_]{1,3}fail | (?<=bad.alloc) | (?<=\bcalloc)
-    )"""
 
-_EXIT_CODE: Final = (
-    rb"exit(?:ed (?:with )?(?:exit )?(?:code |status )?|[ _]?(?:code|status)[\"']?[ \t]{0,8}[:=]?[ \t]{0,8}"
-    rb"|s with return code = )"
-    rb"(?:137|-9|-7|135)\b"
-)
-
-_CORE: Final = (
-    (re.compile(b"fmmr"), (ErrorPattern(re.compile(rb"out" + _GAP + rb"{0,3}of" + _GAP + rb"{0,12}memory")),)),
+_CORE: Final = tuple(
     (
-        re.compile(b"rrr"),
-        (
-            ErrorPattern(re.compile(_STRONG_ERROR, re.VERBOSE)),
-            ErrorPattern(re.compile(rb"error" + _NO_FIGURE), strong=False),
+        re.compile(word["skeleton"].encode()),
+        tuple(
+            ErrorPattern(_compile(pattern), strong=key == "patterns")
+            for key in ("patterns", "weak")
+            for pattern in word.get(key, ())
         ),
-    ),
-    (re.compile(b"llc"), (ErrorPattern(re.compile(_ALLOCATION, re.VERBOSE)),)),
-    (
-        re.compile(b"kll"),
-        (ErrorPattern(re.compile(rb"kill(?:(?<![a-z]kill)ed\b|(?<=oom.kill)|(?<=oomkill)|(?<=sigkill))")),),
-    ),
-    (
-        re.compile(b"x(?:t|ct)"),
-        (
-            ErrorPattern(re.compile(_EXIT_CODE)),
-            ErrorPattern(re.compile(rb"resource[ _]?exhausted")),
-            ErrorPattern(re.compile(rb"exception(?=[:\s(])"), strong=False),
-        ),
-    ),
-    (re.compile(b"bckm"), (ErrorPattern(re.compile(rb"traceback \(most recent call last"), strong=False),)),
-    (
-        re.compile(b"t(?:rlrt|frrc|tlcc|tflt)"),
-        (ErrorPattern(re.compile(rb"internal assert|out of resource|total capac|segmentation fault")),),
-    ),
+    )
+    for word in _PATTERNS.table["core"]
 )
 """What is left of a word in a skeleton, and the patterns that have it."""
 
 _ANY_WORD: Final = re.compile(b"|".join(word.pattern for word, _ in _CORE))
-
-_RARE: Final = re.compile(
-    rb"memory in use\.|already allocated|bytes free;|_status_[a-z]"
-    rb"|valid cudnn algorithm|find an engine|invalid buffer size|int_max|32.?bit index|cache blocks"
-    rb"|illegal memory access|device-side assert|invalid configuration argument|misaligned address|unhandled cuda"
-    rb"|cuda failure|nvml_success|low on memory|gpu hang|memory access fault|no space left on device"
-    rb"|core dumped|got signal|exceed allowed memory|ran out of|cufft_|signal 9|free memory"
-    rb"|all available ram"
-    # "Killed" in other languages, see `notices`.
-    rb"|\xe5\xb7\xb2\xe6\x9d\x80\xe6\xad\xbb|\xe5\xb7\xb2\xe7\xa0\x8d\xe6\x8e\x89"
-    rb"|\xe5\xbc\xb7\xe5\x88\xb6\xe7\xb5\x82\xe4\xba\x86|\xec\xa3\xbd\xec\x97\x88\xec\x9d\x8c"
-    rb"|get\xc3\xb6tet|\xd0\xa3\xd0\xb1\xd0\xb8\xd1\x82\xd0\xbe"
-)
-"""What is rarely printed without a word of the core, and is looked for only where a crash ends up: at the ends."""
+_RARE: Final = _compile(_PATTERNS.table["rare"])
 
 
 def may_hold(block: bytes) -> tuple[bytes, tuple[ErrorPattern, ...]]:
@@ -258,9 +201,12 @@ class Repeats:
         at = 0
         for form, line in zip(forms, block.split(b"\n"), strict=True):
             if form in suspicious and form not in self._known:
-                hits = _hits_of_line(block, at, len(line))
-                self._learn(form, is_error=bool(hits))
-                found += hits
+                around = block[at : at + len(line) + OVERLAP_BYTES]
+                patterns = may_hold(line)[1]
+                hits = find(around, patterns, at_an_end=False, most_hits={True: None, False: None})
+                own = [Hit(at + hit.offset, hit.strong) for hit in hits if hit.offset < len(line)]
+                self._learn(form, is_error=bool(own))
+                found += own
             at += len(line) + 1
         return found
 
@@ -274,13 +220,6 @@ class Repeats:
         if not is_error or self._looks[form] >= LOOKS:
             del self._looks[form]
             self._known.add(form)
-
-
-def _hits_of_line(block: bytes, at: int, length: int) -> list[Hit]:
-    around = block[at : at + length + OVERLAP_BYTES]
-    patterns = may_hold(around[:length])[1]
-    hits = find(around, patterns, at_an_end=False, most_hits={True: None, False: None})
-    return [Hit(at + hit.offset, hit.strong) for hit in hits if hit.offset < length]
 
 
 def _form(text: bytes) -> bytes:

@@ -6,40 +6,32 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from oomdoctor.diagnose.tables import Patterns
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_PATTERNS = Patterns(__name__)
 _FUNCTION = r"(?P<function><[^<>]{1,80}>|[\w.$]{1,200})"
 _PATH = r"(?P<path>.{1,1000}?)"
 
-HEADED_FRAME = re.compile(
-    rf'^\s*(?:[>#*]{{1,3}}\s*)?File (?:"|“|&quot;){_PATH}(?:"|”|&quot;), line (?P<line>\d{{1,9}})'
-    rf"(?:,? in {_FUNCTION}|(?=\s|,|$))"
-)
+HEADED_FRAME = _PATTERNS("headed_frame")
 """`  File "train.py", line 12, in main`; a function is missing where Python knew none."""
 
-LISTED_FRAME = re.compile(
-    rf"^\s{{0,4}}(?P<path>[^\s\[].{{0,1000}}?\.pyx?|<[^<>]{{1,100}}>):(?P<line>\d{{1,9}}) in {_FUNCTION}\s*$"
-)
+LISTED_FRAME = _PATTERNS("listed_frame")
 """rich: `/home/me/train.py:12 in main`, code below."""
 
 _IPYTHON_FRAME = re.compile(rf"^File {_PATH}:(?P<line>\d{{1,9}})(?:,? in {_FUNCTION}|$)")
 """IPython 8: `File ~/train.py:12, in main(config)`, code below."""
 
-_OLD_IPYTHON_FRAME = re.compile(
-    rf"^(?P<path>\S.{{0,1000}}?\.pyx?|<ipython-input[^<>]{{1,100}}>) in (?P<line>){_FUNCTION}\("
-)
+_OLD_IPYTHON_FRAME = _PATTERNS("old_ipython_frame")
 """IPython 7 and Colab: `/home/me/train.py in main(config)`; the number of the line is at the arrow."""
 
-_CELL = re.compile(
-    rf"^(?P<path>(?:Cell In|Input In|In) ?\[\d{{1,6}}\])(?:, line (?P<line>\d{{1,9}}))?(?:, in {_FUNCTION})?(?=\(|\s*$)"
-)
+_CELL = _PATTERNS("cell")
 """IPython 8: `Cell In[3], line 5`; in between it was `Input In [3], in <cell line: 5>()`."""
 
-_PYTEST_FRAME = re.compile(
-    rf"^(?P<path>\S.{{0,1000}}?\.py):(?P<line>\d{{1,9}}): ?(?:in {_FUNCTION})?\s*$",
-)
+_PYTEST_FRAME = _PATTERNS("pytest_frame")
 
 _LISTINGS = (LISTED_FRAME, _IPYTHON_FRAME, _OLD_IPYTHON_FRAME, _CELL, _PYTEST_FRAME)
 
@@ -52,21 +44,10 @@ DUMP_HEADER = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]{1,16}\b.{0,8
 CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 USER_CODE = re.compile(r"from user code:?\s*$")
 
-EXCEPTION = re.compile(
-    r"^\s*(?:E\s{1,8})?(?:[A-Za-z_]\w{0,60}\.){0,8}_?[A-Z]\w{0,80}?"
-    r"(?:Error|Exception|Exit|Interrupt|Warning|Group|Fault|OutOfResources|Timeout)(?:\(\w{1,80}\))?\s*(?::|$)"
-)
+EXCEPTION = _PATTERNS("exception")
 """The line of an error's class and message."""
 
-_IDLE = re.compile(
-    r"^(?:[\s~^]+"
-    r"|[\s.…]+|\[\.\.\.\]|\[?\.\.\. .{0,80}\]"
-    r"|\.\.\.<\d{1,9} lines?>\.\.\."
-    r"|\[Previous line repeated .{0,40}\]"
-    r"|[\s+\-─━═╭╮╰╯┏┓┗┛┌┐└┘├┤_]+(?:\d{1,6} ?[\s+\-─━═]*)?"
-    r"|frame #\d{1,4}: .*"
-    r"|.{0,400}└.*)$"
-)
+_IDLE = _PATTERNS("idle")
 """Marks below the code, elisions, rules and C++ frames: nothing that a frame is made of, and no end of one either."""
 
 
@@ -148,11 +129,7 @@ _NOTHING_MORE = {"", ",", ", in"}
 _LOCALS = re.compile(r"^(?P<outside>[\s│]{0,40})╭─{1,400} locals ─{1,400}")
 _EDGES = re.compile(r"^[\s│]{0,40}╰?")
 _ESCAPED_NEWLINE = re.compile(r"(?<!\\)\\n")
-_BEGINS_WITHIN = re.compile(
-    r'(?=(?<!\w)File "[^"]{1,1000}", line \d)'
-    r"|(?=(?:Original )?Traceback \(most recent call last\))"
-    r"|(?=During handling of the above exception)|(?=The above exception was the direct cause)"
-)
+_BEGINS_WITHIN = _PATTERNS("begins_within")
 _ERROR_WITHIN = re.compile(r"(?:^|\s)(?=(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit): )")
 _MARKS_WITHIN = re.compile(r"\s[~^]{1,500}(?:\s{1,9}[~^]{1,500}){0,9}(?=\s|$)")
 _BROKEN_HEAD = re.compile(r'^\s*File(?:\s*$|\s+"[^"]{0,1000}$|\s+"[^"]{1,1000}",?(?: ?line)?[ \d]{0,12},?(?: in)?\s*$)')
@@ -183,23 +160,21 @@ def unwrap(lines: Sequence[str], first: int, last: int) -> list[TracebackRow]:
         title = _LOCALS.match(line)
         if title is not None:
             boxes = title["outside"].count("│") + 1
-        elif boxes and _edges(line) < boxes:
+        edges = _EDGES.match(line) if boxes else None  # boxes' left edges that the line begins with
+        if title is None and edges is not None and sum(edges[0].count(edge) for edge in "│╰") < boxes:
             boxes = 0
         if not boxes:
-            rows += _rows_of(at, line)
-    return _unwrapped(rows[-_MOST_ROWS:])
-
-
-def _edges(line: str) -> int:
-    """Return the number of boxes' left edges that a line begins with."""
-    found = _EDGES.match(line)
-    return sum(found[0].count(edge) for edge in "│╰") if found else 0
-
-
-def _rows_of(at: int, line: str) -> list[TracebackRow]:
-    parts = _unescaped(_unboxed(line.rstrip().expandtabs(4)))
-    rows = [piece for part in parts for piece in _unjoined(_unboxed(part))]
-    return [TracebackRow(at, row, split=len(rows) > 1) for row in rows]
+            parts = _unescaped(_unboxed(line.rstrip().expandtabs(4)))
+            found = [piece for part in parts for piece in _unjoined(_unboxed(part))]
+            rows += [TracebackRow(at, row, split=len(found) > 1) for row in found]
+    rows = rows[-_MOST_ROWS:]
+    whole: list[TracebackRow] = []
+    position = 0
+    while position < len(rows):
+        row, taken = _joined(rows, position)
+        whole.append(row)
+        position += taken
+    return whole
 
 
 def _unboxed(text: str) -> str:
@@ -215,8 +190,7 @@ def _unboxed(text: str) -> str:
 def _unescaped(text: str) -> list[str]:
     if "\\n" not in text or "File " not in text or "\\n  " not in text:
         return [text]
-    plain = (part.replace('\\"', '"').replace("\\\\", "\\") for part in _ESCAPED_NEWLINE.split(text))
-    return list(plain)
+    return [part.replace('\\"', '"').replace("\\\\", "\\") for part in _ESCAPED_NEWLINE.split(text)]
 
 
 def _unjoined(text: str) -> list[str]:
@@ -244,16 +218,6 @@ def _frame_code_error(part: str) -> list[str]:
 
 
 _END = re.compile(r"\Z")
-
-
-def _unwrapped(rows: list[TracebackRow]) -> list[TracebackRow]:
-    whole: list[TracebackRow] = []
-    position = 0
-    while position < len(rows):
-        row, taken = _joined(rows, position)
-        whole.append(row)
-        position += taken
-    return whole
 
 
 def _joined(rows: list[TracebackRow], position: int) -> tuple[TracebackRow, int]:
@@ -394,20 +358,18 @@ class _Reading:
 
     def _take_text(self, traceback: Traceback, row: TracebackRow) -> None:
         frame = traceback.frames[-1]
+        # a frame's code in a text that lost its indentation
+        follows = frame.code is None and row.at <= self._last_at + 1 and not EXCEPTION.match(row.text)
         if row.at == self._message_at and not row.split:
             self._close(traceback, row.at, row.text)
         elif frame.listing:
             self._take_listing(traceback, frame, row)
         elif is_idle(row.text):
             return
-        elif indent(row.text) > frame.indent or (frame.indent == 0 and self._follows(frame, row)):
+        elif indent(row.text) > frame.indent or (frame.indent == 0 and follows):
             frame.code = frame.code or row.text.strip()
         else:
             self._close(traceback, row.at, row.text)
-
-    def _follows(self, frame: PrintedFrame, row: TracebackRow) -> bool:
-        """Return whether a row is a frame's code in a text that lost its indentation."""
-        return frame.code is None and row.at <= self._last_at + 1 and not EXCEPTION.match(row.text)
 
     def _take_listing(self, traceback: Traceback, frame: PrintedFrame, row: TracebackRow) -> None:
         arrow = read_arrow(row.text, frame.line)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.diagnose.tables import Patterns
 from oomdoctor.results import MemoryTrend
 from oomdoctor.units import GIB, KIB, MIB, TIB
 
@@ -16,35 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-_STEP: Final = re.compile(
-    r"(?<![a-z])(?:global[_ ]?step|num[_ ]?updates?|iteration|iters?|steps?|update|batch|it|itr)\b[\"']?"
-    r"\s{0,4}[:=#]?\s{0,4}[\"'(\[]?\s{0,4}(\d{1,12})(?![\d.]*[.]\d|\d*\s?(?:it)?/s|\d*\s?[kmg]?i?b\b)",
-    re.IGNORECASE,
-)
-_EPOCH_AND_STEP: Final = re.compile(
-    r"(?:epoch|train|test|val)\b[\"']?[ :=\[(]{0,4}(\d{1,6})\]?(?:\s?/\s?\d{1,6}\]?)?[\s:,]{0,4}"
-    r"[\[(]\s{0,6}(\d{1,9})\s?/\s?(\d{1,9})\s?[\])(]",
-    re.IGNORECASE,
-)
-_STEPS_AFTER: Final = re.compile(
-    r"(?:\bafter (\d{1,12}) (?:iterations|steps)|(\d{1,12})\s?/\s{0,4}\d{1,12} (?:batches|steps|iterations))\b"
-)
+_PATTERNS: Final = Patterns(__name__)
+_STEP: Final = _PATTERNS("step", re.IGNORECASE)
+_EPOCH_AND_STEP: Final = _PATTERNS("epoch_and_step", re.IGNORECASE)
+_STEPS_AFTER: Final = _PATTERNS("steps_after")
 _PROGRESS_BAR: Final = re.compile(r"\|\s{0,8}(\d{1,12})/(\d{1,12}) \[")
 _OF_TOTAL: Final = re.compile(r"\[\s{0,8}(\d{1,12})\s?/\s?(\d{1,12})\]")
 _ULTRALYTICS: Final = re.compile(r"\s{0,12}(\d{1,6})/(\d{1,6})\s{2,12}(\d{1,6}(?:\.\d{1,6})?)([GM])\b")
 
 _UNIT: Final = r"(?:[KMGT]i?B?|bytes|B)\b"
-_MEMORY: Final = re.compile(
-    r"(?P<label>(?:\b|_|/)(?:mem(?:ory)?|vram|(?:max[ _])?(?:alloc(?:ated)?|reserved))"
-    r"(?:[ _.]?(?:mem(?:ory)?|allocated|alloc|reserved|cached|used|usage|use|peak|max|footprint|consumption))*)"
-    rf"(?:[ _]?[(\[]?(?P<label_unit>{_UNIT})[)\]]?)?[\"']?"
-    r"(?:\s{0,3}\|\s{0,3}(?P<part>(?:max )?(?:allocated|reserved)))?"
-    rf"\s{{0,4}}[:=|]?\s{{0,4}}[\"'(]?(?P<value>\d{{1,18}}(?:\.\d{{1,18}})?)\s?(?P<unit>{_UNIT})?(?![\d.]*[%\d])",
-    re.IGNORECASE,
-)
-_OTHER_MEMORY: Final = re.compile(
-    r"(?:cpu|host|ram|sys(?:tem)?|shared|free|total|limit|virtual)[ _.:/]{0,3}$", re.IGNORECASE
-)
+_MEMORY: Final = _PATTERNS("memory", re.IGNORECASE)
+_OTHER_MEMORY: Final = _PATTERNS("other_memory", re.IGNORECASE)
 _PEAK: Final = re.compile(r"(?:max|peak)[ _]?$", re.IGNORECASE)
 _UNITS: Final = {"": 0, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
 
@@ -84,7 +67,12 @@ def read_memory(line: str) -> MemoryReading | None:
     if match := _ULTRALYTICS.match(line):
         return _reading("gpu_mem", match[3], match[4])
     found = [reading for match in _MEMORY.finditer(line) if (reading := _of_match(match, line)) is not None]
-    return min(found, key=_distance_from_tensors, default=None)
+    whole, peak = ("reserved", "cached"), ("max", "peak")
+    return min(
+        found,
+        key=lambda one: 2 * any(word in one.label for word in whole) + any(word in one.label for word in peak),
+        default=None,
+    )
 
 
 def _of_match(match: re.Match[str], line: str) -> MemoryReading | None:
@@ -103,12 +91,6 @@ def _reading(label: str, value: str, unit: str) -> MemoryReading | None:
         scale = 1 if number >= _BYTES_FROM else GIB if "." in value and number < KIB else MIB
     used = round(number * scale)
     return MemoryReading(label, used) if 0 < used <= _LARGEST_BYTES else None
-
-
-def _distance_from_tensors(reading: MemoryReading) -> int:
-    is_whole = "reserved" in reading.label or "cached" in reading.label
-    is_peak = "max" in reading.label or "peak" in reading.label
-    return 2 * is_whole + is_peak
 
 
 _MOST_SERIES: Final = 64
@@ -214,7 +196,8 @@ def _bytes_per_step(points: list[tuple[int, int]]) -> int:
     steady = points[max(1, len(points) // _WARM_UP_SHARE) :]
     if len(points) < _FEWEST_READINGS or steady[-1][0] == steady[0][0]:
         return 0
-    parts = _split(steady, min(_PARTS, len(steady)))
+    count = min(_PARTS, len(steady))
+    parts = [steady[first:last] for first, last in pairwise(len(steady) * part // count for part in range(count + 1))]
     floors = [min(used for _, used in part) for part in parts]
     rises = [after - before for before, after in pairwise(floors)]
     rise = floors[-1] - floors[0]
@@ -225,8 +208,3 @@ def _bytes_per_step(points: list[tuple[int, int]]) -> int:
     )
     steps = median_low([step for step, _ in parts[-1]]) - median_low([step for step, _ in parts[0]])
     return max(1, round(rise / steps)) if is_steady and steps > 0 else 0
-
-
-def _split(points: list[tuple[int, int]], parts: int) -> list[list[tuple[int, int]]]:
-    cuts = [len(points) * part // parts for part in range(parts + 1)]
-    return [points[first:last] for first, last in pairwise(cuts)]
