@@ -21,16 +21,7 @@ EXIT_NOT_EXECUTABLE = 126
 EXIT_SIGNAL_BASE = 128
 
 _PASSED_ON = frozenset(
-    {
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGTSTP,
-        signal.SIGCONT,
-    }
+    getattr(signal, f"SIG{name}") for name in ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "TSTP", "CONT")
 )
 # What Python ignores, so that a child would too.
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -101,19 +92,15 @@ def _start(command: Sequence[str], environment: Mapping[str, str], mask: set[sig
             command[0], list(command), dict(environment), setsigmask=list(mask), setsigdef=list(_IGNORED_BY_PYTHON)
         )
     except OSError as error:
-        raise _start_error(command[0], error) from error
-
-
-def _start_error(program: str, error: OSError) -> OomdoctorError:
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return CommandNotFoundError(
-            f"command not found: `{program}`",
-            hint="the command comes after `--`, for example `oomdoctor run -- python train.py`",
-        )
-    return CommandNotExecutableError(
-        f"`{program}` cannot be run: {error.strerror}",
-        hint=f"a script is run by its interpreter, for example `oomdoctor run -- python {program}`",
-    )
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise CommandNotFoundError(
+                f"command not found: `{command[0]}`",
+                hint="the command comes after `--`, for example `oomdoctor run -- python train.py`",
+            ) from error
+        raise CommandNotExecutableError(
+            f"`{command[0]}` cannot be run: {error.strerror}",
+            hint=f"a script is run by its interpreter, for example `oomdoctor run -- python {command[0]}`",
+        ) from error
 
 
 def _wait(pid: int, waited_for: set[signal.Signals]) -> ExitStatus:

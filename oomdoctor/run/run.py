@@ -50,30 +50,23 @@ class ReportDirectory:
 
     def reports(self) -> list[Path]:
         """The directories of this run's reports, one a process, in the order in which they were written."""
-        if not self.path.is_dir():
-            return []
         found = [path for path in self.path.glob("rank*-*") if path.name not in self.before]
         complete = [path for path in found if (path / REPORT_NAME).is_file()]
         return sorted(complete, key=lambda path: (path / REPORT_NAME).stat().st_mtime_ns)
 
     def discard(self) -> None:
         """Remove this run's reports, and what a process left that was ended while it wrote one."""
-        if not self.path.is_dir():
-            return
-        for path in (*self.path.glob("rank*-*"), *self.path.glob(".rank*-*.part")):
+        for path in self.path.glob("rank*-*"):
             if path.name not in self.before:
                 shutil.rmtree(path, ignore_errors=True)
-        with suppress(OSError):
-            self.path.rmdir()  # only where nothing else is in it
+        self.tidy()
 
     def tidy(self) -> None:
         """Remove what a process left that was ended while it wrote its report."""
-        if not self.path.is_dir():
-            return
         for path in self.path.glob(".rank*-*.part"):
             shutil.rmtree(path, ignore_errors=True)
         with suppress(OSError):
-            self.path.rmdir()
+            self.path.rmdir()  # only where nothing else is in it
 
 
 def files_of(report: Path) -> list[Path]:

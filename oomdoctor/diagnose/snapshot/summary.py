@@ -86,7 +86,8 @@ def replay_by_rules(device: DeviceSnapshot, allocator_settings: Mapping[str, str
     """
     if not any(event.action is Action.FREE_COMPLETED or event.action is Action.ALLOC for event in device.events):
         return None
-    if len(device.events) > _MOST_EVENTS or any(each.private for each in (*device.segments, *device.events)):
+    is_private = any(one.private for one in device.segments) or any(one.private for one in device.events)
+    if len(device.events) > _MOST_EVENTS or is_private:
         return None
     best = None
     # Those of each version that can have written the snapshot, which does not name its version.
@@ -159,7 +160,8 @@ def _summary(
     peak = [block for block in blocks if history.is_live(block.lifetime, at_peak)]
     phase, user_line = _failure(history, raw.stacks, facts)
     found = replay_by_rules(device, raw.allocator_settings)
-    left = found and found.departure
+    where, text = (found.departure.event, found.departure.text) if found and found.departure else (None, None)
+    replayed = None if found is None else HistoryReplay(found.events, found.segment_events, where, text)
     return SnapshotSummary(
         source=raw.source,
         device_index=device.index,
@@ -177,7 +179,7 @@ def _summary(
         free_bytes=None if history.failure is None else max(0, history.failure.address),
         phase=phase,
         user_line=user_line,
-        replay=found and HistoryReplay(found.events, found.segment_events, left and left.event, left and left.text),
+        replay=replayed,
     )
 
 
