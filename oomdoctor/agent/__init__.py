@@ -9,7 +9,7 @@ files as `oomdoctor.agent`, for the messages, the meter and the allocator's bloc
 and nothing else of oomdoctor.
 
     run_agent     the agent of `oomdoctor run`, and `crash_report` what it writes
-    trial_agent   the agent of a trial, and `trial_report` what it sends
+    trial_agent   the agent of a trial, and `training_agent` its part for a process that trains
     forking       the fork server, from which the Pythons of later trials start
 """
 
@@ -45,9 +45,9 @@ def _delegate() -> None:
     if not os.environ.get("OOMDOCTOR_FORK_SOCKET"):
         return
     try:
-        from . import forking
+        from .forking.proxy import delegate
 
-        forking.delegate()
+        delegate()
     except Exception:  # noqa: BLE001, S110 - the program runs here then
         pass
 
@@ -65,6 +65,5 @@ def _watch_children(agents: list[RunAgent]) -> None:
 def _watch_torch(agents: list[RunAgent]) -> None:
     from .run_agent import RunAgent
 
-    agent = RunAgent(sys.modules["torch"])
-    agents.append(agent)
-    agent.begin()
+    agents.append(RunAgent(sys.modules["torch"]))
+    agents[0].begin()

@@ -41,16 +41,12 @@ def rounded_size(requested: int, divisions: Sequence[int] = ()) -> int:
     if divisions:
         count = divisions[min(max(requested.bit_length() - _FIRST_DIVISION, 0), DIVISIONS - 1)]
         if count > 1 and requested > SMALLEST_BLOCK * count:
-            return _rounded_to_division(requested, count)
+            floor = 1 << (requested.bit_length() - 1)
+            step = floor >> (count.bit_length() - 1)
+            if requested == floor:
+                return requested
+            return -(-requested // step) * step if step else 2 * floor
     return -(-requested // SMALLEST_BLOCK) * SMALLEST_BLOCK
-
-
-def _rounded_to_division(requested: int, divisions: int) -> int:
-    floor = 1 << (requested.bit_length() - 1)
-    if requested == floor:
-        return requested
-    step = floor >> (divisions.bit_length() - 1)
-    return -(-requested // step) * step if step else 2 * floor
 
 
 class HistoryMismatchError(Exception):
@@ -77,11 +73,12 @@ class AllocatorBlocks:
         self._segment_ends: set[int] = set()
         self._actions = {
             "alloc": self._allocate,
-            "free_requested": self._request_free,
-            "free_completed": self._complete_free,
+            "free_requested": lambda address, _: -self._taken[address][0],
+            "free_completed": lambda address, _: self._put(address, *self._taken.pop(address)),
             "segment_alloc": self._add_segment,
             "segment_free": self._remove_segment,
-            "segment_map": self._map,
+            # Expandable segments split off the least rest.
+            "segment_map": lambda address, size: self._put(address, size, True),  # noqa: FBT003 - as it is kept
             "segment_unmap": self._unmap,
         }
         for segment in segments:
@@ -137,14 +134,7 @@ class AllocatorBlocks:
         self._taken[address] = whole, is_fine
         return whole
 
-    def _request_free(self, address: int, _size: int) -> int:
-        return -self._taken[address][0]
-
-    def _complete_free(self, address: int, _size: int) -> int:
-        self._put(address, *self._taken.pop(address))
-        return 0
-
-    def _put(self, address: int, size: int, is_fine: bool) -> None:  # noqa: FBT001 - as it is kept
+    def _put(self, address: int, size: int, is_fine: bool) -> int:  # noqa: FBT001 - as it is kept
         end = address + size
         if end in self._free and not self._is_border(end):
             size += self._free.pop(end)[0]
@@ -153,11 +143,11 @@ class AllocatorBlocks:
             size += self._free.pop(address)[0]
         self._free[address] = size, is_fine
         self._starts[address + size] = address
+        return 0
 
     def _add_segment(self, address: int, size: int) -> int:
         self._add_border(address, size)
-        self._put(address, size, size <= SMALL_SEGMENT)
-        return 0
+        return self._put(address, size, size <= SMALL_SEGMENT)
 
     def _add_border(self, address: int, size: int) -> None:
         self._segment_starts.add(address)
@@ -172,10 +162,6 @@ class AllocatorBlocks:
         del self._free[address], self._starts[address + size]
         self._segment_starts.discard(address)
         self._segment_ends.discard(address + size)
-        return 0
-
-    def _map(self, address: int, size: int) -> int:
-        self._put(address, size, True)  # noqa: FBT003 - expandable segments split off the least rest
         return 0
 
     def _unmap(self, address: int, size: int) -> int:

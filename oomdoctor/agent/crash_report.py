@@ -81,11 +81,16 @@ def collect_report(
         "message": error_text(oom),
         "traceback": guarded(full_traceback)(error),
         "pid": os.getpid(),
-        "rank": guarded(_rank)(),
-        "world_size": guarded(_world_size)(),
+        "rank": guarded(_group_number)("get_rank", _RANKS, 0),
+        "world_size": guarded(_group_number)("get_world_size", _WORLD_SIZES, 1),
         "argv": guarded(_argv)(),
         "working_directory": guarded(os.getcwd)(),
-        "versions": guarded(_versions)(torch),
+        "versions": {
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "torch": str(torch.__version__),
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+        },
         "allocator_settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
         "devices": guarded(_devices)(torch) or [],
         "steps_done": facts.steps_done,
@@ -99,38 +104,17 @@ def collect_report(
     }
 
 
-def _rank() -> int:
-    group = _process_group()
-    return int(group.get_rank()) if group is not None else _first_number(_RANKS, 0)
-
-
-def _world_size() -> int:
-    group = _process_group()
-    return int(group.get_world_size()) if group is not None else _first_number(_WORLD_SIZES, 1)
-
-
-def _process_group() -> Any:
-    """Return `torch.distributed`, where the program has a process group; it is not imported for that."""
-    module = sys.modules.get("torch.distributed")
-    return module if module is not None and module.is_available() and module.is_initialized() else None
-
-
-def _first_number(names: tuple[str, ...], otherwise: int) -> int:
+def _group_number(getter: str, names: tuple[str, ...], otherwise: int) -> int:
+    """Return the rank or the size of the program's process group; without one, what a launcher's variables say."""
+    module: Any = sys.modules.get("torch.distributed")  # not imported for this
+    if module is not None and module.is_available() and module.is_initialized():
+        return int(getattr(module, getter)())
     found = (os.environ.get(name, "") for name in names)
     return next((int(text) for text in found if text.isdigit()), otherwise)
 
 
 def _argv() -> list[str]:
     return [str(argument)[:_LONGEST_ARGUMENT] for argument in getattr(sys, "orig_argv", sys.argv)[:_MOST_ARGUMENTS]]
-
-
-def _versions(torch: Any) -> dict[str, str | None]:
-    return {
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "hip": torch.version.hip,
-    }
 
 
 def _devices(torch: Any) -> list[dict[str, Any]]:
@@ -142,10 +126,8 @@ def _devices(torch: Any) -> list[dict[str, Any]]:
 
 def _events(last: list[dict[str, Any]], oom: BaseException) -> list[dict[str, Any]]:
     """Return each time that the allocator found no memory, and whether the program went on after it."""
-    events = [dict(event, swallowed=True) for event in last]
-    if events and is_from_allocator(oom):
-        events[-1]["swallowed"] = False
-    return events
+    fatal = last[-1] if last and is_from_allocator(oom) else None
+    return [dict(event, swallowed=event is not fatal) for event in last]
 
 
 def write_report(report: dict[str, Any], torch: Any, directory: str) -> None:
@@ -171,7 +153,9 @@ def write_report(report: dict[str, Any], torch: Any, directory: str) -> None:
             file.write("\n")
         part.rename(parent / name)
     except BaseException:
-        _remove(part, parent)
+        shutil.rmtree(part, ignore_errors=True)
+        with suppress(OSError):
+            parent.rmdir()  # only where it is empty
         raise
 
 
@@ -187,9 +171,3 @@ def _write_snapshot(part: Path, report: dict[str, Any], torch: Any) -> None:
         note_failure("snapshot", error)
         with suppress(FileNotFoundError):
             path.unlink()
-
-
-def _remove(part: Path, parent: Path) -> None:
-    shutil.rmtree(part, ignore_errors=True)
-    with suppress(OSError):
-        parent.rmdir()  # only where it is empty

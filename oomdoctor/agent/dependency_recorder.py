@@ -21,6 +21,7 @@ import os
 import re
 import sys
 import threading
+from contextlib import contextmanager
 
 from .dependencies import (
     AGENT_ROOT,
@@ -71,19 +72,6 @@ _PROCESS_MODULES = frozenset({"multiprocessing.popen_spawn_posix", "multiprocess
 """Loaded only where a process is started that is no fork, and that no event tells of."""
 
 
-def _is_for_own_purposes(wanted_by: str) -> bool:
-    """Return whether Python or torch wanted a program for itself, rather than to launch what the command names."""
-    if is_standard(wanted_by):
-        return wanted_by.endswith(_OWN_PURPOSES)
-    return wanted_by.startswith(PACKAGE_ROOTS) and _LAUNCHING not in wanted_by
-
-
-def _is_own_python(path: str) -> bool:
-    folder, name = os.path.split(path)
-    own = os.path.dirname(sys.executable)
-    return bool(_PYTHON.fullmatch(name)) and os.path.normpath(folder) == os.path.normpath(own)
-
-
 def _loads_agent(options: Sequence[str]) -> bool:
     """Return whether Python's options leave it to `PYTHONPATH` and `site` to load the agent."""
     for option in options:
@@ -99,12 +87,6 @@ def _value(environment: Mapping[Any, Any], name: str) -> str | None:
     if value is None and environment is not os.environ:
         value = environment.get(os.fsencode(name))
     return None if value is None else os.fsdecode(value)
-
-
-def _program_name(event: Sequence[Any]) -> str:
-    """Name in an event: `subprocess.Popen` and `os.exec` have the program first, `os.spawn` a mode before it."""
-    words = (each[0] if isinstance(each, (list, tuple)) and each else each for each in event)
-    return next((os.fsdecode(word) for word in words if isinstance(word, (str, bytes, os.PathLike))), "a program")
 
 
 def _callers() -> Iterator[str]:
@@ -173,9 +155,20 @@ class DependencyRecorder:
         account, opened = (os.pread(fd, os.fstat(fd).st_size, 0) for fd in (self._account, self._opened))
         return account, opened
 
-    def quietly(self) -> _Quiet:
-        """Return a context whose uses are nobody's; it enters with False inside another one."""
-        return _Quiet(self.busy, self.unseen)
+    @contextmanager
+    def quietly(self) -> Iterator[bool]:
+        """Enter a context whose uses are the recorder's own; it gives False inside another one."""
+        is_first = not getattr(self.busy, "is_busy", False)
+        self.busy.is_busy = True
+        try:
+            yield is_first
+        except Exception as error:
+            if not is_first:
+                raise
+            # What the program asked for has to go on.
+            self.unseen(f"`{type(error).__name__}` when its use of something was to be recorded")
+        finally:
+            self.busy.is_busy = not is_first
 
     def unseen(self, why: str) -> None:
         """Say that something may have been used that cannot be seen from here."""
@@ -186,13 +179,11 @@ class DependencyRecorder:
         with self.quietly():  # also where nothing else is recorded
             if name in _PROCESS_MODULES and ACCOUNT not in os.environ:
                 self.unseen("the target started processes that are no forks")
-            for folder in sys.path if path is None else path:
-                if isinstance(folder, str):  # Python passes others over, too
-                    self._look_for_module(f"{self._path(folder)}/", name.rpartition(".")[2])
-
-    def _look_for_module(self, folder: str, name: str) -> None:
-        if can_change(folder) and not is_installed(folder):
-            self._look("module", folder + name)
+            entries: Iterable[Any] = sys.path if path is None else path
+            for entry in entries:
+                folder = f"{self._path(entry)}/" if isinstance(entry, str) else ""  # Python passes others over, too
+                if folder and can_change(folder) and not is_installed(folder):
+                    self._look("module", folder + name.rpartition(".")[2])
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         handler = _EVENTS.get(event)
@@ -222,8 +213,14 @@ class DependencyRecorder:
     def read(self, path: object) -> None:
         """Record a file that is read."""
         name = self._path(path)
-        if name is not None and can_change(source(name)) and not self._is_own(name):
-            self._look_at_file(source(name))
+        if name is None or not can_change(source(name)) or self._is_own(name):
+            return
+        name = source(name)
+        if f"signature {name}" not in self._seen and f"content {name}" not in self._seen:
+            size = os.stat(name).st_size if os.path.exists(name) else 0
+            is_small = size <= self._left_bytes  # of what is larger, size and times have to do
+            self._left_bytes -= size if is_small else 0
+            self._look("content" if is_small else "signature", name)
 
     def created(self, path: object) -> None:
         """Record a file or folder that is to be created, which fails where there is one."""
@@ -251,14 +248,6 @@ class DependencyRecorder:
         if not isinstance(path, int) and not os.fsdecode(path).startswith("/"):  # type: ignore[arg-type]
             self._tell({"directory": os.getcwd()})
         return absolute(path)
-
-    def _look_at_file(self, path: str) -> None:
-        """Look at a file that may be too large to be read."""
-        if f"signature {path}" not in self._seen and f"content {path}" not in self._seen:
-            size = os.stat(path).st_size if os.path.exists(path) else 0
-            is_small = size <= self._left_bytes
-            self._left_bytes -= size if is_small else 0
-            self._look("content" if is_small else "signature", path)
 
     def _look(self, way: str, path: str) -> None:
         key = f"{way} {path}"
@@ -297,8 +286,14 @@ class DependencyRecorder:
     def program_started(self, args: Sequence[Any]) -> None:
         """Record a program that is started: what it reads is seen where it is a Python that records, too."""
         wanted_by = next((name for name in _callers() if os.path.basename(name) not in _STARTERS), "")
-        name = _program_name(args)
-        if not (_is_for_own_purposes(wanted_by) or self._is_watched(args) or os.path.basename(name) in _OF_THE_MACHINE):
+        # `subprocess.Popen` and `os.exec` have the program first, `os.spawn` a mode before it.
+        words = (each[0] if isinstance(each, (list, tuple)) and each else each for each in args)
+        found = (os.fsdecode(word) for word in words if isinstance(word, (str, bytes, os.PathLike)))
+        name = next(found, "a program")
+        # Python or torch may want a program for itself, rather than to launch what the command names.
+        is_library = wanted_by.startswith(PACKAGE_ROOTS) and _LAUNCHING not in wanted_by
+        is_own = wanted_by.endswith(_OWN_PURPOSES) if is_standard(wanted_by) else is_library
+        if not (is_own or self._is_watched(args) or os.path.basename(name) in _OF_THE_MACHINE):
             self.unseen(self._unwatched.format(name))
 
     def _is_watched(self, program: Sequence[Any]) -> bool:
@@ -311,7 +306,10 @@ class DependencyRecorder:
         environment = os.environ if variables is None else variables
         if any(_value(environment, name) != value for name, value in self._hooked.items()):
             return False
-        return _is_own_python(os.fsdecode(path)) and _loads_agent([os.fsdecode(word) for word in words[0]][1:])
+        folder, name = os.path.split(os.fsdecode(path))
+        is_own = os.path.normpath(folder) == os.path.normpath(os.path.dirname(sys.executable))
+        is_python = is_own and _PYTHON.fullmatch(name) is not None
+        return is_python and _loads_agent([os.fsdecode(word) for word in words[0]][1:])
 
     def _forked(self) -> None:
         self.busy = threading.local()
@@ -321,29 +319,6 @@ class DependencyRecorder:
         if data not in self._told:
             self._told.add(data)
             os.write(self._account, data)
-
-
-class _Quiet:
-    """Context whose uses are the recorder's own."""
-
-    def __init__(self, busy: threading.local, unseen: Callable[[str], None]) -> None:
-        self._busy = busy
-        self._unseen = unseen
-        self._is_first = False
-
-    def __enter__(self) -> bool:
-        self._is_first = not getattr(self._busy, "is_busy", False)
-        self._busy.is_busy = True
-        return self._is_first
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not self._is_first:
-            return False
-        self._busy.is_busy = False
-        if isinstance(error, Exception):  # what the program asked for has to go on
-            self._unseen(f"`{type(error).__name__}` when its use of something was to be recorded")
-            return True
-        return False
 
 
 _EVENTS: Mapping[str, Callable[[DependencyRecorder, Sequence[Any]], None]] = {

@@ -55,26 +55,19 @@ def _listen(child: Any, ended: Callable[[BaseException | None], None]) -> None:
     child.run = watched
 
 
-def wrap_excepthook(note: Callable[[BaseException], Any]) -> None:
-    """Call `note` with an error that ends the main thread, before the program's own hook sees it."""
-    before = sys.excepthook
+def wrap_hooks(note: Callable[[BaseException, str], Any]) -> None:
+    """Call `note` with an error that ends the main thread (`exception`) or another, before the program's own hooks."""
+    in_main, in_thread = sys.excepthook, threading.excepthook
 
     def excepthook(kind: Any, error: Any, trace: Any) -> None:
-        note(error)
-        before(kind, error, trace)
+        note(error, "exception")
+        in_main(kind, error, trace)
 
-    sys.excepthook = excepthook
+    def thread_hook(arguments: Any) -> None:
+        note(arguments.exc_value, "thread")
+        in_thread(arguments)
 
-
-def wrap_thread_hook(note: Callable[[BaseException], Any]) -> None:
-    """Call `note` with an error that ends another thread."""
-    before = threading.excepthook
-
-    def excepthook(arguments: Any) -> None:
-        note(arguments.exc_value)
-        before(arguments)
-
-    threading.excepthook = excepthook
+    sys.excepthook, threading.excepthook = excepthook, thread_hook
 
 
 def wrap_exit(note: Callable[[Any], Any]) -> None:

@@ -78,29 +78,11 @@ class FileWrites:
     def _audit_hook(self) -> Callable[[str, tuple[Any, ...]], None]:
         """Return the hook; Python calls it for every file that it reads, so it is quick where nothing is written."""
         note = self._note
-
-        def opened(arguments: tuple[Any, ...]) -> None:
-            if arguments[2] & _WRITING:
-                note(arguments[0])
-
-        def made(arguments: tuple[Any, ...]) -> None:
-            if not os.path.isdir(arguments[0]):
-                note(arguments[0])
-
-        def named_second(arguments: tuple[Any, ...]) -> None:
-            note(arguments[1])
-
-        def named_first(arguments: tuple[Any, ...]) -> None:
-            note(arguments[0])
-
-        find = {
-            "open": opened,
-            "os.mkdir": made,
-            "os.rename": named_second,
-            "os.link": named_second,
-            "os.symlink": named_second,
-            "os.truncate": named_first,
-            "sqlite3.connect": named_first,
+        find: Any = {
+            "open": lambda given: note(given[0]) if given[2] & _WRITING else None,
+            "os.mkdir": lambda given: None if os.path.isdir(given[0]) else note(given[0]),
+            **dict.fromkeys(("os.rename", "os.link", "os.symlink"), lambda given: note(given[1])),
+            **dict.fromkeys(("os.truncate", "sqlite3.connect"), lambda given: note(given[0])),
         }.get
 
         def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -118,14 +100,11 @@ class FileWrites:
         if isinstance(named, int) or len(self._told) >= _MOST_PATHS:
             return
         path = os.path.abspath(os.fsdecode(named))
-        if path not in self._told and not self._is_elsewhere(path):
+        is_elsewhere = path.startswith(self._elsewhere) or any(part in path + "/" for part in _PASSING_PARTS)
+        is_elsewhere = is_elsewhere or (path.startswith(self._around) and not path.startswith(self._here))
+        if path not in self._told and not is_elsewhere:
             self._told.add(path)
             self._tell(path)
-
-    def _is_elsewhere(self, path: str) -> bool:
-        if path.startswith(self._elsewhere) or any(part in path + "/" for part in _PASSING_PARTS):
-            return True
-        return path.startswith(self._around) and not path.startswith(self._here)
 
 
 def _passing_folders() -> list[str]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ class FirstBatch:
     def __init__(self, torch: Any, found: Callable[[Any, list[list[int]], bool], Any]) -> None:
         self._torch = torch
         self._found = found
-        self._stop_waiting: Callable[[], None] | None = None
+        self._undo: list[Callable[[], Any]] = []  # while it waits
         self._was_training: bool | None = None  # whether the batch that was told was one of training
         self._is_compiled = False
 
@@ -46,30 +47,24 @@ class FirstBatch:
 
     def training_begins(self) -> None:
         """Wait for a batch of training, where none has been seen but one of an evaluation."""
-        if self._was_training is False and self._stop_waiting is None and not self._is_compiled:
+        if self._was_training is False and not self._undo and not self._is_compiled:
             self._wait()
 
     def _wait(self) -> None:
         module: Any = sys.modules["torch.nn.modules.module"]
-        see = guarded(self._see)
+        tell = guarded(lambda called, arguments: self._tell(called, [*arguments, *_named_arguments().values()]))
 
         def before_call(called: Any, arguments: Any) -> None:
-            if see(called, arguments) is not False:
+            # A failure ends the search too, and so does a compiled module, whose own code is looked at.
+            if tell(called, arguments) is not False or type(called).__name__ == "OptimizedModule":
                 self._stop()
 
         handle = module.register_module_forward_pre_hook(before_call)
-        undo = self._precede_check(module)
-
-        def stop() -> None:
-            handle.remove()
-            undo()
-
-        self._stop_waiting = stop
+        self._undo = [handle.remove, self._precede_check(module)]
 
     def _stop(self) -> None:
-        stop, self._stop_waiting = self._stop_waiting, None
-        if stop is not None:
-            stop()
+        while self._undo:
+            self._undo.pop(0)()
 
     def _precede_check(self, module: Any) -> Callable[[], None]:
         """Let a compiled module find no hooks, of which it would warn, and look at its call instead."""
@@ -77,26 +72,17 @@ class FirstBatch:
         if original is None:  # older versions of torch
             return lambda: None
 
+        def tell_call(frame: Any) -> None:
+            local = _locals(frame, ("self", "args", "kwargs"))
+            self._tell(local["self"], [*local["args"], *local["kwargs"].values()])
+
         def has_any_global_hook() -> Any:
-            guarded(self._see_compiled_call)(sys._getframe(1))
+            guarded(tell_call)(sys._getframe(1))
             self._stop()
             return original()
 
         module._has_any_global_hook = has_any_global_hook
-
-        def undo() -> None:
-            module._has_any_global_hook = original
-
-        return undo
-
-    def _see_compiled_call(self, frame: Any) -> None:
-        local = _locals(frame, ("self", "args", "kwargs"))
-        self._tell(local["self"], [*local["args"], *local["kwargs"].values()])
-
-    def _see(self, called: Any, arguments: Any) -> bool:
-        """Look at a call; return False where it is not the one."""
-        is_told = self._tell(called, [*arguments, *_named_arguments().values()])
-        return is_told or type(called).__name__ == "OptimizedModule"
+        return functools.partial(setattr, module, "_has_any_global_hook", original)
 
     def _tell(self, called: Any, held: Iterable[Any]) -> bool:
         shapes = [list(tensor.shape) for tensor in self._tensors(held)]
@@ -122,7 +108,7 @@ class FirstBatch:
     def _compiling(self, *_: Any) -> None:
         """Leave before something is compiled, for the hooks that it finds."""
         self._is_compiled = True
-        if self._stop_waiting is not None:
+        if self._undo:
             self._stop()
             self._see_compiled_code()
 

@@ -97,10 +97,10 @@ class PeakKeeper:
 
     def watch(self) -> None:
         """Note the figures each time before the program resets them."""
-        for names, note in ((_PEAK_RESETS, self._note_peaks), (_COUNT_RESETS, self._note_counts)):
-            for name in names:
-                if hasattr(self._torch._C, name):
-                    self._call_before(name, guarded(note))
+        notes = {**dict.fromkeys(_PEAK_RESETS, self._note_peaks), **dict.fromkeys(_COUNT_RESETS, self._note_counts)}
+        for name, note in notes.items():
+            if hasattr(self._torch._C, name):
+                self._call_before(name, guarded(note))
 
     def close(self) -> None:
         """Leave the resets as they were."""
@@ -110,6 +110,9 @@ class PeakKeeper:
     def now(self) -> dict[int, DevicePeaks]:
         """Return the figures until now, by device."""
         self._note_peaks()
+        return self._with_counts()
+
+    def _with_counts(self) -> dict[int, DevicePeaks]:
         found = {}
         for device, peaks in self._peaks.items():
             tree = self._torch._C._cuda_memoryStats(device)
@@ -137,12 +140,10 @@ class PeakKeeper:
             self._peaks[device] = peaks._replace(allocated_bytes=allocated, reserved_bytes=reserved)
 
     def _note_counts(self) -> None:
-        for device, peaks in self._peaks.items():
-            tree = self._torch._C._cuda_memoryStats(device)
+        for device, peaks in self._with_counts().items():
+            self._peaks[device] = peaks
             if self._forgets_counts is not None:
-                self._forgets_counts(device, tree)
-            retries, ooms = peaks.retries + tree["num_alloc_retries"], peaks.ooms + tree["num_ooms"]
-            self._peaks[device] = peaks._replace(retries=retries, ooms=ooms)
+                self._forgets_counts(device, self._torch._C._cuda_memoryStats(device))
 
 
 def live_categories(torch: Any) -> dict[int, str]:
@@ -166,33 +167,23 @@ def live_categories(torch: Any) -> dict[int, str]:
 
 def _find(torch: Any) -> tuple[list[Any], list[Any]]:
     """Collect the tensors of all modules and optimizers, and parameters that are in neither."""
-    kinds: dict[type, str | None] = {}
+    wanted = (torch.nn.Parameter, torch.nn.Module, torch.optim.Optimizer)
+    kinds: dict[type, Any] = {}
     weights: list[Any] = []
     states: list[Any] = []
     for candidate in gc.get_objects():
         cls = type(candidate)  # not `isinstance`, which asks the object for its class, and a proxy answers for another
         if cls not in kinds:
-            kinds[cls] = _kind(torch, cls)
+            kinds[cls] = next((parent for parent in wanted if parent in cls.__mro__), None)
         kind = kinds[cls]
-        if kind == "parameter":
+        if kind is torch.nn.Parameter:
             weights.append(candidate)
-        elif kind == "module":
+        elif kind is torch.nn.Module:
             held = candidate.__dict__
             weights += _tensors(torch, [held.get("_parameters"), held.get("_buffers")])
-        elif kind == "optimizer":
+        elif kind is torch.optim.Optimizer:
             states += _tensors(torch, candidate.__dict__.get("state"))
     return weights, states
-
-
-def _kind(torch: Any, cls: type) -> str | None:
-    for kind, parent in (
-        ("parameter", torch.nn.Parameter),
-        ("module", torch.nn.Module),
-        ("optimizer", torch.optim.Optimizer),
-    ):
-        if parent in cls.__mro__:
-            return kind
-    return None
 
 
 def _tensors(torch: Any, held: Any, depth: int = 0) -> Iterator[Any]:

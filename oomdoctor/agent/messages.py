@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal, Union, get_args
 
 from .phase_meter import PhaseMemory  # noqa: TC001 - what reads a message goes by the annotations
-
-if TYPE_CHECKING:
-    from typing import TypeAlias
 
 Ending = Literal["steps", "error", "exit", "step"]
 
@@ -261,30 +258,9 @@ class Measurements:
     pid: int = field(default_factory=os.getpid)
 
 
-KINDS: dict[str, type[Message]] = {
-    kind.event: kind
-    for kind in (
-        TorchImported,
-        DeviceInfo,
-        FirstBatch,
-        OutOfMemory,
-        StepDone,
-        FileWritten,
-        PythonWithoutTorch,
-        Measurements,
-    )
-}
+Message = Union[  # noqa: UP007 - Python 3.8 has no other way to write it
+    TorchImported, DeviceInfo, FirstBatch, OutOfMemory, StepDone, FileWritten, PythonWithoutTorch, Measurements
+]
+
+KINDS: dict[str, type[Message]] = {kind.event: kind for kind in get_args(Message)}
 """Class of a message by its event."""
-
-
-if TYPE_CHECKING:
-    Message: TypeAlias = (
-        TorchImported
-        | DeviceInfo
-        | FirstBatch
-        | OutOfMemory
-        | StepDone
-        | FileWritten
-        | PythonWithoutTorch
-        | Measurements
-    )

@@ -111,9 +111,12 @@ def patch_ranks() -> None:
     if not _IS_NULL_GPU:
         return
     imports.when_imported("torch.distributed.distributed_c10d", guarded(_patch_torch))
-    imports.when_imported("torch.distributed.optim.zero_redundancy_optimizer", guarded(_patch_zero))
-    imports.when_imported("accelerate.utils.operations", guarded(_patch_operations))
-    imports.when_imported("accelerate.utils.random", guarded(_patch_random))
+    for module, name, make in (
+        ("torch.distributed.optim.zero_redundancy_optimizer", "_broadcast_object", _broadcast_object),
+        ("accelerate.utils.operations", "pad_across_processes", _pad_nothing),
+        ("accelerate.utils.random", "synchronize_rng_state", _send_as_object),
+    ):
+        imports.when_imported(module, functools.partial(guarded(_replace), module, name, make))
 
 
 def _patch_torch() -> None:
@@ -121,21 +124,9 @@ def _patch_torch() -> None:
 
     c10d = sys.modules["torch.distributed.distributed_c10d"]
     for name, replacement in object_collectives.replacements(sys.modules["torch"], c10d).items():
-        _replace(c10d, name, replacement)
-    _replace(sys.modules["torch.distributed"], "_verify_params_across_processes", _verify_nothing)
+        _replace(c10d.__name__, name, replacement)
+    _replace("torch.distributed", "_verify_params_across_processes", _verify_nothing)
     _keep_buckets()
-
-
-def _patch_zero() -> None:
-    _replace(sys.modules["torch.distributed.optim.zero_redundancy_optimizer"], "_broadcast_object", _broadcast_object)
-
-
-def _patch_operations() -> None:
-    _replace(sys.modules["accelerate.utils.operations"], "pad_across_processes", _pad_nothing)
-
-
-def _patch_random() -> None:
-    _replace(sys.modules["accelerate.utils.random"], "synchronize_rng_state", _send_as_object)
 
 
 def _verify_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -215,11 +206,11 @@ def _send_as_object(original: Callable[..., Any]) -> Callable[..., Any]:
     return synchronize
 
 
-def _replace(module: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def _replace(module: str, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Put what `make` makes of a function in its place, also where a module of the same package has imported it."""
-    original = getattr(module, name)
+    original = getattr(sys.modules[module], name)
     replacement = functools.wraps(original)(make(original))
-    package = module.__name__.partition(".")[0]
+    package = module.partition(".")[0]
     for other, found in list(sys.modules.items()):
         if other.partition(".")[0] == package and vars(found).get(name) is original:
             setattr(found, name, replacement)

@@ -12,6 +12,7 @@ import datetime as dt
 import inspect
 import io
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .guard import guarded
@@ -39,7 +40,9 @@ class Exchange:
         self.rank: int = group.rank()
         self.size: int = group.size()
         self._store = c10d._get_process_group_store(group)  # noqa: SLF001
-        self._timeout = guarded(_timeout_of)(torch, group) or _NCCL_TIMEOUT
+        self._timeout = _NCCL_TIMEOUT
+        with suppress(Exception):  # a group's own is where NCCL's backend keeps it
+            self._timeout = group._get_backend(torch.device("cuda")).options._timeout  # noqa: SLF001
         name = f"{group.group_name}/{kind}"
         _calls[name] += 1
         self._prefix = f"oomdoctor/{kind}/{_calls[name]}"
@@ -69,11 +72,6 @@ class Exchange:
             self._store.delete_key(f"{self._prefix}/here")
             self.give("all", b"1")
         self.take("all", readers=self.size)
-
-
-def _timeout_of(torch: Any, group: Any) -> dt.timedelta:
-    timeout: dt.timedelta = group._get_backend(torch.device("cuda")).options._timeout  # noqa: SLF001
-    return timeout
 
 
 def replacements(torch: Any, c10d: Any) -> dict[str, Replacement]:
@@ -123,16 +121,17 @@ class _Call:
     Attributes:
         given: Its arguments by name, with the defaults.
         group: The group that makes it.
+        c10d: The module of torch that has groups.
     """
 
     def __init__(self, torch: Any, c10d: Any, group: Any, given: Arguments) -> None:
         self._torch = torch
-        self._c10d = c10d
+        self.c10d = c10d
         self.group = group
         self.given = given
 
     def exchange(self, kind: str) -> Exchange:
-        return Exchange(self._torch, self._c10d, self.group, kind)
+        return Exchange(self._torch, self.c10d, self.group, kind)
 
     def peer(self, name: str) -> int:
         """The rank in the group that is called `dst` or `src`, or by its number in the group."""
@@ -140,28 +139,22 @@ class _Call:
         if inside is not None:
             return int(inside)
         world_rank = self.given.get(name)
-        return int(self._c10d.get_group_rank(self.group, 0 if world_rank is None else world_rank))
-
-    def world_rank(self, rank: int) -> int:
-        return int(self._c10d.get_global_rank(self.group, rank))
+        return int(self.c10d.get_group_rank(self.group, 0 if world_rank is None else world_rank))
 
     def pack(self, value: Any) -> bytes:
         buffer = io.BytesIO()
         if self.given.get("weights_only"):
             self._torch.save(value, buffer)
         else:
-            self._c10d._pickler(buffer).dump(value)  # noqa: SLF001
-        return self._hold(buffer.getvalue())
+            self.c10d._pickler(buffer).dump(value)  # noqa: SLF001
+        # For a moment it takes of the GPU what the object would.
+        self._torch.empty(buffer.tell(), dtype=self._torch.uint8, device="cuda")
+        return buffer.getvalue()
 
     def unpack(self, data: bytes) -> Any:
         if self.given.get("weights_only"):
             return self._torch.load(io.BytesIO(data), weights_only=True)
-        return self._c10d._unpickler(io.BytesIO(data)).load()  # noqa: SLF001
-
-    def _hold(self, data: bytes) -> bytes:
-        """Take for a moment what the object would take of the GPU."""
-        self._torch.empty(len(data), dtype=self._torch.uint8, device="cuda")
-        return data
+        return self.c10d._unpickler(io.BytesIO(data)).load()  # noqa: SLF001
 
 
 def _read_call(torch: Any, c10d: Any, signature: inspect.Signature, arguments: Any, named: Any) -> _Call | None:
@@ -219,7 +212,7 @@ def _receive(call: _Call) -> int:
     source = call.peer("src")
     exchange = call.exchange(f"from {source} to {call.group.rank()}")
     _put(call.given["object_list"], call.unpack(exchange.take("objects", readers=1)))
-    return call.world_rank(source)
+    return int(call.c10d.get_global_rank(call.group, source))
 
 
 def _put(place: Any, values: Iterable[Any]) -> None:

@@ -22,7 +22,7 @@ _LONGEST_TEXT = 1 << 16  # characters that are looked at, from each end
 _LOWER = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
 _UPPER = re.compile(r"\\.|[A-Z]")  # what is escaped keeps its case: `\W` is not `\w`
 
-# The few forms that the table is written in, for Pythons without `tomllib`.
+# The few forms that the table is written in.
 _STRING = r"'[^'\n]*'|\"(?:[^\"\\\n]|\\.)*\""
 _ITEM = re.compile(rf"{_STRING}|\#[^\n]*")
 _COMMENT = r"(?:\s|\#[^\n]*)*"
@@ -110,7 +110,7 @@ class Table(NamedTuple):
 def table() -> Table:
     """Read the table, once."""
     with open(PATH, encoding="utf-8") as file:
-        document = _parse(file.read())
+        document = parse_plainly(file.read())
     carriers, others, allocators = (
         tuple(document[name]) for name in ("carriers", "other_process_types", "allocator_types")
     )
@@ -214,16 +214,8 @@ def _row(entry: dict[str, Any], carriers: tuple[str, ...]) -> Row:
     return Row(patterns=tuple(map("|".join, patterns)), types=tuple(types), numbers=numbers, **given)
 
 
-def _parse(text: str) -> dict[str, Any]:
-    try:
-        import tomllib  # noqa: PLC0415 - nothing is read before an error
-    except ImportError:
-        return parse_plainly(text)
-    return tomllib.loads(text)
-
-
 def parse_plainly(text: str) -> dict[str, Any]:
-    """Read the table's own part of TOML, in a Python before 3.11."""
+    """Read the part of TOML that the table is written in; Pythons before 3.11 have no `tomllib`."""
     document: dict[str, Any] = {}
     place = document
     for entry in _ENTRY.finditer(text):

@@ -8,33 +8,10 @@ figures a phase has, and how micro-steps and failures count.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
-
-    class Counts(Protocol):
-        """Figures that an allocator counts, in bytes."""
-
-        @property
-        def allocated_bytes(self) -> int:
-            """Bytes in live tensors."""
-
-        @property
-        def peak_allocated_bytes(self) -> int:
-            """Most of them since the last reset."""
-
-        @property
-        def reserved_bytes(self) -> int:
-            """Bytes held from the driver."""
-
-        @property
-        def peak_reserved_bytes(self) -> int:
-            """Most of them since the last reset."""
-
-        def reset_peak_stats(self) -> None:
-            """Begin both peaks anew, at the figures of now."""
 
 
 PHASES = ("load", "forward", "backward", "optimizer", "evaluation")
@@ -95,22 +72,38 @@ class PhaseTable(Generic[Name, Record]):
         return max((peak for peak, _ in self._figures.values()), default=None)
 
 
+class Counts(NamedTuple):
+    """Figures that an allocator counts, in bytes: in live tensors and held from the driver, now and at most."""
+
+    allocated_bytes: int
+    peak_allocated_bytes: int
+    reserved_bytes: int
+    peak_reserved_bytes: int
+
+
 class PhaseMeter(Generic[Name, Record]):
     """Meter of an allocator whose peaks are ours to reset: each phase is measured from its begin to its end.
 
     Args:
-        counts: The allocator's figures.
+        counts: Returns the allocator's figures.
+        reset_peaks: Begins both peaks anew, at the figures of now.
         make: As for `PhaseTable`.
 
     Attributes:
         peak_reserved_bytes: Most bytes held from the driver until the last phase ended.
     """
 
-    def __init__(self, counts: Counts, make: Callable[[int, Name, int, int], Record]) -> None:
+    def __init__(
+        self,
+        counts: Callable[[], Counts],
+        reset_peaks: Callable[[], None],
+        make: Callable[[int, Name, int, int], Record],
+    ) -> None:
         self._counts = counts
+        self._reset_peaks = reset_peaks
         self._table = PhaseTable(make)
         self._open: tuple[int, Name] | None = None
-        self.peak_reserved_bytes = counts.reserved_bytes
+        self.peak_reserved_bytes = counts().reserved_bytes
 
     @property
     def phases(self) -> tuple[Record, ...]:
@@ -121,54 +114,20 @@ class PhaseMeter(Generic[Name, Record]):
     def peak_allocated_bytes(self) -> int:
         """Most bytes in live tensors over all phases so far; before the first has ended, those of now."""
         peak = self._table.peak_bytes()
-        return self._counts.allocated_bytes if peak is None else peak
+        return self._counts().allocated_bytes if peak is None else peak
 
     def begin(self, iteration: int, phase: Name) -> None:
         """Begin a phase."""
         self._open = iteration, phase
-        self._counts.reset_peak_stats()
+        self._reset_peaks()
 
     def end(self, *, has_failed: bool = False) -> None:
         """End the phase that is open, if there is one."""
         if self._open is None:
             return
-        self._table.add(*self._open, self._counts.peak_allocated_bytes, self._counts.allocated_bytes)
+        counts = self._counts()
+        self._table.add(*self._open, counts.peak_allocated_bytes, counts.allocated_bytes)
         if has_failed:
             self._table.fail(*self._open)
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self._counts.peak_reserved_bytes)
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, counts.peak_reserved_bytes)
         self._open = None
-
-
-class TorchCounts:
-    """Figures of PyTorch's allocator on the current device.
-
-    Args:
-        torch: The module.
-    """
-
-    def __init__(self, torch: Any) -> None:  # noqa: ANN401 - the agent has no type for torch
-        self._cuda = torch.cuda
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Bytes in live tensors."""
-        return int(self._cuda.memory_allocated())
-
-    @property
-    def peak_allocated_bytes(self) -> int:
-        """Most of them since the last reset."""
-        return int(self._cuda.max_memory_allocated())
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes held from the driver."""
-        return int(self._cuda.memory_reserved())
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        """Most of them since the last reset."""
-        return int(self._cuda.max_memory_reserved())
-
-    def reset_peak_stats(self) -> None:
-        """Begin both peaks anew, at the figures of now."""
-        self._cuda.reset_peak_memory_stats()

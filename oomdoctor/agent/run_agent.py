@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from . import exception_hooks, null_gpu, settings
@@ -42,6 +43,7 @@ class RunAgent:
 
     def _reset(self) -> None:
         """Begin again, as a process does that was forked; it has its own end and its own steps, and no CUDA."""
+        self._frames.forget()
         self._steps_done = 0
         self._last_steps: deque[dict[str, Any]] = deque(maxlen=_KEPT_STEPS)
         self._ooms = 0
@@ -51,39 +53,24 @@ class RunAgent:
         self._prepared: dict[str, Any] | None = None  # a report that waits for the process to really end
 
     def begin(self) -> None:
-        """Watch from now on."""
+        """Watch from now on; steps are counted by torch's global hook, which torch 2.0 is the first to have."""
         guarded(self._watch_steps)()
         guarded(null_gpu.patch_ranks)()
         guarded(null_gpu.wait_for_backward_at_exit)()
         atexit.register(guarded(self._at_exit))
-        os.register_at_fork(after_in_child=guarded(self._after_fork))
+        os.register_at_fork(after_in_child=guarded(self._reset))
         self._torch.cuda._lazy_call(guarded(self._begin_with_cuda))  # at once where CUDA is initialised
-
-    def _after_fork(self) -> None:
-        self._frames.forget()
-        self._reset()
 
     def _begin_with_cuda(self) -> None:
         guarded(limit_memory)(self._torch, settings.MEMORY_BYTES)
-        guarded(self._record_history)()
-        self._torch._C._cuda_attach_out_of_memory_observer(self._oom_observer())
-
-    def _record_history(self) -> None:
         if settings.MAX_ENTRIES > 0:
-            self._frames.begin(settings.MAX_ENTRIES)
-            self._records_history = True
+            guarded(self._frames.begin)(settings.MAX_ENTRIES)
+            self._records_history = self._frames.is_recording
+        self._torch._C._cuda_attach_out_of_memory_observer(self._observe_oom)
 
     # --- optimizer steps ---------------------------------------------------------------------------------------------
 
     def _watch_steps(self) -> None:
-        """Count steps through torch's global hook; torch 2.0 is the first that can be asked."""
-        module = sys.modules["torch.optim.optimizer"]  # `torch.optim` deletes the name
-        register = getattr(module, "register_optimizer_step_post_hook", None)
-        if register is not None:
-            register(self._step_hook())
-            module.register_optimizer_step_pre_hook(guarded(self._frames.before_step))
-
-    def _step_hook(self) -> Any:
         record, restore_frames = guarded(self._record_step), guarded(self._frames.after_step)
 
         def after_step(_optimizer: Any, _arguments: Any, _named: Any) -> None:
@@ -91,7 +78,11 @@ class RunAgent:
             record()
             restore_frames()
 
-        return after_step
+        module = sys.modules["torch.optim.optimizer"]  # `torch.optim` deletes the name
+        register = getattr(module, "register_optimizer_step_post_hook", None)
+        if register is not None:
+            register(after_step)
+            module.register_optimizer_step_pre_hook(guarded(self._frames.before_step))
 
     def _record_step(self) -> None:
         if self._torch.cuda.is_initialized():
@@ -101,19 +92,14 @@ class RunAgent:
 
     # --- memory runs out ---------------------------------------------------------------------------------------------
 
-    def _oom_observer(self) -> Any:
-        """Return what the allocator calls before it raises, when nothing has been unwound yet."""
-        note = guarded(self._note_oom)
+    @guarded
+    def _observe_oom(self, device: int, tried: int, total: int, free: int) -> None:
+        """Note that memory runs out; the allocator calls this before it raises, when nothing has been unwound yet."""
+        self._ooms += 1
+        with suppress(BaseException):  # from here an error would go through C++ code that expects none
+            self._note_oom(device, tried, total, free)
 
-        def observe(device: int, tried: int, total: int, free: int) -> None:
-            try:
-                self._ooms += 1
-                note(device, tried, total, free)
-            except BaseException:  # noqa: BLE001, S110 - from here an error would go through C++ code that expects none
-                pass
-
-        return observe
-
+    @guarded
     def _note_oom(self, device: int, tried: int, total: int, free: int) -> None:
         event = {
             "time_us": time.time_ns() // 1000,
@@ -135,8 +121,7 @@ class RunAgent:
         if self._is_end_watched:
             return
         self._is_end_watched = True
-        exception_hooks.wrap_excepthook(lambda error: self.report_death(error, "exception"))
-        exception_hooks.wrap_thread_hook(lambda error: self.report_death(error, "thread"))
+        exception_hooks.wrap_hooks(self.report_death)
         exception_hooks.wrap_exit(guarded(self._note_exit))
 
     @guarded

@@ -108,19 +108,15 @@ def watch_steps(begins: Callable[[bool], Any], ended: Callable[[Any], Any], made
 
     module.register_optimizer_step_pre_hook(before_step)
     module.register_optimizer_step_post_hook(after_step)
-    guarded(_watch_making)(module.Optimizer, guarded(made))
-
-
-def _watch_making(optimizer_class: Any, made: Callable[[Any], Any]) -> None:
-    """Notice that an optimizer is made: the end of its making is where torch prepares its `step` for the hooks."""
-    prepare = optimizer_class._patch_step_function  # nothing else is called for each
+    # The end of making an optimizer is where torch prepares its `step` for the hooks; nothing else is called for each.
+    prepare, made = module.Optimizer._patch_step_function, guarded(made)
 
     @functools.wraps(prepare)
     def prepared(self: Any) -> Any:
         made(self)
         return prepare(self)
 
-    optimizer_class._patch_step_function = prepared
+    module.Optimizer._patch_step_function = prepared
 
 
 def watch_backward(torch: Any, begins: Callable[[], Any], ended: Callable[[], Any]) -> None:

@@ -9,6 +9,7 @@ without stacks, so it costs next to nothing.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -141,7 +142,9 @@ class TrainingPhases:
         """Take in that the engine is asked for; the outermost backward counts."""
         self._backwards += 1
         if self._backwards == 1:
-            self._dismiss_evaluation()
+            if self.phase == EVALUATION:  # no `train()` came between, so it was none
+                opened = self.starts[self._opened :]
+                self.starts[self._opened :] = [start._replace(phase=FORWARD) for start in opened]
             self.iteration = max(1, self.iteration)
             self._enter(BACKWARD)
 
@@ -151,7 +154,7 @@ class TrainingPhases:
         if self._backwards == 0:
             self._enter(OPTIMIZER if self._is_in_step else FORWARD)
 
-    def step_begins(self, *, has_closure: bool) -> None:
+    def step_begins(self, has_closure: bool) -> None:  # noqa: FBT001 - a callback
         """Take in that an optimizer's step begins; one with a closure begins with a forward."""
         if self._backwards:  # one optimizer for each parameter, which steps in backward
             return
@@ -180,12 +183,6 @@ class TrainingPhases:
         self._opened = len(self.starts)
         self._enter(EVALUATION)
 
-    def _dismiss_evaluation(self) -> None:
-        """Rename an evaluation that a backward follows with no `train()` between: it was none."""
-        if self.phase == EVALUATION:
-            for index in range(self._opened, len(self.starts)):
-                self.starts[index] = self.starts[index]._replace(phase=FORWARD)
-
     def _enter(self, phase: str) -> None:
         self.starts.append(PhaseStart(self.iteration, phase, self._position()))
 
@@ -210,11 +207,8 @@ class AllocatorHistory:
         """Record from now on; what the program itself asks to record ends it."""
         self.device = device
         self._torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=_MOST_EVENTS)
-        RecorderWatch(self._torch, self._lose).begin()
+        RecorderWatch(self._torch, functools.partial(setattr, self, "_is_recorded", False)).begin()  # noqa: FBT003 - as it is kept
         self._is_recorded = True
-
-    def _lose(self) -> None:
-        self._is_recorded = False
 
     def forget_counts(self, device: int, statistics: Any) -> None:
         """Keep the counts that the program is about to reset."""

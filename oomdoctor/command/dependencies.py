@@ -14,13 +14,13 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from oomdoctor.agent.dependency_recorder import ACCOUNT, OPENED
 from oomdoctor.trial.dependencies import GRAIN_SECONDS, Dependencies, gather
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 _PYTHON: Final = re.compile(r"python[\d.]*")
 _LONGEST_HEAD: Final = 512
@@ -90,20 +90,10 @@ def _is_python(program: str, search_path: str | None, depth: int) -> bool:
         return False
     if not head.startswith("#!"):
         return bool(_PYTHON.fullmatch(Path(program).name))
-    inner = next(filter(None, map(_which_python(search_path), _interpreter_words(head))), None)
-    return inner is not None and depth > 0 and _is_python(inner, search_path, depth - 1)
-
-
-def _which_python(search_path: str | None) -> Any:  # noqa: ANN401 - a function
-    def which(word: str) -> str | None:
-        return shutil.which(word, path=search_path) if _PYTHON.fullmatch(Path(word).name) else None
-
-    return which
-
-
-def _interpreter_words(head: str) -> Iterator[str]:
     first, _, rest = head.partition("\n")
-    yield from first[2:].split()
-    # What installers write where the path is too long for a first line.
-    if rest.startswith("'''exec' "):
-        yield rest.split("\n", 1)[0].split()[1].strip("\"'")
+    words = first[2:].split()
+    if rest.startswith("'''exec' "):  # what installers write where the path is too long for a first line
+        words.append(rest.split("\n", 1)[0].split()[1].strip("\"'"))
+    found = (shutil.which(word, path=search_path) for word in words if _PYTHON.fullmatch(Path(word).name))
+    inner = next(filter(None, found), None)
+    return inner is not None and depth > 0 and _is_python(inner, search_path, depth - 1)

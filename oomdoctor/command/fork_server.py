@@ -32,7 +32,7 @@ class ForkServer:
     """A fork server under a guardian.
 
     Args:
-        description: Description of the process that trained in the first trial (`oomdoctor.agent.forking.describe`).
+        description: Description of the process that trained in the first trial (`oomdoctor.agent.forking.admission`).
         directory: A directory of ours.
 
     Attributes:
@@ -73,7 +73,11 @@ class ForkServer:
             if not chunk:
                 break
             text += chunk
-        answer = _answer(text)
+        answer: Any = None
+        with suppress(ValueError):
+            answer = json.loads(text)
+        if not isinstance(answer, dict):
+            answer = {}
         self.reason = None if answer.get("ready") else str(answer.get("reason", "it did not start"))
         return self.reason is None
 
@@ -90,11 +94,3 @@ class ForkServer:
         if self._process.is_open:
             self._process.close()
             os.close(self._ready_read)
-
-
-def _answer(text: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}

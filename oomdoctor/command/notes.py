@@ -67,27 +67,22 @@ class Observations:
         for measured in events.trainers():
             self.failures.update(dict.fromkeys(measured.failures))
             self.gradient_bytes = max(self.gradient_bytes, measured.gradient_bytes or 0)
-            self._take_evaluation(measured, micro_batch)
+            evaluation, training = measured.evaluation_peak_bytes, measured.training_peak_bytes
+            if evaluation is not None and training is not None and evaluation > training:
+                self.evaluation_bytes = (micro_batch, evaluation, training)
         if classified.trial.outcome is Outcome.FITS:
-            idle = [measured.idle_optimizers for measured in events.trainers()]
-            self.idle_optimizers = max([self.idle_optimizers, *idle])
             for measured in events.trainers():
                 self._take_changes(measured, micro_batch)
             self.steps = min(self.steps or events.done_steps, events.done_steps)
 
     def _take_changes(self, measured: Measurements, micro_batch: int) -> None:
-        """See whether training had become what it will be: all parameters train, and no step needs more."""
-        self.untrained_bytes = max(
-            self.untrained_bytes, (measured.parameter_bytes or 0) - (measured.gradient_bytes or 0)
-        )
+        """See whether training had become what it will be: all optimizers and parameters train, no step needs more."""
+        untrained = (measured.parameter_bytes or 0) - (measured.gradient_bytes or 0)
+        self.untrained_bytes = max(self.untrained_bytes, untrained)
+        self.idle_optimizers = max(self.idle_optimizers, measured.idle_optimizers)
         peaks = _iteration_peaks(measured)
         if len(peaks) > 1 and peaks[-1] > peaks[-2] * (1 + _SAME_SHARE):
             self.rising = micro_batch
-
-    def _take_evaluation(self, measured: Measurements, micro_batch: int) -> None:
-        evaluation, training = measured.evaluation_peak_bytes, measured.training_peak_bytes
-        if evaluation is not None and training is not None and evaluation > training:
-            self.evaluation_bytes = (micro_batch, evaluation, training)
 
 
 def _iteration_peaks(measured: Measurements) -> list[int]:
@@ -108,8 +103,9 @@ _ZEROS: Final = (
 
 def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reason, ...]:
     """Return how the numbers were had."""
+    steps = "one optimizer step" if request.steps == 1 else f"{request.steps} optimizer steps"
     found = [
-        Reason("trials", f"the command itself, ended by force once it had taken {_count_steps(request.steps)}"),
+        Reason("trials", f"the command itself, ended by force once it had taken {steps}"),
         Reason("starts", supervisor.fork_reason or "each trial was started anew, as `--fresh` says"),
     ]
     if accumulates(request.command or ()):
@@ -122,13 +118,17 @@ def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reaso
     return tuple(found)
 
 
-def warnings(request: ProbeRequest, supervisor: CommandSupervisor, search: SearchResult) -> tuple[str, ...]:
+def warnings(
+    request: ProbeRequest, supervisor: CommandSupervisor, search: SearchResult, trials: Sequence[Trial]
+) -> tuple[str, ...]:
     """Return what a reader should know before relying on the answer."""
     observations = supervisor.observations
+    failed = [trial for trial in trials if trial.outcome is Outcome.FAILED]  # the answer rests on none of them
     return (
         *_command_warnings(request, observations, search),
         *_training_warnings(observations),
         *_evaluation_warnings(observations),
+        *(f"the command failed when it was run at micro-batch {each.micro_batch}: {each.error}" for each in failed),
     )
 
 
@@ -182,29 +182,14 @@ def _evaluation_warnings(seen: Observations) -> Iterator[str]:
         )
 
 
-def failures(trials: Sequence[Trial]) -> Iterator[str]:
-    """Say which trials failed for another reason than memory; those that the answer rests on did not."""
-    for trial in trials:
-        if trial.outcome is Outcome.FAILED:
-            yield f"the command failed when it was run at micro-batch {trial.micro_batch}: {trial.error}"
-
-
-def _count_steps(steps: int) -> str:
-    return "one optimizer step" if steps == 1 else f"{steps} optimizer steps"
-
-
 def _describe_paths(paths: list[Path], directory: Path) -> str:
     """Return the paths that were written as text: by entry of the working directory, or by folder elsewhere."""
-    counts = Counter(_entry_of(path, directory) for path in paths)
+    counts: Counter[str] = Counter()
+    for path in paths:
+        parts = path.relative_to(directory).parts if path.is_relative_to(directory) else ()
+        counts[f"{parts[0]}{'/' if len(parts) > 1 else ''}" if parts else f"{path.parent}/"] += 1
     counts = Counter({place: count for place, count in counts.items() if f"{place}/" not in counts})
     places = [f"`{place}`{f' ({count} paths)' if count > 1 else ''}" for place, count in counts.items()]
     rest = len(places) - _MOST_ENTRIES
     more = f" and {rest} more" if rest > 0 else ""
     return f"the command wrote {', '.join(places[:_MOST_ENTRIES])}{more} while it was tried"
-
-
-def _entry_of(path: Path, directory: Path) -> str:
-    if path.is_relative_to(directory) and path != directory:
-        first = path.relative_to(directory).parts[0]
-        return first if first == str(path.relative_to(directory)) else f"{first}/"
-    return f"{path.parent}/"

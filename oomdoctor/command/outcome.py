@@ -55,9 +55,10 @@ def classify_trial(ended: EndedTrial, micro_batch: int, allowed_bytes: int, step
     """
     events = ended.events
     if events.ooms or any(measured.ooms for measured in events.measured.values()):
-        text = SWALLOWED if events.has_survived else _error_text(events) or _oom_text(events)
+        text = SWALLOWED if events.has_survived else _error_text(events)
         trial = _trial(ended, micro_batch, allowed_bytes, Outcome.OOM, text)
-        return ClassifiedTrial(trial, in_evaluation=_oom_phase(events) == PhaseName.EVALUATION)
+        is_in_evaluation = bool(events.ooms) and events.ooms[0].phase == PhaseName.EVALUATION
+        return ClassifiedTrial(trial, in_evaluation=is_in_evaluation)
     if (failed := _failed(events)) is not None:
         return _classify_error(ended, failed, micro_batch, allowed_bytes)
     problem = _shortcoming(ended, steps)
@@ -69,7 +70,7 @@ def classify_trial(ended: EndedTrial, micro_batch: int, allowed_bytes: int, step
 def _classify_error(ended: EndedTrial, failed: ErrorChain, micro_batch: int, allowed_bytes: int) -> ClassifiedTrial:
     links = [(link.types, link.text) for link in failed.links]
     verdict = classify_recorded(links, Evidence(capacity_bytes=allowed_bytes))
-    text = _error_text(ended.events) or "it ended by an error"
+    text = _error_text(ended.events)
     trial = _trial(ended, micro_batch, allowed_bytes, verdict.outcome, text)
     if verdict.outcome is not Outcome.FAILED:
         return ClassifiedTrial(trial)
@@ -80,26 +81,17 @@ def _failed(events: TrialEvents) -> ErrorChain | None:
     return next((measured.error for measured in events.measured.values() if measured.error), None)
 
 
-def _error_text(events: TrialEvents) -> str | None:
+def _error_text(events: TrialEvents) -> str:
     failed = _failed(events)
-    if failed is None:
-        return None
-    # Where memory ran out, the error that says so tells more than what was raised on top of it.
-    chosen = next((link for link in failed.links if "out of memory" in link.text.lower()), failed.links[0])
-    return chosen.text.strip() or chosen.types[0]
-
-
-def _oom_text(events: TrialEvents) -> str:
-    """Return the allocation that failed, as text, where the command ended before it sent an error."""
+    if failed is not None:
+        # Where memory ran out, the error that says so tells more than what was raised on top of it.
+        chosen = next((link for link in failed.links if "out of memory" in link.text.lower()), failed.links[0])
+        return chosen.text.strip() or chosen.types[0]
     if not events.ooms:
         return "the command ran out of memory"
-    oom = events.ooms[0]
-    tried, free = format_size(oom.tried_bytes), format_size(oom.free_bytes)
+    # The command ended before it sent an error: the allocation that failed stands for it.
+    tried, free = format_size(events.ooms[0].tried_bytes), format_size(events.ooms[0].free_bytes)
     return f"CUDA out of memory. Tried to allocate {tried}; {free} were free"
-
-
-def _oom_phase(events: TrialEvents) -> str | None:
-    return events.ooms[0].phase if events.ooms else None
 
 
 # --- what keeps a trial without an error from being one that fits ----------------------------------------------------
@@ -118,31 +110,33 @@ def _shortcoming(ended: EndedTrial, steps: int) -> OomdoctorError | None:
     if events.has_all_steps:
         return None
     if ended.timed_out and events.done_steps < ENOUGH_STEPS:
-        return _too_slow(ended, steps)
+        return NoAnswerError(
+            f"the command took {events.done_steps} of {steps} optimizer steps in {ended.seconds:.0f} s",
+            hint=f"{_TIMEOUT_HINT}; `--steps 2` is the least that shows the peak",
+            details=ended.tail,
+        )
     if ended.return_code:
         return _died_error(ended)
     return None if events.done_steps else _no_step(ended)
 
 
-def _no_torch(ended: EndedTrial) -> OomdoctorError:
-    frameworks = ended.events.frameworks or ()
-    if ended.return_code:
-        return _died_error(ended)
-    if ended.timed_out:
-        return NoAnswerError("the command never imported torch before its time was up", hint=_TIMEOUT_HINT)
-    found = f"; it imported {' and '.join(frameworks)}" if frameworks else ""
+def _no_step(ended: EndedTrial) -> OomdoctorError:
     return TargetError(
-        f"no Python of the command imported torch{found}",
-        hint="a command is probed by what PyTorch does in it; nothing else can be measured",
+        "the command ended well and never took an optimizer step of `torch.optim`",
+        hint="a batch may be larger than its data, or a setting may keep it from training",
         details=ended.tail,
     )
 
 
-def _too_slow(ended: EndedTrial, steps: int) -> OomdoctorError:
-    done = ended.events.done_steps
-    return NoAnswerError(
-        f"the command took {done} of {steps} optimizer steps in {ended.seconds:.0f} s",
-        hint=f"{_TIMEOUT_HINT}; `--steps 2` is the least that shows the peak",
+def _no_torch(ended: EndedTrial) -> OomdoctorError:
+    if ended.return_code:
+        return _died_error(ended)
+    if ended.timed_out:
+        return NoAnswerError("the command never imported torch before its time was up", hint=_TIMEOUT_HINT)
+    found = f"; it imported {' and '.join(ended.events.frameworks)}" if ended.events.frameworks else ""
+    return TargetError(
+        f"no Python of the command imported torch{found}",
+        hint="a command is probed by what PyTorch does in it; nothing else can be measured",
         details=ended.tail,
     )
 
@@ -156,14 +150,6 @@ def _died_error(ended: EndedTrial) -> OomdoctorError:
     done = ended.events.done_steps
     after = f"after {done} optimizer step{'s' if done > 1 else ''}" if done else "before its first optimizer step"
     return TargetError(f"the command ended with {how} {after}", details=ended.tail)
-
-
-def _no_step(ended: EndedTrial) -> OomdoctorError:
-    return TargetError(
-        "the command ended well and never took an optimizer step of `torch.optim`",
-        hint="a batch may be larger than its data, or a setting may keep it from training",
-        details=ended.tail,
-    )
 
 
 # --- the trial -------------------------------------------------------------------------------------------------------
@@ -232,38 +218,26 @@ class BatchSizeCheck:
             peak_bytes: Most bytes allocated in it.
         """
         others = {size: peak for size, peak in self.peaks.items() if size != micro_batch}
-        self.leading[micro_batch] = _leading_dimensions(events)
+        batches = [batch for pid, batch in events.batches.items() if pid in events.devices]
+        self.leading[micro_batch] = frozenset(shape[0] for batch in batches for shape in batch.shapes if shape)
         self.peaks[micro_batch] = peak_bytes or 0
         if self._is_cut(micro_batch):
-            return _cut_error(micro_batch, max(self.leading[micro_batch]))
-        for size in others:
-            if self._is_ignored(micro_batch, size):
+            return TargetError(
+                f"micro-batch {micro_batch} was asked for, and a batch of {max(self.leading[micro_batch])} reached the "
+                "model",
+                hint="its data may have no more samples than that: give it more, or ask for a smaller `--target-batch`",
+            )
+        for size, peak in others.items():
+            has_same_memory = abs(self.peaks[micro_batch] - peak) <= _SAME_SHARE * max(self.peaks[micro_batch], peak)
+            if has_same_memory and self.leading[micro_batch] == self.leading[size]:
                 return _ignored_error(micro_batch, size)
         return None
-
-    def _is_ignored(self, first: int, second: int) -> bool:
-        """Neither what reached the model nor the memory tells two sizes apart."""
-        larger = max(self.peaks[first], self.peaks[second])
-        same_memory = abs(self.peaks[first] - self.peaks[second]) <= _SAME_SHARE * larger
-        return same_memory and self.leading[first] == self.leading[second]
 
     def _is_cut(self, micro_batch: int) -> bool:
         """Fewer samples than asked for reached the model, where at another size just as many did."""
         seen = self.leading[micro_batch]
         follows = any(size in leading for size, leading in self.leading.items() if size != micro_batch)
         return follows and bool(seen) and max(seen) < micro_batch
-
-
-def _leading_dimensions(events: TrialEvents) -> frozenset[int]:
-    batches = [batch for pid, batch in events.batches.items() if pid in events.devices]
-    return frozenset(shape[0] for batch in batches for shape in batch.shapes if shape)
-
-
-def _cut_error(micro_batch: int, seen: int) -> OomdoctorError:
-    return TargetError(
-        f"micro-batch {micro_batch} was asked for, and a batch of {seen} reached the model",
-        hint="its data may have no more samples than that: give it more, or ask for a smaller `--target-batch`",
-    )
 
 
 def _ignored_error(first: int, second: int) -> OomdoctorError:

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.command.notes import failures, reasons, warnings
+from oomdoctor.command.notes import reasons, warnings
 from oomdoctor.command.supervisor import CommandSupervisor
 from oomdoctor.command.template import Sizes, accumulates, check_command, fill_command
 from oomdoctor.engines.choice import choose_engine
@@ -16,7 +16,7 @@ from oomdoctor.run.environment import find_interpreter, torch_of
 from oomdoctor.search.bracket import FIRST_SIZE
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps, per_device_target, plan_accumulation
 from oomdoctor.trial.answer import DryRun, Findings, OtherProcesses, ProbeRun, ProfiledAnswer, build_result
-from oomdoctor.trial.dependencies import UNWATCHED, Dependencies
+from oomdoctor.trial.dependencies import UNWATCHED
 from oomdoctor.trial.protocol import HeldMemory, LoadedTarget
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Accumulation, UniformPlan
-    from oomdoctor.search.bracket import SearchResult
     from oomdoctor.trial.process import CancelToken
 
 
@@ -72,7 +71,8 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
     with CommandSupervisor(request, engine, stop) as supervisor:
         session = ProbeSearch(supervisor, progress, share)
         progress.stage(f"starting {request.target}")
-        _first_trial(supervisor, session, min(FIRST_SIZE, share), share)
+        first = min(FIRST_SIZE, share)
+        session.record(first, lambda: supervisor.first(first, micro_steps(first, share)))
         search = session.find_maximum(supervisor.observations.gradient_bytes)
         session.try_profiled(request.profile_micro_batch, search.maximum)
         recommended = session.find_recommended(search, request.headroom)
@@ -84,12 +84,17 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
             recommended=recommended,
             plan=plan,
             trials=tuple(session.trials),
-            recorded=_recorded(request, supervisor, session, search),
+            recorded=ProfiledAnswer(
+                reasons=reasons(request, supervisor),
+                warnings=warnings(request, supervisor, search, session.trials),
+            ),
             moved=others.moved(),
         )
         result = build_result(request, engine, supervisor, others, findings)
         words = _command_plan(request, chosen)
-        return ProbeRun(replace(result, command_plan=words), supervisor.versions, _dependencies(request, supervisor))
+        uses = supervisor.uses
+        used = UNWATCHED if uses is None else uses.dependencies(request.command or (), request.directory, os.environ)
+        return ProbeRun(replace(result, command_plan=words), supervisor.versions, used)
 
 
 def dry_run_command(request: ProbeRequest, progress: Progress) -> DryRun:
@@ -104,19 +109,9 @@ def dry_run_command(request: ProbeRequest, progress: Progress) -> DryRun:
     with CommandSupervisor(replace(request, fresh=True), engine) as supervisor:
         progress.stage(f"starting {request.target}")
         trial = supervisor.first(1, 1)
-        seen = {"command": command_line(fill_command(request.command or (), Sizes(1, 1, request.world_size)))}
-        seen["optimizer"] = supervisor.notes.optimizer_name
+        words = command_line(fill_command(request.command or (), Sizes(1, 1, request.world_size)))
+        seen = {"command": words, "optimizer": supervisor.notes.optimizer_name}
         return DryRun(engine, replace(_loaded(supervisor), found=seen), trial)
-
-
-def _dependencies(request: ProbeRequest, supervisor: CommandSupervisor) -> Dependencies:
-    if supervisor.uses is None:
-        return UNWATCHED
-    return supervisor.uses.dependencies(request.command or (), request.directory, os.environ)
-
-
-def _first_trial(supervisor: CommandSupervisor, session: ProbeSearch, size: int, share: int) -> None:
-    session.record(size, lambda: supervisor.first(size, micro_steps(size, share)))
 
 
 def _checked_plan(
@@ -152,15 +147,6 @@ def _loaded(supervisor: CommandSupervisor) -> LoadedTarget:
         phases=(),
         found={},
         versions=supervisor.versions,
-    )
-
-
-def _recorded(
-    request: ProbeRequest, supervisor: CommandSupervisor, session: ProbeSearch, search: SearchResult
-) -> ProfiledAnswer:
-    return ProfiledAnswer(
-        reasons=reasons(request, supervisor),
-        warnings=(*warnings(request, supervisor, search), *failures(session.trials)),
     )
 
 

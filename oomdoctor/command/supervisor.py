@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from oomdoctor.command.dependencies import CommandDependencies
 from oomdoctor.command.fork_server import ForkServer
@@ -20,9 +19,9 @@ from oomdoctor.search.probe_search import TrialNotes, TrialProblem, TrialSource,
 from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from oomdoctor.agent.messages import DeviceInfo, TorchImported
+    from oomdoctor.agent.messages import DeviceInfo
     from oomdoctor.engines.choice import Engine
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Trial
@@ -32,33 +31,18 @@ TrialSize: TypeAlias = tuple[int, int, int]
 """Micro-batch, accumulation steps and allowed bytes of a trial."""
 
 
-@dataclass(frozen=True, slots=True)
-class _RunningTrial:
-    """A trial in the other thread.
-
-    Attributes:
-        size: Its size.
-        stop: Ends it.
-        future: The trial, once it has ended.
-    """
-
-    size: TrialSize
-    stop: CancelToken
-    future: Future[EndedTrial]
-
-
 class SpeculativeTrial:
     """A trial that is begun before the search asks for it, beside the one that it has asked for; at most one."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1)
-        self._running: _RunningTrial | None = None
+        self._running: tuple[TrialSize, CancelToken, Future[EndedTrial]] | None = None
 
     def begin(self, size: TrialSize, run: Callable[[CancelToken], EndedTrial]) -> None:
         """Begin a trial, in place of one that nobody has asked for meanwhile."""
         self.drop()
         stop = CancelToken()
-        self._running = _RunningTrial(size, stop, self._pool.submit(run, stop))
+        self._running = size, stop, self._pool.submit(run, stop)
 
     def take(self, size: TrialSize) -> EndedTrial | None:
         """Wait for the trial of this size to end and return it; None where it was not begun.
@@ -66,18 +50,17 @@ class SpeculativeTrial:
         Raises:
             KeyboardInterrupt: A stop was set.
         """
-        running = self._running
-        if running is None or running.size != size:
+        if self._running is None or self._running[0] != size:
             return None
-        self._running = None
-        return running.future.result()
+        (_, _, future), self._running = self._running, None
+        return future.result()
 
     def drop(self) -> None:
         """End the trial that was begun, if there is one."""
         if self._running is not None:
-            self._running.stop.set()
-            self._running.future.exception()
-            self._running = None
+            (_, stop, future), self._running = self._running, None
+            stop.set()
+            future.exception()
 
     def close(self) -> None:
         """End the thread."""
@@ -113,7 +96,8 @@ class CommandSupervisor(TrialSource):
         self._engine = engine
         self._stops = () if stop is None else (stop,)
         self._sockets = SocketDirectory()
-        self._environment = _environment(engine.environment, request.steps)
+        kept = {name: value for name, value in engine.environment.items() if not name.startswith(_DROPPED)}
+        self._environment = with_agent(kept) | {"OOMDOCTOR_TRIAL_STEPS": str(request.steps)}
         self.uses = CommandDependencies(self._sockets.path) if request.watched else None
         if self.uses is not None:
             self._environment |= self.uses.environment
@@ -126,7 +110,7 @@ class CommandSupervisor(TrialSource):
         self.device: DeviceInfo | None = None
         self.versions: dict[str, str] = {}
         self.fork_reason: str | None = None
-        self.capacity_bytes = _expected_capacity(request, engine)
+        self.capacity_bytes = engine.card.capacity_bytes if engine.card else request.memory_bytes or 0
         self.notes = TrialNotes()
 
     def __enter__(self) -> Self:
@@ -226,10 +210,6 @@ class CommandSupervisor(TrialSource):
             )
             if problem is not None:
                 classified = classified.with_problem(problem)
-        self._note(ended, classified, micro_batch)
-        return classified
-
-    def _note(self, ended: EndedTrial, classified: ClassifiedTrial, micro_batch: int) -> None:
         for measured in ended.events.trainers():
             self.notes.add(
                 optimizer_name=measured.optimizer or "",
@@ -237,6 +217,7 @@ class CommandSupervisor(TrialSource):
                 unknown_calls=measured.unknown_calls,
             )
         self.observations.take(ended.events, classified, micro_batch)
+        return classified
 
     def _begin_speculative(self, micro_batch: int, allowed_bytes: int) -> None:
         """Run the size above the one that was asked for beside it: it is what proves a maximum.
@@ -255,10 +236,11 @@ class CommandSupervisor(TrialSource):
     # --- what the first trial shows ----------------------------------------------------------------------------------
 
     def _learn(self, ended: EndedTrial) -> None:
-        events = ended.events
-        for pid, device in events.devices.items():
+        for pid, device in ended.events.devices.items():
             self.device = device
-            self.versions = _versions(events.started.get(pid))
+            started = ended.events.started.get(pid)
+            versions = {} if started is None else {name: getattr(started, name) for name in ("python", "torch", "cuda")}
+            self.versions = {name: version for name, version in versions.items() if version}
         if self.device is not None:
             free = self.device.free_bytes
             self.capacity_bytes = min(free, self._request.memory_bytes or free)
@@ -281,7 +263,8 @@ class CommandSupervisor(TrialSource):
         self._has_port = "MASTER_PORT" in described[0].environment
         again = self._end(self._start(trial.micro_batch, micro_steps, 0))
         forked = classify_trial(again, trial.micro_batch, trial.allowed_bytes, self._request.steps).trial
-        if _memory(forked) == _memory(trial):
+        took = [(one.outcome, one.peak_allocated_bytes, one.peak_reserved_bytes) for one in (trial, forked)]
+        if took[0] == took[1]:
             self.fork_reason = (
                 "forked from a process that has imported what the first trial had; at micro-batch "
                 f"{trial.micro_batch} both ways took the same memory to the byte"
@@ -292,23 +275,3 @@ class CommandSupervisor(TrialSource):
         self.fork_reason = (
             "each trial was started anew: forked from a process that has imported torch, the first took other memory"
         )
-
-
-def _versions(started: TorchImported | None) -> dict[str, str]:
-    if started is None:
-        return {}
-    versions = {"python": started.python, "torch": started.torch, "cuda": started.cuda}
-    return {name: version for name, version in versions.items() if version}
-
-
-def _memory(trial: Trial) -> tuple[Any, ...]:
-    return trial.outcome, trial.peak_allocated_bytes, trial.peak_reserved_bytes
-
-
-def _environment(base: Mapping[str, str], steps: int) -> dict[str, str]:
-    kept = {name: value for name, value in base.items() if not name.startswith(_DROPPED)}
-    return with_agent(kept) | {"OOMDOCTOR_TRIAL_STEPS": str(steps)}
-
-
-def _expected_capacity(request: ProbeRequest, engine: Engine) -> int:
-    return engine.card.capacity_bytes if engine.card else request.memory_bytes or 0

@@ -69,11 +69,20 @@ def check_command(command: Sequence[str], directory: Path, environment: Mapping[
         UsageError: It has no `{micro_batch}`, or there is no such program.
     """
     if not any(REQUIRED in word for word in command):
-        raise _no_placeholder(command)
+        seen = _words_in_braces(command)
+        near = [
+            name for name in seen if name in _OTHER_NAMES or difflib.get_close_matches(name, [REQUIRED], cutoff=0.7)
+        ]
+        hint = f"put `{REQUIRED}` where its batch size goes, as in `-- python train.py --batch-size {REQUIRED}`"
+        hint = f"write `{REQUIRED}` instead of `{near[0]}`" if near else hint
+        raise UsageError(f"the command `{command_line(command)}` has no `{REQUIRED}`", hint=hint)
     program = command[0]
     path = str(directory / program) if "/" in program else program
     if shutil.which(path, path=environment.get("PATH")) is None:
-        raise UsageError(f"command not found: `{program}`", hint=_not_found_hint(program))
+        hint = f"the command comes after `--`, for example `-- python train.py --batch-size {REQUIRED}`"
+        if program.endswith(".py"):
+            hint = f"a script is run by its interpreter, for example `-- python {program} --batch-size {REQUIRED}`"
+        raise UsageError(f"command not found: `{program}`", hint=hint)
 
 
 def near_misses(command: Sequence[str]) -> dict[str, str]:
@@ -84,18 +93,3 @@ def near_misses(command: Sequence[str]) -> dict[str, str]:
 
 def _words_in_braces(command: Sequence[str]) -> list[str]:
     return [name for word in command for name in _LOOKS_LIKE_ONE.findall(word) if name not in PLACEHOLDERS]
-
-
-def _no_placeholder(command: Sequence[str]) -> UsageError:
-    seen = _words_in_braces(command)
-    near = [name for name in seen if name in _OTHER_NAMES or difflib.get_close_matches(name, [REQUIRED], cutoff=0.7)]
-    hint = f"put `{REQUIRED}` where its batch size goes, as in `-- python train.py --batch-size {REQUIRED}`"
-    if near:
-        hint = f"write `{REQUIRED}` instead of `{near[0]}`"
-    return UsageError(f"the command `{command_line(command)}` has no `{REQUIRED}`", hint=hint)
-
-
-def _not_found_hint(program: str) -> str:
-    if program.endswith(".py"):
-        return f"a script is run by its interpreter, for example `-- python {program} --batch-size {REQUIRED}`"
-    return f"the command comes after `--`, for example `-- python train.py --batch-size {REQUIRED}`"

@@ -85,7 +85,10 @@ class Listener:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+        self._path.unlink(missing_ok=True)
 
     @property
     def fd(self) -> int:
@@ -96,10 +99,13 @@ class Listener:
         """Yield the messages that have come since, without waiting."""
         while ready := self._selector.select(0):
             for key, _ in ready:
-                if key.fileobj is self._socket:
-                    self._accept()
-                else:
+                if key.fileobj is not self._socket:
                     yield from self._read(key.fileobj)  # type: ignore[arg-type]
+                    continue
+                with contextlib.suppress(OSError):  # who connected may have gone again
+                    connection, _ = self._socket.accept()
+                    connection.setblocking(False)  # noqa: FBT003 - the standard library's own
+                    self._selector.register(connection, selectors.EVENT_READ)
 
     def take_the_rest(self, longest_seconds: float) -> Iterator[dict[str, Any]]:
         """Yield the messages that still come, until all who have connected are gone."""
@@ -108,19 +114,6 @@ class Listener:
         while len(self._selector.get_map()) > 1 and (left := deadline - time.monotonic()) > 0:
             self._selector.select(left)
             yield from self.take()
-
-    def close(self) -> None:
-        """Close every connection and remove the socket."""
-        for key in list(self._selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
-        self._selector.close()
-        self._path.unlink(missing_ok=True)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # who connected may have gone again
-            connection, _ = self._socket.accept()
-            connection.setblocking(False)  # noqa: FBT003 - the standard library's own
-            self._selector.register(connection, selectors.EVENT_READ)
 
     def _read(self, connection: socket.socket) -> Iterator[dict[str, Any]]:
         fd = connection.fileno()
@@ -220,7 +213,9 @@ def run_trial(start: TrialStart, events: TrialEvents, stops: Sequence[CancelToke
                 watch.until_over()
             finally:
                 process.close()
-                watch.receive_the_rest()
+                # Programs that were forked from a server end a moment after their command.
+                for message in listener.take_the_rest(_ENDING_SECONDS):
+                    events.add(message)
         finally:
             os.close(report_read)
         seconds = time.monotonic() - started
@@ -258,17 +253,8 @@ class _TrialWait:
         """Return once the outcome is known, or nothing more will come."""
         while not self._is_over():
             self._wait()
-            self.receive()
-
-    def receive(self) -> None:
-        """Take in the messages that have come."""
-        for message in self._listener.take():
-            self._events.add(message)
-
-    def receive_the_rest(self) -> None:
-        """Take in the messages of programs that were forked from a server, which end a moment after their command."""
-        for message in self._listener.take_the_rest(_ENDING_SECONDS):
-            self._events.add(message)
+            for message in self._listener.take():
+                self._events.add(message)
 
     def _is_over(self) -> bool:
         events, now = self._events, time.monotonic()

@@ -42,18 +42,13 @@ def read_message(data: Mapping[str, Any]) -> Message | None:
         message: Message = decode(kind, data, str(event))
     except MismatchError:
         return None
-    return message if _is_consistent(message) else None
-
-
-def _is_consistent(message: Message) -> bool:
-    """Return whether phases are known and every error has a type, which the types of the fields do not say."""
-    if isinstance(message, OutOfMemory):
-        return message.phase in PHASES
-    if not isinstance(message, Measurements):
-        return True
-    links = None if message.error is None else message.error.links
-    has_types = links is None or (bool(links) and all(link.types for link in links))
-    return has_types and all(phase.phase in PHASES for phase in message.phases)
+    # Phases have to be known and every error to have a type, which the types of the fields do not say.
+    phases = [message.phase] if isinstance(message, OutOfMemory) else []
+    if isinstance(message, Measurements):
+        phases = [phase.phase for phase in message.phases]
+        if message.error is not None and not (message.error.links and all(link.types for link in message.error.links)):
+            return None
+    return message if all(phase in PHASES for phase in phases) else None
 
 
 @dataclass(slots=True)
@@ -84,9 +79,21 @@ class TrialEvents:
 
     def add(self, data: Mapping[str, Any]) -> None:
         """Take in one message; what is none is passed over."""
-        message = read_message(data)
-        if message is not None:
-            self._take(message)
+        match message := read_message(data):
+            case TorchImported():
+                self.started[message.pid] = message
+            case DeviceInfo():
+                self.devices[message.pid] = message
+            case FirstBatch():
+                self.batches[message.pid] = message
+            case OutOfMemory() if len(self.ooms) < _MOST_MESSAGES:
+                self.ooms.append(message)
+            case StepDone() | Measurements():
+                self._take_steps(message)
+            case FileWritten() if len(self.written) < _MOST_MESSAGES:
+                self.written.setdefault(message.path)
+            case PythonWithoutTorch():
+                self.frameworks = tuple(dict.fromkeys((*(self.frameworks or ()), *message.frameworks)))
 
     @property
     def world_size(self) -> int:
@@ -128,32 +135,10 @@ class TrialEvents:
 
     def trainers(self) -> list[Measurements]:
         """The last words of processes that used a GPU, in the order of their ranks."""
-        with_gpu = sorted(
-            (one for one in self.measured.values() if one.cuda), key=lambda one: (self._rank(one), one.pid)
-        )
-        stepped = [measured for measured in with_gpu if measured.steps]
-        return stepped or with_gpu
-
-    def _rank(self, measured: Measurements) -> int:
-        started = self.started.get(measured.pid)
-        return 0 if started is None else started.rank
-
-    def _take(self, message: Message) -> None:
-        match message:
-            case TorchImported():
-                self.started[message.pid] = message
-            case DeviceInfo():
-                self.devices[message.pid] = message
-            case FirstBatch():
-                self.batches[message.pid] = message
-            case OutOfMemory() if len(self.ooms) < _MOST_MESSAGES:
-                self.ooms.append(message)
-            case StepDone() | Measurements():
-                self._take_steps(message)
-            case FileWritten() if len(self.written) < _MOST_MESSAGES:
-                self.written.setdefault(message.path)
-            case PythonWithoutTorch():
-                self.frameworks = tuple(dict.fromkeys((*(self.frameworks or ()), *message.frameworks)))
+        ranks = {pid: started.rank for pid, started in self.started.items()}
+        with_gpu = [one for one in self.measured.values() if one.cuda]
+        with_gpu.sort(key=lambda one: (ranks.get(one.pid, 0), one.pid))
+        return [measured for measured in with_gpu if measured.steps] or with_gpu
 
     def _take_steps(self, message: StepDone | Measurements) -> None:
         self.steps[message.pid] = message.steps

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.agent.allocator_blocks import NO_LIMIT
-from oomdoctor.agent.phase_meter import PhaseMeter
+from oomdoctor.agent.phase_meter import Counts, PhaseMeter
 from oomdoctor.engines.allocator.caching import CachingAllocator
 from oomdoctor.engines.allocator.device_memory import AllocationError, DeviceMemory
 from oomdoctor.engines.trace.op_trace import OperatorEnd, PhaseMark, TemporariesEntry, WorkspacesCleared
@@ -124,7 +124,12 @@ class Executor:
         self._addresses: list[int] = []
         self._held: list[int] = []
         self._workspaces: dict[object, int] = {}
-        self.meter: PhaseMeter[PhaseName, Phase] = PhaseMeter(allocator, Phase)
+        self.meter: PhaseMeter[PhaseName, Phase] = PhaseMeter(self._counts, allocator.reset_peak_stats, Phase)
+
+    def _counts(self) -> Counts:
+        held = self._allocator
+        live = held.allocated_bytes, held.peak_allocated_bytes
+        return Counts(*live, held.reserved_bytes, held.peak_reserved_bytes)
 
     def play(self, runs: Sequence[Chunk]) -> None:
         """Allocate and give back.

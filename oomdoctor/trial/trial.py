@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from oomdoctor.agent.oom_errors import walk_chain
-from oomdoctor.agent.phase_meter import PhaseMeter, TorchCounts
+from oomdoctor.agent.phase_meter import Counts, PhaseMeter
 from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.oom.classifier import Evidence, classify
 from oomdoctor.results import Outcome, Phase, PhaseName, Trial
@@ -36,6 +36,14 @@ if TYPE_CHECKING:
     from oomdoctor.trial.replay import AllocationTrace
 
 
+_WHEN = ("current", "peak")
+
+
+def _counts() -> Counts:
+    figures = torch.cuda.memory_stats()
+    return Counts(*(figures.get(f"{name}_bytes.all.{what}", 0) for name in ("allocated", "reserved") for what in _WHEN))
+
+
 class WorkerMeter:
     """Meter of the worker's device by phase; it counts reads of a null GPU, too.
 
@@ -44,7 +52,7 @@ class WorkerMeter:
     """
 
     def __init__(self) -> None:
-        self._meter: PhaseMeter[PhaseName, Phase] = PhaseMeter(TorchCounts(torch), Phase)
+        self._meter: PhaseMeter[PhaseName, Phase] = PhaseMeter(_counts, torch.cuda.reset_peak_memory_stats, Phase)
         self.zeros_read = 0
 
     @contextmanager

@@ -10,6 +10,8 @@ would have. Any Python may come across this file, so it is written for all of th
 import os
 import sys
 
+_FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes longer than the agent
+
 
 def _start_agent():  # type: ignore[no-untyped-def]  # noqa: ANN202 - older Pythons do not know annotations
     """Start the agent; whatever fails here is no business of the program's."""
@@ -28,7 +30,7 @@ def _load_agent():  # type: ignore[no-untyped-def]  # noqa: ANN202
     import _frozen_importlib  # noqa: PLC0415 - loaded in every Python; `importlib.util` would load more
     import _frozen_importlib_external  # noqa: PLC0415
 
-    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    folder = os.path.dirname(_FOLDER)  # noqa: PTH120
     spec = _frozen_importlib_external.spec_from_file_location(
         "oomdoctor_agent", folder + "/__init__.py", submodule_search_locations=[folder]
     )
@@ -36,11 +38,6 @@ def _load_agent():  # type: ignore[no-untyped-def]  # noqa: ANN202
     sys.modules["oomdoctor_agent"] = module
     spec.loader.exec_module(module)  # type: ignore[union-attr]
     return module
-
-
-def _leave_path():  # type: ignore[no-untyped-def]  # noqa: ANN202
-    folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes longer than the agent
-    sys.path[:] = [entry for entry in sys.path if entry != folder]
 
 
 def _run_next():  # type: ignore[no-untyped-def]  # noqa: ANN202
@@ -59,5 +56,5 @@ if sys.version_info >= (3, 8) and (
     os.environ.get("OOMDOCTOR_RUN_DIRECTORY") or os.environ.get("OOMDOCTOR_TRIAL_SOCKET")
 ):
     _start_agent()  # type: ignore[no-untyped-call]
-_leave_path()  # type: ignore[no-untyped-call]
+sys.path[:] = [entry for entry in sys.path if entry != _FOLDER]
 _run_next()  # type: ignore[no-untyped-call]

@@ -7,7 +7,8 @@ refused, and the process goes on by itself, as without us. A forked program is n
 has another id than the one that was started, its parent is the process that reaps it, it has a session of its own and
 so no terminal to control it, and below its first frame is one of ours.
 
-These three functions are all that the agent uses of it; `server.py` is its main program, started by the parent.
+The agent uses `proxy.delegate`, and what `admission` says of the first trial's process; `server.py` is its main
+program, started by the parent. Nothing is imported here, since every Python of a command imports the package.
 
     proxy       the process that hands itself over and waits, what it says of itself, and the messages to the server
     admission   what the first trial's process was, and whether a fork of the server may stand for another
@@ -15,32 +16,3 @@ These three functions are all that the agent uses of it; `server.py` is its main
     serving     the server's start and loop, and the process that reaps a program
     program     how a fork becomes the program, and how it ends
 """
-
-# ruff: noqa: PLC0415 - every Python of a command imports this, and most need one of the functions
-
-from __future__ import annotations
-
-TYPE_CHECKING = False  # type checkers know the name; `typing` takes longer to import than all of this
-if TYPE_CHECKING:
-    from typing import Any
-
-
-def delegate() -> None:
-    """Let a fork of the server be this process's program; return where the program has to run here."""
-    from . import proxy
-
-    proxy.delegate()
-
-
-def note_environment() -> None:
-    """Note the environment that torch is imported with, for `describe`."""
-    from . import admission
-
-    admission.at_torch_import()
-
-
-def describe() -> dict[str, Any]:
-    """Return the description of this process that the server is started with; JSON can hold it."""
-    from . import admission
-
-    return admission.describe_process()

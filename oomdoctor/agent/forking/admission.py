@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import pkgutil
 import runpy
 import sys
 import sysconfig
@@ -48,40 +49,29 @@ _READ_BY_NATIVE_CODE = (
 """Beginnings of names that native code may have read when it was loaded, which nobody sees."""
 
 
-class _StartEnvironment:
-    """The environment, noted before the program changes it.
-
-    Attributes:
-        at_start: The environment that the process was started with, as the kernel keeps it.
-        at_torch: The environment when torch had been imported.
-    """
-
-    at_start: dict[str, str] | None = None
-    at_torch: dict[str, str] | None = None
+_NOTED: dict[str, dict[str, str]] = {}
+"""Environments by name: `start` as the kernel keeps it, and `torch` when torch had been imported."""
 
 
 def at_torch_import() -> None:
     """Note the environment that torch was imported with: a program may have set variables for it before."""
-    _StartEnvironment.at_torch = _without_ours(dict(os.environ))
-    _StartEnvironment.at_start = _environment_at_start()
+    _NOTED["torch"] = _without_ours(dict(os.environ))
+    _NOTED["start"] = _environment_at_start()
 
 
 def describe_process() -> dict[str, Any]:
     """Return everything that the server has to know; JSON can hold it."""
+    split = split_command_line(proxy.command_line(), len(sys.argv))
+    roots = library_roots()
     return {
         "executable": sys.executable,
-        "options": _interpreter_options(),
+        "options": split[0] if split else [],
         "cwd": os.getcwd(),
-        "environment": _StartEnvironment.at_start or _environment_at_start(),
-        "environment_at_torch": _StartEnvironment.at_torch or _without_ours(dict(os.environ)),
-        "modules": importable_modules(),
+        "environment": _NOTED.get("start") or _environment_at_start(),
+        "environment_at_torch": _NOTED.get("torch") or _without_ours(dict(os.environ)),
+        # Those of Python and of installed packages, in the order in which their imports began.
+        "modules": [name for name, module in list(sys.modules.items()) if _is_importable(name, module, roots)],
     }
-
-
-def importable_modules() -> list[str]:
-    """Return the modules of Python and of installed packages, in the order in which their imports began."""
-    roots = library_roots()
-    return [name for name, module in list(sys.modules.items()) if _is_importable(name, module, roots)]
 
 
 def library_roots() -> tuple[str, ...]:
@@ -105,12 +95,6 @@ def _is_importable(name: str, module: Any, roots: tuple[str, ...]) -> bool:  # n
         return spec.name == name and is_installed(spec.origin, roots)
     except Exception:  # noqa: BLE001 - programs put anything into `sys.modules`
         return False
-
-
-def _interpreter_options() -> list[str]:
-    """Return the interpreter's own options, which the server has to be started with."""
-    found = split_command_line(proxy.command_line(), len(sys.argv))
-    return found[0] if found else []
 
 
 def _environment_at_start() -> dict[str, str]:
@@ -191,8 +175,13 @@ def prepare_main(target: str, *, is_module: bool, had: dict[str, Any]) -> tuple[
     Returns:
         The function to call, and its arguments.
     """
-    namespace = _new_main(had)
-    if not is_module and _is_package(target):
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    namespace = vars(module)
+    if "__annotations__" in had:
+        namespace["__annotations__"] = {}
+    namespace["__builtins__"] = builtins
+    if not is_module and pkgutil.get_importer(target) is not None:  # a folder or an archive
         sys.path.insert(0, _full_name(target))
         return runpy._run_module_as_main, ("__main__", False)  # type: ignore[attr-defined]  # noqa: SLF001 - as C does
     first = first_path(target, is_module=is_module)
@@ -203,24 +192,8 @@ def prepare_main(target: str, *, is_module: bool, had: dict[str, Any]) -> tuple[
     return _prepare_script(target, namespace)
 
 
-def _is_package(path: str) -> bool:
-    import pkgutil  # noqa: PLC0415 - in the program's process
-
-    return pkgutil.get_importer(path) is not None
-
-
 def _full_name(path: str) -> str:
     return os.path.join(os.getcwd(), path) if sys.version_info >= _ABSOLUTE_SINCE else path
-
-
-def _new_main(had: dict[str, Any]) -> dict[str, Any]:
-    module = types.ModuleType("__main__")
-    sys.modules["__main__"] = module
-    namespace = vars(module)
-    if "__annotations__" in had:
-        namespace["__annotations__"] = {}
-    namespace["__builtins__"] = builtins
-    return namespace
 
 
 def _prepare_script(path: str, namespace: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -269,22 +242,15 @@ def refusal(process: dict[str, Any], server: Server) -> str:
             return f"another {name}"
     if None in process["streams"]:
         return "a stream is closed"
-    missing = [entry for entry in process["path"] if entry not in server.path and not _is_agent(entry)]
+    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/bootstrap"
+    missing = [entry for entry in process["path"] if entry not in (*server.path, own)]
     if missing:
         return f"`{missing[0]}` in its path"
-    variable = _differing_variable(process["environment"], server)
-    return f"another `{variable}`" if variable else _program_refusal(process)
-
-
-def _is_agent(entry: str) -> bool:
-    return entry == os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/bootstrap"
-
-
-def _differing_variable(environment: dict[str, str], server: Server) -> str | None:
+    environment = process["environment"]
     for name in {*environment, *server.environment}:
         if environment.get(name) != server.environment.get(name) and _matters(name, environment, server):
-            return name
-    return None
+            return f"another `{name}`"
+    return _program_refusal(process)
 
 
 def _matters(name: str, environment: dict[str, str], server: Server) -> bool:
@@ -322,12 +288,9 @@ def _shadowed(folder: str) -> str | None:
     if os.path.join(os.path.realpath(folder), "") in library_roots():
         return None
     names = {name.partition(".")[0] for name in sys.modules}
-    return next((name for name in (_module_name(folder, entry) for entry in os.listdir(folder)) if name in names), None)
-
-
-def _module_name(folder: str, entry: str) -> str | None:
-    for suffix in (".py", ".pyc", *EXTENSION_SUFFIXES):
-        if entry.endswith(suffix):
-            return entry[: -len(suffix)]
-    is_package = os.path.isfile(os.path.join(folder, entry, "__init__.py"))
-    return entry if is_package else None
+    for entry in os.listdir(folder):
+        suffix = next((each for each in (".py", ".pyc", *EXTENSION_SUFFIXES) if entry.endswith(each)), "")
+        name = entry[: len(entry) - len(suffix)]
+        if name in names and (suffix or os.path.isfile(os.path.join(folder, entry, "__init__.py"))):
+            return name
+    return None

@@ -43,56 +43,30 @@ class HazardWatch:
         """Return the first hazard that was not there before; empty where a fork is still safe."""
         if os.stat("/proc/self/task").st_nlink - _LINKS_WITHOUT_THREADS > 1:  # noqa: PTH116 - after thousands of modules
             return "started a thread"
-        return "initialised CUDA" if _is_cuda_initialised() else ""
+        is_initialised = getattr(sys.modules.get("torch.cuda"), "_initialized", False)
+        return "initialised CUDA" if is_initialised else ""
 
     def keeps_descriptors(self) -> bool:
         """Return whether a descriptor is open that was not before; while a module still runs it may yet be closed."""
-        return bool(_open_files(_descriptors() - self._descriptors))
+        return any(_link_target(name) not in ("", *_HARMLESS) for name in _descriptors() - self._descriptors)
 
     def found_at_end(self) -> str:
         """Return the first hazard of all, also of those that take longer to see."""
-        if has_children():
-            return "started a process"
-        return "keeps a descriptor open" if self.keeps_descriptors() else self.found()
-
-
-def has_children() -> bool:
-    """Return whether there is a process below this one."""
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return False
-    return True
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:  # there is no process below this one
+            return "keeps a descriptor open" if self.keeps_descriptors() else self.found()
+        return "started a process"
 
 
 def is_poisoned() -> bool:
     """Return whether a fork of this process could not use CUDA any more, as PyTorch sees it; only a fork can tell."""
-    pid = os.fork()
-    if pid == 0:
-        answer = 1
-        try:
-            answer = int(bool(torch_function("_cuda_isInBadFork")()))
-        finally:
-            os._exit(answer)
-    return os.waitpid(pid, 0)[1] != 0
-
-
-def torch_function(name: str) -> Any:
-    """Return a function of `torch._C`; one that returns False where this torch has none of that name."""
-    return getattr(getattr(sys.modules.get("torch"), "_C", None), name, lambda *_: False)
-
-
-def _is_cuda_initialised() -> bool:
-    cuda = sys.modules.get("torch.cuda")
-    return bool(getattr(cuda, "_initialized", False))
+    is_bad = getattr(getattr(sys.modules.get("torch"), "_C", None), "_cuda_isInBadFork", bool)  # False in older ones
+    return bool(_in_fork(lambda: int(bool(is_bad())), otherwise=1))
 
 
 def _descriptors() -> set[str]:
     return set(os.listdir(_DESCRIPTORS))  # noqa: PTH208 - after each of thousands of modules
-
-
-def _open_files(names: set[str]) -> list[str]:
-    return [name for name in names if _link_target(name) not in ("", *_HARMLESS)]
 
 
 def _link_target(name: str) -> str:
@@ -132,17 +106,26 @@ class Importer:
 
     def run(self, names: list[str]) -> None:
         """Import `names` in their order, up to the first thing that a fork would not survive."""
-        self._begin()
+        sys.meta_path.insert(0, self)
+        for loader in (SourceFileLoader, ExtensionFileLoader):
+            self._wrap(loader, "exec_module", lambda module: module.__spec__)
+        self._wrap(ExtensionFileLoader, "create_module", lambda spec: spec)
         try:
             for name in names:
-                if self._is_hopeless(name):
+                parts = name.split(".")
+                if any(".".join(parts[:length]) in self.excluded for length in range(1, len(parts) + 1)):
                     continue
                 self._import(name)
                 if self.reason:
                     return
         finally:
-            self._end()
-        self.reason = self.reason or self._watch.found_at_end()
+            sys.meta_path.remove(self)
+            for owner, name, original in reversed(self._originals):
+                if original is None:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, original)
+        self.reason = self._watch.found_at_end()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """As a finder: stop the import of what is left out, and of all that needs it."""
@@ -151,14 +134,7 @@ class Importer:
             self.doomed.update(self._stack)
             raise _LeftOutError(name)
 
-    def _is_hopeless(self, name: str) -> bool:
-        parts = name.split(".")
-        return any(".".join(parts[:length]) in self.excluded for length in range(1, len(parts) + 1))
-
     def _import(self, name: str) -> None:
-        if name in sys.modules:
-            self.imported += 1
-            return
         try:
             importlib.import_module(name)
         except BaseException:  # noqa: BLE001 - the program will see it, in its own process
@@ -166,35 +142,21 @@ class Importer:
         else:
             self.imported += 1
 
-    def _begin(self) -> None:
-        sys.meta_path.insert(0, self)
-        for loader in (SourceFileLoader, ExtensionFileLoader):
-            self._wrap(loader, "exec_module", lambda module: module.__spec__)
-        self._wrap(ExtensionFileLoader, "create_module", lambda spec: spec)
-
-    def _end(self) -> None:
-        sys.meta_path.remove(self)
-        for owner, name, original in reversed(self._originals):
-            if original is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
-
     def _wrap(self, loader: Any, name: str, spec_of: Callable[[Any], Any]) -> None:
         run = getattr(loader, name)
         self._originals.append((loader, name, vars(loader).get(name)))
 
         @functools.wraps(run)
         def watched(own: Any, subject: Any) -> Any:
-            with self._running(spec_of(subject)):
+            self._enter(spec_of(subject))
+            try:
                 return run(own, subject)
+            finally:
+                self._leave()
 
         setattr(loader, name, watched)
 
-    def _running(self, spec: Any) -> _ModuleRun:
-        return _ModuleRun(self, spec)
-
-    def enter(self, spec: Any) -> None:
+    def _enter(self, spec: Any) -> None:
         """A module begins to run."""
         self._stack.append(spec.name)
         if not admission.is_installed(spec.origin, self._roots):
@@ -202,7 +164,7 @@ class Importer:
             self._stack.pop()
             raise _LeftOutError(spec.name)
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """A module has run; see what it did."""
         if not self.reason:
             self._blame(self._watch.found(), self._stack)
@@ -227,18 +189,6 @@ class Importer:
             self._blame("keeps a descriptor open", self._opener)
 
 
-class _ModuleRun:
-    def __init__(self, importer: Importer, spec: Any) -> None:
-        self._importer = importer
-        self._spec = spec
-
-    def __enter__(self) -> None:
-        self._importer.enter(self._spec)
-
-    def __exit__(self, *_: object) -> None:
-        self._importer.leave()
-
-
 def count_devices_in_fork(torch: Any) -> list[tuple[Any, str, Any]]:
     """Let a fork count the devices: a process that has counted them has a CUDA that its forks cannot use.
 
@@ -253,11 +203,12 @@ def count_devices_in_fork(torch: Any) -> list[tuple[Any, str, Any]]:
     count = getattr(getattr(torch, "_C", None), "_cuda_getDeviceCount", None)
     if count is None:
         return []
-    torch._C._cuda_getDeviceCount = functools.lru_cache(maxsize=None)(lambda: _in_fork(count))  # noqa: SLF001
+    torch._C._cuda_getDeviceCount = functools.lru_cache(maxsize=None)(lambda: _in_fork(count, otherwise=0))  # noqa: SLF001
     return [(torch._C, "_cuda_getDeviceCount", count)]  # noqa: SLF001
 
 
-def _in_fork(count: Callable[[], int]) -> int:
+def _in_fork(count: Callable[[], int], otherwise: int) -> int:
+    """Return the number that a fork of this process returns; `otherwise` where it fails."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -269,7 +220,7 @@ def _in_fork(count: Callable[[], int]) -> int:
     with open(read, "rb") as answers:  # noqa: PTH123 - a descriptor
         answer = answers.read()
     os.waitpid(pid, 0)
-    return int(answer or b"0")
+    return int(answer) if answer else otherwise
 
 
 _Environ = type(os.environ)

@@ -16,6 +16,8 @@ import logging
 import os
 import signal
 import sys
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import admission
@@ -53,23 +55,18 @@ def renew_streams(wanted: list[list[Any]]) -> None:
     Args:
         wanted: For each, what `proxy.identify` says of it.
     """
-    for number, name in enumerate(_NAMES):
-        old, new = getattr(sys, name), _open_stream(number, wanted[number])
+    for number, (name, mode) in enumerate(zip(_NAMES, _MODES)):  # noqa: B905 - not in 3.8
+        encoding, errors, line_buffering, write_through, buffered = wanted[number]
+        below: Any = io.open(number, f"{mode}b", -1 if buffered else 0, closefd=False)  # noqa: SIM115, UP020 - it stays
+        (below.raw if buffered else below).name = f"<{name}>"
+        new = io.TextIOWrapper(
+            below, encoding, errors, newline="\n", line_buffering=line_buffering, write_through=write_through
+        )
+        new.mode = mode  # type: ignore[misc]
+        old = getattr(sys, name)
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
         _retire_stream(old, new)
-
-
-def _open_stream(number: int, wanted: list[Any]) -> Any:
-    encoding, errors, line_buffering, write_through, buffered = wanted
-    mode, label = _MODES[number], f"<{_NAMES[number]}>"
-    below: Any = io.open(number, f"{mode}b", -1 if buffered else 0, closefd=False)  # noqa: SIM115, UP020 - it stays
-    (below.raw if buffered else below).name = label
-    stream = io.TextIOWrapper(
-        below, encoding, errors, newline="\n", line_buffering=line_buffering, write_through=write_through
-    )
-    stream.mode = mode  # type: ignore[misc]
-    return stream
 
 
 def _retire_stream(old: Any, new: Any) -> None:
@@ -98,22 +95,20 @@ def adopt_identity(process: dict[str, Any], descriptors: list[int], path: list[s
     os.umask(process["umask"])
     os.chdir(process["cwd"])
     os.sched_setaffinity(0, process["affinity"])
-    _take_signals(process)
-    _take_environment(process["environment"], changes)
-    renew_streams(process["streams"])
-    _take_names(process, path)
-    _forget_the_server(process)
-
-
-def _take_signals(process: dict[str, Any]) -> None:
     for number, name in process["signals"].items():
         # A handler that a library has installed is the program's.
         if signal.getsignal(number) in (*_SIGNALS.values(), None):
-            try:
+            with suppress(OSError, ValueError):  # those that the C library keeps for itself
                 signal.signal(number, _SIGNALS[name])
-            except (OSError, ValueError):  # those that the C library keeps for itself
-                continue
     signal.pthread_sigmask(signal.SIG_SETMASK, process["mask"])
+    _take_environment(process["environment"], changes)
+    renew_streams(process["streams"])
+    sys.argv[:] = process["argv"]
+    sys.path[:] = path
+    sys.executable = process["executable"]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[:] = process["command_line"]
+    _forget_the_server(process)
 
 
 def _take_environment(wanted: dict[str, str], changes: dict[str, Any]) -> None:
@@ -126,17 +121,14 @@ def _take_environment(wanted: dict[str, str], changes: dict[str, Any]) -> None:
             os.environ[name] = value
 
 
-def _take_names(process: dict[str, Any], path: list[str]) -> None:
-    sys.argv[:] = process["argv"]
-    sys.path[:] = path
-    sys.executable = process["executable"]
-    if hasattr(sys, "orig_argv"):
-        sys.orig_argv[:] = process["command_line"]
-
-
 def _forget_the_server(process: dict[str, Any]) -> None:
     """Make anew what a process has of its own, and what libraries noted of the server."""
-    _reseed()
+    # Two forks must draw other numbers, as two processes do. Python's own `random` sees to that itself.
+    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.seed()
+    if torch is not None:
+        torch.default_generator.seed()  # that of the CPU alone: CUDA's are made when CUDA is initialised
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None:
         setattr(multiprocessing, "ORIGINAL_DIR", process["cwd"])  # noqa: B010 - it has no type
@@ -145,25 +137,9 @@ def _forget_the_server(process: dict[str, Any]) -> None:
     spawn = sys.modules.get("multiprocessing.spawn")
     if spawn is not None:
         spawn.set_executable(sys.executable)
-    logging = sys.modules.get("logging")
-    if logging is not None and hasattr(logging, "_startTime"):
-        _restart_clock(logging)
-
-
-def _restart_clock(logging: Any) -> None:
-    import time  # noqa: PLC0415 - always imported, and of no use elsewhere
-
-    # From Python 3.13 on it is in nanoseconds.
-    logging._startTime = time.time_ns() if isinstance(logging._startTime, int) else time.time()  # noqa: SLF001
-
-
-def _reseed() -> None:
-    """Two forks must draw other numbers, as two processes do. Python's own `random` sees to that itself."""
-    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
-    if numpy is not None:
-        numpy.seed()
-    if torch is not None:
-        torch.default_generator.seed()  # that of the CPU alone: CUDA's are made when CUDA is initialised
+    clock: Any = logging
+    if hasattr(clock, "_startTime"):  # in nanoseconds from Python 3.13 on
+        clock._startTime = time.time_ns() if isinstance(clock._startTime, int) else time.time()  # noqa: SLF001
 
 
 class ProgramEnd:
@@ -176,10 +152,7 @@ class ProgramEnd:
     def __init__(self) -> None:
         self.libraries: frozenset[str] = frozenset()
         self._code: int | None = None  # None where Python shall end the process, as it does in the server
-
-    def watch(self) -> None:
-        """Be the first exit function to be registered, and so the last to be called."""
-        atexit.register(self._end_process)
+        atexit.register(self._end_process)  # the first exit function to be registered is the last to be called
 
     def returned(self) -> None:
         """Note that the program's code has run to its end."""
@@ -197,7 +170,13 @@ class ProgramEnd:
         if self._code is None:
             return
         code = self._code
-        self._take_apart()
+        # What the program's own modules hold is let go of: its objects' `__del__` runs, files are written and closed.
+        own = [module for name, module in reversed(list(sys.modules.items())) if self._is_own(name, module)]
+        for module in [sys.modules.get("__main__"), *own]:
+            with suppress(Exception):  # it is not a module
+                namespace = vars(module)
+                for name in [name for name in namespace if name != "__builtins__"]:
+                    namespace[name] = None
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
@@ -205,17 +184,6 @@ class ProgramEnd:
                 code = code if getattr(stream, "closed", stream is None) else _CANNOT_FLUSH
         ctypes.CDLL(None).fflush(None)
         os._exit(code)
-
-    def _take_apart(self) -> None:
-        """Let go of what the program's own modules hold: its objects' `__del__` runs, files are written and closed."""
-        own = [module for name, module in reversed(list(sys.modules.items())) if self._is_own(name, module)]
-        for module in [sys.modules.get("__main__"), *own]:
-            try:
-                namespace = vars(module)
-                for name in [name for name in namespace if name != "__builtins__"]:
-                    namespace[name] = None
-            except Exception:  # noqa: BLE001, S112 - it is not a module
-                continue
 
     def _is_own(self, name: str, module: Any) -> bool:
         file = getattr(module, "__file__", None)
@@ -256,7 +224,9 @@ def become_program(found: Program, server: Server, end: ProgramEnd, had: dict[st
     _, target, is_module = split
     end.libraries = frozenset(sys.modules)
     function, arguments = admission.prepare_main(target, is_module=is_module, had=had)
-    _leave_modules()
+    package = __name__.rpartition(".")[0]
+    for name in [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]:
+        del sys.modules[name]
     return ProgramCall(function, arguments, end, hide_frames)
 
 
@@ -267,19 +237,10 @@ def _start_agent() -> None:
     from .. import install  # noqa: PLC0415 - where it is wanted
 
     socket = os.environ.pop("OOMDOCTOR_FORK_SOCKET", None)  # it has been handed over already
-    try:
+    with suppress(Exception):  # a crash of ours must not be seen
         install()
-    except Exception:  # noqa: BLE001, S110 - a crash of ours must not be seen
-        pass
-    finally:
-        if socket is not None:
-            os.environ["OOMDOCTOR_FORK_SOCKET"] = socket
-
-
-def _leave_modules() -> None:
-    package = __name__.rpartition(".")[0]
-    for name in [name for name in sys.modules if name == package or name.startswith(package + ".")]:
-        del sys.modules[name]
+    if socket is not None:
+        os.environ["OOMDOCTOR_FORK_SOCKET"] = socket
 
 
 def hide_frames(file: str, end: ProgramEnd) -> None:

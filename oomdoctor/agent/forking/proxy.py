@@ -50,14 +50,17 @@ def delegate() -> None:
     """
     if not _may_ask():
         return
-    connection = _connect(os.environ["OOMDOCTOR_FORK_SOCKET"])
-    if connection is None:
-        return
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _PASSED_ON)
     try:
-        pid = _ask(connection, mask)
-        if pid:
-            _await_program(connection, pid, mask)
+        connection.settimeout(_ANSWER_SECONDS)
+        connection.connect(os.environ["OOMDOCTOR_FORK_SOCKET"])
+        send(connection, identify(mask), (0, 1, 2))
+        answer = receive(connection)
+        if answer and "pid" in answer:
+            _await_program(connection, answer["pid"], mask)
+    except OSError:  # the server is gone
+        return
     finally:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
         connection.close()
@@ -85,27 +88,6 @@ def _inherited() -> list[int]:
     return found
 
 
-def _connect(path: str) -> Any:
-    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    try:
-        connection.settimeout(_ANSWER_SECONDS)
-        connection.connect(path)
-    except OSError:
-        connection.close()
-        return None
-    return connection
-
-
-def _ask(connection: Any, mask: Any) -> int:
-    """Return the id of the process that is the program now; 0 where the server refuses, or is gone."""
-    try:
-        send(connection, identify(mask), (0, 1, 2))
-        answer = receive(connection)
-    except OSError:
-        return 0
-    return int(answer["pid"]) if answer and "pid" in answer else 0
-
-
 def _await_program(connection: Any, pid: int, mask: Any) -> None:
     """Wait until the program ends, and end as it did."""
     connection.settimeout(None)
@@ -131,19 +113,15 @@ def _pass_on(pid: int, number: int) -> None:
 def _end_as(status: int) -> None:
     if os.WIFEXITED(status):
         os._exit(os.WEXITSTATUS(status))
+    import resource  # noqa: PLC0415 - a program that is killed is rare
+
     number = os.WTERMSIG(status)
-    _leave_no_core()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if number != _signal.SIGKILL:
         _signal.signal(number, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [number])
     os.kill(os.getpid(), number)
     os._exit(128 + number)
-
-
-def _leave_no_core() -> None:
-    import resource  # noqa: PLC0415 - a program that is killed is rare
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 # --- this process ----------------------------------------------------------------------------------------------------
@@ -155,6 +133,8 @@ def identify(mask: Any) -> dict[str, Any]:
     Args:
         mask: The signals that are blocked in it.
     """
+    umask = os.umask(0o077)
+    os.umask(umask)
     return {
         "interpreter": interpreter(),
         "executable": sys.executable,
@@ -163,7 +143,7 @@ def identify(mask: Any) -> dict[str, Any]:
         "command_line": command_line(),
         "environment": dict(os.environ),
         "cwd": os.getcwd(),
-        "umask": _umask(),
+        "umask": umask,
         "signals": dispositions(),
         "mask": sorted(int(number) for number in mask),
         "affinity": sorted(os.sched_getaffinity(0)),
@@ -194,6 +174,7 @@ def command_line() -> list[str]:
 
 def dispositions() -> dict[int, str]:
     """Return what each signal does that no code catches: `ignored`, `default` or, by Python's own, `python`."""
+    names = {_signal.SIG_IGN: "ignored", _signal.SIG_DFL: "default", _signal.default_int_handler: "python"}
     found = {}
     for number in range(1, _signal.NSIG):
         if number in _NEVER_CAUGHT:
@@ -202,18 +183,9 @@ def dispositions() -> dict[int, str]:
             handler = _signal.getsignal(number)
         except ValueError:
             continue
-        name = _disposition(handler)
-        if name:
-            found[number] = name
+        if handler in names:
+            found[number] = names[handler]
     return found
-
-
-def _disposition(handler: Any) -> str:
-    if handler == _signal.SIG_IGN:
-        return "ignored"
-    if handler == _signal.SIG_DFL:
-        return "default"
-    return "python" if handler is _signal.default_int_handler else ""
 
 
 def _stream(stream: Any) -> list[Any] | None:
@@ -221,12 +193,6 @@ def _stream(stream: Any) -> list[Any] | None:
         return None
     buffered = hasattr(stream.buffer, "raw")
     return [stream.encoding, stream.errors, bool(stream.line_buffering), bool(stream.write_through), buffered]
-
-
-def _umask() -> int:
-    now = os.umask(0o077)
-    os.umask(now)
-    return now
 
 
 def read_file(path: str) -> bytes:

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,16 +56,17 @@ def serve(arguments: list[str], had: dict[str, Any]) -> ProgramCall | None:
         The program's code, in a process that has become a program; None in the server, once it is no longer needed.
     """
     end = ProgramEnd()
-    end.watch()
     die_with_parent()
-    _leave_terminal()
+    with suppress(OSError):  # it leads a group already
+        os.setsid()
     description = json.loads(Path(arguments[2]).read_text(encoding="utf-8"))
     interpreter, path = proxy.interpreter(), list(sys.path)
     answers = _take_output()
-    _quiet_environment(description["environment_at_torch"])
+    wanted = description["environment_at_torch"]
+    os.environ.update({name: value for name, value in _OWN_VARIABLES.items() if name not in wanted})
     reads = importing.EnvironmentReads()
     reads.begin()
-    importer = importing.Importer(_left_out())
+    importer = importing.Importer(set(filter(None, os.environ.pop(_LEFT_OUT, "").split(","))))
     importer.run(description["modules"])
     reads.end()
     reason = _why_not(importer, answers)
@@ -79,13 +81,6 @@ def serve(arguments: list[str], had: dict[str, Any]) -> ProgramCall | None:
     return None if found is None else become_program(found, server, end, had)
 
 
-def _leave_terminal() -> None:
-    try:  # noqa: SIM105 - one import fewer
-        os.setsid()
-    except OSError:  # it leads a group already
-        pass
-
-
 def _take_output() -> int:
     """Keep standard output for the answer alone; what imports print is the first trial's to show."""
     answers = os.dup(1)
@@ -93,17 +88,6 @@ def _take_output() -> int:
     os.dup2(quiet, 1)
     os.close(quiet)
     return answers
-
-
-def _quiet_environment(wanted: dict[str, str]) -> None:
-    """Complete this process's environment with what keeps libraries from starting threads."""
-    for name, value in _OWN_VARIABLES.items():
-        if name not in wanted:
-            os.environ[name] = value
-
-
-def _left_out() -> set[str]:
-    return set(filter(None, os.environ.pop(_LEFT_OUT, "").split(",")))
 
 
 def _why_not(importer: importing.Importer, answers: int) -> str:
@@ -114,20 +98,15 @@ def _why_not(importer: importing.Importer, answers: int) -> str:
     if importer.doomed - importer.excluded:
         if starts >= _MOST_STARTS:
             return importer.reason
-        _start_over(importer.excluded | importer.doomed, starts + 1, answers)
+        os.environ[_LEFT_OUT] = ",".join(sorted(importer.excluded | importer.doomed))
+        os.environ[_STARTS] = str(starts + 1)
+        os.dup2(answers, 1)
+        os.execv(sys.executable, proxy.command_line())  # noqa: S606 - the same program again
     if importer.reason:
         return importer.reason
     if "torch" not in sys.modules:
         return "torch could not be imported"
     return "CUDA would not work in a fork" if importing.is_poisoned() else ""
-
-
-def _start_over(left_out: set[str], starts: int, answers: int) -> None:
-    os.environ[_LEFT_OUT] = ",".join(sorted(left_out))
-    os.environ[_STARTS] = str(starts)
-    os.dup2(answers, 1)
-    command = proxy.command_line()
-    os.execv(sys.executable, command)  # noqa: S606 - the same program again
 
 
 def _answer_parent(answers: int, answer: dict[str, Any]) -> None:
@@ -182,8 +161,8 @@ class ServerLoop:
             pass  # it sees the connection close, and runs by itself
         finally:
             connection.close()
-            if os.getpid() == self._pid:
-                _close_all(descriptors)
+            for descriptor in descriptors if os.getpid() == self._pid else ():
+                os.close(descriptor)
         return None
 
     def _answer(self, connection: socket.socket, process: dict[str, Any], descriptors: list[int]) -> Program | None:
@@ -196,7 +175,9 @@ class ServerLoop:
         if pid:
             self._reapers.add(pid)
             return None
-        self._close()
+        for held in (self._listener, *self._waiting):
+            held.close()
+        os.close(self._waking)
         reap_program(connection, descriptors)
         return Program(process, descriptors)
 
@@ -204,22 +185,8 @@ class ServerLoop:
         if self._reapers:
             return
         while self._waiting:
-            with self._waiting.pop() as connection:
-                try:
-                    connection.sendall(b"idle\n")
-                except OSError:
-                    continue
-
-    def _close(self) -> None:
-        self._listener.close()
-        os.close(self._waking)
-        for connection in self._waiting:
-            connection.close()
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+            with self._waiting.pop() as connection, suppress(OSError):
+                connection.sendall(b"idle\n")
 
 
 # --- the process that reaps a program --------------------------------------------------------------------------------
@@ -232,14 +199,20 @@ def reap_program(connection: Any, descriptors: list[int]) -> None:
         connection: To the proxy. When it closes, the program is killed, and all that it has started.
         descriptors: The program's streams, which are the program's alone.
     """
-    stop_waking_on_child_exit()
-    adopt_orphans()
+    write = signal.set_wakeup_fd(-1)  # which `wake_on_child_exit` set in the server
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if write >= 0:
+        os.close(write)
+    _LIBRARY.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans below it become its children
     die_with_parent()
     reaper = os.getpid()
     pid = os.fork()
     if pid == 0:
         connection.close()
-        _begin_program(reaper)
+        os.setsid()
+        die_with_parent()
+        if os.getppid() != reaper:  # it ended before that
+            os._exit(1)
         return
     try:
         for descriptor in descriptors:
@@ -249,36 +222,22 @@ def reap_program(connection: Any, descriptors: list[int]) -> None:
         os._exit(0)
 
 
-def _begin_program(reaper: int) -> None:
-    os.setsid()
-    die_with_parent()
-    if os.getppid() != reaper:  # it ended before that
-        os._exit(1)
-
-
 def _watch_program(connection: Any, pid: int) -> None:
     """Wait for the end of the program or of its proxy, whichever is first."""
     waking = wake_on_child_exit()
     try:
         proxy.send(connection, {"pid": pid})
-        status = _wait_for_end(connection, waking, pid)
-        if status is None:
-            kill_descendants()
-        else:
-            proxy.send(connection, {"status": status})
+        ended = reap_children()
+        while pid not in ended:
+            readable, _, _ = select.select([connection, waking], [], [])
+            if connection in readable:
+                kill_descendants()
+                return
+            os.read(waking, 1 << 12)
+            ended = reap_children()
+        proxy.send(connection, {"status": ended[pid]})
     except OSError:
         kill_descendants()
-
-
-def _wait_for_end(connection: Any, waking: int, pid: int) -> Any:
-    while True:
-        ended = reap_children()
-        if pid in ended:
-            return ended[pid]
-        readable, _, _ = select.select([connection, waking], [], [])
-        if connection in readable:
-            return None
-        os.read(waking, 1 << 12)
 
 
 # --- descendants -----------------------------------------------------------------------------------------------------
@@ -289,11 +248,6 @@ def die_with_parent() -> None:
     _LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def adopt_orphans() -> None:
-    """Become the parent of every process below this one whose own parent ends."""
-    _LIBRARY.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 def kill_descendants() -> None:
     """Kill every process below this one, and wait until none is left."""
     deadline = time.monotonic() + _KILL_SECONDS
@@ -302,7 +256,8 @@ def kill_descendants() -> None:
         if not pids:
             return
         for pid in pids:
-            _kill(pid)
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
         reap_children()
         time.sleep(0.002)
 
@@ -330,31 +285,12 @@ def wake_on_child_exit() -> int:
     return read
 
 
-def stop_waking_on_child_exit() -> None:
-    """Take back what `wake_at_an_end` did to this process's signals."""
-    write = signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if write >= 0:
-        os.close(write)
-
-
-def _kill(pid: int) -> None:
-    try:  # noqa: SIM105 - the import of `contextlib` is not worth it
-        os.kill(pid, signal.SIGKILL)
-    except OSError:
-        pass
-
-
 def _descendants(root: int) -> list[int]:
     parents = {int(name): _parent_pid(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208 - quick
-    return [pid for pid in parents if _is_below(pid, root, parents)]
-
-
-def _is_below(pid: int, root: int, parents: dict[int, int | None]) -> bool:
-    ancestor = parents.get(pid)
-    while ancestor and ancestor != root:
-        ancestor = parents.get(ancestor)
-    return ancestor == root
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {root})
 
 
 def _parent_pid(name: str) -> int | None:

@@ -1,0 +1,298 @@
+"""Training agent: what a process of a command tells of its training, from the import of torch to its end.
+
+It owns the parts that watch; the parts interact only through its methods. The last message of a process has everything
+that was measured.
+"""
+
+# ruff: noqa: ANN401, PLC0415, SLF001 - torch has no type here, nor public ways; not imported where it is not needed
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from . import exception_hooks, null_gpu, oom_errors, settings, training_hooks
+from .first_batch import FirstBatch as BatchSearch
+from .guard import FAILURES, guarded
+from .memory_stats import DevicePeaks, PeakKeeper, limit_memory
+from .messages import (
+    DeviceInfo,
+    ErrorChain,
+    ErrorLink,
+    FirstBatch,
+    Measurements,
+    OutOfMemory,
+    ProcessDescription,
+    StepDone,
+    TorchImported,
+    has_kernels,
+)
+from .phase_meter import BACKWARD, EVALUATION, LOAD, OPTIMIZER, PhaseMemory, PhaseTable
+from .training_hooks import StepCounter
+from .training_phases import AllocatorHistory, TrainingPhases
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .channel import Channel
+    from .messages import Ending
+    from .training_phases import PhasePart
+
+_MOST_OOMS = 16
+
+
+class TrainingAgent:
+    """Watches how one process trains.
+
+    Args:
+        torch: The module, just imported.
+        channel: To the parent.
+    """
+
+    def __init__(self, torch: Any, channel: Channel) -> None:
+        self._torch = torch
+        self._channel = channel
+        self._history = AllocatorHistory(torch)
+        self._phases = TrainingPhases(self._history.position)
+        self._steps = StepCounter()
+        self._batch = BatchSearch(torch, self._first_batch)
+        self._peaks: PeakKeeper | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        """Begin again, as a process does that was forked: it has its own steps and its own end."""
+        self._process = os.getpid()
+        self._phases.reset()
+        self._steps.reset()
+        self._has_cuda = False
+        self._ooms = 0
+        self._ooms_told = 0
+        self._failed: set[tuple[int, str]] = set()
+        self._is_over = False
+        self._is_end_told = False
+        self._exit_error: tuple[ErrorChain, int] | None = None  # the error at `sys.exit`, and the steps done by then
+
+    def begin(self) -> None:
+        """Tell that torch is there, and listen to what training does with it."""
+        self._channel.first_message = guarded(self._tell_start)
+        if not self._channel.is_quiet:
+            self._channel.first_message()
+        if settings.DESCRIBE:
+            from .forking import admission  # for the first trial alone
+
+            guarded(admission.at_torch_import)()
+        guarded(training_hooks.watch_steps)(self._phases.step_begins, self._step_ended, self._steps.made)
+        guarded(training_hooks.watch_backward)(self._torch, self._phases.backward_begins, self._phases.backward_ended)
+        guarded(training_hooks.watch_modes)(self._torch, self._mode_changed)
+        guarded(self._batch.watch)()
+        guarded(null_gpu.wait_for_backward_at_exit)()
+        guarded(null_gpu.patch_ranks)()
+        guarded(self._watch_end)()
+        os.register_at_fork(after_in_child=guarded(self._reset))
+        self._torch.cuda._lazy_call(guarded(self._begin_with_cuda))  # at once where CUDA is initialised
+
+    def _tell_start(self) -> None:
+        rank, world_size = _environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1)
+        version, torch = ".".join(map(str, sys.version_info[:3])), self._torch
+        self._channel.send(TorchImported(rank, world_size, version, str(torch.__version__), torch.version.cuda))
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def _first_batch(self, module: Any, shapes: list[list[int]], is_training: bool) -> None:  # noqa: FBT001 - a callback
+        self._phases.forward_begins(module)
+        self._channel.send(FirstBatch(tuple(map(tuple, shapes)), is_training))
+
+    def _mode_changed(self, module: Any, is_training: bool) -> None:  # noqa: FBT001 - a callback
+        self._phases.mode_changed(module, is_training=is_training)
+        if is_training:
+            guarded(self._batch.training_begins)()
+
+    def _step_ended(self, optimizer: Any) -> None:
+        if self._is_over:
+            return
+        self._channel.speak()
+        before = self._steps.done
+        self._steps.count(optimizer)
+        guarded(self._phases.step_ended)(self._steps.done)
+        if self._steps.done > before:
+            # Where memory has run out and the program goes on, the parent may end the trial: tell what was measured.
+            if self._ooms > self._ooms_told:
+                self._ooms_told = self._ooms
+                self._report("step")
+            self._channel.send(StepDone(self._steps.done))
+        if self._steps.done >= settings.STEPS:
+            self._is_over = True
+            self._report("steps")
+            self._channel.stand_still()
+
+    # --- the device --------------------------------------------------------------------------------------------------
+
+    def _begin_with_cuda(self) -> None:
+        """Begin with a CUDA that has just been initialised; nothing here initialises it."""
+        self._channel.speak()
+        self._has_cuda = True
+        device = guarded(self._device_index)() or 0
+        guarded(self._tell_device)(device)
+        guarded(limit_memory)(self._torch, settings.MEMORY_BYTES)
+        self._peaks = PeakKeeper(self._torch, (device,), self._history.forget_counts)
+        guarded(self._peaks.watch)()
+        guarded(self._history.begin)(device)
+        self._torch._C._cuda_attach_out_of_memory_observer(self._observe_oom)
+
+    def _device_index(self) -> int:
+        """Return the device that this process will use; no other is asked, since that makes a context on it."""
+        local_rank = _environment_number("LOCAL_RANK", -1)
+        if 0 <= local_rank < self._torch.cuda.device_count():
+            return local_rank
+        return int(self._torch.cuda.current_device())
+
+    def _tell_device(self, index: int) -> None:
+        properties = self._torch.cuda.get_device_properties(index)
+        capability = (properties.major, properties.minor)
+        free, total = self._torch.cuda.mem_get_info(index)
+        is_served = has_kernels(self._torch.cuda.get_arch_list(), capability)
+        self._channel.send(DeviceInfo(index, properties.name, ".".join(map(str, capability)), is_served, total, free))
+
+    def _observe_oom(self, _device: int, tried: int, total: int, free: int) -> None:
+        """Tell that memory runs out; the allocator calls this before it raises."""
+        with suppress(BaseException):  # from here an error would go through C++ code that expects none
+            self._ooms += 1
+            if self._ooms <= _MOST_OOMS:
+                phase = self._phases.phase_now(has_gradients=self._torch.is_grad_enabled())
+                iteration = self._phases.iteration
+                self._failed.add((iteration, phase))
+                self._channel.send(OutOfMemory(tried, total, free, phase, iteration, self._steps.done, self._ooms))
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _watch_end(self) -> None:
+        exception_hooks.wrap_exit(guarded(self._note_exit))
+        # Called before `atexit`, and before threads are waited for. Private API of `threading`; absent in 3.8.
+        register = getattr(threading, "_register_atexit", None)
+        if register is not None:
+            register(guarded(self._at_shutdown))
+        atexit.register(guarded(lambda: self._tell_end(self._last_error())))
+
+    def _note_exit(self, status: Any) -> None:
+        """Keep the error that is handled when the program asks to leave; it may still catch `SystemExit`."""
+        error = sys.exc_info()[1]
+        if status not in (None, 0) and error is not None and not isinstance(error, SystemExit):
+            self._exit_error = error_chain(error), self._steps.done
+
+    def _at_shutdown(self) -> None:
+        error = self._last_error()
+        if error is not None:
+            self._tell_end(error)
+            if self._ooms and os.getpid() == self._process:
+                for stream in (sys.stdout, sys.stderr):
+                    guarded(lambda held: held.flush())(stream)  # it may be closed, or the program's own
+                self._channel.stand_still()
+
+    def _last_error(self) -> ErrorChain | None:
+        error = exception_hooks.last_error()
+        if error is not None:
+            return error_chain(error)
+        if self._exit_error is not None and self._exit_error[1] == self._steps.done:  # training did not go on after all
+            return self._exit_error[0]
+        return None
+
+    def end(self, error: BaseException | None) -> None:
+        """Send the last message of a process whose function returned, or raised `error`."""
+        self._tell_end(None if error is None else error_chain(error))
+
+    def _tell_end(self, error: ErrorChain | None) -> None:
+        if self._is_end_told or self._is_over:
+            return
+        self._is_end_told = True
+        self._report("exit" if error is None else "error", error)
+        self._channel.flush()
+
+    def _report(self, ending: Ending, error: ErrorChain | None = None) -> None:
+        """Send everything that was measured.
+
+        Args:
+            ending: `steps`, `error` or `exit`; `step` where memory ran out and a step was done all the same.
+            error: The error that nobody handles.
+        """
+        steps, peaks = self._steps, DevicePeaks()
+        if self._peaks is not None and self._has_cuda:
+            peaks = (guarded(self._peaks.now)() or {}).get(self._history.device, peaks)
+        parts = guarded(self._history.read)(self._phases.starts) or []
+        used = [part for part in parts if part.allocations or part.start.phase in (LOAD, OPTIMIZER)]
+        ended_by_error = {(part.start.iteration, part.start.phase) for part in used[-1:] if error is not None}
+        self._channel.send(
+            Measurements(
+                ending=ending,
+                steps=steps.done,
+                idle_optimizers=len(steps.idle),
+                cuda=self._has_cuda,
+                optimizer=steps.optimizer,
+                parameter_bytes=steps.parameter_bytes,
+                gradient_bytes=steps.gradient_bytes,
+                peak_allocated_bytes=peaks.allocated_bytes,
+                peak_reserved_bytes=peaks.reserved_bytes,
+                fixed_bytes=guarded(_fixed_bytes)(used, steps.done),
+                alloc_retries=peaks.retries,
+                ooms=peaks.ooms,
+                training_peak_bytes=_highest(part for part in used if part.start.phase not in (LOAD, EVALUATION)),
+                evaluation_peak_bytes=_highest(part for part in used if part.start.phase == EVALUATION),
+                phases=_phases(used, self._failed | ended_by_error),
+                zeros_read=null_gpu.zeros_read(),
+                unknown_calls=tuple(null_gpu.unknown_calls()),
+                error=error,
+                process=guarded(_process_description)(),
+                failures=tuple(FAILURES),
+            )
+        )
+
+
+def _process_description() -> ProcessDescription | None:
+    if not settings.DESCRIBE:
+        return None
+    from .forking import admission  # for the first trial alone
+
+    return ProcessDescription(**admission.describe_process())
+
+
+def _environment_number(name: str, otherwise: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else otherwise
+
+
+def _highest(parts: Iterable[PhasePart]) -> int | None:
+    return max((part.peak_bytes for part in parts), default=None)
+
+
+def _phases(parts: Iterable[PhasePart], failed: set[tuple[int, str]]) -> tuple[PhaseMemory, ...]:
+    table: PhaseTable[str, PhaseMemory] = PhaseTable(PhaseMemory)
+    for part in parts:
+        table.add(part.start.iteration, part.start.phase, part.peak_bytes, part.end_bytes)
+    for iteration, phase in failed:
+        table.fail(iteration, phase)
+    return table.records()
+
+
+def _fixed_bytes(parts: Sequence[PhasePart], iteration: int) -> int | None:
+    """Return the bytes that stay from one micro-step to the next, gradients included where they accumulate.
+
+    The first iteration makes the optimizer's state, so only a later one has all that stays.
+    """
+    own = [part for part in parts if part.start.iteration == iteration and part.start.phase != EVALUATION]
+    backwards = [index for index, part in enumerate(own) if part.start.phase == BACKWARD]
+    if iteration < 2 or not backwards:  # noqa: PLR2004 - the second
+        return None
+    forward = own[backwards[0] + 1 :] if len(backwards) > 1 else own[: backwards[0]]
+    return min((part.lowest_bytes for part in forward), default=None)
+
+
+def error_chain(error: BaseException) -> ErrorChain:
+    """Return an error as text: to hold the error itself would hold its frames and all the tensors in them."""
+    links = [
+        ErrorLink(types=tuple(map(oom_errors.qualified_name, type(link).__mro__)), text=oom_errors.error_text(link))
+        for link in oom_errors.walk_chain(error)
+    ]
+    return ErrorChain(links=tuple(links), traceback=guarded(exception_hooks.full_traceback)(error) or "")
