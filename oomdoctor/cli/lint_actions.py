@@ -132,7 +132,7 @@ def show_report(document: LintDocument, form: str) -> None:
 def show_statistics(result: LintResult, output: Path | None, *, aside: bool) -> None:
     """Print the number of findings by rule; on stderr where standard output is taken."""
     from oomdoctor.output import deliver
-    from oomdoctor.report.lint.text import render_statistics
+    from oomdoctor.report.lint import render_statistics
 
     deliver(render_statistics(result), output, stdout=sys.stderr if aside else None)
 

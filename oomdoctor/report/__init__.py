@@ -1,10 +1,13 @@
-"""Reports: a folder a document, a file a format, and beside the folders what they share.
+"""Reports: a folder or a file a document, and beside them what they share.
 
 A document's folder has the name of its line in `oomdoctor.results.document.DOCUMENTS` and these files:
 
-- `text.py`, `markdown.py` and `html.py` with `render(document, terminal)`;
+- `text.py` with `render(document, terminal)`, `markdown.py` and `html.py` with `render(document)`;
 - `issues.py` with `issues(document)`, which `github.py`, `junit.py` and `sarif.py` beside the folders write;
 - `sentences.py`, the words that they share.
+
+A document with little to say has a file of that name instead, with the functions `text`, `markdown`, `html` and
+`issues`.
 """
 
 from __future__ import annotations
@@ -18,10 +21,9 @@ if TYPE_CHECKING:
     from oomdoctor.output import Terminal
     from oomdoctor.results.document import Document
 
-_PEOPLE: Final = ("text", "markdown", "html")
 _ISSUES: Final = ("github", "junit", "sarif")
 
-FORMATS: Final = (*_PEOPLE, "json", *_ISSUES)
+FORMATS: Final = ("text", "markdown", "html", "json", *_ISSUES)
 """Formats that every document has."""
 
 
@@ -36,10 +38,18 @@ def render(document: Document, form: str, terminal: Terminal) -> str:
     # What a format needs is imported with it: rich costs 40 ms, jinja2 more.
     if form == "json":
         return str(_module("results.saved").to_json(document))
-    folder = next(name for name, kind in DOCUMENTS.items() if isinstance(document, kind))
-    if form in _PEOPLE:
-        return str(_module(f"report.{folder}.{form}").render(document, terminal))
-    return str(_module(f"report.{form}").render(document, _module(f"report.{folder}.issues").issues(document)))
+    room = _module(f"report.{next(name for name, kind in DOCUMENTS.items() if isinstance(document, kind))}")
+    if form in _ISSUES:
+        return str(_module(f"report.{form}").render(document, _writer(room, "issues")(document)))
+    return str(_writer(room, form)(document, *([terminal] if form == "text" else [])))
+
+
+def _writer(room: Any, name: str) -> Any:  # noqa: ANN401 - a module and its function
+    """Return what a document's folder or file writes a format with."""
+    if not hasattr(room, "__path__"):
+        return getattr(room, name)
+    module = _module(f"report.{room.__name__.rpartition('.')[2]}.{name}")
+    return module.issues if name == "issues" else module.render
 
 
 def _module(name: str) -> Any:  # noqa: ANN401 - a module

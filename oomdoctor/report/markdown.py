@@ -94,6 +94,14 @@ def fitting(rows: Iterable[tuple[str, ...]], room: int) -> Iterator[tuple[str, .
         yield row
 
 
+def warning_block(texts: Sequence[str], room: int) -> Iterator[str]:
+    """Yield one block of warnings, as many as so many characters have room for; none where there are none."""
+    if texts:
+        shown = [text for (text,) in fitting(((text,) for text in texts), room)]
+        more = [f"... and {len(texts) - len(shown)} more."] if len(shown) < len(texts) else []
+        yield "\n".join(["> [!WARNING]", *(f"> - {text}" for text in [*shown, *more])])
+
+
 def row_size(row: tuple[str, ...]) -> int:
     """Return characters of a table's row at most: bars between its cells, and a backslash before each bar within."""
     return sum(len(cell) + cell.count("|") + len(" | ") for cell in row)

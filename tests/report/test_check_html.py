@@ -12,7 +12,6 @@ from html_page import HtmlPage
 from hypothesis import given, settings
 from memory_documents import profiled
 
-from oomdoctor.output import Terminal
 from oomdoctor.report.check.html import render
 from oomdoctor.report.plain_text import clean
 from oomdoctor.results import CheckDocument, Problem
@@ -22,7 +21,7 @@ class Page(HtmlPage):
     """The page of a check."""
 
     def __init__(self, document: CheckDocument) -> None:
-        super().__init__(render(document, Terminal()))
+        super().__init__(render(document))
 
     def classes(self, tag: str) -> list[str]:
         """The classes of each element of this kind."""
@@ -75,7 +74,7 @@ def test_bars_have_the_colour_of_their_category() -> None:
 
 def test_problem_keeps_its_lines() -> None:
     """A hint with lines to add and a traceback are shown as they were written; what cannot be seen is not hidden."""
-    page = render(check(without_answer(Problem("no", LOST.hint, "a\n  b\x1b[31m\u202e<i>", 2))), Terminal())
+    page = render(check(without_answer(Problem("no", LOST.hint, "a\n  b\x1b[31m\u202e<i>", 2))))
     assert "<pre>add these lines:\n\n    def make_batch(batch_size):\n        ...</pre>" in page
     assert "a\n  b\\x1b[31m\\u202e&lt;i&gt;</pre>" in page
 
@@ -97,7 +96,7 @@ def test_endless_checks_are_cut() -> None:
     assert "9940 more entries are in the table alone." in page.text
     text = Page(endless(10_000)).text
     assert text.count("... and 9960 more.") == 2
-    assert len(render(endless(10_000), Terminal())) < 250_000
+    assert len(render(endless(10_000))) < 250_000
 
 
 def test_no_entry() -> None:
@@ -122,7 +121,7 @@ def test_hostile_text_is_shown_and_changes_nothing(text: str) -> None:
     page = Page(filled_with(text))
     assert page.tags == benign_tags()
     assert clean(text)[:150].strip() in page.text
-    shown = render(filled_with(text), Terminal())
+    shown = render(filled_with(text))
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", shown)
 
 
@@ -130,5 +129,5 @@ def test_hostile_text_is_shown_and_changes_nothing(text: str) -> None:
 @given(any_check)
 def test_never_raises(document: CheckDocument) -> None:
     """Whatever a document holds, it makes a page whose tags are closed in order."""
-    render(document, Terminal()).encode("utf-8")
+    render(document).encode("utf-8")
     Page(document)

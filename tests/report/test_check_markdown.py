@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from test_probe_markdown import HOSTILE, inline
 
-from oomdoctor.output import Terminal
 from oomdoctor.report.check.markdown import render
 from oomdoctor.results import CheckDocument
 
@@ -76,7 +75,7 @@ hint: add these lines:
 
 def plain(document: CheckDocument) -> str:
     """The comment; no terminal changes it."""
-    return render(document, Terminal())
+    return render(document)
 
 
 def test_report() -> None:

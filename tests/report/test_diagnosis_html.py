@@ -25,7 +25,6 @@ from html_page import HtmlPage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oomdoctor.output import Terminal
 from oomdoctor.report.diagnose.html import render
 from oomdoctor.report.plain_text import clean
 from oomdoctor.results import DiagnosisDocument, Facts
@@ -35,7 +34,7 @@ class Page(HtmlPage):
     """The page of a diagnosis."""
 
     def __init__(self, document: DiagnosisDocument) -> None:
-        super().__init__(render(document, Terminal()))
+        super().__init__(render(document))
 
 
 def test_everything_is_there() -> None:
@@ -86,7 +85,7 @@ def test_backticks_are_code() -> None:
     """What is code in a sentence is code on the page, and nobody's markup comes with it."""
     document = out_of_memory()
     remedy = replace(document.result.remedies[0], change="write `<b>x</b>` and `y`", cost="a single ` stays")
-    page = render(replace(document, result=replace(document.result, remedies=(remedy,))), Terminal())
+    page = render(replace(document, result=replace(document.result, remedies=(remedy,))))
     assert "<code>&lt;b&gt;x&lt;/b&gt;</code> and <code>y</code>" in page
     assert "a single ` stays" in page
 
@@ -124,9 +123,7 @@ def test_hostile_text_is_shown_and_changes_nothing(text: str) -> None:
     page = Page(filled_with(text))
     assert page.tags == benign_tags()
     assert clean(text)[:500].strip() in page.text
-    assert not re.search(
-        r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", render(filled_with(text), Terminal())
-    )
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", render(filled_with(text)))
 
 
 @settings(max_examples=40)
@@ -140,13 +137,13 @@ def test_any_text_changes_nothing(text: str) -> None:
 @given(any_diagnosis)
 def test_never_raises(document: DiagnosisDocument) -> None:
     """Whatever a document holds, it makes a page whose tags are closed in order."""
-    render(document, Terminal()).encode("utf-8")
+    render(document).encode("utf-8")
     Page(document)
 
 
 def test_endless_lines_are_cut() -> None:
     """A message of a megabyte does not make a page of one."""
-    assert len(render(out_of_memory(occurrences=(occurrence(message="x" * MIB),)), Terminal())) < 250_000
+    assert len(render(out_of_memory(occurrences=(occurrence(message="x" * MIB),)))) < 250_000
 
 
 def test_facts_without_a_whole_make_no_bar() -> None:

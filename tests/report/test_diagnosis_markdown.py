@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from test_probe_markdown import HOSTILE, inline
 
-from oomdoctor.output import Terminal
 from oomdoctor.report.diagnose.markdown import render
 from oomdoctor.report.plain_text import clean
 from oomdoctor.results import DiagnosisDocument
@@ -20,7 +19,7 @@ hostile = st.sampled_from(HOSTILE) | st.text(alphabet="`|\\<>&@#*_-+=.()[]!~$1a 
 
 def plain(document: DiagnosisDocument) -> str:
     """The comment; no terminal changes it."""
-    return render(document, Terminal())
+    return render(document)
 
 
 def test_everything_is_there() -> None:

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lint_documents import LOSS, UNDECODABLE, any_lint, clean, filled_with, many, mistakes
 
-from oomdoctor.output import Terminal
-from oomdoctor.report.lint.html import MOST_FINDINGS, render
+from oomdoctor.report.lint import MOST_ON_PAGE as MOST_FINDINGS
+from oomdoctor.report.lint import html as render
 from oomdoctor.report.plain_text import visible
 from oomdoctor.results import LintDocument
 
 
 def page(document: LintDocument) -> HtmlPage:
     """The page of a document."""
-    return HtmlPage(render(document, Terminal()))
+    return HtmlPage(render(document))
 
 
 def test_everything_is_there() -> None:
@@ -47,8 +47,8 @@ def test_everything_is_there() -> None:
 
 def test_what_is_meant_is_marked() -> None:
     """In the line, the part that a finding is about is marked, and the line keeps its spaces."""
-    assert "</span>        <mark>losses.append(loss)</mark></code></pre>" in render(mistakes(), Terminal())
-    text = render(mistakes(replace(LOSS, column=10, end_column=12)), Terminal())
+    assert "</span>        <mark>losses.append(loss)</mark></code></pre>" in render(mistakes())
+    text = render(mistakes(replace(LOSS, column=10, end_column=12)))
     assert "        l<mark>os</mark>ses.append(loss)</code>" in text
 
 
@@ -97,14 +97,14 @@ def test_any_text_changes_nothing(text: str) -> None:
 def test_never_raises(document: LintDocument) -> None:
     """Whatever a document holds, it makes a page whose tags are closed in order."""
     page(document)
-    render(document, Terminal()).encode("utf-8")
+    render(document).encode("utf-8")
 
 
 def test_ten_thousand_findings() -> None:
     """Of ten thousand findings the first thousand are shown and the others counted, in seconds and megabytes."""
     document = many(10_000)
     before = time.perf_counter()
-    text = render(document, Terminal())
+    text = render(document)
     assert time.perf_counter() - before < 10
     assert len(text) < 2_000_000
     assert text.count("<mark>") == MOST_FINDINGS

@@ -14,8 +14,8 @@ from lint_documents import any_lint, clean, filled_with, many, mistakes
 from markdown_it import MarkdownIt
 from test_probe_markdown import HOSTILE, inline
 
-from oomdoctor.output import Terminal
-from oomdoctor.report.lint.markdown import MOST_FINDINGS, render
+from oomdoctor.report.lint import MOST_IN_COMMENT as MOST_FINDINGS
+from oomdoctor.report.lint import markdown as render
 from oomdoctor.results import LintDocument
 
 PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
@@ -53,7 +53,7 @@ it before `backward`. |
 
 def plain(document: LintDocument) -> str:
     """The comment; no terminal changes it."""
-    return render(document, Terminal())
+    return render(document)
 
 
 def test_report() -> None:

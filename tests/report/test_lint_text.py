@@ -14,8 +14,8 @@ from lint_documents import BROKEN, DIVISION, EVALUATION, LOSS, UNDECODABLE, any_
 from rich.cells import cell_len
 
 from oomdoctor.output import Terminal
-from oomdoctor.report.lint.sentences import excerpt
-from oomdoctor.report.lint.text import render
+from oomdoctor.report.findings import excerpt
+from oomdoctor.report.lint import text as render
 from oomdoctor.results import Finding, LintDocument, Severity
 
 GOLDEN = """\

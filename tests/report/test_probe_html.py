@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_documents import many_modules, profiled, step_memory
 
-from oomdoctor.output import Terminal
 from oomdoctor.report.plain_text import clean
 from oomdoctor.report.probe.html import render
 from oomdoctor.results import Accumulation, ModuleBytes, ProbeDocument, StepMemory, UniformPlan
@@ -27,7 +26,7 @@ class Page(HtmlPage):
     """The page of a probe."""
 
     def __init__(self, document: ProbeDocument) -> None:
-        super().__init__(render(document, Terminal()))
+        super().__init__(render(document))
 
     def count(self, tag: str, class_name: str) -> int:
         """How many elements have this class."""
@@ -136,7 +135,7 @@ def test_much_is_cut() -> None:
     page = Page(gpt2(trials=tuple(trial(size) for size in range(1, 501)), memory=many_modules()))
     assert "... and 300 more." in page.text
     assert "9988 smaller modules" in page.text
-    assert len(render(gpt2(memory=many_modules()), Terminal())) < 250_000
+    assert len(render(gpt2(memory=many_modules()))) < 250_000
 
 
 def test_plan_of_many_steps() -> None:
@@ -192,7 +191,7 @@ def test_hostile_text_is_shown_and_changes_nothing(text: str) -> None:
     page = Page(filled_with(text))
     assert page.tags == benign_tags()
     assert clean(text)[:500].strip() in page.text
-    shown = render(filled_with(text), Terminal())
+    shown = render(filled_with(text))
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", shown)
 
 
@@ -208,5 +207,5 @@ def test_any_text_changes_nothing(text: str) -> None:
 @given(any_probe_document)
 def test_never_raises(document: ProbeDocument) -> None:
     """Whatever a document holds, it makes a page whose tags are closed in order."""
-    render(document, Terminal()).encode("utf-8")
+    render(document).encode("utf-8")
     Page(document)

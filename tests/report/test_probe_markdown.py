@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from memory_documents import profiled, step_memory
 
-from oomdoctor.output import Terminal
 from oomdoctor.report.markdown import code, code_block, prose
 from oomdoctor.report.plain_text import clean
 from oomdoctor.report.probe.markdown import render
@@ -52,7 +51,7 @@ hostile = st.sampled_from(HOSTILE) | st.text(alphabet="`|\\<>&@#*_-+=.()[]!~$1a 
 
 def plain(document: ProbeDocument) -> str:
     """The comment; no terminal changes it."""
-    return render(document, Terminal())
+    return render(document)
 
 
 def visible(text: str) -> str:

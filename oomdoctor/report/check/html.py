@@ -12,7 +12,6 @@ from oomdoctor.results import FigureKind
 from oomdoctor.units import format_signed_size
 
 if TYPE_CHECKING:
-    from oomdoctor.output import Terminal
     from oomdoctor.results import CheckDocument, CheckedEntry, Movement
 
 
@@ -23,9 +22,8 @@ _MOST_IN_FULL: Final = 60
 _MOST_ROWS: Final = 40
 
 
-def render(document: CheckDocument, terminal: Terminal) -> str:
+def render(document: CheckDocument) -> str:
     """Render what a check found as one self-contained HTML page."""
-    del terminal
     result = document.result
     entries = sentences.ordered(result)
     values: dict[str, Any] = {

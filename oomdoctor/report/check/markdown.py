@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.report.check import sentences
-from oomdoctor.report.markdown import code, code_lines, fitting, folded, prose, table
+from oomdoctor.report.markdown import code, code_lines, fitting, folded, prose, table, warning_block
 from oomdoctor.report.plain_text import capitalised, sentence, visible
 from oomdoctor.results import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from oomdoctor.output import Terminal
     from oomdoctor.results import CheckDocument, CheckedEntry, CheckResult, Movement, Problem
 
 
@@ -26,9 +25,8 @@ _MOST_LINES: Final = 20
 _LONGEST_CELL: Final = 300
 
 
-def render(document: CheckDocument, terminal: Terminal) -> str:
+def render(document: CheckDocument) -> str:
     """Render what a check found as GitHub-flavoured Markdown, with a newline at its end."""
-    del terminal
     return "\n\n".join(_blocks(document)) + "\n"
 
 
@@ -36,7 +34,8 @@ def _blocks(document: CheckDocument) -> Iterator[str]:
     result = document.result
     headline = sentences.headline(result)
     yield f"### {headline[:1].upper()}{headline[1:]}"
-    yield from _warnings(result)
+    found = [(entry, text) for entry in sentences.ordered(result) for text in sentences.warnings(entry)]
+    yield from warning_block([f"{_cell(entry.name)}: {_words(text)}" for entry, text in found], _ROOM_FOR_WARNINGS)
     yield from _table(result)
     yield from _sections(result)
     yield from _moved_elsewhere(result)
@@ -45,15 +44,6 @@ def _blocks(document: CheckDocument) -> Iterator[str]:
         yield "\n".join(f"- {prose(sentence(text))}" for text in said)
     versions = (code(visible(f"{name} {version}", _LONGEST_CELL)) for name, version in document.versions.items())
     yield ", ".join(filter(None, (_cell(result.configuration), *versions)))
-
-
-def _warnings(result: CheckResult) -> Iterator[str]:
-    found = [(entry, text) for entry in sentences.ordered(result) for text in sentences.warnings(entry)]
-    rows = ((f"{_cell(entry.name)}: {_words(text)}",) for entry, text in found)
-    shown = [text for (text,) in fitting(rows, _ROOM_FOR_WARNINGS)]
-    if found:
-        more = [f"... and {len(found) - len(shown)} more."] if len(shown) < len(found) else []
-        yield "\n".join(["> [!WARNING]", *(f"> - {text}" for text in [*shown, *more])])
 
 
 def _table(result: CheckResult) -> Iterator[str]:

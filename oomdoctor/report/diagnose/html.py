@@ -10,7 +10,6 @@ from oomdoctor.report.html import render_page
 from oomdoctor.results import Confidence
 
 if TYPE_CHECKING:
-    from oomdoctor.output import Terminal
     from oomdoctor.results import DiagnosisDocument, SnapshotComparison, SnapshotSummary
 
 
@@ -22,9 +21,8 @@ _STATUS_WORDS: Final = {
 _STRENGTHS: Final = {Confidence.CERTAIN: 3, Confidence.LIKELY: 2, Confidence.POSSIBLE: 1}
 
 
-def render(document: DiagnosisDocument, terminal: Terminal) -> str:
+def render(document: DiagnosisDocument) -> str:
     """Render a diagnosis as one self-contained HTML page."""
-    del terminal
     result = document.result
     values: dict[str, Any] = {
         "document": document,

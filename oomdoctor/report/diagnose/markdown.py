@@ -13,7 +13,6 @@ from oomdoctor.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.output import Terminal
     from oomdoctor.results import (
         DiagnosisDocument,
         DiagnosisResult,
@@ -115,9 +114,8 @@ def _place(line: SourceLine | None) -> str:
     return "<br>".join(filter(None, (code(sentences.place(line)), code(sentences.code(line)))))
 
 
-def render(document: DiagnosisDocument, terminal: Terminal) -> str:
+def render(document: DiagnosisDocument) -> str:
     """Render a diagnosis as GitHub-flavoured Markdown, with a newline at its end."""
-    del terminal
     return "\n\n".join(_blocks(document)) + "\n"
 
 

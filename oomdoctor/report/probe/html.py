@@ -19,7 +19,6 @@ from oomdoctor.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from oomdoctor.output import Terminal
     from oomdoctor.report.charts.bars import ModuleRow
     from oomdoctor.report.charts.trials import TrialsChart
     from oomdoctor.results import Accumulation, PhaseMemory, ProbeDocument, ProbeResult, StepMemory, Trial
@@ -185,9 +184,8 @@ _STATUS_WORDS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def render(document: ProbeDocument, terminal: Terminal) -> str:
+def render(document: ProbeDocument) -> str:
     """Render a probe's document as one self-contained HTML page."""
-    del terminal
     result = document.result
     values = {
         "document": document,

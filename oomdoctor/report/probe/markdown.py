@@ -12,14 +12,12 @@ from oomdoctor.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.output import Terminal
     from oomdoctor.report.charts.bars import ModuleRow
     from oomdoctor.results import ProbeDocument, ProbeResult, StepMemory
 
 
-def render(document: ProbeDocument, terminal: Terminal) -> str:
+def render(document: ProbeDocument) -> str:
     """Render a probe's document as GitHub-flavoured Markdown, with a newline at its end."""
-    del terminal
     return "\n\n".join(_blocks(document)) + "\n"
 
 

@@ -1,0 +1,190 @@
+"""The report of `oomdoctor gpus --fit`: a card a row, in every format.
+
+Text, Markdown and the page show one table; `issues` gives a note for each card, of which none fails anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.report import gpus
+from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path, target_file
+from oomdoctor.report.plain_text import capitalised, count, sentence, visible
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.output import Terminal
+    from oomdoctor.results import FitDocument, FitResult, FittedCard
+
+_COLUMNS: Final = ("--gpu", ">memory", ">largest", ">recommended", ">steps", "limited by")
+_LIMITS: Final = {
+    "memory": "memory",
+    "target": "target batch",
+    "limit": "a limit that is not memory",
+    "model": "the model alone does not fit",
+}
+_HOW: Final = {
+    "trace": "traced: what a step allocates was placed on a simulated allocator of each card's size",
+    "null": "probed: the step ran on a null GPU of each card's size, with PyTorch's own allocator",
+}
+
+
+def text(document: FitDocument, terminal: Terminal) -> str:
+    """Render what fits each card for a terminal, with a newline at its end."""
+    result = document.result
+    rows = [_row(card) for card in result.cards]
+    columns = [
+        gpus.Column(heading.removeprefix(">"), [row[place] for row in rows], right=heading.startswith(">"))
+        for place, heading in enumerate(_COLUMNS)
+    ]
+    return "\n".join([*gpus.table(columns, terminal), "", *map(visible, [*_legend(result), *_warnings(result)]), ""])
+
+
+# A comment on GitHub holds 65,536 characters; each part has its share of them.
+_ROOM_FOR_TABLE: Final = 30_000
+_ROOM_FOR_WARNINGS: Final = 10_000
+_LONGEST_CELL: Final = 300
+
+
+def markdown(document: FitDocument) -> str:
+    """Render what fits each card as GitHub-flavoured Markdown, with a newline at its end."""
+    return "\n\n".join(_blocks(document)) + "\n"
+
+
+def _blocks(document: FitDocument) -> Iterator[str]:
+    from oomdoctor.report.markdown import code, fitting, prose, table, warning_block
+
+    result = document.result
+    yield f"### {prose(capitalised(_cut(_headline(result))))}"
+    yield from warning_block([prose(sentence(_cut(text))) for text in _warnings(result)], _ROOM_FOR_WARNINGS)
+    every = ((code(_cut(card.gpu)), *_row(card)[1:]) for card in result.cards)
+    rows = list(fitting(every, _ROOM_FOR_TABLE))
+    yield table(("card", *_COLUMNS[1:]), rows)
+    if more := len(result.cards) - len(rows):
+        yield f"... and {more} more."
+    yield "\n".join(f"- {prose(sentence(_cut(text)))}" for text in _legend(result))
+    yield ", ".join(code(_cut(f"{name} {version}")) for name, version in document.versions.items())
+
+
+def _cut(text: str) -> str:
+    return visible(text, _LONGEST_CELL)
+
+
+_MOST_ROWS: Final = 1000
+
+
+def html(document: FitDocument) -> str:
+    """Render what fits each card as one self-contained HTML page."""
+    from oomdoctor.report.html import render_page
+
+    result = document.result
+    values = {
+        "document": document,
+        "headline": _headline(result),
+        "warnings": list(_warnings(result))[:_MOST_ROWS],
+        "columns": [heading.removeprefix(">") for heading in _COLUMNS],
+        "rows": [_row(card) for card in result.cards[:_MOST_ROWS]],
+        "more": max(0, len(result.cards) - _MOST_ROWS),
+        "legend": list(_legend(result)),
+    }
+    return render_page("fit.html", values)
+
+
+# --- issues ----------------------------------------------------------------------------------------------------------
+
+_TITLE: Final = "oomdoctor gpus --fit"
+_DOES_NOT_FIT: Final = Rule(
+    "card-too-small",
+    "No micro-batch fits the card",
+    "Train on a card with more memory, or lower the weights' share: a smaller model, bf16, or sharding.",
+    "note",
+)
+_FITS: Final = Rule(
+    "card-micro-batch",
+    "The largest micro-batch that fits the card",
+    "Set the micro-batch and the accumulation steps as the result says.",
+    "note",
+)
+
+
+def issues(document: FitDocument) -> Issues:
+    """Return a card's answer each, and a warning for each thing to know before relying on them."""
+    result = document.result
+    path = target_file(result.target)
+    found = [_issue(result, card) for card in result.cards]
+    warnings = [Issue("warning", _TITLE, (sentence(text),), Location(path)) for text in _warnings(result)]
+    about = {
+        "status": document.status,
+        "target_batch": result.target_batch,
+        "world_size": result.world_size,
+        "precision": result.precision,
+        "engine": result.engine,
+        **document.versions,
+    }
+    return Issues(
+        headline=sentence(_headline(result)),
+        groups=[Group(result.target, [*found, *warnings], about)],
+        rules=[rule for rule in (_DOES_NOT_FIT, _FITS) if any(issue.rule == rule.id for issue in found)],
+        properties={"cards": len(result.cards), "weights_bytes": result.weights_bytes},
+    )
+
+
+def _issue(result: FitResult, card: FittedCard) -> Issue:
+    rule = _FITS if card.micro_batch.maximum else _DOES_NOT_FIT
+    path, text = target_file(result.target), sentence(_answer(card))
+    return Issue(
+        level=rule.level,
+        title=f"{_TITLE} {result.target}",
+        lines=(text, f"limited by {_LIMITS[card.micro_batch.limited_by]}"),
+        location=Location(path, name=result.target),
+        subject=card.gpu,
+        rule=rule.id,
+        identity=("" if path is None else repository_path(path), result.target, card.gpu),
+        case=Case(name=card.gpu, group=result.target, kind=card.micro_batch.limited_by, message=text, body=text),
+    )
+
+
+# --- sentences -------------------------------------------------------------------------------------------------------
+
+
+def _headline(result: FitResult) -> str:
+    fitting = sum(card.micro_batch.maximum > 0 for card in result.cards)
+    return f"{result.target} fits {fitting} of {count(len(result.cards), 'card')}"
+
+
+def _row(card: FittedCard) -> tuple[str, ...]:
+    """Return a card's cells, one for each of `_COLUMNS`."""
+    sizes, plan = card.micro_batch, card.accumulation
+    maximum, recommended = (str(size) if size else "-" for size in (sizes.maximum, sizes.recommended))
+    steps = "-" if plan is None else str(plan.steps)
+    return card.gpu, format_size(card.total_bytes), maximum, recommended, steps, _LIMITS[sizes.limited_by]
+
+
+def _answer(card: FittedCard) -> str:
+    sizes, plan = card.micro_batch, card.accumulation
+    if not sizes.maximum:
+        why = "the model alone does not fit" if sizes.limited_by == "model" else "not even the smallest size"
+        return f"nothing fits {card.gpu}: {why}"
+    steps = "" if plan is None else f", {count(plan.steps, 'accumulation step')}"
+    return f"micro-batch {sizes.maximum} is the largest that fits {card.gpu}, {sizes.recommended} is recommended{steps}"
+
+
+def _legend(result: FitResult) -> Iterator[str]:
+    """Yield what the columns say, and where the answers were had from."""
+    devices = "" if result.world_size == 1 else f" on {result.world_size} devices"
+    asked = f"{result.target}, {result.precision}, a target batch of {result.target_batch}{devices}"
+    yield f"{asked}; {len(result.cards)} cards, {format_size(result.weights_bytes)} of weights"
+    yield f"largest: the largest micro-batch; recommended: one that leaves {result.headroom:.0%} of the capacity free"
+    yield "steps: accumulation steps that reach the target batch"
+    yield _HOW[result.engine]
+    yield from (f"{reason.subject}: {reason.text}" for reason in result.reasons)
+
+
+def _warnings(result: FitResult) -> Iterator[str]:
+    if result.questions:
+        asked = ", ".join(f"`{question}`" for question in result.questions)
+        told = f"the target asks about its GPU ({asked}), and was answered for one card"
+        yield f"note: {told}; `probe --gpu` asks for each"
+    yield from (f"{card.gpu}: {note}" for card in result.cards for note in card.notes)

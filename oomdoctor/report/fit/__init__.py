@@ -1,1 +1,0 @@
-"""The report of `oomdoctor gpus --fit`."""
