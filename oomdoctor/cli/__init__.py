@@ -14,9 +14,8 @@ from oomdoctor.cli.check import check
 from oomdoctor.cli.diagnose import diagnose
 from oomdoctor.cli.gpus import gpus
 from oomdoctor.cli.lint import lint
-from oomdoctor.cli.options import Help
 from oomdoctor.cli.probe import probe
-from oomdoctor.cli.report import report
+from oomdoctor.cli.report import Help, report
 from oomdoctor.cli.rule import rule
 from oomdoctor.cli.run import RUN_SETTINGS, CommandExit, run
 from oomdoctor.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, OomdoctorError

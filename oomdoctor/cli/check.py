@@ -9,16 +9,14 @@ import typer
 
 from oomdoctor import __version__
 from oomdoctor.cli.lint import ConfigFile, VerboseFlag
-from oomdoctor.cli.options import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output
 from oomdoctor.cli.probe import QuietFlag
+from oomdoctor.cli.report import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render, say
 from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, EXIT_USAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from oomdoctor.check.cache import Cache
-    from oomdoctor.check.runner import Check, Plan
-    from oomdoctor.config.check import CheckConfiguration
+    from oomdoctor.check.runner import Check
     from oomdoctor.results import CheckDocument
 
 
@@ -92,11 +90,13 @@ def check(  # noqa: PLR0913 - one parameter an option
     Exit code: 0 all limits hold, 1 one is broken, 2 configuration or a target, 3 no answer.
     """
     import os
+    from pathlib import Path
 
-    from oomdoctor.check.entries import DEFAULTS
+    from oomdoctor.check.baseline.file import NAME
+    from oomdoctor.check.cache import Cache, cache_folder
+    from oomdoctor.check.entries import DEFAULTS, chosen_entries
+    from oomdoctor.check.runner import Plan
     from oomdoctor.check.runner import check as run_check
-    from oomdoctor.cli.lint_actions import say
-    from oomdoctor.cli.report import format_name, render
     from oomdoctor.config.check import configure_check
     from oomdoctor.config.schema import CheckKeys
     from oomdoctor.multi_card.pool import default_jobs
@@ -108,11 +108,18 @@ def check(  # noqa: PLR0913 - one parameter an option
         check_writable(output)
     given = CheckKeys(gpus=tuple(gpu) if gpu else None, memory=memory, tolerance=tolerance, jobs=jobs)
     configuration = configure_check(given, os.environ, config=config, defaults=DEFAULTS)
-    plan = _plan(configuration, names or [], update=update)
+    plan = Plan(
+        configuration=configuration.file,
+        entries=chosen_entries(configuration, names or []),
+        baseline=str(Path(configuration.file).parent / NAME),
+        update=update,
+        is_whole=not names,
+    )
     at_once = configuration.jobs or default_jobs(len(plan.entries))
     if verbose:
         say([*configuration.lines(), f"running at once: {at_once}"])
-    cache = None if no_cache else _cache(configuration, os.environ)
+    kept_in = None if no_cache else cache_folder(Path(configuration.file), os.environ)
+    cache = None if kept_in is None else Cache(kept_in, environment=os.environ)
     document = document_of(run_check(plan, CheckProgress(quiet=quiet), jobs=at_once, cache=cache))
     render(document, chosen, output)
     raise typer.Exit(document.exit_code)
@@ -131,27 +138,3 @@ def document_of(found: Check) -> CheckDocument:
         versions={"oomdoctor": __version__, **found.versions},
         result=found.result,
     )
-
-
-def _plan(configuration: CheckConfiguration, names: Sequence[str], *, update: bool) -> Plan:
-    from pathlib import Path
-
-    from oomdoctor.check.baseline.file import NAME
-    from oomdoctor.check.entries import chosen_entries
-    from oomdoctor.check.runner import Plan
-
-    return Plan(
-        configuration=configuration.file,
-        entries=chosen_entries(configuration, names),
-        baseline=str(Path(configuration.file).parent / NAME),
-        update=update,
-        is_whole=not names,
-    )
-
-
-def _cache(configuration: CheckConfiguration, environment: Mapping[str, str]) -> Cache:
-    from pathlib import Path
-
-    from oomdoctor.check.cache import Cache, cache_folder
-
-    return Cache(cache_folder(Path(configuration.file), environment), environment=environment)

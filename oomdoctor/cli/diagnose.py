@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from oomdoctor import __version__
-from oomdoctor.cli.options import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output
+from oomdoctor.cli.report import (
+    Format,
+    Help,
+    HtmlFlag,
+    JsonFlag,
+    MarkdownFlag,
+    Output,
+    format_name,
+    own_versions,
+    render,
+)
 from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +46,6 @@ def diagnose(  # noqa: PLR0913 - one parameter an option
     _help: Help = False,
 ) -> None:
     """Say why a run ran out of memory, from its log or its snapshot, and what to change."""
-    from oomdoctor.cli.report import format_name, render
     from oomdoctor.diagnose.diagnose import diagnose as run_diagnosis
     from oomdoctor.diagnose.sources import sources
     from oomdoctor.output import check_writable
@@ -55,8 +63,6 @@ def diagnose(  # noqa: PLR0913 - one parameter an option
 
 def document_of(result: DiagnosisResult, *, fail_on_oom: bool = False) -> DiagnosisDocument:
     """Return the document of a diagnosis with its status and exit code."""
-    import platform
-
     from oomdoctor.results import DiagnosisDocument
 
     found = bool(result.occurrences or result.snapshots)
@@ -64,6 +70,6 @@ def document_of(result: DiagnosisResult, *, fail_on_oom: bool = False) -> Diagno
         command="diagnose",
         status="oom" if result.is_oom else "not_oom" if found else "nothing_found",
         exit_code=EXIT_NO_ANSWER if not found else EXIT_GATE if fail_on_oom and result.is_oom else EXIT_OK,
-        versions={"oomdoctor": __version__, "python": platform.python_version()},
+        versions=own_versions(),
         result=result,
     )

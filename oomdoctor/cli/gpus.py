@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from oomdoctor import __version__
-from oomdoctor.cli.options import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output
 from oomdoctor.cli.probe import (
     Headroom,
     OptimizerName,
@@ -21,6 +18,18 @@ from oomdoctor.cli.probe import (
     TrialTimeout,
     WorldSize,
 )
+from oomdoctor.cli.report import (
+    Format,
+    Help,
+    HtmlFlag,
+    JsonFlag,
+    MarkdownFlag,
+    Output,
+    format_name,
+    own_versions,
+    plain_document,
+    render,
+)
 from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, NoAnswerError, UsageError
 from oomdoctor.output import MAXIMUM_WIDTH, Terminal, deliver, is_terminal
 
@@ -28,8 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from oomdoctor.engines.catalogue import Card
-    from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import FitDocument
 
@@ -85,8 +92,6 @@ def gpus(  # noqa: PLR0913 - one parameter an option
     _help: Help = False,
 ) -> None:
     """Show this machine's GPUs and who holds their memory, the catalogue of known cards, or what fits each of them."""
-    from oomdoctor.cli.report import format_name
-
     chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)
     if fit is not None:
         if known:
@@ -104,7 +109,7 @@ def gpus(  # noqa: PLR0913 - one parameter an option
             engine=engine,
             spelled=as_option,
         )
-        _show_fits(_Fit(request, _cards(gpu), jobs, chosen, output), quiet=quiet)
+        render(_fitted(request, gpu, jobs, output, quiet=quiet), chosen, output)
         return
     _check_for_fit(chosen, {"--target-batch": target_batch, "--gpu": gpu, "--jobs": jobs, "--output": output})
     if known:
@@ -122,34 +127,6 @@ def _check_for_fit(form: str, options: Mapping[str, object]) -> None:
         raise UsageError(f"`{form}` is a format of `--fit` alone", hint="the cards have text and JSON: `--json`")
 
 
-def _cards(names: Sequence[str] | None) -> Sequence[Card]:
-    """Return the cards of these names, each once; all that are known where none is named."""
-    from oomdoctor.engines.catalogue import all_cards, find_card
-
-    if not names:
-        return all_cards()
-    return list({card.key: card for card in map(find_card, names)}.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """The options of `--fit`.
-
-    Attributes:
-        request: The question.
-        cards: The cards.
-        jobs: Most probes at once.
-        form: Name of the format.
-        output: The file to write; None for standard output.
-    """
-
-    request: ProbeRequest
-    cards: Sequence[Card]
-    jobs: int | None
-    form: str
-    output: Path | None
-
-
 def _show_catalogue(*, as_json: bool) -> None:
     from oomdoctor.engines.catalogue import all_cards
 
@@ -165,41 +142,36 @@ def _show_catalogue(*, as_json: bool) -> None:
             }
             for card in cards
         ]
-        deliver(_document("known", EXIT_OK, {"cards": rows}))
+        deliver(plain_document("gpus", "known", EXIT_OK, {"cards": rows}))
         return
     from oomdoctor.report.gpus import render_cards
 
     deliver(render_cards(cards, _terminal()))
 
 
-def _show_fits(asked: _Fit, *, quiet: bool) -> None:
-    from oomdoctor.cli.report import render
-    from oomdoctor.output import check_writable
-    from oomdoctor.report.progress import make_progress
-
-    if asked.output is not None:
-        check_writable(asked.output)
-    progress = make_progress(quiet=quiet)
-    try:
-        document = _fitted(asked, progress)
-    finally:
-        progress.close()
-    render(document, asked.form, asked.output)
-
-
-def _fitted(asked: _Fit, progress: Progress) -> FitDocument:
-    import platform
-
+def _fitted(
+    request: ProbeRequest, gpu: Sequence[str] | None, jobs: int | None, output: Path | None, *, quiet: bool
+) -> FitDocument:
+    """Return what fits each card of these names, each once; each that is known where none is named."""
+    from oomdoctor.engines.catalogue import all_cards, find_card
     from oomdoctor.multi_card.fit import fit_cards, fit_result
     from oomdoctor.multi_card.pool import probe_cards
+    from oomdoctor.output import check_writable
+    from oomdoctor.report.progress import make_progress
     from oomdoctor.results import FitDocument
 
-    request, cards = asked.request, asked.cards
-    if request.engine == "null":
-        found = probe_cards(request, cards, progress, jobs=asked.jobs)
-    else:
-        found = fit_cards(request, cards, progress)
-    versions = {"oomdoctor": __version__, "python": platform.python_version(), **found.versions}
+    cards = list({card.key: card for card in map(find_card, gpu)}.values()) if gpu else all_cards()
+    if output is not None:
+        check_writable(output)
+    progress = make_progress(quiet=quiet)
+    try:
+        if request.engine == "null":
+            found = probe_cards(request, cards, progress, jobs=jobs)
+        else:
+            found = fit_cards(request, cards, progress)
+    finally:
+        progress.close()
+    versions = {**own_versions(), **found.versions}
     return FitDocument("gpus", "fitted", EXIT_OK, versions, fit_result(request, found, cards))
 
 
@@ -211,12 +183,12 @@ def _show_local(*, as_json: bool) -> None:
     except NoAnswerError as error:
         if as_json:
             notes = (error.details or "").splitlines()
-            deliver(_document("no_gpu", EXIT_NO_ANSWER, {"gpus": [], "notes": notes}))
+            deliver(plain_document("gpus", "no_gpu", EXIT_NO_ANSWER, {"gpus": [], "notes": notes}))
         raise
     if as_json:
         from oomdoctor.codec import encode
 
-        deliver(_document("read", EXIT_OK, _object(encode(reading))))
+        deliver(plain_document("gpus", "read", EXIT_OK, _object(encode(reading))))
         return
     from oomdoctor.report.gpus import render_reading
 
@@ -230,22 +202,6 @@ def _terminal() -> Terminal:
     terminal = Terminal.of(sys.stdout)
     boundless = not is_terminal(sys.stdout) and "COLUMNS" not in os.environ
     return replace(terminal, width=MAXIMUM_WIDTH) if boundless else terminal
-
-
-def _document(status: str, exit_code: int, result: dict[str, object]) -> str:
-    import platform
-
-    from oomdoctor.results import SCHEMA_VERSION
-
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "command": "gpus",
-        "status": status,
-        "exit_code": exit_code,
-        "versions": {"oomdoctor": __version__, "python": platform.python_version()},
-        "result": result,
-    }
-    return json_module.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def _object(value: object) -> dict[str, object]:

@@ -1,19 +1,39 @@
-"""`oomdoctor lint`: parse, lint, render, exit code."""
+"""`oomdoctor lint`: parse, lint, fix, render, exit code."""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 import typer
 
-from oomdoctor import __version__
-from oomdoctor.cli.options import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output, metavar, one_of
+from oomdoctor.cli.report import (
+    Format,
+    Help,
+    HtmlFlag,
+    JsonFlag,
+    MarkdownFlag,
+    Output,
+    format_name,
+    metavar,
+    one_of,
+    own_versions,
+    render,
+    say,
+)
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
+from oomdoctor.output import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oomdoctor.config.lint import LintConfiguration
+    from oomdoctor.lint.engine import LintRun
+    from oomdoctor.lint.fixing import Change, Overlay
+    from oomdoctor.lint.settings import Settings
     from oomdoctor.results import LintDocument, LintResult
 
 
@@ -134,8 +154,6 @@ def lint(  # noqa: PLR0913 - one parameter an option
     """
     import os
 
-    from oomdoctor.cli import lint_actions
-    from oomdoctor.cli.report import format_name, render
     from oomdoctor.config.lint import configure_lint
     from oomdoctor.config.schema import LintTable
 
@@ -152,18 +170,25 @@ def lint(  # noqa: PLR0913 - one parameter an option
         fail_on=fail_on,
     )
     configuration = configure_lint(given, os.environ, config=config, isolated=isolated)
-    question = lint_actions.ask(paths or ["."], configuration, stdin_filename, verbose=verbose)
+    question = _ask(paths or ["."], configuration, stdin_filename, verbose=verbose)
     if diff:
-        would_change = lint_actions.show_difference(question, output)
+        would_change = _show_difference(question, output)
         raise typer.Exit(EXIT_GATE if would_change and not exit_zero else EXIT_OK)
     is_report = chosen == "text" and output is None and not statistics
-    result = lint_actions.fixed(question, told=is_report) if fix else lint_actions.found(question)
+    result = _fixed(question, told=is_report) if fix else _found(question)
     document = document_of(result, configuration.settled.values.fail_on, exit_zero=exit_zero)
     is_taken = fix and question.stdin is not None
     if statistics:
-        lint_actions.show_statistics(result, output, aside=is_taken)
+        from oomdoctor.output import deliver
+        from oomdoctor.report.lint import render_statistics
+
+        deliver(render_statistics(result), output, stdout=sys.stderr if is_taken else None)
     elif is_taken and output is None:
-        lint_actions.show_report(document, chosen)
+        from oomdoctor import report
+        from oomdoctor.output import Terminal, deliver
+
+        # Standard output has the fixed text.
+        deliver(report.render(document, chosen, Terminal.of(sys.stderr)), stdout=sys.stderr)
     else:
         render(document, chosen, output)
     raise typer.Exit(document.exit_code)
@@ -177,8 +202,6 @@ def document_of(result: LintResult, fail_on: str | None, *, exit_zero: bool = Fa
         fail_on: The least severity that makes the exit code 1; a file that could not be read always does.
         exit_zero: Whether the exit code is 0 in every case.
     """
-    import platform
-
     from oomdoctor.results import LintDocument, Severity
 
     order = list(Severity)
@@ -188,7 +211,7 @@ def document_of(result: LintResult, fail_on: str | None, *, exit_zero: bool = Fa
         command="lint",
         status="findings" if result.findings else "unreadable" if result.unreadable else "clean",
         exit_code=EXIT_GATE if fails and not exit_zero else EXIT_OK,
-        versions={"oomdoctor": __version__, "python": platform.python_version()},
+        versions=own_versions(),
         result=result,
     )
 
@@ -268,3 +291,126 @@ def _check_output(output: Path | None) -> None:
     if output.suffix in ENDINGS:
         raise UsageError(f"`{output}` is the name of a script, not of a report", hint="name another")
     check_writable(output)
+
+
+# --- actions ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Everything that one run of lint depends on.
+
+    Attributes:
+        paths: The arguments.
+        settings: The settings of the run.
+        stdin: Bytes of standard input, where it is linted.
+        verbose: Whether to report the run's numbers on stderr.
+    """
+
+    paths: Sequence[str]
+    settings: Settings
+    stdin: bytes | None = None
+    verbose: bool = False
+
+    def answer(self, overlay: Overlay) -> LintRun:
+        """Lint, with the contents in `overlay` instead of those of some files."""
+        from oomdoctor.lint.engine import lint
+
+        stdin = overlay.get(None, self.stdin)
+        files = {path: data for path, data in overlay.items() if path is not None}
+        return lint(self.paths, self.settings, None if stdin is None else BytesIO(stdin), overlay=files)
+
+
+def _ask(
+    paths: Sequence[str], configuration: LintConfiguration, stdin_filename: str | None, *, verbose: bool
+) -> _Question:
+    """Make the question from arguments and configuration, and show the settings where `verbose` is set.
+
+    Raises:
+        UsageError: A word of the configuration names no rule, or all rules are off by accident.
+    """
+    from oomdoctor.lint.discovery import STANDARD_INPUT
+    from oomdoctor.lint.notebooks import MOST_NOTEBOOK_BYTES
+    from oomdoctor.lint.rules import ALL
+    from oomdoctor.lint.settings import Settings, check_selection, with_rules
+
+    if verbose:
+        say([*configuration.notes, *configuration.settled.lines()])
+    holds = configuration.settled.values
+    settings = Settings(
+        per_file_ignores=holds.per_file_ignores or {},
+        exclude=holds.exclude or (),
+        stdin_filename=stdin_filename,
+        root=configuration.root,
+    )
+    settings = with_rules(settings, ALL, configuration.layers)
+    check_selection(settings, configuration.layers)
+    # Where it is named twice the engine says so, without waiting for it.
+    reads_stdin = paths.count(STANDARD_INPUT) == 1
+    stdin = sys.stdin.buffer.read(MOST_NOTEBOOK_BYTES + 1) if reads_stdin else None
+    return _Question(paths, settings, stdin, verbose)
+
+
+def _found(question: _Question) -> LintResult:
+    """Lint, and return the result."""
+    result = question.answer({}).result
+    _tell(question, result)
+    return result
+
+
+def _fixed(question: _Question, *, told: bool) -> LintResult:
+    """Apply all fixes and return what is left; files are written, standard input is printed.
+
+    Args:
+        question: What to lint.
+        told: Whether the report on standard output will show the number of fixes.
+    """
+    from oomdoctor.lint.fixing import fix, write
+
+    fixing = fix(question.answer)
+    write(fixing, question.answer)
+    if question.stdin is not None:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(fixing.overlay().get(None, question.stdin))
+        sys.stdout.buffer.flush()
+    result = replace(fixing.linted.result, fixed=fixing.fixed)
+    _tell(question, result)
+    say([*fixing.notes, *([] if told else [f"{fixing.fixed} fixed, {len(result.findings)} left"])])
+    return result
+
+
+def _show_difference(question: _Question, output: Path | None) -> bool:
+    """Print the changes of `--fix`; return whether there are any, or files could not be read."""
+    from oomdoctor.lint.fixing import fix
+    from oomdoctor.output import deliver, is_terminal
+
+    fixing = fix(question.answer)
+    text = "".join(map(_difference, fixing.changes.values()))
+    # In a file and in a pipe the bytes have to be the right ones; a terminal would obey some of them.
+    deliver(printable(text) if output is None and is_terminal(sys.stdout) else text, output)
+    result = fixing.linted.result
+    _tell(question, result)
+    unread = [f"`{each.path}` was not linted: {each.problem}" for each in result.unreadable]
+    say([*unread, *fixing.notes, f"{fixing.fixed} would be fixed, {len(result.findings)} left"])
+    return bool(fixing.changes or unread)
+
+
+def _difference(change: Change) -> str:
+    from oomdoctor.lint.fixing import program, unified
+
+    return unified(change.shown, program(change.old, change.name), program(change.new, change.name))
+
+
+def _tell(question: _Question, result: LintResult) -> None:
+    if not (result.files or result.skipped_files or result.unreadable):
+        say([f"warning: no Python file in {', '.join(f'`{path}`' for path in question.paths)}"])
+    if not result.rules:
+        say(["warning: no rule is selected"])
+    if question.verbose:
+        say(
+            [
+                f"rules: {', '.join(result.rules) or 'none'}",
+                f"files: {result.files}, with {result.lines} lines; {result.skipped_files} without torch skipped",
+                f"suppressed: {result.suppressed}",
+            ]
+        )

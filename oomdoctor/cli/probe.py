@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 import typer
 
-from oomdoctor.cli.options import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output
+from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -148,7 +148,6 @@ def probe(  # noqa: PLR0913 - one parameter an option
     quiet: QuietFlag = False,
 ) -> None:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch."""
-    from oomdoctor.cli.report import format_name, render
     from oomdoctor.output import check_writable
     from oomdoctor.report.progress import make_progress
     from oomdoctor.request import as_option, build_request

@@ -1,22 +1,73 @@
-"""`oomdoctor report`: a saved result in any format, without running anything again."""
+"""The options of a report that several commands share, and `oomdoctor report`: a saved result in any format."""
 
 from __future__ import annotations
 
+import json as json_module
+import platform
 import sys
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 import typer
 
-from oomdoctor.cli.options import Format, FormatName, HtmlFlag, JsonFlag, MarkdownFlag, Output
+from oomdoctor import __version__
 from oomdoctor.errors import UsageError
+from oomdoctor.output import deliver, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from oomdoctor.results import Document
 
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """Return a parser for an option that takes one of these words; typer's own words its errors as its library does."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise typer.BadParameter(f"'{text}' is not one of {', '.join(map(repr, words))}")
+        return text
+
+    return parse
+
+
+def metavar(*words: str) -> str:
+    """Return the words as `--help` shows them."""
+    return f"<{'|'.join(words)}>"
+
+
+def _show_help(context: typer.Context, value: bool) -> None:  # noqa: FBT001 - typer hands a flag over by position
+    if value:
+        deliver(f"{context.get_help()}\n")
+        raise typer.Exit
+
+
+Help: TypeAlias = Annotated[
+    bool, typer.Option("--help", callback=_show_help, is_eager=True, help="Show this message and exit.")
+]
+"""`--help` with a default of False; register the command with `add_help_option=False`.
+
+Typer's own has None, and to make a bool of that recent versions load pydantic, which takes longer than all the rest.
+"""
+
+FormatName: TypeAlias = Literal["text", "json", "markdown", "html", "github", "junit", "sarif"]
+"""Every format that a command may have a report in."""
+
+Format: TypeAlias = Annotated[
+    FormatName | None,
+    typer.Option(
+        "--format",
+        parser=one_of(*get_args(FormatName)),
+        metavar=metavar(*get_args(FormatName)),
+        help="Format of the report: text for people, json for programs, markdown for a comment, html for a page, "
+        "github for annotations of a job, junit for a CI server, sarif for code scanning.",
+        show_default=False,
+    ),
+]
+JsonFlag: TypeAlias = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+MarkdownFlag: TypeAlias = Annotated[bool, typer.Option("--markdown", help="The same as --format markdown.")]
+HtmlFlag: TypeAlias = Annotated[bool, typer.Option("--html", help="The same as --format html.")]
 
 FORMAT_BY_ENDING: Mapping[str, str] = MappingProxyType(
     {
@@ -31,6 +82,25 @@ FORMAT_BY_ENDING: Mapping[str, str] = MappingProxyType(
     }
 )
 """Format that a file's ending asks for where no flag does; any other ending gets text."""
+
+
+def _unless_dash(value: Path | None) -> Path | None:
+    """Return None for `-`, which is standard output as everywhere."""
+    return None if value == Path("-") else value
+
+
+Output: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        callback=_unless_dash,
+        metavar="FILE",
+        help="Write the report to a file; its ending chooses the format: .json, .md, .html, .sarif, .xml for JUnit or "
+        ".txt.",
+        show_default=False,
+    ),
+]
 
 
 def report(  # noqa: PLR0913 - one parameter an option
@@ -52,8 +122,7 @@ def report(  # noqa: PLR0913 - one parameter an option
     from oomdoctor.results.saved import read_document
 
     name = format_name(form, json=json, markdown=markdown, html=html, output=output)
-    document = read_document(file)
-    render(document, name, output)
+    render(read_document(file), name, output)
 
 
 def format_name(
@@ -102,7 +171,7 @@ def render(document: Document, name: str, output: Path | None) -> None:
     Raises:
         UsageError: `output` cannot be written.
     """
-    from oomdoctor.output import Terminal, deliver
+    from oomdoctor.output import Terminal
     from oomdoctor.report import github
     from oomdoctor.report import render as rendered
 
@@ -110,3 +179,29 @@ def render(document: Document, name: str, output: Path | None) -> None:
     deliver(rendered(document, name, terminal), output)
     if name == "github":
         github.append(rendered(document, "markdown", terminal))
+
+
+def own_versions() -> dict[str, str]:
+    """Return the versions that every document names: `oomdoctor` and `python`."""
+    return {"oomdoctor": __version__, "python": platform.python_version()}
+
+
+def plain_document(command: str, status: str, exit_code: int, result: object) -> str:
+    """Return the JSON of an answer that no other format has, in the frame of a document, with a newline at its end."""
+    from oomdoctor.results import SCHEMA_VERSION
+
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "command": command,
+        "status": status,
+        "exit_code": exit_code,
+        "versions": own_versions(),
+        "result": result,
+    }
+    return json_module.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print lines on stderr."""
+    for line in lines:
+        typer.echo(printable(line), err=True)

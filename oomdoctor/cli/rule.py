@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 import typer
 
-from oomdoctor import __version__
-from oomdoctor.cli.options import Help, JsonFlag, MarkdownFlag, metavar, one_of
+from oomdoctor.cli.report import Help, JsonFlag, MarkdownFlag, format_name, metavar, one_of, plain_document
 from oomdoctor.errors import EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -44,14 +43,22 @@ def rule(
     _help: Help = False,
 ) -> None:
     """Explain a rule of `oomdoctor lint`, or list them all."""
-    from oomdoctor.cli.report import format_name
     from oomdoctor.lint.rules import ALL
-    from oomdoctor.output import deliver
+    from oomdoctor.output import Terminal, deliver
+    from oomdoctor.report import rule as reports
 
     chosen = format_name(form, json=json, markdown=markdown)
     if (name is None) != all_rules:
         raise UsageError("name one rule, or give `--all`", hint="for example `oomdoctor rule OOM102`")
-    deliver(_list(ALL, chosen) if name is None else _page(_named(name, ALL), chosen))
+    found = None if name is None else _named(name, ALL)
+    if chosen == "json":
+        shown = [_object(each) for each in (ALL if found is None else [found])]
+        deliver(plain_document("rule", "found", EXIT_OK, {"rules": shown}))
+    elif chosen == "markdown":
+        deliver(reports.render_rules_markdown(ALL) if found is None else reports.render_rule_markdown(found))
+    else:
+        terminal = Terminal.of(sys.stdout)
+        deliver(reports.render_rules(ALL, terminal) if found is None else reports.render_rule(found, terminal))
 
 
 def _named(name: str, rules: Sequence[Rule]) -> Rule:
@@ -78,49 +85,6 @@ def _hint(wanted: str, rules: Sequence[Rule], near: Rule | None) -> str:
     if is_code(wanted):
         return f"codes are {code_ranges(rules)}; `oomdoctor rule --all` lists them"
     return "`oomdoctor rule --all` lists them" if near is None else f"did you mean `{near.code}`, `{near.name}`?"
-
-
-def _page(rule: Rule, form: str) -> str:
-    from oomdoctor.output import Terminal
-    from oomdoctor.report import rule as markdown
-    from oomdoctor.report import rule as text
-
-    if form == "json":
-        return _document([rule])
-    return (
-        markdown.render_rule_markdown(rule) if form == "markdown" else text.render_rule(rule, Terminal.of(sys.stdout))
-    )
-
-
-def _list(rules: Sequence[Rule], form: str) -> str:
-    from oomdoctor.output import Terminal
-    from oomdoctor.report import rule as markdown
-    from oomdoctor.report import rule as text
-
-    if form == "json":
-        return _document(rules)
-    return (
-        markdown.render_rules_markdown(rules)
-        if form == "markdown"
-        else text.render_rules(rules, Terminal.of(sys.stdout))
-    )
-
-
-def _document(rules: Sequence[Rule]) -> str:
-    import json
-    import platform
-
-    from oomdoctor.results import SCHEMA_VERSION
-
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "command": "rule",
-        "status": "found",
-        "exit_code": EXIT_OK,
-        "versions": {"oomdoctor": __version__, "python": platform.python_version()},
-        "result": {"rules": [_object(rule) for rule in rules]},
-    }
-    return json.dumps(document, indent=2) + "\n"
 
 
 def _object(rule: Rule) -> dict[str, object]:

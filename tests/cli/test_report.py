@@ -17,8 +17,7 @@ from fit_documents import fitted
 from lint_documents import mistakes
 from running import Run
 
-from oomdoctor.cli.options import FormatName
-from oomdoctor.cli.report import report
+from oomdoctor.cli.report import FormatName, report
 from oomdoctor.errors import UsageError
 from oomdoctor.output import Terminal
 from oomdoctor.report import FORMATS, render

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from oomdoctor.report.charts import bars, trials
 from oomdoctor.report.charts import timeline as phases
+from oomdoctor.report.charts import trials
+from oomdoctor.report.charts.scales import SCALE, Words, longest_fitting
 from oomdoctor.report.charts.timeline import timeline
 from oomdoctor.report.html import render_page
 from oomdoctor.report.plain_text import CATEGORY_WORDS, first_line, listed, percent
 from oomdoctor.report.probe import sentences
-from oomdoctor.report.probe import sentences as plan_words
-from oomdoctor.report.probe.sentences import module_name
+from oomdoctor.report.probe.sentences import module_name, module_rows
 from oomdoctor.results import Category, Outcome
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from oomdoctor.report.charts.bars import ModuleRow
     from oomdoctor.report.charts.trials import TrialsChart
+    from oomdoctor.report.probe.sentences import ModuleRow
     from oomdoctor.results import Accumulation, PhaseMemory, ProbeDocument, ProbeResult, StepMemory, Trial
 
 
@@ -67,14 +69,68 @@ def _failure(result: ProbeResult) -> dict[str, str] | None:
 
 
 def _plan(result: ProbeResult, found: Accumulation) -> dict[str, Any]:
-    rows = plan_words.plan_rows(result)
+    rows = sentences.plan_rows(result)
     return {
-        "title": plan_words.plan_title(found),
-        "blocks": bars.micro_batch_bars(found.micro_batches),
+        "title": sentences.plan_title(found),
+        "blocks": micro_batch_bars(found.micro_batches),
         "description": rows[0][2] if rows else "",
         "rows": rows,
-        "notes": plan_words.plan_notes(result),
+        "notes": sentences.plan_notes(result),
     }
+
+
+_MOST_BLOCKS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchBar:
+    """Micro-batches of one size, one after another.
+
+    Attributes:
+        left: Where the block begins, in units of the row.
+        width: How wide it is, in the same units.
+        micro_batch: Samples in each; None where several sizes are one block.
+        steps: How many.
+        words: What it says, as far as there is room.
+    """
+
+    left: float
+    width: float
+    micro_batch: int | None
+    steps: int
+    words: Words
+
+
+def micro_batch_bars(micro_batches: Sequence[int]) -> tuple[MicroBatchBar, ...]:
+    """Return the plan's micro-batches in order: each its own block, or those of a size as one where there are many."""
+    runs = [(size, 1) for size in micro_batches]
+    if len(runs) > _MOST_BLOCKS:
+        runs = [(size, len(list(run))) for size, run in groupby(micro_batches)]
+    # Only a plan from elsewhere has so many sizes.
+    rest = runs[_MOST_BLOCKS:]
+    whole = max(sum(micro_batches), 1)
+    return tuple(_placed(runs[:_MOST_BLOCKS], rest, whole))
+
+
+def _placed(runs: Iterable[tuple[int, int]], rest: Sequence[tuple[int, int]], whole: int) -> Iterable[MicroBatchBar]:
+    done = 0
+    for size, steps in runs:
+        yield _block(done, size * steps, whole, size, steps)
+        done += size * steps
+    if rest:
+        yield _block(done, sum(size * steps for size, steps in rest), whole, None, sum(steps for _, steps in rest))
+
+
+def _block(done: int, samples: int, whole: int, size: int | None, steps: int) -> MicroBatchBar:
+    left, right = (round(edge * SCALE / whole, 1) for edge in (done, done + samples))
+    width = round(right - left, 1)
+    return MicroBatchBar(left, width, size, steps, longest_fitting(_names(size, steps), width))
+
+
+def _names(size: int | None, steps: int) -> tuple[str, ...]:
+    if size is None:
+        return (f"{steps} more", "...")
+    return (str(size),) if steps == 1 else (f"{steps} \u00d7 {size}", f"{steps}\u00d7")
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -92,8 +148,8 @@ def _memory(result: ProbeResult, found: StepMemory) -> dict[str, Any]:
         "whole_bytes": sum(part.allocated_bytes for part in held),
         "phases": found.phases[:_MOST_ROWS],
         "columns": _columns(found.phases[:_MOST_ROWS]),
-        "modules": [_module(row) for row in bars.module_rows(found.modules)],
-        "widest_bytes": max((row.total_bytes for row in bars.module_rows(found.modules)), default=0),
+        "modules": [_module(row) for row in module_rows(found.modules)],
+        "widest_bytes": max((row.total_bytes for row in module_rows(found.modules)), default=0),
     }
 
 

@@ -12,7 +12,7 @@ from oomdoctor.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.report.charts.bars import ModuleRow
+    from oomdoctor.report.probe.sentences import ModuleRow
     from oomdoctor.results import ProbeDocument, ProbeResult, StepMemory
 
 

@@ -6,19 +6,28 @@ All text here is plain: no colour, no markup. Text that users control is not par
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.report.charts.bars import module_rows
 from oomdoctor.report.plain_text import CATEGORY_WORDS, clean, percent, visible
-from oomdoctor.results import Outcome, PhaseName
+from oomdoctor.results import Category, Outcome, PhaseName
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from oomdoctor.report.charts.bars import ModuleRow
-    from oomdoctor.results import Accumulation, CommandPlan, Device, ProbeResult, StepMemory, Trial, UniformPlan
+    from oomdoctor.results import (
+        Accumulation,
+        CommandPlan,
+        Device,
+        ModuleBytes,
+        ProbeResult,
+        StepMemory,
+        Trial,
+        UniformPlan,
+    )
 
 
 OUTCOME_NAMES = {
@@ -309,6 +318,50 @@ def _sizes(micro_batches: Sequence[int]) -> str:
 
 def _count(steps: int) -> str:
     return "one micro-batch" if steps == 1 else f"{steps} micro-batches"
+
+
+# --- memory by module -------------------------------------------------------------------------------------------------
+
+_MOST_ROWS: Final = 12
+"""Rows of modules in a drawing; smaller modules share the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRow:
+    """One module, or all the small ones.
+
+    Attributes:
+        module: Its path; empty for the model itself; None for what no module accounts for.
+        others: How many modules are in this row, where it stands for several; else 0.
+        parts: Bytes by category, in the order of `Category`.
+        total_bytes: Their sum.
+        blocks: How many blocks.
+    """
+
+    module: str | None
+    others: int
+    parts: tuple[tuple[Category, int], ...]
+    total_bytes: int
+    blocks: int
+
+
+def module_rows(modules: Iterable[ModuleBytes]) -> list[ModuleRow]:
+    """Return the largest modules first, and last the rest of them, so that the rows sum to the whole."""
+    by_module: dict[str | None, list[ModuleBytes]] = defaultdict(list)
+    for found in modules:
+        by_module[found.module].append(found)
+    made = sorted((_row(name, 0, found) for name, found in by_module.items()), key=lambda row: -row.total_bytes)
+    # A rest of one is a row of its own.
+    if len(made) <= _MOST_ROWS + 1:
+        return made
+    rest = [found for row in made[_MOST_ROWS:] for found in by_module[row.module]]
+    return [*made[:_MOST_ROWS], _row(None, len(made) - _MOST_ROWS, rest)]
+
+
+def _row(name: str | None, others: int, found: Sequence[ModuleBytes]) -> ModuleRow:
+    sizes = [(kind, sum(part.allocated_bytes for part in found if part.category is kind)) for kind in Category]
+    parts = tuple((category, size) for category, size in sizes if size)
+    return ModuleRow(name, others, parts, sum(size for _, size in sizes), sum(part.blocks for part in found))
 
 
 MOST_MODULES: Final = 5

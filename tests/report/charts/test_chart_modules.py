@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_documents import MIB, many_modules, step_memory
 
-from oomdoctor.report.charts.bars import module_rows
+from oomdoctor.report.probe.sentences import module_rows
 from oomdoctor.results import Category, ModuleBytes
 
 modules = st.lists(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomdoctor.report.charts.bars import micro_batch_bars
 from oomdoctor.report.charts.scales import SCALE
+from oomdoctor.report.probe.html import micro_batch_bars
 
 
 def test_a_block_a_micro_batch() -> None:
