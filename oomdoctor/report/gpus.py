@@ -44,7 +44,9 @@ class Column:
 
     def aligned(self) -> list[str]:
         """Return heading and cells, padded to the longest."""
-        texts = [self.heading, *map(_printable, self.cells)]
+        # A process can call itself anything.
+        seen = ("".join(each if each.isprintable() else "?" for each in cell) for cell in self.cells)
+        texts = [self.heading, *seen]
         width = max(map(len, texts))
         return [text.rjust(width) if self.right else text.ljust(width) for text in texts]
 
@@ -81,7 +83,11 @@ def render_reading(reading: GpuReading, terminal: Terminal) -> str:
         Column("total", [_size(gpu.total_bytes) for gpu in gpus], right=True),
         Column("used", [_size(gpu.used_bytes) for gpu in gpus], right=True),
         Column("free", [_size(gpu.free_bytes) for gpu in gpus], right=True),
-        Column("busy", [_percent(gpu.utilisation_percent) for gpu in gpus], right=True),
+        Column(
+            "busy",
+            [_UNKNOWN if busy is None else f"{busy} %" for busy in (gpu.utilisation_percent for gpu in gpus)],
+            right=True,
+        ),
     ]
     return "\n".join([*table(columns, terminal), "", *_process_lines(reading, terminal), ""])
 
@@ -122,12 +128,3 @@ def _name(gpu: LocalGpu) -> str:
 
 def _size(size_bytes: int | None) -> str:
     return _UNKNOWN if size_bytes is None else format_size(size_bytes)
-
-
-def _percent(value: int | None) -> str:
-    return _UNKNOWN if value is None else f"{value} %"
-
-
-def _printable(text: str) -> str:
-    """Return a process's name without control sequences; it can call itself anything."""
-    return "".join(character if character.isprintable() else "?" for character in text)

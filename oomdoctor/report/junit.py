@@ -9,7 +9,6 @@ from xml.etree import ElementTree as ET
 from oomdoctor.report.plain_text import escape, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
 
     from oomdoctor.report.issues import Case, Group, Issue, Issues
     from oomdoctor.results.document import Document
@@ -28,15 +27,13 @@ _LONGEST_BODY: Final = 10_000
 def render(document: Document, found: Issues) -> str:
     """Return a suite for each group of issues as one XML document, with a newline at its end."""
     suites = [_suite(group) for group in found.groups]
-    root = ET.Element("testsuites", {"name": f"oomdoctor {document.command}", **_sums(suites)})
+    counted = ("tests", "failures", "errors")
+    sums = {name: str(sum(int(suite.attrib[name]) for suite in suites)) for name in counted}
+    root = ET.Element("testsuites", {"name": f"oomdoctor {document.command}", **sums})
     root.extend(suites)
     ET.indent(root)
     text = _COMMAND.sub(lambda found: f"{found[0][:-1]}&#{ord(found[0][-1])};", ET.tostring(root, encoding="unicode"))
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
-
-
-def _sums(suites: Sequence[ET.Element]) -> dict[str, str]:
-    return {name: str(sum(int(suite.attrib[name]) for suite in suites)) for name in ("tests", "failures", "errors")}
 
 
 def _suite(group: Group) -> ET.Element:

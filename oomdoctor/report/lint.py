@@ -35,7 +35,7 @@ def text(document: LintDocument, terminal: Terminal) -> str:
     """Render what lint found in the form that linters have, with a newline at its end."""
     result = document.result
     blocks = [*("\n".join(_text_lines(found, terminal)) for found in result.findings)]
-    blocks += [_unread_text(found, terminal) for found in result.unreadable]
+    blocks += [f"{_styled(words.place(each), _BOLD, terminal)}: {words.unread(each)}" for each in result.unreadable]
     return "\n\n".join([*blocks, words.summary(result)]) + "\n"
 
 
@@ -59,10 +59,6 @@ def _width(terminal: Terminal) -> int:
     """Return the columns for a line of code; where the width is unknown, as in a file, those that code has."""
     unknown = terminal.width == DEFAULT_WIDTH and not terminal.color
     return MAXIMUM_WIDTH if unknown else terminal.width
-
-
-def _unread_text(found: Unreadable, terminal: Terminal) -> str:
-    return f"{_styled(words.place(found), _BOLD, terminal)}: {words.unread(found)}"
 
 
 def _styled(text: str, style: str, terminal: Terminal) -> str:
@@ -119,7 +115,9 @@ def _blocks(document: LintDocument) -> Iterator[str]:
     yield from _files(result)
     if result.unreadable:
         yield "#### Not linted"
-        yield table(("file", "where", "why"), map(_unreadable_row, result.unreadable[:_MOST_UNREADABLE]))
+        unread = result.unreadable[:_MOST_UNREADABLE]
+        rows = [(_cell(found.path), words.in_file(found), _prose(found.problem)) for found in unread]
+        yield table(("file", "where", "why"), rows)
     versions = (code(visible(f"{name} {version}")) for name, version in document.versions.items())
     yield ", ".join(filter(None, (sentence(words.read(result)).rstrip("."), *versions)))
 
@@ -141,10 +139,6 @@ def _files(result: LintResult) -> Iterator[str]:
 def _row(found: Finding) -> tuple[str, ...]:
     rule = " ".join(filter(None, (found.severity.value, code(visible(found.code, _LONGEST_CELL)))))
     return words.in_file(found), rule, _prose(found.message), _prose(found.help)
-
-
-def _unreadable_row(found: Unreadable) -> tuple[str, str, str]:
-    return _cell(found.path), words.in_file(found), _prose(found.problem)
 
 
 def _cell(text: str) -> str:
@@ -229,12 +223,16 @@ def _rules(findings: Iterable[Finding]) -> list[Rule]:
         held = worst.get(finding.code)
         if held is None or words.WORST_FIRST.index(finding.severity) < words.WORST_FIRST.index(held.severity):
             worst[finding.code] = finding
-    return [_rule(worst[code]) for code in sorted(worst)]
-
-
-def _rule(finding: Finding) -> Rule:
-    more = f"`oomdoctor rule {finding.code}` says what it looks for and why."
-    return Rule(finding.code, finding.name, more, _LEVELS[finding.severity], ("pytorch", finding.concern.value))
+    return [
+        Rule(
+            code,
+            finding.name,
+            f"`oomdoctor rule {code}` says what it looks for and why.",
+            _LEVELS[finding.severity],
+            ("pytorch", finding.concern.value),
+        )
+        for code, finding in sorted(worst.items())
+    ]
 
 
 def _issue(finding: Finding) -> Issue:

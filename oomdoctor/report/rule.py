@@ -28,6 +28,7 @@ def mark(rule: Rule) -> str:
 
 
 _NARROWEST: Final = 40
+_STATE: Final = {True: "on", False: "off"}
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
@@ -47,7 +48,10 @@ def render_rule(rule: Rule, terminal: Terminal) -> str:
 
 def render_rules(rules: Sequence[Rule], terminal: Terminal) -> str:
     """Render the list of rules for the terminal, one line a rule."""
-    rows = [(rule.code, mark(rule), rule.name, rule.severity.value, rule.concern.value, _state(rule)) for rule in rules]
+    rows = [
+        (rule.code, mark(rule), rule.name, rule.severity.value, rule.concern.value, _STATE[rule.default])
+        for rule in rules
+    ]
     headings = ("code", "", "name", "severity", "concern", "default")
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     heading, *lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in (headings, *rows))
@@ -55,10 +59,6 @@ def render_rules(rules: Sequence[Rule], terminal: Terminal) -> str:
         f"{len(rules)} rules; [*] has a fix; `oomdoctor rule {rules[0].code}` explains one" if rules else "0 rules"
     )
     return "\n".join([_bold(heading, terminal), *lines, "", counted, ""])
-
-
-def _state(rule: Rule) -> str:
-    return "on" if rule.default else "off"
 
 
 def _section(title: str, body: str, terminal: Terminal) -> Iterator[str]:
@@ -119,9 +119,8 @@ def render_rules_markdown(rules: Sequence[Rule]) -> str:
     """Render the table of rules in Markdown."""
     lines = ["| code | name | severity | concern | default | fix | what it finds |", "| --- " * 7 + "|"]
     for rule in rules:
-        state = "on" if rule.default else "off"
         fix = f"`{mark(rule)}`" if mark(rule) else ""
-        cells = (rule.code, rule.name, rule.severity.value, rule.concern.value, state, fix, rule.summary)
+        cells = (rule.code, rule.name, rule.severity.value, rule.concern.value, _STATE[rule.default], fix, rule.summary)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 

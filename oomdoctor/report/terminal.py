@@ -53,12 +53,9 @@ def printed(parts: Iterable[RenderableType], terminal: Terminal) -> str:
     with console.capture() as capture:
         for part in parts:
             console.print(part)
-    return "".join(f"{_without_command(line.rstrip())}\n" for line in capture.get().rstrip("\n").split("\n"))
-
-
-def _without_command(line: str) -> str:
-    """Return a line that GitHub's runner takes for no command, wherever somebody's text was broken."""
-    return _COMMAND.sub(r"\1|", line).replace("##[", "##(")
+    lines = (line.rstrip() for line in capture.get().rstrip("\n").split("\n"))
+    # GitHub's runner takes no line for a command, wherever somebody's text was broken.
+    return "".join(_COMMAND.sub(r"\1|", line).replace("##[", "##(") + "\n" for line in lines)
 
 
 def answer(lines: Iterable[RenderableType], style: str, *, unicode: bool) -> RenderableType:

@@ -12,7 +12,7 @@ from html_page import HtmlPage
 from hypothesis import given, settings
 from memory_documents import profiled
 
-from oomdoctor.report.check.html import render
+from oomdoctor.report.check import html as render
 from oomdoctor.report.plain_text import clean
 from oomdoctor.results import CheckDocument, Problem
 

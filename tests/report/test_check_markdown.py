@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from test_probe_markdown import HOSTILE, inline
 
-from oomdoctor.report.check.markdown import render
+from oomdoctor.report.check import markdown as render
 from oomdoctor.results import CheckDocument
 
 PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])

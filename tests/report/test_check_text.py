@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from oomdoctor.output import Terminal
-from oomdoctor.report.check.text import render
+from oomdoctor.report.check import text as render
 from oomdoctor.report.terminal import MINIMUM_WIDTH
 from oomdoctor.results import CheckDocument
 

@@ -76,10 +76,9 @@ def size_label(size_bytes: int) -> str:
 
 def round_counts(scale: Scale) -> list[int]:
     """Return whole numbers to label: powers of two on a logarithmic scale, else 5, 10, 15 and the like."""
-    return _powers(scale) if scale.is_log else _multiples(scale)
-
-
-def _multiples(scale: Scale) -> list[int]:
+    if scale.is_log:
+        exponents = range(max(0, math.ceil(math.log2(scale.low))), math.floor(math.log2(scale.high)) + 1)
+        return [2**exponent for exponent in exponents[:: max(1, -(-len(exponents) // _MOST_COUNTS))]]
     step = next(
         digit * 10**power
         for power in range(400)
@@ -89,11 +88,6 @@ def _multiples(scale: Scale) -> list[int]:
     # Floor division stays exact where a float would not.
     first = max(1, -int(-scale.low // step))
     return [step * number for number in range(first, int(scale.high // step) + 1)]
-
-
-def _powers(scale: Scale) -> list[int]:
-    exponents = range(max(0, math.ceil(math.log2(scale.low))), math.floor(math.log2(scale.high)) + 1)
-    return [2**exponent for exponent in exponents[:: max(1, -(-len(exponents) // _MOST_COUNTS))]]
 
 
 Corner: TypeAlias = tuple[float, float]
@@ -136,7 +130,9 @@ def areas(points: Sequence[TimelinePoint], lefts: Sequence[float], scale: Scale)
         held = [point.categories[index] if index < len(point.categories) else 0 for point in points]
         if any(held):
             ceiling = [low + size for low, size in zip(floor, held, strict=True)]
-            found.append(_area(category, lefts, _heights(floor, scale), _heights(ceiling, scale)))
+            lows, highs = (tuple(map(scale.below_top, values)) for values in (floor, ceiling))
+            outline = joined([*_corners(lefts, highs), *reversed(_corners(lefts, lows))])
+            found.append(Area(category, lows, highs, outline))
             floor = ceiling
     return found
 
@@ -149,14 +145,6 @@ def steps(lefts: Sequence[float], heights: Sequence[float]) -> str:
 def joined(corners: Iterable[Corner]) -> str:
     """Return corners as SVG takes them."""
     return " ".join(f"{x:g},{y:g}" for x, y in corners)
-
-
-def _heights(values: Sequence[int], scale: Scale) -> tuple[float, ...]:
-    return tuple(map(scale.below_top, values))
-
-
-def _area(category: Category, lefts: Sequence[float], lows: tuple[float, ...], highs: tuple[float, ...]) -> Area:
-    return Area(category, lows, highs, joined([*_corners(lefts, highs), *reversed(_corners(lefts, lows))]))
 
 
 def _corners(lefts: Sequence[float], heights: Sequence[float]) -> list[Corner]:

@@ -63,16 +63,15 @@ class Band:
 def iterations(memory: StepMemory) -> tuple[Band, ...]:
     """Return one band an iteration."""
     groups = groupby(_drawn(memory), key=lambda phase: phase.iteration)
-    return tuple(_band(memory, list(phases), _iteration_names(number), None) for number, phases in groups)[:_MOST_BANDS]
+    return tuple(
+        _band(memory, list(phases), (f"iteration {number}", f"it. {number}", str(number)), None)
+        for number, phases in groups
+    )[:_MOST_BANDS]
 
 
 def phases(memory: StepMemory) -> tuple[Band, ...]:
     """Return one band a phase of a micro-step."""
     return tuple(_band(memory, [phase], _NAMES[phase.phase], phase.phase) for phase in _drawn(memory)[:_MOST_BANDS])
-
-
-def _iteration_names(number: int) -> tuple[str, ...]:
-    return (f"iteration {number}", f"it. {number}", str(number))
 
 
 def _drawn(memory: StepMemory) -> list[PhaseMemory]:

@@ -163,8 +163,4 @@ def _line(trials: Sequence[Trial], across: Scale, up: Scale) -> str:
 def _flags(result: ProbeResult, across: Scale) -> list[Flag]:
     answer = result.micro_batch
     named = [("maximum", answer.maximum), ("recommended", answer.recommended)]
-    return [_flag(f"{word} {size}", across.at(size)) for word, size in named if size]
-
-
-def _flag(label: str, x: float) -> Flag:
-    return Flag(x, x > _RIGHT_HALF, label)
+    return [Flag(x, x > _RIGHT_HALF, f"{word} {size}") for word, size in named if size for x in (across.at(size),)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.report.charts.trials import TrialsChart
     from oomdoctor.report.probe.sentences import ModuleRow
-    from oomdoctor.results import Accumulation, PhaseMemory, ProbeDocument, ProbeResult, StepMemory, Trial
+    from oomdoctor.results import Accumulation, PhaseMemory, ProbeDocument, ProbeResult, StepMemory
 
 
 _MOST_ROWS: Final = 200
@@ -41,7 +41,9 @@ def sections(result: ProbeResult) -> dict[str, Any]:
         "plan": None if result.accumulation is None else _plan(result, result.accumulation),
         "memory": None if result.memory is None else _memory(result, result.memory),
         "trials": _trials(result) if result.trials else None,
-        "phases": _phases(result),
+        "phases": {"title": sentences.phases_title(result), "rows": result.phases[:_MOST_ROWS]}
+        if result.phases
+        else None,
         "failure": _failure(result),
         "reasons": result.reasons[:_MOST_ROWS],
     }
@@ -194,12 +196,6 @@ def _module(row: ModuleRow) -> dict[str, Any]:
     return {"row": row, "name": module_name(row), "is_path": bool(row.module), "parts": ", ".join(named)}
 
 
-def _phases(result: ProbeResult) -> dict[str, Any] | None:
-    if not result.phases:
-        return None
-    return {"title": sentences.phases_title(result), "rows": result.phases[:_MOST_ROWS]}
-
-
 # --- trials ----------------------------------------------------------------------------------------------------------
 
 
@@ -210,13 +206,9 @@ def _trials(result: ProbeResult) -> dict[str, Any]:
         "chart": chart,
         "legend": [] if chart is None else _legend(result, chart),
         "description": f"{sentences.headline(result)}. The table of the trials has every figure.",
-        "rows": [_trial(result, trial) for trial in result.trials[:_MOST_ROWS]],
+        "rows": [{"trial": trial, "outcome": sentences.outcome(result, trial)} for trial in result.trials[:_MOST_ROWS]],
         "more": max(0, len(result.trials) - _MOST_ROWS),
     }
-
-
-def _trial(result: ProbeResult, trial: Trial) -> dict[str, Any]:
-    return {"trial": trial, "outcome": sentences.outcome(result, trial)}
 
 
 def _legend(result: ProbeResult, chart: TrialsChart) -> list[tuple[Outcome, bool, str]]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from oomdoctor.results import (
         Accumulation,
         CommandPlan,
-        Device,
         ModuleBytes,
         ProbeResult,
         StepMemory,
@@ -173,17 +172,14 @@ def capacity(result: ProbeResult) -> str:
     device, total = result.device, format_size(result.device.total_bytes)
     parts = [f"{total} total"]
     if device.context_bytes:
-        parts.append(f"{format_size(device.context_bytes)} CUDA context ({_context_source(device)})")
+        source = "measured" if device.kind == "cuda" else "catalogue"
+        parts.append(f"{format_size(device.context_bytes)} CUDA context ({source})")
     if device.other_processes_bytes:
         parts.append(f"{format_size(device.other_processes_bytes)} other processes")
     taken = (device.context_bytes or 0) + (device.other_processes_bytes or 0)
     if device.total_bytes - taken == result.capacity_bytes and len(parts) > 1:
         return f"{format_size(result.capacity_bytes)} = {' - '.join(parts)}"
     return f"{format_size(result.capacity_bytes)} of {', '.join(parts)}"
-
-
-def _context_source(device: Device) -> str:
-    return "measured" if device.kind == "cuda" else "catalogue"
 
 
 # --- trials ----------------------------------------------------------------------------------------------------------

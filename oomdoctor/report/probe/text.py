@@ -48,8 +48,9 @@ def _parts(document: ProbeDocument, width: int, *, unicode: bool) -> Iterator[Re
     yield _facts(result)
     if result.accumulation is not None:
         yield section(sentences.plan_title(result.accumulation), *_plan(result, width))
-    if (failure := _failure(result)) is not None:
-        yield failure
+    trial = sentences.failing_trial(result)
+    if trial is not None and (line := first_line(trial.error or "")):
+        yield section(sentences.failure_title(trial), Text(line))
     if result.phases:
         yield section(sentences.phases_title(result), *_phases(result, width, _UNICODE_BAR if unicode else _ASCII_BAR))
     if result.memory is not None:
@@ -57,7 +58,8 @@ def _parts(document: ProbeDocument, width: int, *, unicode: bool) -> Iterator[Re
     if result.trials:
         yield section(sentences.trials_title(result.trials), _trials(result, width))
     if result.reasons:
-        yield section("Where the numbers come from", _reasons(result))
+        reasons = [(clean(reason.subject), clean(reason.text)) for reason in result.reasons]
+        yield section("Where the numbers come from", pairs(reasons))
     yield Text(", ".join(f"{clean(name)} {clean(version)}" for name, version in document.versions.items()), "dim")
 
 
@@ -107,13 +109,6 @@ def _plan(result: ProbeResult, width: int) -> Iterator[RenderableType]:
         yield Text(note)
 
 
-def _failure(result: ProbeResult) -> RenderableType | None:
-    trial = sentences.failing_trial(result)
-    if trial is None or not (line := first_line(trial.error or "")):
-        return None
-    return section(sentences.failure_title(trial), Text(line))
-
-
 # --- memory by phase -------------------------------------------------------------------------------------------------
 
 
@@ -125,7 +120,7 @@ def _phases(result: ProbeResult, width: int, characters: tuple[str, str, str]) -
     previous = None
     for phase in result.phases:
         cells = [
-            Text("" if phase.iteration == previous else _iteration(phase), "dim"),
+            Text("" if phase.iteration in (0, previous) else str(phase.iteration), "dim"),
             Text(sentences.PHASE_WORDS[phase.phase]),
             Text(format_size(phase.end_allocated_bytes)),
             Text(format_size(phase.peak_allocated_bytes), "bold" if phase.peak_allocated_bytes == highest else ""),
@@ -137,10 +132,6 @@ def _phases(result: ProbeResult, width: int, characters: tuple[str, str, str]) -
     if shows_bar:
         held, peak, free = characters
         yield Text(f"{held} held at the end  {peak} up to the peak  {free} free", "dim")
-
-
-def _iteration(phase: Phase) -> str:
-    return str(phase.iteration) if phase.iteration else ""
 
 
 def _bar(phase: Phase, capacity_bytes: int, width: int, characters: tuple[str, str, str]) -> Text:
@@ -199,10 +190,6 @@ def _trials(result: ProbeResult, width: int) -> RenderableType:
             Text(f"{trial.seconds:.2f}"),
         )
     return rows
-
-
-def _reasons(result: ProbeResult) -> RenderableType:
-    return pairs([(clean(reason.subject), clean(reason.text)) for reason in result.reasons])
 
 
 def render_dry_run(target: str, tried: DryRun) -> str:
