@@ -65,7 +65,7 @@ def _parts(document: CheckDocument) -> Iterator[RenderableType]:
         yield Text(sentence(written))
     hints = aligned(1)
     for advice in words.advice(result):
-        hints.add_text_row(Text("hint:", "bold cyan"), Text(advice))
+        hints.add_row(Text("hint:", "bold cyan"), Text(advice))
     yield from [hints] if hints.row_count else []
 
 
