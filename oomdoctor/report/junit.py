@@ -9,7 +9,6 @@ from xml.etree import ElementTree as ET
 from oomdoctor.report.plain_text import escape, visible
 
 if TYPE_CHECKING:
-
     from oomdoctor.report.issues import Case, Group, Issue, Issues
     from oomdoctor.results.document import Document
 
