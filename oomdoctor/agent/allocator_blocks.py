@@ -9,10 +9,16 @@ c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to 2.15.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from array import array
+from base64 import b64decode, b64encode
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, List  # noqa: UP035 - Python 3.8 has no other way to write it
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+AllocationTrace = List[int]  # noqa: UP006 - likewise
+"""The allocator's events in order: an allocation is its bytes, a free is -1 less the allocation's position."""
 
 SMALLEST_BLOCK = 512
 """Every request is rounded up to a multiple of this."""
@@ -181,3 +187,50 @@ def _divisions(setting: object) -> tuple[int, ...]:
         return ()
     found = {int(key).bit_length() - 1: int(value) for key, value in setting.items() if str(key).isdecimal() and value}
     return tuple(found.get(power, 0) for power in range(DIVISIONS)) if found else ()
+
+
+# --- traces: what was asked for and given back, whatever the addresses -----------------------------------------------
+
+
+def read_trace(events: Iterable[Mapping[str, Any]]) -> AllocationTrace:
+    """Return the trace of a history, in canonical order and without frees of blocks from before it.
+
+    Args:
+        events: The events of one device, as a snapshot gives them.
+    """
+    positions: dict[int, int] = {}
+    found: AllocationTrace = []
+    allocations = 0
+    for event in events:
+        if event["action"] == "alloc":
+            positions[event["addr"]] = allocations
+            allocations += 1
+            found.append(event["size"])
+        elif event["action"] == "free_completed" and event["addr"] in positions:
+            found.append(-1 - positions.pop(event["addr"]))
+    return list(canonical_order(found))
+
+
+def canonical_order(events: Iterable[int]) -> Iterator[int]:
+    """Yield the events, with frees that follow each other in the order of their allocations.
+
+    No block is placed between them, so their order changes nothing; and it is no part of a step: autocast lets go of
+    its casts in the order of their addresses, which are others in every process.
+    """
+    for is_free, events_alike in groupby(events, key=lambda event: event < 0):
+        run = list(events_alike)
+        yield from sorted(run, reverse=True) if is_free else run
+
+
+def pack(trace: AllocationTrace) -> str:
+    """Return a trace as text that travels quickly; empty for an empty one."""
+    return b64encode(array("q", trace).tobytes()).decode("ascii")
+
+
+def unpack(text: str) -> AllocationTrace:
+    """Return the trace that `pack` was given.
+
+    Raises:
+        ValueError: The text is none of `pack`'s.
+    """
+    return list(array("q", b64decode(text)))

@@ -226,6 +226,7 @@ class Measurements:
         training_peak_bytes: Most bytes in training.
         evaluation_peak_bytes: Most bytes in an evaluation; None where there was none.
         phases: Memory by phase.
+        allocations: The allocator's events, packed, where memory did not run out and the history is whole; else empty.
         zeros_read: Times that it read data back from a null GPU.
         unknown_calls: CUDA calls that the null GPU does not serve.
         error: The error that ended it; None where none did.
@@ -250,6 +251,7 @@ class Measurements:
     training_peak_bytes: int | None
     evaluation_peak_bytes: int | None
     phases: tuple[PhaseMemory, ...]
+    allocations: str
     zeros_read: int
     unknown_calls: tuple[str, ...]
     error: ErrorChain | None

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from . import exception_hooks, null_gpu, oom_errors, settings, training_hooks
+from .allocator_blocks import pack
 from .first_batch import FirstBatch as BatchSearch
 from .guard import FAILURES, guarded
 from .memory_stats import DevicePeaks, PeakKeeper, limit_memory
@@ -241,6 +242,7 @@ class TrainingAgent:
                 training_peak_bytes=_highest(part for part in used if part.start.phase not in (LOAD, EVALUATION)),
                 evaluation_peak_bytes=_highest(part for part in used if part.start.phase == EVALUATION),
                 phases=_phases(used, self._failed | ended_by_error),
+                allocations="" if peaks.ooms or error is not None else pack(self._history.trace),
                 zeros_read=null_gpu.zeros_read(),
                 unknown_calls=tuple(null_gpu.unknown_calls()),
                 error=error,

@@ -13,13 +13,15 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .allocator_blocks import AllocatorBlocks, HistoryMismatchError
+from .allocator_blocks import AllocatorBlocks, HistoryMismatchError, read_trace
 from .guard import note_failure
 from .history_frames import RecorderWatch
 from .phase_meter import BACKWARD, EVALUATION, FORWARD, LOAD, OPTIMIZER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from .allocator_blocks import AllocationTrace
 
 _MOST_EVENTS = 1_000_000
 _WITHOUT_BLOCK = ("oom", "snapshot", "end")
@@ -195,9 +197,11 @@ class AllocatorHistory:
 
     Attributes:
         device: Index of the device.
+        trace: What `read` found to be asked for and given back since the beginning; see `allocator_blocks`.
     """
 
     def __init__(self, torch: Any) -> None:
+        self.trace: AllocationTrace = []
         self._torch = torch
         self._is_recorded = False
         self._forgotten = (0, 0)  # allocations and frees that the program has had the allocator forget
@@ -232,6 +236,7 @@ class AllocatorHistory:
         Returns:
             Nothing where the history is not complete, or does not end with what the allocator itself counts.
         """
+        self.trace = []
         if not self._is_recorded:
             return []
         stops = [*(start.position for start in starts[1:]), self.position()]
@@ -240,10 +245,12 @@ class AllocatorHistory:
         blocks = AllocatorBlocks(snapshot.get("allocator_settings") or {})
         try:
             found = _measure(events, stops, blocks)
-            return [PhasePart(start, *figures) for start, figures in zip(starts, found)]  # noqa: B905 - not in 3.8
+            parts = [PhasePart(start, *figures) for start, figures in zip(starts, found)]  # noqa: B905 - not in 3.8
         except HistoryMismatchError as error:
             note_failure("history", error)
             return []
+        self.trace = read_trace(events)
+        return parts
 
 
 def _measure(

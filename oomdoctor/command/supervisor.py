@@ -10,17 +10,21 @@ from oomdoctor.command.dependencies import CommandDependencies
 from oomdoctor.command.fork_server import ForkServer
 from oomdoctor.command.notes import Observations
 from oomdoctor.command.outcome import BatchSizeCheck, ClassifiedTrial, classify_trial
+from oomdoctor.command.prediction import SimulatedCard, largest_simulated, read_allocations
 from oomdoctor.command.template import Sizes, fill_command
 from oomdoctor.command.trial import EndedTrial, SocketDirectory, TrialStart, run_trial
 from oomdoctor.command.trial_events import TrialEvents
+from oomdoctor.engines.allocator.settings import rules_of, settings_from_environment
+from oomdoctor.errors import OomdoctorError
 from oomdoctor.results import Outcome
 from oomdoctor.run.environment import with_agent
 from oomdoctor.search.probe_search import TrialNotes, TrialProblem, TrialSource, micro_steps
 from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from oomdoctor.agent.allocator_blocks import AllocationTrace
     from oomdoctor.agent.messages import DeviceInfo
     from oomdoctor.engines.choice import Engine
     from oomdoctor.request import ProbeRequest
@@ -105,6 +109,8 @@ class CommandSupervisor(TrialSource):
         self._has_port = False
         self._speculative = SpeculativeTrial()
         self._batch_size_check = BatchSizeCheck()
+        self._allocations: dict[int, AllocationTrace] = {}
+        self._environment_at_torch: Mapping[str, str] = engine.environment
         self._count = 0
         self.observations = Observations()
         self.device: DeviceInfo | None = None
@@ -151,9 +157,18 @@ class CommandSupervisor(TrialSource):
             self.notes.problem = TrialProblem.of(classified.problem)
         return classified.trial
 
-    def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:  # noqa: ARG002 - as asked
-        """Return None: nothing is predicted for commands, whose forked trials are quick."""
-        return None
+    def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
+        """Predict by a replay of earlier trials' allocations; None where no two of them are alike."""
+        if self.device is None or len(self._allocations) < 2:  # noqa: PLR2004 - a line needs two points
+            return None
+        rules = rules_of(self.versions.get("torch", ""))
+        try:
+            settings = settings_from_environment(self._environment_at_torch, rules)
+        except OomdoctorError:  # an allocator that is not simulated
+            return None
+        total, used = self.device.total_bytes, self.device.total_bytes - self.device.free_bytes
+        card = SimulatedCard(total, used, min(allowed_bytes, self.capacity_bytes), settings, rules)
+        return largest_simulated(self._allocations, low, high, card, retries=retries)
 
     def settle(self) -> None:
         """End a trial that nobody will ask for; all that was run is known then."""
@@ -210,6 +225,7 @@ class CommandSupervisor(TrialSource):
             )
             if problem is not None:
                 classified = classified.with_problem(problem)
+            self._keep_allocations(ended, micro_batch)
         for measured in ended.events.trainers():
             self.notes.add(
                 optimizer_name=measured.optimizer or "",
@@ -218,6 +234,13 @@ class CommandSupervisor(TrialSource):
             )
         self.observations.take(ended.events, classified, micro_batch)
         return classified
+
+    def _keep_allocations(self, ended: EndedTrial, micro_batch: int) -> None:
+        """Keep what the process that needed most allocated."""
+        most = max(ended.events.trainers(), key=lambda measured: measured.peak_allocated_bytes or 0, default=None)
+        trace = None if most is None else read_allocations(most.allocations)
+        if trace is not None:
+            self._allocations[micro_batch] = trace
 
     def _begin_speculative(self, micro_batch: int, allowed_bytes: int) -> None:
         """Run the size above the one that was asked for beside it: it is what proves a maximum.
@@ -250,7 +273,9 @@ class CommandSupervisor(TrialSource):
     def _fork_from(self, ended: EndedTrial, trial: Trial, micro_steps: int) -> None:
         """Start the fork server, and believe it once a forked trial has taken the same memory as the fresh one."""
         described = [measured.process for measured in ended.events.trainers() if measured.process]
-        if not described:
+        if described:
+            self._environment_at_torch = described[0].environment_at_torch
+        else:
             self.fork_reason = "each trial was started anew: the process that trains could not be described"
             return
         server = ForkServer(described[0], self._sockets.path)

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING
 from oomdoctor.results import Outcome, PhaseName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from oomdoctor.agent.allocator_blocks import AllocationTrace
     from oomdoctor.results import Trial
 
 
@@ -289,3 +290,61 @@ def _bisected(holds: Callable[[int], bool], low: int, high: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationLine:
+    """An allocation as a line over the micro-batch; or a free, of the allocation at a position.
+
+    Every allocation of a training step grows by a fixed number of bytes a sample, or not at all.
+    """
+
+    base_bytes: float
+    bytes_a_sample: float
+    freed: int | None
+
+    def size_at(self, micro_batch: int) -> int:
+        """Return the bytes that are asked for at a size."""
+        return max(1, round(self.base_bytes + self.bytes_a_sample * micro_batch))
+
+
+def allocation_lines(traces: Mapping[int, AllocationTrace]) -> list[AllocationLine] | None:
+    """Return the allocations as lines through the two largest trials that did the same in the same order.
+
+    Args:
+        traces: Trace by micro-batch, of trials that fit.
+
+    Returns:
+        None where no two trials did the same at their two sizes.
+    """
+    sizes = sorted(traces, reverse=True)
+    for index, large in enumerate(sizes):
+        for small in sizes[index + 1 :]:
+            if _shape(traces[small]) == _shape(traces[large]):
+                return [_line(*pair, small, large) for pair in zip(traces[small], traces[large], strict=True)]
+    return None
+
+
+def _shape(trace: AllocationTrace) -> list[int]:
+    return [min(event, 0) for event in trace]
+
+
+def _line(small_event: int, large_event: int, small: int, large: int) -> AllocationLine:
+    if small_event < 0:
+        return AllocationLine(0, 0, -1 - small_event)
+    slope = (large_event - small_event) / (large - small)
+    return AllocationLine(small_event - slope * small, slope, None)
+
+
+def live_peak(steps: Sequence[AllocationLine], micro_batch: int) -> int:
+    """Return the most bytes that are alive at one time, as if nothing were lost to packing."""
+    sizes: list[int] = []
+    live = peak = 0
+    for step in steps:
+        if step.freed is None:
+            sizes.append(step.size_at(micro_batch))
+            live += sizes[-1]
+            peak = max(peak, live)
+        else:
+            live -= sizes[step.freed]
+    return peak

@@ -94,7 +94,7 @@ class TrialDone:
     Attributes:
         trial: How.
         problem: The error of a trial that failed for another reason than memory; else None.
-        allocations: The allocator's events, packed, where the trial fits; see `oomdoctor.trial.replay`.
+        allocations: The allocator's events, packed, where the trial fits; see `oomdoctor.agent.allocator_blocks`.
         loss_is_finite: False where a loss was NaN or infinite.
         zeros_read: Times that the step read data back from a null GPU.
         optimizer: Class name of the optimizer; empty where it was never built.

@@ -24,16 +24,16 @@ from oomdoctor.results import Outcome, Phase, PhaseName, Trial
 from oomdoctor.target.contract import Target, check_loss, step_failure
 from oomdoctor.target.placement import place, tensors_in
 from oomdoctor.trial.device import zeros_read_count
-from oomdoctor.trial.replay import AllocationTrace, record_allocations
+from oomdoctor.trial.replay import record_allocations
 from oomdoctor.trial.variants import autocast, gradient_scaler, make_batch, make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
+    from oomdoctor.agent.allocator_blocks import AllocationTrace
     from oomdoctor.results import Variant
     from oomdoctor.trial.protocol import RunTrial
-    from oomdoctor.trial.replay import AllocationTrace
 
 
 _WHEN = ("current", "peak")
@@ -89,7 +89,7 @@ class TrialMeter(WorkerMeter):
     """Meter of a whole trial; a profile watches it more closely.
 
     Attributes:
-        trace: Allocations and frees, once the trial has ended without an error; see `oomdoctor.trial.replay`.
+        trace: Allocations and frees, once the trial has ended without an error; see `oomdoctor.agent.allocator_blocks`.
     """
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class Attempt:
     Attributes:
         trial: What the result will hold.
         problem: What a trial that failed for another reason than memory failed with; else None.
-        allocations: The allocator's events, where the trial fits; see `oomdoctor.trial.replay`.
+        allocations: The allocator's events, where the trial fits; see `oomdoctor.agent.allocator_blocks`.
         loss_is_finite: False where a loss was NaN or infinite.
         zeros_read: Times that the step read data back from a null GPU.
         optimizer_name: Class name of the optimizer, empty when it was never built.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import torch
 
+from oomdoctor.agent.allocator_blocks import pack, unpack
 from oomdoctor.agent.messages import has_kernels
 from oomdoctor.engines.catalogue import emulated_card
 from oomdoctor.engines.trace.compiler_stubs import defer_dynamo
@@ -64,7 +65,7 @@ from oomdoctor.trial.protocol import (
     receive_question,
     send,
 )
-from oomdoctor.trial.replay import largest_replayable, pack, unpack
+from oomdoctor.trial.replay import largest_replayable
 from oomdoctor.trial.trial import (
     Attempt,
     TrialSetup,

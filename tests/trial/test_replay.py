@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from targets_for_tests import MLP, write_target
 
+from oomdoctor.agent.allocator_blocks import canonical_order
 from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Outcome
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerTrialSource
-from oomdoctor.trial.replay import canonical_order
 from oomdoctor.units import GIB
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.usefixtures("forked_workers")]
