@@ -124,31 +124,27 @@ def _entries() -> tuple[_Entry, ...]:
 
 def _read_entry(row: dict[str, Any], document: dict[str, Any]) -> _Entry:
     phrases = (tuple(_words(row["key"])), tuple(_words(row["name"])))
-    return _Entry(
-        card=_read_card(row, document),
-        spellings=frozenset("".join(phrase) for phrase in phrases),
-        phrases=phrases,
-        words=frozenset({*phrases[0], *phrases[1], f"{row['memory_gb']}gb"}),
-    )
-
-
-def _read_card(row: dict[str, Any], document: dict[str, Any]) -> Card:
     architecture = document["architecture"][row["compute_capability"]]
     estimate = document["context_estimate"]
     resident_threads = row["sm_count"] * architecture["max_threads_per_sm"]
     estimated_bytes = estimate["base_bytes"] + estimate["bytes_per_resident_thread"] * resident_threads
     major, minor = row["compute_capability"].split(".")
-    return Card(
-        key=row["key"],
-        name=row["name"],
-        total_bytes=row["total_bytes"],
-        total_source=row["total_source"],
-        compute_capability=(int(major), int(minor)),
-        sm_count=row["sm_count"],
-        l2_bytes=row["l2_bytes"],
-        context_bytes=row.get("context_bytes", estimated_bytes),
-        context_source=row.get("context_source", estimate["source"]),
-        **architecture,
+    return _Entry(
+        card=Card(
+            key=row["key"],
+            name=row["name"],
+            total_bytes=row["total_bytes"],
+            total_source=row["total_source"],
+            compute_capability=(int(major), int(minor)),
+            sm_count=row["sm_count"],
+            l2_bytes=row["l2_bytes"],
+            context_bytes=row.get("context_bytes", estimated_bytes),
+            context_source=row.get("context_source", estimate["source"]),
+            **architecture,
+        ),
+        spellings=frozenset("".join(phrase) for phrase in phrases),
+        phrases=phrases,
+        words=frozenset({*phrases[0], *phrases[1], f"{row['memory_gb']}gb"}),
     )
 
 
@@ -169,18 +165,16 @@ def _matches(words: list[str]) -> list[_Entry]:
         return []
     exact = [entry for entry in _entries() if spelling in entry.spellings]
     return exact or [
-        entry for entry in _entries() if entry.words.issuperset(words) or _has_adjacent_words(entry, spelling)
+        entry
+        for entry in _entries()
+        if entry.words.issuperset(words)
+        or any(
+            "".join(phrase[start:end]) == spelling
+            for phrase in entry.phrases
+            for start in range(len(phrase))
+            for end in range(start + 1, len(phrase) + 1)
+        )
     ]
-
-
-def _has_adjacent_words(entry: _Entry, spelling: str) -> bool:
-    """Return whether adjacent words of the name make up `spelling`, as 3060 and ti make up `3060ti`."""
-    return any(
-        "".join(phrase[start:end]) == spelling
-        for phrase in entry.phrases
-        for start in range(len(phrase))
-        for end in range(start + 1, len(phrase) + 1)
-    )
 
 
 def _ambiguous(name: str, found: list[_Entry]) -> UsageError:

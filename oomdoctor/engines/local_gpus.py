@@ -39,7 +39,7 @@ class GpuProcess:
     used_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalGpu:
     """One GPU of this machine.
 
@@ -58,14 +58,14 @@ class LocalGpu:
     """
 
     index: int
-    uuid: str | None
-    name: str | None
-    total_bytes: int | None
-    used_bytes: int | None
-    free_bytes: int | None
-    reserved_bytes: int | None
-    utilisation_percent: int | None
-    processes: tuple[GpuProcess, ...] | None
+    uuid: str | None = None
+    name: str | None = None
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    free_bytes: int | None = None
+    reserved_bytes: int | None = None
+    utilisation_percent: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
     source: Literal["nvml", "nvidia-smi"]
     error: str | None = None
 
@@ -97,15 +97,6 @@ def read_nvml() -> tuple[LocalGpu, ...]:
     Raises:
         SourceError: NVML is missing: no bindings, no driver library, or a driver that does not answer.
     """
-    pynvml = _import_bindings()
-    with _session(pynvml):
-        count, problem = _ask(pynvml.nvmlDeviceGetCount)
-        if count is None:
-            raise SourceError(f"NVML does not count its GPUs: {problem}")
-        return tuple(_read_nvml_gpu(pynvml, index) for index in range(count))
-
-
-def _import_bindings() -> ModuleType:
     try:
         with warnings.catch_warnings():
             # A deprecated distribution of the same name warns here; the monitor says so in plain words.
@@ -113,7 +104,11 @@ def _import_bindings() -> ModuleType:
             import pynvml  # noqa: PLC0415 - costs 30 ms that only this reading needs
     except ImportError as error:
         raise SourceError(f"the module `pynvml` of `nvidia-ml-py` cannot be imported: {error}") from error
-    return pynvml  # type: ignore[no-any-return, unused-ignore]
+    with _session(pynvml):
+        count, problem = _ask(pynvml.nvmlDeviceGetCount)
+        if count is None:
+            raise SourceError(f"NVML does not count its GPUs: {problem}")
+        return tuple(_read_nvml_gpu(pynvml, index) for index in range(count))
 
 
 @contextmanager
@@ -133,7 +128,7 @@ def _session(pynvml: ModuleType) -> Iterator[None]:
 def _read_nvml_gpu(pynvml: ModuleType, index: int) -> LocalGpu:
     handle, problem = _ask(pynvml.nvmlDeviceGetHandleByIndex, index)
     if handle is None:
-        return _unreadable(index, problem)
+        return LocalGpu(index=index, source="nvml", error=problem)
     memory, problem = _read_memory(pynvml, handle)
     utilisation, _ = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     return LocalGpu(
@@ -146,22 +141,6 @@ def _read_nvml_gpu(pynvml: ModuleType, index: int) -> LocalGpu:
         reserved_bytes=memory and getattr(memory, "reserved", None),
         utilisation_percent=utilisation and int(utilisation.gpu),
         processes=_read_processes(pynvml, handle),
-        source="nvml",
-        error=problem,
-    )
-
-
-def _unreadable(index: int, problem: str | None) -> LocalGpu:
-    return LocalGpu(
-        index=index,
-        uuid=None,
-        name=None,
-        total_bytes=None,
-        used_bytes=None,
-        free_bytes=None,
-        reserved_bytes=None,
-        utilisation_percent=None,
-        processes=None,
         source="nvml",
         error=problem,
     )
@@ -237,13 +216,6 @@ def read_nvidia_smi(timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[LocalGpu
     """
     if shutil.which("nvidia-smi") is None:
         raise SourceError("`nvidia-smi` is not on the PATH")
-    answer = _parse(_run_child(timeout_seconds))
-    if "error" in answer:
-        raise SourceError(_explain_gputil_error(answer["error"]))
-    return tuple(_read_smi_row(row) for row in answer["gpus"])
-
-
-def _run_child(timeout_seconds: float) -> str:
     # -P: the child must not find modules beside the script, or in the current directory.
     command = [sys.executable, "-P", str(Path(__file__).with_name("gputil_child.py"))]
     with subprocess.Popen(
@@ -252,18 +224,17 @@ def _run_child(timeout_seconds: float) -> str:
         try:
             output, _ = child.communicate(timeout=timeout_seconds)
         except BaseException as error:
-            _kill_session(child)  # nvidia-smi too, which is the one that hangs
+            if hasattr(os, "killpg"):
+                os.killpg(child.pid, signal.SIGKILL)
+            else:
+                child.kill()
             if isinstance(error, subprocess.TimeoutExpired):
                 raise SourceError(f"`nvidia-smi` did not answer within {timeout_seconds:g} seconds") from error
             raise
-    return output.decode("utf-8", "replace")
-
-
-def _kill_session(child: subprocess.Popen[bytes]) -> None:
-    if hasattr(os, "killpg"):
-        os.killpg(child.pid, signal.SIGKILL)
-    else:
-        child.kill()
+    answer = _parse(output.decode("utf-8", "replace"))
+    if "error" in answer:
+        raise SourceError(_explain_gputil_error(answer["error"]))
+    return tuple(_read_smi_row(row) for row in answer["gpus"])
 
 
 def _parse(output: str) -> dict[str, Any]:
@@ -305,9 +276,7 @@ def _read_smi_row(row: dict[str, Any]) -> LocalGpu:
         total_bytes=_mebibytes(row["memoryTotal"]),
         used_bytes=_mebibytes(row["memoryUsed"]),
         free_bytes=_mebibytes(row["memoryFree"]),
-        reserved_bytes=None,
         utilisation_percent=None if utilisation is None else round(utilisation * 100),
-        processes=None,
         source="nvidia-smi",
     )
 

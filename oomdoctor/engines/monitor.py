@@ -10,24 +10,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.engines.local_gpus import GpuProcess, GpuReading, LocalGpu, SourceError, read_nvidia_smi, read_nvml
+from oomdoctor.engines.local_gpus import GpuReading, LocalGpu, SourceError, read_nvidia_smi, read_nvml
 from oomdoctor.errors import NoAnswerError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-
-__all__ = [
-    "GpuProcess",
-    "GpuReading",
-    "LocalGpu",
-    "cuda_device",
-    "cuda_devices",
-    "has_local_gpu",
-    "held_by_others",
-    "other_process_bytes",
-    "read_gpus",
-]
 
 _SOURCES: Final = (("NVML", read_nvml), ("nvidia-smi", read_nvidia_smi))
 _NO_GPU_HINT: Final = (
@@ -153,17 +141,13 @@ def _total(sizes: Sequence[int | None]) -> int | None:
 def _descends_from(pid: int, ancestors: Collection[int]) -> bool:
     """Return whether `pid` is one of `ancestors` or their descendant, as far as Linux shows parents."""
     while pid > 1 and pid not in ancestors:
-        pid = _parent(pid)
+        try:
+            status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        # The name stands in parentheses and may hold anything, closing parentheses included.
+        pid = int(status.rpartition(")")[2].split()[1])
     return pid in ancestors
-
-
-def _parent(pid: int) -> int:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    # The name stands in parentheses and may hold anything, closing parentheses included.
-    return int(status.rpartition(")")[2].split()[1])
 
 
 def _visible_gpu(gpus: Sequence[LocalGpu], text: str) -> LocalGpu | None:

@@ -12,9 +12,8 @@ from oomdoctor.agent.allocator_blocks import NO_LIMIT
 from oomdoctor.agent.phase_meter import Counts, PhaseMeter
 from oomdoctor.engines.allocator.caching import CachingAllocator
 from oomdoctor.engines.allocator.device_memory import AllocationError, DeviceMemory
-from oomdoctor.engines.trace.op_trace import OperatorEnd, PhaseMark, TemporariesEntry, WorkspacesCleared
+from oomdoctor.engines.trace.op_trace import OperatorEnd, PhaseMark, TemporariesEntry, Workspace, WorkspacesCleared
 from oomdoctor.engines.trace.operators import temporaries_of
-from oomdoctor.engines.trace.temporaries import Workspace
 from oomdoctor.results import Phase, PhaseName
 
 if TYPE_CHECKING:
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.engines.allocator.settings import Rules, Settings
     from oomdoctor.engines.catalogue import Card
-    from oomdoctor.engines.trace.op_trace import Entry
-    from oomdoctor.engines.trace.temporaries import AllocationStep
+    from oomdoctor.engines.trace.op_trace import AllocationStep, Entry
     from oomdoctor.multi_card.scaling import MemoryTrace
 
 

@@ -13,8 +13,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from oomdoctor.engines.trace.op_trace import Entry
-    from oomdoctor.engines.trace.temporaries import Call
+    from oomdoctor.engines.trace.op_trace import Call, Entry
 
 
 def numbers_in(call: Call) -> list[int]:

@@ -12,7 +12,7 @@ import pytest
 from _pytest.outcomes import Failed
 
 from oomdoctor.agent.memory_stats import PeakKeeper
-from oomdoctor.engines.null_gpu import control
+from oomdoctor.engines.null_gpu import library as null_gpu
 from oomdoctor.pytest_plugin.plan import PLAN
 from oomdoctor.pytest_plugin.protocol import DEVICE, LIMIT, PEAK, GpuMemoryWarning
 from oomdoctor.pytest_plugin.report import explanation, held_lines, null_gpu_notes, over_limit, ran_out
@@ -156,7 +156,7 @@ class Meter:
         self._starts: dict[int, int] = {}
         self._ooms = 0
         self._is_recording = False
-        self._reads = control.reads()
+        self._reads = null_gpu.reads()
         if _is_ready(eager=eager):
             self._begin()
 
@@ -173,16 +173,16 @@ class Meter:
 
         peaks = (self._peaks or PeakKeeper(torch, range(torch.cuda.device_count()))).now()
         device = max(peaks, key=lambda index: peaks[index].allocated_bytes)
-        on_null = control.is_null_gpu()
+        on_null = null_gpu.is_null_gpu()
         return Reading(
             peak_bytes=peaks[device].allocated_bytes,
             start_bytes=self._starts.get(device, 0),
-            capacity_bytes=control.capacity_bytes() if on_null else torch.cuda.mem_get_info(device)[1],
+            capacity_bytes=null_gpu.capacity_bytes() if on_null else torch.cuda.mem_get_info(device)[1],
             device=device,
             name=torch.cuda.get_device_name(device) + (" (null GPU)" if on_null else ""),
             ooms=sum(one.ooms for one in peaks.values()) - self._ooms,
-            reads=control.reads() - self._reads,
-            unknown_calls=control.unknown_calls() if on_null else (),
+            reads=null_gpu.reads() - self._reads,
+            unknown_calls=null_gpu.unknown_calls() if on_null else (),
         )
 
     def snapshot(self) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from oomdoctor.engines.catalogue import Card, all_cards
-from oomdoctor.engines.null_gpu import control
+from oomdoctor.engines.null_gpu import library as null_gpu
 from oomdoctor.errors import NoAnswerError, OomdoctorError
 from oomdoctor.target.contract import summary
 from oomdoctor.trial.protocol import HeldMemory
@@ -119,17 +119,17 @@ def device_kind() -> Literal["cuda", "null", "trace"]:
     """Return the kind of device that the process runs on."""
     if _EMULATION.device is not None:
         return "trace"
-    return "null" if control.is_null_gpu() else "cuda"
+    return "null" if null_gpu.is_null_gpu() else "cuda"
 
 
 def zeros_read_count() -> int:
     """Return how often data was read back from a null or emulated GPU, each time zeros; 0 on a real one."""
-    return control.reads() if _EMULATION.device is None else _EMULATION.device.reads
+    return null_gpu.reads() if _EMULATION.device is None else _EMULATION.device.reads
 
 
 def unknown_calls() -> tuple[str, ...]:
     """Return the CUDA calls that a null GPU was asked for and does not serve."""
-    return control.unknown_calls() if device_kind() == "null" else ()
+    return null_gpu.unknown_calls() if device_kind() == "null" else ()
 
 
 _REAL_GPU = "probe this target on a machine with a CUDA GPU"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.command.probe import dry_run_command, engine_for_command, probe_command
 from oomdoctor.engines.choice import Engine, choose_engine
-from oomdoctor.engines.null_gpu.environment import with_total_bytes
+from oomdoctor.engines.null_gpu.library import with_total_bytes
 from oomdoctor.errors import OomdoctorError, UsageError
 from oomdoctor.results import Outcome, Reason
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps, per_device_target, tested_plan

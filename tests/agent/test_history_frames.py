@@ -11,7 +11,7 @@ import pytest
 from agent_running import agent_environment, run_python
 
 from oomdoctor.engines.catalogue import generic_card
-from oomdoctor.engines.null_gpu.environment import environment as null_gpu_environment
+from oomdoctor.engines.null_gpu.library import environment as null_gpu_environment
 from oomdoctor.run.environment import torch_of
 
 pytestmark = pytest.mark.null_gpu

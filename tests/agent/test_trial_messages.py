@@ -15,7 +15,7 @@ from listening import Listener, listening, run_trial, trial_environment
 
 from oomdoctor.command.trial_events import TrialEvents
 from oomdoctor.engines.catalogue import generic_card
-from oomdoctor.engines.null_gpu.environment import environment as null_gpu_environment
+from oomdoctor.engines.null_gpu.library import environment as null_gpu_environment
 from oomdoctor.oom.classifier import classify_recorded
 from oomdoctor.results import Outcome
 from oomdoctor.run.environment import torch_of

@@ -14,7 +14,7 @@ import pytest
 from listening import Listener, run_trial
 
 from oomdoctor.engines.catalogue import generic_card
-from oomdoctor.engines.null_gpu.environment import environment as null_gpu_environment
+from oomdoctor.engines.null_gpu.library import environment as null_gpu_environment
 from oomdoctor.run.environment import torch_of
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow]

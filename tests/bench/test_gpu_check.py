@@ -12,8 +12,7 @@ import pytest
 from running import ROOT
 
 from oomdoctor.engines.catalogue import find_card
-from oomdoctor.engines.null_gpu.environment import environment
-from oomdoctor.engines.torch_build import find_torch
+from oomdoctor.engines.null_gpu.library import environment, find_torch
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow]
 

@@ -98,8 +98,6 @@ class CachingAllocator:
         rules: The rules of its version.
     """
 
-    __slots__ = ("_events", "_heap", "_is_plain", "_large", "_live", "_small", "_statistics")
-
     def __init__(self, memory: DeviceMemory, settings: Settings | None = None, rules: Rules = NEWEST) -> None:
         settings = Settings() if settings is None else settings
         self._heap = heap = Heap(memory, settings, rules)
@@ -161,7 +159,9 @@ class CachingAllocator:
             AllocationError: Memory is out.
         """
         if not 0 < nbytes < EXBIBYTE:
-            return self._refuse(nbytes)
+            if nbytes >= EXBIBYTE:
+                raise more_than_an_exbibyte()
+            return 0
         if self._events:
             self._free_pending()
         divisions = self._heap.settings.divisions
@@ -175,9 +175,12 @@ class CachingAllocator:
                 if index < len(keys):
                     block = pool.free.pop(keys.pop(index))
         else:
-            block = self._search(pool, size, stream)
+            if self._heap.collects_garbage:
+                pool.searches += 1
+            block = find_free(self._heap.settings, pool, size, stream)
         if block is None:
-            block = allocate_block(self._heap, self._request(nbytes, size, stream, pool), self.empty_cache)
+            asked = segment_size(size, self._heap.settings.large_segment)
+            block = allocate_block(self._heap, Request(nbytes, size, asked, stream, pool), self.empty_cache)
         return self._hand_out(block, size, nbytes)
 
     def free(self, address: int) -> None:
@@ -213,7 +216,9 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Return cached memory to the driver, as `torch.cuda.empty_cache` does."""
-        self._synchronize()
+        self._statistics.synchronizations += 1
+        if self._events:
+            self._free_pending()
         release_all(self._heap)
 
     def set_memory_fraction(self, fraction: float) -> None:
@@ -247,11 +252,6 @@ class CachingAllocator:
         """Call `observer` with the history's action, address and bytes of every segment that comes or goes."""
         self._heap.observer = observer
 
-    def _refuse(self, nbytes: int) -> int:
-        if nbytes >= EXBIBYTE:
-            raise more_than_an_exbibyte()
-        return 0
-
     def _live_block(self, address: int) -> Block:
         block = self._live.get(address)
         if block is None or block.state != LIVE:
@@ -262,15 +262,6 @@ class CachingAllocator:
         settings = self._heap.settings
         fixed = settings.largest_split == NO_LIMIT and not settings.expandable
         self._is_plain = fixed and not self._heap.collects_garbage
-
-    def _search(self, pool: Pool, size: int, stream: int) -> Block | None:
-        if self._heap.collects_garbage:
-            pool.searches += 1
-        return find_free(self._heap.settings, pool, size, stream)
-
-    def _request(self, requested: int, size: int, stream: int, pool: Pool) -> Request:
-        asked = segment_size(size, self._heap.settings.large_segment)
-        return Request(requested, size, asked, stream, pool)
 
     def _hand_out(self, block: Block, size: int, requested: int) -> int:
         """Split off the rest of a block, count the allocation, and return its address."""
@@ -354,8 +345,3 @@ class CachingAllocator:
                     block.pool.statistics.pending -= 1
                     block.pool.statistics.pending_bytes -= block.size
                     self._free_block(block)
-
-    def _synchronize(self) -> None:
-        self._statistics.synchronizations += 1
-        if self._events:
-            self._free_pending()

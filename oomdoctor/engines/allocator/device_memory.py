@@ -37,8 +37,6 @@ class DeviceMemory:
         total_bytes: Memory of the card; it may be changed while memory is in use.
     """
 
-    __slots__ = ("_gap_ends", "_gap_starts", "_sizes", "context_bytes", "total_bytes", "used_bytes")
-
     def __init__(self, total_bytes: int, context_bytes: int = 0, first_address: int = FIRST_ADDRESS) -> None:
         self.total_bytes = total_bytes
         self.context_bytes = context_bytes
@@ -91,7 +89,9 @@ class DeviceMemory:
         starts, ends = self._gap_starts, self._gap_ends
         for index, start in enumerate(starts):
             if ends[index] - start >= size:
-                self._narrow(index, size)
+                self._gap_starts[index] += size
+                if self._gap_starts[index] == self._gap_ends[index]:
+                    del self._gap_starts[index], self._gap_ends[index]
                 self._sizes[start] = size
                 return start
         raise MemoryError("the simulated address space is used up")
@@ -99,26 +99,18 @@ class DeviceMemory:
     def unreserve(self, address: int) -> int:
         """Free addresses, as `cuMemAddressFree` does, and return the bytes reserved there."""
         size = self._sizes.pop(address)
-        self._widen(address, address + size)
-        return size
-
-    def _narrow(self, index: int, size: int) -> None:
-        self._gap_starts[index] += size
-        if self._gap_starts[index] == self._gap_ends[index]:
-            del self._gap_starts[index], self._gap_ends[index]
-
-    def _widen(self, start: int, end: int) -> None:
-        """Add a gap and merge it with those that it touches."""
+        end = address + size
         starts, ends = self._gap_starts, self._gap_ends
-        index = bisect_left(starts, start)
+        index = bisect_left(starts, address)
         if index < len(starts) and starts[index] == end:
             end = ends[index]
             del starts[index], ends[index]
-        if index and ends[index - 1] == start:
+        if index and ends[index - 1] == address:
             ends[index - 1] = end
         else:
-            starts.insert(index, start)
+            starts.insert(index, address)
             ends.insert(index, end)
+        return size
 
 
 EXBIBYTE: Final = 2**60

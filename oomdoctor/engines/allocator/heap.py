@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from oomdoctor.engines.allocator.statistics import PoolStatistics, Statistics
@@ -29,6 +29,7 @@ KEY_BITS: Final = ADDRESS_BITS + 40
 best fit."""
 
 
+@dataclass(slots=True, eq=False)
 class Block:
     """A part of a segment, free or in use.
 
@@ -48,38 +49,19 @@ class Block:
         born: Value of the pool's `searches` when the block was added.
     """
 
-    __slots__ = (
-        "address",
-        "after",
-        "before",
-        "born",
-        "events",
-        "pool",
-        "rank",
-        "requested",
-        "segment",
-        "size",
-        "state",
-        "stream",
-        "used_on",
-    )
-
-    def __init__(  # noqa: PLR0913, PLR0917 - one is made for every rest that is cut off, which has to be quick
-        self, address: int, size: int, stream: int, pool: Pool, segment: ExpandableSegment | None, rank: int
-    ) -> None:
-        self.address = address
-        self.size = size
-        self.stream = stream
-        self.pool = pool
-        self.segment = segment
-        self.rank = rank
-        self.state = FREE
-        self.requested = 0
-        self.before: Block | None = None
-        self.after: Block | None = None
-        self.used_on: set[int] | None = None
-        self.events = 0
-        self.born = 0
+    address: int
+    size: int
+    stream: int
+    pool: Pool
+    segment: ExpandableSegment | None
+    rank: int
+    state: int = FREE
+    requested: int = 0
+    before: Block | None = None
+    after: Block | None = None
+    used_on: set[int] | None = None
+    events: int = 0
+    born: int = 0
 
     @property
     def is_part(self) -> bool:
@@ -98,6 +80,7 @@ class Block:
         block.after = self
 
 
+@dataclass(slots=True, eq=False)
 class Pool:
     """The free blocks of one kind of size, by stream.
 
@@ -110,15 +93,12 @@ class Pool:
         statistics: The pool's counters.
     """
 
-    __slots__ = ("free", "keys", "searches", "small", "statistics", "unmapped")
-
-    def __init__(self, *, small: bool) -> None:
-        self.small = small
-        self.keys: dict[int, list[int]] = {}
-        self.free: dict[int, Block] = {}
-        self.unmapped: dict[int, list[Block]] = {}
-        self.searches = 0
-        self.statistics = PoolStatistics()
+    small: bool
+    keys: dict[int, list[int]] = field(default_factory=dict)
+    free: dict[int, Block] = field(default_factory=dict)
+    unmapped: dict[int, list[Block]] = field(default_factory=dict)
+    searches: int = 0
+    statistics: PoolStatistics = field(default_factory=PoolStatistics)
 
     def put(self, block: Block) -> None:
         """Add a free block."""
@@ -194,21 +174,6 @@ class Heap:
         statistics: The counters.
         observer: Called for every segment that comes or goes, as the memory history records it.
     """
-
-    __slots__ = (
-        "_card_bytes",
-        "_ranges",
-        "held_bytes",
-        "large",
-        "limit",
-        "live",
-        "memory",
-        "observer",
-        "rules",
-        "settings",
-        "small",
-        "statistics",
-    )
 
     def __init__(self, memory: DeviceMemory, settings: Settings, rules: Rules) -> None:
         self.memory = memory

@@ -201,15 +201,11 @@ def state_before(
             raise UnreadableHistoryError(f"there is no address {event.address:#x} with {event.size} bytes after it")
         before.undo(event)
     used = [before.used[address] for address in sorted(before.used)]
-    _check_apart(before.held.stretches)
-    asked = sorted((event.address, event.size) for event in events if event.action == "alloc")
-    return [_held_segment(stretch, _blocks_within(used, stretch), asked, settings) for stretch in before.held.stretches]
-
-
-def _check_apart(stretches: list[Stretch]) -> None:
-    for one, other in pairwise(stretches):
+    for one, other in pairwise(before.held.stretches):
         if other.start < one.end:
             raise UnreadableHistoryError(f"segments overlap at {other.start:#x}")
+    asked = sorted((event.address, event.size) for event in events if event.action == "alloc")
+    return [_held_segment(stretch, _blocks_within(used, stretch), asked, settings) for stretch in before.held.stretches]
 
 
 def _blocks_within(used: list[UsedBlock], stretch: Stretch) -> list[UsedBlock]:

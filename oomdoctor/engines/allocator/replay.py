@@ -177,7 +177,14 @@ class _Replayer:
         for position, event in enumerate(events):
             if event.action == "segment_map":
                 self.mapped.setdefault(event.stream, []).append(position)
-        self.is_certain = not before and len(self.mapped) <= 1 and not _has_delayed_frees(events)
+        self.is_certain = (
+            not before
+            and len(self.mapped) <= 1
+            and not any(
+                event.action == "free_requested" and (after.action, after.address) != ("free_completed", event.address)
+                for event, after in pairwise(events)
+            )
+        )
         self.allocator.observe_segments(self.observe)
 
     def run(self) -> Replay:
@@ -302,18 +309,8 @@ class _Replayer:
         raise _DepartureError(f"by the allocator's rules {text}, and the history {there}")
 
 
-def _has_delayed_frees(events: Sequence[HistoryEvent]) -> bool:
-    """Return whether a freed block could not be used again at once."""
-    return any(
-        event.action == "free_requested" and (after.action, after.address) != ("free_completed", event.address)
-        for event, after in pairwise(events)
-    )
-
-
 class _RecordedMemory(DeviceMemory):
     """A driver that has memory where the history has it."""
-
-    __slots__ = ("replayer",)
 
     def __init__(self, replayer: _Replayer) -> None:
         super().__init__(TIB)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.agent.allocator_blocks import NO_LIMIT, SMALL_SEGMENT
 from oomdoctor.engines.allocator.device_memory import out_of_memory, preemptively_rejected
-from oomdoctor.engines.allocator.heap import FREE, KEY_BITS, UNMAPPED, Block, Pool
+from oomdoctor.engines.allocator.heap import FREE, KEY_BITS, UNMAPPED, Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +79,12 @@ def unmap_pages(heap: Heap, block: Block) -> None:
     _split_off_rests(block, start, end)
     block.state = UNMAPPED
     heap.absorb_alike(block)
-    _count_unmapped(heap, pool, start, end - start)
+    heap.memory.refund(end - start)
+    heap.held_bytes -= end - start
+    heap.statistics.driver_frees += 1
+    for counted in (heap.statistics, pool.statistics):
+        counted.reserved_bytes.decrease(end - start)
+    heap.observe("segment_unmap", start, end - start)
     if block.is_part:
         pool.put_unmapped(block)
     else:
@@ -141,16 +146,12 @@ def _map_pages(heap: Heap, block: Block, size: int) -> bool:
     block.state = FREE
     heap.absorb_alike(block)
     pool.put(block)
-    _count_mapped(heap, pool, start, mapped)
-    return True
-
-
-def _count_mapped(heap: Heap, pool: Pool, start: int, size: int) -> None:
-    heap.held_bytes += size
+    heap.held_bytes += mapped
     heap.statistics.driver_allocations += 1
     for counted in (heap.statistics, pool.statistics):
-        counted.reserved_bytes.increase(size)
-    heap.observe("segment_map", start, size)
+        counted.reserved_bytes.increase(mapped)
+    heap.observe("segment_map", start, mapped)
+    return True
 
 
 def _split_off_rests(block: Block, start: int, end: int) -> None:
@@ -168,15 +169,6 @@ def _split_off_rests(block: Block, start: int, end: int) -> None:
         block.before = before
         pool.put(before)
     block.address, block.size = start, end - start
-
-
-def _count_unmapped(heap: Heap, pool: Pool, start: int, size: int) -> None:
-    heap.memory.refund(size)
-    heap.held_bytes -= size
-    heap.statistics.driver_frees += 1
-    for counted in (heap.statistics, pool.statistics):
-        counted.reserved_bytes.decrease(size)
-    heap.observe("segment_unmap", start, size)
 
 
 def releasable(heap: Heap) -> dict[tuple[SegmentAction, int, int], Callable[[], None]]:
@@ -214,12 +206,8 @@ def release_enough(heap: Heap, request: Request) -> bool:
         heap.release_segment(block)
         return True
     oversize = [key for key in reversed(keys[:index]) if key >> KEY_BITS >= largest_split]
-    return _release_until(heap, [request.pool.free[key] for key in oversize], wanted)
-
-
-def _release_until(heap: Heap, blocks: list[Block], wanted: int) -> bool:
     released = 0
-    for block in blocks:
+    for block in [request.pool.free[key] for key in oversize]:
         if released >= wanted:
             break
         if block.segment is None:
@@ -282,16 +270,11 @@ def _ask_driver(heap: Heap, request: Request) -> Block | None:
     """Allocate a block, in no pool; None where the driver has no memory, or the limit is reached."""
     if heap.limit is not None and heap.held_bytes + request.segment_size > heap.limit:
         return None
-    _reject_early(heap, request)
-    if heap.settings.expandable:
-        return grow_expandable(heap, request)
-    address = heap.memory.allocate(request.segment_size)
-    return None if address is None else heap.add_segment(address, request)
-
-
-def _reject_early(heap: Heap, request: Request) -> None:
-    """Reject a request beyond the fraction of the settings, whatever fraction was set later."""
     allowed = heap.settings.memory_fraction * heap.card_bytes
     if heap.settings.rejects_early and heap.held_bytes + request.segment_size > allowed:
         heap.statistics.rejections += 1
         raise preemptively_rejected(request.requested)
+    if heap.settings.expandable:
+        return grow_expandable(heap, request)
+    address = heap.memory.allocate(request.segment_size)
+    return None if address is None else heap.add_segment(address, request)

@@ -77,19 +77,6 @@ class Rules:
     counts_rejections: bool
 
 
-OLDEST: Final = Rules(
-    variable="PYTORCH_CUDA_ALLOC_CONF",
-    page=_OLD_PAGE,
-    whole_fraction_limits=True,
-    rest_of_divisions_begins_late=False,
-    prefers_older_segments=False,
-    knows_address_space=False,
-    reads_card_once=False,
-    unified_settings=False,
-    counts_rejections=False,
-)
-"""torch 2.6 to 2.8."""
-
 NEWEST: Final = Rules(
     variable="PYTORCH_CUDA_ALLOC_CONF",
     page=_NEW_PAGE,
@@ -106,6 +93,15 @@ NEWEST: Final = Rules(
 _SINCE_2_13: Final = replace(NEWEST, knows_address_space=False)
 _SINCE_2_11: Final = replace(_SINCE_2_13, prefers_older_segments=False, counts_rejections=False)
 _SINCE_2_9: Final = replace(_SINCE_2_11, variable="PYTORCH_ALLOC_CONF", page=_OLD_PAGE)
+OLDEST: Final = replace(
+    _SINCE_2_9,
+    variable="PYTORCH_CUDA_ALLOC_CONF",
+    whole_fraction_limits=True,
+    rest_of_divisions_begins_late=False,
+    reads_card_once=False,
+    unified_settings=False,
+)
+"""torch 2.6 to 2.8."""
 _BY_VERSION: Final = (((2, 9), OLDEST), ((2, 11), _SINCE_2_9), ((2, 13), _SINCE_2_11), ((2, 14), _SINCE_2_13))
 """Rules by the first version to which they do not apply."""
 
@@ -185,7 +181,9 @@ class _RefusedSettingsError(Exception):
 
 class _Parser:
     def __init__(self, text: str, rules: Rules) -> None:
-        self.pairs = [_pair(item) for item in _items(text)]
+        # Commas separate, except those inside brackets.
+        items = re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", re.sub(r"\s", "", text))
+        self.pairs = [_pair(item) for item in items]
         self.rules = rules
 
     def settings(self) -> Settings:
@@ -208,11 +206,6 @@ class _Parser:
         if key not in known:
             raise _RefusedSettingsError(f"`{key}` is none of its keys")
         return {}
-
-
-def _items(text: str) -> list[str]:
-    """Return the parts between commas outside of brackets."""
-    return [item for item in re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", re.sub(r"\s", "", text)) if item]
 
 
 def _pair(item: str) -> tuple[str, str]:
@@ -249,15 +242,9 @@ def _fraction(value: str) -> float:
         raise _RefusedSettingsError(f"`{value}` is not a number") from None
 
 
-def _largest_split(value: str, found: Settings, rules: Rules) -> dict[str, Any]:
+def _above_segment(value: str, key: str, found: Settings, rules: Rules) -> int:
     # Before 2.9 the size had to be larger than a large segment.
-    least = found.large_segment + (0 if rules.unified_settings else MIB)
-    return {"largest_split": _megabytes(value, "max_split_size_mb", least)}
-
-
-def _largest_rounding(value: str, found: Settings, rules: Rules) -> dict[str, Any]:
-    least = found.large_segment + (0 if rules.unified_settings else MIB)
-    return {"largest_rounding": _megabytes(value, "max_non_split_rounding_mb", least)}
+    return _megabytes(value, key, found.large_segment + (0 if rules.unified_settings else MIB))
 
 
 def _collection_threshold(value: str, _: Settings, __: Rules) -> dict[str, Any]:
@@ -267,19 +254,11 @@ def _collection_threshold(value: str, _: Settings, __: Rules) -> dict[str, Any]:
     return {"collection_threshold": threshold}
 
 
-def _expandable(value: str, _: Settings, __: Rules) -> dict[str, Any]:
-    return {"expandable": _boolean(value)}
-
-
 def _memory_fraction(value: str, _: Settings, __: Rules) -> dict[str, Any]:
     fraction = _fraction(value)
     if not 0 <= fraction <= 1:
         raise _RefusedSettingsError("`per_process_memory_fraction` must be 0 to 1")
     return {"memory_fraction": fraction}
-
-
-def _rejects_early(value: str, _: Settings, __: Rules) -> dict[str, Any]:
-    return {"rejects_early": _boolean(value)}
 
 
 def _backend(value: str, _: Settings, __: Rules) -> dict[str, Any]:
@@ -328,17 +307,19 @@ def _power_of_two(value: str, *, or_none: bool = False) -> int:
 
 
 _READERS: Final[dict[str, Callable[[str, Settings, Rules], dict[str, Any]]]] = {
-    "max_split_size_mb": _largest_split,
-    "max_non_split_rounding_mb": _largest_rounding,
+    "max_split_size_mb": lambda value, *at: {"largest_split": _above_segment(value, "max_split_size_mb", *at)},
+    "max_non_split_rounding_mb": lambda value, *at: {
+        "largest_rounding": _above_segment(value, "max_non_split_rounding_mb", *at)
+    },
     "garbage_collection_threshold": _collection_threshold,
     "roundup_power2_divisions": _divisions,
-    "expandable_segments": _expandable,
+    "expandable_segments": lambda value, _, __: {"expandable": _boolean(value)},
     "backend": _backend,
 }
 _NEW_READERS: Final[dict[str, Callable[[str, Settings, Rules], dict[str, Any]]]] = {
     "large_segment_size_mb": lambda _, __, ___: {},
     "per_process_memory_fraction": _memory_fraction,
-    "throw_on_cudamalloc_oom": _rejects_early,
+    "throw_on_cudamalloc_oom": lambda value, _, __: {"rejects_early": _boolean(value)},
 }
 # These change host memory, locks, graphs or addresses.
 _IGNORED_KEYS: Final = frozenset(

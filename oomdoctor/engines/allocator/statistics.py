@@ -8,17 +8,19 @@ Source: `DeviceStats` in c10/core/CachingDeviceAllocator.h and its use in c10/cu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from operator import add
 from typing import Any
 
 
+@dataclass(slots=True, eq=False)
 class Stat:
     """One number over time."""
 
-    __slots__ = ("current", "decreased", "increased", "peak")
-
-    def __init__(self) -> None:
-        self.current = self.peak = self.increased = self.decreased = 0
+    current: int = 0
+    peak: int = 0
+    increased: int = 0
+    decreased: int = 0
 
     def increase(self, amount: int) -> None:
         """Add to the number."""
@@ -55,23 +57,6 @@ class PoolStatistics:
         pending: Blocks that are freed and cannot be used again yet.
         pending_bytes: Their bytes.
     """
-
-    __slots__ = (
-        "base",
-        "blocks_in",
-        "blocks_out",
-        "bytes_in",
-        "bytes_out",
-        "inactive_split",
-        "inactive_split_bytes",
-        "peaks",
-        "pending",
-        "pending_bytes",
-        "requested_in",
-        "requested_out",
-        "reserved_bytes",
-        "segments",
-    )
 
     def __init__(self) -> None:
         self.blocks_in = self.blocks_out = 0
@@ -131,26 +116,6 @@ class Statistics:
         grown: Whether something was allocated since the peaks were updated.
         counts_all: Whether all counters are kept; else only allocated and reserved bytes, which is faster.
     """
-
-    __slots__ = (
-        "_large",
-        "_peaks",
-        "_small",
-        "counts_all",
-        "driver_allocations",
-        "driver_frees",
-        "grown",
-        "inactive_split",
-        "inactive_split_bytes",
-        "ooms",
-        "oversize_allocations",
-        "oversize_segments",
-        "rejections",
-        "reserved_bytes",
-        "retries",
-        "segments",
-        "synchronizations",
-    )
 
     def __init__(self, small: PoolStatistics, large: PoolStatistics) -> None:
         self._small, self._large = small, large

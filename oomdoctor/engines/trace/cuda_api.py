@@ -31,7 +31,7 @@ _LEAST_FOR_BF16: Final = (8, 0)
 
 def patch_cuda_api(patches: Patches, device: EmulatedDevice) -> None:
     """Patch `torch.cuda`, `torch.accelerator` and `torch.backends.cudnn` to answer for the device."""
-    for name, answer in {**_c_answers(device), **_accelerator_answers(device)}.items():
+    for name, answer in _c_answers(device).items():
         patches.set(c_module(), name, answer)
     answers = _python_answers(device)
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
@@ -103,13 +103,7 @@ def _c_answers(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
         "_cuda_clearCublasWorkspaces": device.clear_workspaces,
         "_cuda_cudaCachingAllocator_raw_alloc": lambda nbytes, _: device.malloc(nbytes),
         "_cuda_cudaCachingAllocator_raw_delete": device.free,
-    }
-
-
-def _accelerator_answers(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
-    """Return answers for the C++ side of `torch.accelerator`, which optimizers use since torch 2.10."""
-    allocator = device.allocator
-    return {
+        # `torch.accelerator`, which optimizers use since torch 2.10.
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
         "_accelerator_getDeviceIndex": lambda: 0,
         "_accelerator_setDeviceIndex": lambda _: None,
@@ -156,14 +150,10 @@ class Stream:
         """Return True: all work is done."""
         return True
 
-    def synchronize(self) -> None:
+    def wait(self, *_: object) -> None:
         """Return at once."""
 
-    def wait_stream(self, _: object) -> None:
-        """Return at once."""
-
-    def wait_event(self, _: object) -> None:
-        """Return at once."""
+    synchronize = wait_stream = wait_event = wait
 
     def record_event(self, event: Event | None = None) -> Event:
         """Return an event that has happened."""
@@ -179,14 +169,10 @@ class Event:
         """Return True: it has happened."""
         return True
 
-    def record(self, *_: object) -> None:
-        """Do nothing."""
-
     def wait(self, *_: object) -> None:
         """Return at once."""
 
-    def synchronize(self) -> None:
-        """Return at once."""
+    record = synchronize = wait
 
     def elapsed_time(self, _: object) -> float:
         """Return 0 milliseconds."""
@@ -200,19 +186,16 @@ class Generator:
         """Return a state of as many bytes as CUDA's."""
         return torch.zeros(16, dtype=torch.uint8)
 
-    def set_state(self, _: torch.Tensor) -> None:
+    def set_state(self, _: object) -> None:
         """Do nothing."""
 
-    def manual_seed(self, _: int) -> None:
-        """Do nothing."""
+    manual_seed = set_state
 
     def seed(self) -> int:
         """Return 0."""
         return 0
 
-    def initial_seed(self) -> int:
-        """Return 0."""
-        return 0
+    initial_seed = seed
 
 
 class HostGenerator(torch.Generator):

@@ -10,8 +10,8 @@ import torch
 from oomdoctor.engines.allocator.caching import CachingAllocator
 from oomdoctor.engines.allocator.device_memory import AllocationError, DeviceMemory
 from oomdoctor.engines.trace.kernels.random_draws import dropout_state_bytes, dropout_state_call
+from oomdoctor.engines.trace.op_trace import AllocationStep, Call, LibraryFunction, Workspace
 from oomdoctor.engines.trace.operators import temporaries_of
-from oomdoctor.engines.trace.temporaries import AllocationStep, Call, LibraryFunction, Workspace
 from oomdoctor.engines.trace.torch_internals import bare_tensor, in_backward
 
 if TYPE_CHECKING:
@@ -137,17 +137,14 @@ class EmulatedDevice:
         """Run the steps of a kernel: allocate, free, or keep a workspace."""
         for step in steps:
             if isinstance(step, Workspace):
-                self._keep(step, on_engine_thread=in_backward())
+                on_engine_thread = in_backward()
+                key = (step.library, on_engine_thread)
+                if key not in self._workspaces:
+                    self._workspaces[key] = self.block(step.nbytes)
             elif step < 0:
                 held[-1 - step] = None
             else:
                 held.append(self.block(step))
-
-    def _keep(self, workspace: Workspace, *, on_engine_thread: bool) -> None:
-        """Allocate a library's workspace once for each thread; it stays until workspaces are cleared."""
-        key = (workspace.library, on_engine_thread)
-        if key not in self._workspaces:
-            self._workspaces[key] = self.block(workspace.nbytes)
 
     def keep_dropout_state(self) -> None:
         """Allocate cuDNN's dropout state once for the process. Source: `get_dropout_state`, RNN.cpp."""

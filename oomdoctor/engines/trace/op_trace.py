@@ -1,19 +1,95 @@
-"""The trace of a step's memory: allocations and operator calls, from which other sizes and other cards follow.
+"""The trace of a step's memory: allocations, operator calls and what a kernel takes besides its results.
 
 A tensor is recorded by its bytes. An operator's temporaries may depend on the card, so its call is recorded instead,
-and the temporaries are computed again for each card; so is the attention kernel that a card would choose.
+and the temporaries are computed again for each card; so is the attention kernel that a card would choose. Other sizes
+and other cards follow from it.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from oomdoctor.engines.catalogue import Card
-    from oomdoctor.engines.trace.temporaries import Call
+
+
+class Workspace(NamedTuple):
+    """Memory that a library allocates once for each thread of the process, and keeps.
+
+    Attributes:
+        library: Name of the library.
+        nbytes: Size of the memory.
+    """
+
+    library: str
+    nbytes: int
+
+
+AllocationStep = int | Workspace
+"""Bytes of an allocation, `-1 - position` of one that is freed, or a library's workspace."""
+
+
+class LibraryFunction(NamedTuple):
+    """A function of a library that a kernel calls, in place of an operator.
+
+    Attributes:
+        function: Its name.
+    """
+
+    function: str
+
+    def name(self) -> str:
+        """Return the name, as an operator does."""
+        return self.function
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator's call, the argument of the functions that give its temporaries.
+
+    Attributes:
+        card: The card on which it runs.
+        operator: The operator, or a `LibraryFunction`.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        results: The results; see `plans`.
+    """
+
+    card: Card
+    operator: Any
+    args: Any
+    kwargs: Any
+    results: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Temporaries:
+    """The memory that an operator takes besides its results.
+
+    Attributes:
+        before: Steps before the results are allocated.
+        after: Steps after that; what is still allocated is freed when the operator ends.
+        order: Indices of the results that are allocated, in the order of their allocation; None for all in their order.
+        on_host: Indices of the results that are tensors of the host.
+    """
+
+    before: tuple[AllocationStep, ...] = ()
+    after: tuple[AllocationStep, ...] = ()
+    order: list[int] | None = None
+    on_host: tuple[int, ...] = ()
+
+
+NO_TEMPORARIES = Temporaries()
+
+TemporariesByName = dict[str, Callable[[Call], Temporaries]]
+"""Functions that give the temporaries of a call, by the name of its operator without overload."""
+KernelsByName = dict[str, Callable[..., Any]]
+"""Kernels by the name of their operator, such as `add.Tensor`."""
 
 
 CACHE_EMPTIED: Final = 0

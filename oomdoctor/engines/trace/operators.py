@@ -14,40 +14,35 @@ import torch
 from oomdoctor.engines.trace.kernels import (
     attention,
     convolutions,
-    embedding,
     indexing,
     losses,
     matrix_products,
     normalization,
-    pooling,
     random_draws,
     recurrent,
     reductions,
-    scans,
     sorting,
 )
 from oomdoctor.engines.trace.layouts import adds_in_place, resize
+from oomdoctor.engines.trace.op_trace import NO_TEMPORARIES
 from oomdoctor.engines.trace.refusals import sparse_refusals, untraceable
-from oomdoctor.engines.trace.temporaries import NO_TEMPORARIES
 from oomdoctor.engines.trace.torch_internals import HOST_VIEWS, operator_named, run_host_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from oomdoctor.engines.trace.device import EmulatedDevice
-    from oomdoctor.engines.trace.temporaries import Call, KernelsByName, Temporaries
+    from oomdoctor.engines.trace.op_trace import Call, KernelsByName, Temporaries
 
 _TEMPORARIES: Final = {
     **attention.TEMPORARIES,
-    **embedding.TEMPORARIES,
+    **convolutions.TEMPORARIES,
     **indexing.TEMPORARIES,
     **losses.TEMPORARIES,
     **matrix_products.TEMPORARIES,
     **normalization.TEMPORARIES,
-    **pooling.TEMPORARIES,
     **random_draws.TEMPORARIES,
     **reductions.TEMPORARIES,
-    **scans.TEMPORARIES,
     **sorting.TEMPORARIES,
 }
 _DATA_DEPENDENT: Final = (
@@ -91,7 +86,6 @@ def kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
         **random_draws.kernels(device),
         **recurrent.kernels(),
         **reductions.kernels(),
-        **scans.kernels(device),
         **sorting.kernels(device),
     }
     found: dict[object, Callable[..., Any]] = {operator_named(name): kernel for name, kernel in named.items()}

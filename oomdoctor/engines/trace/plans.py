@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from oomdoctor.engines.trace.layouts import meta_like, pointwise_result, resize
+from oomdoctor.engines.trace.op_trace import Call
 from oomdoctor.engines.trace.operators import has_temporaries, kernels, temporaries_of
 from oomdoctor.engines.trace.refusals import check_same_device, untraceable
-from oomdoctor.engines.trace.temporaries import Call
 from oomdoctor.engines.trace.torch_internals import below_autograd, strided_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from oomdoctor.engines.trace.device import Allocation, EmulatedDevice
-    from oomdoctor.engines.trace.temporaries import AllocationStep
+    from oomdoctor.engines.trace.op_trace import AllocationStep
 
 
 _CONTIGUOUS: Final = ("aten::native_layer_norm_backward", "aten::_log_softmax_backward_data")
@@ -184,14 +184,11 @@ def _with_tensors(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:  # n
     declared = operator._schema.arguments  # noqa: SLF001 - no public way
     first = next(tensors_of(args), None)
     return tuple(
-        _number(given, first) if isinstance(given, int | float | complex) and str(one.type) == "Tensor" else given
+        torch.tensor(given, dtype=None if first is None else torch.result_type(first, given))
+        if isinstance(given, int | float | complex) and str(one.type) == "Tensor"
+        else given
         for given, one in zip(args, declared, strict=False)
     )
-
-
-def _number(given: complex, beside: torch.Tensor | None) -> torch.Tensor:
-    """Return a number as a tensor whose type does not change that of the tensor beside it."""
-    return torch.tensor(given, dtype=None if beside is None else torch.result_type(beside, given))
 
 
 def _flatten(returned: Any) -> tuple[list[Any], Any]:  # noqa: ANN401

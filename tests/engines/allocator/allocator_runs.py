@@ -14,8 +14,7 @@ import pytest
 from running import ROOT
 
 from oomdoctor.engines.catalogue import generic_card
-from oomdoctor.engines.null_gpu.environment import environment
-from oomdoctor.engines.torch_build import TorchBuild, parse_version_file
+from oomdoctor.engines.null_gpu.library import TorchBuild, environment, parse_version_file
 from oomdoctor.units import GIB
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from null_gpu_runs import CARD, MIB, PACKAGE_ROOT, PROGRAMS, build_of, each_python
 
-from oomdoctor.engines.null_gpu.environment import environment
+from oomdoctor.engines.null_gpu.library import environment
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.timeout(300)]
 CAPACITY = CARD.total_bytes - CARD.context_bytes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from null_gpu_runs import CARD, GIB, MIB, OTHERS, PROGRAMS, answer, build_of, each_python, run
 
-from oomdoctor.engines.null_gpu.environment import environment
+from oomdoctor.engines.null_gpu.library import environment
 
 if TYPE_CHECKING:
     from pathlib import Path

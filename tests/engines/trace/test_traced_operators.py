@@ -11,7 +11,7 @@ import pytest
 from traced_runs import PROGRAMS, PYTHONS, ROOT, build_of, each_python
 
 from oomdoctor.engines.catalogue import find_card
-from oomdoctor.engines.null_gpu.environment import environment
+from oomdoctor.engines.null_gpu.library import environment
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.timeout(200)]
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from oomdoctor.engines.trace.layouts import HALF_TYPES
-from oomdoctor.engines.trace.temporaries import Temporaries
+from oomdoctor.engines.trace.op_trace import Temporaries
 from oomdoctor.engines.trace.torch_internals import TORCH, sdp_enabled
 
 if TYPE_CHECKING:
     from oomdoctor.engines.catalogue import Card
-    from oomdoctor.engines.trace.temporaries import Call, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import Call, TemporariesByName
 
 _aten: Any = torch.ops.aten
 _LARGEST_FLASH_HEAD: Final = 256
@@ -94,7 +94,12 @@ def _run_attention(card: Card, asked: _AttentionCall, scale: float | None) -> to
     if mask is not None and mask.dtype is torch.bool:
         mask = _float_mask(mask, asked.query.dtype)
     if _can_use_efficient(card, asked):
-        return _run_efficient(asked, mask, scale)
+        bias = None if mask is None else _aligned_mask(mask).expand(*asked.query.shape[:3], asked.key.shape[2])
+        keeps = torch.is_grad_enabled() and asked.needs_grad
+        output: torch.Tensor = _aten._scaled_dot_product_efficient_attention(  # noqa: SLF001
+            asked.query, asked.key, asked.value, bias, keeps, asked.dropout, asked.causal, scale=scale
+        )[0]
+        return output
     if not sdp_enabled("math"):
         raise RuntimeError("No available kernel. Aborting execution.")  # as PyTorch has it
     tensors = (asked.query, asked.key, asked.value, mask, asked.dropout, asked.causal, None)
@@ -102,15 +107,6 @@ def _run_attention(card: Card, asked: _AttentionCall, scale: float | None) -> to
         *tensors, scale=scale, enable_gqa=asked.grouped
     )[0]
     return product
-
-
-def _run_efficient(asked: _AttentionCall, mask: torch.Tensor | None, scale: float | None) -> torch.Tensor:
-    bias = None if mask is None else _aligned_mask(mask).expand(*asked.query.shape[:3], asked.key.shape[2])
-    keeps = torch.is_grad_enabled() and asked.needs_grad
-    output: torch.Tensor = _aten._scaled_dot_product_efficient_attention(  # noqa: SLF001
-        asked.query, asked.key, asked.value, bias, keeps, asked.dropout, asked.causal, scale=scale
-    )[0]
-    return output
 
 
 def _run_flash(asked: _AttentionCall, scale: float | None) -> torch.Tensor:
@@ -177,16 +173,11 @@ def _can_use_efficient(card: Card, asked: _AttentionCall) -> bool:
         return False
     if asked.mask is not None and (asked.mask.stride(-1) != 1 or asked.causal):
         return False
-    multiple = _head_multiple(card, asked.query.dtype)
-    return all(size and size % multiple == 0 for size in (asked.query.shape[-1], asked.value.shape[-1]))
-
-
-def _head_multiple(card: Card, dtype: torch.dtype) -> int:
-    """Return the number that head sizes must be multiples of. Source: `minimum_gemm_alignment`."""
-    major, is_half = card.compute_capability[0], dtype in HALF_TYPES
+    major, is_half = card.compute_capability[0], asked.query.dtype in HALF_TYPES
     uses_tensor_cores = major >= 8 or (major == 7 and is_half)  # noqa: PLR2004 - Ampere and Volta
     least = 4 if major >= 8 else 1  # noqa: PLR2004
-    return max(least, 128 // (16 if is_half else 32)) if uses_tensor_cores else least
+    multiple = max(least, 128 // (16 if is_half else 32)) if uses_tensor_cores else least
+    return all(size and size % multiple == 0 for size in (asked.query.shape[-1], asked.value.shape[-1]))
 
 
 def _has_plain_layout(asked: _AttentionCall, *, grouped_too: bool) -> bool:

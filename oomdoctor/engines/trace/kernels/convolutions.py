@@ -1,27 +1,33 @@
-"""Convolutions through cuDNN, their double backward, and `im2col`, with the copies that PyTorch makes.
+"""Windows: convolutions through cuDNN, their double backward, `im2col`, pooling and upsampling, with their copies.
 
 PyTorch makes contiguous copies before cuDNN's kernels and adds the bias after them; cuDNN's own workspace is not known
 without a GPU, and is not counted. The double backward (gradient penalties and other losses on gradients) copies more
 for CUDA than for a device that C++ does not know. `im2col` first allocates as much as its input.
+Pooling and upsampling copy tensors whose layout their kernels cannot read or write.
 
 Source: `_convolution`, `convolution_backward`, `_convolution_double_backward` and `use_cudnn_depthwise`,
-Convolution.cpp; ConvShared.cpp of cuDNN; `im2col_cuda` and `col2im_cuda`, Im2Col.cu and Col2Im.cu; torch 2.6 to 2.15.
+Convolution.cpp; ConvShared.cpp of cuDNN; `im2col_cuda` and `col2im_cuda`, Im2Col.cu and Col2Im.cu;
+AdaptiveMaxPooling2d.cu, AdaptiveAveragePooling.cu, DilatedMaxPool2d.cu, AveragePool2d.cu, UpSampleNearest2d.cu,
+UpSampleBilinear2d.cu, UpSampleBicubic2d.cu and UpSampleNearest3d.cu, torch 2.6 to 2.15.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from oomdoctor.engines.trace.layouts import copied_bytes, suggested_layout
+from oomdoctor.engines.trace.op_trace import Temporaries
 from oomdoctor.engines.trace.torch_internals import operator_named, strided_view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oomdoctor.engines.trace.device import EmulatedDevice
-    from oomdoctor.engines.trace.temporaries import KernelsByName
+    from oomdoctor.engines.trace.op_trace import Call, KernelsByName, TemporariesByName
 
 _SIGNAL: Final = 3
 _PICTURE: Final = 4
@@ -60,7 +66,8 @@ def overrides() -> KernelsByName:
 
 def _convolution_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:  # noqa: ANN401
     settings = _Settings(*rest)
-    size = _size(x, weight, settings)
+    metas = (torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in (x, weight))
+    size = tuple(operator_named("convolution")(*metas, None, *settings).shape)
     if x.dim() == _SIGNAL:  # runs as a picture of one row
         row = _cudnn_convolution(
             x.contiguous().unsqueeze(2), weight.unsqueeze(2), bias, (*size[:2], 1, size[2]), settings
@@ -141,11 +148,6 @@ def _cudnn_gradients(
 
 def _like(tensor: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout)
-
-
-def _size(x: torch.Tensor, weight: torch.Tensor, settings: _Settings) -> tuple[int, ...]:
-    metas = (torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in (x, weight))
-    return tuple(operator_named("convolution")(*metas, None, *settings).shape)
 
 
 def _layout(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
@@ -287,3 +289,48 @@ def _run_window(device: EmulatedDevice, operator: Any, x: torch.Tensor, *rest: A
     if size.numel() > x.numel():
         return torch.empty(size, dtype=x.dtype, device=x.device)
     return strided_view(first, size, torch.empty(size, device="meta").stride(), 0)
+
+
+_NEAREST: Final = ("upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
+_OTHERS: Final = ("upsample_bilinear2d", "upsample_bicubic2d")
+
+
+def _result_copies(call: Call) -> tuple[int, ...]:
+    """Return the bytes of contiguous tensors that are written where the results are not contiguous."""
+    return tuple(prod(result.size) * result.dtype.itemsize for result in call.results if not _is_contiguous(result))
+
+
+def _is_contiguous(result: Any) -> bool:  # noqa: ANN401 - see `plans`
+    return torch.empty_strided(result.size, result.stride, device="meta").is_contiguous()
+
+
+def _adaptive_max_backward(call: Call) -> Temporaries:
+    gradient, _, indices = call.args[:3]
+    return Temporaries(after=(*copied_bytes((gradient, indices)), *_result_copies(call)))
+
+
+def _windowed(call: Call) -> Temporaries:
+    return Temporaries(after=_copies_like(call.args[0], call.args[0]))
+
+
+def _windowed_backward(call: Call) -> Temporaries:
+    gradient, x = call.args[:2]
+    return Temporaries(after=_copies_like(x, x, gradient))
+
+
+def _copies_like(x: torch.Tensor, *tensors: torch.Tensor) -> tuple[int, ...]:
+    """Return the bytes of copies of tensors that do not have the layout of `x`, channels last or contiguous."""
+    return copied_bytes(tensors, suggested_layout(x))
+
+
+TEMPORARIES: Final[TemporariesByName] = {
+    "adaptive_max_pool2d": lambda call: Temporaries(after=(*_result_copies(call), *copied_bytes(call.args[:1]))),
+    "adaptive_max_pool2d_backward": _adaptive_max_backward,
+    "_adaptive_avg_pool2d": lambda call: Temporaries(_copies_like(call.args[0], call.args[0])),
+    "max_pool2d_with_indices": _windowed,
+    "max_pool2d_with_indices_backward": _windowed_backward,
+    "avg_pool2d": _windowed,
+    "avg_pool2d_backward": _windowed_backward,
+    **dict.fromkeys(_NEAREST, _windowed),
+    **dict.fromkeys((f"{name}_backward" for name in (*_NEAREST, *_OTHERS)), _windowed),
+}

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from oomdoctor.engines.trace.layouts import copied_bytes
-from oomdoctor.engines.trace.temporaries import Temporaries
+from oomdoctor.engines.trace.op_trace import Temporaries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oomdoctor.engines.trace.temporaries import Call, KernelsByName, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import Call, KernelsByName, TemporariesByName
 
 _NONE: Final = 0
 _MEAN: Final = 1
@@ -29,28 +29,16 @@ _LARGE_CTC: Final = 450
 """Size from which the probabilities of all blanks are summed in one operator."""
 
 
-def _rows(call: Call) -> Temporaries:
-    return Temporaries(after=copied_bytes(call.args[:3]))
-
-
-def _rows_backward(call: Call) -> Temporaries:
-    return Temporaries(after=copied_bytes(call.args[1:4]))
-
-
 def _pixels(call: Call) -> Temporaries:
     _, target, weight, reduction = call.args[:4]
     return Temporaries(after=copied_bytes((weight, target)) if reduction else (), order=[1, 0])
 
 
-def _pixels_backward(call: Call) -> Temporaries:
-    return Temporaries(after=copied_bytes(call.args[2:4]))
-
-
 TEMPORARIES: Final[TemporariesByName] = {
-    "nll_loss_forward": _rows,
-    "nll_loss_backward": _rows_backward,
+    "nll_loss_forward": lambda call: Temporaries(after=copied_bytes(call.args[:3])),
+    "nll_loss_backward": lambda call: Temporaries(after=copied_bytes(call.args[1:4])),
     "nll_loss2d_forward": _pixels,
-    "nll_loss2d_backward": _pixels_backward,
+    "nll_loss2d_backward": lambda call: Temporaries(after=copied_bytes(call.args[2:4])),
 }
 
 
@@ -98,10 +86,6 @@ def _bce(
     losses = torch.empty_like(x)
     if weight is not None:
         losses.mul_(weight)
-    return _reduced_in_place(losses, reduction)
-
-
-def _reduced_in_place(losses: torch.Tensor, reduction: int) -> torch.Tensor:
     if reduction == _NONE:
         return losses
     number = _reduce(losses, reduction)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from oomdoctor.engines.trace.temporaries import NO_TEMPORARIES, Temporaries, Workspace
+from oomdoctor.engines.trace.op_trace import NO_TEMPORARIES, Temporaries, Workspace
 from oomdoctor.engines.trace.torch_internals import TORCH
 from oomdoctor.units import KIB
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oomdoctor.engines.catalogue import Card
-    from oomdoctor.engines.trace.temporaries import Call, KernelsByName, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import Call, KernelsByName, TemporariesByName
 
 _PLANE: Final = 2
 _SINCE_HOPPER: Final = 9

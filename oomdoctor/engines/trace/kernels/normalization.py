@@ -20,13 +20,13 @@ import torch
 
 from oomdoctor.engines.trace.kernels.reductions import largest_power_of_two, partial_results
 from oomdoctor.engines.trace.layouts import HALF_TYPES, accumulation_type, copied_bytes, suggested_layout
-from oomdoctor.engines.trace.temporaries import Temporaries
+from oomdoctor.engines.trace.op_trace import Temporaries
 from oomdoctor.engines.trace.torch_internals import TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oomdoctor.engines.trace.temporaries import AllocationStep, Call, KernelsByName, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import AllocationStep, Call, KernelsByName, TemporariesByName
 
 
 def _softmax(call: Call) -> Temporaries:
@@ -122,22 +122,18 @@ def _has_channels_last(x: torch.Tensor) -> bool:
 def _staging(x: torch.Tensor, rows: int) -> None:
     """Allocate the partial results that blocks exchange, and their semaphores."""
     channels = x.shape[1]
-    width, height = _grid(x.numel() // channels, channels)
-    if height > 1:
-        left = torch.empty(rows * channels * height, dtype=accumulation_type(x.dtype), device=x.device)
-        semaphores = torch.empty(width, dtype=torch.int32, device=x.device)
-        del left, semaphores
-
-
-def _grid(values: int, channels: int) -> tuple[int, int]:
-    """Return the blocks across channels and across values. Source: `flexible_launch_configs`."""
+    values = x.numel() // channels
     wide = largest_power_of_two(channels)
     block_width = min(wide, _THREADS_WIDE)
     block_height = min(largest_power_of_two(-(-values // _VALUES_A_THREAD)), _MOST_THREADS // block_width)
     if block_width * block_height != _MOST_THREADS:
         block_width = min(wide, _MOST_THREADS // block_height)
     height = min(-(-values // (block_height * _VALUES_A_THREAD)), _MOST_GRID_ROWS)
-    return -(-channels // block_width), height if height >= _WORTH_A_GRID else 1
+    width, height = -(-channels // block_width), height if height >= _WORTH_A_GRID else 1
+    if height > 1:
+        left = torch.empty(rows * channels * height, dtype=accumulation_type(x.dtype), device=x.device)
+        semaphores = torch.empty(width, dtype=torch.int32, device=x.device)
+        del left, semaphores
 
 
 def _native_batch_norm_backward(  # noqa: PLR0913, PLR0917 - PyTorch's signature

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from oomdoctor.engines.trace.kernels.sorting import SORT_PAIRS, select_largest
-from oomdoctor.engines.trace.temporaries import Call, LibraryFunction, Temporaries, Workspace
+from oomdoctor.engines.trace.op_trace import Call, LibraryFunction, Temporaries, Workspace
 from oomdoctor.engines.trace.torch_internals import TORCH
 
 if TYPE_CHECKING:
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.engines.trace.device import EmulatedDevice
-    from oomdoctor.engines.trace.temporaries import KernelsByName, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import KernelsByName, TemporariesByName
 
 _STATE_BYTES_A_THREAD: Final = 16
 """As on the null GPU."""
@@ -36,11 +36,9 @@ def dropout_state_bytes(card: Card) -> int:
     return card.sm_count * card.max_threads_per_sm * _STATE_BYTES_A_THREAD
 
 
-def _dropout_state_temporaries(call: Call) -> Temporaries:
-    return Temporaries(after=(Workspace(_DROPOUT_STATE, dropout_state_bytes(call.card)),))
-
-
-TEMPORARIES: Final[TemporariesByName] = {_DROPOUT_STATE: _dropout_state_temporaries}
+TEMPORARIES: Final[TemporariesByName] = {
+    _DROPOUT_STATE: (lambda call: Temporaries(after=(Workspace(_DROPOUT_STATE, dropout_state_bytes(call.card)),)))
+}
 
 _IS_NEW: Final = TORCH >= (2, 7)
 """Whether one kernel finds the least and the largest weight, and weights of one type are not copied."""

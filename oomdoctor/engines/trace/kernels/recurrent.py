@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from oomdoctor.engines.trace.device import EmulatedDevice
-    from oomdoctor.engines.trace.temporaries import KernelsByName
+    from oomdoctor.engines.trace.op_trace import KernelsByName
 
 _aten: Any = torch.ops.aten
 _MODES: Final = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
@@ -252,7 +252,11 @@ def _cast_for_autocast(given: _NetworkInputs) -> _NetworkInputs:
     """Cast all to fp16 under autocast, whatever its type: the weights into a new buffer, then cell, state and input."""
     if not torch.is_autocast_enabled("cuda") or given.x.dtype is torch.float64:
         return given
-    weights, params = _flattened(given.params, torch.float16)
+    whole = _new_buffer(given.params, torch.float16)
+    weights, params = (
+        whole,
+        [_Cast.apply(*pair) for pair in zip(given.params, _split_buffer(whole, given.params), strict=True)],
+    )
     cell = None if given.cell is None else given.cell.to(weights.dtype)
     state = given.state.to(weights.dtype)
     return _NetworkInputs(given.x.to(weights.dtype), state, cell, params, weights)
@@ -263,12 +267,6 @@ def _buffer_of(params: Sequence[torch.Tensor]) -> torch.Tensor | None:
     if len({param.untyped_storage()._cdata for param in params}) != 1:  # noqa: SLF001 - the identity of a storage
         return None
     return params[0].detach().as_strided((sum(param.numel() for param in params),), (1,), 0)
-
-
-def _flattened(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Cast weights into a new buffer; return it and its views. Source: `_cudnn_rnn_cast_reflatten`."""
-    whole = _new_buffer(weights, dtype)
-    return whole, [_Cast.apply(*pair) for pair in zip(weights, _split_buffer(whole, weights), strict=True)]
 
 
 class _Cast(torch.autograd.Function):

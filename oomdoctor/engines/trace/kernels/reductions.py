@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from oomdoctor.engines.trace.layouts import HALF_TYPES, meta_like
-from oomdoctor.engines.trace.temporaries import Temporaries
+from oomdoctor.engines.trace.op_trace import Temporaries
 from oomdoctor.engines.trace.torch_internals import TORCH, below_autograd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oomdoctor.engines.catalogue import Card
-    from oomdoctor.engines.trace.temporaries import Call, KernelsByName, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import Call, KernelsByName, TemporariesByName
 
 _WARP: Final = 32
 _MOST_THREADS: Final = 512
@@ -70,12 +70,6 @@ def partial_results(
     """
     if not 0 < tensor.numel() <= _LARGEST_32_BIT:
         return ()
-    loop = _loop_over(tensor, dims)
-    return _buffers(card, loop, item_bytes, vector)
-
-
-def _loop_over(tensor: torch.Tensor, dims: Sequence[int] | None) -> _Loop:
-    """Order and join dimensions as TensorIterator does: reduced ones first, each kind by stride."""
     rank = tensor.dim()
     chosen = {dim % rank for dim in dims} if dims else set(range(rank))
     axes = [
@@ -89,7 +83,8 @@ def _loop_over(tensor: torch.Tensor, dims: Sequence[int] | None) -> _Loop:
         else:
             joined.append((size, stride, is_reduced))
     joined = joined or [(1, 1, True)]
-    return _Loop([axis[0] for axis in joined], [axis[1] for axis in joined], sum(axis[2] for axis in joined))
+    loop = _Loop([axis[0] for axis in joined], [axis[1] for axis in joined], sum(axis[2] for axis in joined))
+    return _buffers(card, loop, item_bytes, vector)
 
 
 def _compare_axes(first: tuple[int, int, bool], second: tuple[int, int, bool]) -> int:
@@ -168,10 +163,6 @@ def _sum(call: Call) -> Temporaries:
     return _partial(call, None if is_read_as_it_is else dtype, max(_WORD, dtype.itemsize))
 
 
-def _extreme(call: Call) -> Temporaries:
-    return _partial(call, None, call.args[0].element_size())
-
-
 def _whole_extreme(call: Call) -> Temporaries:
     """Reduce all elements to the least, the largest, or both."""
     both = 2 if len(call.results) > 1 else 1
@@ -188,20 +179,11 @@ def _arg_extreme(call: Call) -> Temporaries:
     return _partial(call, None, _INDEX_AND_VALUE)
 
 
-def _extreme_with_index(call: Call) -> Temporaries:
-    """Reduce a dimension to value and index, or all elements to the value alone."""
-    return _arg_extreme(call) if len(call.args) > 1 else _whole_extreme(call)
-
-
 def _arg_extreme_of_all(call: Call) -> Temporaries:
     """Reduce a dimension, or all elements, flattened."""
     if _dims(call) is not None:
         return _arg_extreme(call)
     return _of_contiguous(call, _INDEX_AND_VALUE, flat=True)
-
-
-def _any_or_all(call: Call) -> Temporaries:
-    return _partial(call, None, 1 if _TRUTHS_ARE_BOOLS else call.args[0].element_size())
 
 
 def _variance(call: Call) -> Temporaries:
@@ -262,11 +244,14 @@ def _foreach_norm(call: Call) -> Temporaries:
 
 TEMPORARIES: Final[TemporariesByName] = {
     **dict.fromkeys(("sum", "nansum", "mean", "prod"), _sum),
-    **dict.fromkeys(("amax", "amin"), _extreme),
-    **dict.fromkeys(("max", "min"), _extreme_with_index),
+    **dict.fromkeys(("amax", "amin"), (lambda call: _partial(call, None, call.args[0].element_size()))),
+    # Reduce a dimension to value and index, or all elements to the value alone.
+    **dict.fromkeys(("max", "min"), (lambda call: _arg_extreme(call) if len(call.args) > 1 else _whole_extreme(call))),
     "aminmax": _both_extremes,
     **dict.fromkeys(("argmax", "argmin"), _arg_extreme_of_all),
-    **dict.fromkeys(("any", "all"), _any_or_all),
+    **dict.fromkeys(
+        ("any", "all"), (lambda call: _partial(call, None, 1 if _TRUTHS_ARE_BOOLS else call.args[0].element_size()))
+    ),
     **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _variance),
     "linalg_vector_norm": _vector_norm,
     "_foreach_norm": _foreach_norm,
@@ -306,11 +291,7 @@ def _count_nonzero(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
 
 def overrides() -> KernelsByName:
     """Return the functions above autograd of this family."""
-    return {"max": _max, "min": _min}
-
-
-def _max(x: torch.Tensor) -> Any:  # noqa: ANN401 - a tensor
-    return _WholeExtreme.apply(x, _aten.max.default)
+    return {"max": (lambda x: _WholeExtreme.apply(x, _aten.max.default)), "min": _min}
 
 
 def _min(x: torch.Tensor) -> Any:  # noqa: ANN401

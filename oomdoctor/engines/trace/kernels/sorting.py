@@ -1,10 +1,13 @@
-"""Sorting and top-k: CUB's radix sort, selection by blocks, and the operators made of them.
+"""Sorting, top-k and scans: CUB's radix sort, selection by blocks, running sums, and the operators made of them.
 
 Source: CUB's dispatch_radix_sort.cuh (`invoke_onesweep`, `invoke_passes`, `invoke_single_tile`),
 dispatch_segmented_radix_sort.cuh, tuning_radix_sort.cuh, and `scale_reg_bound` in util_arch.cuh, as of CUDA 13, with
 offsets of 64 bits; dispatch_scan_by_key.cuh and tuning_scan_by_key.cuh for keys and sums of 32 bits; `mbtopk::launch`
 and `should_use_multiblock`, TensorTopK.cu; `topk_out_cuda`, TensorTopK.cpp; `sort_cuda_kernel`, Sort.cpp;
-`launch_stable_sort_kernel`, SortStable.cu; torch 2.6 to 2.15.
+`launch_stable_sort_kernel`, SortStable.cu; the layouts of temporary storage in CUB's dispatch_scan.cuh,
+dispatch_unique_by_key.cuh and `ScanTileState` in single_pass_scan_operators.cuh; `scan_dim`, ScanUtils.cuh;
+`_logcumsumexp_cuda`, ScanKernels.cpp; torch 2.6 to 2.15. The items of a block are the policy of a kernel compiled for a
+GPU; they were found from the sizes on null GPUs, torch 2.6 and 2.15, the same on cards from Turing to Blackwell.
 """
 
 from __future__ import annotations
@@ -14,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from oomdoctor.engines.trace.kernels.scans import LOOKBACK_PADDING, cub_storage_bytes
-from oomdoctor.engines.trace.layouts import is_dense
-from oomdoctor.engines.trace.temporaries import Temporaries
+from oomdoctor.engines.trace.layouts import HALF_TYPES, is_dense
+from oomdoctor.engines.trace.op_trace import Temporaries
 from oomdoctor.engines.trace.torch_internals import TORCH
 
 if TYPE_CHECKING:
@@ -24,7 +26,81 @@ if TYPE_CHECKING:
 
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.engines.trace.device import EmulatedDevice
-    from oomdoctor.engines.trace.temporaries import Call, KernelsByName, TemporariesByName
+    from oomdoctor.engines.trace.op_trace import Call, KernelsByName, TemporariesByName
+
+IS_NEW: Final = TORCH >= (2, 7)
+"""Whether CUB is that of torch 2.15; between 2.6 and 2.15 nothing is known."""
+LOOKBACK_PADDING: Final = 32
+"""States that a scan's storage has besides one for each block."""
+
+_SCAN: Final = "cub_inclusive_scan"
+_ALIGNMENT: Final = 256
+_SUM_TILES: Final = {4: 1920, 8: 896}
+_SUM_STATES: Final = {4: 8, 8: 16}
+_SUM_BY_KEY_TILE: Final = 1664
+_BLOCK_BYTES: Final = 7680
+_WIDE_BLOCK_BYTES: Final = 7168
+_WIDE: Final = 8
+_SCAN_STATE: Final = 4
+
+
+def cub_storage_bytes(*parts: int, alignments: int = 1) -> int:
+    """Return the bytes of CUB's temporary storage: its parts, each aligned, and room to align the first.
+
+    Args:
+        parts: Bytes of each part.
+        alignments: Times that the storage itself is aligned.
+    """
+    return sum(-(-part // _ALIGNMENT) * _ALIGNMENT for part in parts) + alignments * _ALIGNMENT - 1
+
+
+def _lookback_bytes(blocks: int, state_bytes: int) -> int:
+    return cub_storage_bytes((blocks + LOOKBACK_PADDING) * state_bytes, alignments=2 if IS_NEW else 1)
+
+
+def exclusive_sum_bytes(count: int, item_bytes: int) -> int:
+    """Return the bytes of storage of `exclusive_sum`."""
+    return _lookback_bytes(-(-count // _SUM_TILES[item_bytes]), _SUM_STATES[item_bytes])
+
+
+def scan_by_key_bytes(count: int) -> int:
+    """Return the bytes of storage of `inclusive_sum_by_key` of 64-bit integers."""
+    return cub_storage_bytes((-(-count // _SUM_BY_KEY_TILE) + LOOKBACK_PADDING) * 16, alignments=2)
+
+
+def unique_by_key_bytes(count: int, item_bytes: int) -> int:
+    """Return the bytes of storage of `unique_by_key`."""
+    tile = 2816 if item_bytes == 4 else 1344 if IS_NEW else 1792  # noqa: PLR2004 - bytes of a 32-bit integer
+    return _lookback_bytes(-(-count // tile), 16 if IS_NEW else 8)
+
+
+def inclusive_scan_bytes(count: int, dtype: torch.dtype) -> int:
+    """Return the bytes of storage of `DeviceScan::InclusiveScan` over `count` numbers."""
+    size, is_half = dtype.itemsize, dtype in HALF_TYPES
+    states = -(-count * size // (_WIDE_BLOCK_BYTES if size >= _WIDE else _BLOCK_BYTES)) + LOOKBACK_PADDING
+    # a state and its number are one word, but PyTorch's own types have them apart, and the number twice
+    parts = (_SCAN_STATE, size, size) if is_half else (2 * max(size, _SCAN_STATE),)
+    return cub_storage_bytes(*(states * part for part in parts), alignments=2 if IS_NEW or is_half else 1)
+
+
+def _running_sum(call: Call) -> Temporaries:
+    """Return a contiguous copy in the result's type, and the storage where the tensor is one run."""
+    x, dim = call.args[:2]
+    dtype = call.kwargs.get("dtype") or (x.dtype if x.dtype.is_floating_point or x.dtype.is_complex else torch.int64)
+    is_copied = dtype is not x.dtype or not x.is_contiguous()
+    copy = (x.numel() * dtype.itemsize,) if is_copied else ()
+    is_one_run = x.dim() > 0 and x.numel() == x.shape[dim]
+    return Temporaries(after=(*copy, *((inclusive_scan_bytes(x.numel(), dtype),) if is_one_run else ())))
+
+
+def _logcumsumexp(device: EmulatedDevice, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Allocate the result; `meta` has no kernel of this operator."""
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    x = x.contiguous()
+    if x.dim() and x.numel() == x.shape[dim]:
+        device.call_library(_SCAN, x.numel(), x.dtype)
+    return result
+
 
 SORT_PAIRS: Final = "cub_radix_sort"
 _SELECT: Final = "topk_by_blocks"
@@ -130,7 +206,9 @@ def _has_several_blocks(slices: int, length: int) -> bool:
 
 def _selection_temporaries(call: Call) -> Temporaries:
     slices, length, item_bytes = call.args
-    blocks = slices * -(-length // (_THREADS * _items_a_thread(call.card, slices * length)))
+    count = slices * length
+    threads = call.card.sm_count * (_REGISTERS_A_PROCESSOR // _REGISTERS_A_BLOCK) * _THREADS
+    blocks = slices * -(-length // (_THREADS * max(_FEWEST, min(-(-count // threads), _MOST))))
     counts, word = blocks * _DIGITS * 2, slices * _WORD
     first = (
         (slices * item_bytes, 2 * word, 2 * word, counts, slices * _DIGITS * _WORD)
@@ -140,11 +218,6 @@ def _selection_temporaries(call: Call) -> Temporaries:
     scan = _scan_by_key_bytes(call.card, blocks)
     before = (*first, blocks * _WORD, blocks * _WORD)
     return Temporaries(after=(*before, scan, -1 - len(before), scan))
-
-
-def _items_a_thread(card: Card, count: int) -> int:
-    threads = card.sm_count * (_REGISTERS_A_PROCESSOR // _REGISTERS_A_BLOCK) * _THREADS
-    return max(_FEWEST, min(-(-count // threads), _MOST))
 
 
 def _scan_by_key_bytes(card: Card, count: int) -> int:
@@ -162,9 +235,12 @@ def _scan_tile(card: Card) -> int:
     return 256 * 15 if capability == (8, 0) else 256 * 9
 
 
-TEMPORARIES: Final[TemporariesByName] = {SORT_PAIRS: _sort_temporaries, _SELECT: _selection_temporaries}
-
-
+TEMPORARIES: Final[TemporariesByName] = {
+    SORT_PAIRS: _sort_temporaries,
+    _SELECT: _selection_temporaries,
+    **dict.fromkeys(("cumsum", "cumprod", "cumsum_", "cumprod_"), _running_sum),
+    _SCAN: (lambda call: Temporaries(after=(inclusive_scan_bytes(*call.args),))),
+}
 _SORTED_IN_PLACE: Final = 4096
 _LONG: Final = 1_000_000
 _MANY_SEGMENTS: Final = 128
@@ -174,7 +250,11 @@ _LARGEST_INT: Final = 2**31 - 1
 
 def kernels(device: EmulatedDevice) -> KernelsByName:
     """Return the kernels of this family."""
-    return {"sort.stable": partial(_sort_kernel, device), "topk": partial(_topk_kernel, device)}
+    return {
+        "_logcumsumexp": partial(_logcumsumexp, device),
+        "sort.stable": partial(_sort_kernel, device),
+        "topk": partial(_topk_kernel, device),
+    }
 
 
 def _sort_kernel(
@@ -201,7 +281,12 @@ def _sort_long(device: EmulatedDevice, x: torch.Tensor, dim: int, values: torch.
     """Sort by CUB, for which the elements of a segment must be contiguous."""
     held = []
     if not (is_dense(x) and x.stride(dim) == 1):
-        stride = _stride_with_last(x, dim)
+        order = sorted((other for other in range(x.dim()) if other != dim), key=x.stride, reverse=True)
+        strides, step = [0] * x.dim(), 1
+        for other in (dim, *reversed(order)):
+            strides[other] = step
+            step *= x.shape[other]
+        stride = tuple(strides)
         held.append(torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device))
         if values.stride() != stride:
             held += [torch.empty_like(held[0]), torch.empty_like(held[0], dtype=torch.int64)]
@@ -209,16 +294,6 @@ def _sort_long(device: EmulatedDevice, x: torch.Tensor, dim: int, values: torch.
     for count in _launches(x.numel(), length):
         _launch(device, count // length, length, x.element_size())
     del held
-
-
-def _stride_with_last(x: torch.Tensor, dim: int) -> tuple[int, ...]:
-    """Return strides without gaps in which `dim` comes last and the others keep their order."""
-    order = sorted((other for other in range(x.dim()) if other != dim), key=x.stride, reverse=True)
-    strides, step = [0] * x.dim(), 1
-    for other in (dim, *reversed(order)):
-        strides[other] = step
-        step *= x.shape[other]
-    return tuple(strides)
 
 
 def _launches(count: int, length: int) -> Iterator[int]:

@@ -21,7 +21,7 @@ import torch
 import torch._dynamo  # the first step of an optimizer imports it, which takes longer than all else in a fork
 from torch import Tensor, nn
 
-from oomdoctor.engines.null_gpu.control import set_capacity_bytes
+from oomdoctor.engines.null_gpu.library import set_capacity_bytes
 from oomdoctor.examples import gpt2, lstm, resnet50
 
 MIB = 1 << 20

@@ -24,7 +24,7 @@ from oomdoctor.agent.allocator_blocks import AllocationTrace
 from oomdoctor.engines.allocator.caching import CachingAllocator
 from oomdoctor.engines.allocator.device_memory import FIRST_ADDRESS, AllocationError, DeviceMemory
 from oomdoctor.engines.allocator.settings import Settings, parse_settings
-from oomdoctor.engines.null_gpu.control import set_capacity_bytes
+from oomdoctor.engines.null_gpu.library import set_capacity_bytes
 from oomdoctor.examples import gpt2, lstm, resnet50, unet, vit_b16
 from oomdoctor.trial.replay import record_allocations
 

@@ -10,7 +10,7 @@ import threading
 
 from reporting import leave_with
 
-from oomdoctor.engines.null_gpu.control import capacity_bytes, peak_used_bytes, set_capacity_bytes, used_bytes
+from oomdoctor.engines.null_gpu.library import capacity_bytes, peak_used_bytes, set_capacity_bytes, used_bytes
 
 PAGE = 2 << 20
 OUT_OF_MEMORY = 2

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from reporting import leave_with
 
-from oomdoctor.engines.null_gpu import control
+from oomdoctor.engines.null_gpu import library as null_gpu
 
 
 def memory() -> tuple[int, int]:
@@ -26,7 +26,7 @@ at_first = memory()
 held = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
 with_three_mib = memory()
 reserved = torch.cuda.memory_reserved()
-control.set_capacity_bytes(1 << 30)
+null_gpu.set_capacity_bytes(1 << 30)
 message = ""
 try:
     torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
@@ -47,8 +47,8 @@ leave_with(
     with_three_mib=with_three_mib,
     reserved=reserved,
     after_change=memory(),
-    capacity=control.capacity_bytes(),
-    used=control.used_bytes(),
+    capacity=null_gpu.capacity_bytes(),
+    used=null_gpu.used_bytes(),
     message=message,
     one_gib_less_a_segment_fits=fits((1 << 30) - (20 << 20)),
     item=torch.ones(4, device="cuda").sum().item(),

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from reporting import leave_with
 
-from oomdoctor.engines.null_gpu.control import used_bytes
+from oomdoctor.engines.null_gpu.library import used_bytes
 
 nccl = ctypes.CDLL(None)
 MIB = 1 << 20

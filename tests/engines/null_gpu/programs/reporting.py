@@ -11,7 +11,7 @@ import os
 import sys
 from typing import NoReturn
 
-from oomdoctor.engines.null_gpu.control import unknown_calls
+from oomdoctor.engines.null_gpu.library import unknown_calls
 
 
 def leave_with(**answer: object) -> NoReturn:

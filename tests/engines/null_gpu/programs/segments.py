@@ -10,7 +10,7 @@ import torch
 from reporting import leave_with
 from torch import nn
 
-from oomdoctor.engines.null_gpu.control import capacity_bytes, used_bytes
+from oomdoctor.engines.null_gpu.library import capacity_bytes, used_bytes
 
 
 def accounts() -> tuple[int, int]:
