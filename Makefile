@@ -11,13 +11,20 @@ OLDEST_TORCH := torch==2.6.0
 CPU := .venv-cpu
 CPU_TORCH := torch==2.13.0
 CPU_TOOLS := hypothesis jsonschema mypy numpy psutil pytest pytest-timeout pytest-xdist pyyaml types-psutil types-PyYAML
-CPU_TESTS := tests/api tests/cli tests/engines tests/search tests/trial tests/target tests/test_examples.py
+# What runs torch itself or chooses by its build: the trace engine, `accumulate`, the target and the examples. Reading,
+# searching, reporting and linting never import torch: `make test` has run that code on the same input.
+CPU_TESTS := tests/api tests/cli/test_check.py tests/cli/test_gpus_fit.py tests/cli/test_trace_engine.py \
+	tests/engines/test_choice.py tests/engines/trace tests/target tests/test_examples.py tests/trial/test_warm_start.py
 
-# Processes that share the suite; what it measures, it measures side by side, so that sharing does not matter.
-WORKERS ?= auto
+# Processes that share the suite: one more than cores, since a test that starts processes waits for them now and then.
+# What the suite measures, it measures side by side, so that sharing does not matter.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 # Each module is compiled when it is first imported: most of what is installed never is.
 PIP := -m pip install --quiet --no-compile --disable-pip-version-check
+
+# Without bytecode each of the hundreds of processes that import torch would compile it again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Commands that the documentation names run as a reader would run them, whatever the terminal of the moment is.
 export TERM ?= dumb
