@@ -10,6 +10,10 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
+
+from run_python import run_program
+from running import python_path
 
 from oomdoctor.engines.choice import choose_engine
 
@@ -21,7 +25,8 @@ _OUT_OF_MEMORY = "CUDA out of memory"
 
 # Nothing but a witness: what PyTorch counted is written down when the interpreter ends.
 _WITNESS = """
-import atexit, json, os, sys
+import atexit, gc, json, os, sys
+atexit.register(gc.freeze)  # a Python with torch ends a second sooner
 
 def write():
     torch = sys.modules.get("torch")
@@ -115,7 +120,7 @@ IN_THE_SUITE = tuple(script for script in FRAMEWORKS if script.name in ("trainer
 
 def fits(script: Script, micro_batch: int, environment: Mapping[str, str], *, target_batch: int = TARGET_BATCH) -> bool:
     """Whether the script comes to its end; any failure that is not out of memory raises AssertionError."""
-    return _run(script.command(micro_batch, target_batch), environment)
+    return _run(script.command(micro_batch, target_batch), environment, _in_a_fork)
 
 
 def peaks(script: Script, micro_batch: int, environment: Mapping[str, str]) -> dict[str, int]:
@@ -124,7 +129,8 @@ def peaks(script: Script, micro_batch: int, environment: Mapping[str, str]) -> d
         Path(directory, "sitecustomize.py").write_text(_WITNESS, encoding="utf-8")
         file = Path(directory, "peaks.json")
         witnessed = {**environment, "PYTHONPATH": directory, "TEST_PEAKS": str(file)}
-        assert _run(script.command(micro_batch), witnessed), f"{script.name} does not fit at {micro_batch}"
+        it_fits = _run(script.command(micro_batch), witnessed, _in_its_own_process)
+        assert it_fits, f"{script.name} does not fit at {micro_batch}"
         found: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))
         return found
 
@@ -143,14 +149,27 @@ def largest(fits_at: Callable[[int], bool], limit: int = TARGET_BATCH) -> int:
 
 def null_environment(gpu: str | None, *, memory_bytes: int | None = None) -> dict[str, str]:
     """An environment in which a process finds that card, or so much memory, and nothing of a hook."""
-    base = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    base = {**os.environ, "PYTHONPATH": python_path()}
     return choose_engine(engine="null", gpu=gpu, device=None, memory_bytes=memory_bytes, base=base).environment
 
 
-def _run(command: list[str], environment: Mapping[str, str]) -> bool:
+def _in_its_own_process(command: list[str], environment: Mapping[str, str], directory: str) -> CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def _in_a_fork(command: list[str], environment: Mapping[str, str], directory: str) -> CompletedProcess[str]:
+    """Run a script in a process that has imported torch before it begins."""
+    return run_program(command[0], command[1:], environment, timeout=300, cwd=Path(directory))
+
+
+def _run(
+    command: list[str],
+    environment: Mapping[str, str],
+    run: Callable[[list[str], Mapping[str, str], str], CompletedProcess[str]],
+) -> bool:
     with tempfile.TemporaryDirectory() as directory:
-        finished = subprocess.run(
-            command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
+        finished = run(command, environment, directory)
     assert finished.returncode == 0 or _OUT_OF_MEMORY in finished.stderr, finished.stderr[-4000:]
     return finished.returncode == 0

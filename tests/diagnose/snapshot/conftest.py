@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from running import ROOT
+from run_python import run_program
+from running import ROOT, python_path
 from snapshot_scenarios import Load, Scenario, load_scenario
 
 from oomdoctor.engines.choice import choose_engine
@@ -21,10 +21,9 @@ _PROGRAM = Path(__file__).parent / "programs" / "scenarios.py"
 def snapshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory with a snapshot of every scenario."""
     directory = tmp_path_factory.mktemp("snapshots")
-    base = {**os.environ, "PYTHONPATH": str(ROOT)}
+    base = {**os.environ, "PYTHONPATH": python_path(ROOT)}
     engine = choose_engine(engine="null", gpu=None, device=None, memory_bytes=24 * GIB, base=base)
-    command = [sys.executable, "-W", "ignore", str(_PROGRAM), str(directory)]
-    done = subprocess.run(command, env=engine.environment, capture_output=True, text=True, timeout=250, check=False)
+    done = run_program(sys.executable, [str(_PROGRAM), str(directory)], engine.environment, timeout=250)
     assert done.returncode == 0, done.stderr[-4000:]
     return directory
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import ROOT
+from run_python import run_program
+from running import ROOT, python_path
 
 from oomdoctor.engines.catalogue import generic_card
 from oomdoctor.engines.null_gpu.library import TorchBuild, environment, parse_version_file
@@ -33,15 +34,13 @@ def build_of(python: str) -> TorchBuild:
 
 def run_traces(program: str, *arguments: str, python: str, gibibytes: int = 8, **variables: str) -> dict[str, Any]:
     """Run a program of `programs/` on a null GPU; the JSON that it prints last."""
-    base = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    done = subprocess.run(
-        [python, str(PROGRAMS / program), *arguments],
-        env=environment(generic_card(gibibytes * GIB), build_of(python), base),
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    base = {**os.environ, "PYTHONPATH": python_path(ROOT), **variables}
+    shown = environment(generic_card(gibibytes * GIB), build_of(python), base)
+    command = [str(PROGRAMS / program), *arguments]
+    if variables:  # some are read while torch is imported
+        done = subprocess.run([python, *command], env=shown, capture_output=True, text=True, timeout=250, check=False)
+    else:
+        done = run_program(python, command, shown, timeout=250)
     assert done.returncode == 0, done.stderr[-4000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

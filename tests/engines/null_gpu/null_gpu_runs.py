@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_python import run_program
+from running import python_path
 
 from oomdoctor.engines.catalogue import Card
 from oomdoctor.engines.null_gpu.library import TorchBuild, environment, parse_version_file
@@ -64,11 +66,14 @@ def run(
     timeout: float = 120,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of `programs/` on a null GPU."""
-    base = {**os.environ, "PYTHONPATH": str(PACKAGE_ROOT), **variables}
+    """Run a program of `programs/` on a null GPU: in a Python of its own where it needs more variables, else a fork."""
+    base = {**os.environ, "PYTHONPATH": python_path(PACKAGE_ROOT), **variables}
+    command, shown = [str(PROGRAMS / program), *arguments], environment(card, build_of(python), base)
+    if not variables:
+        return run_program(python, command, shown, timeout=timeout)
     return subprocess.run(
-        [python, "-W", "ignore", str(PROGRAMS / program), *arguments],
-        env=environment(card, build_of(python), base),
+        [python, "-W", "ignore", *command],
+        env=shown,
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -77,8 +82,9 @@ def run(
     )
 
 
+@cache
 def answer(program: str, *arguments: str, **options: Any) -> Any:
-    """What a program prints as its last line, as JSON."""
+    """What a program prints as its last line, as JSON; it runs once for all that ask the same."""
     done = run(program, *arguments, **options)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from null_gpu_runs import CARD, MIB, PACKAGE_ROOT, PROGRAMS, build_of, each_python
+from running import python_path
 
 from oomdoctor.engines.null_gpu.library import environment
 
@@ -23,7 +24,7 @@ def _ranks(python: str, count: int) -> list[dict[str, Any]]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     done = subprocess.run(
         [python, "-W", "ignore", *launcher, str(PROGRAMS / "ranks_devices.py")],
-        env=environment(CARD, build_of(python), {**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)}),
+        env=environment(CARD, build_of(python), {**os.environ, "PYTHONPATH": python_path(PACKAGE_ROOT)}),
         capture_output=True,
         text=True,
         timeout=240,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections import Counter
 
 import pytest
+from run_python import run_program
+from running import python_path
 from traced_runs import PROGRAMS, ROOT, build_of, each_python
 
 from oomdoctor.engines.catalogue import find_card
@@ -17,8 +18,7 @@ pytestmark = [pytest.mark.null_gpu, pytest.mark.timeout(200)]
 
 
 def _ask(python: str, engine: str, env: dict[str, str]) -> list[str]:
-    command = [python, "-W", "ignore", str(PROGRAMS / "attention_choice.py"), engine]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    ran = run_program(python, [str(PROGRAMS / "attention_choice.py"), engine], env, timeout=100)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return json.loads(ran.stdout)
 
@@ -27,7 +27,7 @@ def _ask(python: str, engine: str, env: dict[str, str]) -> list[str]:
 @each_python
 def test_the_kernel_is_the_one_that_pytorch_takes(python: str, card: str) -> None:
     """For 600 random questions of heads, groups, masks, types and layouts, wherever PyTorch answers at all."""
-    base = {**os.environ, "PYTHONPATH": str(ROOT)}
+    base = {**os.environ, "PYTHONPATH": python_path(ROOT)}
     expected = _ask(python, "null", environment(find_card(card), build_of(python), base))
 
     chosen = _ask(python, card, base)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from typing import Any
 
 import pytest
+from run_python import run_program
+from running import python_path
 from traced_runs import PROGRAMS, PYTHONS, ROOT, build_of, each_python
 
 from oomdoctor.engines.catalogue import find_card
@@ -26,8 +27,7 @@ IN_2_15 = {
 
 
 def _ask(python: str, engine: str, env: dict[str, str], *kinds: str) -> dict[str, Any]:
-    command = [python, "-W", "ignore", str(PROGRAMS / "operators.py"), engine, *kinds]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    ran = run_program(python, [str(PROGRAMS / "operators.py"), engine, *kinds], env, timeout=100)
     assert ran.returncode == 0, ran.stderr[-3000:]
     found: dict[str, Any] = json.loads(ran.stdout)
     return found
@@ -35,7 +35,7 @@ def _ask(python: str, engine: str, env: dict[str, str], *kinds: str) -> dict[str
 
 def _differing(python: str, card: str, *kinds: str) -> dict[str, Any]:
     """What both engines say of the cases of which they do not say the same."""
-    base = {**os.environ, "PYTHONPATH": str(ROOT)}
+    base = {**os.environ, "PYTHONPATH": python_path(ROOT)}
     expected = _ask(python, "null", environment(find_card(card), build_of(python), base), *kinds)
     traced = _ask(python, card, base, *kinds)
     assert len(expected) > 200

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_python import run_program
+from running import python_path
 from sharing import shared
 
 from oomdoctor.engines.catalogue import find_card
@@ -47,16 +49,9 @@ def run(python: str, directory: Path, *, null: bool = False) -> Any:
 
 
 def _run(python: str, *, null: bool) -> str:
-    base = {**os.environ, "PYTHONPATH": str(ROOT), **KEPT}
-    ran = subprocess.run(
-        [python, "-W", "ignore", str(PROGRAMS / "everything.py"), "null" if null else "trace"],
-        env=environment(find_card("rtx-4090"), build_of(python), base) if null else base,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    base = {**os.environ, "PYTHONPATH": python_path(ROOT), **KEPT}
+    shown = environment(find_card("rtx-4090"), build_of(python), base) if null else base
+    ran = run_program(python, [str(PROGRAMS / "everything.py"), "null" if null else "trace"], shown, timeout=200)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return ran.stdout
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from run_python import run_program
+from running import python_path
 from targets_to_profile import TARGETS
 
 from oomdoctor.codec import decode
@@ -75,17 +77,9 @@ SETTINGS = (
 
 def run(program: str, *arguments: str, python: str = sys.executable, cwd: Path = ROOT, **variables: str) -> str:
     """Run a program of `programs/` on a null GPU of 80 GiB; what it prints last."""
-    base = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    command = [python, "-W", "ignore", str(PROGRAMS / program), *arguments]
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env=environment(generic_card(80 * GIB), _torch_of(python), base),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    base = {**os.environ, "PYTHONPATH": python_path(ROOT), **variables}
+    shown = environment(generic_card(80 * GIB), _torch_of(python), base)
+    done = run_program(python, [str(PROGRAMS / program), *arguments], shown, timeout=300, cwd=cwd)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.splitlines()[-1]
 
