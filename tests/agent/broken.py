@@ -5,6 +5,7 @@ Prints a line for each: the part, a tab, how the program ended.
 """
 
 import functools
+import gc
 import multiprocessing
 import os
 import resource
@@ -100,6 +101,8 @@ def main():
     """Return the pipe to write to in a child, None in the parent when all have ended."""
     from oomdoctor_agent import crash_report  # noqa: F401 - otherwise loaded when the program dies
 
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page that torch's objects lie on
     running = []
     for name, part in list(parts()):
         child, pipe = start(part)

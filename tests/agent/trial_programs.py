@@ -4,8 +4,11 @@
 Usage: python trial_programs.py DEVICE NAME...    Prints for each its name and what it saw, and the pid to stderr.
 """
 
+import atexit
+import gc
 import os
 import sys
+import threading
 
 import torch
 import torch._dynamo  # what an optimizer's first step imports
@@ -200,12 +203,16 @@ def state():
 
 
 def main():
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page that torch's objects lie on
     for name in sys.argv[2:]:
         child = os.fork()
         if child == 0:
             torch.manual_seed(0)
             print(name, [globals()[name](), state()], sep="\t", flush=True)
-            sys.exit()
+            threading._shutdown()
+            atexit._run_exitfuncs()
+            os._exit(0)  # to take torch apart takes a second
         print(name, child, file=sys.stderr, flush=True)
         _, status = os.waitpid(child, os.WUNTRACED)
         if os.WIFSTOPPED(status):
