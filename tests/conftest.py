@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Run, run_command, run_here
+from running import ROOT, Run, python_path, run_command, run_here
 
 pytest_plugins = ["pytester"]
 
 # Processes that share a core would wait for each other's threads in OpenMP's loops: twice the time, under load thrice.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Without bytecode each of the thousand processes that import torch would compile it again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+os.environ["PYTHONPATH"] = os.pathsep.join([python_path(), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 _LOUD = (
     "FORCE_COLOR",
@@ -69,6 +75,12 @@ def _heeded_interrupts() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_agent() -> None:
+    """Compile the agent, which writes no bytecode itself, once and not in each program that it is injected into."""
+    compileall.compile_dir(ROOT / "oomdoctor" / "agent", quiet=1)
+
+
 @pytest.fixture(autouse=True)
 def _calm_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No colour, 80 columns, nothing of the developer's own settings."""
@@ -88,15 +100,24 @@ def oomdoctor(tmp_path: Path) -> Run:
     return run
 
 
+@pytest.fixture(scope="session")
+def worker_pool() -> Iterator[Any]:
+    """Servers of workers for the whole session: each has imported torch once."""
+    from oomdoctor.multi_card.workers import WorkerPool
+    from oomdoctor.trial.process import CancelToken
+
+    with WorkerPool(CancelToken()) as pool:
+        yield pool
+
+
 @pytest.fixture(scope="module")
-def forked_workers() -> Iterator[None]:
+def forked_workers(worker_pool: Any) -> Iterator[None]:
     """Fork the workers of this process's probes from one that has imported torch: a tenth of the time, and the same.
 
     `tests/multi_card/test_workers.py` holds that a forked worker is what a fresh one is. Commands in processes of their
     own start theirs as ever.
     """
     from oomdoctor.multi_card import pool as cases
-    from oomdoctor.multi_card.workers import WorkerPool
     from oomdoctor.trial import client
     from oomdoctor.trial.process import CancelToken
 
@@ -109,9 +130,9 @@ def forked_workers() -> Iterator[None]:
         def start(self, environment: Mapping[str, str], requests_fd: int, answers_fd: int) -> Any:
             # Another value for each test would mean another server for each.
             same = {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}
-            return workers.start(same, requests_fd, answers_fd)
+            return worker_pool.start(same, requests_fd, answers_fd)
 
-    with WorkerPool(CancelToken()) as workers, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "start_interpreter", Shared(CancelToken()).start)
         patch.setattr(cases, "WorkerPool", Shared)
         yield

@@ -16,12 +16,20 @@ import pytest
 from oomdoctor.cli import main
 
 ROOT = Path(__file__).parents[1]
+QUICK_PYTHON = Path(__file__).with_name("quick_python")
+"""Folder whose `sitecustomize` lets a Python end quickly; in the PYTHONPATH of all that tests start."""
 INVOCATIONS = {
     "oomdoctor": [str(Path(sys.executable).parent / "oomdoctor")],
     "python -m oomdoctor": [sys.executable, "-m", "oomdoctor"],
 }
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def python_path(*folders: Path) -> str:
+    """PYTHONPATH of a process with these folders first."""
+    return os.pathsep.join(map(str, [*folders, QUICK_PYTHON]))
+
 
 PEAK = "int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
 """Python for the most memory that a process has held, in KiB; `ru_maxrss` counts what its parent held before `exec`."""

@@ -59,10 +59,10 @@ def test_a_log_is_explained(invocation: str, tmp_path: Path) -> None:
         assert said in ended.stdout
 
 
-def test_facts_in_json(oomdoctor: Run, tmp_path: Path) -> None:
+def test_facts_in_json(oomdoctor_here: Run, tmp_path: Path) -> None:
     """The JSON document has every number of the message in bytes under the names that others rely on."""
     (tmp_path / "train.log").write_text(LOG)
-    found = result(oomdoctor("diagnose", "train.log", "--json").stdout)
+    found = result(oomdoctor_here("diagnose", "train.log", "--json").stdout)
     assert (found["is_oom"], found["device"]) == (True, "cuda")
     facts = found["facts"]
     assert facts["tried_bytes"] == 2684354560
@@ -87,49 +87,49 @@ def test_standard_input() -> None:
     assert result(ended.stdout)["sources"] == ["standard input"]
 
 
-def test_several_ranks_are_one_failure(oomdoctor: Run, tmp_path: Path) -> None:
+def test_several_ranks_are_one_failure(oomdoctor_here: Run, tmp_path: Path) -> None:
     """Of several ranks' logs the first that ran out counts, and the others are listed."""
     for rank in (0, 1):
         (tmp_path / f"rank{rank}.log").write_text(
             LOG.replace("GPU 1", f"GPU {rank}").replace("\n", f"\n[rank{rank}]: ")
         )
-    found = result(oomdoctor("diagnose", "rank0.log", "rank1.log", "--json").stdout)
+    found = result(oomdoctor_here("diagnose", "rank0.log", "rank1.log", "--json").stdout)
     assert [one["rank"] for one in found["occurrences"]] == [0, 1]
     assert found["facts"]["gpu_index"] == 0
 
 
-def test_an_error_of_another_kind(oomdoctor: Run, tmp_path: Path) -> None:
+def test_an_error_of_another_kind(oomdoctor_here: Run, tmp_path: Path) -> None:
     """What is no lack of memory is called that."""
     (tmp_path / "x.log").write_text("RuntimeError: CUDA error: device-side assert triggered\n")
-    found = result(oomdoctor("diagnose", "x.log", "--json").stdout)
+    found = result(oomdoctor_here("diagnose", "x.log", "--json").stdout)
     assert (found["is_oom"], found["device"]) == (False, "none")
     assert found["causes"][0]["id"] == "not_oom"
 
 
-def test_an_error_that_was_survived_is_not_the_end(oomdoctor: Run, tmp_path: Path) -> None:
+def test_an_error_that_was_survived_is_not_the_end(oomdoctor_here: Run, tmp_path: Path) -> None:
     """Where an OOM was caught and printed, and the program died of something else, that counts."""
     caught = f"batch 64 does not fit: {MESSAGE.removeprefix('torch.OutOfMemoryError: ')}\n"
     later = LOG.split("torch.OutOfMemoryError", maxsplit=1)[0] + "IndexError: list index out of range\n"
     (tmp_path / "x.log").write_text(caught + later)
-    found = result(oomdoctor("diagnose", "x.log", "--json").stdout)
+    found = result(oomdoctor_here("diagnose", "x.log", "--json").stdout)
     assert found["is_oom"] is False
     assert "IndexError" in found["occurrences"][0]["message"]
     (tmp_path / "x.log").write_text(caught + LOG)
-    assert result(oomdoctor("diagnose", "x.log", "--json").stdout)["is_oom"] is True
+    assert result(oomdoctor_here("diagnose", "x.log", "--json").stdout)["is_oom"] is True
 
 
-def test_a_log_that_ends_in_our_own_report_has_one_error(oomdoctor: Run, tmp_path: Path) -> None:
+def test_a_log_that_ends_in_our_own_report_has_one_error(oomdoctor_here: Run, tmp_path: Path) -> None:
     """What `oomdoctor run` printed below the error repeats it, and is not a second one."""
     (tmp_path / "train.log").write_text(LOG)
-    (tmp_path / "both.log").write_text(LOG + oomdoctor("diagnose", "train.log").stdout)
-    found = result(oomdoctor("diagnose", "both.log", "--json").stdout)
+    (tmp_path / "both.log").write_text(LOG + oomdoctor_here("diagnose", "train.log").stdout)
+    found = result(oomdoctor_here("diagnose", "both.log", "--json").stdout)
     assert len(found["occurrences"]) == 1
 
 
-def test_a_kill_is_not_stated_as_a_fact(oomdoctor: Run, tmp_path: Path) -> None:
+def test_a_kill_is_not_stated_as_a_fact(oomdoctor_here: Run, tmp_path: Path) -> None:
     """A killed process is likely, and not certainly, one that had too little memory."""
     (tmp_path / "x.log").write_text("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n")
-    assert "likely for want of host memory" in oomdoctor("diagnose", "x.log").stdout
+    assert "likely for want of host memory" in oomdoctor_here("diagnose", "x.log").stdout
 
 
 # --- exit codes ------------------------------------------------------------------------------------------------------
@@ -145,10 +145,10 @@ def test_a_kill_is_not_stated_as_a_fact(oomdoctor: Run, tmp_path: Path) -> None:
         ("", [], 3),
     ],
 )
-def test_exit_codes(oomdoctor: Run, tmp_path: Path, text: str, options: list[str], code: int) -> None:
+def test_exit_codes(oomdoctor_here: Run, tmp_path: Path, text: str, options: list[str], code: int) -> None:
     """0 where something was diagnosed, 1 where a gate was asked for, 3 where nothing was found."""
     (tmp_path / "x.log").write_text(text)
-    ended = oomdoctor("diagnose", "x.log", *options)
+    ended = oomdoctor_here("diagnose", "x.log", *options)
     assert ended.returncode == code, ended.stderr
     assert ended.stdout
 
@@ -171,7 +171,7 @@ def test_exit_codes(oomdoctor: Run, tmp_path: Path, text: str, options: list[str
         ([], "Missing argument"),
     ],
 )
-def test_bad_input(oomdoctor: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_bad_input(oomdoctor_here: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
     """Input that cannot be read is refused with what, where and what to do, and nothing on standard output."""
     (tmp_path / "train.log").write_text(LOG)
     (tmp_path / "empty").mkdir()
@@ -186,16 +186,16 @@ def test_bad_input(oomdoctor: Run, tmp_path: Path, arguments: list[str], said: s
         with pytest.raises(UsageError, match=said):
             sources(arguments)
         return
-    ended = oomdoctor("diagnose", *arguments)
+    ended = oomdoctor_here("diagnose", *arguments)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert said in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_unreadable_file(oomdoctor: Run, tmp_path: Path) -> None:
+def test_unreadable_file(oomdoctor_here: Run, tmp_path: Path) -> None:
     """A file that cannot be opened is refused with the system's reason."""
     (tmp_path / "loop").symlink_to("loop")
-    ended = oomdoctor("diagnose", "loop")
+    ended = oomdoctor_here("diagnose", "loop")
     assert ended.returncode == 2
     assert "symbolic link" in ended.stderr
 
@@ -206,53 +206,54 @@ def test_unreadable_file(oomdoctor: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "begins"), [("json", "{"), ("md", "#"), ("html", "<!doctype html>"), ("txt", "\u250f")]
 )
-def test_the_ending_of_the_file_chooses(oomdoctor: Run, tmp_path: Path, ending: str, begins: str) -> None:
+def test_the_ending_of_the_file_chooses(oomdoctor_here: Run, tmp_path: Path, ending: str, begins: str) -> None:
     """`-o FILE` writes the format that the file's ending names."""
     (tmp_path / "train.log").write_text(LOG)
-    ended = oomdoctor("diagnose", "train.log", "-o", f"why.{ending}")
+    ended = oomdoctor_here("diagnose", "train.log", "-o", f"why.{ending}")
     assert (ended.returncode, ended.stdout) == (0, "")
     assert (tmp_path / f"why.{ending}").read_text(encoding="utf-8").lower().startswith(begins)
 
 
-def test_dash_is_standard_output(oomdoctor: Run, tmp_path: Path) -> None:
+def test_dash_is_standard_output(oomdoctor_here: Run, tmp_path: Path) -> None:
     """`-o -` prints, and makes no file of that name."""
     (tmp_path / "train.log").write_text(LOG)
-    assert oomdoctor("diagnose", "train.log", "-o", "-").stdout == oomdoctor("diagnose", "train.log").stdout
+    assert oomdoctor_here("diagnose", "train.log", "-o", "-").stdout == oomdoctor_here("diagnose", "train.log").stdout
     assert not (tmp_path / "-").exists()
 
 
-def test_a_saved_diagnosis_is_rendered_again(oomdoctor: Run, tmp_path: Path) -> None:
+def test_a_saved_diagnosis_is_rendered_again(oomdoctor_here: Run, tmp_path: Path) -> None:
     """`oomdoctor report` prints a saved diagnosis as `diagnose` did."""
     (tmp_path / "train.log").write_text(LOG)
-    oomdoctor("diagnose", "train.log", "-o", "why.json")
-    assert oomdoctor("report", "why.json").stdout == oomdoctor("diagnose", "train.log").stdout
-    assert oomdoctor("report", "why.json", "--html").stdout == oomdoctor("diagnose", "train.log", "--html").stdout
+    oomdoctor_here("diagnose", "train.log", "-o", "why.json")
+    assert oomdoctor_here("report", "why.json").stdout == oomdoctor_here("diagnose", "train.log").stdout
+    page = oomdoctor_here("diagnose", "train.log", "--html").stdout
+    assert oomdoctor_here("report", "why.json", "--html").stdout == page
 
 
-def test_formats_that_other_programs_read(oomdoctor: Run, tmp_path: Path) -> None:
+def test_formats_that_other_programs_read(oomdoctor_here: Run, tmp_path: Path) -> None:
     """Annotations, JUnit and SARIF name the user's own line; the step's summary gets the Markdown."""
     (tmp_path / "train.log").write_text(LOG)
     summary = tmp_path / "summary.md"
-    annotated = oomdoctor("diagnose", "train.log", "--format", "github", GITHUB_STEP_SUMMARY=str(summary)).stdout
+    annotated = oomdoctor_here("diagnose", "train.log", "--format", "github", GITHUB_STEP_SUMMARY=str(summary)).stdout
     assert annotated.startswith("::error file=/home/user/train.py,line=31,title=oomdoctor%3A out of memory::GPU 1 ran ")
-    assert summary.read_text() == oomdoctor("diagnose", "train.log", "--format", "markdown").stdout
-    scanned = json.loads(oomdoctor("diagnose", "train.log", "--format", "sarif").stdout)
+    assert summary.read_text() == oomdoctor_here("diagnose", "train.log", "--format", "markdown").stdout
+    scanned = json.loads(oomdoctor_here("diagnose", "train.log", "--format", "sarif").stdout)
     place = scanned["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
     assert place["artifactLocation"] == {"uri": "file:///home/user/train.py"}
     assert place["region"]["startLine"] == 31
-    assert oomdoctor("diagnose", "train.log", "-o", "why.xml").returncode == 0
+    assert oomdoctor_here("diagnose", "train.log", "-o", "why.xml").returncode == 0
     assert 'name="/home/user/train.py:31"><failure' in "".join(
         line.strip() for line in (tmp_path / "why.xml").read_text().splitlines()
     )
 
 
-def test_hostile_text_is_shown_and_not_run(oomdoctor: Run, tmp_path: Path) -> None:
+def test_hostile_text_is_shown_and_not_run(oomdoctor_here: Run, tmp_path: Path) -> None:
     """Markup and terminal escapes of a log reach no reader as such."""
     hostile = LOG.replace("loss.backward()", "<script>alert(1)</script>\x1b]0;x\x07\x1b[31m loss.backward()")
     (tmp_path / "train.log").write_text(hostile)
-    assert "<script" not in oomdoctor("diagnose", "train.log", "--html").stdout.lower()
-    assert "\x1b" not in oomdoctor("diagnose", "train.log").stdout
-    outside_of_code = oomdoctor("diagnose", "train.log", "--markdown").stdout.split("```")[::2]
+    assert "<script" not in oomdoctor_here("diagnose", "train.log", "--html").stdout.lower()
+    assert "\x1b" not in oomdoctor_here("diagnose", "train.log").stdout
+    outside_of_code = oomdoctor_here("diagnose", "train.log", "--markdown").stdout.split("```")[::2]
     assert not any("<script" in part for part in outside_of_code)
 
 
@@ -271,7 +272,7 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
 
 
-def test_a_hostile_pickle_does_not_run(oomdoctor: Run, tmp_path: Path) -> None:
+def test_a_hostile_pickle_does_not_run(oomdoctor_here: Run, tmp_path: Path) -> None:
     """A pickle that would run a command is refused by name, and the command did not run."""
 
     class Hostile:
@@ -281,7 +282,7 @@ def test_a_hostile_pickle_does_not_run(oomdoctor: Run, tmp_path: Path) -> None:
             return os.system, (f"touch {tmp_path / 'ran'}",)
 
     (tmp_path / "x.pickle").write_bytes(pickle.dumps({"segments": [Hostile()]}))
-    ended = oomdoctor("diagnose", "x.pickle")
+    ended = oomdoctor_here("diagnose", "x.pickle")
     assert ended.returncode == 2
     assert "system" in ended.stderr
     assert not (tmp_path / "ran").exists()

@@ -14,7 +14,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from running import marked_processes, run_command
+from running import marked_processes, run_here
 
 import oomdoctor
 from oomdoctor.engines.catalogue import find_card
@@ -23,6 +23,7 @@ from oomdoctor.multi_card.pool import probe_cards
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import ProbeRequest
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 SCHEMA = Path(oomdoctor.__file__).parent / "schemas" / "fit.schema.json"
 
 # Attention, a sum over many rows, a dictionary: what differs from card to card and what does not.
@@ -64,7 +65,7 @@ UNTRACEABLE = ATTENDING.replace(
 def fitted(directory: Path, code: str, *options: str) -> dict[str, Any]:
     """What the command says of a target, by card."""
     (directory / "train.py").write_text(code)
-    finished = run_command(["gpus", "--fit", "train.py", *options, "--json", "-q"], cwd=directory)
+    finished = run_here(["gpus", "--fit", "train.py", *options, "--json", "-q"], directory)
     assert finished.returncode == 0, finished.stderr
     document = json.loads(finished.stdout)
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
@@ -74,7 +75,7 @@ def fitted(directory: Path, code: str, *options: str) -> dict[str, Any]:
 def probed(directory: Path, gpu: str, engine: str, *options: str) -> tuple[dict[str, Any], Any]:
     """What a probe says of the same target."""
     arguments = ["probe", "train.py", "--gpu", gpu, "--engine", engine, *options, "--json", "-q"]
-    finished = run_command(arguments, cwd=directory)
+    finished = run_here(arguments, directory)
     assert finished.returncode == 0, finished.stderr
     result = json.loads(finished.stdout)["result"]
     return result["micro_batch"], result["accumulation"]
@@ -87,7 +88,7 @@ def agrees(card: dict[str, Any], answer: tuple[dict[str, Any], Any]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def cards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def cards(tmp_path_factory: pytest.TempPathFactory, forked_workers: None) -> dict[str, Any]:
     """What the command says of a target with attention."""
     return fitted(tmp_path_factory.mktemp("fitted"), ATTENDING, "--target-batch", "600")
 
@@ -105,8 +106,8 @@ def test_a_search_goes_the_way_of_its_own_probe(tmp_path: Path) -> None:
     """Where a larger size fits again above one that does not, the same of the two is found."""
     question = ("vit_b16", "--target-batch", "4096", "--precision", "bf16", "--json", "-q")
 
-    fit = run_command(["gpus", "--fit", *question], cwd=tmp_path)
-    probe = run_command(["probe", *question, "--gpu", "rtx-4090", "--engine", "trace"], cwd=tmp_path)
+    fit = run_here(["gpus", "--fit", *question, "--gpu", "rtx-4090"], tmp_path)
+    probe = run_here(["probe", *question, "--gpu", "rtx-4090", "--engine", "trace"], tmp_path)
 
     (card,) = [card for card in json.loads(fit.stdout)["result"]["cards"] if card["gpu"] == "rtx-4090"]
     result = json.loads(probe.stdout)["result"]
@@ -151,7 +152,7 @@ def test_the_table_has_a_line_for_every_card(tmp_path: Path) -> None:
     extra = "self.extra = torch.nn.Parameter(torch.empty(1_100_000_000), requires_grad=False)"
     code = ATTENDING.replace("        self.out =", f"        {extra}\n        self.out =")
     (tmp_path / "train.py").write_text(code)
-    finished = run_command(["gpus", "--fit", "train.py", "--target-batch", "4"], cwd=tmp_path, COLUMNS="100")
+    finished = run_here(["gpus", "--fit", "train.py", "--target-batch", "4"], tmp_path, COLUMNS="100")
     lines = {line.split()[0]: line for line in finished.stdout.splitlines() if line}
     assert finished.returncode == 0, finished.stderr
     assert lines["gtx-1650"].endswith("-            -      -  the model alone does not fit")
@@ -162,7 +163,7 @@ def test_the_table_has_a_line_for_every_card(tmp_path: Path) -> None:
 def test_a_step_that_cannot_be_traced_is_one_clear_error(tmp_path: Path) -> None:
     """The operator is named, and the engine that can run it."""
     (tmp_path / "train.py").write_text(UNTRACEABLE)
-    finished = run_command(["gpus", "--fit", "train.py", "--target-batch", "64", "-q"], cwd=tmp_path)
+    finished = run_here(["gpus", "--fit", "train.py", "--target-batch", "64", "-q"], tmp_path)
     assert finished.returncode == 3, finished.stderr
     assert "nonzero" in finished.stderr
     assert "--engine null" in finished.stderr
@@ -183,7 +184,7 @@ def test_a_step_that_cannot_be_traced_is_one_clear_error(tmp_path: Path) -> None
 )
 def test_a_question_that_makes_no_sense_is_refused(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
     """The error says what is wrong, with exit code 2."""
-    finished = run_command(["gpus", *arguments], cwd=tmp_path)
+    finished = run_here(["gpus", *arguments], tmp_path)
     assert finished.returncode == 2
     assert says in finished.stderr
 
@@ -210,13 +211,13 @@ def test_cards_are_chosen_by_name_and_in_every_format(tmp_path: Path) -> None:
     """`--gpu` asks about those cards alone, in their order; a saved table renders again, to a file by its ending."""
     (tmp_path / "train.py").write_text(ATTENDING)
     question = ["gpus", "--fit", "train.py", "--target-batch", "600", "--gpu", "h200", "--gpu", "gtx-1060-6gb", "-q"]
-    finished = run_command([*question, "-o", "fit.json"], cwd=tmp_path)
+    finished = run_here([*question, "-o", "fit.json"], tmp_path)
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "Wrote fit.json\n")
     saved = json.loads((tmp_path / "fit.json").read_text())
     jsonschema.validate(saved, json.loads(SCHEMA.read_text()))
     assert [card["gpu"] for card in saved["result"]["cards"]] == ["h200", "gtx-1060-6gb"]
 
-    again = run_command(["report", "fit.json"], cwd=tmp_path)
+    again = run_here(["report", "fit.json"], tmp_path)
     assert again.returncode == 0, again.stderr
     assert [line.split()[0] for line in again.stdout.splitlines()[2:4]] == ["h200", "gtx-1060-6gb"]
-    assert "<h1>train.py fits 2 of 2 cards</h1>" in run_command(["report", "fit.json", "--html"], cwd=tmp_path).stdout
+    assert "<h1>train.py fits 2 of 2 cards</h1>" in run_here(["report", "fit.json", "--html"], tmp_path).stdout

@@ -81,10 +81,10 @@ def _answer(result: dict[str, Any]) -> tuple[object, object]:
 
 
 @pytest.mark.parametrize(("example", "for_plan"), [("gpt2", 0), ("vit_b16", 2)])
-def test_two_trials_prove_the_maximum(oomdoctor: Run, example: str, for_plan: int) -> None:
+def test_two_trials_prove_the_maximum(oomdoctor_here: Run, example: str, for_plan: int) -> None:
     """The first trial is the maximum and the second its successor; others are the recommended size's and the plan's."""
     question = (example, "--target-batch", "256")
-    guided, plain = _probe(oomdoctor, *question), _probe(oomdoctor, *question, "--no-guide")
+    guided, plain = _probe(oomdoctor_here, *question), _probe(oomdoctor_here, *question, "--no-guide")
 
     maximum = plain["micro_batch"]["maximum"]
     trials = [(trial["micro_batch"], trial["outcome"]) for trial in guided["trials"]]
@@ -96,12 +96,12 @@ def test_two_trials_prove_the_maximum(oomdoctor: Run, example: str, for_plan: in
     assert _said(guided) == [f"the trace engine predicted {maximum}, which the trials confirmed"]
 
 
-def test_without_a_guide_nothing_is_said_of_it(oomdoctor: Run, tmp_path: Path) -> None:
+def test_without_a_guide_nothing_is_said_of_it(oomdoctor_here: Run, tmp_path: Path) -> None:
     """`--no-guide` starts no second worker, nor does a dry run or a null GPU."""
     write_target(tmp_path, build_model=_LOOKS)
-    result = _probe(oomdoctor, *QUESTION, "--no-guide")
-    oomdoctor("probe", *QUESTION, "--engine", "null")
-    oomdoctor("probe", *QUESTION, "--engine", "cuda", "--dry-run")
+    result = _probe(oomdoctor_here, *QUESTION, "--no-guide")
+    oomdoctor_here("probe", *QUESTION, "--engine", "null")
+    oomdoctor_here("probe", *QUESTION, "--engine", "cuda", "--dry-run")
 
     assert (result["guide"], _said(result)) == (None, [])
     assert len((tmp_path / "seen.txt").read_text().splitlines()) == 3
@@ -128,10 +128,12 @@ def test_the_guide_sees_the_card_and_no_gpu(oomdoctor: Run, tmp_path: Path) -> N
     ],
     ids=["exit", "error", "untraceable"],
 )
-def test_a_guide_that_fails_is_a_line_in_the_result(oomdoctor: Run, tmp_path: Path, text: str, problem: str) -> None:
+def test_a_guide_that_fails_is_a_line_in_the_result(
+    oomdoctor_here: Run, tmp_path: Path, text: str, problem: str
+) -> None:
     """The probe answers as without one, says nothing else, and the result has why there was no guess."""
     write_target(tmp_path, text)
-    guided, plain = _probe(oomdoctor, *QUESTION), _probe(oomdoctor, *QUESTION, "--no-guide")
+    guided, plain = _probe(oomdoctor_here, *QUESTION), _probe(oomdoctor_here, *QUESTION, "--no-guide")
 
     assert _answer(guided) == _answer(plain)
     assert [trial["micro_batch"] for trial in guided["trials"]] == [trial["micro_batch"] for trial in plain["trials"]]

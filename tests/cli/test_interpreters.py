@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import ROOT
+from running import ROOT, python_path
 
 pytestmark = pytest.mark.null_gpu
 
@@ -20,7 +20,7 @@ def _answer(python: str, example: str, directory: Path) -> dict:
     ended = subprocess.run(
         [python, "-m", "oomdoctor", "probe", example, "--target-batch", "64", "--gpu", "rtx-3090", "--json", "--quiet"],
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT)},
         capture_output=True,
         text=True,
         check=False,

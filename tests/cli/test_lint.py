@@ -107,9 +107,9 @@ def test_findings_are_shown(folder: Path, invocation: str) -> None:
         assert said in ended.stdout
 
 
-def test_json(oomdoctor: Run, folder: Path) -> None:
+def test_json(oomdoctor_here: Run, folder: Path) -> None:
     """The JSON document has the findings under the names that others rely on."""
-    ended = oomdoctor("lint", str(folder / "train.py"), "retry.py", "--json")
+    ended = oomdoctor_here("lint", str(folder / "train.py"), "retry.py", "--json")
     assert found(ended.stdout) == [("retry.py", 8, "OOM121"), ("train.py", 14, "OOM104"), ("train.py", 16, "OOM102")]
     document = json.loads(ended.stdout)
     assert (document["status"], document["exit_code"]) == ("findings", 1)
@@ -130,34 +130,34 @@ def test_json(oomdoctor: Run, folder: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("folder")
-def test_every_format(oomdoctor: Run, form: str, starts: str) -> None:
+def test_every_format(oomdoctor_here: Run, form: str, starts: str) -> None:
     """Each format that there is can be had, with the same exit code."""
-    ended = oomdoctor("lint", "--format", form)
+    ended = oomdoctor_here("lint", "--format", form)
     assert (ended.returncode, ended.stderr) == (1, "")
     assert ended.stdout.startswith(starts)
     assert "OOM104" in ended.stdout
 
 
-def test_a_report_in_a_file(oomdoctor: Run, folder: Path) -> None:
+def test_a_report_in_a_file(oomdoctor_here: Run, folder: Path) -> None:
     """`-o` writes the report in the format of its ending, and `oomdoctor report` renders it again."""
-    ended = oomdoctor("lint", "-o", "report.json")
+    ended = oomdoctor_here("lint", "-o", "report.json")
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "Wrote report.json\n")
     assert len(found((folder / "report.json").read_text())) == 3
-    assert oomdoctor("report", "report.json").stdout == oomdoctor("lint").stdout
+    assert oomdoctor_here("report", "report.json").stdout == oomdoctor_here("lint").stdout
 
 
-def test_a_clean_folder(oomdoctor: Run, tmp_path: Path) -> None:
+def test_a_clean_folder(oomdoctor_here: Run, tmp_path: Path) -> None:
     """Where nothing is found the exit code is 0, and the report says so."""
     (tmp_path / "train.py").write_text(CLEAN)
     (tmp_path / "other.py").write_text("print(")  # has nothing to do with torch, and is not read
-    ended = oomdoctor("lint")
+    ended = oomdoctor_here("lint")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("No findings in 1 file")
 
 
-def test_a_folder_without_python(oomdoctor: Run) -> None:
+def test_a_folder_without_python(oomdoctor_here: Run) -> None:
     """Where there is no file to lint that is said, and is no failure."""
-    ended = oomdoctor("lint")
+    ended = oomdoctor_here("lint")
     assert ended.returncode == 0
     assert ended.stderr == "warning: no Python file in `.`\n"
 
@@ -200,31 +200,31 @@ def test_statistics(folder: Path) -> None:
         (TRAIN, ["--fix"], 0),
     ],
 )
-def test_exit_codes(oomdoctor: Run, tmp_path: Path, text: str, options: list[str], code: int) -> None:
+def test_exit_codes(oomdoctor_here: Run, tmp_path: Path, text: str, options: list[str], code: int) -> None:
     """1 for findings from `--fail-on` up and for files that do not parse; the document has the same code."""
     (tmp_path / "x.py").write_text(text)
-    ended = oomdoctor("lint", "x.py", *options)
+    ended = oomdoctor_here("lint", "x.py", *options)
     assert ended.returncode == code, ended.stdout
     if "--diff" not in options:
         (tmp_path / "x.py").write_text(text)
         assert json.loads(here(tmp_path, "x.py", *options, "--json").stdout)["exit_code"] == code
 
 
-def test_a_note_below_the_gate_is_shown(oomdoctor: Run, tmp_path: Path) -> None:
+def test_a_note_below_the_gate_is_shown(oomdoctor_here: Run, tmp_path: Path) -> None:
     """What does not fail the gate is found all the same."""
     (tmp_path / "x.py").write_text(NOTE)
-    ended = oomdoctor("lint", "--json")
+    ended = oomdoctor_here("lint", "--json")
     assert (ended.returncode, json.loads(ended.stdout)["status"]) == (0, "findings")
     assert [each["severity"] for each in _result(ended.stdout)["findings"]] == ["note"]
 
 
-def test_broken_files_do_not_stop_the_others(oomdoctor: Run, folder: Path) -> None:
+def test_broken_files_do_not_stop_the_others(oomdoctor_here: Run, folder: Path) -> None:
     """Files that cannot be parsed or read are reported with the place and the reason, beside the findings."""
     (folder / "broken.py").write_text("import torch\ndef (\n")
     (folder / "nul.py").write_bytes(b"import torch\nx = '\0'\n")
     (folder / "wide.py").write_bytes("import torch\n".encode("utf-16"))
     (folder / "broken.ipynb").write_text(notebook("import torch\n")[:-9])
-    result = _result(oomdoctor("lint", "--json").stdout)
+    result = _result(oomdoctor_here("lint", "--json").stdout)
     assert len(result["findings"]) == 3
     assert [(each["path"], each["line"]) for each in result["unreadable"]] == [
         ("broken.ipynb", 10),
@@ -232,7 +232,7 @@ def test_broken_files_do_not_stop_the_others(oomdoctor: Run, folder: Path) -> No
         ("nul.py", 2),
         ("wide.py", 1),
     ]
-    assert "broken.py:2:5: not linted: invalid syntax" in oomdoctor("lint").stdout
+    assert "broken.py:2:5: not linted: invalid syntax" in oomdoctor_here("lint").stdout
 
 
 @pytest.mark.parametrize(
@@ -300,12 +300,12 @@ def test_standard_input(tmp_path: Path, name: str | None, shown: str) -> None:
     assert found(ended.stdout) == [(shown, 8, "OOM121")]
 
 
-def test_a_notebook(oomdoctor: Run, tmp_path: Path) -> None:
+def test_a_notebook(oomdoctor_here: Run, tmp_path: Path) -> None:
     """In a notebook findings have the cell, and the line in it; a cell that does not parse is reported beside them."""
     (tmp_path / "x.ipynb").write_text(
         notebook("%matplotlib inline\nimport torch", "def (", RETRY.partition("\n\n\n")[2])
     )
-    result = _result(oomdoctor("lint", "--json").stdout)
+    result = _result(oomdoctor_here("lint", "--json").stdout)
     assert [(each["cell"], each["line"], each["code"]) for each in result["findings"]] == [(3, 5, "OOM121")]
     assert [(each["cell"], each["line"]) for each in result["unreadable"]] == [(2, 1)]
     piped = _piped(tmp_path, (tmp_path / "x.ipynb").read_text(), "--stdin-filename", "y.ipynb", "--json")
@@ -444,18 +444,18 @@ def test_a_bad_configuration(folder: Path, text: str, said: str, hint: str) -> N
     assert hint in ended.stderr
 
 
-def test_a_bad_variable(oomdoctor: Run) -> None:
+def test_a_bad_variable(oomdoctor_here: Run) -> None:
     """So is a variable."""
-    ended = oomdoctor("lint", OOMDOCTOR_LINT_SELECTS="OOM1")
+    ended = oomdoctor_here("lint", OOMDOCTOR_LINT_SELECTS="OOM1")
     assert ended.returncode == 2
     assert "did you mean `OOMDOCTOR_LINT_SELECT`?" in ended.stderr
 
 
-def test_verbose(oomdoctor: Run, folder: Path) -> None:
+def test_verbose(oomdoctor_here: Run, folder: Path) -> None:
     """`--verbose` says on stderr what holds and where it comes from; the report is the same."""
     (folder / "pyproject.toml").write_text('[tool.oomdoctor.lint]\nselect = ["OOM1"]\n')
     (folder / "oomdoctor.toml").write_text('[lint]\nselect = ["OOM12"]\n')
-    ended = oomdoctor("lint", "--verbose", "--exclude", "x", OOMDOCTOR_LINT_FAIL_ON="note")
+    ended = oomdoctor_here("lint", "--verbose", "--exclude", "x", OOMDOCTOR_LINT_FAIL_ON="note")
     for line in (
         "configuration: oomdoctor.toml",
         "`oomdoctor.toml` comes before the `[tool.oomdoctor]` of `pyproject.toml` beside it",
@@ -466,45 +466,45 @@ def test_verbose(oomdoctor: Run, folder: Path) -> None:
         "rules: OOM121, OOM122, OOM123",
     ):
         assert line in ended.stderr.splitlines()
-    assert ended.stdout == oomdoctor("lint").stdout
+    assert ended.stdout == oomdoctor_here("lint").stdout
 
 
 # --- fixes -----------------------------------------------------------------------------------------------------------
 
 
-def test_fix(oomdoctor: Run, folder: Path) -> None:
+def test_fix(oomdoctor_here: Run, folder: Path) -> None:
     """`--fix` puts right what it can, says how much, leaves the rest in the report, and has nothing to do again."""
-    ended = oomdoctor("lint", "--fix")
+    ended = oomdoctor_here("lint", "--fix")
     assert (ended.returncode, ended.stderr) == (1, "")
     assert (folder / "train.py").read_text() == FIXED
     assert (folder / "retry.py").read_text() == RETRY
     assert "OOM121" in ended.stdout
     assert "2 were fixed" in ended.stdout
-    again = oomdoctor("lint", "--fix", "--json")
+    again = oomdoctor_here("lint", "--fix", "--json")
     assert (_result(again.stdout)["fixed"], again.stderr) == (0, "0 fixed, 1 left\n")
     assert (folder / "train.py").read_text() == FIXED
 
 
-def test_a_selection_is_all_that_is_fixed(oomdoctor: Run, folder: Path) -> None:
+def test_a_selection_is_all_that_is_fixed(oomdoctor_here: Run, folder: Path) -> None:
     """What is not selected is not fixed."""
-    oomdoctor("lint", "--fix", "--select", "OOM104")
+    oomdoctor_here("lint", "--fix", "--select", "OOM104")
     assert (folder / "train.py").read_text() == TRAIN.replace("retain_graph=True", "")
 
 
 @pytest.mark.parametrize("arguments", [("--diff",), ("--fix", "--diff")])
-def test_diff(oomdoctor: Run, folder: Path, arguments: tuple[str, ...]) -> None:
+def test_diff(oomdoctor_here: Run, folder: Path, arguments: tuple[str, ...]) -> None:
     """`--diff` prints what `--fix` would write, in a form that `patch` takes, and writes nothing."""
-    ended = oomdoctor("lint", *arguments)
+    ended = oomdoctor_here("lint", *arguments)
     assert (ended.returncode, ended.stderr) == (1, "2 would be fixed, 1 left\n")
     assert (folder / "train.py").read_text() == TRAIN
     (folder / "x.patch").write_text(ended.stdout)
     subprocess.run(["patch", "-p0", "-i", "x.patch"], cwd=folder, check=True, capture_output=True)
     assert (folder / "train.py").read_text() == FIXED
-    clean = oomdoctor("lint", *arguments)
+    clean = oomdoctor_here("lint", *arguments)
     assert (clean.returncode, clean.stdout) == (0, "")
 
 
-def test_diff_of_odd_lines(oomdoctor: Run, folder: Path) -> None:
+def test_diff_of_odd_lines(oomdoctor_here: Run, folder: Path) -> None:
     """Line ends and a missing one at the end of the file are in the difference as `patch` has them."""
     odd = TRAIN.replace("\n", "\r\n").replace("    print(total)\r\n", "    print(total); '\u20ac'")
     (folder / "train.py").write_bytes(odd.encode())
@@ -515,15 +515,15 @@ def test_diff_of_odd_lines(oomdoctor: Run, folder: Path) -> None:
     subprocess.run(["patch", "--binary", "-p0", "-i", "x.patch"], cwd=folder, check=True, capture_output=True)
     patched = (folder / "train.py").read_bytes()
     (folder / "train.py").write_bytes(odd.encode())
-    oomdoctor("lint", "--fix")
+    oomdoctor_here("lint", "--fix")
     assert (folder / "train.py").read_bytes() == patched != odd.encode()
 
 
-def test_diff_into_a_file(oomdoctor: Run, folder: Path) -> None:
+def test_diff_into_a_file(oomdoctor_here: Run, folder: Path) -> None:
     """`-o` takes the difference."""
-    ended = oomdoctor("lint", "--diff", "-o", "x.patch")
+    ended = oomdoctor_here("lint", "--diff", "-o", "x.patch")
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert (folder / "x.patch").read_text() == oomdoctor("lint", "--diff").stdout
+    assert (folder / "x.patch").read_text() == oomdoctor_here("lint", "--diff").stdout
 
 
 def test_carriage_returns_alone_end_lines(folder: Path) -> None:
@@ -537,15 +537,15 @@ def test_carriage_returns_alone_end_lines(folder: Path) -> None:
     assert (folder / "train.py").read_bytes() == FIXED.replace("\n", "\r").encode()
 
 
-def test_fixes_of_a_notebook(oomdoctor: Run, tmp_path: Path) -> None:
+def test_fixes_of_a_notebook(oomdoctor_here: Run, tmp_path: Path) -> None:
     """A notebook is fixed in its cells and nowhere else, and its difference is shown by cell."""
     head, _, loop = TRAIN.partition("\n\nfor ")
     text = notebook(head, f"for {loop}")
     (tmp_path / "x.ipynb").write_text(text)
-    ended = oomdoctor("lint", "--diff")
+    ended = oomdoctor_here("lint", "--diff")
     assert ended.stdout.startswith("--- x.ipynb:cell 2\n+++ x.ipynb:cell 2\n")
     assert "+        total += criterion(model(batch), batch).detach()\n" in ended.stdout
-    assert oomdoctor("lint", "--fix").returncode == 0
+    assert oomdoctor_here("lint", "--fix").returncode == 0
     assert (tmp_path / "x.ipynb").read_text() == notebook(head, f"for {FIXED.partition('for ')[2]}")
 
 

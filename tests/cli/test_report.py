@@ -192,9 +192,9 @@ def test_format_may_be_asked_for_twice(findings: str, capfd: pytest.CaptureFixtu
     assert capfd.readouterr().out.startswith("{")
 
 
-def test_format_that_is_none(oomdoctor: Run) -> None:
+def test_format_that_is_none(oomdoctor_here: Run) -> None:
     """A format that nobody has is refused with those that there are."""
-    ended = oomdoctor("report", "x.json", "--format", "pdf")
+    ended = oomdoctor_here("report", "x.json", "--format", "pdf")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "'text', 'json', 'markdown', 'html', 'github', 'junit', 'sarif'" in ended.stderr
 
@@ -215,9 +215,9 @@ def test_probe_as_a_page(arguments: tuple[str, ...], tmp_path: Path, capfd: pyte
     assert "<h1>micro-batch 19 fits; 20 runs out" in page
 
 
-def test_dry_run_explains_in_text_whatever_the_ending(oomdoctor: Run) -> None:
+def test_dry_run_explains_in_text_whatever_the_ending(oomdoctor_here: Run) -> None:
     """The ending of the file that a dry run writes to asks for no page."""
-    ended = oomdoctor("probe", "missing.py", "--dry-run", "-o", "x.html")
+    ended = oomdoctor_here("probe", "missing.py", "--dry-run", "-o", "x.html")
     assert "missing.py" in ended.stderr
     assert "plain text" not in ended.stderr
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from oomdoctor.results import ProbeResult
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 TARGET = """
 import torch
 from torch import nn

@@ -23,6 +23,8 @@ from oomdoctor.trial.warm_start import TracedWarmStart
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 _NOTING = """
 def make_batch(batch_size):
     print(batch_size, file=open({!r}, "a"))
