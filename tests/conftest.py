@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +110,9 @@ def worker_pool() -> Iterator[Any]:
         yield pool
 
 
-@pytest.fixture(scope="module")
-def forked_workers(worker_pool: Any) -> Iterator[None]:
-    """Fork the workers of this process's probes from one that has imported torch: a tenth of the time, and the same.
-
-    `tests/multi_card/test_workers.py` holds that a forked worker is what a fresh one is. Commands in processes of their
-    own start theirs as ever.
-    """
+@contextmanager
+def _forking(pool: Any) -> Iterator[None]:
+    """Have the probes of this process take their workers from a pool."""
     from oomdoctor.multi_card import pool as cases
     from oomdoctor.trial import client
     from oomdoctor.trial.process import CancelToken
@@ -130,7 +126,7 @@ def forked_workers(worker_pool: Any) -> Iterator[None]:
         def start(self, environment: Mapping[str, str], requests_fd: int, answers_fd: int) -> Any:
             # Another value for each test would mean another server for each.
             same = {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}
-            return worker_pool.start(same, requests_fd, answers_fd)
+            return pool.start(same, requests_fd, answers_fd)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "start_interpreter", Shared(CancelToken()).start)
@@ -138,14 +134,26 @@ def forked_workers(worker_pool: Any) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def forked_workers(worker_pool: Any) -> Iterator[None]:
+    """Fork the workers of a module's probes from one that has imported torch: a tenth of the time, and the same.
+
+    `tests/multi_card/test_workers.py` holds that a forked worker is what a fresh one is. Commands in processes of their
+    own start theirs as ever.
+    """
+    with _forking(worker_pool):
+        yield
+
+
 @pytest.fixture
-def oomdoctor_here(tmp_path: Path, forked_workers: None) -> Run:
+def oomdoctor_here(tmp_path: Path, worker_pool: Any) -> Iterator[Run]:
     """Run oomdoctor in this process and in an empty directory, with forked workers."""
 
     def run(*arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
         return run_here(arguments, tmp_path, **options)
 
-    return run
+    with _forking(worker_pool):
+        yield run
 
 
 @pytest.fixture
