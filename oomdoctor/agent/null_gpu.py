@@ -4,7 +4,7 @@ Ranks that train together exchange more than gradients: how many parameters each
 object, that it has got as far as a barrier. NCCL carries this through the GPU, and from a null GPU come zeros. What is
 the program's own has to be right, or the program goes another way than on a GPU. So objects and barriers go through the
 store that the ranks have met in (`object_collectives`), and comparisons that cannot be made are left out. Where ranks
-talk through the CPU, all of that is real and nothing is changed.
+talk through the CPU, all of that is real and nothing is changed. Nor may a library refuse the zeros themselves.
 """
 
 # ruff: noqa: ANN401, PLC0415 - torch and what programs hand over have no type here; not needed on a real GPU
@@ -27,7 +27,6 @@ from .guard import guarded
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_IS_NULL_GPU = "OOMDOCTOR_NULL_NAME" in os.environ
 _THREADS = Path("/proc/self/task")
 _NAME = "(pt_autograd"
 _LONGEST_SECONDS = 2.0
@@ -38,8 +37,13 @@ _QUIET_LOOKS = 2
 # --- what it has noted: the library that answers for it is loaded into the process -----------------------------------
 
 
+def _is_null_gpu() -> bool:
+    """Return whether this process has one; a worker that was forked learns it after this was imported."""
+    return "OOMDOCTOR_NULL_NAME" in os.environ
+
+
 def _library() -> Any:
-    return ctypes.CDLL(None) if _IS_NULL_GPU else None
+    return ctypes.CDLL(None) if _is_null_gpu() else None
 
 
 def zeros_read() -> int:
@@ -75,7 +79,7 @@ def wait_for_backward_at_exit() -> None:
     On a GPU the last steps of a program wait for the device, which gives the thread its time; on a null GPU nothing
     waits.
     """
-    if _IS_NULL_GPU:
+    if _is_null_gpu():
         atexit.register(guarded(_wait_for_backward))
 
 
@@ -103,13 +107,16 @@ def _thread_states() -> list[str]:
     return found
 
 
-# --- ranks -----------------------------------------------------------------------------------------------------------
+# --- libraries that read what a GPU computed -------------------------------------------------------------------------
 
 
-def patch_ranks() -> None:
+def patch_libraries() -> None:
     """Patch library functions that would read zeros, once they are imported; on a real GPU there is nothing to do."""
-    if not _IS_NULL_GPU:
+    if not _is_null_gpu():
         return
+    validation = functools.partial(guarded(_replace), "torch", "_is_all_true", _hold_on_gpu)
+    imports.when_imported("torch.distributions.distribution", validation)
+    imports.when_imported("torch.backends.cudnn", guarded(_accept_old_cards))
     imports.when_imported("torch.distributed.distributed_c10d", guarded(_patch_torch))
     for module, name, make in (
         ("torch.distributed.optim.zero_redundancy_optimizer", "_broadcast_object", _broadcast_object),
@@ -117,6 +124,37 @@ def patch_ranks() -> None:
         ("accelerate.utils.random", "synchronize_rng_state", _send_as_object),
     ):
         imports.when_imported(module, functools.partial(guarded(_replace), module, name, make))
+
+
+def _hold_on_gpu(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.distributions` checks its parameters and samples, and would read that all are wrong."""
+    torch: Any = sys.modules["torch"]
+
+    def is_all_true(tensor: Any, *arguments: Any, **named: Any) -> Any:
+        answer = original(tensor, *arguments, **named)  # it takes memory as ever
+        return torch.tensor(data=True) if getattr(answer, "is_cuda", False) else answer
+
+    return is_all_true
+
+
+def _accept_old_cards() -> None:
+    """Let recurrent layers run on a card that torch's cuDNN is too new for, as the other layers do.
+
+    The answer says itself that this torch would not run there. PyTorch, from 2.9 on, looks for such a card once.
+    """
+    names = sys.modules["torch.backends.cudnn"].is_acceptable.__globals__
+    original = names["_init"]
+
+    @functools.wraps(original)
+    def init() -> Any:
+        try:
+            return original()
+        except RuntimeError as error:
+            if "devices with SM <" not in str(error):
+                raise
+            return original()
+
+    names["_init"] = init
 
 
 def _patch_torch() -> None:

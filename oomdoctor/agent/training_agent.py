@@ -91,7 +91,7 @@ class TrainingAgent:
         guarded(training_hooks.watch_modes)(self._torch, self._mode_changed)
         guarded(self._batch.watch)()
         guarded(null_gpu.wait_for_backward_at_exit)()
-        guarded(null_gpu.patch_ranks)()
+        guarded(null_gpu.patch_libraries)()
         guarded(self._watch_end)()
         os.register_at_fork(after_in_child=guarded(self._reset))
         self._torch.cuda._lazy_call(guarded(self._begin_with_cuda))  # at once where CUDA is initialised

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import torch
 
+from oomdoctor.agent import null_gpu
 from oomdoctor.agent.allocator_blocks import pack, unpack
 from oomdoctor.agent.messages import has_kernels
 from oomdoctor.engines.catalogue import emulated_card
@@ -109,6 +110,7 @@ def main(arguments: list[str]) -> int:
 
 def serve(channel: Channel) -> None:
     """Answer questions until the parent closes the channel."""
+    null_gpu.patch_libraries()
     worker = Worker()
     with _device_to_run_on(), suppress(ChannelClosedError):
         while True:

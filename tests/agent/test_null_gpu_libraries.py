@@ -1,0 +1,83 @@
+"""Libraries that check their numbers do not refuse the zeros that a null GPU answers with."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from running import run_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from running import Run
+
+pytestmark = pytest.mark.null_gpu
+
+POLICY = """
+import torch
+from torch.distributions import Categorical, Normal
+
+
+def build_model():
+    return torch.nn.Linear(8, 4)
+
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, 8)
+
+
+def training_step(policy, observations):
+    logits = policy(observations)
+    actions = Categorical(logits=logits).sample()
+    spread = Normal(logits, logits.exp(), validate_args=True)
+    return Categorical(logits=logits).log_prob(actions).mean() + spread.log_prob(spread.rsample()).mean()
+"""
+RECURRENT = """
+import torch
+
+
+def build_model():
+    return torch.nn.LSTM(8, 8)
+
+
+def make_batch(batch_size):
+    return torch.randn(4, batch_size, 8)
+
+
+def training_step(model, batch):
+    return model(batch)[0].mean()
+"""
+LOOP = """
+import torch, policy
+model = policy.build_model().cuda()
+policy.training_step(model, policy.make_batch(4).cuda()).backward()
+try:
+    torch.distributions.Normal(torch.zeros(2), -torch.ones(2))
+except ValueError:
+    print("a negative scale on the CPU is refused")
+"""
+
+
+def test_distributions_of_a_file_are_not_refused(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """`torch.distributions` takes what a step computed, whose check would read False from a null GPU."""
+    (tmp_path / "policy.py").write_text(POLICY, encoding="utf-8")
+    done = oomdoctor_here("probe", "policy.py", "--target-batch", "8", "--gpu", "t4", "--dry-run")
+    assert (done.returncode, "micro-batch 1: fits" in done.stdout) == (0, True), done.stderr
+
+
+def test_recurrent_layers_run_on_a_card_older_than_cudnn(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """A recurrent layer is answered for on a card that torch's cuDNN is too new for, and the answer says so."""
+    (tmp_path / "model.py").write_text(RECURRENT, encoding="utf-8")
+    done = oomdoctor_here("probe", "model.py", "--target-batch", "2", "--gpu", "titan-v")
+    assert (done.returncode, "micro-batch 2 fits" in done.stdout) == (0, True), done.stderr
+    assert "was not built for compute capability 7.0" in " ".join(done.stdout.split())
+
+
+def test_distributions_of_a_command_are_not_refused(tmp_path: Path) -> None:
+    """A command's are not refused either, and what the CPU computed is checked as ever."""
+    (tmp_path / "policy.py").write_text(POLICY, encoding="utf-8")
+    (tmp_path / "loop.py").write_text(LOOP, encoding="utf-8")
+    done = run_command(["run", "--gpu", "t4", "--", sys.executable, "loop.py"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "a negative scale on the CPU is refused\n"), done.stderr
