@@ -83,6 +83,9 @@ def _max_accumulation_steps(asked: int, result: ProbeResult) -> Limit:
     if plan is None:
         text = f"there is no plan, since nothing fits, and at most {count(asked, 'accumulation step')} may be taken"
         return Limit(LimitName.MAX_ACCUMULATION_STEPS, asked, None, holds=False, text=text)
+    if plan.effective_batch < plan.target_batch:
+        text = f"the command takes one micro-batch in each step, and a target batch of {plan.target_batch} needs more"
+        return Limit(LimitName.MAX_ACCUMULATION_STEPS, asked, None, holds=False, text=text)
     text = f"the plan takes {count(plan.steps, 'accumulation step')}, and at most {asked} may be taken"
     return Limit(LimitName.MAX_ACCUMULATION_STEPS, asked, plan.steps, holds=plan.steps <= asked, text=text)
 

@@ -11,7 +11,7 @@ from oomdoctor.command.supervisor import CommandSupervisor
 from oomdoctor.command.template import Sizes, accumulates, check_command, fill_command
 from oomdoctor.engines.choice import choose_engine
 from oomdoctor.request import command_line
-from oomdoctor.results import CommandPlan, Outcome
+from oomdoctor.results import Accumulation, CommandPlan, Outcome, UniformPlan
 from oomdoctor.run.environment import find_interpreter, torch_of
 from oomdoctor.search.bracket import FIRST_SIZE
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps, per_device_target, plan_accumulation
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from oomdoctor.engines.choice import Engine
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import Accumulation, UniformPlan
     from oomdoctor.trial.process import CancelToken
 
 
@@ -76,7 +75,7 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
         search = session.find_maximum(supervisor.observations.gradient_bytes)
         session.try_profiled(request.profile_micro_batch, search.maximum)
         recommended = session.find_recommended(search, request.headroom)
-        plan, chosen = _checked_plan(request, session, search.maximum, recommended)
+        plan = _checked_plan(request, session, search.maximum, recommended)
         supervisor.settle()
         findings = Findings(
             loaded=_loaded(supervisor),
@@ -91,7 +90,7 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
             moved=others.moved(),
         )
         result = build_result(request, engine, supervisor, others, findings)
-        words = _command_plan(request, chosen)
+        words = _command_plan(request, plan)
         uses = supervisor.uses
         used = UNWATCHED if uses is None else uses.dependencies(request.command or (), request.directory, os.environ)
         return ProbeRun(replace(result, command_plan=words), supervisor.versions, used)
@@ -114,20 +113,34 @@ def dry_run_command(request: ProbeRequest, progress: Progress) -> DryRun:
         return DryRun(engine, replace(_loaded(supervisor), found=seen), trial)
 
 
-def _checked_plan(
-    request: ProbeRequest, session: ProbeSearch, maximum: int, recommended: int
-) -> tuple[Accumulation | None, UniformPlan | None]:
-    """A plan with one size, since that is what a command takes, run with as many steps as it has."""
-    limit = maximum
+def _checked_plan(request: ProbeRequest, session: ProbeSearch, maximum: int, recommended: int) -> Accumulation | None:
+    """Return the plan with one size, since that is what a command takes, run with as many steps as it has.
+
+    A command that is not told its accumulation steps takes one micro-batch in each, whatever the target.
+    """
+    share, limit = per_device_target(request.target_batch, request.world_size), maximum
+    if maximum and maximum < share and not accumulates(request.command or ()):
+        return _plan_of(request, UniformPlan(size := recommended or maximum, 1, size * request.world_size))
     while limit > 0:
         plan = plan_accumulation(request.target_batch, limit, request.world_size)
         chosen = plan.uniform or plan.fixed_size
-        steps = min(chosen.steps, _MOST_STEPS_RUN) if accumulates(request.command or ()) else 1
-        trial = session.tried(chosen.micro_batch, steps)
+        trial = session.tried(chosen.micro_batch, min(chosen.steps, _MOST_STEPS_RUN))
         if trial.outcome in (Outcome.FITS, Outcome.FAILED):  # which a smaller size would too, and a warning says so
-            return plan, chosen
+            return _plan_of(request, chosen)
         limit = recommended if recommended < limit else limit * 9 // 10
-    return None, None
+    return None
+
+
+def _plan_of(request: ProbeRequest, chosen: UniformPlan) -> Accumulation:
+    return Accumulation(
+        target_batch=request.target_batch,
+        world_size=request.world_size,
+        steps=chosen.steps,
+        micro_batches=(chosen.micro_batch,) * chosen.steps,
+        effective_batch=chosen.effective_batch,
+        uniform=chosen if chosen.effective_batch == request.target_batch else None,
+        fixed_size=chosen,
+    )
 
 
 def _loaded(supervisor: CommandSupervisor) -> LoadedTarget:
@@ -150,9 +163,9 @@ def _loaded(supervisor: CommandSupervisor) -> LoadedTarget:
     )
 
 
-def _command_plan(request: ProbeRequest, chosen: UniformPlan | None) -> CommandPlan:
+def _command_plan(request: ProbeRequest, plan: Accumulation | None) -> CommandPlan:
     words = request.command or ()
-    if chosen is None:
+    if plan is None:
         return CommandPlan(words, None)
-    sizes = Sizes(chosen.micro_batch, chosen.steps, request.world_size)
-    return CommandPlan(words, tuple(fill_command(words, sizes)), chosen)
+    sizes = Sizes(plan.fixed_size.micro_batch, plan.steps, request.world_size)
+    return CommandPlan(words, tuple(fill_command(words, sizes)), plan.fixed_size)

@@ -242,14 +242,15 @@ class UniformPlan:
 
 @dataclass(frozen=True, slots=True)
 class Accumulation:
-    """Accumulation plan that reaches the target batch.
+    """Accumulation plan that reaches the target batch; of a command, what it does as `CommandPlan.run` starts it.
 
     Attributes:
         target_batch: Samples per optimizer step over all devices that were asked for.
         world_size: Devices that share the target batch.
         steps: Accumulation steps on each device.
         micro_batches: Size of each micro-batch on one device; they differ by at most one and sum to the device's share.
-        effective_batch: Samples per optimizer step over all devices; equals the target.
+        effective_batch: Samples per optimizer step over all devices; equals the target. A command's may be above it,
+            where no divisor is near, and is below it where the command is not told its accumulation steps.
         uniform: Best plan with one fixed size that sums to the target exactly; None where that would cost more than a
             quarter more steps.
         fixed_size: What a trainer with the largest of `micro_batches` as its fixed size would do; it may overshoot.
@@ -266,7 +267,7 @@ class Accumulation:
 
 @dataclass(frozen=True, slots=True)
 class CommandPlan:
-    """A command that was probed, and how to start it so that it reaches the target batch.
+    """A command that was probed, and how to start it so that it reaches the target batch, or comes as near as it can.
 
     Attributes:
         words: As it was given, with placeholders.

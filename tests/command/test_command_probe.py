@@ -183,6 +183,26 @@ def test_an_answer_of_one_step_comes_with_a_warning(saved: Path) -> None:
 
     assert {phase["iteration"] for phase in result["phases"]} == {0, 1}
     assert any("only the second has the peak" in warning for warning in result["warnings"])
+    told = run_here(["report", saved.name], saved.parent).stdout
+    assert "micro-batch 2 fits one optimizer step, and the second may not fit" in told
+
+
+def test_a_command_that_does_not_accumulate_is_promised_no_target(tmp_path: Path) -> None:
+    """The plan, the drawing and the words to start are what such a command does: one micro-batch in each step."""
+    words = ("--target-batch", "50", "--memory", "108MiB", "-o", "found.json", "--", PYTHON, "plain_loop.py", *BATCH)
+    directory = small_copy(tmp_path)
+    ended = ask(directory, "--json", *words)
+    result = json.loads((directory / "found.json").read_text())["result"]
+    plan, size = result["accumulation"], result["micro_batch"]["recommended"]
+    told = " ".join(run_here(["report", "found.json"], directory).stdout.split())
+
+    assert ended.returncode == 0, ended.stderr
+    assert 1 < size < 50
+    assert (plan["steps"], plan["micro_batches"], plan["effective_batch"]) == (1, [size], size)
+    assert result["command_plan"]["run"][-2:] == ["--batch-size", str(size)]
+    assert "The target batch of 50 is out of reach in one micro-batch on one device" in told
+    assert f"one micro-batch of {size}, {size} samples in each optimizer step, {50 - size} fewer than asked for" in told
+    assert "micro-batches of" not in told
 
 
 def test_a_dry_run_runs_one_trial_without_standard_input(tmp_path: Path) -> None:

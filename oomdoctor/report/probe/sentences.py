@@ -71,9 +71,19 @@ def headline(result: ProbeResult) -> str:
     answer = result.micro_batch
     if answer.maximum == 0:
         return _nothing_fits(result)
+    fits = f"micro-batch {answer.maximum} {_fits(result)}"
     if answer.limited_by == "target":
-        return f"micro-batch {answer.maximum} fits; {_target_is_met(result)}"
-    return f"micro-batch {answer.maximum} fits; {answer.maximum + 1} {_verdict(result, failing_trial(result))}"
+        return f"{fits}; {_target_is_met(result)}"
+    return f"{fits}; {answer.maximum + 1} {_verdict(result, failing_trial(result))}"
+
+
+def _fits(result: ProbeResult) -> str:
+    """Return what fits: training, or a command's first optimizer step alone, before the optimizer's state exists."""
+    at_maximum = [trial for trial in result.trials if trial.micro_batch == result.micro_batch.maximum]
+    backwards = [phase for trial in at_maximum for phase in trial.phases if phase.phase is PhaseName.BACKWARD]
+    iterations = {phase.iteration for phase in backwards}
+    is_first_alone = result.command_plan is not None and iterations == {1}
+    return "fits one optimizer step, and the second may not fit" if is_first_alone else "fits"
 
 
 def failing_trial(result: ProbeResult) -> Trial | None:
@@ -236,6 +246,9 @@ _INDENT: Final = "  "
 
 def plan_title(plan: Accumulation) -> str:
     """Return the title of a plan, such as `To reach a target batch of 256 on 8 devices, 32 on each`."""
+    if plan.effective_batch < plan.target_batch:
+        each = "one device" if plan.world_size == 1 else f"{plan.world_size} devices"
+        return f"The target batch of {plan.target_batch} is out of reach in one micro-batch on {each}"
     text = f"To reach a target batch of {plan.target_batch}"
     if plan.world_size > 1:
         text += f" on {plan.world_size} devices, {sum(plan.micro_batches)} on each"
@@ -266,7 +279,9 @@ def plan_notes(result: ProbeResult) -> list[str]:
     if plan is None or not plan.micro_batches:
         return []
     found = []
-    if plan.uniform is None:
+    if plan.effective_batch < plan.target_batch:
+        found.append("to reach the target, let the command accumulate: `{accumulation_steps}` stands for its steps")
+    elif plan.uniform is None:
         found.append("no single size reaches the target exactly with at most 25% more steps")
     sizes = result.command_plan.sizes if result.command_plan else None
     largest = sizes.micro_batch if sizes else max(plan.micro_batches)
@@ -301,6 +316,8 @@ def typed_lines(command: CommandPlan, width: int) -> list[str]:
 
 def _excess(sizes: UniformPlan, plan: Accumulation) -> str:
     excess = sizes.effective_batch - plan.target_batch
+    if excess < 0:
+        return f"{sizes.effective_batch} samples in each optimizer step, {-excess} fewer than asked for"
     return f"{sizes.effective_batch} samples, {excess} more than asked for" if excess else "exactly the target"
 
 
