@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +40,17 @@ def test_a_whole_probe_leaves_the_parent_without_torch() -> None:
     loaded = _loaded(f"from oomdoctor.cli import main; assert main({arguments!r}) == 0")
 
     assert "torch" not in loaded
+
+
+def test_an_interrupt_while_modules_are_imported_is_told_in_a_word(tmp_path: Path) -> None:
+    """Before the command line is there, an interrupt ends with 130 and no traceback."""
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "oomdoctor", "--help"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")

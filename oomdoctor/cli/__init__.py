@@ -76,13 +76,13 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as exit_:
         code = exit_.code if isinstance(exit_.code, int) else EXIT_OK
         if code == EXIT_INTERRUPTED and not isinstance(exit_, CommandExit):  # typer ends quietly
-            typer.echo("interrupted", err=True)
+            _print_interrupt(exit_)
         return code
     except OomdoctorError as error:
         _print_error(error)
         return error.exit_code
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
+    except KeyboardInterrupt as interrupt:
+        _print_interrupt(interrupt)
         return EXIT_INTERRUPTED
     except Exception:  # noqa: BLE001 - the one place where a bug of ours ends
         typer.echo(traceback.format_exc(), err=True)
@@ -101,8 +101,18 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _print_interrupt(error: BaseException) -> None:
+    typer.echo("interrupted", err=True)
+    link: BaseException | None = error
+    while link is not None:  # typer raises its own end from the interrupt
+        for note in getattr(link, "__notes__", ()):
+            typer.echo(printable(note), err=True)
+        link = link.__cause__ or link.__context__
+
+
 def _print_error(error: OomdoctorError) -> None:
     typer.echo(f"error: {printable(error.message)}", err=True)
-    for part in (error.details, error.hint and f"hint: {error.hint}"):
+    notes = getattr(error, "__notes__", ())
+    for part in (*notes, error.details, error.hint and f"hint: {error.hint}"):
         if part:
             typer.echo(f"\n{printable(part)}", err=True)

@@ -377,7 +377,11 @@ class ProbeSearch:
             NoAnswerError: A crash or the time limit.
         """
         self._progress.trial_started(micro_batch, self._low, self._high)
-        trial = run()
+        try:
+            trial = run()
+        except (KeyboardInterrupt, NoAnswerError) as end:
+            self._add_proven(end)
+            raise
         if trial.outcome is Outcome.FITS:
             self._low = max(self._low, micro_batch)
         elif trial.allowed_bytes >= self._source.capacity_bytes:  # what does not fit with headroom withheld may yet fit
@@ -386,12 +390,22 @@ class ProbeSearch:
         self._progress.trial_finished(trial)
         return trial
 
+    def _add_proven(self, end: BaseException) -> None:
+        """Note on what ends the search which sizes it has proven until now, where it has any."""
+        parts = [f"micro-batch {self._low} fits"] if self._low else []
+        if self._high <= self._per_device_target:
+            parts.append(f"{self._high} does not fit" if parts else f"micro-batch {self._high} does not fit")
+        if parts:
+            end.add_note(f"proven so far: {', and '.join(parts)}")
+
     def _failure(self, trial: Trial) -> OomdoctorError:
         fitting = [other.micro_batch for other in self.trials if other.outcome is Outcome.FITS]
         contrast = f", and {max(fitting)} does not" if fitting else ""
         problem = self._source.notes.problem
         if problem is not None and problem.kind == NoAnswerError.__name__:
-            return problem.error()
+            error = problem.error()
+            self._add_proven(error)
+            return error
         hint = None if problem is None else problem.hint
         return TargetError(
             f"micro-batch {trial.micro_batch} fails{contrast}: {trial.error}",
