@@ -14,7 +14,7 @@ TIERS = {
     "check": 9,
     **dict.fromkeys(("multi_card.pool", "multi_card.worker_server"), 8),
     **dict.fromkeys(("trial.probe", "trial.warm_start", "trial.worker"), 7),
-    **dict.fromkeys(("command", "multi_card"), 6),
+    **dict.fromkeys(("command", "multi_card", "verify"), 6),
     "trial": 5,
     **dict.fromkeys(("diagnose", "lint", "report", "search"), 4),
     "run": 3,

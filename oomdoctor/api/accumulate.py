@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import torch
 
-from oomdoctor.api.splitting import samples_in, split
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Accumulation
 from oomdoctor.search.probe_search import plan_accumulation
 from oomdoctor.target.placement import place
+from oomdoctor.target.splitting import samples_in, split
 from oomdoctor.units import whole_number
 
 if TYPE_CHECKING:

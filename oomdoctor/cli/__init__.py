@@ -18,6 +18,7 @@ from oomdoctor.cli.probe import probe
 from oomdoctor.cli.report import Help, report
 from oomdoctor.cli.rule import rule
 from oomdoctor.cli.run import RUN_SETTINGS, CommandExit, run
+from oomdoctor.cli.verify import verify
 from oomdoctor.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, OomdoctorError
 from oomdoctor.output import deliver, open_standard_streams, printable
 
@@ -37,6 +38,7 @@ app.command()(probe)
 app.command(add_help_option=False)(check)
 app.command(add_help_option=False)(diagnose)
 app.command(context_settings=RUN_SETTINGS)(run)
+app.command()(verify)
 app.command(add_help_option=False)(lint)
 app.command(add_help_option=False)(rule)
 app.command(add_help_option=False)(gpus)

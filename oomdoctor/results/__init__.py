@@ -26,6 +26,7 @@ from oomdoctor.results.document import (
     FitDocument,
     LintDocument,
     ProbeDocument,
+    VerifyDocument,
 )
 from oomdoctor.results.fit import CardLimit, CardMicroBatch, FitResult, FittedCard
 from oomdoctor.results.lint import Concern, Finding, LintResult, Severity, Unreadable
@@ -66,6 +67,7 @@ from oomdoctor.results.snapshot import (
     TimelinePoint,
     TrainingPhase,
 )
+from oomdoctor.results.verify import GradientError, VerifyCause, VerifyRemedy, VerifyResult
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -97,6 +99,7 @@ __all__ = [
     "FitResult",
     "FittedCard",
     "Fragmentation",
+    "GradientError",
     "GrowingLine",
     "Guidance",
     "HistoryReplay",
@@ -136,4 +139,8 @@ __all__ = [
     "Unreadable",
     "Variant",
     "Verdict",
+    "VerifyCause",
+    "VerifyDocument",
+    "VerifyRemedy",
+    "VerifyResult",
 ]

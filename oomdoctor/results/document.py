@@ -13,6 +13,7 @@ from oomdoctor.results.diagnosis import DiagnosisResult
 from oomdoctor.results.fit import FitResult
 from oomdoctor.results.lint import LintResult
 from oomdoctor.results.probe import Accumulation, ProbeResult
+from oomdoctor.results.verify import VerifyResult, VerifyVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -172,7 +173,28 @@ class FitDocument(_Planless):
     schema_version: Literal[1] = SCHEMA_VERSION
 
 
-Document: TypeAlias = ProbeDocument | DiagnosisDocument | LintDocument | CheckDocument | FitDocument
+@dataclass(frozen=True, slots=True)
+class VerifyDocument(_Planless):
+    """The document of `oomdoctor verify`.
+
+    Attributes:
+        command: The command that wrote it.
+        status: The verdict.
+        exit_code: What the command exited with.
+        versions: Version by name: `oomdoctor`, `python`, `torch`.
+        result: What the command found.
+        schema_version: Version of this layout.
+    """
+
+    command: Literal["verify"]
+    status: VerifyVerdict
+    exit_code: int
+    versions: dict[str, str]
+    result: VerifyResult
+    schema_version: Literal[1] = SCHEMA_VERSION
+
+
+Document: TypeAlias = ProbeDocument | DiagnosisDocument | LintDocument | CheckDocument | FitDocument | VerifyDocument
 
 DOCUMENTS: Final[Mapping[str, type[Document]]] = MappingProxyType(
     {
@@ -181,6 +203,7 @@ DOCUMENTS: Final[Mapping[str, type[Document]]] = MappingProxyType(
         "lint": LintDocument,
         "check": CheckDocument,
         "fit": FitDocument,
+        "verify": VerifyDocument,
     }
 )
 """Documents by name: that of its folder in `oomdoctor.report` and of its file in `oomdoctor/schemas`.

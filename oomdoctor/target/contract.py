@@ -278,7 +278,7 @@ def user_traceback(error: BaseException, own_roots: Sequence[Path] = ()) -> str:
     links = [tree]
     while links:
         link = links.pop()
-        kept = [frame for frame in link.stack if _is_own(frame.filename, own_roots)]
+        kept = [frame for frame in link.stack if is_own_file(frame.filename, own_roots)]
         innermost = link.stack[-1] if link.stack else None
         if innermost is not None and innermost not in kept and _is_library(Path(innermost.filename)):
             kept.append(innermost)
@@ -296,7 +296,7 @@ def user_traceback(error: BaseException, own_roots: Sequence[Path] = ()) -> str:
 
 def raised_in_user_code(error: BaseException, own_roots: Sequence[Path] = ()) -> bool:
     """Return whether a line of the user's took part in raising `error`."""
-    return any(_is_own(frame.f_code.co_filename, own_roots) for frame, _ in walk_tb(error.__traceback__))
+    return any(is_own_file(frame.f_code.co_filename, own_roots) for frame, _ in walk_tb(error.__traceback__))
 
 
 def summary(error: BaseException) -> str:
@@ -349,7 +349,8 @@ def failure(error: BaseException, what: str, own_roots: Sequence[Path], *, hint:
 _EXIT_HINT = 'what oomdoctor calls must return; put what only a script does under `if __name__ == "__main__":`'
 
 
-def _is_own(filename: str, own_roots: Sequence[Path]) -> bool:
+def is_own_file(filename: str, own_roots: Sequence[Path]) -> bool:
+    """Return whether a file is the user's, and not a library's, Python's or ours."""
     path = Path(filename)
     if filename.startswith("<"):  # made at run time: `<frozen importlib._bootstrap>`, `<string>`
         return False

@@ -8,7 +8,7 @@ answer, so that the type checker sees both sides.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
 
 from oomdoctor.codec import decode, encode
 
@@ -16,6 +16,7 @@ from oomdoctor.codec import decode, encode
 from oomdoctor.engines.catalogue import Card  # noqa: TC001
 from oomdoctor.results import Outcome, Phase, StepMemory, Trial, Variant  # noqa: TC001
 from oomdoctor.results.fit import CardFit  # noqa: TC001
+from oomdoctor.results.verify import VerifyResult  # noqa: TC001
 from oomdoctor.search.probe_search import TrialProblem  # noqa: TC001
 from oomdoctor.target.reference import Reference  # noqa: TC001
 from oomdoctor.trial.dependencies import Dependencies  # noqa: TC001
@@ -157,6 +158,14 @@ class CardFitted:
 
     fit: CardFit
     questions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a verification found, and the versions that it ran with."""
+
+    result: VerifyResult
+    versions: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,8 +314,35 @@ class FitCard(Question[CardFitted]):
     capacity_bytes: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class VerifyTarget(Question[Verified]):
+    """Compare accumulated micro-batches with the whole batch, on the CPU; see `oomdoctor.verify.target`.
+
+    Attributes:
+        reference: The target.
+        samples: Samples of the whole batch.
+        parts: Equal micro-batches that it is cut into.
+        precision: `fp64` or `fp32`.
+        limit_seconds: Longest time that the runs may be expected to take.
+    """
+
+    reference: Reference
+    samples: int
+    parts: int
+    precision: Literal["fp64", "fp32"]
+    limit_seconds: float
+
+
 AnyQuestion = (
-    AskDevice | LoadTarget | RunTrial | ReplayTrials | ProfileTrial | ReportDependencies | LoadForCards | FitCard
+    AskDevice
+    | LoadTarget
+    | RunTrial
+    | ReplayTrials
+    | ProfileTrial
+    | ReportDependencies
+    | LoadForCards
+    | FitCard
+    | VerifyTarget
 )
 AnyAnswer = (
     DeviceCard
@@ -316,6 +352,7 @@ AnyAnswer = (
     | ProfileDone
     | DependenciesSeen
     | CardFitted
+    | Verified
     | Failed
     | Bug
     | Died

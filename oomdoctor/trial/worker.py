@@ -66,6 +66,8 @@ from oomdoctor.trial.protocol import (
     ReportDependencies,
     RunTrial,
     TrialDone,
+    Verified,
+    VerifyTarget,
     receive_question,
     send,
 )
@@ -178,6 +180,8 @@ class Worker:
                 return self.load_for_cards(question)
             case FitCard():
                 return self.fit(question)
+            case VerifyTarget():
+                return _verify(question)
             case _:
                 assert_never(question)
 
@@ -199,7 +203,6 @@ class Worker:
         self._start_bytes = torch.cuda.memory_allocated()
         defer_dynamo()
         capability = torch.cuda.get_device_capability(device)
-        versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
         storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
         return LoadedTarget(
             name=torch.cuda.get_device_name(device),
@@ -213,7 +216,7 @@ class Worker:
             held=held_memory(),
             phases=meter.phases,
             found=describe(target),
-            versions={name: version for name, version in versions.items() if version},
+            versions=_versions(),
         )
 
     def run(self, question: RunTrial) -> TrialDone:
@@ -284,6 +287,25 @@ class Worker:
         """Find one card's answer."""
         fit = self._fitter.fit(question.gpu, question.headroom, question.capacity_bytes)
         return CardFitted(fit, tuple(self._fitter.questions))
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    return {name: version for name, version in versions.items() if version}  # a CPU build has no CUDA
+
+
+def _verify(question: VerifyTarget) -> Verified:
+    """Compare accumulated micro-batches with the whole batch."""
+    from oomdoctor.verify.target import verify_target  # noqa: PLC0415 - only where something is verified
+
+    result = verify_target(
+        question.reference,
+        samples=question.samples,
+        parts=question.parts,
+        precision=question.precision,
+        limit_seconds=question.limit_seconds,
+    )
+    return Verified(result, _versions())
 
 
 def _problem_of(attempt: Attempt) -> TrialProblem | None:

@@ -11,6 +11,7 @@ import documents
 import fit_documents
 import hostile_documents
 import lint_documents
+import verify_documents
 
 from oomdoctor.output import Terminal
 from oomdoctor.report import render
@@ -21,7 +22,7 @@ WICKED = (
 )
 """One text with something for every format."""
 
-COMMANDS = ("lint", "diagnose", "probe", "check", "gpus")
+COMMANDS = ("lint", "diagnose", "probe", "check", "gpus", "verify")
 """Commands whose documents have all formats."""
 
 SAMPLES: dict[str, Document] = {
@@ -39,6 +40,8 @@ SAMPLES: dict[str, Document] = {
     "check, passed": check_documents.check(check_documents.passed()),
     "gpus": fit_documents.fitted(),
     "gpus, a question": fit_documents.fitted(questions=("torch.cuda.mem_get_info",), engine="null", world_size=2),
+    "verify": verify_documents.verified(),
+    "verify, equal": verify_documents.equal(),
     "check, no entry": CheckDocument("check", "passed", 0, {"oomdoctor": "0.1.0"}, CheckResult("x.toml", None, ())),
 }
 
@@ -68,6 +71,7 @@ def wicked(command: str, text: str = WICKED) -> Document:
         "probe": wicked_probe,
         "check": check_documents.filled_with,
         "gpus": fit_documents.filled_with,
+        "verify": verify_documents.filled_with,
     }
     document: Document = made[command](text)
     return document

@@ -196,9 +196,9 @@ def test_no_text_becomes_a_link() -> None:
 def test_ten_thousand_findings() -> None:
     """Ten thousand findings are ten thousand results, in seconds and megabytes."""
     document: LintDocument = many(10_000)
-    before = time.perf_counter()
+    before = time.process_time()
     written = rendered(document, "sarif")
-    assert time.perf_counter() - before < 5
+    assert time.process_time() - before < 5
     assert len(written) < 20_000_000
     assert written.count('"ruleId"') == 10_000
     assert len(set(re.findall(r'"oomdoctor/v1": "(.*)"', written))) == 10_000

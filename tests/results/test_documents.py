@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lint_documents import any_lint, mistakes
 from memory_documents import profiled
+from verify_documents import verified
 
 from oomdoctor import results
 from oomdoctor.codec import is_added_later
@@ -42,6 +43,7 @@ SAMPLES: dict[str, Document] = {
     "lint": mistakes(),
     "check": check(),
     "fit": fitted(),
+    "verify": verified(),
 }
 any_document = any_probe_document | any_diagnosis | any_lint | any_check
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oomdoctor.api.splitting import samples_in, split
 from oomdoctor.errors import UsageError
+from oomdoctor.target.splitting import samples_in, split
 
 
 class Pair(NamedTuple):

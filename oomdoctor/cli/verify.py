@@ -1,0 +1,61 @@
+"""`oomdoctor verify`: parse, call, render, exit code."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from oomdoctor.cli.probe import QuietFlag
+from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render
+
+
+def verify(  # noqa: PLR0913 - one parameter an option
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="The file to verify: `model.py`, `pkg.module`, `model.py:build_model(layers=2)`, or an example.",
+        ),
+    ],
+    *,
+    parts: Annotated[int, typer.Option(help="Equal micro-batches that the batch is cut into.", min=2, max=64)] = 4,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            help="Samples of the whole batch, a multiple of the parts. [default: two a part]", show_default=False
+        ),
+    ] = None,
+    precision: Annotated[
+        Literal["fp64", "fp32"], typer.Option(help="Type to compute in; fp32 for models that take nothing else.")
+    ] = "fp64",
+    trial_timeout: Annotated[
+        float, typer.Option(help="Longest time that it may take, in seconds.", min=1.0, max=604800.0)
+    ] = 300.0,
+    form: Format = None,
+    json: JsonFlag = False,
+    markdown: MarkdownFlag = False,
+    html: HtmlFlag = False,
+    output: Output = None,
+    quiet: QuietFlag = False,
+) -> None:
+    """Say whether accumulating micro-batches trains what the whole batch would; computed on the CPU."""
+    from oomdoctor.output import check_writable
+    from oomdoctor.report.progress import make_progress
+    from oomdoctor.request import as_option
+    from oomdoctor.verify.run import build_verify_request
+    from oomdoctor.verify.run import verify as run_verify
+
+    name = format_name(form, json=json, markdown=markdown, html=html, output=output)
+    if output is not None:
+        check_writable(output)
+    request = build_verify_request(
+        target, parts=parts, samples=samples, precision=precision, trial_timeout=trial_timeout, spelled=as_option
+    )
+    progress = make_progress(quiet=quiet)
+    try:
+        document = run_verify(request, progress)
+    finally:
+        progress.close()
+    render(document, name, output)
+    raise typer.Exit(document.exit_code)

@@ -1,0 +1,1 @@
+"""Verify that accumulated micro-batches train what the whole batch would."""

@@ -1,0 +1,126 @@
+"""Verify a target from the parent: start a worker that sees no GPU, ask it once, and make the document."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from oomdoctor import __version__
+from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, UsageError
+from oomdoctor.results.document import VerifyDocument
+from oomdoctor.target.reference import parse_reference
+from oomdoctor.trial.client import WorkerProcess
+from oomdoctor.trial.protocol import VerifyTarget
+from oomdoctor.units import whole_number
+
+if TYPE_CHECKING:
+    from oomdoctor.progress import Progress
+    from oomdoctor.request import Spelling
+    from oomdoctor.trial.client import WorkerStarter
+    from oomdoctor.trial.process import CancelToken
+
+DEFAULT_PARTS: Final = 4
+DEFAULT_TIMEOUT_SECONDS: Final = 300.0
+_SAMPLES_PER_PART: Final = 2
+_EXIT_CODES: Final = {"different": EXIT_GATE, "cannot_tell": EXIT_NO_ANSWER}
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    """One question to `oomdoctor verify`.
+
+    Attributes:
+        target: Reference to the user's file, as given.
+        directory: Where relative references start.
+        parts: Equal micro-batches that the batch is cut into.
+        samples: Samples of the batch, a multiple of `parts`.
+        precision: Type in which it is computed.
+        timeout_seconds: Longest time for the whole verification.
+    """
+
+    target: str
+    directory: Path
+    parts: int
+    samples: int
+    precision: Literal["fp64", "fp32"]
+    timeout_seconds: float
+
+
+def build_verify_request(  # noqa: PLR0913 - one parameter an option
+    target: str | os.PathLike[str],
+    *,
+    parts: int | None = None,
+    samples: int | None = None,
+    precision: Literal["fp64", "fp32"] = "fp64",
+    trial_timeout: float | None = None,
+    directory: Path | None = None,
+    spelled: Spelling = str,
+) -> VerifyRequest:
+    """Build the question.
+
+    Args:
+        target: The file, as text or path.
+        parts: Equal micro-batches; None for 4.
+        samples: Samples of the batch; None for two a part.
+        precision: `fp64`, or `fp32` for models that take nothing else.
+        trial_timeout: Seconds; None for 300.
+        directory: Where relative references start; None for the working directory.
+        spelled: How an error names a parameter.
+
+    Raises:
+        UsageError: The samples cannot be cut so.
+    """
+    parts = DEFAULT_PARTS if parts is None else whole_number(spelled("parts"), parts)
+    samples = parts * _SAMPLES_PER_PART if samples is None else whole_number(spelled("samples"), samples)
+    if parts < 2:  # noqa: PLR2004
+        raise UsageError(f"`{spelled('parts')}` is {parts}, and one part is the whole batch", hint="give 2 or more")
+    if samples % parts or samples < _SAMPLES_PER_PART * parts:
+        raise UsageError(
+            f"{samples} samples cannot be cut into {parts} equal micro-batches of {_SAMPLES_PER_PART} or more",
+            hint=f"give `{spelled('samples')}` a multiple of {parts}, from {_SAMPLES_PER_PART * parts} on",
+        )
+    return VerifyRequest(
+        target=os.fspath(target),
+        directory=Path.cwd() if directory is None else directory,
+        parts=parts,
+        samples=samples,
+        precision=precision,
+        timeout_seconds=DEFAULT_TIMEOUT_SECONDS if trial_timeout is None else trial_timeout,
+    )
+
+
+def verify(
+    request: VerifyRequest,
+    progress: Progress,
+    *,
+    stop: CancelToken | None = None,
+    start: WorkerStarter | None = None,
+) -> VerifyDocument:
+    """Judge whether accumulated micro-batches of a target train what the whole batch would.
+
+    Args:
+        request: The question.
+        progress: Told of the one stage.
+        stop: Ends it from another thread.
+        start: Starts the worker; None for a fresh interpreter.
+
+    Raises:
+        TargetError: The user's file is at fault.
+        UsageError: The batch cannot be cut by its samples.
+        NoAnswerError: It cannot be afforded on this CPU, a crash, or the time limit.
+        KeyboardInterrupt: The stop was set.
+    """
+    reference = parse_reference(request.target, directory=request.directory)
+    # The arithmetic has to be real and in double precision: no GPU is seen, and no null GPU.
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    question = VerifyTarget(
+        reference, request.samples, request.parts, request.precision, limit_seconds=request.timeout_seconds
+    )
+    with WorkerProcess(environment, stop, start) as worker:
+        progress.stage(f"comparing {request.parts} micro-batches of {request.target} with the whole batch")
+        found = worker.ask(question, what="the verification", timeout_seconds=request.timeout_seconds)
+    code = _EXIT_CODES.get(found.result.verdict, EXIT_OK)
+    versions = {"oomdoctor": __version__, **found.versions}
+    return VerifyDocument("verify", found.result.verdict, code, versions, found.result)

@@ -1,0 +1,211 @@
+"""Verify a target in the worker: build it on the CPU in double precision, see that it can be afforded, and judge it."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from oomdoctor.errors import NoAnswerError, TargetError
+from oomdoctor.target.contract import build, check_batch, check_loss, make_one_batch, step_failure
+from oomdoctor.target.importing import load_target
+from oomdoctor.target.splitting import samples_in
+from oomdoctor.units import format_size
+from oomdoctor.verify.expected_randomness import seed_everything
+from oomdoctor.verify.gradients import Laboratory
+from oomdoctor.verify.judgement import BATCH_NORM, TOLERANCES, Judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.results.verify import VerifyResult
+    from oomdoctor.target.contract import Target
+    from oomdoctor.target.reference import Reference
+    from oomdoctor.verify.gradients import Batch
+
+Precision: TypeAlias = Literal["fp64", "fp32"]
+_TYPES: Final = {"fp64": torch.float64, "fp32": torch.float32}
+_WHOLE_BATCHES: Final = 14
+"""Forward and backward passes of the whole batch that a verdict takes, the parts' passes added up."""
+_BACKWARD: Final = 3
+"""FLOPs of forward and backward together over those of the forward."""
+_BATCHED: Final = 0.5
+"""Time of a sample in a batch over that of a sample alone."""
+_USABLE: Final = 0.25
+"""Part of a matrix product's speed at which a whole step runs on a CPU."""
+_SPEED_SIZE: Final = 512
+_SIZE_WORDS: Final = ("layer", "depth", "block", "width", "dim", "hidden", "embd", "channel", "head")
+
+
+def verify_target(
+    reference: Reference, *, samples: int, parts: int, precision: Precision, limit_seconds: float
+) -> VerifyResult:
+    """Load a target and judge whether accumulating equals the whole batch.
+
+    Args:
+        reference: The target.
+        samples: Samples of the whole batch.
+        parts: Equal micro-batches that it is cut into.
+        precision: `fp64` or `fp32`.
+        limit_seconds: Longest time that the runs may be expected to take.
+
+    Raises:
+        TargetError: The user's file is at fault.
+        UsageError: The batch cannot be cut so.
+        NoAnswerError: The CPU has not the memory, or would take longer.
+    """
+    dtype = _TYPES[precision]
+    with _default_type(dtype):
+        target = load_target(reference)
+        seed_everything(0)
+        model = build(target).to(device="cpu", dtype=dtype).train()
+        batch = _batch(target, samples, dtype)
+        laboratory = Laboratory(model, partial(_step, target), batch, samples)
+        _check_memory(target, model, parts)
+        _check_time(target, laboratory, dtype, limit_seconds)
+        return Judge(laboratory, parts, TOLERANCES[precision], target.own_roots).judge(reference.text, precision)
+
+
+@contextmanager
+def _default_type(dtype: torch.dtype) -> Iterator[None]:
+    """Let the tensors that the user's code makes have the type of the model."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _batch(target: Target, samples: int, dtype: torch.dtype) -> Batch:
+    seed_everything(0)
+    batch = make_one_batch(target, samples)
+    check_batch(batch)
+    found = samples_in(batch)
+    if found != samples:
+        raise TargetError(
+            f"`make_batch({samples})` returned {found} samples, and verifying cuts them by the leading dimension",
+            hint="let each tensor of the batch lead with the samples",
+        )
+    return tree_map(partial(_converted, dtype), batch)
+
+
+def _converted(dtype: torch.dtype, item: object) -> object:
+    return item.to(dtype) if isinstance(item, torch.Tensor) and item.is_floating_point() else item
+
+
+def _step(target: Target, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Run the user's step, and take what it raises for the user's error."""
+    try:
+        loss = target.training_step(model, batch)
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+        raised = step_failure(target, error)
+    else:
+        check_loss(loss)
+        if not bool(torch.isfinite(loss)):
+            raise TargetError(
+                "the loss is not finite, so that gradients cannot be compared",
+                hint="let `make_batch` return data for which the loss is a number",
+            )
+        return loss
+    raise raised
+
+
+def _check_memory(target: Target, model: torch.nn.Module, parts: int) -> None:
+    """See that the gradients of all parts find room: each is as large as the weights."""
+    weights_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    needed, free = weights_bytes * (3 * parts + 8), _free_bytes()
+    if free is not None and needed > free:
+        raise NoAnswerError(
+            f"verifying needs about {format_size(needed)} of host memory for the gradients of the micro-batches, and "
+            f"{format_size(free)} are free",
+            hint=_smaller(target),
+        )
+
+
+def _free_bytes() -> int | None:
+    """Return the host's free memory; None where the system does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    return None
+
+
+def _check_time(target: Target, laboratory: Laboratory, dtype: torch.dtype, limit_seconds: float) -> None:
+    """Refuse what would take longer than the limit: by its FLOPs, without running it, then by one sample's time."""
+    flops = _forward_flops(target, laboratory)
+    passes = _WHOLE_BATCHES * laboratory.samples
+    seconds = flops * _BACKWARD * passes / (_flops_per_second(dtype) * _USABLE)
+    _refuse_longer(target, seconds, limit_seconds, f"a sample's forward is {flops / 1e9:,.2f} GFLOP")
+    begin = time.perf_counter()
+    laboratory.run(_one_sample(laboratory), [1.0])
+    seconds = time.perf_counter() - begin
+    _refuse_longer(target, seconds * passes * _BATCHED, limit_seconds, f"a sample takes {seconds:.2g} s")
+
+
+def _refuse_longer(target: Target, seconds: float, limit_seconds: float, why: str) -> None:
+    if seconds > limit_seconds:
+        raise NoAnswerError(
+            f"verifying would take about {max(1, round(seconds / 60))} minutes on this CPU: {why}",
+            hint=f"{_smaller(target)}; whether accumulating is equal does not depend on the size. Or raise "
+            "`--trial-timeout`",
+        )
+
+
+def _one_sample(laboratory: Laboratory) -> list[Batch]:
+    """Return a part of one sample, or of two where a batch norm refuses one."""
+    norms = any(isinstance(module, BATCH_NORM) for module in laboratory.model.modules())
+    size = 2 if norms else 1
+    return laboratory.parts([size, laboratory.samples - size])[:1]
+
+
+def _forward_flops(target: Target, laboratory: Laboratory) -> int:
+    """Count the FLOPs of one sample's forward without running it; where the step reads data, those up to there."""
+    part = _one_sample(laboratory)[0]
+    counter = FlopCounterMode(display=False)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), counter, suppress(Exception):
+            target.training_step(laboratory.model, part)
+    finally:
+        laboratory.restore()
+    return int(counter.get_total_flops())
+
+
+def _flops_per_second(dtype: torch.dtype) -> float:
+    """Measure the speed of a matrix product."""
+    matrix = torch.ones(_SPEED_SIZE, _SPEED_SIZE, dtype=dtype)
+    matrix @ matrix
+    begin = time.perf_counter()
+    for _ in range(3):
+        matrix @ matrix
+    return float(3 * 2 * _SPEED_SIZE**3 / (time.perf_counter() - begin))
+
+
+_SMALLER: Final = (
+    "verify a smaller model of the same kind: give `build_model` parameters, as in `model.py:build_model(layers=2)`"
+)
+
+
+def _smaller(target: Target) -> str:
+    """Return how to name a smaller model, with the parameters that `build_model` has for its size."""
+    function = target.build_model.func if isinstance(target.build_model, partial) else target.build_model
+    with suppress(TypeError, ValueError):
+        sizes = {
+            name: parameter.default
+            for name, parameter in inspect.signature(function).parameters.items()
+            if isinstance(parameter.default, int) and any(word in name.lower() for word in _SIZE_WORDS)
+        }
+        given = target.reference.kwargs
+        sizes |= {name: size for name, size in given.items() if name in sizes and isinstance(size, int)}
+        if sizes:
+            smaller = ", ".join(f"{name}={max(1, size // 4)}" for name, size in sizes.items())
+            return f"verify a smaller model of the same kind: `{target.reference.location}:build_model({smaller})`"
+    return _SMALLER

@@ -1,0 +1,103 @@
+"""Verdicts on fifty small models, and what their remedies make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_models import CASES, RIGHT, WEIGHTED, Case, convolution, images
+
+from oomdoctor import accumulate, plan_accumulation
+from oomdoctor.results.verify import VerifyResult
+from oomdoctor.verify.gradients import Laboratory, distance
+from oomdoctor.verify.judgement import TOLERANCES, Judge, partitions
+
+SAMPLES, PARTS = 8, 4
+HERE = [Path(__file__).parent]
+
+
+@pytest.fixture(autouse=True)
+def _double_precision() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def laboratory(case: Case) -> Laboratory:
+    """The case's model and batch, always the same."""
+    torch.manual_seed(0)
+    return Laboratory(case.build().train(), case.step, case.batch(SAMPLES), SAMPLES)
+
+
+def judge(case: Case) -> VerifyResult:
+    """The case's verdict."""
+    return Judge(laboratory(case), PARTS, TOLERANCES["fp64"], HERE).judge("model.py", "fp64")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_model_gets_its_verdict_and_its_cause(name: str) -> None:
+    """A model gets its own verdict, its cause and the module, line or count that has to be named."""
+    case = CASES[name]
+    result = judge(case)
+    assert result.verdict == case.verdict
+    assert {cause.id for cause in result.causes} >= ({case.cause} if case.cause else set())
+    assert bool(result.causes) == bool(case.cause)
+    told = [cause.evidence + str(cause.location) for cause in result.causes]
+    told += [remedy.change + remedy.code for remedy in result.remedies] + list(result.notes)
+    assert not case.names or any(case.names in text for text in told)
+    assert case.verdict == "different" or (result.weighted_error or 0.0) <= result.tolerance
+
+
+def accumulated(case: Case, **options: Any) -> float:
+    """Error of the gradient that a loop over `accumulate` gets."""
+    lab = laboratory(case)
+    whole = lab.run([lab.batch], [1.0])
+    lab.restore()
+    steps = accumulate(lab.batch, plan_accumulation(SAMPLES, 3), **options)
+    for part, _ in steps:
+        steps.backward(lab.step(lab.model, part))
+    return distance([parameter.grad for parameter in lab.parameters if parameter.grad is not None], whole.gradients)
+
+
+@pytest.mark.parametrize("name", [name for name in WEIGHTED if WEIGHTED[name].names])
+def test_the_code_of_a_weighting_makes_accumulating_equal(name: str) -> None:
+    """Run as it is printed, the remedy's call of `accumulate` gives the whole batch's gradient, unequal parts too."""
+    case = WEIGHTED[name]
+    code = judge(case).remedies[-1].code
+    call = code[code.index("accumulate(") :].splitlines()[0].rstrip(":")
+    options = eval(call.replace("accumulate(batch, plan, ", "dict("), {"dict": dict})  # noqa: S307 - our own text
+    assert accumulated(case, **options) < TOLERANCES["fp64"]
+
+
+def test_the_remedy_for_batch_norm_makes_it_equal() -> None:
+    """A model with GroupNorm in place of BatchNorm2d, as the remedy says, is equal."""
+    code = judge(CASES["batch norm 2d"]).remedies[0].code
+    norm = eval(code.splitlines()[0].replace("32", "4"), {"torch": torch, "channels": 8})  # noqa: S307 - our own text
+    assert judge(Case(lambda: convolution(norm), images, CASES["batch norm 2d"].step, "equal")).verdict == "equal"
+
+
+@pytest.mark.parametrize("name", ["plain", "group norm", "time-major"])
+def test_a_verdict_of_equal_holds_for_a_loop(name: str) -> None:
+    """Where the verdict is equal, a loop over `accumulate` gets the whole batch's gradient without more."""
+    assert accumulated(RIGHT[name]) < TOLERANCES["fp64"]
+
+
+def test_the_state_is_put_back() -> None:
+    """After a judgement parameters, buffers and attributes are what they were before."""
+    lab = laboratory(CASES["queue"])
+    before = {name: value.clone() for name, value in lab.model.state_dict().items()}
+    Judge(lab, PARTS, TOLERANCES["fp64"], HERE).judge("model.py", "fp64")
+    lab.restore()
+    assert all(torch.equal(value, before[name]) for name, value in lab.model.state_dict().items())
+    assert lab.model.kept == []
+
+
+def test_parts_are_equal_and_unequal() -> None:
+    """Eight samples in four parts are 2+2+2+2 and 3+3+2; two parts are 4+4 and 5+3."""
+    assert partitions(8, 4) == ((2, 2, 2, 2), (3, 3, 2))
+    assert partitions(8, 2) == ((4, 4), (5, 3))
+    for samples, parts in ((6, 3), (12, 4), (16, 8), (4, 2)):
+        assert all(sum(sizes) == samples for sizes in partitions(samples, parts))
