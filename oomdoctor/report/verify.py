@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.output import Terminal
     from oomdoctor.results import VerifyDocument, VerifyResult
-    from oomdoctor.results.verify import GradientError, VerifyCause, VerifyVerdict
+    from oomdoctor.results.verify import GradientError, VerifyCause, VerifyRemedy, VerifyVerdict
 
 _HEADLINES: Final[dict[VerifyVerdict, str]] = {
     "equal": "accumulating equals the whole batch",
@@ -45,7 +45,7 @@ def _lines(document: VerifyDocument, terminal: Terminal) -> Iterator[str]:
         yield visible(sentence(f"cause: {_cause(cause)}"))
     for remedy in result.remedies:
         yield ""
-        yield visible(sentence(f"remedy: {remedy.change}"))
+        yield visible(sentence(f"remedy: {_remedy(remedy)}"))
         if remedy.code:
             yield ""
             yield indent("\n".join(map(visible, remedy.code.splitlines())), "    ")
@@ -82,7 +82,7 @@ def _blocks(document: VerifyDocument) -> Iterator[str]:
     texts += [(f"**Note.** {prose(sentence(_cut(note)))}",) for note in result.notes]
     yield from (text for (text,) in fitting(texts, _ROOM_FOR_TEXT))
     for remedy in result.remedies[:10]:
-        yield f"**Remedy.** {prose(sentence(_cut(remedy.change)))}"
+        yield f"**Remedy.** {prose(sentence(_cut(_remedy(remedy))))}"
         if remedy.code:
             yield code_lines(map(_cut, remedy.code.splitlines()))
     rows = list(fitting(_rows(result), _ROOM_FOR_TABLE))
@@ -105,7 +105,7 @@ def html(document: VerifyDocument) -> str:
         "document": document,
         "headline": f"{result.target}: {_headline(result)}",
         "causes": [_cause(cause) for cause in result.causes],
-        "remedies": result.remedies,
+        "remedies": [{"change": _remedy(remedy), "code": remedy.code} for remedy in result.remedies],
         "notes": result.notes,
         "columns": _COLUMNS,
         "rows": list(_rows(result)),
@@ -162,7 +162,7 @@ def _causes(result: VerifyResult) -> Iterator[Issue]:
 def _weighting(result: VerifyResult) -> Iterator[Issue]:
     if result.verdict == "equal_if_weighted":
         remedy = result.remedies[-1]
-        lines = (sentence(remedy.change), *remedy.code.splitlines())
+        lines = (sentence(_remedy(remedy)), *remedy.code.splitlines())
         yield _issue(result, _WEIGHTED, lines, Location(target_file(result.target), name=result.target), "weights")
 
 
@@ -238,6 +238,11 @@ def _sizes(error: GradientError) -> str:
 def _cause(item: VerifyCause) -> str:
     """Return a cause with its line."""
     return item.evidence + (f" ({item.location})" if item.location else "")
+
+
+def _remedy(item: VerifyRemedy) -> str:
+    rule = f" (`oomdoctor rule {item.rule}` has more)" if item.rule else ""
+    return item.change.removesuffix(".") + rule
 
 
 def _facts(result: VerifyResult) -> Iterator[str]:

@@ -54,10 +54,12 @@ class VerifyRemedy:
     Attributes:
         change: What to change, in a sentence.
         code: Lines to write; empty where there are none.
+        rule: Code of the rule by which `oomdoctor lint` finds the same in a training loop; None where there is none.
     """
 
     change: str
     code: str
+    rule: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

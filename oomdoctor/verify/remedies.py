@@ -17,6 +17,7 @@ REMEDIES: Final[dict[VerifyCauseId, VerifyRemedy]] = {
         "keep the micro-batch as large as it can be. SyncBatchNorm joins devices, not micro-batches.",
         "torch.nn.GroupNorm(num_groups=32, num_channels=channels)  # in place of BatchNorm2d(channels)\n"
         "batch_norm.eval()  # or: frozen statistics, after each `model.train()`",
+        "OOM209",
     ),
     "module": VerifyRemedy(
         "let the module use each sample's own values, or keep the micro-batch as large as the batch it was made for", ""
@@ -67,6 +68,7 @@ def weighting_remedy(weighting: Weighting, weights: Sequence[float], count: str 
         return VerifyRemedy(
             f"the loss is a mean over `{count}`, not over samples: weigh each micro-batch by its share",
             f"{code}    steps.backward(training_step(model, part))",
+            "OOM207",
         )
     shown = ", ".join(f"{weight:.3g}" for weight in weights)
     return VerifyRemedy(

@@ -34,7 +34,7 @@ def verified(**changes: Any) -> VerifyDocument:
         random_operators=("bernoulli_",),
         changed_buffers=tuple(f"layers.{index}.running_mean" for index in range(8)),
         causes=(VerifyCause("batch_norm", "layers.1", "train.py:5", "the rows of `native_batch_norm` differ"),),
-        remedies=(VerifyRemedy("use GroupNorm", "torch.nn.GroupNorm(4, 8)\n# or freeze it"),),
+        remedies=(VerifyRemedy("use GroupNorm", "torch.nn.GroupNorm(4, 8)\n# or freeze it", "OOM209"),),
         notes=("every label of this batch counts",),
     )
     return VerifyDocument("verify", "different", 1, VERSIONS, replace(result, **changes))
@@ -55,7 +55,7 @@ def filled_with(text: str) -> VerifyDocument:
         random_operators=(text,),
         changed_buffers=(text,),
         causes=(VerifyCause("module", text, text, text),),
-        remedies=(VerifyRemedy(text, text),),
+        remedies=(VerifyRemedy(text, text, text),),
         notes=(text,),
     )
     return replace(found, versions={text: text})
