@@ -23,6 +23,7 @@ ENGINES: Final[tuple[EngineName, ...]] = get_args(EngineName)
 DEFAULT_HEADROOM: Final = 0.05
 DEFAULT_TRIAL_TIMEOUT_SECONDS: Final = 300.0
 DEFAULT_STEPS: Final = 3
+STEP_COUNTS: Final = ("optimizer", "backward")
 """The first step makes the optimizer's state, the second has the peak that training has, and the third proves it."""
 
 _PLAIN_WORD: Final = re.compile(r"[\w@%+=:./-]*(\{\w+\}[\w@%+=:./-]*)+")
@@ -52,6 +53,7 @@ class ProbeRequest:
         command: A command whose words have placeholders where the sizes go, instead of a file; None for a file. It
             decides its precision and its optimizer itself.
         steps: Optimizer steps after which a trial of a command is ended.
+        count_steps: What a step of a command is, one of `STEP_COUNTS`.
         fresh: Whether each trial of a command starts its Pythons anew, instead of forking one that has imported torch.
         guide: Whether a trace of the step tells where the search begins, which only a probe of a file on a real GPU has
             need of.
@@ -73,6 +75,7 @@ class ProbeRequest:
     profile_micro_batch: int | None = None
     command: tuple[str, ...] | None = None
     steps: int = DEFAULT_STEPS
+    count_steps: str = STEP_COUNTS[0]
     fresh: bool = False
     guide: bool = True
     watched: bool = False
@@ -98,6 +101,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     engine: str | None = None,
     trial_timeout: float | None = None,
     steps: int | None = None,
+    count_steps: str | None = None,
     fresh: bool | None = None,
     guide: bool | None = None,
     inputs: Sequence[str] = (),
@@ -119,6 +123,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         engine: One of `ENGINES`.
         trial_timeout: Seconds.
         steps: Optimizer steps of a command's trial.
+        count_steps: What is a step of a command: one of `STEP_COUNTS`.
         fresh: Whether each trial of a command starts its Pythons anew.
         guide: Whether a trace tells where the search on a real GPU begins.
         inputs: Patterns of files that an answer that is kept depends on, besides those that are recorded.
@@ -148,6 +153,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         engine=_one_of(spelled("engine"), "auto" if engine is None else engine, ENGINES),
         trial_timeout_seconds=_seconds(spelled("trial_timeout"), trial_timeout),
         steps=DEFAULT_STEPS if steps is None else whole_number(spelled("steps"), steps),
+        count_steps=_one_of(spelled("count_steps"), count_steps or STEP_COUNTS[0], STEP_COUNTS),
         fresh=bool(fresh),
         guide=guide is not False,
         inputs=tuple(inputs),

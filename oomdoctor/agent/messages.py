@@ -131,6 +131,20 @@ class StepDone:
 
 
 @dataclass(frozen=True)
+class NoOptimizer:
+    """A process trains, and has made no optimizer of torch.
+
+    Attributes:
+        backwards: Backward passes that it has run.
+        pid: The process.
+    """
+
+    event: ClassVar[str] = "no_optimizer"
+    backwards: int
+    pid: int = field(default_factory=os.getpid)
+
+
+@dataclass(frozen=True)
 class FileWritten:
     """A process opened a file to write.
 
@@ -261,7 +275,15 @@ class Measurements:
 
 
 Message = Union[  # noqa: UP007 - Python 3.8 has no other way to write it
-    TorchImported, DeviceInfo, FirstBatch, OutOfMemory, StepDone, FileWritten, PythonWithoutTorch, Measurements
+    TorchImported,
+    DeviceInfo,
+    FirstBatch,
+    OutOfMemory,
+    StepDone,
+    NoOptimizer,
+    FileWritten,
+    PythonWithoutTorch,
+    Measurements,
 ]
 
 KINDS: dict[str, type[Message]] = {kind.event: kind for kind in get_args(Message)}

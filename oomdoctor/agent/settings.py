@@ -30,5 +30,8 @@ SOCKET = os.environ.get("OOMDOCTOR_TRIAL_SOCKET", "")
 STEPS = _whole_number("OOMDOCTOR_TRIAL_STEPS") or _DEFAULT_STEPS
 """Optimizer steps after which the trial ends."""
 
+COUNTS_BACKWARD = os.environ.get("OOMDOCTOR_TRIAL_COUNT_STEPS", "") == "backward"
+"""True where each backward counts as a step, for programs without an optimizer of torch."""
+
 DESCRIBE = os.environ.get("OOMDOCTOR_TRIAL_DESCRIBE", "") == "1"
 """True where the process is to be described for the fork server."""

@@ -26,6 +26,7 @@ from .messages import (
     ErrorLink,
     FirstBatch,
     Measurements,
+    NoOptimizer,
     OutOfMemory,
     ProcessDescription,
     StepDone,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from .training_phases import PhasePart
 
 _MOST_OOMS = 16
+_BACKWARDS_WITHOUT_OPTIMIZER = 16
+"""Backward passes after which a program that has made no optimizer of torch is taken to have none."""
 
 
 class TrainingAgent:
@@ -72,6 +75,7 @@ class TrainingAgent:
         self._has_cuda = False
         self._ooms = 0
         self._ooms_told = 0
+        self._backwards = 0
         self._failed: set[tuple[int, str]] = set()
         self._is_over = False
         self._is_end_told = False
@@ -87,7 +91,7 @@ class TrainingAgent:
 
             guarded(admission.at_torch_import)()
         guarded(training_hooks.watch_steps)(self._phases.step_begins, self._step_ended, self._steps.made)
-        guarded(training_hooks.watch_backward)(self._torch, self._phases.backward_begins, self._phases.backward_ended)
+        guarded(training_hooks.watch_backward)(self._torch, self._phases.backward_begins, self._backward_ended)
         guarded(training_hooks.watch_modes)(self._torch, self._mode_changed)
         guarded(self._batch.watch)()
         guarded(null_gpu.wait_for_backward_at_exit)()
@@ -112,12 +116,31 @@ class TrainingAgent:
         if is_training:
             guarded(self._batch.training_begins)()
 
+    def _backward_ended(self) -> None:
+        """Count a backward that has ended: as a step where that was asked for, else to see that nothing optimizes."""
+        if not self._phases.backward_ended() or self._is_over:
+            return
+        self._backwards += 1
+        if settings.COUNTS_BACKWARD:
+            self._channel.speak()
+            self._steps.done += 1
+            self._step_counted(self._steps.done - 1)
+        elif self._backwards == _BACKWARDS_WITHOUT_OPTIMIZER and not self._steps.has_optimizer and self._has_cuda:
+            self._channel.send(NoOptimizer(self._backwards))
+
     def _step_ended(self, optimizer: Any) -> None:
         if self._is_over:
+            return
+        if settings.COUNTS_BACKWARD:
+            guarded(self._phases.step_ended)(self._steps.done)
             return
         self._channel.speak()
         before = self._steps.done
         self._steps.count(optimizer)
+        self._step_counted(before)
+
+    def _step_counted(self, before: int) -> None:
+        """Go on to the next iteration and tell of the step; the last that was asked for ends the trial."""
         guarded(self._phases.step_ended)(self._steps.done)
         if self._steps.done > before:
             # Where memory has run out and the program goes on, the parent may end the trial: tell what was measured.

@@ -33,9 +33,11 @@ class StepCounter:
         parameter_bytes: Bytes of the parameters that the optimizers hold, each at its first step.
         gradient_bytes: Bytes of the gradients, likewise.
         idle: Optimizers that were made and have not stepped, by id.
+        has_optimizer: Whether one was made or stepped.
     """
 
     def __init__(self) -> None:
+        self.has_optimizer = False  # also where it was made before a fork
         self.reset()
 
     def reset(self) -> None:
@@ -51,12 +53,14 @@ class StepCounter:
 
     def made(self, optimizer: Any) -> None:
         """Expect an optimizer to step."""
+        self.has_optimizer = True
         key = id(optimizer)
         if key not in self._counts:
             self.idle[key] = weakref.ref(optimizer, lambda _: self.idle.pop(key, None))
 
     def count(self, optimizer: Any) -> None:
         """Count a step; at the first of an optimizer, add up what it holds."""
+        self.has_optimizer = True
         key = id(optimizer)
         self.idle.pop(key, None)
         is_first = key not in self._counts

@@ -150,11 +150,12 @@ class TrainingPhases:
             self.iteration = max(1, self.iteration)
             self._enter(BACKWARD)
 
-    def backward_ended(self) -> None:
-        """Take in that the engine is let go."""
+    def backward_ended(self) -> bool:
+        """Take in that the engine is let go; return whether the outermost backward has ended."""
         self._backwards -= 1
         if self._backwards == 0:
             self._enter(OPTIMIZER if self._is_in_step else FORWARD)
+        return self._backwards == 0
 
     def step_begins(self, has_closure: bool) -> None:  # noqa: FBT001 - a callback
         """Take in that an optimizer's step begins; one with a closure begins with a forward."""

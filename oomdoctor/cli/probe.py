@@ -38,15 +38,21 @@ def as_command(words: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def check_target_options(
-    command: Sequence[str] | None, *, precision: str | None, optimizer: str | None, steps: int | None, fresh: bool
+    command: Sequence[str] | None, for_commands: dict[str, bool], *, precision: str | None, optimizer: str | None
 ) -> None:
     """See that each option goes with what is probed.
+
+    Args:
+        command: The command that is probed; None for a file.
+        for_commands: The options for commands alone, and whether they were given.
+        precision: As given.
+        optimizer: As given.
 
     Raises:
         UsageError: One does not.
     """
     if command is None:
-        given = {"--steps": steps is not None, "--fresh": fresh}
+        given = for_commands
         why, hint = "is for commands, and a file is probed", "a trial of a file takes two optimizer steps"
     else:
         given = {"--precision": precision is not None, "--optimizer": optimizer is not None}
@@ -109,6 +115,13 @@ Steps: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+CountSteps: TypeAlias = Annotated[
+    Literal["optimizer", "backward"] | None,
+    typer.Option(
+        help="What a step of a command is: a step of an optimizer of torch, or a backward pass. [default: optimizer]",
+        show_default=False,
+    ),
+]
 FreshFlag: TypeAlias = Annotated[
     bool,
     typer.Option("--fresh", help="Start new Python processes for each trial of a command; fork none."),
@@ -137,6 +150,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     engine: EngineName = "auto",
     trial_timeout: TrialTimeout = 300.0,
     steps: Steps = None,
+    count_steps: CountSteps = None,
     fresh: FreshFlag = False,
     guide: GuideFlag = True,
     dry_run: DryRunFlag = False,
@@ -163,7 +177,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
         check_writable(output)
     progress = make_progress(quiet=quiet)
     command = as_command(target)
-    check_target_options(command, precision=precision, optimizer=optimizer, steps=steps, fresh=fresh)
+    for_commands = {"--steps": steps is not None, "--count-steps": count_steps is not None, "--fresh": fresh}
+    check_target_options(command, for_commands, precision=precision, optimizer=optimizer)
     request = build_request(
         target[0] if command is None else command,
         target_batch=1 if dry_run and target_batch is None else target_batch,
@@ -177,6 +192,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         engine=engine,
         trial_timeout=trial_timeout,
         steps=steps,
+        count_steps=count_steps,
         fresh=fresh,
         guide=guide,
         spelled=as_option,

@@ -103,7 +103,8 @@ _ZEROS: Final = (
 
 def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reason, ...]:
     """Return how the numbers were had."""
-    steps = "one optimizer step" if request.steps == 1 else f"{request.steps} optimizer steps"
+    name = "backward pass" if request.count_steps == "backward" else "optimizer step"
+    steps = f"one {name}" if request.steps == 1 else f"{request.steps} {name}{'es' if name.endswith('s') else 's'}"
     found = [
         Reason("trials", f"the command itself, ended by force once it had taken {steps}"),
         Reason("starts", supervisor.fork_reason or "each trial was started anew, as `--fresh` says"),

@@ -121,6 +121,12 @@ def _shortcoming(ended: EndedTrial, steps: int) -> OomdoctorError | None:
 
 
 def _no_step(ended: EndedTrial) -> OomdoctorError:
+    if ended.events.without_optimizer:
+        return TargetError(
+            f"the command ran {ended.events.without_optimizer} backward passes and made no optimizer of `torch.optim`",
+            hint="`--count-steps backward` counts each backward pass as a step",
+            details=ended.tail,
+        )
     return TargetError(
         "the command ended well and never took an optimizer step of `torch.optim`",
         hint="a batch may be larger than its data, or a setting may keep it from training",

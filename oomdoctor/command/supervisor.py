@@ -11,7 +11,7 @@ from oomdoctor.command.fork_server import ForkServer
 from oomdoctor.command.notes import Observations
 from oomdoctor.command.outcome import BatchSizeCheck, ClassifiedTrial, classify_trial
 from oomdoctor.command.prediction import SimulatedCard, largest_simulated, read_allocations
-from oomdoctor.command.template import Sizes, fill_command
+from oomdoctor.command.template import Sizes, accumulates, fill_command
 from oomdoctor.command.trial import EndedTrial, SocketDirectory, TrialStart, run_trial
 from oomdoctor.command.trial_events import TrialEvents
 from oomdoctor.engines.allocator.settings import rules_of, settings_from_environment
@@ -101,7 +101,7 @@ class CommandSupervisor(TrialSource):
         self._stops = () if stop is None else (stop,)
         self._sockets = SocketDirectory()
         kept = {name: value for name, value in engine.environment.items() if not name.startswith(_DROPPED)}
-        self._environment = with_agent(kept) | {"OOMDOCTOR_TRIAL_STEPS": str(request.steps)}
+        self._environment = with_agent(kept) | {"OOMDOCTOR_TRIAL_COUNT_STEPS": request.count_steps}
         self.uses = CommandDependencies(self._sockets.path) if request.watched else None
         if self.uses is not None:
             self._environment |= self.uses.environment
@@ -187,6 +187,8 @@ class CommandSupervisor(TrialSource):
         self._count += 1
         request = self._request
         environment = {**self._environment, "OOMDOCTOR_RUN_MEMORY_BYTES": str(self._cap(allowed_bytes))}
+        is_by_backward = request.count_steps == "backward" and accumulates(request.command or ())
+        environment["OOMDOCTOR_TRIAL_STEPS"] = str(request.steps * (micro_steps if is_by_backward else 1))
         if describe:
             environment["OOMDOCTOR_TRIAL_DESCRIBE"] = "1"
         if self._forks is not None:

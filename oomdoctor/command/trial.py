@@ -258,7 +258,8 @@ class _TrialWait:
 
     def _is_over(self) -> bool:
         events, now = self._events, time.monotonic()
-        if events.has_all_steps or events.has_survived or events.has_died_of_oom or self.return_code is not None:
+        is_ended = self.return_code is not None or events.without_optimizer > 0
+        if is_ended or events.has_all_steps or events.has_survived or events.has_died_of_oom:
             return True
         if self._closing is None and (events.ooms or events.has_failed):
             # It is let go on for a while: whether it survives, and what it prints, are part of the answer.

@@ -12,6 +12,7 @@ from oomdoctor.agent.messages import (
     FileWritten,
     FirstBatch,
     Measurements,
+    NoOptimizer,
     OutOfMemory,
     PythonWithoutTorch,
     StepDone,
@@ -64,6 +65,7 @@ class TrialEvents:
         measured: The last word of each training process.
         written: Paths that the command wrote to, in order.
         frameworks: Others than torch that Pythons without torch had imported; None where no such Python ended.
+        without_optimizer: Most backward passes of a process that had made no optimizer of torch.
         survived: Processes that took an optimizer step, or ended well, after they had run out of memory.
     """
 
@@ -75,6 +77,7 @@ class TrialEvents:
     measured: dict[int, Measurements] = field(default_factory=dict)
     written: dict[str, None] = field(default_factory=dict)
     frameworks: tuple[str, ...] | None = None
+    without_optimizer: int = 0
     survived: set[int] = field(default_factory=set)
 
     def add(self, data: Mapping[str, Any]) -> None:
@@ -90,6 +93,8 @@ class TrialEvents:
                 self.ooms.append(message)
             case StepDone() | Measurements():
                 self._take_steps(message)
+            case NoOptimizer():
+                self.without_optimizer = max(self.without_optimizer, message.backwards)
             case FileWritten() if len(self.written) < _MOST_MESSAGES:
                 self.written.setdefault(message.path)
             case PythonWithoutTorch():

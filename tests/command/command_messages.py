@@ -76,6 +76,7 @@ def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
         "training_peak_bytes": 100_000,
         "evaluation_peak_bytes": None,
         "phases": [{"iteration": 1, "phase": "forward", "peak_allocated_bytes": 90_000, "end_allocated_bytes": 80_000}],
+        "allocations": "",
         "zeros_read": 0,
         "unknown_calls": [],
         "error": None,

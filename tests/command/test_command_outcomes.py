@@ -179,6 +179,25 @@ def test_an_optimizer_that_never_steps_is_noted(forks: Forks) -> None:
     assert (trainer.ending, trainer.steps, trainer.idle_optimizers) == ("steps", 3, 1)
 
 
+def test_a_script_without_an_optimizer_of_torch_is_told_at_once(forks: Forks) -> None:
+    """Hand-written SGD trains for ever, and no optimizer was made: the trial ends and names the option."""
+    classified = forks.classified("by_hand.py")
+
+    assert "made no optimizer of `torch.optim`" in (classified.trial.error or "")
+    assert classified.problem is not None
+    assert "`--count-steps backward`" in (classified.problem.hint or "")
+
+
+def test_backward_passes_are_counted_where_that_was_asked_for(forks: Forks) -> None:
+    """Three backward passes end the trial of hand-written SGD, with the memory of each."""
+    ended = forks.trial("by_hand.py", OOMDOCTOR_TRIAL_COUNT_STEPS="backward")
+    classified = classify_trial(ended, 0, MEMORY_BYTES, 3)
+
+    assert ended.events.done_steps == 3
+    assert classified.trial.outcome is Outcome.FITS
+    assert [phase.iteration for phase in classified.trial.phases if phase.phase == "backward"] == [1, 2, 3]
+
+
 def test_what_a_gradient_scaler_skips_is_no_step(forks: Forks) -> None:
     """Of four iterations the first two overflow: two optimizer steps are counted."""
     words = ("--device", "cpu", "--batch-size", "1", "--overflow", "2", "--steps", "4")
