@@ -51,13 +51,23 @@ class Count:
         return [count / total for count in counts] if total > 0 and min(counts) >= 0 else None
 
 
-def candidates(batch: object) -> Iterator[Count]:
-    """Yield what can be counted in a batch, the likeliest first."""
+def candidates(batch: object, class_weights: Sequence[torch.Tensor] = ()) -> Iterator[Count]:
+    """Yield what can be counted in a batch, the likeliest first.
+
+    Args:
+        batch: The batch.
+        class_weights: Weights of classes that its losses use.
+    """
     tensors = list(_tensors(batch))
     for rank in (_labels, _masks, _padding, _lengths):
         for reach, tensor in tensors:
             name = "part" + "".join(reach)
             yield from (Count(code, reach, count) for code, count in rank(name, tensor))
+    for weights in class_weights:
+        for reach, tensor in tensors:
+            name = "part" + "".join(reach)
+            if _is_whole_number(tensor) and bool((tensor < len(weights)).all()):
+                yield Count(f"class_weights[{name}[{name} >= 0]].sum()", reach, _weight_of_labels(weights))
 
 
 def _tensors(item: object, reach: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
@@ -118,6 +128,10 @@ def _unequal(value: int, start: int = 0) -> Callable[[torch.Tensor], torch.Tenso
     return lambda values: ((values[:, start:] if start else values) != value).sum()
 
 
+def _weight_of_labels(weights: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda labels: weights[labels[labels >= 0]].sum()
+
+
 def _lengths(name: str, tensor: torch.Tensor) -> Counting:
     if _is_whole_number(tensor) and tensor.dim() == 1 and bool((tensor >= 0).all()):
         yield f"{name}.sum()", lambda lengths: lengths.sum()
@@ -130,6 +144,7 @@ class LabelLosses(TorchFunctionMode):
     Attributes:
         is_mean_over_labels: Whether a cross entropy took the mean over more labels than there are samples.
         leaves_labels_out: Whether one of its labels did not count.
+        class_weights: Weights of classes that it was given.
     """
 
     def __init__(self, samples: int) -> None:
@@ -137,6 +152,7 @@ class LabelLosses(TorchFunctionMode):
         self._samples = samples
         self.is_mean_over_labels = False
         self.leaves_labels_out = False
+        self.class_weights: list[torch.Tensor] = []
 
     def __torch_function__(
         self, func: Function, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -150,5 +166,8 @@ class LabelLosses(TorchFunctionMode):
         labels = args[1] if len(args) > 1 else kwargs.get("target")
         if kwargs.get("reduction", "mean") != "mean" or labels is None or labels.is_floating_point():
             return
+        weight = args[2] if len(args) > 2 else kwargs.get("weight")  # noqa: PLR2004 - input, target, weight
+        if weight is not None:
+            self.class_weights.append(weight.detach())
         self.is_mean_over_labels |= labels.numel() > self._samples
         self.leaves_labels_out |= bool((labels == kwargs.get("ignore_index", IGNORED)).any())

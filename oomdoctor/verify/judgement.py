@@ -87,10 +87,12 @@ class Judge:
         self._causes: list[VerifyCause] = []
         self._notes: list[str] = []
         self._couplings: list[Coupling] = []
+        self._losses = LabelLosses(laboratory.samples)
 
     def judge(self, target: str, precision: Literal["fp64", "fp32"]) -> VerifyResult:
         """Run the batch and its parts, and judge."""
         laboratory = self._laboratory
+        self._see_losses()
         random_error = self._random_error()
         whole, repeated = self._whole(), self._whole()
         noise = distance(repeated.gradients, whole.gradients)
@@ -103,7 +105,6 @@ class Judge:
             self._judge_buffers(accumulated, whole)
             if best is None:
                 best = self._find_couplings()
-        self._note_labels()
         changed = self._changed_buffers(accumulated, whole)
         verdict = self._verdict(best, random_error, noise)
         return VerifyResult(
@@ -179,7 +180,7 @@ class Judge:
     def _weightings(self, partitions_: Sequence[_Partition], whole: Gradients) -> Iterator[_Weighted]:
         yield self._weighted("mean", partitions_, whole, [partition.by_samples for partition in partitions_])
         yield self._weighted("sum", partitions_, whole, [[1.0] * len(part.sizes) for part in partitions_])
-        for count in islice(candidates(self._laboratory.batch), _MOST_COUNTS):
+        for count in islice(candidates(self._laboratory.batch, self._losses.class_weights), _MOST_COUNTS):
             weights = [count.weights(partition.parts) for partition in partitions_]
             known = [part for part in weights if part is not None]
             if len(known) == len(weights):
@@ -283,9 +284,9 @@ class Judge:
             for module in off:
                 module.train()
 
-    def _note_labels(self) -> None:
-        """Say where the batch cannot show what padding would change."""
-        seen = LabelLosses(self._laboratory.samples)
+    def _see_losses(self) -> None:
+        """See what the losses take a mean over, and say where the batch cannot show what padding would change."""
+        self._losses = seen = LabelLosses(self._laboratory.samples)
         self._laboratory.restore()
         self._laboratory.forward(self._laboratory.batch, seen)
         if seen.is_mean_over_labels and not seen.leaves_labels_out:

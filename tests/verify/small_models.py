@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 Batch = Any
 FEATURES, CLASSES, WORDS, LENGTH = 16, 5, 50, 12
+CLASS_WEIGHTS = torch.arange(1.0, CLASSES + 1)
 
 
 @dataclass(frozen=True)
@@ -298,7 +299,7 @@ def mean_of_samples(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def class_weighted(model: nn.Module, batch: Batch) -> Tensor:
-    return F.cross_entropy(model(batch[0]), batch[1], weight=torch.arange(1.0, CLASSES + 1))
+    return F.cross_entropy(model(batch[0]), batch[1], weight=CLASS_WEIGHTS.to(torch.get_default_dtype()))
 
 
 def focal(model: nn.Module, batch: Batch) -> Tensor:
@@ -469,7 +470,7 @@ WEIGHTED = {
     "label smoothing": Case(LanguageModel, padded_text, smoothed, "equal_if_weighted", names="(part[1] != -100).sum()"),
     "focal by positives": Case(plain, multi_label, focal, "equal_if_weighted", names="part[1].sum()"),
     "boxes": Case(lambda: plain(24), boxes, detect, "equal_if_weighted", names="part[2].sum()"),
-    "class weights": Case(plain, labelled, class_weighted, "equal_if_weighted"),
+    "class weights": Case(plain, labelled, class_weighted, "equal_if_weighted", names="class_weights[part[1]"),
 }
 """Models whose micro-batches have to be weighted."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import CASES, RIGHT, WEIGHTED, Case, convolution, images
+from small_models import CASES, CLASS_WEIGHTS, RIGHT, WEIGHTED, Case, convolution, images
 
 from oomdoctor import accumulate, plan_accumulation
 from oomdoctor.results.verify import VerifyResult
@@ -68,7 +68,7 @@ def test_the_code_of_a_weighting_makes_accumulating_equal(name: str) -> None:
     case = WEIGHTED[name]
     code = judge(case).remedies[-1].code
     call = code[code.index("accumulate(") :].splitlines()[0].rstrip(":")
-    options = eval(call.replace("accumulate(batch, plan, ", "dict("), {"dict": dict})  # noqa: S307 - our own text
+    options = eval(call.replace("accumulate(batch, plan, ", "dict("), {"dict": dict, "class_weights": CLASS_WEIGHTS})  # noqa: S307 - our own text
     assert accumulated(case, **options) < TOLERANCES["fp64"]
 
 
