@@ -23,6 +23,8 @@ _TRAINING_TEXT: Final = re.compile(
     r"backward\(|zero_grad|\.step\(|\.eval\(|\.load\(|\.append\(|no_grad|cycle|OutOfMemory"
 )
 _NAME: Final = re.compile(r"(\w+)(?:\s+as\s+(\w+))?\s*(?:,|#[^\n]*|\)|$)")
+_IMPORTED_MODULE: Final = re.compile(r"^[ \t]*import[ \t]+([^\n;#]{1,1000})", re.MULTILINE)
+_MODULE: Final = re.compile(r"([\w.]+)(?:\s+as\s+(\w+))?\s*(?:,|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,13 @@ class Outline:
     Attributes:
         defined: Names of its functions and classes at the top level.
         imported: Names that it imports from elsewhere, with what they stand for there.
+        modules: Modules that it imports as a whole, by the text that stands for them: `a.b`, or `c` of `a.b as c`.
         may_train: Whether parts of a training loop may be in it.
     """
 
     defined: frozenset[str]
     imported: Mapping[str, str]
+    modules: Mapping[str, str]
     may_train: bool = False
 
 
@@ -47,7 +51,9 @@ def outline(text: str) -> Outline:
         between = "" if match[1].endswith(".") else "."
         for name in _NAME.finditer(match[2].strip("( \t")):
             imported[name[2] or name[1]] = f"{match[1]}{between}{name[1]}"
-    return Outline(frozenset(_DEFINED.findall(text)), imported, _TRAINING_TEXT.search(text) is not None)
+    named = (found for match in _IMPORTED_MODULE.finditer(text) for found in _MODULE.finditer(match[1]))
+    modules = {found[2] or found[1]: found[1] for found in named}
+    return Outline(frozenset(_DEFINED.findall(text)), imported, modules, _TRAINING_TEXT.search(text) is not None)
 
 
 _MOST_TOKENS: Final = 130_000
@@ -69,7 +75,7 @@ _HOLDS_DATA: Final = re.compile(
     r"|Exception|Feature\w*|Type|Warning|Embeddings?|Attention|Layer|Block|Norm|Conv\w*|Pool\w*|Cache|Options|Params)$"
 )
 """Classes that hold no training loop by their name, and are not read for it."""
-_EMPTY: Final = Outline(frozenset(), MappingProxyType({}))
+_EMPTY: Final = Outline(frozenset(), MappingProxyType({}), MappingProxyType({}))
 
 
 def may_be_training_part(name: str) -> bool:
@@ -138,7 +144,7 @@ class Project:
         """Files of the repository that import this name, or a module with it, from the file that defines it.
 
         Args:
-            name: Name of a function at the top level of `definer`.
+            name: Name of a function or a class at the top level of `definer`.
             definer: The file.
             most: Largest number of files to return.
         """
@@ -153,12 +159,16 @@ class Project:
         return found
 
     def _imports(self, path: Path, name: str, own: Path) -> bool:
-        meaning = self._outline(path).imported
-        if name in meaning:
-            place = self._locate(meaning[name], path.parent, 0)
-            return place is not None and place[0] == own
-        text = self._text(path) if own.stem in meaning else None
-        return text is not None and f"{own.stem}.{name}(" in text
+        outline_ = self._outline(path)
+        for meaning in outline_.imported.values():
+            if meaning.rpartition(".")[2] == name:
+                place = self._locate(meaning, path.parent, 0)
+                if place is not None and place[0] == own:
+                    return True
+        modules = [local for local, meaning in outline_.imported.items() if meaning.rpartition(".")[2] == own.stem]
+        modules += [local for local, dotted in outline_.modules.items() if self._file(dotted, path.parent) == own]
+        text = self._text(path) if modules else None
+        return text is not None and any(f"{local}.{name}(" in text for local in modules)
 
     def _cached_location(self, qualified: str, folder: Path) -> tuple[Path, str] | None:
         key = (qualified, folder)

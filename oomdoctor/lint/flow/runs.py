@@ -86,13 +86,17 @@ def gradients_by_callers(event: Event) -> GradMode | None:
     project = event.module.project
     if project is None or not event.context.frames:
         return None
-    entry = event.context.frames[0].function
     seen: set[str] = set()
-    for module in project.callers(entry.name, entry.module, _MOST_CALLERS):
+    for module in _callers(event.context.frames[0].function, project):
         seen |= _recorded(project, module).get(_code_position(event), set())
     if not seen:
         return None
     return GradMode(seen.pop()) if len(seen) == 1 else GradMode.UNKNOWN
+
+
+def _callers(entry: Function, project: Repository) -> list[Module]:
+    """Other files that may call a function, or for a method make objects of its class."""
+    return project.callers(entry.name if entry.class_ is None else entry.class_.name, entry.module, _MOST_CALLERS)
 
 
 def _recorded(project: Repository, module: Module) -> dict[_CodePosition, set[str]]:
@@ -146,9 +150,7 @@ def _is_wanted_by_callers(event: Event) -> bool:
     project, frames = event.module.project, event.context.frames
     if project is None or not frames:
         return False
-    entry = frames[0].function
-    callers = project.callers(entry.name, entry.module, _MOST_CALLERS)
-    return any(_is_wanted_in(module, event) for module in callers)
+    return any(_is_wanted_in(module, event) for module in _callers(frames[0].function, project))
 
 
 def _is_wanted_in(module: Module, event: Event) -> bool:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from oomdoctor.lint.flow.assignment import assign, assign_in_place, forget
-from oomdoctor.lint.flow.events import UNKNOWN, Graph, Guard, Kind, TryBlock, Value, With
+from oomdoctor.lint.flow.events import UNKNOWN, GradMode, Graph, Guard, Kind, TryBlock, Value, With
 from oomdoctor.lint.flow.expressions import evaluate
 from oomdoctor.lint.flow.libraries import grad_mode_of_manager, manager_name
 from oomdoctor.lint.flow.loops import enter_for, enter_while
@@ -36,10 +36,12 @@ def execute(state: State, body: list[ast.stmt]) -> str | None:
 
 def _expression(state: State, node: ast.Expr) -> None:
     evaluate(state, node.value)
+    _enter_by_stack(state, node.value)
 
 
 def _assign(state: State, node: ast.Assign) -> None:
     value = evaluate(state, node.value)
+    _enter_by_stack(state, node.value)
     for target in node.targets:
         assign(state, node, target, value)
 
@@ -98,11 +100,15 @@ def _if(state: State, node: ast.If) -> str | None:
     evaluate(state, node.test)
     before, names = state.context, state.names
     left, after = _branch(state, node.body, Guard(node.test, holds=True, values=names, depth=len(before.loops)))
-    state.names = names
+    gradients, state.names, state.context = state.context.gradients, names, before
     other_left, other_after = _branch(
         state, node.orelse, Guard(node.test, holds=False, values=names, depth=len(before.loops))
     )
-    state.context = before
+    if left or other_left or gradients is state.context.gradients:
+        gradients = state.context.gradients if left else gradients
+    else:
+        gradients = GradMode.UNKNOWN
+    before = state.context = before.replace(gradients=gradients)
     if left and other_left:
         state.names = after
         return left if left == other_left else "return"
@@ -122,15 +128,15 @@ def _joined_branches(state: State, first: Names, second: Names) -> Names:
 
 
 def _branch(state: State, body: list[ast.stmt], guard: Guard) -> tuple[str | None, Names]:
-    """Run one branch with what names mean now; they mean the same again in the other one."""
+    """Run one branch with what names mean now; they mean the same again in the other one, autograd's mode may not."""
     if not body:
         return None, state.names
     before = state.context
     state.names = dict(state.names)
     state.context = before.replace(guards=(*before.guards, guard))
     left = execute(state, body)
-    after, state.context = state.names, before
-    return left, after
+    state.context = before.replace(gradients=state.context.gradients)
+    return left, state.names
 
 
 def _match(state: State, node: ast.Match) -> str | None:
@@ -181,7 +187,16 @@ def _with(state: State, node: ast.With | ast.AsyncWith) -> str | None:
 
 def _enter(state: State, node: ast.stmt, item: ast.withitem) -> None:
     value = evaluate(state, item.context_expr)
-    manager = _manager(state, item.context_expr)
+    manager = _enter_manager(state, item.context_expr)
+    if item.optional_vars is not None:
+        is_scaled = isinstance(manager, ast.Call) and manager_name(manager, state.module).endswith("scale_loss")
+        inner = evaluate(state, manager.args[0]) if is_scaled and manager.args else value  # type: ignore[attr-defined]
+        assign(state, node, item.optional_vars, inner)
+
+
+def _enter_manager(state: State, node: ast.expr) -> ast.expr:
+    """Change the circumstances as a context manager does, and return the expression that makes it."""
+    manager = _manager(state, node)
     context = state.context
     gradients = grad_mode_of_manager(manager, state.module)
     names = [_with_of(state, expression) for expression in _choices(manager)]
@@ -190,10 +205,15 @@ def _enter(state: State, node: ast.stmt, item: ast.withitem) -> None:
         gradients=context.gradients if gradients is None else gradients,
         managed="accelerate" if any(entry.name == ".accumulate" for entry in names) else context.managed,
     )
-    if item.optional_vars is not None:
-        is_scaled = isinstance(manager, ast.Call) and manager_name(manager, state.module).endswith("scale_loss")
-        inner = evaluate(state, manager.args[0]) if is_scaled and manager.args else value  # type: ignore[attr-defined]
-        assign(state, node, item.optional_vars, inner)
+    return manager
+
+
+def _enter_by_stack(state: State, node: ast.expr) -> None:
+    """Enter the manager of `stack.enter_context(manager)`; it holds until the `with` around the statement ends."""
+    call = node.value if isinstance(node, ast.Await) else node
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and len(call.args) == 1:
+        if call.func.attr in ("enter_context", "enter_async_context"):
+            _enter_manager(state, call.args[0])
 
 
 def _manager(state: State, node: ast.expr) -> ast.expr:

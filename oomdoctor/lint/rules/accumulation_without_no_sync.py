@@ -18,6 +18,7 @@ from oomdoctor.results import Severity
 _SHARDS: Final = re.compile(r"FullyShardedDataParallel|fully_shard|\bFSDP\b|deepspeed")
 _SYNC_CONTROL: Final = re.compile(
     r"no_sync|require_backward_grad_sync|set_requires_gradient_sync|no_backward_sync|set_is_last_backward|comm_hook"
+    r"|(?:dis|en)able_allreduce"  # of apex
 )
 """Text that turns the synchronisation off or replaces it."""
 
@@ -58,7 +59,13 @@ def _each_time(run: Run, found: Accumulation) -> Iterator[Hit]:
         if forwards:
             model = text_of(forwards[0].call.func) if forwards[0].call is not None else "the model"
             message = f"gradients of `{model}` are averaged over all processes in every one of `{found.period}` passes"
-            yield Hit.at(event, message, help=f"run all but the last micro-batch under `with {model}.no_sync():`")
+            yield Hit.at(event, message, help=_help(forwards[0], model))
+
+
+def _help(forward: Event, model: str) -> str:
+    if (forward.value.library or "").startswith("apex."):  # its DistributedDataParallel has no `no_sync`
+        return f"call `{model}.disable_allreduce()`, and `{model}.enable_allreduce()` before the last micro-batch"
+    return f"run all but the last micro-batch under `with {model}.no_sync():`"
 
 
 def _at_other_times(run: Run, found: Accumulation) -> Iterator[Hit]:

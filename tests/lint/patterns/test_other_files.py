@@ -79,3 +79,52 @@ def test_a_backward_pass_of_what_is_returned_is_an_answer(tmp_path: Path) -> Non
     assert found(tmp_path, "val.py", files) == []
     files["main.py"] = CALLER.format(then="print(outer)")
     assert found(tmp_path, "val.py", files) == [False]
+
+
+COLLECTING = """\
+import torch
+
+def evaluate(model, loader):
+    model.eval()
+    return torch.cat([model(x.cuda()).argmax(1) for x, _ in loader])
+
+class Evaluator:
+    def __init__(self, model):
+        self.model = model
+
+    def evaluate(self, loader):
+        self.model.eval()
+        return torch.cat([self.model(x.cuda()).argmax(1) for x, _ in loader])
+"""
+FITTING = """\
+import torch
+{imported}
+
+def fit(model, loader, test_loader, optimizer):
+    for x, y in loader:
+        model(x.cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with {manager}:
+        print({call})
+        print({method})
+"""
+
+
+@pytest.mark.parametrize(
+    ("imported", "prefix"),
+    [
+        ("from ev import Evaluator, evaluate", ""),
+        ("from ev import Evaluator as Ev_, evaluate as ev_", "short"),
+        ("import ev", "ev."),
+        ("import ev as e", "e."),
+    ],
+)
+def test_callers_that_switch_recording_off_are_an_answer(imported: str, prefix: str, tmp_path: Path) -> None:
+    """Whatever name a caller imports a function or a class by; one that records is no answer."""
+    call, method = f"{prefix}evaluate(model, test_loader)", f"{prefix}Evaluator(model).evaluate(test_loader)"
+    if prefix == "short":
+        call, method = "ev_(model, test_loader)", "Ev_(model).evaluate(test_loader)"
+    for manager, expected in (("torch.no_grad()", []), ("torch.autocast('cuda')", [True, True])):
+        text = FITTING.format(imported=imported, manager=manager, call=call, method=method)
+        assert found(tmp_path, "ev.py", {"ev.py": COLLECTING, "fit.py": text}) == expected
