@@ -211,9 +211,13 @@ def _enter_manager(state: State, node: ast.expr) -> ast.expr:
 def _enter_by_stack(state: State, node: ast.expr) -> None:
     """Enter the manager of `stack.enter_context(manager)`; it holds until the `with` around the statement ends."""
     call = node.value if isinstance(node, ast.Await) else node
-    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and len(call.args) == 1:
-        if call.func.attr in ("enter_context", "enter_async_context"):
-            _enter_manager(state, call.args[0])
+    if (
+        isinstance(call, ast.Call)
+        and len(call.args) == 1
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("enter_context", "enter_async_context")
+    ):
+        _enter_manager(state, call.args[0])
 
 
 def _manager(state: State, node: ast.expr) -> ast.expr:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -16,6 +17,9 @@ from oomdoctor.results import Severity
 
 _MODES: Final = (Action.EVAL_MODE, Action.TRAIN_MODE, Action.FORWARD)
 _NUMBERS: Final = frozenset({Kind.SCHEDULER, Kind.SCALER})  # no tensors of any size are in their state
+_ONE_PROCESS: Final = re.compile(
+    r"distributed|world_size|multiprocess|\bn_?gpus?\b|\bgpu\b|rank|\bddp\b|master|main_process", re.IGNORECASE
+)
 
 
 def _check(subject: Subject) -> Iterator[Hit]:
@@ -24,14 +28,18 @@ def _check(subject: Subject) -> Iterator[Hit]:
         return
     for run, event in found:
         if location(event) is None and event.value.library != "io.BytesIO" and _is_checkpoint(run, event):
-            is_spread = runs_in_several_processes(run.module) or runs_in_several_processes(event.module)
-            yield Hit.at(
-                event,
-                _message(run, event, is_spread=is_spread),
-                help=_help(run, event, is_spread=is_spread),
-                severity=_severity(run, event, is_spread=is_spread),
-                edits=_edits(run, event),
-            )
+            is_spread = _is_spread(run, event)
+            if is_spread or _is_full_state(run, event):
+                severity = Severity.ERROR if is_spread else None
+                message, help_ = _message(event, is_spread=is_spread), _help(run, event, is_spread=is_spread)
+                yield Hit.at(event, message, help=help_, severity=severity, edits=_edits(run, event))
+
+
+def _is_spread(run: Run, event: Event) -> bool:
+    """Return whether several processes load; a condition about that decides for some of them alone."""
+    if any(_ONE_PROCESS.search(text_of(guard.test)) for guard in event.context.guards):
+        return False
+    return runs_in_several_processes(run.module) or runs_in_several_processes(event.module)
 
 
 def _is_checkpoint(run: Run, event: Event) -> bool:
@@ -44,19 +52,11 @@ def _is_full_state(run: Run, event: Event) -> bool:
     return any(loaded.result.kind is Kind.OPTIMIZER for loaded in loads_of(run, event))
 
 
-def _severity(run: Run, event: Event, *, is_spread: bool) -> Severity:
-    if is_spread:
-        return Severity.ERROR
-    return Severity.WARNING if _is_full_state(run, event) else Severity.NOTE
-
-
-def _message(run: Run, event: Event, *, is_spread: bool) -> str:
+def _message(event: Event, *, is_spread: bool) -> str:
     call = f"`{text_of(event.call.func)}`" if event.call is not None else "`torch.load`"
     if is_spread:
         return f"{call} without `map_location`: every process loads onto the GPU that the checkpoint was saved from"
-    if _is_full_state(run, event):
-        return f"{call} without `map_location`: the model's weights are on the GPU twice during loading"
-    return f"{call} without `map_location`: the weights go to the GPU that they were saved from"
+    return f"{call} without `map_location`: the model's weights are on the GPU twice during loading"
 
 
 def _help(run: Run, event: Event, *, is_spread: bool) -> str:

@@ -105,6 +105,7 @@ import torch
 
 
 def main(model, path):
+    torch.distributed.init_process_group("nccl")
     state = torch.load(path)
     {use}
     return model.cuda()
