@@ -182,6 +182,9 @@ def _has_unicode(stream: TextIO) -> bool:
 
 
 _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+# Characters that turn the direction of what follows: text after them reads as something else than it is.
+_DIRECTION = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_SHOWN = _CONTROL | {code: f"\\u{code:04x}" for code in _DIRECTION}
 
 
 def open_standard_streams() -> None:
@@ -200,5 +203,8 @@ def open_standard_streams() -> None:
 
 
 def printable(text: str) -> str:
-    """Return text without the control characters that a terminal would obey; lines and tabs stay."""
-    return text.translate(_CONTROL)
+    """Return text without the control characters that a terminal would obey; lines and tabs stay.
+
+    What would turn the direction of writing is shown as Python's literals write it.
+    """
+    return text.translate(_SHOWN)

@@ -15,7 +15,7 @@ import pytest
 
 from oomdoctor import output
 from oomdoctor.errors import UsageError
-from oomdoctor.output import Terminal, check_writable, deliver, write_atomically
+from oomdoctor.output import Terminal, check_writable, deliver, printable, write_atomically
 
 LARGE = 3_000_000
 WRITER = f"""
@@ -193,3 +193,11 @@ def test_closed_stream_is_no_terminal() -> None:
     stream = io.StringIO()
     stream.close()
     assert not output.is_terminal(stream)
+
+
+@pytest.mark.parametrize(
+    "character", ["\u061c", "\u200e", "\u200f", *map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A)))]
+)
+def test_what_turns_the_direction_of_writing_is_shown(character: str) -> None:
+    """A name with such a character reads as it is in an error; what a terminal would obey is left out."""
+    assert printable(f"a{character}\x1b[31mb\tc\n") == f"a\\u{ord(character):04x}[31mb\tc\n"

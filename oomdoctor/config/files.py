@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-_HINT: Final = "correct it; `oomdoctor lint --isolated` goes without it"
+_HINT: Final = "correct it"
 _PLACE = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
+
+
+class UnreadableConfigurationError(UsageError):
+    """A configuration is not there, or is no TOML; a command that can do without it may say so in its hint."""
 
 
 def read_toml(path: Path, source: str) -> dict[str, Any]:
@@ -35,20 +39,22 @@ def read_toml(path: Path, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(_explained(str(error), text, source), hint=_HINT) from None
+        raise UnreadableConfigurationError(_explained(str(error), text, source), hint=_HINT) from None
     except RecursionError:
-        raise UsageError(f"{source} is nested too deeply", hint=_HINT) from None
+        raise UnreadableConfigurationError(f"{source} is nested too deeply", hint=_HINT) from None
     except ValueError as error:  # an integer with more digits than Python reads
-        raise UsageError(f"{source} holds a value that cannot be read: {error}", hint=_HINT) from None
+        raise UnreadableConfigurationError(f"{source} holds a value that cannot be read: {error}", hint=_HINT) from None
 
 
 def _read_text(path: Path, source: str) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{source} is not TOML: byte {error.start} is not UTF-8", hint=_HINT) from None
+        raise UnreadableConfigurationError(
+            f"{source} is not TOML: byte {error.start} is not UTF-8", hint=_HINT
+        ) from None
     except OSError as error:
-        raise UsageError(f"{source} cannot be read: {error.strerror}", hint=_HINT) from None
+        raise UnreadableConfigurationError(f"{source} cannot be read: {error.strerror}", hint=_HINT) from None
 
 
 def _explained(message: str, text: str, source: str) -> str:
@@ -122,8 +128,8 @@ def read_configuration(path: Path) -> ConfigurationFile:
     """
     if not _is_file(path):
         problem = "is not a file" if path.exists() else "does not exist"
-        hint = "name a file that is there; `oomdoctor lint --isolated` goes without one"
-        raise UsageError(f"the configuration `{path}` {problem}", hint=hint)
+        hint = "name a file that is there"
+        raise UnreadableConfigurationError(f"the configuration `{path}` {problem}", hint=hint)
     if path.name == SHARED and not _has_section(read_toml(path, _shown(path))):
         raise UsageError(f"{_shown(path)} has no `[tool.oomdoctor]`", hint="for example `[tool.oomdoctor.lint]`")
     return _read(path, folder=Path.cwd())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.config.decoding import key_of
-from oomdoctor.config.files import chosen_configuration
+from oomdoctor.config.files import UnreadableConfigurationError, chosen_configuration
 from oomdoctor.config.layers import COMMAND_LINE, Layer, Settled, read_environment, settle
 from oomdoctor.config.schema import LintTable, RuleChoice
 from oomdoctor.errors import UsageError
@@ -75,7 +75,11 @@ def configure_lint(
     """
     if isolated and config is not None:
         raise UsageError("`--isolated` and `--config` exclude each other", hint="give one of them")
-    file = None if isolated else chosen_configuration(config, environment)
+    try:
+        file = None if isolated else chosen_configuration(config, environment)
+    except UnreadableConfigurationError as error:
+        hint = f"{error.hint}; `oomdoctor lint --isolated` goes without one"
+        raise UsageError(error.message, hint=hint) from None
     root = file.folder if file else Path.cwd()
     here = [Layer.of(command_line, COMMAND_LINE), read_environment(LintTable, "lint", environment)]
     layers = [*(_rooted(layer, root) for layer in here), *([file_layer(file)] if file else [])]

@@ -227,6 +227,7 @@ def test_mistakes_end_it_before_anything_runs(tmp_path: Path, text: str, argumen
     assert (shown.returncode, shown.stdout) == (2, "")
     assert shown.stderr.startswith(message)
     assert "running" not in shown.stderr
+    assert "oomdoctor lint" not in shown.stderr
 
 
 def test_a_wrong_variable_ends_it(project: Path) -> None:

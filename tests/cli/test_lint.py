@@ -265,6 +265,7 @@ def test_broken_files_do_not_stop_the_others(oomdoctor_here: Run, folder: Path) 
         (["-o", "no/such/x.json"], "cannot be written", "create it first"),
         (["-o", "train.py"], "`train.py` is the name of a script", "another"),
         (["--config", "none.toml"], "the configuration `none.toml` does not exist", "--isolated"),
+        (["none\u202eyp.py"], "no such file or folder: `none\\u202eyp.py`", ""),
         (["--config", "x.toml", "--isolated"], "`--isolated` and `--config` exclude each other", ""),
         (["-", "-"], "standard input is named twice", ""),
         (["--unknown"], "No such option", ""),

@@ -19,7 +19,14 @@ from oomdoctor.lint.flow.hints import (
     relevant_functions,
     value_of_annotation,
 )
-from oomdoctor.lint.flow.libraries import BUILTINS, call_builtin, call_library, grad_mode_of_function, note_backward
+from oomdoctor.lint.flow.libraries import (
+    BUILTINS,
+    call_builtin,
+    call_library,
+    grad_mode_of_function,
+    note_backward,
+    note_loss,
+)
 from oomdoctor.lint.flow.methods import call_method, forward, loss
 from oomdoctor.lint.flow.state import (
     MOST_FRAMES,
@@ -138,7 +145,9 @@ def _call_by_kind(state: State, node: ast.Call, callee: Value, given: Arguments)
     if callee.kind is Kind.MODEL or callee.kind is Kind.ENGINE:
         return forward(state, node, callee, given)
     if callee.kind is Kind.LOSS_FUNCTION:
-        return loss(state, node, given)
+        result = loss(state, node, given)
+        note_loss(state, node, callee.library or "", given, result)
+        return result
     if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
         return call_builtin(state, node, node.func.id, given)
     if text_of(node.func).rpartition(".")[2] in ("loss_scaler", "_loss_scaler") and len(given.positional) > 1:
@@ -157,7 +166,7 @@ def _made(node: ast.Call, class_: Class, given: Arguments) -> Value:
 _SELF: Final = "self."
 _LONG: Final = 40
 """Lines of a function with nothing telling in it from which on it is no small helper that computes a loss."""
-_UNIMPORTANT: Final = frozenset({Action.CALL, Action.TO_HOST, Action.FORGET})
+_UNIMPORTANT: Final = frozenset({Action.CALL, Action.TO_HOST, Action.FORGET, Action.LOSS})
 """Acts that are recorded once for a function in which nothing else happens, not at each call."""
 _MOST_FOLLOWED: Final = 5
 """Times that one function is run for one file: more say nothing new."""
@@ -181,7 +190,7 @@ def follow(state: State, function: Function, call: ast.Call | None, given: Argum
 def _key(function: Function, given: Arguments) -> tuple[object, ...]:
     """Return all that the result of a function without events depends on."""
     values = (*given.positional, *given.keywords.values())
-    return (function, tuple([(value.kind, value.graph) for value in values]))
+    return (function, tuple([(value.kind, value.graph, value.activation) for value in values]))
 
 
 def _run(state: State, function: Function, call: ast.Call | None, given: Arguments) -> Value:

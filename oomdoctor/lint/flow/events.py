@@ -72,6 +72,8 @@ class Value:
         library: Qualified name of the library's class or function that made it, such as `torch.optim.AdamW`.
         wrapped: Whether it is a model under DistributedDataParallel or FullyShardedDataParallel.
         is_loss: Whether it was made by a loss function, read from `.loss`, or is what backward is called on.
+        activation: What was applied last to a tensor: `softmax`, `sigmoid` and the like, or `linear` for a layer's own
+            output; None where that is not known.
     """
 
     kind: Kind = Kind.UNKNOWN
@@ -88,6 +90,7 @@ class Value:
     library: str | None = None
     wrapped: bool = False
     is_loss: bool = False
+    activation: str | None = None
 
     def comes_from(self, other: Value) -> bool:
         """Return whether this value is `other` or was computed from it."""
@@ -241,6 +244,7 @@ class Action(StrEnum):
     FORWARD = "forward"  # a model is called; value: the model, result: its output
     BACKWARD = "backward"  # value: the loss, whoever makes the pass (`loss.backward()`, `accelerator.backward(loss)`)
     AUTOGRAD = "autograd"  # torch.autograd.grad, functional.jacobian and their like; value: the first argument
+    LOSS = "loss"  # a loss function is called; value: its first argument, result: the loss; `name`: the function
     STEP = "step"  # of an optimizer, through a scaler too; value: the optimizer
     ZERO_GRAD = "zero_grad"  # value: the optimizer or the model
     CLIP = "clip"  # of gradients, by norm or value

@@ -195,13 +195,31 @@ def _computed_by(state: State, node: ast.Call, name: str, given: Arguments) -> V
     if name.startswith("torch.nn.functional."):
         last = name.rpartition(".")[2]
         value = computed_value(node, tuple(_arguments(given)), state.records)
-        is_loss = last.endswith(("_loss", "cross_entropy", "nll_loss", "kl_div")) or last in ("cross_entropy", "kl_div")
-        return value.replace(kind=Kind.TENSOR, is_loss=is_loss or value.is_loss, library=name)
+        is_loss = last.endswith(("_loss", "cross_entropy", "cross_entropy_with_logits", "kl_div"))
+        activation = known.ACTIVATIONS.get(last)
+        value = value.replace(kind=Kind.TENSOR, is_loss=is_loss or value.is_loss, library=name, activation=activation)
+        if is_loss:
+            note_loss(state, node, name, given, value)
+        return value
     if name.startswith("torch.") and name.count(".") <= 2:  # noqa: PLR2004 - torch.cat, torch.linalg.norm
         return _torch(state, node, name.rpartition(".")[2], given)
     if name.startswith(("math.", "time.", "os.", "random.", "logging.")):
         return NUMBER
     return Value(node=node, library=name, made_from=sources(given.positional))
+
+
+def note_loss(state: State, node: ast.Call, name: str, given: Arguments, result: Value) -> None:
+    """Note that a loss function is called.
+
+    Args:
+        state: The run.
+        node: The call.
+        name: Qualified name of the function or of the class that made it; empty where it is not known.
+        given: The arguments; the first one, or `input`, is compared with the target.
+        result: The loss.
+    """
+    value = given.positional[0] if given.positional else given.keywords.get("input", UNKNOWN)
+    state.note(Action.LOSS, node, value, result=result, call=node, name=name)
 
 
 def kind_made(name: str) -> Kind | None:
@@ -247,7 +265,8 @@ def _torch(state: State, node: ast.Call, last: str, given: Arguments) -> Value:
         value = value.replace(divided_by=(*value.divided_by, text_of(node.args[1])))
     if not values or value.kind is Kind.NUMBER:
         return Value(node=node, library=f"torch.{last}")
-    return value.replace(kind=Kind.TENSOR, graph=graph_of(values, state.records))
+    activation = known.ACTIVATIONS.get(last)
+    return value.replace(kind=Kind.TENSOR, graph=graph_of(values, state.records), activation=activation)
 
 
 def _device(node: ast.Call) -> Device:

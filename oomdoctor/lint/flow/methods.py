@@ -281,7 +281,9 @@ def call_method(state: State, node: ast.Call, owner: Value, given: Arguments) ->
         return value
     if owner.kind is Kind.MODEL:
         return _of_model(state, node, owner, given)
-    return _plain(state, node, owner, given)
+    value = _plain(state, node, owner, given)
+    activation = owner.activation if name in known.SHAPE_METHODS else known.ACTIVATIONS.get(name)
+    return value if activation is None else value.replace(activation=activation)
 
 
 def forward(state: State, node: ast.Call, model: Value, given: Arguments) -> Value:
@@ -292,9 +294,19 @@ def forward(state: State, node: ast.Call, model: Value, given: Arguments) -> Val
         device=Device.GPU,
         node=node,
         made_from=sources((*given.positional, *given.keywords.values())),
+        activation=_last_activation(model),
     )
     state.note(Action.FORWARD, node, model, result=result, call=node)
     return result
+
+
+def _last_activation(model: Value) -> str | None:
+    """Return what a layer applies, or the last layer of an `nn.Sequential` that is written out."""
+    library = model.library or ""
+    if library == "torch.nn.Sequential" and isinstance(model.node, ast.Call) and model.node.args:
+        last = model.node.args[-1]
+        return known.ACTIVATIONS.get(text_of(last.func).rpartition(".")[2]) if isinstance(last, ast.Call) else None
+    return known.ACTIVATIONS.get(library.rpartition(".")[2]) if library.startswith("torch.nn.") else None
 
 
 def loss(state: State, node: ast.Call, given: Arguments) -> Value:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from oomdoctor.lint.flow.calls import called_by_framework, evaluate_call, follow, gradients_at_entry
-from oomdoctor.lint.flow.events import Action, Context, Event, GradMode, Graph, Loop, Run, Value, training_loops
+from oomdoctor.lint.flow.events import Action, Context, Event, GradMode, Graph, Kind, Loop, Run, Value, training_loops
 from oomdoctor.lint.flow.hints import entry_functions, kind_of_class, usage
 from oomdoctor.lint.flow.state import MOST_STATEMENTS, Arguments, Shared, State
 from oomdoctor.lint.flow.statements import execute
@@ -66,6 +66,18 @@ def _with_graph(event: Event, losses: set[int], sources: frozenset[int]) -> Even
         return event
     had = value.identity in losses or (value.is_loss and value.identity in sources)
     return replace(event, value=value.replace(graph=Graph.YES)) if had else event
+
+
+_MOST_OF_A_METHOD: Final = 300
+"""Statements that are looked at for what one method returns."""
+
+
+def returned_by(method: Function) -> Value:
+    """Return what a method gives for arguments of which nothing is known; its object is a new one."""
+    shared = Shared(used=usage(method.module.text), budget=_MOST_OF_A_METHOD)
+    state = State(method.module, follow, evaluate_call, shared=shared, budget=_MOST_OF_A_METHOD)
+    receiver = Value(kind=Kind.MODEL, graph=Graph.NO, class_=method.class_)
+    return follow(state, method, None, Arguments(receiver=receiver))
 
 
 _MOST_CALLERS: Final = 8

@@ -238,6 +238,7 @@ def join(first: Value, second: Value) -> Value:
         library=first.library if first.library == second.library else None,
         wrapped=first.wrapped or second.wrapped,
         is_loss=first.is_loss or second.is_loss,
+        activation=first.activation if first.activation == second.activation else None,
     )
 
 
