@@ -104,15 +104,24 @@ def lay_out(folder: Path, page: str) -> None:
                 (folder / name).write_text(content, encoding="utf-8")
 
 
-def run(command: Command, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run one command as a reader would, on a plain terminal of 88 columns; its output has what stderr adds."""
+def arguments(command: Command) -> list[str]:
+    """Return the words of a command, with `--quiet` where it would show progress."""
     silent = ["--quiet"] if command.words[0] in ("probe", "check", "gpus") and "--known" not in command.words else []
-    first, *rest = command.words
+    return [command.words[0], *silent, *command.words[1:]]
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of a plain terminal of 88 columns in which this Python's programs are found."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {"PATH": path, "COLUMNS": "88", "TERM": "dumb", "NO_COLOR": "1"}
+
+
+def run(command: Command, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run one command as a reader would; its output has what stderr adds."""
     return subprocess.run(
-        [sys.executable, "-m", "oomdoctor", first, *silent, *rest],
+        [sys.executable, "-m", "oomdoctor", *arguments(command)],
         cwd=folder,
-        env={**os.environ, "PATH": path, "COLUMNS": "88", "TERM": "dumb", "NO_COLOR": "1"},
+        env={**os.environ, **environment()},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

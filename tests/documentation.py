@@ -11,6 +11,7 @@ from pathlib import Path
 
 import outputs
 import pytest
+from running import run_here
 from sharing import directory_of, shared
 
 PAGES = outputs.pages()
@@ -67,5 +68,9 @@ def _shared(command: outputs.Command, folder: Path, factory: pytest.TempPathFact
 
 
 def _run(command: outputs.Command, folder: Path) -> Answer:
-    ended = outputs.run(command, folder)
+    """Run a command here, where workers may be forked; what starts a program of the reader's is a process too."""
+    if command.words[0] == "run" or "--" in command.words:
+        ended = outputs.run(command, folder)
+    else:
+        ended = run_here(outputs.arguments(command), folder, **outputs.environment())
     return Answer(ended.returncode, outputs.printed(command, ended, folder), ended.stderr)

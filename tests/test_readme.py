@@ -45,6 +45,7 @@ def test_a_file_is_the_same_on_every_page() -> None:
 
 
 @pytest.mark.null_gpu
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("path", [path for path, blocks in BLOCKS.items() if blocks])
 def test_the_commands_of_a_page_print_what_it_shows(path: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The commands of a page end as they say, else with 0, one after the other, and print what stands below them."""
