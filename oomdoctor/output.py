@@ -12,7 +12,7 @@ import stat
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from oomdoctor.errors import UsageError
 
@@ -187,6 +187,14 @@ _DIRECTION = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x2
 _SHOWN = _CONTROL | {code: f"\\u{code:04x}" for code in _DIRECTION}
 
 
+_CLOSED: Final[set[int]] = set()
+
+
+def is_closed(descriptor: int) -> bool:
+    """Return whether a standard stream was closed when the program began, so that the null device is in its place."""
+    return descriptor in _CLOSED
+
+
 def open_standard_streams() -> None:
     """Open what is closed of stdin, stdout and stderr on the null device.
 
@@ -196,6 +204,7 @@ def open_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
+            _CLOSED.add(number)
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
     sys.stdin = sys.stdin or os.fdopen(0, "r", closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)

@@ -85,6 +85,7 @@ def collect_report(
         "world_size": guarded(_group_number)("get_world_size", _WORLD_SIZES, 1),
         "argv": guarded(_argv)(),
         "working_directory": guarded(os.getcwd)(),
+        "address_space_bytes": guarded(_address_space)(),
         "versions": {
             "python": ".".join(map(str, sys.version_info[:3])),
             "torch": str(torch.__version__),
@@ -115,6 +116,14 @@ def _group_number(getter: str, names: tuple[str, ...], otherwise: int) -> int:
 
 def _argv() -> list[str]:
     return [str(argument)[:_LONGEST_ARGUMENT] for argument in getattr(sys, "orig_argv", sys.argv)[:_MOST_ARGUMENTS]]
+
+
+def _address_space() -> int | None:
+    """Return the limit of `ulimit -v`, which a driver's reservations and a null GPU's memory count against."""
+    import resource  # noqa: PLC0415 - not on every system
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _devices(torch: Any) -> list[dict[str, Any]]:

@@ -17,9 +17,13 @@ from oomdoctor.cli.report import (
     own_versions,
     render,
 )
-from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, UsageError
+from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, EXIT_USAGE, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from oomdoctor.diagnose.sources import Source
     from oomdoctor.results import DiagnosisDocument, DiagnosisResult
 
 
@@ -31,6 +35,9 @@ Files: TypeAlias = Annotated[
         "standard input. Two snapshots are compared.",
     ),
 ]
+Short: TypeAlias = Annotated[
+    bool, typer.Option("--short", help="Print one line for each file, which is diagnosed by itself.")
+]
 FailOnOom: TypeAlias = Annotated[bool, typer.Option("--fail-on-oom", help="Exit with 1 where memory ran out.")]
 
 
@@ -38,6 +45,7 @@ def diagnose(  # noqa: PLR0913 - one parameter an option
     files: Files,
     *,
     fail_on_oom: FailOnOom = False,
+    short: Short = False,
     form: Format = None,
     json: JsonFlag = False,
     markdown: MarkdownFlag = False,
@@ -56,9 +64,39 @@ def diagnose(  # noqa: PLR0913 - one parameter an option
     named = sources(files)
     if output is not None and output.exists() and any(source.is_file(output) for source in named):
         raise UsageError(f"`{output}` is what is to be read", hint="name another file to write")
+    if short:
+        if chosen != "text":
+            raise UsageError(f"`--short` prints lines of text, and not {chosen}", hint="drop one of the two")
+        raise typer.Exit(_print_lines(named, output, fail_on_oom=fail_on_oom))
     document = document_of(run_diagnosis(named), fail_on_oom=fail_on_oom)
     render(document, chosen, output)
     raise typer.Exit(document.exit_code)
+
+
+def _print_lines(named: Sequence[Source], output: Path | None, *, fail_on_oom: bool) -> int:
+    """Print one line a file as soon as it is read; return the exit code of all of them.
+
+    A file that cannot be read is told on standard error, and the others are read nevertheless.
+    """
+    from oomdoctor.diagnose.diagnose import diagnose as run_diagnosis
+    from oomdoctor.output import deliver
+    from oomdoctor.report.diagnose.short import line
+
+    lines, codes = [], set()
+    for source in named:
+        try:
+            document = document_of(run_diagnosis([source]), fail_on_oom=fail_on_oom)
+        except UsageError as error:
+            codes.add(EXIT_USAGE)
+            typer.echo(f"error: {error.message}", err=True)
+            continue
+        codes.add(document.exit_code)
+        lines.append(f"{line(document)}\n")
+        if output is None:
+            deliver(lines[-1])
+    if output is not None:
+        deliver("".join(lines), output)
+    return next(code for code in (EXIT_USAGE, EXIT_GATE, EXIT_OK, EXIT_NO_ANSWER) if code in codes)
 
 
 def document_of(result: DiagnosisResult, *, fail_on_oom: bool = False) -> DiagnosisDocument:

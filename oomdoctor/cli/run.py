@@ -82,21 +82,21 @@ def run(  # noqa: PLR0913 - one parameter an option
         )
     )
     if finished.exit_code != EXIT_OK:
-        _explain(finished)
+        _explain(finished, command)
     raise CommandExit(finished.exit_code)
 
 
-def _explain(finished: FinishedRun) -> None:
+def _explain(finished: FinishedRun, command: Sequence[str]) -> None:
     """Say on stderr why the command ended, after all that it printed itself."""
     if finished.notice is not None:
         typer.echo(f"\noomdoctor: {finished.notice.message}\n\nhint: {finished.notice.hint}", err=True)
     if finished.reports:
-        _diagnose(finished.reports)
+        _diagnose(finished.reports, command)
     for report in finished.reports:
         typer.echo(f"oomdoctor: the report is in {_shown(report)}", err=True)
 
 
-def _diagnose(reports: Sequence[Path]) -> None:
+def _diagnose(reports: Sequence[Path], command: Sequence[str]) -> None:
     """Print the diagnosis of what the processes left, as `oomdoctor diagnose DIRECTORY` would."""
     from oomdoctor.cli.diagnose import document_of
     from oomdoctor.diagnose.diagnose import diagnose
@@ -106,7 +106,7 @@ def _diagnose(reports: Sequence[Path]) -> None:
     from oomdoctor.run.run import files_of
 
     files = [str(_shown(path)) for report in reports for path in files_of(report)]
-    document = document_of(diagnose(sources(files)))
+    document = document_of(diagnose(sources(files), command))
     typer.echo("", err=True)
     deliver(render(document, "text", Terminal.of(sys.stderr)), stdout=sys.stderr)
 

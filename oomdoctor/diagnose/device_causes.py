@@ -22,6 +22,8 @@ _HOLES_SHARE: Final = 10
 _HOLES_BYTES: Final = 256 * MIB
 
 _LARGE_SHARE: Final = 4  # a request of one part in so many of the card is large
+_MOST_SHARE: Final = 2  # and of one in so many is more than a batch is to blame for
+_COMPILED: Final = re.compile(r"torchinductor_|empty_strided_(?:cuda|xpu|cpu)?\(")
 _ABSURD_BYTES: Final = 1 << 50  # beyond all devices: a size that was computed wrongly
 _FREE_BYTES: Final = 64 * MIB  # what the driver may call free and yet not hand out in one piece
 _FREE_SHARE: Final = 50
@@ -49,6 +51,18 @@ def single_huge_allocation(situation: Situation) -> Cause | None:
     return _huge(Confidence.CERTAIN, text + beside)
 
 
+def most_of_the_device(situation: Situation) -> Cause | None:
+    """One request is most of the device, or more than all that is allocated, or a compiled program's large buffer."""
+    large = large_allocation(situation)
+    tried, allocated = situation.facts.tried_bytes or 0, situation.facts.allocated_bytes
+    whole = situation.facts.total_bytes or situation.facts.mps_max_bytes or 0
+    frames = () if situation.event is None else situation.event.frames
+    compiled = bool(frames) and _COMPILED.search(f"{frames[-1].path} {frames[-1].code or ''}") is not None
+    if large is None or not (compiled or tried * _MOST_SHARE > whole or (allocated is not None and tried > allocated)):
+        return None
+    return _huge(Confidence.LIKELY, f"{large.evidence}{', by one buffer of a compiled program' if compiled else ''}")
+
+
 def large_allocation(situation: Situation) -> Cause | None:
     """One request is a good part of the device."""
     facts = situation.facts
@@ -71,9 +85,16 @@ def memory_fraction_cap(situation: Situation) -> Cause | None:
             Confidence.CERTAIN,
             "PyTorch refused the request before it asked the driver, because of the process's memory fraction",
         )
-    if facts.allowed_bytes is None or held is None or facts.tried_bytes is None:
+    if facts.allowed_bytes is None or facts.tried_bytes is None:
         return None
-    if held + facts.tried_bytes + _ROUNDED_AWAY_BYTES <= facts.allowed_bytes:
+    needed = None if held is None else held + facts.tried_bytes + _ROUNDED_AWAY_BYTES
+    if has_free_memory(situation) and (needed is None or needed <= facts.allowed_bytes):
+        text = (
+            f"This process is allowed {format_size(facts.allowed_bytes)}, and {format_size(facts.tried_bytes)} were "
+            f"refused while the device has {format_size(facts.free_bytes or 0)} free"
+        )
+        return Cause(CauseId.MEMORY_FRACTION_CAP, Confidence.LIKELY, text)
+    if held is None or needed is None or needed <= facts.allowed_bytes:
         return None
     if facts.free_bytes is not None and facts.free_bytes < facts.tried_bytes:
         return None  # without the cap the device would have been too full just the same
@@ -89,7 +110,19 @@ def other_process(situation: Situation) -> Cause | None:
     """Other processes hold memory of the device that is missing here."""
     if not situation.on_gpu or has_free_memory(situation) or asks_for_more_than_all(situation):
         return None
-    return _listed_processes(situation) or _unlisted_processes(situation)
+    return _listed_processes(situation) or _unlisted_processes(situation) or _seen_in_table(situation)
+
+
+def _seen_in_table(situation: Situation) -> Cause | None:
+    """`nvidia-smi` showed more in use than this process holds, and listed no process."""
+    card, own = situation.card, situation.own_bytes or 0
+    if card is None or card.processes or not is_much(card.used_bytes - own, card.total_bytes):
+        return None
+    text = (
+        f"`nvidia-smi` in the log shows {format_size(card.used_bytes)} of {format_size(card.total_bytes)} in use, and "
+        f"this process holds {format_size(own)}"
+    )
+    return Cause(CauseId.OTHER_PROCESS, Confidence.LIKELY, text)
 
 
 def _listed_processes(situation: Situation) -> Cause | None:
@@ -177,10 +210,27 @@ def _has_large_holes(situation: Situation) -> bool:
     return large and not asks_for_more_than_all(situation)
 
 
+def address_space(situation: Situation) -> Cause | None:
+    """The host refused a mapping, for a limit of the process's address space."""
+    limit = situation.case.address_space_bytes
+    if limit is not None and has_free_memory(situation):
+        text = (
+            f"The device had {format_size(situation.facts.free_bytes or 0)} free, and this process's address space is "
+            f"limited to {format_size(limit)} (`ulimit -v`), which a driver's reservations count against"
+        )
+        return Cause(CauseId.HOST_OOM, Confidence.LIKELY, text)
+    if not situation.is_oom or not situation.maps_memory:
+        return None
+    text = f"A mapping into the process's address space was refused: {quoted(situation.message)}"
+    return Cause(CauseId.HOST_OOM, Confidence.LIKELY, text)
+
+
 def unexplained_refusal(situation: Situation) -> Cause | None:
     """The device had plenty of free memory and no cap is known; the reason for such refusals is not established."""
     facts = situation.facts
-    if not has_free_memory(situation) or memory_fraction_cap(situation) is not None or facts.tried_bytes is None:
+    if not has_free_memory(situation) or facts.tried_bytes is None:
+        return None
+    if memory_fraction_cap(situation) is not None or address_space(situation) is not None:
         return None
     text = (
         f"{format_size(facts.tried_bytes)} were refused although {format_size(facts.free_bytes or 0)} were free on the "
@@ -232,7 +282,8 @@ def host_oom(situation: Situation) -> Cause | None:
         confidence = Confidence.LIKELY if situation.mentions_pinned_memory else Confidence.POSSIBLE
         text = "The runtime says the same when the host's pinned memory runs out, and the message has no numbers"
         return Cause(CauseId.HOST_OOM, confidence, text)
-    if not situation.is_oom or situation.device != "cpu" or situation.kind in SHARED_MEMORY_KINDS:
+    elsewhere = situation.kind in SHARED_MEMORY_KINDS or situation.maps_memory  # told by causes of their own
+    if not situation.is_oom or situation.device != "cpu" or elsewhere:
         return None
     words, tried = situation.message, situation.facts.tried_bytes
     if tried is not None:

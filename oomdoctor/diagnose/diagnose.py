@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.diagnose import device_causes, training_causes
+from oomdoctor.diagnose import device_causes, library_causes, training_causes
 from oomdoctor.diagnose.events import occurrences, primary_event, read_events
 from oomdoctor.diagnose.evidence import Case, Situation
 from oomdoctor.diagnose.remedies import choose_remedies, vocabulary
@@ -15,9 +15,11 @@ from oomdoctor.diagnose.snapshot.composition import compare
 from oomdoctor.diagnose.snapshot.reading import looks_like_snapshot, read_snapshot
 from oomdoctor.diagnose.snapshot.summary import summarise
 from oomdoctor.diagnose.sources import LARGEST_BYTES, head, looks_like_report, read_report
+from oomdoctor.diagnose.text.printed_tables import MARKS, read_cards, read_summary
 from oomdoctor.diagnose.text.scan import scan
 from oomdoctor.diagnose.text.trend import judge_readings
 from oomdoctor.errors import UsageError
+from oomdoctor.request import command_line
 from oomdoctor.results import Cause, CauseId, Confidence, DiagnosisResult, NextStep
 from oomdoctor.units import MIB, format_size
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from oomdoctor.diagnose.evidence import Event
     from oomdoctor.diagnose.snapshot.layout import RawSnapshot
     from oomdoctor.diagnose.sources import RunReport, Source
+    from oomdoctor.diagnose.text.printed_tables import CardReading, MemorySummary
     from oomdoctor.results import Category, MemoryTrend
 
 
@@ -44,6 +47,8 @@ class _Found:
     snapshots: list[tuple[Path | None, RawSnapshot]] = field(default_factory=list)
     reports: list[RunReport] = field(default_factory=list)
     addresses: dict[Path, dict[int, Category]] = field(default_factory=dict)
+    cards: tuple[CardReading, ...] = ()
+    memory_summary: MemorySummary | None = None
 
 
 _SAVED: Final = re.compile(rb'"command": ?"(?:probe|diagnose|check|lint|gpus)"')
@@ -79,6 +84,10 @@ def read_sources(sources: Sequence[Source]) -> Case:
         command=() if first is None else first.command,
         has_reports=first is not None,
         allocator_settings=None if first is None else first.allocator_settings,
+        device_names=() if first is None else first.device_names,
+        address_space_bytes=None if first is None else first.address_space_bytes,
+        cards=found.cards,
+        memory_summary=found.memory_summary,
     )
 
 
@@ -96,6 +105,8 @@ def _read(source: Source, found: _Found) -> None:
             scanned = scan(stream, source.name)
             found.events += read_events(scanned.windows)
             found.trends += [scanned.trend] if scanned.trend is not None else []
+            found.cards = read_cards(scanned.tables.get(MARKS[0], ())) or found.cards
+            found.memory_summary = read_summary(scanned.tables.get(MARKS[1], ())) or found.memory_summary
 
 
 def _refuse_what_is_no_evidence(source: Source, start: bytes) -> None:
@@ -131,11 +142,14 @@ def _whole(stream: io.BufferedReader, source: Source, limit: int) -> bytes:
 CAUSE_RULES: Final[tuple[Callable[[Situation], Cause | None], ...]] = (
     device_causes.size_limit,
     device_causes.kv_cache_no_room,
+    library_causes.quantized_offload,
     device_causes.shm,
     device_causes.single_huge_allocation,
     device_causes.memory_fraction_cap,
     device_causes.other_process,
+    device_causes.address_space,
     device_causes.unexplained_refusal,
+    library_causes.library_buffers,
     training_causes.leak_across_steps,
     training_causes.missing_no_grad,
     training_causes.optimizer_state,
@@ -143,6 +157,8 @@ CAUSE_RULES: Final[tuple[Callable[[Situation], Cause | None], ...]] = (
     training_causes.batch_named_in_code,
     device_causes.fragmentation,
     training_causes.model_too_large,
+    device_causes.most_of_the_device,
+    library_causes.compiled_program,
     training_causes.batch_too_large,
     device_causes.fragmentation_beside_free,
     device_causes.unseen_process,
@@ -159,8 +175,12 @@ def find_causes(situation: Situation) -> tuple[Cause, ...]:
     """Every cause that the evidence fits, most certain first; `unknown` where there is none."""
     if situation.event is None and not situation.is_oom:  # a snapshot of a program that went on
         return tuple(filter(None, [training_causes.leak_across_steps(situation)]))
-    found = [cause for rule in CAUSE_RULES if (cause := rule(situation)) is not None]
-    if not found or ([cause.id for cause in found] == [CauseId.HOST_OOM] and situation.on_gpu):
+    told: dict[CauseId, Cause] = {}
+    for cause in filter(None, (rule(situation) for rule in CAUSE_RULES)):
+        told.setdefault(cause.id, cause)
+    found = list(told.values())
+    alone = [cause.id for cause in found] == [CauseId.HOST_OOM] and device_causes.address_space(situation) is None
+    if not found or (alone and situation.on_gpu):
         found.append(_unknown(situation))
     return tuple(sorted(found, key=lambda cause: _CAUSE_ORDER.index(cause.confidence)))
 
@@ -195,7 +215,7 @@ def read_notes(situation: Situation) -> Iterator[str]:
     if held is not None and facts.total_bytes is not None and held > facts.total_bytes:
         yield (
             f"PyTorch holds {format_size(held)}, more than the device's {format_size(facts.total_bytes)}: the driver "
-            "has moved some of it to system memory, as it does on Windows, and everything is slow from there on"
+            "spills to system memory, as it does on Windows and in WSL, and everything is slow from there on"
         )
     if facts.own_pid is not None:
         yield f"process {facts.own_pid} is this program itself; inside a container its process id is a different one"
@@ -209,10 +229,9 @@ def read_notes(situation: Situation) -> Iterator[str]:
 
 def next_steps(situation: Situation, causes: Sequence[Cause]) -> Iterator[NextStep]:
     """Return what to collect next, where no cause is more than possible."""
+    run = f"oomdoctor run -- {command_line(situation.case.command or ('python', 'train.py'))}"
     if not situation.is_oom and situation.row is not None and situation.row.needs_pressure:
-        yield NextStep(
-            "whether memory was full at that moment, which the message does not say", "oomdoctor run -- python train.py"
-        )
+        yield NextStep("whether memory was full at that moment, which the message does not say", run)
     if not situation.is_oom or not situation.is_torch:
         return
     if any(cause.confidence is not Confidence.POSSIBLE and cause.id is not CauseId.UNKNOWN for cause in causes):
@@ -225,7 +244,7 @@ def next_steps(situation: Situation, causes: Sequence[Cause]) -> Iterator[NextSt
         yield NextStep("whether other processes hold the device", words.status)
     if situation.device == "cuda" and situation.snapshot is None:
         what = "what fills the memory, line by line, at the moment it runs out"
-        yield NextStep(what, "oomdoctor run -- python train.py")
+        yield NextStep(what, run)
     if situation.trend is None and not situation.is_server:
         what = "whether memory grows from step to step"
         yield NextStep(what, f'print(step, "memory", {words.allocated} // 2**20, "MiB")')
@@ -234,13 +253,18 @@ def next_steps(situation: Situation, causes: Sequence[Cause]) -> Iterator[NextSt
 _A_PAIR: Final = 2
 
 
-def diagnose(sources: Sequence[Source]) -> DiagnosisResult:
+def diagnose(sources: Sequence[Source], command: Sequence[str] = ()) -> DiagnosisResult:
     """Read all sources and say what happened.
+
+    Args:
+        sources: Files, or standard input.
+        command: The command that was run, where that is known; else the one that a run's report names.
 
     Raises:
         UsageError: One cannot be read, or is a snapshot or a run's report and broken.
     """
     case = read_sources(sources)
+    case = replace(case, command=tuple(command)) if command else case
     situation = Situation(case, primary_event(case.events))
     causes = find_causes(situation) if case.events or case.snapshots else ()
     # Two files that hold one device each; several devices of one file are no pair.

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.agent.oom_errors import table
 from oomdoctor.results import Category, Facts, TrainingPhase
-from oomdoctor.units import format_size
+from oomdoctor.units import GIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oomdoctor.agent.oom_errors import Row
+    from oomdoctor.diagnose.text.printed_tables import CardReading, MemorySummary
     from oomdoctor.results import MemoryDevice, MemoryTrend, ProcessMemory, SnapshotSummary, SourceLine
 
 
@@ -94,6 +95,10 @@ class Case:
         command: The command line of the process that died, where a run's report tells.
         has_reports: Whether reports of a run are among the sources; its snapshots are then of one moment.
         allocator_settings: What `PYTORCH_CUDA_ALLOC_CONF` or its like was set to, where a run's report tells.
+        device_names: Names of the devices that the run used, where its report tells.
+        address_space_bytes: Limit of the process's address space, as `ulimit -v` sets it, where a run's report tells.
+        cards: What the last table of `nvidia-smi` in a log says.
+        memory_summary: What the last `torch.cuda.memory_summary()` in a log says.
     """
 
     sources: tuple[str, ...]
@@ -104,6 +109,10 @@ class Case:
     command: tuple[str, ...] = ()
     has_reports: bool = False
     allocator_settings: str | None = None
+    device_names: tuple[str, ...] = ()
+    address_space_bytes: int | None = None
+    cards: tuple[CardReading, ...] = ()
+    memory_summary: MemorySummary | None = None
 
 
 # `batch_size=256`, `--per-device-train-batch-size 8`, `"batch_size": 4`, `bs=16`.
@@ -113,11 +122,13 @@ _BATCH_SIZE: Final = re.compile(
 _EVALUATION: Final = re.compile(r"(?:eval|val|test|valid)[a-z_]{0,12}batch", re.IGNORECASE)
 _SERVER: Final = re.compile(r"\bvllm\b|\bsglang\b|text_generation_server|\blmdeploy\b", re.IGNORECASE)
 _SERVER_KINDS: Final = frozenset({"kv-cache", "text-generation-inference"})
+_MAPS: Final = re.compile(r"failed to map segment|unable to mmap|\bmmap\b|address space", re.IGNORECASE)
 _PINNED: Final = re.compile(r"pin_memory|pinned|\bWSL|microsoft-standard|cudaHostAlloc|cudaMallocHost", re.IGNORECASE)
+XLA_KINDS: Final = frozenset({"xla-allocator", "xla-unspecific", "xla-constant"})
 _OTHER_FRAMEWORKS: Final = frozenset(
-    {"xla-allocator", "xla-unspecific", "tensorflow-allocator", "paddle-allocator", "onnxruntime", "tensorrt"}
-    | {"cupy-allocation", "rmm-pool"}
+    {"tensorflow-allocator", "paddle-allocator", "onnxruntime", "tensorrt"} | {"cupy-allocation", "rmm-pool"}
 )
+_LARGEST_CONTEXT_BYTES: Final = 3 * GIB // 2  # what a process holds beside PyTorch's allocator
 _SWITCHED_OFF: Final = re.compile(r"_contextlib\.py$|grad_mode\.py$")
 
 
@@ -139,8 +150,40 @@ class Situation:
     def facts(self) -> Facts:
         """The error's facts; without an error, what the snapshot holds of them."""
         if self.event is not None:
-            return self.event.message.facts
+            return self._with_tables(self.event.message.facts)
         return Facts() if self.snapshot is None else _facts_of(self.snapshot)
+
+    def _with_tables(self, facts: Facts) -> Facts:
+        """Fill in from the log's tables what the error does not say."""
+        summary = self.case.memory_summary
+        if not self.on_gpu:
+            return facts
+        if summary is not None and facts.allocated_bytes is None and facts.reserved_bytes is None:
+            facts = replace(
+                facts,
+                allocated_bytes=summary.allocated_bytes,
+                reserved_bytes=summary.reserved_bytes,
+                reserved_unallocated_bytes=max(0, summary.reserved_bytes - summary.allocated_bytes),
+            )
+        card = self.card
+        if card is None or facts.other_processes:
+            return facts if card is None else replace(facts, total_bytes=facts.total_bytes or card.total_bytes)
+        own = facts.process_bytes or facts.reserved_bytes or facts.allocated_bytes
+        others = [
+            process
+            for process in card.processes
+            if own is None or not own <= (process.used_bytes or 0) <= own + _LARGEST_CONTEXT_BYTES
+        ]
+        return replace(facts, total_bytes=facts.total_bytes or card.total_bytes, other_processes=tuple(others))
+
+    @cached_property
+    def card(self) -> CardReading | None:
+        """What `nvidia-smi` said of the card that ran out, by its index and size; None where it said nothing."""
+        facts = Facts() if self.event is None else self.event.message.facts
+        total = facts.total_bytes
+        alike = [one for one in self.case.cards if total is None or abs(one.total_bytes - total) * 10 <= total]
+        indexed = [one for one in alike if one.index == facts.gpu_index]
+        return next(iter(indexed or (alike if len(alike) == 1 else ())), None)
 
     @property
     def kind(self) -> str:
@@ -270,7 +313,22 @@ class Situation:
     @property
     def is_torch(self) -> bool:
         """Return whether PyTorch asked for the memory, and not another framework."""
-        return self.kind not in _OTHER_FRAMEWORKS
+        return self.kind not in _OTHER_FRAMEWORKS and not self.is_xla
+
+    @property
+    def is_tensorflow(self) -> bool:
+        """Return whether TensorFlow asked for the memory."""
+        return self.kind == "tensorflow-allocator"
+
+    @property
+    def is_xla(self) -> bool:
+        """Return whether XLA asked for the memory, as JAX has it."""
+        return self.kind in XLA_KINDS
+
+    @property
+    def maps_memory(self) -> bool:
+        """Return whether what failed was a mapping into the address space."""
+        return self.device == "cpu" and _MAPS.search(self.message) is not None
 
     @cached_property
     def mentions_pinned_memory(self) -> bool:
@@ -341,7 +399,15 @@ def held_by_process(situation: Situation) -> str:
         )
         if size is not None
     ]
+    if facts.total_bytes is not None and spilled(facts):
+        parts.append(f"on a device of {format_size(facts.total_bytes)}, whose driver spills to system memory")
     return f": {', '.join(parts)}" if parts else ""
+
+
+def spilled(facts: Facts) -> bool:
+    """Return whether PyTorch holds more than the device has, so that the driver put a part elsewhere."""
+    held = max(facts.allocated_bytes or 0, facts.reserved_bytes or 0)
+    return facts.total_bytes is not None and held > facts.total_bytes
 
 
 def at_batch(situation: Situation) -> str:

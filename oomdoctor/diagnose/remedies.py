@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from oomdoctor.diagnose.device_causes import has_free_memory
 from oomdoctor.diagnose.evidence import as_comment
-from oomdoctor.diagnose.tables import read_table
+from oomdoctor.diagnose.tables import compiled, read_table
 from oomdoctor.diagnose.training_causes import GROWS_WITH_THE_BATCH, makes_state
+from oomdoctor.request import command_line
 from oomdoctor.results import Category, CauseId, Confidence, Remedy, TrainingPhase
+from oomdoctor.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -53,9 +56,38 @@ _IN_TRAINING: Final = (None, TrainingPhase.FORWARD, TrainingPhase.BACKWARD)
 _BATCH_MATTERS: Final = (*_IN_TRAINING, TrainingPhase.EVALUATION, TrainingPhase.BATCH_TO_DEVICE)
 
 
+_WITHOUT_BFLOAT16: Final = compiled(_TABLE["cards"]["without_bfloat16"])
+_BATCH_OPTION: Final = re.compile(r"(-{0,2}(?:[a-z]+[-_.])*batch[-_]?size|-b|-bs|--bs)(=?)(\d*)", re.IGNORECASE)
+
+
 def _may_set_expandable(situation: Situation) -> bool:
     settings = situation.case.allocator_settings or ""
     return situation.device in _CUDA_LIKE and "expandable_segments:True" not in settings
+
+
+def _lacks_bfloat16(situation: Situation) -> bool:
+    """Return whether a table, a report or the log before the error names a card that computes no bfloat16."""
+    named = [*situation.case.device_names, *([situation.card.name] if situation.card is not None else [])]
+    lines = () if named or situation.event is None else situation.event.window.lines
+    return any(_WITHOUT_BFLOAT16.search(text) for text in (*named, *lines))
+
+
+def _one_large_array(situation: Situation) -> bool:
+    return situation.device == "cpu" and (situation.facts.tried_bytes or 0) >= GIB
+
+
+def _lacks_addresses(situation: Situation) -> bool:
+    limited = situation.case.address_space_bytes is not None and has_free_memory(situation)
+    return limited or situation.maps_memory
+
+
+def _failed_foreach(situation: Situation) -> bool:
+    """Return whether a temporary of a `foreach` optimizer found no room."""
+    frames = () if situation.event is None else situation.event.frames
+    foreach = (
+        any((frame.function or "").startswith("_multi_tensor") for frame in frames) or "_foreach_" in situation.code
+    )
+    return foreach and not makes_state(situation)
 
 
 def _is_of_kind(kind: str) -> Callable[[Situation], bool]:
@@ -68,14 +100,24 @@ _CONDITIONS: Final[Mapping[str, Callable[[Situation], bool]]] = MappingProxyType
     "max_split_size": lambda one: _may_set_expandable(one) and _OLD_TEMPLATE in one.message,
     # Windows must be able to back every byte that is asked for.
     "larger_page_file": lambda one: "1455" in one.message,
-    "no_pinned_memory": lambda one: one.device != "cpu",
+    "no_pinned_memory": lambda one: one.device != "cpu" and not _lacks_addresses(one),
     "smaller_kernel_blocks": _is_of_kind("kernel-resources"),
     "free_disk": _is_of_kind("disk-full"),
     "find_assert": _is_of_kind("device-assert"),
     "find_illegal_access": _is_of_kind("illegal-address"),
     "smaller_micro_batch": lambda one: one.batch_size != 1 and one.phase in _BATCH_MATTERS and not one.is_server,
     "activation_checkpointing": lambda one: one.phase in _IN_TRAINING and not one.is_server,
-    "bf16_autocast": lambda one: one.phase in _BATCH_MATTERS,
+    "rematerialise": lambda one: one.is_xla,
+    "bf16_autocast": lambda one: one.phase in _BATCH_MATTERS and not _lacks_bfloat16(one),
+    "fp16_autocast": lambda one: one.phase in _BATCH_MATTERS and _lacks_bfloat16(one),
+    "xla_memory": lambda one: one.is_xla,
+    "tensorflow_growth": lambda one: one.is_tensorflow,
+    "offload_modules": lambda one: one.kind == "quantized-offload",
+    "choose_rank_device": lambda one: one.kind != "nccl-allocation" or "barrier" in one.code,
+    "address_space": _lacks_addresses,
+    "more_host_memory": lambda one: not _lacks_addresses(one),
+    "smaller_host_array": _one_large_array,
+    "fewer_workers": lambda one: not _one_large_array(one) and not _lacks_addresses(one),
     # An inference server takes its memory beforehand; what it computes with must fit beside that.
     "room_for_others": lambda one: one.is_server,
     "shorter_samples": lambda one: one.batch_size == 1,
@@ -116,10 +158,30 @@ def _words(name: str, situation: Situation) -> dict[str, object]:
         "index": 0 if situation.facts.gpu_index else 1,
         "torch_name": device.torch_name,
         "comment": as_comment(line),
+        "command_line": command_line(situation.case.command or ("python", "train.py")),
+        "probe_batch": _probe(situation, f"--target-batch {size or 256}"),
+        "probe_elsewhere": _probe(situation, "--target-batch 1 --gpu a100-sxm4-80gb"),
         "to": "" if size is None else f" to {size // 2}",
         "hint": "; `oomdoctor probe` finds the exact size that fits" if situation.device == "cuda" else "",
-        "target": size or 256,
     }
+
+
+def _probe(situation: Situation, options: str) -> str:
+    """Return the command that probes what ran: the command itself where it is known, with its batch size left open."""
+    words = list(situation.case.command)
+    if not words:
+        return f"oomdoctor probe model.py {options}"
+    for at, word in enumerate(words):
+        option = _BATCH_OPTION.fullmatch(word)
+        if option is not None and option[3] and option[2]:
+            words[at] = f"{option[1]}={{micro_batch}}"
+            break
+        if option is not None and not option[3] and words[at + 1 : at + 2] and words[at + 1].isdecimal():
+            words[at + 1] = "{micro_batch}"
+            break
+    else:
+        words.append("{micro_batch}")
+    return f"oomdoctor probe {options} -- {command_line(words)}"
 
 
 def _grown_bytes(situation: Situation) -> int | None:
@@ -147,6 +209,7 @@ _FREED: Final[Mapping[str, Callable[[Situation], int | None]]] = MappingProxyTyp
 # --- the best of them ------------------------------------------------------------------------------------------------
 
 _MOST: Final = 8
+_CAUSES_OF_GROWTH: Final = (CauseId.LEAK_ACROSS_STEPS, CauseId.MISSING_NO_GRAD)
 _REMEDY_ORDER: Final = tuple(Confidence)
 
 
@@ -157,6 +220,8 @@ def choose_remedies(situation: Situation, causes: Sequence[Cause]) -> tuple[Reme
     the request that failed, then what is not known, then what is known to free too little. Where a cause is certain,
     what would only help with causes that are merely possible is left out.
     """
+    if causes and causes[0].id is CauseId.LEAK_ACROSS_STEPS and situation.leaks:
+        causes = [cause for cause in causes if cause.id in _CAUSES_OF_GROWTH]  # nothing else helps for long
     if causes and causes[0].confidence is Confidence.CERTAIN and causes[0].id is not CauseId.UNKNOWN:
         causes = [cause for cause in causes if cause.confidence is not Confidence.POSSIBLE]
     found: dict[str, tuple[int, int, Remedy]] = {}
@@ -182,7 +247,12 @@ def _proposed(name: str, situation: Situation) -> Remedy | None:
 
 
 def _shortfall(remedy: Remedy, situation: Situation) -> int:
-    """Return 0 where a remedy is known to free enough, 1 where nobody knows, 2 where it is known not to."""
+    """Return 0 where a remedy is known to free enough, 1 where nobody knows, 2 where it is known not to.
+
+    What a failed temporary of a `foreach` optimizer needs is that it is not made, before any lighter state.
+    """
+    if remedy.id == "no_foreach" and _failed_foreach(situation):
+        return -1
     tried, free = situation.facts.tried_bytes, situation.facts.free_bytes or 0
     if remedy.frees_bytes is None or tried is None:
         return 1

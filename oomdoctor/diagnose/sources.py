@@ -13,6 +13,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from oomdoctor.errors import UsageError
+from oomdoctor.output import is_closed
 from oomdoctor.results import Category
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Source:
         """
         try:
             if self.path is None:
+                if self.stdin is None and is_closed(0):
+                    raise UsageError("standard input is closed", hint="`cat train.log | oomdoctor diagnose -`")
                 yield io.BufferedReader(_Unclosed(self.stdin or sys.stdin.buffer))
                 return
             with self.path.open("rb") as stream:
@@ -137,6 +140,8 @@ class RunReport:
         allocator_settings: What `PYTORCH_CUDA_ALLOC_CONF` or its like was set to; None where nothing was.
         addresses: What the tensors were for that lay at these addresses when memory ran out.
         last_steps: Step and allocated bytes after each of the last steps.
+        device_names: Names of the devices that it used.
+        address_space_bytes: Limit of its address space; None for none.
     """
 
     text: str
@@ -146,6 +151,8 @@ class RunReport:
     allocator_settings: str | None
     addresses: dict[int, Category]
     last_steps: tuple[tuple[int, int], ...]
+    device_names: tuple[str, ...] = ()
+    address_space_bytes: int | None = None
 
 
 def looks_like_report(head: bytes) -> bool:
@@ -168,6 +175,7 @@ def read_report(data: bytes, source: str) -> RunReport:
     if not isinstance(report, dict):
         raise UsageError(f"`{source}` is not the report of a run", hint=_REPORT_HINT)
     settings, text = report.get("allocator_settings"), report.get("traceback")
+    devices = listed if isinstance(listed := report.get("devices"), list) else []
     bare = f"{report.get('type', 'RuntimeError')}: {report.get('message', '')}"
     return RunReport(
         text=text if isinstance(text, str) and text.strip() else bare,
@@ -177,6 +185,8 @@ def read_report(data: bytes, source: str) -> RunReport:
         allocator_settings=",".join(map(str, settings.values())) if isinstance(settings, dict) and settings else None,
         addresses=_addresses(report.get("categories")),
         last_steps=tuple(_steps(report.get("last_steps"))),
+        device_names=tuple(str(one["name"]) for one in devices if isinstance(one, dict) and one.get("name")),
+        address_space_bytes=_integer(report.get("address_space_bytes")),
     )
 
 

@@ -26,6 +26,8 @@ GROWS_WITH_THE_BATCH: Final = (Category.ACTIVATIONS, Category.INPUT, Category.WO
 """What grows with the batch: gradients of activations and temporaries are counted as workspace."""
 
 _STATE_IS_MADE: Final = re.compile(r"\bstate\[.*\] = |zeros_like|full_like|torch\.clone\(grad")
+_OPTIMIZES: Final = re.compile(r"deepspeed|(?:^|/|\b)optim|\bzero\b|fairscale", re.IGNORECASE)
+_LIKE_SHARE: Final = 10  # two sizes are alike that differ by less than one part in so many
 _MAKES_STATE: Final = frozenset({"_init_group", "init_state", "_init_state", "state_init"})
 _STEP_WORDS: Final = {
     TrainingPhase.FORWARD: "in the forward pass",
@@ -58,8 +60,10 @@ def model_too_large(situation: Situation) -> Cause | None:
 
 def optimizer_state(situation: Situation) -> Cause | None:
     """It ran out in the optimizer's step, where its state and its temporaries come into being."""
-    if situation.phase is not TrainingPhase.OPTIMIZER_STEP or not situation.on_gpu:
+    if not situation.on_gpu:
         return None
+    if situation.phase is not TrainingPhase.OPTIMIZER_STEP:
+        return _copy_of_weights(situation)
     first = situation.case.steps_done == 0 or (situation.case.steps_done is None and situation.facts.step in (0, 1))
     if first:
         text = (
@@ -70,6 +74,17 @@ def optimizer_state(situation: Situation) -> Cause | None:
         text = f"The line that ran out creates the optimizer's state{held_by_process(situation)}"
         return Cause(CauseId.OPTIMIZER_STATE, Confidence.CERTAIN, text)
     text = f"It ran out in the optimizer's step{held_by_process(situation)}"
+    return Cause(CauseId.OPTIMIZER_STATE, Confidence.LIKELY, text)
+
+
+def _copy_of_weights(situation: Situation) -> Cause | None:
+    """A request of the size of all that is allocated, under an optimizer or DeepSpeed, is its copy of the weights."""
+    tried, allocated = situation.facts.tried_bytes, situation.facts.allocated_bytes
+    frames = () if situation.event is None else situation.event.frames
+    under = any(_OPTIMIZES.search(f"{frame.path} {frame.code or ''}") for frame in frames)
+    if tried is None or not allocated or abs(tried - allocated) * _LIKE_SHARE > allocated or not under:
+        return None
+    text = f"{format_size(tried)} were asked for, as much as is allocated: an optimizer's copy of all weights"
     return Cause(CauseId.OPTIMIZER_STATE, Confidence.LIKELY, text)
 
 

@@ -29,6 +29,7 @@ class CauseId(StrEnum):
     HOST_OOM = "host_oom"
     SIZE_LIMIT = "size_limit"
     KV_CACHE_NO_ROOM = "kv_cache_no_room"
+    LIBRARY_BUFFERS = "library_buffers"
     NOT_OOM = "not_oom"
     UNKNOWN = "unknown"
 

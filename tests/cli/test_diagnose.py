@@ -286,3 +286,57 @@ def test_a_hostile_pickle_does_not_run(oomdoctor_here: Run, tmp_path: Path) -> N
     assert ended.returncode == 2
     assert "system" in ended.stderr
     assert not (tmp_path / "ran").exists()
+
+
+# --- one line a file -------------------------------------------------------------------------------------------------
+
+
+def test_short_prints_one_line_a_file(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """Each file is diagnosed by itself, in the order in which they are named, and told in one line."""
+    (tmp_path / "a.log").write_text(LOG)
+    (tmp_path / "b.log").write_text("step 1 loss 2\n")
+    (tmp_path / "c.log").write_text("Traceback (most recent call last):\nValueError: no such column\n")
+    ended = oomdoctor_here("diagnose", "--short", "a.log", "b.log", "c.log")
+    assert ended.returncode == 0
+    first, second, third = ended.stdout.splitlines()
+    assert first == (
+        "a.log: GPU 1 ran out of memory in backward, step 40: the batch is too large (likely); "
+        "2.50 GiB asked for, 1.25 GiB of 23.64 GiB free, 21.50 GiB in tensors"
+    )
+    assert second == "b.log: No error was found"
+    assert third.startswith("c.log: Not an out-of-memory error; ")
+    assert "no such column" in third
+
+
+def test_short_goes_on_behind_a_file_that_cannot_be_read(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """A file that is none of ours to read is told on standard error, and the exit code says so in the end."""
+    (tmp_path / "packed.log").write_bytes(lzma.compress(LOG.encode()))
+    (tmp_path / "a.log").write_text(LOG)
+    ended = oomdoctor_here("diagnose", "--short", "packed.log", "a.log")
+    assert ended.returncode == 2
+    assert [line.partition(":")[0] for line in ended.stdout.splitlines()] == ["a.log"]
+    assert "packed.log" in ended.stderr
+    assert "xz" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["a.log", "b.log", "--fail-on-oom"], 1), (["b.log"], 3), (["a.log", "--json"], 2), (["a.log", "-o", "all"], 0)],
+    ids=["gate", "nothing found", "two formats", "file"],
+)
+def test_short_has_the_exit_code_of_all_files(
+    oomdoctor_here: Run, tmp_path: Path, arguments: list[str], code: int
+) -> None:
+    """A gate fails where any file ran out, and nothing is an answer where no file had one."""
+    (tmp_path / "a.log").write_text(LOG)
+    (tmp_path / "b.log").write_text("step 1 loss 2\n")
+    assert oomdoctor_here("diagnose", "--short", *arguments).returncode == code
+    assert (tmp_path / "all").is_file() == ("-o" in arguments)
+
+
+def test_closed_standard_input_is_named(tmp_path: Path) -> None:
+    """A log that should come from a closed standard input is an error of use, and no log without an error."""
+    command = f"{sys.executable} -m oomdoctor diagnose - <&-"
+    ended = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "standard input is closed" in ended.stderr

@@ -58,9 +58,12 @@ def test_a_script_dies_of_a_real_oom_and_leaves_a_report(
     oomdoctor: Run, script: Path, tmp_path: Path, python: str
 ) -> None:
     """With the torch of whatever Python the command names: its own output first, then where the report is."""
+    (tmp_path / "model.py").write_text("")  # which nobody should be sent to
     ended = oomdoctor("run", "--memory", "1GiB", "--", python, script.name, "200000", timeout=200)
 
     assert ended.returncode == 1
+    assert "model.py" not in ended.stderr
+    assert f"oomdoctor probe --target-batch 256 -- {python} train.py 200000 {{micro_batch}}" in flat(ended.stderr)
     assert ended.stdout == "step 0\nstep 1\n"
     assert ended.stderr.index("torch.OutOfMemoryError: CUDA out of memory") < ended.stderr.index("oomdoctor-")
     (report,) = reports_in(tmp_path)
@@ -70,6 +73,21 @@ def test_a_script_dies_of_a_real_oom_and_leaves_a_report(
     assert report["argv"] == [python, script.name, "200000"]
     (snapshot,) = tmp_path.glob("oomdoctor-*/rank0-*/snapshot.pickle")
     assert _history(python, snapshot, report) == ["alloc", "oom", True, True]
+
+
+def flat(text: str) -> str:
+    """A text in one line."""
+    return " ".join(text.split())
+
+
+def test_exhausted_address_space_is_told_from_a_full_card(oomdoctor: Run, script: Path, tmp_path: Path) -> None:
+    """Under `ulimit -v` the card has room, and the host refused the mapping that a driver asked it for."""
+    (tmp_path / "limited.sh").write_text(f"ulimit -v 30000000\nexec {sys.executable} {script.name} 200000\n")
+    ended = oomdoctor("run", "--gpu", "a100-sxm4-80gb", "--", "sh", "limited.sh", timeout=200)
+    assert "The host refused memory for GPU 0" in ended.stderr
+    assert "ulimit -v unlimited" in ended.stderr
+    (report,) = reports_in(tmp_path)
+    assert report["address_space_bytes"] == 30000000 * 1024
 
 
 def _history(python: str, snapshot: Path, report: dict) -> list[object]:

@@ -56,10 +56,14 @@ def test_absurd_request_needs_no_card_to_be_absurd() -> None:
 
 
 def test_large_request_is_only_possibly_the_cause() -> None:
-    """A quarter of the card at once is worth a word, behind the batch."""
-    one = situation(tried=52, total=79, free=23, allocated=49, unallocated=5.8, process=55.8)
+    """A quarter of the card at once is worth a word, behind the batch; most of it comes before the batch."""
+    one = situation(tried=26, total=79, free=23, allocated=49, unallocated=5.8, process=55.8)
     assert first(one) is CauseId.BATCH_TOO_LARGE
     assert causes(one)[CauseId.SINGLE_HUGE_ALLOCATION] is Confidence.POSSIBLE
+    most = situation(tried=52, total=79, free=23, allocated=49, unallocated=5.8, process=55.8)
+    assert first(most) is CauseId.SINGLE_HUGE_ALLOCATION
+    assert causes(most)[CauseId.SINGLE_HUGE_ALLOCATION] is Confidence.LIKELY
+    assert CauseId.BATCH_TOO_LARGE in causes(most)
 
 
 def test_cap_binds_where_the_card_has_room() -> None:
@@ -410,13 +414,14 @@ def known_sizes(one: Situation) -> set[str]:
 def test_rules_are_listed_once() -> None:
     """No rule is in the list twice, and none that is written is forgotten."""
     assert len(set(CAUSE_RULES)) == len(CAUSE_RULES)
-    from oomdoctor.diagnose import device_causes, training_causes
+    from oomdoctor.diagnose import device_causes, library_causes, training_causes
 
     ids = {cause.value for cause in CauseId} | {"unexplained_refusal", "large_allocation", "batch_named_in_code"}
-    ids |= {"fragmentation_beside_free", "unseen_process"}
+    ids |= {"fragmentation_beside_free", "unseen_process", "most_of_the_device", "address_space"}
+    ids |= {"quantized_offload", "compiled_program"}
     written = {
         function
-        for module in (training_causes, device_causes, device_causes, training_causes)
+        for module in (training_causes, device_causes, library_causes)
         for name, function in vars(module).items()
         if name in ids and callable(function)
     }

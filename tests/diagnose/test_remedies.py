@@ -241,3 +241,71 @@ def test_batch_size_is_read_where_it_is_plain(text: str, size: int | None) -> No
     """A batch size is taken from the command line or the log, and not where two are named."""
     assert full(command=(text,)).batch_size == size
     assert full(lines=(text,)).batch_size == size
+
+
+# --- what is known is used -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "probe"),
+    [
+        (("python", "train.py", "--batch-size", "16"), "-- python train.py --batch-size {micro_batch}"),
+        (("python", "-m", "trainer", "--data.batch_size=8"), "-- python -m trainer --data.batch_size={micro_batch}"),
+        (("torchrun", "train.py", "per_device_train_batch_size=4"), "per_device_train_batch_size={micro_batch}"),
+        (("python", "train.py"), "-- python train.py {micro_batch}"),
+        ((), "oomdoctor probe model.py --target-batch"),
+    ],
+)
+def test_advice_names_the_command_that_ran(command: tuple[str, ...], probe: str) -> None:
+    """After a run the command itself is probed, with its batch size left open, and no file that may lie there."""
+    one = full(phase=TrainingPhase.FORWARD, command=command)
+    how = remedies(one)["smaller_micro_batch"].how or ""
+    assert probe in how
+    assert ("model.py" in how) == (not command)
+    steps = [step.command for step in diagnose.next_steps(situation(command=command), ())]
+    assert f"oomdoctor run -- {' '.join(command) or 'python train.py'}" in steps
+
+
+def test_a_leak_that_was_seen_is_all_that_is_treated() -> None:
+    """Where memory grows from step to step, nothing that only puts the end off is listed."""
+    one = full(phase=TrainingPhase.FORWARD, step=900, trend=trend(first=2, last=22))
+    assert list(remedies(one)) == ["drop_graph"]
+
+
+def test_a_failed_temporary_of_foreach_is_not_made() -> None:
+    """A temporary as large as all weights is avoided by the fused kernel, before the state gets lighter."""
+    frame = SourceLine(
+        "/v/site-packages/torch/optim/adamw.py", 606, "_multi_tensor_adamw", "torch._foreach_sqrt(squares)"
+    )
+    failed = full(phase=TrainingPhase.OPTIMIZER_STEP, step=9, frames=(frame,))
+    assert list(remedies(failed))[:2] == ["no_foreach", "lighter_optimizer"]
+    made = SourceLine("/v/site-packages/torch/optim/adamw.py", 50, "_init_group", "torch.zeros_like(p)")
+    assert best(full(phase=TrainingPhase.OPTIMIZER_STEP, step=9, frames=(made,))) == "lighter_optimizer"
+
+
+@pytest.mark.parametrize(
+    ("name", "has_bfloat16"),
+    [
+        ("Tesla T4", False),
+        ("Tesla V100-SXM2-16GB", False),
+        ("NVIDIA GeForce RTX 2080 Ti", False),
+        ("NVIDIA GeForce GTX 1080 Ti", False),
+        ("Quadro RTX 6000", False),
+        ("NVIDIA A100-SXM4-40GB", True),
+        ("NVIDIA RTX 6000 Ada Generation", True),
+        ("NVIDIA GeForce RTX 4090", True),
+        ("NVIDIA H100 80GB HBM3", True),
+    ],
+)
+def test_bfloat16_is_for_cards_that_have_it(name: str, has_bfloat16: bool) -> None:
+    """Cards below compute capability 8.0 are advised to use float16 with a scaler."""
+    found = remedies(full(phase=TrainingPhase.FORWARD, device_names=(name,)))
+    assert ("bf16_autocast" in found, "fp16_autocast" in found) == (has_bfloat16, not has_bfloat16)
+
+
+def test_room_that_was_refused_under_a_limit_of_addresses_is_the_hosts() -> None:
+    """Free memory of the device and a limited address space are the host's matter, and are told from a full card."""
+    one = situation(tried=2, total=24, free=20, allocated=3, unallocated=0, address_space_bytes=16 << 30)
+    assert find_causes(one)[0].id is CauseId.HOST_OOM
+    assert best(one) == "address_space"
+    assert remedies(one)["address_space"].how == "ulimit -v unlimited"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.diagnose.evidence import Message
 from oomdoctor.diagnose.tables import Patterns
-from oomdoctor.diagnose.text.headlines import compact, join, undecorated
+from oomdoctor.diagnose.text.headlines import compact, join, last_line, undecorated
 from oomdoctor.diagnose.text.numbers import SIZE, facts_from, read_size
 from oomdoctor.results import ProcessMemory
 
@@ -52,6 +52,8 @@ def _compile(parts: str) -> re.Pattern[str]:
 
 _PARTS: Final = _compile("common")
 _APPLE_PARTS: Final = _compile("apple")
+_RETOLD: Final = _compile("retold")
+_MOST_RETOLD: Final = 8  # numbers of one message
 _INDEX: Final = re.compile(r"(?:gpu|npu|xpu|hpu|device)(\d+)")
 _PROCESS: Final = re.compile(rf"process(\d+)has({SIZE})")
 
@@ -112,6 +114,24 @@ def read_parts(text: str, start: int = 0) -> MessageParts | None:
     while (match := pattern.search(text, position, _template_reach(parts, stop))) is not None and _take(parts, match):
         position = match.end()
     return parts if parts.has_head or parts.numbers else None
+
+
+def _read_retold(lines: Sequence[str], compacted: CompactText, parts: MessageParts) -> None:
+    """Add the numbers of a message that somebody told in other words, as long as they follow each other closely."""
+    head, text = HEAD.match(compacted.text, parts.start), compacted.text
+    told = parts.numbers.keys() & {"total_bytes", "allocated_bytes"}
+    if head is None or head["device"] in {None, "mpsbackend"} or told:
+        return
+    below = last_line(lines, compacted.line_of(parts.start)) + 1 - compacted.first
+    stop = compacted.starts[below] if below < len(compacted.starts) else len(text)
+    position = head.end()
+    for _ in range(_MOST_RETOLD):
+        match = _RETOLD.search(text, position, min(stop, position + LONGEST_GAP // 2 + _LONGEST_PART))
+        if match is None or match.start() - position > LONGEST_GAP // 2:
+            return
+        parts.numbers.setdefault(match.lastgroup or "", read_size(match[0]))
+        position = match.end()
+        parts.end = max(parts.end, position)
 
 
 @lru_cache(maxsize=4)
@@ -187,6 +207,8 @@ def read_allocator_message(lines: Sequence[str], at: int) -> Message | None:
     compacted = compact(lines, *_reach(lines, at))
     for start in _starts(compacted, at):
         parts = read_parts(compacted.text, start)
+        if parts is not None:
+            _read_retold(lines, compacted, parts)
         if parts is not None and parts.is_message and _covers(compacted, parts, at):
             return _message(lines, compacted, parts)
     return _read_without_head(lines, compacted, at)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.agent.oom_errors import lowered, table
@@ -166,7 +167,14 @@ _HEADING: Final = re.compile(r"Out of Memory\b")  # torch writes it in small let
 _QUOTES_THE_DRIVER: Final = (
     "nccl-allocation"  # its words quote the driver's, so quotation marks in front of them mean nothing
 )
-_FULL_SENTENCES: Final = frozenset({"host-notebook"})  # whole sentences, and addressed to the reader
+_FULL_SENTENCES: Final = frozenset({"host-notebook", "quantized-offload"})  # whole, and addressed to the reader
+_BLOCK_LINES: Final = 12  # lines below an error that may hold numbers of it, where its own have none
+_WRAPPED_ABOVE: Final = 3  # lines of a wrapped message above the one that was found
+_WRAPPED_LINES: Final = 40
+_NARROWEST: Final = 20  # characters of a terminal's line
+_WIDEST: Final = 110
+_STOPS: Final = re.compile(r"Traceback \(|File \"|During handling|The above exception|[\w.]{1,200}(?:Error|Exception):")
+_NAMED: Final = re.compile(r"\w(?:Error|Exception): ")  # an error that is whole in its line
 _NCCL_LINES: Final = 3  # NCCL's lines about one failure stand this close together
 
 _UNTYPED: Final = _PATTERNS("untyped", re.IGNORECASE)
@@ -181,7 +189,34 @@ def read_error(lines: Sequence[str], at: int) -> Message | None:
         return message
     headline = read_headline(lines, at)
     found = _read_known(lines, at, headline) or _read_notice(lines, at)
-    return found or _read_other(lines, at, headline)
+    if found is not None and found.is_oom:
+        return found
+    return _read_wrapped(lines, at) or found or _read_other(lines, at, headline)
+
+
+def _read_wrapped(lines: Sequence[str], at: int) -> Message | None:
+    """Read an error of memory whose lines a narrow terminal has broken, in the middle of words too."""
+    for first in range(at, max(-1, at - _WRAPPED_ABOVE - 1), -1):
+        stop = _end_of_wrapped(lines, first)
+        own = [undecorated(line) for line in lines[first:stop]]
+        for text in ("".join(own), " ".join(own)) if stop > at and len(own) > 1 else ():
+            message = read_allocator_message([text], 0) or _read_known([text], 0, read_headline([text], 0))
+            if message is not None and message.is_oom:
+                return replace(message, text=join(own), first=first, last=stop - 1)
+    return None
+
+
+def _end_of_wrapped(lines: Sequence[str], first: int) -> int:
+    """Index behind the last of the lines that are one, all of which but the last are of nearly the same length."""
+    width = len(undecorated(lines[first]))
+    stop = first + 1
+    for line in lines[first + 1 : first + _WRAPPED_LINES]:
+        before, text = undecorated(lines[stop - 1]), undecorated(line)
+        fits = _NARROWEST <= width <= _WIDEST and len(before) * 4 >= width * 3 and len(text) * 3 <= width * 4
+        if not text or not fits or _STOPS.match(text) is not None or _NAMED.search(text) is not None:
+            break
+        stop += 1
+    return stop
 
 
 def _read_known(lines: Sequence[str], at: int, headline: Headline | None) -> Message | None:
@@ -207,6 +242,8 @@ def _is_stated(kind: ErrorKind, line: str) -> bool:
     """Return whether the words of a line without a type or numbers are an error's own."""
     if kind.start is None or kind.end is None:
         return False
+    if kind.name in _FULL_SENTENCES:
+        return True
     words = line[kind.start : kind.end]
     if _HEADING.search(words) is not None:
         return False
@@ -245,7 +282,15 @@ def _facts(kind: ErrorKind, lines: Sequence[str], first: int, last: int) -> Fact
     if kind.name == "nccl-allocation":
         around = lines[max(0, first - _NCCL_LINES) : last + 1 + _NCCL_LINES]
         nearby += [line for line in around if "NCCL WARN" in line]
-    return facts_from(read_numbers(kind.name, compact(nearby, 0, len(nearby)).text))
+    numbers = read_numbers(kind.name, compact(nearby, 0, len(nearby)).text)
+    if not numbers and kind.name not in _FULL_SENTENCES:  # a narrow terminal broke the message off
+        below = list(takewhile(_may_go_on, lines[last + 1 : last + 1 + _BLOCK_LINES]))
+        numbers = read_numbers(kind.name, compact([*nearby, *below], 0, len(nearby) + len(below)).text)
+    return facts_from(numbers)
+
+
+def _may_go_on(line: str) -> bool:
+    return bool(line.strip()) and _STOPS.match(undecorated(line)) is None
 
 
 def _message(

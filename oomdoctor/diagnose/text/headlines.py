@@ -84,6 +84,7 @@ _ENDINGS: Final = r"(?:Error|Exception|Interrupt|Exit|OutOfResources|BadAlloc|Ti
 _HEADLINE: Final = _PATTERNS("headline")
 _ALONE: Final = re.compile(rf"(?P<type>{_NAME})(?::.*)?")
 _MEMORY_TYPE: Final = re.compile(r"(?P<type>(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,60}MemoryError):?")
+_BARE_TYPE: Final = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,8}\w{0,80}Error:")  # whose message begins below it
 _SECOND_LINE: Final = re.compile(r"(?:CUDA|HIP) kernel errors might be asynchronously reported")
 _FRAME: Final = re.compile(r'\s*File "|Traceback \(most recent call last\)')
 _LINES_OF_A_FRAME: Final = 6  # between a frame's line and the error: code, markers, notes
@@ -181,7 +182,7 @@ def last_line(lines: Sequence[str], first: int) -> int:
 
 
 def _belongs(before: str, line: str) -> bool:
-    if _CONTINUES.match(line) is not None:
+    if _CONTINUES.match(line) is not None or _BARE_TYPE.fullmatch(before) is not None:
         return True
     if _ENDS.match(line) is not None or _NAMES_AN_ERROR.search(line) is not None:
         return False

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-NUMBER: Final = r"\d{1,24}(?:\.\d{1,24})?"
-"""A decimal; bounded, so that no text can ask for a number that takes long to compute."""
+NUMBER: Final = r"\d{1,24}(?:\.\d{0,24})?"
+"""A decimal, also as numpy prints `168. GiB`; bounded, so that no text asks for a number that takes long to compute."""
 
 UNIT: Final = r"(?:bytes?|b|[kmgt]i?b)"
 """A unit, in lower case."""
@@ -67,6 +67,10 @@ _TENSOR: Final = re.compile(
     r"oomwhenallocatingtensorwithshape(?:shape)?\[(?P<shape>\d{1,12}(?:,\d{1,12}){0,15})\]"
     r"(?:andtype(?P<type>(?:complex|bfloat|float|q?u?int)\d{0,3}|half|double|bool)(?=on|$))?"
 )
+_ARRAY: Final = re.compile(
+    r"arraywith(?:shape|form)\((?P<shape>\d{1,12}(?:,\d{1,12}){0,15}),?\)anddatatype"
+    r"(?P<type>(?:complex|float|u?int)\d{1,3}|bool)"
+)
 _ON_GPU: Final = re.compile(r"device:(?:gpu|xla_gpu):(\d{1,4})")
 _TYPES: Final = {"float": 4, "half": 2, "double": 8, "bool": 1, "int": 4}
 _BITS: Final = re.compile(r"(complex|bfloat|float|q?u?int)(\d{1,3})")
@@ -93,6 +97,9 @@ def read_numbers(kind: str, text: str) -> dict[str, int | None]:
                 numbers |= {"free_bytes": in_bytes(free, "gib"), "total_bytes": in_bytes(total, "gib")}
             else:
                 numbers.setdefault(name, _number(name, value))
+    array = _ARRAY.search(text)
+    if array is not None and "tried_bytes" not in numbers:  # numpy before 1.18 printed no size
+        numbers["tried_bytes"] = _shape_bytes(array["shape"], array["type"])
     return numbers
 
 
@@ -117,15 +124,21 @@ def _read_tensor(text: str) -> dict[str, int | None]:
     match = _TENSOR.search(text)
     if match is None:
         return {}
-    name = match["type"] or ""
-    bits = _BITS.fullmatch(name)
-    size = _TYPES.get(name) or (None if bits is None or int(bits[2]) % 8 else int(bits[2]) // 8)
-    count = prod(int(side) for side in match["shape"].split(","))
-    numbers = {"tried_bytes": None if size is None else in_bytes(str(count * size)) if count * size < 10**24 else None}
+    numbers = {"tried_bytes": _shape_bytes(match["shape"], match["type"] or "")}
     place = _ON_GPU.search(text, match.end())
     if place is not None:
         numbers["gpu_index"] = int(place[1])
     return numbers
+
+
+def _shape_bytes(shape: str, name: str) -> int | None:
+    """Return the bytes of a tensor; None for a type that is not known, or a size that none can have."""
+    bits = _BITS.fullmatch(name)
+    size = _TYPES.get(name) or (None if bits is None or int(bits[2]) % 8 else int(bits[2]) // 8)
+    if size is None:
+        return None
+    total = prod(int(side) for side in shape.split(",")) * size
+    return in_bytes(str(total)) if total < 10**24 else None
 
 
 def facts_from(

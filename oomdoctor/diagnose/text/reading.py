@@ -7,6 +7,7 @@ every other encoding is left as it is, since all of them write ASCII as ASCII. N
 from __future__ import annotations
 
 import codecs
+import json
 import re
 import zlib
 from dataclasses import dataclass
@@ -160,6 +161,7 @@ LONGEST_LINE: Final = 8192
 
 _PATTERNS: Final = Patterns(__name__)
 _ESCAPES: Final = _PATTERNS("escapes")
+_DOCKER: Final = re.compile(r'\{\s?"log"\s?:\s?"((?:[^"\\]|\\.){0,40000})"')
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\ufeff]")
 
 _RANK: Final = re.compile(f"[ ]{{0,2}}(?:{_PATTERNS.filled(_PATTERNS.table['ranks'])})")
@@ -190,6 +192,8 @@ class CleanLine:
 def clean(raw: bytes) -> CleanLine:
     """Clean one line, without its end; never raises."""
     text = raw[: 4 * LONGEST_LINE].decode(errors="replace")
+    if text.startswith("{"):
+        text = _docker_line(text)
     if "\x1b" in text or "[" in text or "#x1" in text:
         text = _ESCAPES.sub("", text)
     text = _CONTROL.sub("", text)
@@ -200,6 +204,18 @@ def clean(raw: bytes) -> CleanLine:
     if text.count("`") % 2 == 1:  # the other one stood before the text
         text = text.removesuffix("`")
     return CleanLine(text[:LONGEST_LINE], rank)
+
+
+def _docker_line(text: str) -> str:
+    """Take a program's line out of the JSON object that Docker's `json-file` driver makes of each."""
+    found = _DOCKER.match(text)
+    if found is None:
+        return text
+    try:
+        line = str(json.loads(f'"{found[1]}"'))
+    except ValueError:
+        return text
+    return line.rstrip("\r\n").rpartition("\r")[2]  # of a progress bar's states the last
 
 
 def unglue(text: str) -> tuple[str, ...]:

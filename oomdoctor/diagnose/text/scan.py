@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from oomdoctor.diagnose.evidence import Window
 from oomdoctor.diagnose.tables import Patterns
+from oomdoctor.diagnose.text.printed_tables import LONGEST_TABLE, MARKS
 from oomdoctor.diagnose.text.reading import (
     AFTER_BYTES,
     BEFORE_BYTES,
@@ -207,12 +208,14 @@ class Scan:
         trend: Memory over training steps, where the text tells.
         lines: How many lines the text has, a last one without a line end included.
         size_bytes: Bytes of the text, unpacked and as UTF-8.
+        tables: Lines from the title on of the last table of each of `MARKS`, by its mark.
     """
 
     windows: tuple[Window, ...]
     trend: MemoryTrend | None
     lines: int
     size_bytes: int
+    tables: dict[bytes, tuple[str, ...]] = field(default_factory=dict)
 
 
 def scan(stream: BinaryIO, source: str) -> Scan:
@@ -243,8 +246,13 @@ class _Scanner:
         self._blocks = 0
         self._lines_for_steps = 0
         self._ends_open = False
+        self._tables: dict[bytes, bytes] = {}
 
     def read(self, region: Region) -> None:
+        for mark in MARKS:
+            if (title := region.data.rfind(mark, region.begin, region.end)) >= 0:
+                first = region.data.rfind(b"\n", 0, title) + 1
+                self._tables[mark] = region.data[first : first + LONGEST_TABLE]
         at = region.begin
         seen: set[int] = set()  # lines of this region that are settled, by where they begin
         while at < region.end:
@@ -262,7 +270,8 @@ class _Scanner:
         candidates = [candidate for kept in (*self._kept.values(), self._rare) for candidate in kept.candidates()]
         windows = [build_window(candidate, source) for candidate in candidates]
         windows.sort(key=lambda window: window.line_number)
-        return Scan(tuple(windows), self._trend.trend(), self._lines + self._ends_open, self._bytes)
+        tables = {mark: tuple(clean(line).text for line in raw.split(b"\n")) for mark, raw in self._tables.items()}
+        return Scan(tuple(windows), self._trend.trend(), self._lines + self._ends_open, self._bytes, tables)
 
     def _read_block(self, region: Region, begin: int, end: int, seen: set[int]) -> None:
         data = region.data

@@ -68,7 +68,10 @@ def device_memory(facts: Facts) -> DeviceMemory:
     if free is not None:
         known.append(Part("free", "free", free))
     parts = tuple(part for part in known if part.size_bytes)
-    return DeviceMemory(f"{title}, {format_size(total)}", max(total, sum(part.size_bytes for part in parts)), parts)
+    in_all = sum(part.size_bytes for part in parts)
+    if in_all > total * (1 + _SMALLEST_SHOWN):  # a driver that spills, or a table of another moment
+        return DeviceMemory(f"Memory in use, {format_size(in_all)}; the device has {format_size(total)}", in_all, parts)
+    return DeviceMemory(f"{title}, {format_size(total)}", max(total, in_all), parts)
 
 
 def _known_parts(facts: Facts) -> list[Part]:

@@ -44,6 +44,7 @@ CAUSE_WORDS: Final = {
     CauseId.HOST_OOM: "the host's memory",
     CauseId.SIZE_LIMIT: "a size limit that is not memory",
     CauseId.KV_CACHE_NO_ROOM: "no room for the KV cache",
+    CauseId.LIBRARY_BUFFERS: "no room for a library's buffers",
     CauseId.NOT_OOM: "something else than memory",
     CauseId.UNKNOWN: "unknown",
 }
@@ -78,6 +79,9 @@ def headline(document: DiagnosisDocument) -> str:
 def _headline(result: DiagnosisResult) -> str:
     if result.is_oom and any(found.kind == "killed" for found in result.occurrences[:1]):
         return f"a process was killed, likely for want of host memory{_when(result.facts)}"
+    first = result.causes[0] if result.is_oom and result.causes else None
+    if first is not None and first.id is CauseId.HOST_OOM and result.device != "cpu":
+        return f"the host refused memory for {device(result.device, result.facts.gpu_index)}{_when(result.facts)}"
     if result.is_oom:
         return f"{device(result.device, result.facts.gpu_index)} ran out of memory{_when(result.facts)}"
     if result.occurrences:
