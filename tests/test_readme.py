@@ -247,6 +247,15 @@ def test_the_figures_of_diagnosis_are_those_of_the_results() -> None:
     assert fuzz["crashes"] == 0
     assert f"was given {fuzz['inputs']:,} inputs that nobody meant" in PROSE
 
+    counts = json.loads((results / "diagnose_messages.json").read_text(encoding="utf-8"))
+    seen, now, held = counts["unseen_first_run"], counts["same_after_mending"], counts["unseen_after_mending"]
+    assert f"Of {seen['messages']} messages from public issues" in PROSE
+    assert f"the device of {seen['device']} and the size that was asked for of {seen['tried']}" in PROSE
+    assert f"the label accepts in {seen['cause']}, and all was right in {seen['all']}" in PROSE
+    assert f"every number of the {now['messages']} and names an accepted cause in {now['cause']}" in PROSE
+    assert f"Of {held['messages']} more" in PROSE
+    assert held["all"] == held["messages"]
+
 
 def test_the_readme_sums_up_what_was_measured() -> None:
     """The README's three lines on accuracy have the figures of the committed measurements."""

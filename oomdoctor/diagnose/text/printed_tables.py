@@ -90,7 +90,8 @@ def read_cards(lines: Iterable[str]) -> tuple[CardReading, ...]:
 
 def read_summary(lines: Iterable[str]) -> MemorySummary | None:
     """Read the table of `memory_summary()` whose title is the first line; None where it is another's, or cut."""
-    index, sizes = 0, {}
+    index = 0
+    sizes: dict[str, int | None] = {}
     for line in lines:
         if (found := _INDEX.search(line)) is not None:
             index = int(found[1])
