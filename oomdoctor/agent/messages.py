@@ -11,11 +11,56 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Union, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, Union, get_args
 
 from .phase_meter import PhaseMemory  # noqa: TC001 - what reads a message goes by the annotations
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 Ending = Literal["steps", "error", "exit", "step"]
+
+
+@dataclass(frozen=True)
+class UnknownRead:
+    """A line of the program that read values which a null GPU does not have.
+
+    Attributes:
+        place: File name and line, such as `model.py:31`; of a library's line, that of the program which called it.
+        text: The expression that read; empty where the source is not known.
+        effect: `size` where the size of a tensor depends on it, `decision` where it is a condition, `bound` where the
+            largest size was taken, else `value`.
+    """
+
+    place: str
+    text: str
+    effect: Literal["size", "decision", "bound", "value"]
+
+
+_EFFECTS = {
+    "size": "the size of a tensor",
+    "decision": "a condition",
+    "bound": "the most rows that there can be",
+    "value": "a value",
+}
+_MOST_READS = 3
+
+
+def describe_reads(reads: Sequence[UnknownRead]) -> str:
+    """Return where values were read that a null GPU does not have, those first on which memory may depend."""
+    ordered = sorted(reads, key=lambda read: list(_EFFECTS).index(read.effect))
+    told = [f"{f'`{read.text}` at ' if read.text else ''}{read.place} ({_EFFECTS[read.effect]})" for read in ordered]
+    rest = [f"{len(told) - _MOST_READS} more"] if len(told) > _MOST_READS else []
+    return ", ".join(told[:_MOST_READS] + rest)
+
+
+def bound_warnings(reads: Sequence[UnknownRead]) -> list[str]:
+    """Return the warning that sparse gradients count with all their rows, where their indices are not known."""
+    bounds = [read for read in reads if read.effect == "bound"]
+    if not bounds:
+        return []
+    what = "sparse gradients count with all their rows, since which of them are equal is not known"
+    return [f"{what}: {describe_reads(bounds)}; training may need less"]
 
 
 @dataclass(frozen=True)
@@ -242,6 +287,7 @@ class Measurements:
         phases: Memory by phase.
         allocations: The allocator's events, packed, where memory did not run out and the history is whole; else empty.
         zeros_read: Times that it read data back from a null GPU.
+        unknown_reads: The program's lines that did so.
         unknown_calls: CUDA calls that the null GPU does not serve.
         error: The error that ended it; None where none did.
         process: Description of the process, where that was asked for.
@@ -267,6 +313,7 @@ class Measurements:
     phases: tuple[PhaseMemory, ...]
     allocations: str
     zeros_read: int
+    unknown_reads: tuple[UnknownRead, ...]
     unknown_calls: tuple[str, ...]
     error: ErrorChain | None
     process: ProcessDescription | None

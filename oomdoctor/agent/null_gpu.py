@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import imports
+from . import imports, known_values, unknown_reads
 from .guard import guarded
 
 if TYPE_CHECKING:
@@ -110,10 +110,15 @@ def _thread_states() -> list[str]:
 # --- libraries that read what a GPU computed -------------------------------------------------------------------------
 
 
-def patch_libraries() -> None:
-    """Patch library functions that would read zeros, once they are imported; on a real GPU there is nothing to do."""
+def begin() -> None:
+    """Keep the values that are known, note where others are read, and patch library functions that would read zeros.
+
+    It begins once torch is imported; on a real GPU there is nothing to do.
+    """
     if not _is_null_gpu():
         return
+    guarded(known_values.install)()
+    guarded(unknown_reads.begin)()
     validation = functools.partial(guarded(_replace), "torch", "_is_all_true", _hold_on_gpu)
     imports.when_imported("torch.distributions.distribution", validation)
     imports.when_imported("torch.backends.cudnn", guarded(_accept_old_cards))

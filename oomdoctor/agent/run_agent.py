@@ -55,7 +55,7 @@ class RunAgent:
     def begin(self) -> None:
         """Watch from now on; steps are counted by torch's global hook, which torch 2.0 is the first to have."""
         guarded(self._watch_steps)()
-        guarded(null_gpu.patch_libraries)()
+        guarded(null_gpu.begin)()
         guarded(null_gpu.wait_for_backward_at_exit)()
         atexit.register(guarded(self._at_exit))
         os.register_at_fork(after_in_child=guarded(self._reset))

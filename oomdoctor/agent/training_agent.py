@@ -15,7 +15,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from . import exception_hooks, null_gpu, oom_errors, settings, training_hooks
+from . import exception_hooks, null_gpu, oom_errors, settings, training_hooks, unknown_reads
 from .allocator_blocks import pack
 from .first_batch import FirstBatch as BatchSearch
 from .guard import FAILURES, guarded
@@ -95,7 +95,7 @@ class TrainingAgent:
         guarded(training_hooks.watch_modes)(self._torch, self._mode_changed)
         guarded(self._batch.watch)()
         guarded(null_gpu.wait_for_backward_at_exit)()
-        guarded(null_gpu.patch_libraries)()
+        guarded(null_gpu.begin)()
         guarded(self._watch_end)()
         os.register_at_fork(after_in_child=guarded(self._reset))
         self._torch.cuda._lazy_call(guarded(self._begin_with_cuda))  # at once where CUDA is initialised
@@ -267,6 +267,7 @@ class TrainingAgent:
                 phases=_phases(used, self._failed | ended_by_error),
                 allocations="" if peaks.ooms or error is not None else pack(self._history.trace),
                 zeros_read=null_gpu.zeros_read(),
+                unknown_reads=unknown_reads.reads(),
                 unknown_calls=tuple(null_gpu.unknown_calls()),
                 error=error,
                 process=guarded(_process_description)(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.agent.messages import bound_warnings, describe_reads
 from oomdoctor.command.outcome import ENOUGH_STEPS
 from oomdoctor.command.template import ACCUMULATION, accumulates, near_misses
 from oomdoctor.results import Outcome, PhaseName, Reason
@@ -15,7 +16,7 @@ from oomdoctor.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from oomdoctor.agent.messages import Measurements
+    from oomdoctor.agent.messages import Measurements, UnknownRead
     from oomdoctor.command.outcome import ClassifiedTrial
     from oomdoctor.command.supervisor import CommandSupervisor
     from oomdoctor.command.trial_events import TrialEvents
@@ -112,7 +113,7 @@ def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reaso
     if accumulates(request.command or ()):
         text = f"`{ACCUMULATION}` was 2 in trials below the target, which has all the memory that more steps have"
         found.append(Reason("accumulation", text))
-    if supervisor.notes.zeros_read:
+    if supervisor.notes.zeros_read and not _deciding(supervisor):
         found.append(Reason("zeros", _ZEROS))
     if left := [Path(path) for path in supervisor.observations.written if Path(path).exists()]:
         found.append(Reason("written", _describe_paths(left, request.directory)))
@@ -127,10 +128,25 @@ def warnings(
     failed = [trial for trial in trials if trial.outcome is Outcome.FAILED]  # the answer rests on none of them
     return (
         *_command_warnings(request, observations, search),
+        *_read_warnings(_deciding(supervisor)),
+        *bound_warnings(supervisor.notes.unknown_reads),
         *_training_warnings(observations),
         *_evaluation_warnings(observations),
         *(f"the command failed when it was run at micro-batch {each.micro_batch}: {each.error}" for each in failed),
     )
+
+
+def _deciding(supervisor: CommandSupervisor) -> list[UnknownRead]:
+    """Return the reads on which memory may depend; a value that is read to log it is harmless."""
+    return [read for read in supervisor.notes.unknown_reads if read.effect in ("size", "decision")]
+
+
+def _read_warnings(deciding: Sequence[UnknownRead]) -> Iterator[str]:
+    if deciding:
+        yield (
+            f"the command reads values that a null GPU does not have, and got zeros: {describe_reads(deciding)}; "
+            "memory that depends on them is not counted, and training may need more"
+        )
 
 
 def _command_warnings(request: ProbeRequest, seen: Observations, search: SearchResult) -> Iterator[str]:

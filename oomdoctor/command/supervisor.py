@@ -232,6 +232,7 @@ class CommandSupervisor(TrialSource):
             self.notes.add(
                 optimizer_name=measured.optimizer or "",
                 zeros_read=measured.zeros_read,
+                unknown_reads=measured.unknown_reads,
                 unknown_calls=measured.unknown_calls,
             )
         self.observations.take(ended.events, classified, micro_batch)

@@ -28,6 +28,7 @@ from oomdoctor.units import whole_number
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from oomdoctor.agent.messages import UnknownRead
     from oomdoctor.progress import Progress
     from oomdoctor.results import Trial
 
@@ -162,6 +163,7 @@ class TrialNotes:
         optimizer_name: Class name of the optimizer that ran.
         loss_is_finite: False once a loss was NaN or infinite.
         zeros_read: Most times that one trial's step read data back from a null GPU, which answers with zeros.
+        unknown_reads: The target's lines that did so.
         unknown_calls: Names of CUDA calls that the null GPU was asked for and does not serve.
     """
 
@@ -170,12 +172,21 @@ class TrialNotes:
     optimizer_name: str = ""
     loss_is_finite: bool = True
     zeros_read: int = 0
+    unknown_reads: tuple[UnknownRead, ...] = ()
     unknown_calls: tuple[str, ...] = ()
 
-    def add(self, *, optimizer_name: str, zeros_read: int, unknown_calls: Iterable[str]) -> None:
+    def add(
+        self,
+        *,
+        optimizer_name: str,
+        zeros_read: int,
+        unknown_reads: Iterable[UnknownRead],
+        unknown_calls: Iterable[str],
+    ) -> None:
         """Take in what one trial showed."""
         self.optimizer_name = optimizer_name or self.optimizer_name
         self.zeros_read = max(self.zeros_read, zeros_read)
+        self.unknown_reads = tuple(dict.fromkeys((*self.unknown_reads, *unknown_reads)))
         self.unknown_calls = tuple(dict.fromkeys((*self.unknown_calls, *unknown_calls)))
 
 

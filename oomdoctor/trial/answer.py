@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oomdoctor import __version__
+from oomdoctor.agent.messages import bound_warnings, describe_reads
 from oomdoctor.engines.catalogue import all_cards
 from oomdoctor.engines.monitor import other_process_bytes
 from oomdoctor.errors import EXIT_GATE, EXIT_OK
@@ -13,6 +14,9 @@ from oomdoctor.results import Device, MicroBatch, Outcome, ProbeDocument, ProbeR
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oomdoctor.agent.messages import UnknownRead
     from oomdoctor.engines.choice import Engine
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Accumulation, Guidance, StepMemory
@@ -231,8 +235,10 @@ def _device_warnings(request: ProbeRequest, engine: Engine, source: TrialSource,
         )
         if engine.kind == "trace":
             found.append("on this card a trace of bf16 is too low; `--engine null` runs what such a card runs instead")
+    if request.command is None:
+        found += bound_warnings(source.notes.unknown_reads)
     if source.notes.zeros_read and request.command is None:  # a command reads back what it logs
-        found.append(_zeros_read(source.notes.zeros_read, engine))
+        found.append(_zeros_read(source.notes.zeros_read, source.notes.unknown_reads, engine))
     if source.notes.unknown_calls and engine.kind == "null":
         names = ", ".join(source.notes.unknown_calls)
         found.append(f"the null GPU does not serve {names}: memory there is not counted")
@@ -241,11 +247,12 @@ def _device_warnings(request: ProbeRequest, engine: Engine, source: TrialSource,
     return found
 
 
-def _zeros_read(count: int, engine: Engine) -> str:
+def _zeros_read(count: int, reads: Sequence[UnknownRead], engine: Engine) -> str:
     where = "in a trace" if engine.kind == "trace" else "on a null GPU"
     times = "once" if count == 1 else f"{count} times"
+    places = f": {describe_reads(reads)};" if reads else ", and"
     return (
-        f"the step read data back from the GPU {times} in a trial, and {where} that is zeros: memory that "
+        f"the step read data back from the GPU {times} in a trial{places} {where} that is zeros: memory that "
         "depends on it (boolean masks, `nonzero`, `.item()` in a condition) is not counted, and training may need more"
     )
 

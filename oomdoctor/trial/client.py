@@ -239,7 +239,12 @@ class WorkerTrialSource(TrialSource):
         """Run one trial; the next one finds memory as this one found it."""
         self._replace_retired()
         done = self._run(RunTrial(micro_batch, micro_steps, allowed_bytes))
-        self.notes.add(optimizer_name=done.optimizer, zeros_read=done.zeros_read, unknown_calls=done.unknown_calls)
+        self.notes.add(
+            optimizer_name=done.optimizer,
+            zeros_read=done.zeros_read,
+            unknown_reads=done.unknown_reads,
+            unknown_calls=done.unknown_calls,
+        )
         self.notes.problem = done.problem or self.notes.problem
         self.notes.loss_is_finite = self.notes.loss_is_finite and done.loss_is_finite
         self.capacity_bytes = done.capacity_bytes

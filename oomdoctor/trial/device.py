@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from oomdoctor.agent.messages import describe_reads
 from oomdoctor.engines.catalogue import Card, all_cards
 from oomdoctor.engines.null_gpu import library as null_gpu
 from oomdoctor.errors import NoAnswerError, OomdoctorError
@@ -15,6 +16,9 @@ from oomdoctor.target.contract import summary
 from oomdoctor.trial.protocol import HeldMemory
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oomdoctor.agent.messages import UnknownRead
     from oomdoctor.engines.trace.device import EmulatedDevice
 
 
@@ -136,12 +140,13 @@ _REAL_GPU = "probe this target on a machine with a CUDA GPU"
 _STAND_IN = {"null": "a null GPU", "trace": "an emulated one"}
 
 
-def fault_of(error: OomdoctorError, *, zeros_read: int) -> OomdoctorError:
+def fault_of(error: OomdoctorError, zeros_read: int, reads: Sequence[UnknownRead]) -> OomdoctorError:
     """Return the error as it is, or one that says what the null GPU could not do.
 
     Args:
         error: What the target's code seems to have done wrong.
         zeros_read: Times that the code read data back from the GPU before.
+        reads: The lines that did so, as far as they are known.
     """
     if device_kind() == "cuda" or (device_kind() == "trace" and isinstance(error, NoAnswerError)):
         return error
@@ -150,8 +155,9 @@ def fault_of(error: OomdoctorError, *, zeros_read: int) -> OomdoctorError:
         served = ", ".join(f"`{name}`" for name in calls)
         return NoAnswerError(f"the null GPU does not serve {served}", details=details, hint=_REAL_GPU)
     if zeros_read and not isinstance(error, NoAnswerError):
+        where = f" ({describe_reads(reads)})" if reads else ""
         return NoAnswerError(
-            "the target read data back from the GPU and then failed; "
+            f"the target read data back from the GPU{where} and then failed; "
             f"from {_STAND_IN[device_kind()]} come zeros, whatever was computed",
             details=details,
             hint=f"{_REAL_GPU}, or take decisions on what was computed (`.item()`, `.any()`, masks) out of the step",

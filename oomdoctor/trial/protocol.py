@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
 
+from oomdoctor.agent.messages import UnknownRead  # noqa: TC001
 from oomdoctor.codec import decode, encode
 
 # What reads a message goes by the annotations of its fields.
@@ -98,6 +99,7 @@ class TrialDone:
         allocations: The allocator's events, packed, where the trial fits; see `oomdoctor.agent.allocator_blocks`.
         loss_is_finite: False where a loss was NaN or infinite.
         zeros_read: Times that the step read data back from a null GPU.
+        unknown_reads: The target's lines that did so.
         optimizer: Class name of the optimizer; empty where it was never built.
         held: Memory that is left.
         capacity_bytes: Bytes that PyTorch may take now.
@@ -109,6 +111,7 @@ class TrialDone:
     allocations: str
     loss_is_finite: bool
     zeros_read: int
+    unknown_reads: tuple[UnknownRead, ...]
     optimizer: str
     held: HeldMemory
     capacity_bytes: int

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from oomdoctor.agent import unknown_reads
 from oomdoctor.agent.oom_errors import walk_chain
 from oomdoctor.agent.phase_meter import Counts, PhaseMeter
 from oomdoctor.errors import NoAnswerError, TargetError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from oomdoctor.agent.allocator_blocks import AllocationTrace
+    from oomdoctor.agent.messages import UnknownRead
     from oomdoctor.results import Variant
     from oomdoctor.trial.protocol import RunTrial
 
@@ -59,6 +61,7 @@ class WorkerMeter:
     def phase(self, iteration: int, name: PhaseName) -> Iterator[None]:
         """Record what happens inside, up to a failure where there is one."""
         self._meter.begin(iteration, name)
+        unknown_reads.mark()
         before = zeros_read_count()
         has_ended = False
         try:
@@ -161,6 +164,7 @@ class Attempt:
         allocations: The allocator's events, where the trial fits; see `oomdoctor.agent.allocator_blocks`.
         loss_is_finite: False where a loss was NaN or infinite.
         zeros_read: Times that the step read data back from a null GPU.
+        unknown_reads: The target's lines that did so.
         optimizer_name: Class name of the optimizer, empty when it was never built.
     """
 
@@ -169,6 +173,7 @@ class Attempt:
     allocations: AllocationTrace
     loss_is_finite: bool
     zeros_read: int
+    unknown_reads: tuple[UnknownRead, ...]
     optimizer_name: str
 
 
@@ -185,7 +190,7 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
     """
     set_memory_limit(question.allowed_bytes)
     training = _Training(_stat("num_ooms"), meter or TrialMeter())
-    retries_before, started = _stat("num_alloc_retries"), time.monotonic()
+    retries_before, reads_before, started = _stat("num_alloc_retries"), unknown_reads.mark(), time.monotonic()
     end = _train_to_end(setup, training, question)
     swallowed = training.ooms if end.outcome is Outcome.FITS else 0
     trial = Trial(
@@ -208,6 +213,7 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
         training.meter.trace,
         training.loss_is_finite,
         training.meter.zeros_read,
+        unknown_reads.reads(reads_before),
         training.optimizer_name,
     )
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import torch
 
-from oomdoctor.agent import null_gpu
+from oomdoctor.agent import null_gpu, unknown_reads
 from oomdoctor.agent.allocator_blocks import pack, unpack
 from oomdoctor.agent.messages import has_kernels
 from oomdoctor.engines.catalogue import emulated_card
@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> int:
 
 def serve(channel: Channel) -> None:
     """Answer questions until the parent closes the channel."""
-    null_gpu.patch_libraries()
+    null_gpu.begin()
     worker = Worker()
     with _device_to_run_on(), suppress(ChannelClosedError):
         while True:
@@ -134,11 +134,11 @@ def _device_to_run_on() -> Iterator[None]:
 
 
 def _answer(worker: Worker, question: AnyQuestion) -> AnyAnswer:
-    read_before = zeros_read_count()
+    read_before, mark = zeros_read_count(), unknown_reads.mark()
     try:
         return worker.answer(question)
     except OomdoctorError as error:
-        return Failed(TrialProblem.of(fault_of(error, zeros_read=zeros_read_count() - read_before)))
+        return Failed(TrialProblem.of(fault_of(error, zeros_read_count() - read_before, unknown_reads.reads(mark))))
     except SystemExit as exit_:
         ended = TargetError(
             f"the target's code called `exit({exit_.code!r})`",
@@ -233,6 +233,7 @@ class Worker:
             allocations=pack(attempt.allocations),
             loss_is_finite=attempt.loss_is_finite,
             zeros_read=attempt.zeros_read,
+            unknown_reads=attempt.unknown_reads,
             optimizer=attempt.optimizer_name,
             held=held_memory(),
             capacity_bytes=capacity_bytes(self._cap_bytes),
@@ -312,7 +313,7 @@ def _problem_of(attempt: Attempt) -> TrialProblem | None:
     """Return the error of a trial that failed for another reason than memory."""
     if attempt.problem is None:
         return None
-    return TrialProblem.of(fault_of(attempt.problem, zeros_read=attempt.zeros_read))
+    return TrialProblem.of(fault_of(attempt.problem, attempt.zeros_read, attempt.unknown_reads))
 
 
 def _build(target: Target, variant: Variant) -> torch.nn.Module:

@@ -78,6 +78,7 @@ def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
         "phases": [{"iteration": 1, "phase": "forward", "peak_allocated_bytes": 90_000, "end_allocated_bytes": 80_000}],
         "allocations": "",
         "zeros_read": 0,
+        "unknown_reads": [],
         "unknown_calls": [],
         "error": None,
         "cuda": True,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from oomdoctor.agent.messages import UnknownRead
 from oomdoctor.errors import NoAnswerError
 from oomdoctor.results import Axis, Outcome, Trial, Variant
 from oomdoctor.search.probe_search import TrialProblem
@@ -56,6 +57,7 @@ ANSWERS = [
         "",
         loss_is_finite=True,
         zeros_read=0,
+        unknown_reads=(UnknownRead("model.py:3", "x.item()", "value"),),
         optimizer="AdamW",
         held=HeldMemory(0, 1),
         capacity_bytes=5,

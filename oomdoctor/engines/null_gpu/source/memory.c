@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include "null_gpu.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -356,22 +357,61 @@ static bool recall_copy(void *destination, const void *device, size_t bytes) {
 
 // A copy from the device writes zeros, a copy to the device is dropped, and a copy within the host is a copy. The addresses
 // decide, as they do under unified addressing, so that a wrong `kind` cannot make host code touch the device. Reads are
-// counted, because a program does something else with those zeros than with the data of a real GPU.
+// counted and told, because a program does something else with those zeros than with the data of a real GPU.
 static _Atomic uint64_t reads;
+static const char *(*_Atomic on_read)(uint64_t bytes);
+static _Thread_local uint64_t answer;
+static _Thread_local bool has_answer;
 
 SERVED uint64_t oomdoctor_null_reads(void) { return reads; }
+
+// Calls `function` with the bytes of each read from now on, in the thread that reads; NULL ends it. Where it returns a text,
+// Python's main thread raises a RuntimeError with it as soon as it goes on.
+SERVED void oomdoctor_null_on_read(const char *(*function)(uint64_t)) { on_read = function; }
+
+static int raise_error(void *text) {
+    void (*set_error)(void *, const char *) = (void (*)(void *, const char *))dlsym(RTLD_DEFAULT, "PyErr_SetString");
+    void **type = dlsym(RTLD_DEFAULT, "PyExc_RuntimeError");
+    if (set_error && type)
+        set_error(*type, text);
+    return set_error && type ? -1 : 0;
+}
+
+static void raise_soon(const char *text) {
+    int (*add)(int (*)(void *), void *) = (int (*)(int (*)(void *), void *))dlsym(RTLD_DEFAULT, "Py_AddPendingCall");
+    if (add)
+        add(raise_error, (void *)text);
+}
+
+// Gives `value`, an integer, to every read of up to eight bytes in this thread, until it is called with `given` 0. It is
+// for operators that read how many elements they have found, where the agent knows it.
+SERVED void oomdoctor_null_answer_reads(uint64_t value, int given) {
+    answer = value;
+    has_answer = given != 0;
+}
+
+static void read_device(void *destination, const void *source, size_t bytes) {
+    if (recall_copy(destination, source, bytes))
+        return;
+    memset(destination, 0, bytes);
+    if (has_answer && bytes <= sizeof answer) {
+        memcpy(destination, &answer, bytes);  // little-endian: the low bytes come first
+        return;
+    }
+    reads++;
+    const char *(*function)(uint64_t) = on_read;
+    const char *text = function ? function(bytes) : NULL;
+    if (text)
+        raise_soon(text);
+}
 
 void null_copy(void *destination, const void *source, size_t bytes) {
     if (bytes == 0)
         return;
-    if (null_is_device_address(destination)) {
+    if (null_is_device_address(destination))
         keep_copy(destination, source, bytes);
-    } else if (null_is_device_address(source)) {
-        if (recall_copy(destination, source, bytes))
-            return;
-        reads++;
-        memset(destination, 0, bytes);
-    } else {
+    else if (null_is_device_address(source))
+        read_device(destination, source, bytes);
+    else
         memmove(destination, source, bytes);
-    }
 }

@@ -1,0 +1,347 @@
+"""Values that a null GPU's integers and booleans would have: kept on the host, beside tensors that came from there.
+
+A null GPU runs no kernel, so what a program reads back is zero. Labels, indices, lengths and masks are integers that a
+program makes on the host, though, and what it does with them decides where it goes: `labels.max() < 10`,
+`lengths.cpu()`, `edges[:, mask]`. A tensor of integers or booleans that is copied to the device, or filled there, keeps
+its values in host memory as long as its storage lives. Operators of which all arguments are known run on the host, too.
+What is computed from floating-point numbers stays unknown; `unknown_reads` says where such a value was read.
+
+A known tensor carries a dispatch key that no other tensor has and that PyTorch itself never uses, so operators without
+known tensors run as fast as before. Views inherit the key, and the values belong to the storage, so that a write
+through any view changes or drops them. Storages, strides and sizes on the device are the same, and so is its memory.
+
+Private names of PyTorch, tested with 2.6 and 2.15: `Tensor._make_wrapper_subclass` and its `.data`, which is a plain
+tensor; `torch._C._parse_dispatch_key`, `_dispatch_keyset_full_after` and `_ExcludeDispatchKeyGuard`.
+"""
+
+# ruff: noqa: ANN401, SLF001 - torch and what programs hand over have no type here; PyTorch has no public way
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import sys
+from typing import Any
+
+from . import unknown_reads
+
+LARGEST_BYTES = 64 << 20
+"""Bytes of a storage up to which values are kept."""
+_KEY = "TESTING_ONLY_GenericWrapper"
+_VALUES = "_oomdoctor_values"
+_MAKERS = (
+    "zeros", "ones", "full", "arange", "arange.start", "arange.start_step", "scalar_tensor", "zeros_like", "ones_like",
+    "full_like", "new_zeros", "new_ones", "new_full",
+)  # fmt: skip
+"""Operators that fill a new tensor with numbers that are known, and that have no kernel of their own for CUDA."""
+_ABSORBING = {
+    "aten::bitwise_and.Tensor": False,
+    "aten::logical_and": False,
+    "aten::bitwise_or.Tensor": True,
+    "aten::logical_or": True,
+}
+"""Operators that one known argument can decide, and by which value of all its elements: a flag that stops at a length,
+combined with flags that depend on what was computed."""
+_COUNTING = ("nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive")
+"""Operators whose kernel reads from the device how many elements it has found."""
+
+
+def install() -> None:
+    """Begin to keep values, in a process on a null GPU that has imported torch."""
+    if not _INSTALLED:
+        _INSTALLED.append(_KnownValues(sys.modules["torch"]))
+
+
+def host_values(tensor: Any) -> Any:
+    """Return the values of a tensor on the device, as a tensor of the host; None where they are not known."""
+    return _INSTALLED[0].host(tensor) if _INSTALLED else None
+
+
+class _Kind(enum.Enum):
+    """What an operator does, as far as values are concerned."""
+
+    PLAIN = enum.auto()  # it is made of others, which are asked themselves; it makes a view; or it reads shapes only
+    COMPUTES = enum.auto()
+    FINDS = enum.auto()  # the size of what it returns depends on values
+    READS = enum.auto()  # it returns a number
+    UNKNOWN = enum.auto()  # what it computes is not known, as of random numbers and of what ranks send
+
+
+class _KnownValues:
+    """The operators that keep values, registered with PyTorch's dispatcher."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch, self._c = torch, torch._C
+        aten, c = torch.ops.aten, torch._C
+        self._key = c._parse_dispatch_key(_KEY)
+        self._keys, self._below = c.DispatchKeySet(self._key), c._dispatch_keyset_full_after(self._key)
+        self._host_keys = c.DispatchKeySet(c.DispatchKey.CPU)
+        self._device_keys = c.DispatchKeySet(c.DispatchKey.CUDA)
+        self._kinds: dict[Any, _Kind] = {}
+        self._answer_reads = ctypes.CDLL(None).oomdoctor_null_answer_reads
+        self._answer_reads.argtypes = [ctypes.c_uint64, ctypes.c_int]
+        self._bare = type("_Bare", (torch.Tensor,), {"__torch_dispatch__": classmethod(_never_called)})
+        self._set, self._copy = aten.set_.source_Storage_storage_offset, aten._to_copy.default
+        self._fallback, self._own = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+        self._own.impl("_to_copy", self._to_copy, "CUDA")
+        for key in ("SparseCUDA", "AutogradCUDA"):
+            self._own.impl("coalesce", self._coalesce, key)
+        for name in _MAKERS:
+            packet, _, overload = name.partition(".")
+            operator = getattr(getattr(aten, packet), overload or "default")
+            self._own.impl(name, self._maker(operator), "CUDA")
+        self._fallback.fallback(self._run, _KEY, with_keyset=True)
+
+    # --- known tensors -----------------------------------------------------------------------------------------------
+
+    def host(self, tensor: Any) -> Any:
+        """Return the values of a tensor, as a tensor of the host with its layout; None where they are not known."""
+        if tensor.is_cpu:
+            return tensor
+        flat = getattr(tensor.untyped_storage(), _VALUES, None) if self._has_key(tensor) else None
+        if flat is None:
+            return None
+        return flat.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def _has_key(self, tensor: Any) -> bool:
+        return bool(self._c._dispatch_keys(tensor).has(self._key))
+
+    def _is_kept(self, tensor: Any) -> bool:
+        """Return whether values are kept of a tensor of this type and size."""
+        dtype = tensor.dtype
+        is_kept = not (dtype.is_floating_point or dtype.is_complex) and tensor.layout is self._torch.strided
+        return bool(is_kept and tensor.is_cuda and tensor.untyped_storage().nbytes() <= LARGEST_BYTES)
+
+    def _keep(self, tensor: Any, values: Any) -> Any:
+        """Return a new tensor of the device with the key; its values are those of `values`, a tensor of the host."""
+        size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+        storage = tensor.untyped_storage()
+        with self._c._DisableTorchDispatch():
+            mould = self._torch.Tensor._make_wrapper_subclass(
+                self._bare, size, strides=stride, storage_offset=offset, dtype=tensor.dtype, device=tensor.device,
+                _extra_dispatch_keys=self._keys,
+            )  # fmt: skip
+            known = mould.data
+        self._set.redispatch(self._device_keys, known, storage, offset, size, stride)
+        with self._torch.inference_mode(mode=False):
+            # A multiple of any element's size, so that it can be viewed as any type.
+            flat = self._torch.zeros(-(-storage.nbytes() // 8) * 8, dtype=self._torch.uint8)
+            setattr(storage, _VALUES, flat)
+            self.host(known).copy_(values)
+        return known
+
+    def _is_plain(self) -> bool:
+        """Return whether no mode is active that would see what is computed on the host."""
+        return not (self._c._len_torch_dispatch_stack() or self._c._functorch.peek_interpreter_stack())
+
+    def _on_host(self, operator: Any, args: Any, options: dict[str, Any]) -> Any:
+        """Run an operator on the values of its arguments; None where the host cannot."""
+        options = {name: value for name, value in options.items() if name not in ("device", "pin_memory")}
+        if "device" in [argument.name for argument in operator._schema.arguments]:
+            options["device"] = "cpu"
+        try:
+            with self._torch.inference_mode(mode=False), self._torch.no_grad():
+                hosts = {name: self._hosts(value) for name, value in options.items()}
+                return operator(*self._hosts(args), **hosts)
+        except Exception:  # noqa: BLE001 - a type that the host has no kernel for, or indices out of range
+            return None
+
+    # --- where values come from --------------------------------------------------------------------------------------
+
+    def _to_copy(self, source: Any, **options: Any) -> Any:
+        """Copy a tensor to or on the device; where it comes from the host and is of integers, keep its values."""
+        copied = self._copy.redispatch(self._host_keys, source, **options)
+        if source.is_cpu and self._is_kept(copied) and self._is_plain():
+            return self._keep(copied, source.detach())
+        return copied
+
+    def _maker(self, operator: Any) -> Any:
+        def make(*args: Any, **options: Any) -> Any:
+            made = operator.redispatch(self._host_keys, *args, **options)
+            if not (self._is_kept(made) and self._is_plain()):
+                return made
+            # Of a tensor that the new one is like, only the shape matters.
+            like = [self._torch.empty(arg.shape, dtype=made.dtype) if _is_tensor(arg) else arg for arg in args]
+            values = self._on_host(operator, like, options)
+            return made if values is None else self._keep(made, values)
+
+        return make
+
+    # --- sparse gradients --------------------------------------------------------------------------------------------
+
+    def _coalesce(self, tensor: Any) -> Any:
+        """Add the values of equal indices, as an optimizer does with a sparse gradient.
+
+        The kernel reads from the device how many indices differ. Where they are not known, every one counts as another,
+        which is the most that it can be.
+        """
+        if tensor.is_coalesced():
+            return tensor
+        indices = self.host(tensor._indices())
+        if indices is None:
+            count = tensor._nnz()
+            unknown_reads.note("bound")
+        else:
+            steps = self._torch.tensor([*tensor.shape[1 : indices.shape[0]], 1]).flip(0).cumprod(0).flip(0)
+            count = (indices * steps[:, None]).sum(0).unique().numel()
+        self._answer_reads(count, 1)
+        try:
+            return self._torch.ops.aten._coalesce(tensor)
+        finally:
+            self._answer_reads(0, 0)
+
+    # --- operators on known tensors ----------------------------------------------------------------------------------
+
+    def _run(self, keys: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run an operator of which an argument is a known tensor."""
+        below, kind = keys & self._below, self._kind(operator)
+        args = self._with_tensors(operator, args)
+        if kind is _Kind.PLAIN:
+            return operator.redispatch(below, *args, **kwargs)
+        written = [tensor for tensor in _written(operator, args, kwargs) if not tensor.is_cpu]
+        if kind is not _Kind.UNKNOWN and self._is_plain() and self._are_known((args, tuple(kwargs.values()))):
+            return self._run_known(operator, kind, below, (args, kwargs), written)
+        for tensor in written:
+            self._forget(tensor)
+        if operator.name() in _ABSORBING and self._is_plain():
+            return self._run_absorbed(operator, below, args)
+        return operator.redispatch(below, *args, **kwargs)
+
+    def _run_absorbed(self, operator: Any, below: Any, args: Any) -> Any:
+        """Run `and` or `or`, whose result is known where one argument decides it: all zero, or all true."""
+        with self._c._ExcludeDispatchKeyGuard(self._keys):
+            result = operator.redispatch(below, *args)
+        absorbing = _ABSORBING[operator.name()]
+        with self._torch.inference_mode(mode=False):
+            known = [values for values in map(self.host, args) if values is not None]
+            if absorbing and any(tensor.dtype is not self._torch.bool for tensor in args):
+                return result
+            decides = any(bool((values == absorbing).all()) for values in known if values.numel())
+        return self._keep(result, self._torch.tensor(absorbing)) if decides and self._is_kept(result) else result
+
+    def _run_known(self, operator: Any, kind: _Kind, below: Any, given: Any, written: list[Any]) -> Any:
+        args, kwargs = given
+        name = operator.name().partition(".")[0]
+        if kind is _Kind.READS or _goes_to_host(name, args, kwargs):
+            found = self._on_host(operator, args, kwargs)
+            if found is not None:
+                return args[0] if name == "aten::copy_" else found
+            return operator.redispatch(below, *args, **kwargs)
+        if kind is _Kind.FINDS:
+            values = self._on_host(operator, args, kwargs)
+            return self._found(operator.redispatch, name, values, (below, args, kwargs))
+        with self._c._ExcludeDispatchKeyGuard(self._keys):
+            result = operator.redispatch(below, *args, **kwargs)
+        is_computed = bool(written) or any(self._is_kept(tensor) for tensor in _tensors(result))
+        values = self._on_host(operator, args, kwargs) if is_computed else None
+        if written:
+            if values is None:
+                for tensor in written:
+                    self._forget(tensor)
+            return result
+        return result if values is None else self._with_values(result, values)
+
+    def _found(self, run: Any, name: str, values: Any, call: Any) -> Any:
+        """Run an operator that finds elements; its kernel is told how many, where it asks the device."""
+        below, args, kwargs = call
+        first = values[0] if isinstance(values, tuple) else values
+        is_counting = values is not None and name.removeprefix("aten::") in _COUNTING
+        if is_counting:
+            self._answer_reads(first.shape[0], 1)
+        try:
+            result = run(below, *args, **kwargs)
+        finally:
+            if is_counting:
+                self._answer_reads(0, 0)
+        return result if values is None else self._with_values(result, values)
+
+    def _with_values(self, result: Any, values: Any) -> Any:
+        """Return results with their values; one of another shape than on the host is allocated anew."""
+        if isinstance(result, (list, tuple)):
+            return type(result)(self._with_values(one, value) for one, value in zip(result, values, strict=False))
+        if not (_is_tensor(result) and self._is_kept(result)):
+            return result
+        if result.shape != values.shape:
+            result = self._torch.empty(values.shape, dtype=result.dtype, device=result.device)
+        return self._keep(result, values)
+
+    def _are_known(self, value: Any) -> bool:
+        if _is_tensor(value):
+            return value.is_cpu or (self._has_key(value) and self.host(value) is not None)
+        return all(map(self._are_known, value)) if isinstance(value, (list, tuple)) else True
+
+    def _hosts(self, value: Any) -> Any:
+        if _is_tensor(value):
+            return self.host(value)
+        return type(value)(map(self._hosts, value)) if isinstance(value, (list, tuple)) else value
+
+    def _forget(self, tensor: Any) -> None:
+        if self._has_key(tensor):
+            setattr(tensor.untyped_storage(), _VALUES, None)
+
+    def _with_tensors(self, operator: Any, args: Any) -> Any:
+        """Return the arguments with tensors where they are declared: kernels in Python receive numbers as numbers."""
+        if not any(isinstance(given, (int, float, complex)) for given in args):
+            return args
+        first = next((given for given in args if _is_tensor(given)), None)
+        return tuple(
+            self._torch.tensor(given, dtype=None if first is None else self._torch.result_type(first, given))
+            if isinstance(given, (int, float, complex)) and str(one.type) == "Tensor"
+            else given
+            for given, one in zip(args, operator._schema.arguments, strict=False)
+        )
+
+    def _kind(self, operator: Any) -> _Kind:
+        kind = self._kinds.get(operator)
+        if kind is None:
+            kind = self._kinds[operator] = self._find_kind(operator)
+        return kind
+
+    def _find_kind(self, operator: Any) -> _Kind:
+        name, schema, tag = operator.name(), operator._schema, self._torch.Tag
+        if not name.startswith("aten::") or tag.nondeterministic_seeded in operator.tags:
+            return _Kind.UNKNOWN
+        if "resize" in name or any(argument.is_out for argument in schema.arguments):
+            return _Kind.UNKNOWN
+        if name in ("aten::_local_scalar_dense", "aten::equal"):
+            return _Kind.READS
+        is_composite = self._c._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+        is_view = all(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
+        returns_tensors = any("Tensor" in str(one.type) for one in schema.returns)
+        if is_composite or is_view or not returns_tensors or tag.inplace_view in operator.tags:
+            return _Kind.PLAIN
+        return _Kind.FINDS if tag.dynamic_output_shape in operator.tags else _Kind.COMPUTES
+
+
+_INSTALLED: list[_KnownValues] = []
+"""The one of this process, which has one dispatcher."""
+
+
+def _never_called(*_: object) -> None:
+    raise NotImplementedError
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, sys.modules["torch"].Tensor)
+
+
+def _tensors(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [tensor for one in value for tensor in _tensors(one)]
+    return [value] if _is_tensor(value) else []
+
+
+def _written(operator: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """Return the tensors that an operator writes to."""
+    found = []
+    for index, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
+    return found
+
+
+def _goes_to_host(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    if name == "aten::copy_":
+        return bool(args[0].is_cpu)
+    device = kwargs.get("device")
+    return name == "aten::_to_copy" and device is not None and str(device).startswith("cpu")

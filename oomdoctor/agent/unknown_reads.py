@@ -1,0 +1,218 @@
+"""Reads of values that a null GPU does not have, by the line of the program that reads them.
+
+The null GPU answers such a read with zeros. To log a loss, that is harmless. Where the value decides where the program
+goes (`if mask.any()`), or how large a tensor is (`boxes[keep]`, `nonzero`), memory may be another than on a GPU, and
+a loop that waits for a value never ends. So each read is noted with the line and the expression, and an endless loop is
+ended with an error that names it.
+"""
+
+# ruff: noqa: ANN401 - the null GPU's library has no type here
+
+from __future__ import annotations
+
+import ast
+import atexit
+import ctypes
+import dis
+import linecache
+import os
+import sys
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+from .guard import note_failure
+from .messages import UnknownRead
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+Effect = Literal["size", "decision", "bound", "value"]
+
+_MOST_READS = 20_000
+_LONGEST_SECONDS = 10.0
+"""A line that has read so often for so long, without a step in between, waits for a value."""
+_MOST_LINES = 200
+_LONGEST_TEXT = 60
+_FINDING = frozenset(
+    ("nonzero", "argwhere", "masked_select", "where", "unique", "unique_consecutive", "bincount", "repeat_interleave",
+     "one_hot", "histc", "coalesce", "nms", "batched_nms")
+)  # fmt: skip
+"""Functions whose result has a size that depends on values."""
+_CONDITIONS = ("if ", "elif ", "while ", "assert ")
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - `pathlib` costs more
+_EXAMPLES = os.path.join(_OWN, "examples")  # noqa: PTH118
+_FOLDERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_TORCH = tuple(f"{folder}torch{os.sep}" for folder in _FOLDERS)
+_LOGGING = (os.path.join("transformers", "trainer.py"), os.path.join("transformers", "trainer_utils.py"))  # noqa: PTH118
+"""Files of libraries whose conditions look whether a loss is finite, to log it."""
+
+
+class _Line:
+    """One instruction that reads."""
+
+    def __init__(self, place: str, text: str, effect: Effect) -> None:
+        self.place, self.text, self.effect = place, text, effect
+        self.last = self.since_progress = 0
+
+
+class _State:
+    """The reads of this process."""
+
+    def __init__(self) -> None:
+        self.lines: dict[tuple[CodeType, int, str], _Line] = {}
+        self.total = 0
+        self.progress_at = 0.0
+        self.callback: Any = None
+        self.error = b""  # kept here, since C has a pointer to it
+
+
+_STATE = _State()
+
+
+def begin() -> None:
+    """Note every read from now on, in a process on a null GPU that has imported torch."""
+    library: Any = ctypes.CDLL(None)
+    if _STATE.callback is None and hasattr(library, "oomdoctor_null_on_read"):
+        _STATE.callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint64)(_note_read)
+        library.oomdoctor_null_on_read(_STATE.callback)
+        sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(lambda *_: mark() and None)
+        atexit.register(library.oomdoctor_null_on_read, None)  # a thread that reads later would wait for Python
+
+
+def mark() -> int:
+    """Return the number of reads so far, for `reads`, and take the loops before as ended: the program has moved on."""
+    _STATE.progress_at = time.monotonic()
+    for line in _STATE.lines.values():
+        line.since_progress = 0
+    return _STATE.total
+
+
+def reads(since: int = 0) -> tuple[UnknownRead, ...]:
+    """Return the program's lines that read after `since`, what `mark` returned, and not those of PyTorch itself."""
+    found = [line for line in _STATE.lines.values() if line.last > since and line.place]
+    return tuple(dict.fromkeys(UnknownRead(line.place, line.text, line.effect) for line in found))
+
+
+def note(effect: Effect) -> None:
+    """Note the program's line that asks for a value, where the null GPU answers otherwise than with zeros."""
+    reading, program = _reader(sys._getframe(1))  # noqa: SLF001 - the only way to one's callers
+    if reading is not None:
+        line = _STATE.lines.setdefault((reading.f_code, reading.f_lasti, effect), _line(reading, program))
+        line.effect, line.last = effect, _STATE.total + 1
+
+
+def _note_read(_bytes: int) -> int | None:
+    """Note a read; return the address of an error's text where the program waits for a value in a loop."""
+    _STATE.total += 1
+    frame = sys._getframe()  # noqa: SLF001 - the only way to one's callers
+    try:
+        return _noted(frame)
+    except Exception as error:  # noqa: BLE001 - C would take what is not returned for an address
+        note_failure("unknown_reads", error)
+        return None
+
+
+def _noted(frame: FrameType) -> int | None:
+    reading, program = _reader(frame)
+    if reading is None:  # as in backward, whose threads are not Python's
+        return None
+    key = (reading.f_code, reading.f_lasti, "" if program is None else _place(program))
+    line = _STATE.lines.get(key)
+    if line is None:
+        if len(_STATE.lines) >= _MOST_LINES:
+            return None
+        line = _STATE.lines[key] = _line(reading, program)
+    line.since_progress += 1
+    line.last = _STATE.total
+    if line.since_progress < _MOST_READS or time.monotonic() - _STATE.progress_at < _LONGEST_SECONDS:
+        return None
+    line.since_progress = 0
+    _STATE.error = (
+        f"`{line.text}` at {line.place} was read {_MOST_READS:,} times without a step: a loop waits for a value that "
+        "the null GPU does not have, since it computes nothing"
+    ).encode()
+    return ctypes.cast(ctypes.c_char_p(_STATE.error), ctypes.c_void_p).value
+
+
+def _reader(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
+    """Return the innermost frame outside PyTorch, and the innermost of the program itself."""
+    frames = _frames(frame)
+    reading = next(frames, None)
+    if reading is None or _is_programs(reading):
+        return reading, reading
+    return reading, next(filter(_is_programs, frames), None)
+
+
+def _frames(frame: FrameType | None) -> Any:
+    """Yield the frames outside PyTorch and this package, the innermost first."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        is_ours = path.startswith(_OWN) and not path.startswith(_EXAMPLES)
+        if not (is_ours or path.startswith("<frozen") or any(part in path for part in _TORCH)):
+            yield frame
+        frame = frame.f_back
+
+
+def _is_programs(frame: FrameType) -> bool:
+    return not any(part in frame.f_code.co_filename for part in _FOLDERS)
+
+
+def _place(frame: FrameType) -> str:
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"  # noqa: PTH119
+
+
+def _line(reading: FrameType, program: FrameType | None) -> _Line:
+    text = _expression(reading)
+    effect: Effect = "value"
+    if _decides(reading):
+        effect = "decision"
+    elif _finds(text):
+        effect = "size"
+    place = "" if program is None else _place(program)
+    if program is not None and program is not reading:
+        place += f" (in {_place(reading)})"
+    shown = " ".join(_tested(text).split())
+    return _Line(place, shown if len(shown) <= _LONGEST_TEXT else f"{shown[: _LONGEST_TEXT - 3]}...", effect)
+
+
+def _decides(frame: FrameType) -> bool:
+    """Return whether a frame reads a condition: by its instruction, or in the line of a statement that has one."""
+    opcode = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+    is_condition = any(part in opcode for part in ("JUMP", "BOOL", "NOT")) or line.startswith(_CONDITIONS)
+    return is_condition and not frame.f_code.co_filename.endswith(_LOGGING)
+
+
+def _expression(frame: FrameType) -> str:
+    """Return the source of the expression that a frame evaluates; empty where it is not known."""
+    first, last, start, end = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    if first is None or last is None or start is None or end is None:
+        return ""
+    lines = [linecache.getline(frame.f_code.co_filename, number).encode() for number in range(first, last + 1)]
+    if not all(lines):
+        return ""
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][start:]
+    return b"".join(lines).decode(errors="replace")
+
+
+def _tested(text: str) -> str:
+    """Return the condition of a statement; other source as it is."""
+    try:
+        statement = ast.parse(text).body[0]
+    except (SyntaxError, ValueError, IndexError):
+        return text
+    return ast.unparse(statement.test) if isinstance(statement, (ast.If, ast.While, ast.Assert)) else text
+
+
+def _finds(text: str) -> bool:
+    """Return whether the size of an expression's result depends on values: of a mask as an index, or of `nonzero`."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        return False
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return name in _FINDING
+    return isinstance(node, ast.Subscript)

@@ -1,0 +1,121 @@
+"""What a program reads of integers and booleans that the host knows, and how many reads were of unknown values."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from reporting import leave_with
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from oomdoctor.agent import known_values, unknown_reads
+
+known_values.install()
+unknown_reads.begin()
+found: dict[str, object] = {}
+
+
+def noted(name: str, value: object) -> None:
+    """Note a value, and the reads of unknown values since the one before."""
+    places = [read.text for read in unknown_reads.reads(noted.mark)]  # type: ignore[attr-defined]
+    noted.mark = unknown_reads.mark()  # type: ignore[attr-defined]
+    found[name] = [value, places]
+
+
+noted.mark = 0  # type: ignore[attr-defined]
+
+labels = torch.tensor([3, 0, 9, 4], pin_memory=False).cuda()
+noted("range", [labels.min().item(), int(labels.max()), bool(labels.min() >= 0 and labels.max() < 10)])
+grid = torch.arange(20, device="cuda").view(4, 5)
+noted("columns", grid[:, grid[0] > 2].tolist())
+noted("nonzero", (grid % 7 == 0).nonzero().tolist())
+noted("unique", torch.unique(grid % 4).tolist())
+noted("bincount", torch.bincount((grid % 4).flatten()).tolist())
+noted("masked floats", list(torch.randn(4, 5, device="cuda")[grid > 10].shape))
+grid[0] = 0
+grid[1].add_(5)
+grid.index_put_((torch.tensor([3]).cuda(), torch.tensor([0]).cuda()), torch.tensor(99).cuda())
+noted("written", grid.tolist())
+noted("reduced", [grid.sum().item(), grid.cumsum(0)[-1].tolist(), grid.argmax().item(), grid.sort()[0][3].tolist()])
+noted("joined", torch.cat([labels, torch.full((2,), 7, device="cuda"), torch.zeros_like(labels)]).tolist())
+degree = torch.zeros(10, dtype=torch.long, device="cuda")
+noted("degree", degree.scatter_add_(0, labels, torch.ones_like(labels)).tolist())
+lengths = torch.tensor([5, 3, 2]).cuda()
+packed = pack_padded_sequence(torch.randn(3, 5, 4, device="cuda"), lengths.cpu(), batch_first=True)
+noted("packed", list(packed.data.shape))
+noted("repeated", list(torch.randn(3, 2, device="cuda").repeat_interleave(lengths, dim=0).shape))
+noted("one hot", list(torch.nn.functional.one_hot(lengths).shape))
+with torch.inference_mode():
+    inferred = torch.tensor([1, 2], device="cuda") + 1
+    inferred.add_(1)
+    noted("inference", inferred.tolist())
+with torch.autocast("cuda", torch.bfloat16):
+    noted("autocast", (torch.arange(3, device="cuda") * 2).tolist())
+layer = torch.nn.BatchNorm1d(4).cuda()
+layer(torch.randn(3, 4, device="cuda"))
+noted("batches", layer.num_batches_tracked.item())
+table = torch.nn.Embedding(10, 3).cuda()
+torch.nn.functional.cross_entropy(table(labels), lengths.new_zeros(4)).backward()
+noted("gradient", list(table.weight.grad.shape))
+labels.copy_(torch.tensor([7, 8, 9, 1]))
+noted("copied", labels.tolist())
+
+floats = torch.randn(10, device="cuda")
+noted("unknown mask", list(floats[floats > 0.5].shape))
+weights = torch.randn(6, 3, device="cuda", requires_grad=True)
+weights[weights.detach().sum(1) > 0].sum().backward()
+noted("unknown backward", list(weights.grad.shape))
+noted("unknown nonzero", (floats > 1).nonzero().tolist())
+noted("unknown any", bool((floats > 0).any()))
+noted("unknown item", floats.sum().item())
+labels.random_()
+noted("random", labels.tolist())
+grid.copy_(torch.randn(4, 5, device="cuda"))
+noted("overwritten", grid.sum().item())
+unknown, unfinished = floats > 0, torch.ones(10, dtype=torch.long, device="cuda")
+stopped = unknown | torch.ones_like(unknown)
+noted("decided", [bool(stopped.all()), (unfinished & ~stopped).max().item()])
+noted("undecided", (unknown | torch.zeros_like(unknown)).tolist()[:2])
+bag = torch.nn.EmbeddingBag(1000, 64, sparse=True).cuda()
+rows, offsets = torch.arange(300).remainder(50).cuda(), torch.arange(0, 300, 10).cuda()
+bag(rows, offsets).sum().backward()
+noted("sparse", [bag.weight.grad._nnz(), bag.weight.grad.coalesce()._nnz()])
+matrix = torch.sparse_coo_tensor(torch.tensor([[0, 1, 1, 0], [2, 2, 2, 1]]).cuda(), torch.ones(4).cuda(), (3, 4))
+noted("sparse matrix", matrix.coalesce()._nnz())
+guessed = torch.sparse_coo_tensor(torch.randint(3, (1, 6), device="cuda"), torch.ones(6).cuda(), (3,))
+noted("unknown sparse", guessed.coalesce()._nnz())
+effects = {read.text: read.effect for read in unknown_reads.reads()}
+
+unknown_reads._MOST_READS, unknown_reads._LONGEST_SECONDS = 500, 0.0
+is_done, error = torch.zeros(3, device="cuda") > 1, ""
+try:
+    while not is_done.all():
+        is_done = torch.rand(3, device="cuda") > 1
+except RuntimeError as raised:
+    error = str(raised)
+
+names = (
+    "labels",
+    "grid",
+    "lengths",
+    "degree",
+    "packed",
+    "inferred",
+    "layer",
+    "table",
+    "floats",
+    "weights",
+    "unknown",
+    "unfinished",
+    "stopped",
+    "bag",
+    "rows",
+    "offsets",
+    "matrix",
+    "guessed",
+    "is_done",
+)
+for name in names:
+    del globals()[name]
+held = torch.cuda.memory_allocated()
+leave_with(found=found, effects=effects, error=error, held=held, python=list(sys.version_info[:2]))

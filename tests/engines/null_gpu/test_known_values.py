@@ -1,0 +1,92 @@
+"""Integers and booleans that the host knows keep their values on a null GPU, and reads of others are named."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from null_gpu_runs import answer, each_python
+
+pytestmark = [each_python, pytest.mark.usefixtures("null_gpu")]
+
+KNOWN = {
+    "range": [0, 9, True],
+    "columns": [[3, 4], [8, 9], [13, 14], [18, 19]],
+    "nonzero": [[0, 0], [1, 2], [2, 4]],
+    "unique": [0, 1, 2, 3],
+    "bincount": [5, 5, 5, 5],
+    "masked floats": [9],
+    "written": [[0, 0, 0, 0, 0], [10, 11, 12, 13, 14], [10, 11, 12, 13, 14], [99, 16, 17, 18, 19]],
+    "reduced": [289, [119, 38, 41, 44, 47], 15, [16, 17, 18, 19, 99]],
+    "joined": [3, 0, 9, 4, 7, 7, 0, 0, 0, 0],
+    "degree": [1, 0, 0, 1, 1, 0, 0, 0, 0, 1],
+    "packed": [10, 4],
+    "repeated": [10, 2],
+    "one hot": [3, 6],
+    "inference": [3, 4],
+    "autocast": [0, 2, 4],
+    "batches": 1,
+    "gradient": [10, 3],
+    "decided": [True, 0],
+    "sparse": [300, 50],
+    "sparse matrix": 3,
+    "copied": [7, 8, 9, 1],
+}
+
+
+@cache
+def _answer(python: str) -> Any:
+    return answer("known_values.py", python=python)
+
+
+def test_known_values_are_read_as_on_a_gpu(python: str) -> None:
+    """What integers from the host become by comparing, reducing, indexing and writing is what is read back."""
+    found = _answer(python)["found"]
+
+    assert {name: found[name][0] for name in KNOWN} == KNOWN
+    assert [name for name in KNOWN if found[name][1]] == []
+
+
+def test_unknown_values_are_read_as_zeros_and_named(python: str) -> None:
+    """A value that comes from floating-point or random numbers is zero, and the expression that reads it is named."""
+    found = _answer(python)["found"]
+
+    assert found["unknown mask"] == [[0], ["floats[floats > 0.5]"]]
+    assert found["unknown backward"] == [[6, 3], ["weights[weights.detach().sum(1) > 0]"]]
+    assert found["unknown nonzero"] == [[], ["(floats > 1).nonzero()"]]
+    assert found["unknown any"][0] is False
+    assert found["unknown item"] == [0.0, ["floats.sum().item()"]]
+    assert found["undecided"] == [[False, False], ["(unknown | torch.zeros_like(unknown)).tolist()"]]
+    assert found["random"] == [[0, 0, 0, 0], ["labels.tolist()"]]
+    assert found["overwritten"] == [0, ["grid.sum().item()"]]
+
+
+def test_the_effect_of_an_unknown_value_is_told(python: str) -> None:
+    """A mask decides a size, a condition where the program goes, and a number that is printed neither."""
+    effects = _answer(python)["effects"]
+
+    assert effects["floats[floats > 0.5]"] == "size"
+    assert effects["(floats > 1).nonzero()"] == "size"
+    assert effects["floats.sum().item()"] == "value"
+
+
+def test_unknown_rows_of_a_sparse_tensor_count_as_different(python: str) -> None:
+    """Where the indices are not known, coalescing leaves as many as there are, and that is told as a bound."""
+    answer = _answer(python)
+
+    assert answer["found"]["unknown sparse"] == [6, ["guessed.coalesce()"]]
+    assert answer["effects"]["guessed.coalesce()"] == "bound"
+
+
+def test_a_loop_that_waits_for_a_value_is_ended(python: str) -> None:
+    """A loop whose condition never changes raises an error that names the condition and its line."""
+    error = _answer(python)["error"]
+
+    assert error.startswith("`not is_done.all()` at known_values.py:")
+    assert "a loop waits for a value" in error
+
+
+def test_values_hold_no_memory_of_the_device(python: str) -> None:
+    """Nothing is left on the device once the program's tensors are gone."""
+    assert _answer(python)["held"] == 0
