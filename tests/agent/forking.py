@@ -25,10 +25,10 @@ _SERVER = AGENT_DIRECTORY.parent / "forking/server.py"
 _DESCRIBE = """
 import json, sys
 {code}
-sys.path.insert(0, {agent!r})
-import sitecustomize
-sys.path.remove({agent!r})
-sitecustomize._load_agent()
+import importlib.util
+spec = importlib.util.spec_from_file_location("oomdoctor_agent", {agent!r} + "/__init__.py")
+sys.modules["oomdoctor_agent"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["oomdoctor_agent"])
 from oomdoctor_agent.forking import admission
 print(json.dumps(admission.describe_process()))
 """
@@ -44,7 +44,7 @@ def describe(code: str, environment: Mapping[str, str], *, python: str = sys.exe
     """What a process says of itself that has run `code`."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "first_trial.py"
-        script.write_text(_DESCRIBE.format(code=code, agent=str(AGENT_DIRECTORY)))
+        script.write_text(_DESCRIBE.format(code=code, agent=str(AGENT_DIRECTORY.parent)))
         ended = subprocess.run([python, script], env=environment, capture_output=True, text=True, check=True)
     return json.loads(ended.stdout.splitlines()[-1])
 

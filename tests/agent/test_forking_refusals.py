@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from forking import ForkServer, describe, fork_server, plain_environment, wait_for
 
+from oomdoctor.agent.forking import admission
+
 _SHOW = "import sys; print('torch' in sys.modules)"
 
 
@@ -100,6 +102,21 @@ def test_a_process_runs_by_itself_where_nobody_listens(server: ForkServer, tmp_p
     ended = server.run([tmp_path / "program.py"], fork=True, more={"OOMDOCTOR_FORK_SOCKET": str(tmp_path / "none")})
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "False\n", "")
+
+
+def test_a_folder_of_installed_packages_is_known_by_what_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name does not matter; a project's own folder is none, not even one that is installed to be edited."""
+    for name in ("libs/numpy-2.0.dist-info", "built/torch", "project/project.egg-info", "started/numpy-2.0.dist-info"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "built" / "torch" / "version.py").touch()
+    monkeypatch.chdir(tmp_path / "started")
+    names = ("libs", "built", "project", "started", "missing")
+    monkeypatch.setattr(sys, "path", [*(str(tmp_path / name) for name in names), *sys.path])
+
+    found = [name for name in names if f"{tmp_path / name}/" in admission.library_roots()]
+    assert found == ["libs", "built"]
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ nothing differs, and at its end all that it registered for its end has run befor
 import atexit
 import gc
 import sys
-from pathlib import Path
 
 
 def end_quickly() -> None:
@@ -17,4 +16,3 @@ def end_quickly() -> None:
 
 
 atexit.register(end_quickly)  # the first that is registered is the last that runs
-sys.path[:] = [entry for entry in sys.path if entry != str(Path(__file__).parent)]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import os
 import pkgutil
 import runpy
@@ -77,9 +78,28 @@ def describe_process() -> dict[str, Any]:
 def library_roots() -> tuple[str, ...]:
     """Return the folders of Python's modules and of installed packages, each with a separator at its end."""
     found = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
-    found += [entry for entry in sys.path if os.path.basename(entry.rstrip(os.sep)) in _FOLDERS]
+    found += [entry for entry in sys.path if entry and _holds_installed(entry)]
     every = [path for entry in found if entry for path in (os.path.abspath(entry), os.path.realpath(entry))]
     return tuple(dict.fromkeys(os.path.join(path, "") for path in every))
+
+
+@functools.lru_cache(maxsize=None)
+def _holds_installed(folder: str) -> bool:
+    """Return whether a folder of `PYTHONPATH`, say, is one that packages are installed into, whatever its name.
+
+    An installer leaves a `.dist-info` for each package, and none beside a project's own modules, also where that is
+    installed to be edited; and a torch that was built has its `version.py`. A program that was started in such a folder
+    may have its own modules there, which are not to be imported before it.
+    """
+    if os.path.basename(folder.rstrip(os.sep)) in _FOLDERS:
+        return True
+    try:
+        names = os.listdir(folder)
+        is_elsewhere = os.path.realpath(folder) != os.path.realpath(os.getcwd())
+    except OSError:  # an archive, or nothing
+        return False
+    is_torch = "torch" in names and os.path.isfile(os.path.join(folder, "torch", "version.py"))
+    return is_elsewhere and (is_torch or any(name.endswith(".dist-info") for name in names))
 
 
 def is_installed(file: str | None, roots: tuple[str, ...]) -> bool:
