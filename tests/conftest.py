@@ -114,7 +114,7 @@ def worker_pool() -> Iterator[Any]:
 def _forking(pool: Any) -> Iterator[None]:
     """Have the probes of this process take their workers from a pool."""
     from oomdoctor.multi_card import pool as cases
-    from oomdoctor.trial import client
+    from oomdoctor.trial import client, probe
     from oomdoctor.trial.process import CancelToken
 
     class Shared(nullcontext[Any]):
@@ -130,7 +130,8 @@ def _forking(pool: Any) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "start_interpreter", Shared(CancelToken()).start)
-        patch.setattr(cases, "WorkerPool", Shared)
+        for module in (cases, probe):
+            patch.setattr(module, "WorkerPool", Shared)
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
@@ -19,7 +20,7 @@ from oomdoctor.cli.report import Help, report
 from oomdoctor.cli.rule import rule
 from oomdoctor.cli.run import RUN_SETTINGS, CommandExit, run
 from oomdoctor.cli.verify import verify
-from oomdoctor.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, OomdoctorError
+from oomdoctor.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, OomdoctorError, UsageError
 from oomdoctor.output import deliver, open_standard_streams, printable
 
 if TYPE_CHECKING:
@@ -87,6 +88,10 @@ def main(argv: list[str] | None = None) -> int:
         _print_interrupt(interrupt)
         return EXIT_INTERRUPTED
     except Exception:  # noqa: BLE001 - the one place where a bug of ours ends
+        if not _has_working_directory():
+            problem = UsageError("the working directory was deleted", hint="change to a folder that exists")
+            _print_error(problem)
+            return problem.exit_code
         typer.echo(traceback.format_exc(), err=True)
         typer.echo("error: this is a bug in oomdoctor; please report it with the lines above", err=True)
         return EXIT_BUG
@@ -110,6 +115,14 @@ def _print_interrupt(error: BaseException) -> None:
         for note in getattr(link, "__notes__", ()):
             typer.echo(printable(note), err=True)
         link = link.__cause__ or link.__context__
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - a path is not wanted
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _print_error(error: OomdoctorError) -> None:

@@ -160,6 +160,7 @@ def _loaded(supervisor: CommandSupervisor) -> LoadedTarget:
         phases=(),
         found={},
         versions=supervisor.versions,
+        memory_fraction=1.0,
     )
 
 

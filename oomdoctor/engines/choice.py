@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.catalogue import Card
 
 
-_ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,5 +186,5 @@ def _capacity_reasons(card: Card, memory_bytes: int | None) -> tuple[Reason, ...
 
 def _allocator_reasons(base: Mapping[str, str]) -> tuple[Reason, ...]:
     """Return the user's allocator settings, which hold in the trials as in training."""
-    settings = [f"{name}={base[name]}" for name in _ALLOCATOR_SETTINGS if base.get(name)]
+    settings = [f"{name}={base[name]}" for name in ALLOCATOR_VARIABLES if base.get(name)]
     return tuple(Reason("allocator", f"`{setting}` is set and was used") for setting in settings)

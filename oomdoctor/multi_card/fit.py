@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from oomdoctor.engines.catalogue import emulated_environment
 from oomdoctor.engines.choice import choose_engine
 from oomdoctor.results import CardMicroBatch, FitResult, FittedCard
 from oomdoctor.search.probe_search import per_device_target
 from oomdoctor.target.reference import parse_reference
-from oomdoctor.trial.client import WorkerProcess
+from oomdoctor.trial.client import SettingsChangedError, WorkerProcess
 from oomdoctor.trial.protocol import FitCard, LoadForCards, LoadTarget
 from oomdoctor.units import TIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping, Sequence
 
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.progress import Progress
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from oomdoctor.results.fit import CardFit
     from oomdoctor.target.reference import Reference
     from oomdoctor.trial.process import CancelToken
-    from oomdoctor.trial.protocol import CardFitted, Question
+    from oomdoctor.trial.protocol import CardFitted, LoadedTarget
 
-
-AnswerT = TypeVar("AnswerT")
 
 UNLIMITED_BYTES = 4 * TIB
 """Memory of the device that is traced on: more than any card has."""
@@ -75,11 +73,13 @@ def fit_cards(
     base = request.environment(os.environ)
     engine = choose_engine(engine="trace", gpu=cards[0].key, device=None, memory_bytes=None, base=base)
     boundless = replace(cards[0], total_bytes=UNLIMITED_BYTES, context_bytes=0)
-    with WorkerProcess(emulated_environment(boundless, engine.environment), stop) as child:
-        progress.stage(f"loading {request.target}")
-        loaded = _ask(child, request, "loading the target", load_for_cards(request, reference, cards))
-        progress.stage(f"placing a step of it on {len(cards)} cards")
-        answers = [*_answers(child, request, cards)]
+    environment = emulated_environment(boundless, engine.environment)
+    question = load_for_cards(request, reference, cards)
+    try:
+        loaded, answers = _load_and_fit(request, question, environment, progress, stop)
+    except SettingsChangedError as changed:
+        question = replace(question, load=replace(question.load, keeps_settings=True))
+        loaded, answers = _load_and_fit(request, question, changed.environment(environment), progress, stop)
     return FitTable(
         tuple(answer.fit for answer in answers),
         loaded.weights_bytes or 0,
@@ -124,15 +124,22 @@ def load_for_cards(
     request: ProbeRequest, reference: Reference, cards: Sequence[Card], *, is_expendable: bool = False
 ) -> LoadForCards:
     """Return what a worker is told before it is asked about cards; see `oomdoctor.trial.protocol.LoadForCards`."""
-    load = LoadTarget(reference, request.variant, memory_bytes=None, watched=False)
+    load = LoadTarget(reference, request.variant, memory_bytes=None, watched=False, keeps_settings=False)
     return LoadForCards(load, tuple(cards), request.target_batch, request.world_size, is_expendable)
 
 
-def _answers(child: WorkerProcess, request: ProbeRequest, cards: Sequence[Card]) -> Iterator[CardFitted]:
-    for card in cards:
-        question = FitCard(card.key, request.headroom, capacity_bytes=None)
-        yield _ask(child, request, f"fitting {card.key}", question)
-
-
-def _ask(child: WorkerProcess, request: ProbeRequest, what: str, question: Question[AnswerT]) -> AnswerT:
-    return child.ask(question, what=what, timeout_seconds=request.trial_timeout_seconds)
+def _load_and_fit(
+    request: ProbeRequest,
+    question: LoadForCards,
+    environment: Mapping[str, str],
+    progress: Progress,
+    stop: CancelToken | None,
+) -> tuple[LoadedTarget, list[CardFitted]]:
+    """Load the target in a worker, and have it answer for each card."""
+    seconds = request.trial_timeout_seconds
+    with WorkerProcess(environment, stop) as child:
+        progress.stage(f"loading {request.target}")
+        loaded = child.ask(question, what="loading the target", timeout_seconds=seconds)
+        progress.stage(f"placing a step of it on {len(question.cards)} cards")
+        questions = [FitCard(card.key, request.headroom, capacity_bytes=None) for card in question.cards]
+        return loaded, [child.ask(one, what=f"fitting {one.gpu}", timeout_seconds=seconds) for one in questions]

@@ -219,6 +219,7 @@ class Fitter:
         world_size: Devices that share it.
         start_bytes: What is allocated between trials.
         weights_bytes: Bytes of parameters and buffers.
+        memory_fraction: Part of each card's memory that the target's file allows PyTorch to take.
         explain: What to say of a trial that failed for another reason than memory.
     """
 
@@ -232,6 +233,7 @@ class Fitter:
         world_size: int,
         start_bytes: int,
         weights_bytes: int,
+        memory_fraction: float,
         explain: Callable[[Attempt], TrialProblem | None],
     ) -> None:
         if device.op_trace is None:
@@ -243,6 +245,7 @@ class Fitter:
         self._target_batch, self._world_size = target_batch, world_size
         self._share = target_batch // world_size
         self._weights_bytes = weights_bytes
+        self._memory_fraction = memory_fraction
         self._explain = explain
         self._shared: dict[tuple[int, int], GroupCache] = {}
 
@@ -264,8 +267,11 @@ class Fitter:
             NoAnswerError: The step cannot be traced, or keeps memory.
         """
         card = self._cards[key]
-        if capacity_bytes is not None:
-            card = replace(card, context_bytes=card.total_bytes - capacity_bytes)
+        allowed_bytes = card.capacity_bytes if capacity_bytes is None else capacity_bytes
+        if self._memory_fraction < 1:
+            allowed_bytes = min(allowed_bytes, int(self._memory_fraction * card.total_bytes))
+        if allowed_bytes != card.capacity_bytes:
+            card = replace(card, context_bytes=card.total_bytes - allowed_bytes)
         source = CardTrials(card, self._shared_of(card), lambda size: micro_steps(size, self._share), self._explain)
         first = min(FIRST_SIZE, max(1, self._share - 1))
         if not source.has_room_for_model(first, micro_steps(first, self._share)):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MAXIMUM_DOCUMENT_BYTES: Final = 64 * 1024**2
 """Larger inputs are refused unread; a document is a few hundred kilobytes at most."""
 
+_WIDEST_LINE: Final = 160
 _HINT: Final = "Give a file that `oomdoctor probe`, `diagnose`, `lint`, `check` or `gpus --fit` wrote with `--json`"
 _JSON_NAMES: Final = {list: "a list", str: "a string", int: "an integer", float: "a number"}
 
@@ -37,8 +38,27 @@ def to_data(document: Document) -> dict[str, object]:
 
 
 def to_json(document: Document) -> str:
-    """Return the document as indented JSON, ASCII only, with a newline at its end."""
-    return json.dumps(to_data(document), indent=2, allow_nan=False) + "\n"
+    """Return the document as indented JSON, ASCII only, with a newline at its end; what is short is on one line."""
+    return _indented(to_data(document)) + "\n"
+
+
+def _indented(value: object, indent: int = 0, before: int = 0) -> str:
+    """Return JSON that breaks where a line would be too long; a line a number would be most of a timeline.
+
+    Args:
+        value: Plain data.
+        indent: Spaces before the line that it begins on.
+        before: Characters of that line before it.
+    """
+    line = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    if not isinstance(value, dict | list) or indent + before + len(line) <= _WIDEST_LINE:
+        return line
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    keys = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(value)
+    items = value.values() if isinstance(value, dict) else value
+    pad = " " * (indent + 2)
+    lines = [f"{pad}{key}{_indented(item, indent + 2, len(key))}" for key, item in zip(keys, items, strict=True)]
+    return "\n".join([opening, ",\n".join(lines), f"{' ' * indent}{closing}"])
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

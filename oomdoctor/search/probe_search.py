@@ -26,11 +26,12 @@ from oomdoctor.search.bracket import SearchResult, find_maximum, find_recommende
 from oomdoctor.units import whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from oomdoctor.agent.messages import UnknownRead
     from oomdoctor.progress import Progress
     from oomdoctor.results import Trial
+    from oomdoctor.search.growth import Growth
 
 
 # A uniform plan may take this many times the steps of the even one before its plain loop is not worth its time.
@@ -165,6 +166,9 @@ class TrialNotes:
         zeros_read: Most times that one trial's step read data back from a null GPU, which answers with zeros.
         unknown_reads: The target's lines that did so.
         unknown_calls: Names of CUDA calls that the null GPU was asked for and does not serve.
+        settings: Variables of PyTorch's allocator as the target's file sets them; None where it sets none.
+        memory_fraction: Part of the GPU's memory that the target's code allows PyTorch to take; 1 for all of it.
+        growth: How memory grew from step to step, where a trial gave a reason to look; else None.
     """
 
     problem: TrialProblem | None = None
@@ -174,6 +178,9 @@ class TrialNotes:
     zeros_read: int = 0
     unknown_reads: tuple[UnknownRead, ...] = ()
     unknown_calls: tuple[str, ...] = ()
+    settings: Mapping[str, str | None] | None = None
+    memory_fraction: float = 1.0
+    growth: Growth | None = None
 
     def add(
         self,

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 import sysconfig
 from collections.abc import Callable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from inspect import isasyncgen, isawaitable, isgenerator
 from pathlib import Path
 from traceback import StackSummary, TracebackException, format_exception_only, walk_tb
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
-from oomdoctor.errors import NoAnswerError, TargetError
-from oomdoctor.target.placement import default_training_step, described, tensors_in
+from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
+from oomdoctor.target.placement import default_training_step, described
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from oomdoctor.target.reference import Reference
 
@@ -127,45 +127,6 @@ def make_one_batch(
     if batch is None:
         raise TargetError(f"`{call}` returned None", hint="end `make_batch` with a `return` of the batch")
     return batch
-
-
-def check_batch(batch: object) -> None:
-    """See that `make_batch` returned data, and not something that would make or hold it elsewhere.
-
-    Raises:
-        TargetError: It is a generator, a coroutine, an array of another library, or empty.
-    """
-    if isgenerator(batch) or isawaitable(batch) or isasyncgen(batch):
-        raise TargetError(
-            f"`make_batch` returned {described(batch)}, which is no batch",
-            hint="return the batch itself; a `yield` or an `async` makes something else of the function",
-        )
-    parts = batch if isinstance(batch, tuple | list) else batch.values() if isinstance(batch, Mapping) else (batch,)
-    if any(type(part).__module__ == "numpy" for part in parts):
-        raise TargetError(
-            "`make_batch` returned NumPy arrays, which cannot be put on a GPU",
-            hint="convert them with `torch.from_numpy(...)`",
-        )
-    if isinstance(batch, tuple | list | Mapping) and not batch:
-        raise TargetError(f"`make_batch` returned {described(batch)} that is empty", hint="return the batch's tensors")
-
-
-def check_batch_sizes(batch_a: object, size_a: int, batch_b: object, size_b: int) -> None:
-    """See that `make_batch` heeds `batch_size`: two sizes must not give tensors with the same numbers of elements.
-
-    A batch may be packed or flattened, so nothing is asked of any one dimension; one without tensors tells nothing.
-
-    Raises:
-        TargetError: No tensor changed.
-    """
-    elements_a, elements_b = (sorted(tensor.numel() for tensor in tensors_in(batch)) for batch in (batch_a, batch_b))
-    if size_a == size_b or not elements_a or elements_a != elements_b:
-        return
-    shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors_in(batch_a))
-    raise TargetError(
-        f"`make_batch` ignores `batch_size`: {size_a} and {size_b} samples gave tensors of the same sizes ({shapes})",
-        hint="make the leading dimension of the tensors `batch_size`, as in `torch.randn(batch_size, 3, 224, 224)`",
-    )
 
 
 def check_loss(loss: object) -> None:
@@ -330,6 +291,29 @@ def call_user(
     raise raised  # outside of the `except`, whose error would otherwise live on as the context
 
 
+@contextmanager
+def blamed(target: Target, what: str, *, passes: Passes = is_out_of_memory) -> Iterator[None]:
+    """Turn whatever the user's objects raise inside, while we handle them, into an error of the target's.
+
+    Args:
+        target: The user's functions.
+        what: What was done, such as `` placing the model ``.
+        passes: As for `call_user`.
+
+    Raises:
+        TargetError: Something was raised; it holds no reference to that.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if passes(error) or isinstance(error, OomdoctorError):
+            raise
+        raised = failure(error, what, target.own_roots, hint=step_hint(target, error))
+    else:
+        return
+    raise raised
+
+
 def failure(error: BaseException, what: str, own_roots: Sequence[Path], *, hint: str | None = None) -> TargetError:
     """Return the error to raise in place of one of the user's code.
 
@@ -340,9 +324,8 @@ def failure(error: BaseException, what: str, own_roots: Sequence[Path], *, hint:
         hint: What to do about it, where that is known.
     """
     details = user_traceback(error, own_roots)
-    if isinstance(error, SystemExit | KeyboardInterrupt):
-        code = f" with {error.code!r}" if isinstance(error, SystemExit) else ""
-        return TargetError(f"{what} called exit{code}", hint=hint or _EXIT_HINT, details=details)
+    if isinstance(error, SystemExit):
+        return TargetError(f"{what} called exit with {error.code!r}", hint=hint or _EXIT_HINT, details=details)
     return TargetError(f"{what} raised `{summary(error)}`", hint=hint, details=details)
 
 

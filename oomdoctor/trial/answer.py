@@ -124,7 +124,7 @@ def build_result(
         trials=findings.trials,
         phases=(*loaded.phases, *(shown[-1].phases if shown else ())),
         reasons=(
-            *engine.reasons,
+            *_engine_reasons(engine, source),
             *_measured_reasons(engine, loaded),
             _optimizer_reason(request, loaded),
             *findings.recorded.reasons,
@@ -147,6 +147,19 @@ def _device(engine: Engine, loaded: LoadedTarget, others: OtherProcesses) -> Dev
         context_bytes=max(0, context),
         other_processes_bytes=others.before_bytes,
     )
+
+
+def _engine_reasons(engine: Engine, source: TrialSource) -> list[Reason]:
+    """Return the engine's reasons, with what the target's file sets itself in the place of what it replaces."""
+    notes, found = source.notes, list(engine.reasons)
+    for name, value in (notes.settings or {}).items():
+        found = [reason for reason in found if not reason.text.startswith(f"`{name}=")]
+        if value:
+            found.append(Reason("allocator", f"`{name}={value}` is set by the target's file and was used"))
+    if notes.memory_fraction < 1:
+        call = f"`torch.cuda.set_per_process_memory_fraction({notes.memory_fraction:g})`"
+        found.append(Reason("capacity", f"{format_size(source.capacity_bytes)}, as {call} in the target's file allows"))
+    return found
 
 
 def _measured_reasons(engine: Engine, loaded: LoadedTarget) -> list[Reason]:
@@ -210,15 +223,9 @@ def _warnings(request: ProbeRequest, engine: Engine, source: TrialSource, findin
         found.append(f"the target's code caught out-of-memory errors itself at micro-batch {sizes}; they count")
     if not source.notes.loss_is_finite:
         found.append("the loss was NaN or infinite; memory does not depend on it, training does")
-    if source.notes.replaced:
-        found.append(_replaced(source.notes.replaced))
+    if source.notes.growth and (grown := source.notes.growth.warning()):
+        found.insert(0, grown)
     return [*found, *_device_warnings(request, engine, source, findings), *findings.recorded.warnings]
-
-
-def _replaced(count: int) -> str:
-    if count == 1:
-        return "after one trial the target still held GPU memory, so the next trial ran in a new process"
-    return f"after {count} trials the target still held GPU memory, so each next trial ran in a new process"
 
 
 def _device_warnings(request: ProbeRequest, engine: Engine, source: TrialSource, findings: Findings) -> list[str]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import replace
 from itertools import starmap
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, Self, TypeAlias, TypeVar
 
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.results import Outcome
+from oomdoctor.search.growth import ANSWER_ITERATIONS, MOST_ITERATIONS, PLAIN_ITERATIONS, growth_of, last_step
 from oomdoctor.search.probe_search import TrialNotes, TrialSource
 from oomdoctor.trial.dependencies import UNWATCHED, Dependencies
 from oomdoctor.trial.process import ChannelClosedError, ChannelTimeoutError, GuardedProcess, channel_to_child
@@ -29,6 +31,7 @@ from oomdoctor.trial.protocol import (
     ReplayTrials,
     ReportDependencies,
     RunTrial,
+    SettingsChanged,
     TrialAllocations,
     answer_type,
     receive_answer,
@@ -71,6 +74,18 @@ def start_interpreter(environment: Mapping[str, str], questions_fd: int, answers
     """Start a worker in an interpreter of its own."""
     worker = [sys.executable, "-P", "-m", _WORKER, str(questions_fd), str(answers_fd)]
     return GuardedProcess(worker, environment, answers_fd, pass_fds=(questions_fd, answers_fd))
+
+
+class SettingsChangedError(Exception):
+    """The target's file sets variables of PyTorch's allocator, so that it needs a worker that has them."""
+
+    def __init__(self, variables: Mapping[str, str | None]) -> None:
+        super().__init__(f"the target's file sets {', '.join(variables)}")
+        self.variables = variables
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return an environment with the variables as the file has them."""
+        return {name: value for name, value in {**base, **self.variables}.items() if value is not None}
 
 
 class WorkerProcess:
@@ -139,6 +154,8 @@ class WorkerProcess:
             self._raise_died(answer.return_code, what)
         if isinstance(answer, Failed):
             raise answer.problem.error()
+        if isinstance(answer, SettingsChanged):
+            raise SettingsChangedError(answer.variables)
         if isinstance(answer, kind):
             return answer
         raise RuntimeError(answer.details if isinstance(answer, Bug) else f"the worker answered with {answer!r}")
@@ -176,28 +193,32 @@ class WorkerTrialSource(TrialSource):
         environment: The worker's environment.
         stop: Ends a wait from another thread.
         start: Starts its workers; None for fresh interpreters.
+        start_next: Starts those that replace one; None to start them as the first.
 
     Attributes:
         held: Memory that PyTorch held after the last trial.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - each is a fact of its own
         self,
         request: ProbeRequest,
         reference: Reference,
         environment: Mapping[str, str],
         stop: CancelToken | None = None,
         start: WorkerStarter | None = None,
+        start_next: WorkerStarter | None = None,
     ) -> None:
         self._request = request
         self._reference = reference
         self._environment = environment
         self._stop = stop
         self._starter = start
+        self._next_starter = start_next or start
         self._worker: WorkerProcess | None = None
         self._is_loaded = False
         self._start: HeldMemory | None = None
         self._allocations: dict[int, str] = {}
+        self._iterations = PLAIN_ITERATIONS
         self._dependencies = Dependencies()
         self.held: HeldMemory | None = None
         self.capacity_bytes = 0
@@ -227,18 +248,32 @@ class WorkerTrialSource(TrialSource):
         """
         if self._worker is None or self._is_loaded:
             self.close()
-            self._worker = WorkerProcess(self._environment, self._stop, self._starter)
+            starter = self._next_starter if self._start is not None else self._starter
+            self._worker = WorkerProcess(self._environment, self._stop, starter)
         self._is_loaded = True
         request = self._request
-        question = LoadTarget(self._reference, request.variant, request.memory_bytes, request.watched)
-        loaded = self._ask(question, "loading the target")
+        keeps_settings = self.notes.settings is not None
+        question = LoadTarget(
+            self._reference, request.variant, request.memory_bytes, request.watched, keeps_settings=keeps_settings
+        )
+        try:
+            loaded = self._ask(question, "loading the target")
+        except SettingsChangedError as changed:
+            self.close()
+            self.notes.settings, self._environment = changed.variables, changed.environment(self._environment)
+            return self.load()
+        self.notes.memory_fraction = loaded.memory_fraction
         self.capacity_bytes, self._start = loaded.capacity_bytes, loaded.held
         return loaded
 
     def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
         """Run one trial; the next one finds memory as this one found it."""
         self._replace_retired()
-        done = self._run(RunTrial(micro_batch, micro_steps, allowed_bytes))
+        done = self._run(RunTrial(micro_batch, micro_steps, allowed_bytes, self._iterations))
+        if self.notes.growth is None and done.trial.outcome is Outcome.FITS and self._leaves_more(done):
+            self._watch_growth(RunTrial(micro_batch, micro_steps, allowed_bytes))
+            if self._iterations != PLAIN_ITERATIONS:
+                done = self._run(RunTrial(micro_batch, micro_steps, allowed_bytes, self._iterations))
         self.notes.add(
             optimizer_name=done.optimizer,
             zeros_read=done.zeros_read,
@@ -247,10 +282,38 @@ class WorkerTrialSource(TrialSource):
         )
         self.notes.problem = done.problem or self.notes.problem
         self.notes.loss_is_finite = self.notes.loss_is_finite and done.loss_is_finite
+        self.notes.memory_fraction = done.memory_fraction
         self.capacity_bytes = done.capacity_bytes
         if done.allocations:
             self._allocations[micro_batch] = done.allocations
         return done.trial
+
+    def _leaves_more(self, done: TrialDone) -> bool:
+        """Return whether a trial left memory behind, or its last step ended higher than its first."""
+        is_left = self._start is None or done.held.allocated_bytes > self._start.allocated_bytes
+        return is_left or (len(done.ends) > 1 and done.ends[-1] > done.ends[0])
+
+    def _watch_growth(self, question: RunTrial) -> None:
+        """Run more steps at a size, to see whether memory grows from each to the next, and until when."""
+        done = self._run(replace(question, iterations=MOST_ITERATIONS, until_settled=True))
+        ran_out = done.trial.outcome is not Outcome.FITS
+        self.notes.growth = growth_of(done.ends, question.micro_batch, done.holder, ran_out=ran_out)
+        self._iterations = self.notes.growth.iterations
+
+    def outlast(self, micro_batch: int, *, micro_steps: int) -> None:
+        """Where memory goes on growing, see at a size how soon it runs out; the notes tell."""
+        growth = self.notes.growth
+        if growth is None or not growth.goes_on:
+            return
+        done = self._run(RunTrial(micro_batch, micro_steps, self.capacity_bytes, ANSWER_ITERATIONS))
+        ran_out = done.trial.outcome is not Outcome.FITS
+        seen = growth_of(done.ends, micro_batch, growth.holder, ran_out=True)
+        bytes_a_step = seen.bytes_a_step or growth.bytes_a_step * micro_batch // growth.micro_batch
+        room = self.capacity_bytes - (done.trial.peak_allocated_bytes or 0)
+        dies_in_step = last_step(done.ends, bytes_a_step, room, ran_out=ran_out)
+        self.notes.growth = replace(
+            growth, micro_batch=micro_batch, bytes_a_step=bytes_a_step, dies_in_step=dies_in_step
+        )
 
     def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
         """Predict by a replay of the earlier trials' allocations; None where no two of them can be replayed."""
@@ -275,7 +338,7 @@ class WorkerTrialSource(TrialSource):
         Raises:
             KeyboardInterrupt: The stop was set.
         """
-        question = RunTrial(micro_batch, micro_steps, allowed_bytes)
+        question = RunTrial(micro_batch, micro_steps, allowed_bytes, self._iterations)
         try:
             if peak_allocated_bytes is None:
                 trial = self._run(question).trial
@@ -299,7 +362,7 @@ class WorkerTrialSource(TrialSource):
             request: The question.
             environment: The environment of its workers.
         """
-        return WorkerTrialSource(request, self._reference, environment, self._stop, self._starter)
+        return WorkerTrialSource(request, self._reference, environment, self._stop, self._starter, self._next_starter)
 
     def dependencies(self) -> Dependencies:
         """Return what the target used in every worker so far, as far as it was watched."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -10,6 +11,7 @@ import torch
 
 from oomdoctor.agent.messages import describe_reads
 from oomdoctor.engines.catalogue import Card, all_cards
+from oomdoctor.engines.choice import ALLOCATOR_VARIABLES
 from oomdoctor.engines.null_gpu import library as null_gpu
 from oomdoctor.errors import NoAnswerError, OomdoctorError
 from oomdoctor.target.contract import summary
@@ -57,6 +59,16 @@ def capacity_bytes(cap_bytes: int | None) -> int:
     """Return the bytes that PyTorch may take: what is free and what it holds, under the cap where there is one."""
     available = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
     return available if cap_bytes is None else min(cap_bytes, available)
+
+
+def memory_fraction() -> float:
+    """Return the part of the GPU's memory that PyTorch may take, as `set_per_process_memory_fraction` last set it."""
+    return float(torch.cuda.get_per_process_memory_fraction(0))
+
+
+def allocator_variables() -> dict[str, str | None]:
+    """Return the variables that PyTorch's allocator reads once, as they are now; None for one that is not set."""
+    return {name: os.environ.get(name) for name in ALLOCATOR_VARIABLES}
 
 
 def held_memory() -> HeldMemory:

@@ -11,11 +11,13 @@ from oomdoctor.command.probe import dry_run_command, engine_for_command, probe_c
 from oomdoctor.engines.choice import Engine, choose_engine
 from oomdoctor.engines.null_gpu.library import with_total_bytes
 from oomdoctor.errors import OomdoctorError, UsageError
+from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.results import Outcome, Reason
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps, per_device_target, tested_plan
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.answer import DryRun, Findings, OtherProcesses, ProbeRun, ProfiledAnswer, build_result
 from oomdoctor.trial.client import WorkerTrialSource
+from oomdoctor.trial.process import CancelToken
 from oomdoctor.trial.protocol import ProfileOutcome
 from oomdoctor.trial.warm_start import TracedWarmStart
 from oomdoctor.units import format_size
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from oomdoctor.results import Accumulation, Trial
     from oomdoctor.target.reference import Reference
     from oomdoctor.trial.client import WorkerStarter
-    from oomdoctor.trial.process import CancelToken
     from oomdoctor.trial.protocol import LoadedTarget
 
 
@@ -64,6 +65,9 @@ def probe(
             run.warm_start.close()  # what it holds of the host's memory is of no more use
         recommended = 0 if search is None else run.probe_search.find_recommended(search, request.headroom)
         plan = None if search is None else _plan(request, run.probe_search, search.maximum, recommended)
+        if search is not None and search.maximum:
+            per_device = per_device_target(request.target_batch, request.world_size)
+            run.source.outlast(search.maximum, micro_steps=micro_steps(search.maximum, per_device))
         if search is not None and run.engine.kind == "trace":
             run.probe_search.try_profiled(request.profile_micro_batch, search.maximum)
         trials = tuple(run.probe_search.trials)
@@ -116,7 +120,9 @@ def _running(
     others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
     with (
         _warm_start(request, reference, engine, stop) as warm_start,
-        WorkerTrialSource(request, reference, engine.environment, stop, start) as source,
+        # What replaces a worker is forked: a target that keeps memory has a new one for each trial.
+        WorkerPool(stop or CancelToken()) as workers,
+        WorkerTrialSource(request, reference, engine.environment, stop, start, start or workers.start) as source,
     ):
         progress.stage(f"loading {request.target}")
         if warm_start is not None:

@@ -18,6 +18,7 @@ from oomdoctor.engines.catalogue import Card  # noqa: TC001
 from oomdoctor.results import Outcome, Phase, StepMemory, Trial, Variant  # noqa: TC001
 from oomdoctor.results.fit import CardFit  # noqa: TC001
 from oomdoctor.results.verify import VerifyResult  # noqa: TC001
+from oomdoctor.search.growth import PLAIN_ITERATIONS
 from oomdoctor.search.probe_search import TrialProblem  # noqa: TC001
 from oomdoctor.target.reference import Reference  # noqa: TC001
 from oomdoctor.trial.dependencies import Dependencies  # noqa: TC001
@@ -73,6 +74,8 @@ class LoadedTarget:
         phases: Memory while loading.
         found: Functions of the target's file: name to where it was found.
         versions: Version by name.
+        memory_fraction: Part of the device's memory that the target's file allows PyTorch to take; 1 where it says
+            nothing.
     """
 
     name: str
@@ -87,6 +90,17 @@ class LoadedTarget:
     phases: tuple[Phase, ...]
     found: dict[str, str]
     versions: dict[str, str]
+    memory_fraction: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsChanged:
+    """Answer that the target's file sets variables that PyTorch's allocator has read already, each with its value.
+
+    The parent starts a worker with them instead; None is a variable that the file has removed.
+    """
+
+    variables: dict[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +118,9 @@ class TrialDone:
         held: Memory that is left.
         capacity_bytes: Bytes that PyTorch may take now.
         unknown_calls: Names of CUDA calls that the null GPU was asked for and does not serve.
+        memory_fraction: As in `LoadedTarget`; a step may set it too.
+        ends: Bytes in live tensors at the end of each optimizer step.
+        holder: What holds the memory that is left, in words; looked for only where the trial went on until settled.
     """
 
     trial: Trial
@@ -116,6 +133,9 @@ class TrialDone:
     held: HeldMemory
     capacity_bytes: int
     unknown_calls: tuple[str, ...]
+    memory_fraction: float = 1.0
+    ends: tuple[int, ...] = ()
+    holder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +235,15 @@ class LoadTarget(Question[LoadedTarget]):
         variant: How trials differ from the plain step.
         memory_bytes: Capacity to keep to, or None for what the device has.
         watched: Whether to record which files and variables the target uses.
+        keeps_settings: Whether to go on where the file sets variables of the allocator, which this worker has from the
+            beginning.
     """
 
     reference: Reference
     variant: Variant
     memory_bytes: int | None
     watched: bool
+    keeps_settings: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,11 +254,15 @@ class RunTrial(Question[TrialDone]):
         micro_batch: Samples in one forward and backward.
         micro_steps: Micro-batches in each optimizer step.
         allowed_bytes: Most bytes that the allocator may hold.
+        iterations: Optimizer steps.
+        until_settled: Whether to end before, once memory no longer grows from step to step.
     """
 
     micro_batch: int
     micro_steps: int
     allowed_bytes: int
+    iterations: int = PLAIN_ITERATIONS
+    until_settled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +377,7 @@ AnyQuestion = (
 AnyAnswer = (
     DeviceCard
     | LoadedTarget
+    | SettingsChanged
     | TrialDone
     | PredictedMax
     | ProfileDone

@@ -11,8 +11,9 @@ import gc
 import time
 import traceback
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -22,9 +23,10 @@ from oomdoctor.agent.phase_meter import Counts, PhaseMeter
 from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.oom.classifier import Evidence, classify
 from oomdoctor.results import Outcome, Phase, PhaseName, Trial
+from oomdoctor.search.growth import ANSWER_ITERATIONS, PLAIN_ITERATIONS, is_settled
 from oomdoctor.target.contract import Target, check_loss, step_failure
-from oomdoctor.target.placement import place, tensors_in
-from oomdoctor.trial.device import zeros_read_count
+from oomdoctor.target.placement import BatchShape, loss_in, place, tensors_in
+from oomdoctor.trial.device import memory_fraction, zeros_read_count
 from oomdoctor.trial.replay import record_allocations
 from oomdoctor.trial.variants import autocast, gradient_scaler, make_batch, make_optimizer
 
@@ -114,7 +116,7 @@ class TrialMeter(WorkerMeter):
         """Note that the forward has ended with this loss, whose backward comes next."""
 
 
-_ITERATIONS = (1, 2)
+_LONGEST_WATCH_SECONDS = 30.0
 _LONGEST_RELEASE_SECONDS = 0.5
 _PAUSE_SECONDS = 0.005
 
@@ -129,6 +131,7 @@ class TrialSetup:
         device: Where it trains.
         variant: How the step differs from the user's plain one.
         computes: Whether the device does arithmetic, so that a loss means something; the null GPU does not.
+        shape: What each batch is checked against.
     """
 
     target: Target
@@ -136,6 +139,7 @@ class TrialSetup:
     device: torch.device
     variant: Variant
     computes: bool
+    shape: BatchShape
 
 
 @dataclass(slots=True)
@@ -147,6 +151,7 @@ class _Training:
     fixed_bytes: int | None = None
     loss_is_finite: bool = True
     optimizer_name: str = ""
+    ends: list[int] = field(default_factory=list)
 
     @property
     def ooms(self) -> int:
@@ -166,6 +171,8 @@ class Attempt:
         zeros_read: Times that the step read data back from a null GPU.
         unknown_reads: The target's lines that did so.
         optimizer_name: Class name of the optimizer, empty when it was never built.
+        memory_fraction: Part of the GPU's memory that the target's code set while the trial ran; 1 where it set none.
+        ends: Bytes in live tensors at the end of each optimizer step.
     """
 
     trial: Trial
@@ -175,6 +182,8 @@ class Attempt:
     zeros_read: int
     unknown_reads: tuple[UnknownRead, ...]
     optimizer_name: str
+    memory_fraction: float
+    ends: tuple[int, ...]
 
 
 def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = None) -> Attempt:
@@ -189,9 +198,13 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
         TargetError: The user's file does not keep the contract.
     """
     set_memory_limit(question.allowed_bytes)
+    limit = memory_fraction()
     training = _Training(_stat("num_ooms"), meter or TrialMeter())
     retries_before, reads_before, started = _stat("num_alloc_retries"), unknown_reads.mark(), time.monotonic()
     end = _train_to_end(setup, training, question)
+    own_limit = memory_fraction()
+    if own_limit > limit and training.meter.peak_reserved_bytes > question.allowed_bytes:
+        end = _TrialEnd(Outcome.OOM, _LIFTED)
     swallowed = training.ooms if end.outcome is Outcome.FITS else 0
     trial = Trial(
         micro_batch=question.micro_batch,
@@ -215,9 +228,12 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
         training.meter.zeros_read,
         unknown_reads.reads(reads_before),
         training.optimizer_name,
+        1.0 if own_limit == limit else own_limit,
+        tuple(training.ends),
     )
 
 
+_LIFTED = "the step set another memory fraction, and took more than this trial allowed"
 _SWALLOWED = "the step ran out of memory, and its own code caught the error and went on"
 
 
@@ -261,7 +277,7 @@ def _train_to_end(setup: TrialSetup, training: _Training, question: RunTrial) ->
             _train(setup, training, question)
     except (TargetError, NoAnswerError):  # the latter from an emulated device, of an operator that it cannot trace
         raise
-    except Exception as error:  # noqa: BLE001 - whatever the user's code raises is an outcome
+    except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is an outcome, `exit()` too
         free = min(torch.cuda.mem_get_info()[0], question.allowed_bytes - torch.cuda.memory_reserved())
         end = _classified(
             setup,
@@ -274,7 +290,7 @@ def _train_to_end(setup: TrialSetup, training: _Training, question: RunTrial) ->
     return _TrialEnd(Outcome.FITS)
 
 
-def _classified(setup: TrialSetup, error: Exception, evidence: Evidence) -> _TrialEnd:
+def _classified(setup: TrialSetup, error: BaseException, evidence: Evidence) -> _TrialEnd:
     outcome = classify(error, evidence).outcome
     if outcome is Outcome.FAILED:
         problem = step_failure(setup.target, error)
@@ -287,15 +303,15 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
     training.optimizer_name = type(optimizer).__name__
     scaler = gradient_scaler(setup.variant)
     meter, batch, loss = training.meter, None, None
-    for iteration in _ITERATIONS:
+    started = time.monotonic()
+    for step in range(1, question.iterations + 1):
+        iteration = min(step, PLAIN_ITERATIONS)  # all that come after the first are one, whose highest figures count
         for micro_step in range(1, question.micro_steps + 1):
             training.fixed_bytes = torch.cuda.memory_allocated() - sum(
                 tensor.nbytes for tensor in tensors_in((batch, loss)) if tensor.is_cuda
             )
             with meter.micro_phase(iteration, micro_step, PhaseName.FORWARD):
-                batch = place(
-                    make_batch(setup.target, setup.variant, question.micro_batch, passes=_is_outcome), setup.device
-                )
+                batch = place(_checked_batch(setup, question.micro_batch), setup.device)
                 meter.placed(batch)
                 loss = _loss(setup, batch)
                 meter.computed(loss)
@@ -305,8 +321,19 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
+        training.ends.append(torch.cuda.memory_allocated())
+        is_long = step >= ANSWER_ITERATIONS and time.monotonic() - started > _LONGEST_WATCH_SECONDS
+        if question.until_settled and (is_settled(training.ends) or is_long):
+            break
     if setup.computes and loss is not None:
         training.loss_is_finite = bool(torch.isfinite(loss).item())
+
+
+def _checked_batch(setup: TrialSetup, micro_batch: int) -> object:
+    make = partial(make_batch, setup.target, setup.variant, passes=_is_outcome)
+    batch = make(micro_batch)
+    setup.shape.check(batch, micro_batch, make)
+    return batch
 
 
 def _is_outcome(error: BaseException) -> bool:
@@ -316,9 +343,10 @@ def _is_outcome(error: BaseException) -> bool:
 
 def _loss(setup: TrialSetup, batch: object) -> torch.Tensor:
     with autocast(setup.variant):
-        loss = setup.target.training_step(setup.model, batch)
-    check_loss(loss)
-    return loss
+        output = setup.target.training_step(setup.model, batch)
+    loss: Any = loss_in(output)
+    check_loss(output if loss is None else loss)
+    return cast("torch.Tensor", loss)
 
 
 def _stat(name: str) -> int:

@@ -15,7 +15,7 @@ from oomdoctor.errors import OomdoctorError
 from oomdoctor.multi_card.fit import UNLIMITED_BYTES, load_for_cards
 from oomdoctor.results import Guidance
 from oomdoctor.search.probe_search import Guess
-from oomdoctor.trial.client import WorkerProcess
+from oomdoctor.trial.client import SettingsChangedError, WorkerProcess
 from oomdoctor.trial.protocol import CardFitted, FitCard, LoadedTarget
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ class TracedWarmStart:
         self._request = request
         self._reference = reference
         self._started = time.monotonic()
-        self._worker = WorkerProcess(emulated_environment(generic_card(UNLIMITED_BYTES), environment), stop)
+        self._environment = emulated_environment(generic_card(UNLIMITED_BYTES), environment)
+        self._stop = stop
+        self._worker = WorkerProcess(self._environment, stop)
+        self._keeps_settings = False
         self._card: Card | None = None
         self._pending: list[int | None] = []
         self._guesses_by_capacity: dict[int, Guess] = {}
@@ -76,7 +79,9 @@ class TracedWarmStart:
         if cap_bytes is not None and cap_bytes < card.capacity_bytes:
             card = replace(card, context_bytes=card.total_bytes - cap_bytes)
         self._card = card
-        self._ask(None, load_for_cards(self._request, self._reference, (card,), is_expendable=True))
+        question = load_for_cards(self._request, self._reference, (card,), is_expendable=True)
+        load = replace(question.load, keeps_settings=self._keeps_settings)
+        self._ask(None, replace(question, load=load))
         self._ask_about(card.capacity_bytes)
 
     def guess(self, capacity_bytes: int) -> Guess | None:
@@ -124,6 +129,8 @@ class TracedWarmStart:
         try:
             kind = LoadedTarget if self._pending[0] is None else CardFitted
             answer = self._worker.answer(kind, what="tracing the step", timeout_seconds=round(max(0.0, seconds), 1))
+        except SettingsChangedError as changed:
+            self._begin_anew(changed)
         except OomdoctorError as error:
             self._fail(error.message)
         except RuntimeError as error:  # a bug of ours, as text
@@ -132,6 +139,18 @@ class TracedWarmStart:
             about = self._pending.pop(0)
             if about is not None and isinstance(answer, CardFitted):
                 self._guesses_by_capacity[about] = Guess(answer.fit.maximum, answer.fit.recommended)
+
+    def _begin_anew(self, changed: SettingsChangedError) -> None:
+        """Ask the same of another worker, which has the allocator's variables that the target's file sets."""
+        asked, self._pending = self._pending, []
+        self._worker.close()
+        self._worker = WorkerProcess(changed.environment(self._environment), self._stop)
+        self._keeps_settings = True
+        if self._card is not None:
+            self.begin(self._card)
+        for about in asked:
+            if about is not None and about not in self._pending:
+                self._ask_about(about)
 
     def _fail(self, problem: str) -> None:
         self._problem = problem

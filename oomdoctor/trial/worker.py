@@ -26,14 +26,16 @@ from oomdoctor.agent.allocator_blocks import pack, unpack
 from oomdoctor.agent.messages import has_kernels
 from oomdoctor.engines.catalogue import emulated_card
 from oomdoctor.engines.trace.compiler_stubs import defer_dynamo
-from oomdoctor.errors import OomdoctorError, TargetError
+from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.oom.classifier import classify
 from oomdoctor.results import Outcome, PhaseName
 from oomdoctor.search.probe_search import TrialProblem
-from oomdoctor.target.contract import Target, check_batch, check_batch_sizes, describe
+from oomdoctor.target.contract import Target, blamed, describe, failure, raised_in_user_code
 from oomdoctor.target.importing import load_target
+from oomdoctor.target.placement import BatchShape, check_batch, storage_bytes
 from oomdoctor.trial.dependencies import WatchedWorker
 from oomdoctor.trial.device import (
+    allocator_variables,
     capacity_bytes,
     current_card,
     current_device,
@@ -41,10 +43,12 @@ from oomdoctor.trial.device import (
     emulated_device,
     fault_of,
     held_memory,
+    memory_fraction,
     set_emulated_device,
     unknown_calls,
     zeros_read_count,
 )
+from oomdoctor.trial.holders import find_holder
 from oomdoctor.trial.process import Channel, ChannelClosedError, die_with_parent
 from oomdoctor.trial.profile.recorder import profile
 from oomdoctor.trial.protocol import (
@@ -65,6 +69,7 @@ from oomdoctor.trial.protocol import (
     ReplayTrials,
     ReportDependencies,
     RunTrial,
+    SettingsChanged,
     TrialDone,
     Verified,
     VerifyTarget,
@@ -139,14 +144,10 @@ def _answer(worker: Worker, question: AnyQuestion) -> AnyAnswer:
         return worker.answer(question)
     except OomdoctorError as error:
         return Failed(TrialProblem.of(fault_of(error, zeros_read_count() - read_before, unknown_reads.reads(mark))))
-    except SystemExit as exit_:
-        ended = TargetError(
-            f"the target's code called `exit({exit_.code!r})`",
-            hint="remove the call from the functions that oomdoctor runs",
-        )
-        return Failed(TrialProblem.of(ended))
-    except Exception:  # noqa: BLE001 - a bug of ours must reach the parent as such
-        return Bug(traceback.format_exc())
+    except BaseException as error:  # noqa: BLE001 - a bug of ours must reach the parent as such
+        if isinstance(error, Exception) and not raised_in_user_code(error, worker.own_roots):
+            return Bug(traceback.format_exc())
+        return Failed(TrialProblem.of(failure(error, "the target's code", worker.own_roots)))
 
 
 class Worker:
@@ -160,6 +161,7 @@ class Worker:
         self._is_frozen = False
         self._recorder: WatchedWorker | None = None
         self._cap_bytes: int | None = None
+        self._memory_fraction = 1.0
 
     def answer(self, question: AnyQuestion) -> AnyAnswer:  # noqa: PLR0911 - one a kind of question
         """Answer one question."""
@@ -185,25 +187,35 @@ class Worker:
             case _:
                 assert_never(question)
 
-    def load(self, question: LoadTarget) -> LoadedTarget:
+    @property
+    def own_roots(self) -> tuple[Path, ...]:
+        """Directories or files of the user's code; none before it is loaded."""
+        return self._setup.target.own_roots if hasattr(self, "_setup") else ()
+
+    def load(self, question: LoadTarget) -> LoadedTarget | SettingsChanged:
         """Import the target, place its model on the device, and keep both for the trials."""
         self._recorder = WatchedWorker() if question.watched else None
         self._cap_bytes = question.memory_bytes
         device = current_device()
         total_bytes = torch.cuda.get_device_properties(device).total_memory
         used_before_bytes = total_bytes - torch.cuda.mem_get_info(device)[0]
+        variables = allocator_variables()
         target = load_target(question.reference)
+        changed = {name: value for name, value in allocator_variables().items() if value != variables[name]}
+        if changed and not question.keeps_settings:
+            return _settings_changed(changed)
         model = _build(target, question.variant)
-        _check_batches(target, question.variant)
+        self._lower_cap(memory_fraction())
+        shape = _check_batches(target, question.variant)
         meter = WorkerMeter()
         set_memory_limit(capacity_bytes(self._cap_bytes))
-        error = _place_model(model, device, meter)
+        error = _place_model(target, model, device, meter)
         release_memory(model)
-        self._setup = TrialSetup(target, model, device, question.variant, computes=device_kind() == "cuda")
+        computes = device_kind() == "cuda"
+        self._setup = TrialSetup(target, model, device, question.variant, computes=computes, shape=shape)
         self._start_bytes = torch.cuda.memory_allocated()
         defer_dynamo()
         capability = torch.cuda.get_device_capability(device)
-        storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
         return LoadedTarget(
             name=torch.cuda.get_device_name(device),
             compute_capability=".".join(map(str, capability)),
@@ -211,17 +223,19 @@ class Worker:
             total_bytes=total_bytes,
             used_before_bytes=used_before_bytes,
             capacity_bytes=capacity_bytes(self._cap_bytes),
-            weights_bytes=sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()),
+            weights_bytes=storage_bytes((*model.parameters(), *model.buffers())),
             placement_error=error,
             held=held_memory(),
             phases=meter.phases,
             found=describe(target),
             versions=_versions(),
+            memory_fraction=self._memory_fraction,
         )
 
     def run(self, question: RunTrial) -> TrialDone:
         """Run one trial, and wait until its memory is given back."""
         attempt = run_trial(self._setup, question)
+        self._lower_cap(attempt.memory_fraction)
         await_release(self._setup.model, self._start_bytes)
         # Exempt the objects alive after the first clean trial from garbage collection: torch has a million.
         if not self._is_frozen and torch.cuda.memory_allocated() == self._start_bytes:
@@ -230,7 +244,7 @@ class Worker:
         return TrialDone(
             trial=attempt.trial,
             problem=_problem_of(attempt),
-            allocations=pack(attempt.allocations),
+            allocations="" if question.until_settled else pack(attempt.allocations),
             loss_is_finite=attempt.loss_is_finite,
             zeros_read=attempt.zeros_read,
             unknown_reads=attempt.unknown_reads,
@@ -238,7 +252,17 @@ class Worker:
             held=held_memory(),
             capacity_bytes=capacity_bytes(self._cap_bytes),
             unknown_calls=unknown_calls(),
+            memory_fraction=self._memory_fraction,
+            ends=attempt.ends,
+            holder=find_holder(self._setup.model, self.own_roots) if question.until_settled else None,
         )
+
+    def _lower_cap(self, fraction: float) -> None:
+        """Keep to the part of the GPU's memory that the target's code allows PyTorch to take."""
+        if fraction < self._memory_fraction:
+            self._memory_fraction = fraction
+            allowed_bytes = int(fraction * torch.cuda.get_device_properties(0).total_memory)
+            self._cap_bytes = allowed_bytes if self._cap_bytes is None else min(self._cap_bytes, allowed_bytes)
 
     @staticmethod
     def replay(question: ReplayTrials) -> PredictedMax:
@@ -263,7 +287,7 @@ class Worker:
             raise RuntimeError("the target is not watched")
         return DependenciesSeen(self._recorder.dependencies())
 
-    def load_for_cards(self, question: LoadForCards) -> LoadedTarget:
+    def load_for_cards(self, question: LoadForCards) -> LoadedTarget | SettingsChanged:
         """Load the target on the emulated device, and create the `Fitter`, which answers for each card."""
         from oomdoctor.multi_card.fitter import Fitter, begin_journal  # noqa: PLC0415 - only where something is emulated
 
@@ -272,6 +296,8 @@ class Worker:
         device = emulated_device()
         begin_journal(device, question.cards)
         loaded = self.load(question.load)
+        if isinstance(loaded, SettingsChanged):
+            return loaded
         self._fitter = Fitter(
             setup=self._setup,
             device=device,
@@ -280,6 +306,7 @@ class Worker:
             world_size=question.world_size,
             start_bytes=self._start_bytes,
             weights_bytes=loaded.weights_bytes or 0,
+            memory_fraction=loaded.memory_fraction,
             explain=_problem_of,
         )
         return loaded
@@ -330,32 +357,62 @@ def _build(target: Target, variant: Variant) -> torch.nn.Module:
             "the model has lazy modules whose parameters do not exist yet",
             hint="run one batch through it at the end of `build_model`, for example `model(make_batch(2))`",
         )
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise TargetError(
+            "the model was left on the meta device, where its parameters have no memory",
+            hint='build it on the CPU, or give it memory at the end of `build_model`: `model.to_empty(device="cpu")`',
+        )
     return model
 
 
-def _check_batches(target: Target, variant: Variant) -> None:
+def _settings_changed(variables: dict[str, str | None]) -> SettingsChanged:
+    if device_kind() != "cuda" and any("cudaMallocAsync" in (value or "") for value in variables.values()):
+        raise NoAnswerError(
+            "the target's file asks for `backend:cudaMallocAsync`; without a GPU trials run PyTorch's own allocator",
+            hint="take it out of the file, or probe on a machine with a CUDA GPU",
+        )
+    return SettingsChanged(variables)
+
+
+def _check_batches(target: Target, variant: Variant) -> BatchShape:
     """Check early that `make_batch` heeds its argument; an error raised here is left for the trials to report."""
     try:
         few, more = make_batch(target, variant, 2), make_batch(target, variant, 4)
     except (torch.OutOfMemoryError, TargetError):
-        return
-    check_batch(few)
-    check_batch_sizes(few, 2, more, 4)
+        return BatchShape()
+    with blamed(target, "the batch of `make_batch(2)`"):
+        check_batch(few)
+        return BatchShape.of(few, 2, more, 4)
 
 
-def _place_model(model: torch.nn.Module, device: torch.device, meter: WorkerMeter) -> str | None:
+def _place_model(target: Target, model: torch.nn.Module, device: torch.device, meter: WorkerMeter) -> str | None:
     """Move the model; the text of the OOM where it does not fit, and then it is back on the CPU."""
     try:
-        with meter.phase(0, PhaseName.LOAD):
-            model.to(device).train()
+        with meter.phase(0, PhaseName.LOAD), blamed(target, "placing the model", passes=_is_lack_of_memory):
+            _move(model, device)
+            model.train()
     except Exception as error:
-        if classify(error).outcome is not Outcome.OOM:
+        if not _is_lack_of_memory(error):
             raise
         text = str(error)
     else:
         return None
     model.to("cpu")
     return text
+
+
+def _move(model: torch.nn.Module, device: torch.device) -> None:
+    """Move the model; a quantised one that is there already, and refuses to be moved, is left as it is."""
+    try:
+        model.to(device)
+    except Exception as error:
+        tensors = (*model.parameters(), *model.buffers())
+        if _is_lack_of_memory(error) or not all(tensor.device.type == device.type for tensor in tensors):
+            raise
+
+
+def _is_lack_of_memory(error: BaseException) -> bool:
+    return classify(error).outcome is Outcome.OOM
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from oomdoctor.errors import NoAnswerError, TargetError
-from oomdoctor.target.contract import build, check_batch, check_loss, make_one_batch, step_failure
+from oomdoctor.target.contract import build, check_loss, make_one_batch, step_failure
 from oomdoctor.target.importing import load_target
+from oomdoctor.target.placement import check_batch
 from oomdoctor.target.splitting import samples_in
 from oomdoctor.units import format_size
 from oomdoctor.verify.expected_randomness import seed_everything

@@ -18,8 +18,8 @@ from accuracy_trials import answer, definition
 from measuring import CAPACITIES_GIB
 from zoo.cases import CASES, LEFT_OUT, ZOO, Case
 
-from oomdoctor.target.contract import check_batch, check_batch_sizes
 from oomdoctor.target.importing import load_target
+from oomdoctor.target.placement import check_batch, check_batch_sizes
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.variants import optimizer_names
 from oomdoctor.units import GIB

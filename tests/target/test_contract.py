@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from oomdoctor.errors import EXIT_USAGE, TargetError
-from oomdoctor.target.contract import build, check_batch_sizes, check_loss, is_out_of_memory, make_one_batch
+from oomdoctor.target.contract import build, check_loss, is_out_of_memory, make_one_batch
+from oomdoctor.target.placement import check_batch_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,7 +99,7 @@ def test_a_function_that_exits_is_told_so(load: Load, body: str) -> None:
 def test_a_keyboard_interrupt_of_the_files_own_does_not_end_us(load: Load) -> None:
     """The worker has no keyboard, so that the file raised it."""
     target = _building(load, "raise KeyboardInterrupt")
-    with _refused("`build_model()` called exit"):
+    with _refused("`build_model()` raised `KeyboardInterrupt`"):
         build(target)
 
 

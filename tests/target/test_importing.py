@@ -204,7 +204,7 @@ def test_a_relative_import_outside_of_a_package_is_explained(refuse: Refuse) -> 
         ("raise SystemExit(3)", "importing `model.py` called exit with 3"),
         ("import sys; sys.exit('done')", "importing `model.py` called exit with 'done'"),
         ("exit()", "importing `model.py` called exit with None"),
-        ("raise KeyboardInterrupt", "importing `model.py` called exit"),
+        ("raise KeyboardInterrupt", "importing `model.py` raised `KeyboardInterrupt`"),
     ],
 )
 def test_a_file_that_exits_is_told_so(refuse: Refuse, line: str, message: str) -> None:

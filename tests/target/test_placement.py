@@ -91,7 +91,7 @@ def test_tensors_in_every_kind_of_nest_are_moved(nest: Any) -> None:
 
 def test_what_is_no_tensor_stays_as_it_is() -> None:
     """Numbers, strings, modules' classes and unknown objects go through untouched."""
-    unknown = SimpleNamespace(x=_t())
+    unknown = type("Unknown", (), {"x": _t()})()
     nest: dict[str, Any] = {
         "n": 3,
         "s": "text",
@@ -104,6 +104,24 @@ def test_what_is_no_tensor_stays_as_it_is() -> None:
     assert placed.pop("x").device.type == "meta"
     assert all(placed[key] is value for key, value in nest.items())
     assert place(nest, "meta") is nest
+
+
+def test_a_namespace_is_placed() -> None:
+    """It becomes another with its tensors placed; one without tensors stays as it is."""
+    nest = SimpleNamespace(x=_t(), more=[SimpleNamespace(y=_t(), n=3)], rest=SimpleNamespace(n=1))
+    placed = place(nest, "meta")
+    assert placed.x.device.type == placed.more[0].y.device.type == "meta"
+    assert placed.more[0].n == 3
+    assert placed.rest is nest.rest
+    assert nest.x.device.type == "cpu"
+
+
+def test_a_dict_whose_keys_are_attributes_is_placed() -> None:
+    """What it raises for an attribute that it does not have is no error."""
+    kind = type("AttrDict", (dict,), {"__getattr__": dict.__getitem__, "__setattr__": dict.__setitem__})
+    placed = place(kind(x=_t(), nested=kind(y=_t())), "meta")
+    assert type(placed) is type(placed.nested) is kind
+    assert placed.x.device.type == placed.nested.y.device.type == "meta"
 
 
 def test_a_read_only_mapping_becomes_a_dict() -> None:

@@ -166,7 +166,7 @@ def test_an_error_is_summed_up_in_one_line(error: BaseException, expected: str) 
     [
         (SystemExit(), "`f()` called exit with None"),
         (SystemExit("bye"), "`f()` called exit with 'bye'"),
-        (KeyboardInterrupt(), "`f()` called exit"),
+        (KeyboardInterrupt(), "`f()` raised `KeyboardInterrupt`"),
         (ValueError("x"), "`f()` raised `ValueError: x`"),
     ],
 )

@@ -106,6 +106,7 @@ class CachingAllocator:
         self._events: dict[int, list[Block]] = {}
         # With default settings a search is one look into an ordered list.
         self._is_plain = False
+        self.memory_fraction = 1.0
         if settings.memory_fraction < 1:
             self.set_memory_fraction(settings.memory_fraction)
         self._update_is_plain()
@@ -223,6 +224,7 @@ class CachingAllocator:
 
     def set_memory_fraction(self, fraction: float) -> None:
         """Limit memory as `torch.cuda.set_per_process_memory_fraction` does."""
+        self.memory_fraction = fraction
         limits = fraction < 1 or self._heap.rules.whole_fraction_limits
         self._heap.limit = int(fraction * self._heap.card_bytes) if limits else None
         self._update_is_plain()

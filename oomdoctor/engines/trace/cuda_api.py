@@ -98,6 +98,7 @@ def _c_answers(device: EmulatedDevice) -> dict[str, Callable[..., Any]]:
         "_cuda_resetPeakMemoryStats": lambda _=0: allocator.reset_peak_stats(),
         "_cuda_resetAccumulatedMemoryStats": lambda _=0: allocator.reset_accumulated_stats(),
         "_cuda_setMemoryFraction": lambda fraction, _=0: allocator.set_memory_fraction(fraction),
+        "_cuda_getMemoryFraction": lambda _=0: allocator.memory_fraction,
         "_cuda_record_memory_history": lambda enabled=None, *_, **__: device.record(enabled=bool(enabled)),
         "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": [list(device.history or ())]},
         "_cuda_clearCublasWorkspaces": device.clear_workspaces,

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from oomdoctor.results import Category
-from oomdoctor.target.placement import tensors_in
+from oomdoctor.target.placement import plain_parts, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -151,20 +150,10 @@ class Marks(list[Mark]):
 def addresses(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
     """Yield the addresses of tensors on a CUDA device; a tensor of several parts, such as a sparse one, has several."""
     for tensor in tensors:
-        for part in _parts(tensor):
+        for part in plain_parts(tensor):
             address = _address(part)
             if address:
                 yield address
-
-
-def _parts(tensor: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - torch's own type of such tensors excludes tensors
-    if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _parts(getattr(tensor, name))
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())  # noqa: SLF001 - the public ones want it coalesced
-    else:
-        yield tensor
 
 
 def _address(tensor: torch.Tensor) -> int:
