@@ -170,6 +170,7 @@ def _patch_torch() -> None:
         _replace(c10d.__name__, name, replacement)
     _replace("torch.distributed", "_verify_params_across_processes", _verify_nothing)
     _keep_buckets()
+    _tell_sizes_of_splits(c10d)
 
 
 def _verify_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,6 +182,34 @@ def _verify_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(group, tensors, logger)
 
     return verify
+
+
+def _tell_sizes_of_splits(c10d: Any) -> None:
+    """NCCL counts the ranks of a part of a communicator by asking them; those of a null GPU are never asked."""
+    tell = ctypes.CDLL(None).oomdoctor_null_split_size
+    tell.argtypes = [ctypes.c_int, ctypes.c_int]
+    color_of, process_group = c10d._process_group_color, sys.modules["torch.distributed"].ProcessGroup  # noqa: SLF001
+    split = getattr(process_group, "split_group", None)
+
+    @functools.wraps(color_of)
+    def color(ranks: Any) -> int:
+        found = int(color_of(ranks))
+        tell(found, len(ranks))
+        return found
+
+    c10d._process_group_color = color  # noqa: SLF001
+    if split is None:
+        return
+
+    @functools.wraps(split)
+    def split_group(self: Any, ranks: Any, *arguments: Any, **named: Any) -> Any:
+        tell(-1, len(ranks))
+        try:
+            return split(self, ranks, *arguments, **named)
+        finally:
+            tell(-1, 0)
+
+    process_group.split_group = split_group
 
 
 def _keep_buckets() -> None:

@@ -60,6 +60,19 @@ def ddp(_: Path) -> dict[str, Any]:
     return {"held": torch.cuda.memory_allocated() / PARAMETER_BYTES}
 
 
+def mesh(_: Path) -> dict[str, Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    grid = init_device_mesh("cuda", (dist.get_world_size(), 1), mesh_dim_names=("replicate", "shard"))
+    gathered = {}
+    for name in ("replicate", "shard"):
+        group = grid[name].get_group()
+        whole = torch.empty(4 * dist.get_world_size(group), device="cuda")
+        dist.all_gather_into_tensor(whole, torch.ones(4, device="cuda"), group=group)
+        gathered[name] = len(whole)
+    return gathered
+
+
 def accelerate(_: Path) -> dict[str, Any]:
     from accelerate import Accelerator
     from accelerate.utils import pad_across_processes

@@ -35,7 +35,7 @@ def _told_by(what: str, *, ranks: int = 2, python: str = sys.executable, backend
 
 def _of(name: str, python: str) -> list[dict[str, Any]]:
     """What each rank tells of one thing; the ranks of an interpreter do all of them in one run."""
-    return [rank[name] for rank in _told_by("objects,barrier,ddp", python=python)]
+    return [rank[name] for rank in _told_by("objects,barrier,ddp,mesh", python=python)]
 
 
 @each_python
@@ -53,6 +53,12 @@ def test_objects_reach_every_rank(python: str) -> None:
 def test_a_barrier_holds(python: str) -> None:
     """No rank passes a barrier before the last has come, so what one prepares before it is there for the others."""
     assert [rank["there"] for rank in _of("barrier", python)] == [True, True]
+
+
+@each_python
+def test_a_mesh_of_two_dimensions_gathers(python: str) -> None:
+    """The groups of a device mesh have as many ranks as their dimension, not as many as the world."""
+    assert _of("mesh", python) == [{"replicate": 8, "shard": 4}] * 2
 
 
 @each_python

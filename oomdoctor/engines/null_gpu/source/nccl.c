@@ -81,12 +81,43 @@ SERVED int ncclCommInitAll(communicator **created, int count, const int *devices
     return error;
 }
 
-// The number of ranks with the same color is known to the ranks together only. PyTorch knows it from elsewhere and does not
-// ask; it passes the new rank as the key.
+// The number of ranks with the same color is known to the ranks together only. PyTorch knows it, and from 2.9 on asks the new
+// communicator and compares. So the agent tells it here before: for a color, or with color -1 for the splits that follow, until
+// it is told 0. A process has few groups; the oldest color is forgotten where there are many.
+enum { MAX_COLORS = 512 };
+
+static struct {
+    int color, ranks;
+} color_sizes[MAX_COLORS];
+static unsigned color_count;
+static int next_ranks;
+
+SERVED void oomdoctor_null_split_size(int color, int ranks) {
+    if (color == NCCL_NO_COLOR) {
+        next_ranks = ranks;
+        return;
+    }
+    unsigned slot = color_count++ % MAX_COLORS;
+    color_sizes[slot].color = color;
+    color_sizes[slot].ranks = ranks;
+}
+
+static int ranks_of(int color, int otherwise) {
+    if (next_ranks)
+        return next_ranks;
+    unsigned known = color_count < MAX_COLORS ? color_count : MAX_COLORS;
+    for (unsigned i = 0; i < known; i++)
+        if (color_sizes[i].color == color)
+            return color_sizes[i].ranks;
+    return otherwise;
+}
+
+// PyTorch passes the new rank as the key.
 SERVED int ncclCommSplit(const communicator *c, int color, int key, communicator **created, const void *config) {
     *created = NULL;
-    bool is_rank = key >= 0 && key < c->ranks;
-    return color == NCCL_NO_COLOR ? NCCL_OK : create(created, c->ranks, is_rank ? key : c->rank, c->device);
+    int ranks = ranks_of(color, c->ranks);
+    bool is_rank = key >= 0 && key < ranks;
+    return color == NCCL_NO_COLOR ? NCCL_OK : create(created, ranks, is_rank ? key : c->rank % ranks, c->device);
 }
 
 SERVED int ncclCommShrink(const communicator *c, const int *excluded, int count, communicator **created, const void *config,
