@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from oomdoctor.lint.flow.events import Action, Event, GradMode, Run
+from oomdoctor.lint.flow.events import UNKNOWN, Action, Event, GradMode, Run, Value
 from oomdoctor.lint.flow.hints import find_method
 from oomdoctor.lint.flow.runs import returned_by
 from oomdoctor.lint.flow.state import text_of
-from oomdoctor.lint.module import Class, Function, called_name, walk
+from oomdoctor.lint.module import Class, Function, called_name, targets_of, walk
+from oomdoctor.lint.patterns.iterations import function_around
 from oomdoctor.lint.rule import Subject
 
 _GROW: Final = frozenset({"append", "add_module", "extend", "insert", "register_module", "setattr"})
@@ -58,14 +59,42 @@ def compared(subject: Subject, losses: frozenset[str]) -> Iterator[Compared]:
 def _last_applied(run: Run, event: Event) -> tuple[str | None, str | None]:
     if event.value.activation is not None:
         return event.value.activation, None
-    made = next((made for made in run.of(Action.FORWARD) if made.result.identity == event.value.identity), None)
-    class_ = None if made is None else made.value.class_
-    method = None if class_ is None else find_method(class_, "forward")
-    if class_ is None or method is None or _has_variants(class_, method):
-        return None, None
-    activation = returned_by(method).activation
-    called = {called_name(node) for node in walk(class_.node) if isinstance(node, ast.Call)}
-    return (None if activation == "linear" and called & _GROW else activation), f"{class_.name}.forward"
+    for made in run.of(Action.FORWARD):
+        class_ = made.value.class_
+        method = None if class_ is None else find_method(class_, "forward")
+        index = None if method is None else _output(event, made)
+        if class_ is not None and method is not None and index is not None and not _has_variants(class_, method):
+            output = returned_by(method)
+            activation = _part(output, index).activation
+            called = {called_name(node) for node in walk(class_.node) if isinstance(node, ast.Call)}
+            return (None if activation == "linear" and called & _GROW else activation), f"{class_.name}.forward"
+    return None, None
+
+
+def _output(event: Event, made: Event) -> int | None:
+    """Return which of a model's outputs a loss is given: -1 for all that it returns, None for none of this pass."""
+    if made.result.identity == event.value.identity:
+        return -1
+    given = event.call.args[0] if event.call is not None and event.call.args else None
+    if not isinstance(given, ast.Name) or made.result.identity not in event.value.made_from:
+        return None
+    nodes = [
+        node
+        for node in walk(function_around(event))
+        if isinstance(node, ast.Assign) and given.id in map(text_of, targets_of(node))
+    ]
+    targets = [target for node in nodes for target in node.targets]
+    if not any(node.value is made.call for node in nodes) or not all(isinstance(each, ast.Tuple) for each in targets):
+        return None
+    names = [list(map(text_of, target.elts)) for target in targets if isinstance(target, ast.Tuple)]
+    places = {each.index(given.id) for each in names if given.id in each}
+    return places.pop() if len(places) == 1 else None
+
+
+def _part(output: Value, index: int) -> Value:
+    if index < 0:
+        return output
+    return output.parts[index] if index < len(output.parts) else UNKNOWN
 
 
 def _has_variants(class_: Class, method: Function) -> bool:
