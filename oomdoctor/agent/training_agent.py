@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from .training_phases import PhasePart
 
 _MOST_OOMS = 16
+_ENOUGH_STEPS, _LONGEST_STEPS = 2, 8
+"""Fewest steps that show the peak of training, and those that a trial takes at most where more may be needed."""
+_GROWTH_BYTES = 1 << 20
 _BACKWARDS_WITHOUT_OPTIMIZER = 16
 """Backward passes after which a program that has made no optimizer of torch is taken to have none."""
 
@@ -76,6 +79,7 @@ class TrainingAgent:
         self._ooms = 0
         self._ooms_told = 0
         self._backwards = 0
+        self._step_ends: list[int] = []  # bytes in live tensors
         self._failed: set[tuple[int, str]] = set()
         self._is_over = False
         self._is_end_told = False
@@ -148,10 +152,26 @@ class TrainingAgent:
                 self._ooms_told = self._ooms
                 self._report("step")
             self._channel.send(StepDone(self._steps.done))
-        if self._steps.done >= settings.STEPS:
+            self._step_ends.append(guarded(self._allocated_bytes)() or 0)
+        if self._steps.done >= settings.STEPS and not (guarded(self._may_need_more)() or False):
             self._is_over = True
             self._report("steps")
             self._channel.stand_still()
+
+    def _allocated_bytes(self) -> int:
+        return int(self._torch.cuda.memory_allocated(self._history.device)) if self._has_cuda else 0
+
+    def _may_need_more(self) -> bool:
+        """Return whether a later step may run out where the last that was asked for did not.
+
+        Memory is kept from step to step, or so little is left that the allocator gave back its cache: which blocks are
+        in each other's way is another matter in each step then, and the fourth may fail where three fitted.
+        """
+        if not _ENOUGH_STEPS <= self._steps.done < _LONGEST_STEPS or self._peaks is None:
+            return False
+        earlier = self._step_ends[1:-1]  # the first step makes the optimizer's state
+        has_grown = bool(earlier) and self._step_ends[-1] > earlier[-1] + _GROWTH_BYTES
+        return has_grown or self._peaks.now()[self._history.device].retries > 0
 
     # --- the device --------------------------------------------------------------------------------------------------
 

@@ -107,7 +107,7 @@ def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reaso
     name = "backward pass" if request.count_steps == "backward" else "optimizer step"
     steps = f"one {name}" if request.steps == 1 else f"{request.steps} {name}{'es' if name.endswith('s') else 's'}"
     found = [
-        Reason("trials", f"the command itself, ended by force once it had taken {steps}"),
+        Reason("trials", f"the command itself, ended by force once it had taken {steps}, or 8 where memory still grew"),
         Reason("starts", supervisor.fork_reason or "each trial was started anew, as `--fresh` says"),
     ]
     if accumulates(request.command or ()):

@@ -79,7 +79,22 @@ while True:
         rarely.step()
 """
 
+# Keeps so many MiB of each step.
+_KEEPS = """
+import sys
+import torch
+from tiny import build_model, loss_of, make_batch
+
+model, kept = build_model().cuda(), []
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    loss_of(model, make_batch(2)).backward()
+    optimizer.step()
+    kept.append(torch.empty(int(sys.argv[1]) << 20, dtype=torch.uint8, device="cuda"))
+"""
+
 _WRITTEN_HERE = {
+    "keeps.py": _KEEPS,
     "steps_rarely.py": _STEPS_RARELY,
     "looks_around.py": _LOOKS_AROUND,
     "ends.py": _ENDS_AFTER_A_STEP,
@@ -127,6 +142,14 @@ def test_a_trial_ends_after_as_many_steps_as_were_asked_for(forks: Forks) -> Non
     assert ended.events.done_steps == 2
     assert ended.return_code is None
     assert forks.trial("plain_loop.py", steps=5).events.done_steps == 5
+
+
+def test_a_trial_whose_memory_still_grows_goes_on(forks: Forks) -> None:
+    """A script that keeps memory of each step is tried for eight steps, and for no more than that."""
+    assert forks.classified("keeps.py", "40").trial.outcome is Outcome.OOM
+    assert forks.trial("keeps.py", "2").events.done_steps == 8
+    assert forks.trial("keeps.py", "0").events.done_steps == 3
+    assert forks.trial("keeps.py", "40", steps=1).events.done_steps == 1
 
 
 def test_accumulated_gradients_are_counted(forks: Forks) -> None:
