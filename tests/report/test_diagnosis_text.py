@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from oomdoctor.output import Terminal
+from oomdoctor.report.diagnose.memory import device_memory
 from oomdoctor.report.diagnose.text import allocated_by_column, render
 from oomdoctor.report.terminal import MINIMUM_WIDTH, cells
 from oomdoctor.results import (
@@ -36,6 +37,7 @@ from oomdoctor.results import (
     SourceLine,
     TrainingPhase,
 )
+from oomdoctor.units import format_size
 
 UPPER_HALF_AT_80 = """\
 ┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┓
@@ -345,3 +347,29 @@ def test_long_lines_break_no_table() -> None:
         occurrences=(occurrence(message="x" * MIB),), facts=replace(FACTS, user_line=SourceLine("p" * MIB, 1, "f", "c"))
     )
     assert len(render(document, Terminal(width=80))) < 40_000
+
+
+@pytest.mark.parametrize(
+    ("facts", "title"),
+    [
+        (
+            Facts(total_bytes=4 * GIB, free_bytes=0, allocated_bytes=7 * GIB, reserved_unallocated_bytes=GIB),
+            "Memory in use, 8.00 GiB; the device has 4.00 GiB",
+        ),
+        (
+            Facts(mps_max_bytes=27 * GIB, allocated_bytes=10 * GIB, mps_other_bytes=18 * GIB),
+            "Memory in use, 28.00 GiB; PyTorch may use 27.00 GiB",
+        ),
+        (
+            Facts(total_bytes=24 * GIB, free_bytes=GIB, allocated_bytes=20 * GIB, reserved_unallocated_bytes=GIB),
+            "Memory of the device, 24.00 GiB",
+        ),
+    ],
+    ids=["spilled", "above the limit", "ordinary"],
+)
+def test_bar_and_percentages_refer_to_the_total_of_the_title(facts: Facts, title: str) -> None:
+    """The parts make up the total that the title names first, whether or not it is the device's."""
+    memory = device_memory(facts)
+    assert memory.title == title
+    assert memory.total_bytes == sum(part.size_bytes for part in memory.parts)
+    assert format_size(memory.total_bytes) in title.partition(";")[0]

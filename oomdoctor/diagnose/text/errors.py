@@ -178,6 +178,7 @@ _NAMED: Final = re.compile(r"\w(?:Error|Exception): ")  # an error that is whole
 _NCCL_LINES: Final = 3  # NCCL's lines about one failure stand this close together
 
 _UNTYPED: Final = _PATTERNS("untyped", re.IGNORECASE)
+_WRAPPED: Final = _PATTERNS("wrapped")
 
 
 def read_error(lines: Sequence[str], at: int) -> Message | None:
@@ -196,6 +197,9 @@ def read_error(lines: Sequence[str], at: int) -> Message | None:
 
 def _read_wrapped(lines: Sequence[str], at: int) -> Message | None:
     """Read an error of memory whose lines a narrow terminal has broken, in the middle of words too."""
+    near = lines[max(0, at - _WRAPPED_ABOVE) : at + _WRAPPED_LINES]
+    if _WRAPPED.search(compact(near, 0, len(near)).text) is None:
+        return None  # most lines; what follows is dear
     for first in range(at, max(-1, at - _WRAPPED_ABOVE - 1), -1):
         stop = _end_of_wrapped(lines, first)
         own = [undecorated(line) for line in lines[first:stop]]

@@ -70,7 +70,8 @@ def device_memory(facts: Facts) -> DeviceMemory:
     parts = tuple(part for part in known if part.size_bytes)
     in_all = sum(part.size_bytes for part in parts)
     if in_all > total * (1 + _SMALLEST_SHOWN):  # a driver that spills, or a table of another moment
-        return DeviceMemory(f"Memory in use, {format_size(in_all)}; the device has {format_size(total)}", in_all, parts)
+        has = "PyTorch may use" if facts.mps_max_bytes is not None else "the device has"
+        return DeviceMemory(f"Memory in use, {format_size(in_all)}; {has} {format_size(total)}", in_all, parts)
     return DeviceMemory(f"{title}, {format_size(total)}", max(total, in_all), parts)
 
 
