@@ -176,6 +176,20 @@ class StepDone:
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """An evaluation begins or has ended; one that a backward followed was none.
+
+    Attributes:
+        begins: Whether it begins.
+        pid: The process.
+    """
+
+    event: ClassVar[str] = "evaluation"
+    begins: bool
+    pid: int = field(default_factory=os.getpid)
+
+
+@dataclass(frozen=True)
 class NoOptimizer:
     """A process trains, and has made no optimizer of torch.
 
@@ -327,6 +341,7 @@ Message = Union[  # noqa: UP007 - Python 3.8 has no other way to write it
     FirstBatch,
     OutOfMemory,
     StepDone,
+    Evaluation,
     NoOptimizer,
     FileWritten,
     PythonWithoutTorch,

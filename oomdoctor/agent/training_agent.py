@@ -24,6 +24,7 @@ from .messages import (
     DeviceInfo,
     ErrorChain,
     ErrorLink,
+    Evaluation,
     FirstBatch,
     Measurements,
     NoOptimizer,
@@ -64,7 +65,7 @@ class TrainingAgent:
         self._torch = torch
         self._channel = channel
         self._history = AllocatorHistory(torch)
-        self._phases = TrainingPhases(self._history.position)
+        self._phases = TrainingPhases(self._history.position, lambda begins: channel.send(Evaluation(begins)))
         self._steps = StepCounter()
         self._batch = BatchSearch(torch, self._first_batch)
         self._peaks: PeakKeeper | None = None

@@ -14,7 +14,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .allocator_blocks import AllocatorBlocks, HistoryMismatchError, read_trace
-from .guard import note_failure
+from .guard import guarded, note_failure
 from .history_frames import RecorderWatch
 from .phase_meter import BACKWARD, EVALUATION, FORWARD, LOAD, OPTIMIZER
 
@@ -84,14 +84,16 @@ class TrainingPhases:
 
     Args:
         position: Returns the current position in the allocator's history.
+        evaluates: Told that an evaluation begins, or that it has ended or was none.
 
     Attributes:
         iteration: The current one.
         starts: The starts of all phases, in order.
     """
 
-    def __init__(self, position: Callable[[], Position]) -> None:
+    def __init__(self, position: Callable[[], Position], evaluates: Callable[[bool], Any]) -> None:
         self._position = position
+        self._evaluates = guarded(evaluates)
         self.reset()
 
     def reset(self) -> None:
@@ -147,6 +149,7 @@ class TrainingPhases:
             if self.phase == EVALUATION:  # no `train()` came between, so it was none
                 opened = self.starts[self._opened :]
                 self.starts[self._opened :] = [start._replace(phase=FORWARD) for start in opened]
+                self._evaluates(False)  # noqa: FBT003 - a callback
             self.iteration = max(1, self.iteration)
             self._enter(BACKWARD)
 
@@ -187,6 +190,8 @@ class TrainingPhases:
         self._enter(EVALUATION)
 
     def _enter(self, phase: str) -> None:
+        if EVALUATION in (phase, self.phase) and phase != self.phase:
+            self._evaluates(phase == EVALUATION)
         self.starts.append(PhaseStart(self.iteration, phase, self._position()))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.agent.messages import bound_warnings, describe_reads
-from oomdoctor.command.outcome import ENOUGH_STEPS
+from oomdoctor.command.outcome import ENOUGH_STEPS, SlowStage, slowest_stage
 from oomdoctor.command.template import ACCUMULATION, accumulates, near_misses
 from oomdoctor.results import Outcome, PhaseName, Reason
 from oomdoctor.units import format_size
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _SAME_SHARE: Final = 0.01
 """Peaks that differ by less than this share are taken for the same."""
 
+_LONG_SECONDS: Final = 20.0
+"""A trial that takes longer than this before or beside training is worth a word."""
+
 _FIRST_COMPLETE: Final = 2
 """The first iteration has no optimizer state, and the second is the first that is like all others."""
 
@@ -45,6 +48,7 @@ class Observations:
         processes: Largest number of processes that trained together.
         failures: Failures of the agent, in order.
         untrained_bytes: Bytes of parameters that an optimizer held and that had no gradient at its first step.
+        slow: What took most of a trial's time other than training, where that was long.
         rising: Micro-batch of a trial that fits in which each complete step needed more than the one before, or None.
         idle_optimizers: Most optimizers of a trial that fits which were made and took no step in it.
     """
@@ -58,11 +62,15 @@ class Observations:
     failures: dict[str, None] = field(default_factory=dict)
     idle_optimizers: int = 0
     untrained_bytes: int = 0
+    slow: SlowStage | None = None
     rising: int | None = None
 
     def take(self, events: TrialEvents, classified: ClassifiedTrial, micro_batch: int) -> None:
         """Take in a trial that has ended."""
         self.processes = max(self.processes, events.world_size)
+        slow = slowest_stage(events)
+        if slow is not None and slow.seconds > max(_LONG_SECONDS, 0.0 if self.slow is None else self.slow.seconds):
+            self.slow = slow
         if classified.in_evaluation:
             self.oom_in_evaluation.append(micro_batch)
         for measured in events.trainers():
@@ -163,6 +171,8 @@ def _command_warnings(request: ProbeRequest, seen: Observations, search: SearchR
             f"{seen.processes} processes trained together, and the world size was taken to be {request.world_size}; "
             f"`--world-size {seen.processes}` shares the target batch between them"
         )
+    if seen.slow is not None:
+        yield f"a trial spent {seen.slow.seconds:.0f} s {seen.slow.doing}: to probe sooner, {seen.slow.advice}"
     if seen.failures:
         yield f"not all could be measured in the command's processes: {'; '.join(seen.failures)}"
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from oomdoctor.command.template import REQUIRED
+from oomdoctor.command.trial_events import EVALUATING, LOADING, STARTING
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.oom.classifier import Evidence, classify_recorded
 from oomdoctor.results import Outcome, Phase, PhaseName, Trial
@@ -110,9 +111,11 @@ def _shortcoming(ended: EndedTrial, steps: int) -> OomdoctorError | None:
     if events.has_all_steps:
         return None
     if ended.timed_out and events.done_steps < ENOUGH_STEPS:
+        slow = slowest_stage(events)
         return NoAnswerError(
-            f"the command took {events.done_steps} of {steps} optimizer steps in {ended.seconds:.0f} s",
-            hint=f"{_TIMEOUT_HINT}; `--steps 2` is the least that shows the peak",
+            f"the command took {events.done_steps} of {steps} optimizer steps in {ended.seconds:.0f} s"
+            + (f", {slow.seconds:.0f} s of them {slow.doing}" if slow else ""),
+            hint=f"{slow.advice}, or {_TIMEOUT_HINT}" if slow else f"{_TIMEOUT_HINT}; {_FEWEST_STEPS}",
             details=ended.tail,
         )
     if ended.return_code:
@@ -148,6 +151,37 @@ def _no_torch(ended: EndedTrial) -> OomdoctorError:
 
 
 _TIMEOUT_HINT: Final = "raise the limit with `--trial-timeout`"
+_FEWEST_STEPS: Final = "`--steps 2` is the least that shows the peak"
+
+
+class SlowStage(NamedTuple):
+    """A stage other than training in which a trial spent most of its time.
+
+    Attributes:
+        seconds: Its duration.
+        doing: What the command did, as the end of a sentence.
+        advice: How to make it shorter.
+    """
+
+    seconds: float
+    doing: str
+    advice: str
+
+
+_SHORTEST_SECONDS: Final = 1.0
+_STAGES: Final = {
+    STARTING: ("before it imported torch", "start the training script itself, without what runs before it"),
+    LOADING: ("before its first batch of training", "give the command fewer samples, or data that is prepared already"),
+    EVALUATING: ("in an evaluation", "let the command skip the evaluation before training, or give it fewer samples"),
+}
+
+
+def slowest_stage(events: TrialEvents) -> SlowStage | None:
+    """Return the stage before or beside training that took more than half of a trial; None where none did."""
+    spent = events.spent()
+    stage = max(spent, key=lambda name: spent[name])
+    is_slow = stage in _STAGES and spent[stage] > max(_SHORTEST_SECONDS, sum(spent.values()) / 2)
+    return SlowStage(spent[stage], *_STAGES[stage]) if is_slow else None
 
 
 def _died_error(ended: EndedTrial) -> OomdoctorError:

@@ -67,7 +67,7 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
     share = per_device_target(request.target_batch, request.world_size)
     engine = engine_for_command(request)
     others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
-    with CommandSupervisor(request, engine, stop) as supervisor:
+    with CommandSupervisor(request, engine, stop, progress) as supervisor:
         session = ProbeSearch(supervisor, progress, share)
         progress.stage(f"starting {request.target}")
         first = min(FIRST_SIZE, share)

@@ -16,6 +16,7 @@ from oomdoctor.command.trial import EndedTrial, SocketDirectory, TrialStart, run
 from oomdoctor.command.trial_events import TrialEvents
 from oomdoctor.engines.allocator.settings import rules_of, settings_from_environment
 from oomdoctor.errors import OomdoctorError
+from oomdoctor.progress import Progress, SilentProgress
 from oomdoctor.results import Outcome
 from oomdoctor.run.environment import with_agent
 from oomdoctor.search.probe_search import TrialNotes, TrialProblem, TrialSource, micro_steps
@@ -84,6 +85,7 @@ class CommandSupervisor(TrialSource):
         request: The question, with the command.
         engine: The engine that the trials run on.
         stop: Ends a wait from another thread.
+        progress: Told of a trial that takes long; None for nobody.
 
     Attributes:
         observations: Observations of the trials besides their outcomes.
@@ -95,8 +97,11 @@ class CommandSupervisor(TrialSource):
         notes: Notes of the trials for the result; nobody looks at a command's loss.
     """
 
-    def __init__(self, request: ProbeRequest, engine: Engine, stop: CancelToken | None = None) -> None:
+    def __init__(
+        self, request: ProbeRequest, engine: Engine, stop: CancelToken | None = None, progress: Progress | None = None
+    ) -> None:
         self._request = request
+        self._progress = SilentProgress() if progress is None else progress
         self._engine = engine
         self._stops = () if stop is None else (stop,)
         self._sockets = SocketDirectory()
@@ -205,8 +210,14 @@ class CommandSupervisor(TrialSource):
 
     def _end(self, start: TrialStart, *stops: CancelToken) -> EndedTrial:
         events = TrialEvents()
+
+        def tell(seconds: float) -> None:
+            done = f"{events.done_steps} of {start.environment['OOMDOCTOR_TRIAL_STEPS']} steps"
+            self._progress.stage(f"the trial has run for {seconds:.0f} s: {events.stages[-1][0]}, {done}")
+
         try:
-            ended = run_trial(start, events, (*self._stops, *stops))
+            # One that runs beside the trial that was asked for has a stop of its own, and nobody waits for it.
+            ended = run_trial(start, events, (*self._stops, *stops), None if stops else tell)
         finally:
             self.observations.written.update(events.written)  # also of a trial that nobody asks for, or that is stopped
         if self._forks is not None and self._engine.kind == "cuda":

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from oomdoctor.trial.process import GuardedProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from oomdoctor.command.trial_events import TrialEvents
     from oomdoctor.trial.process import CancelToken
@@ -143,6 +143,9 @@ def _message(line: bytes) -> dict[str, Any] | None:
 _CLOSING_SECONDS: Final = 10.0
 """Longest time that a command may take to end once memory has run out or an error has ended its training."""
 
+_HEARTBEAT_SECONDS: Final = 15.0
+"""Time after which a trial that still runs is told of, and after that each time again."""
+
 _ENDING_SECONDS: Final = 5.0
 """Longest wait for those that were killed."""
 
@@ -189,13 +192,19 @@ class EndedTrial:
     tail: str | None
 
 
-def run_trial(start: TrialStart, events: TrialEvents, stops: Sequence[CancelToken] = ()) -> EndedTrial:
+def run_trial(
+    start: TrialStart,
+    events: TrialEvents,
+    stops: Sequence[CancelToken] = (),
+    heartbeat: Callable[[float], None] | None = None,
+) -> EndedTrial:
     """Run one trial to its end.
 
     Args:
         start: The command and its surroundings.
         events: Takes in the messages of its processes, until the last of them is gone, however the trial ends.
         stops: Each ends it from another thread.
+        heartbeat: Called from time to time with the seconds that the trial has taken.
 
     Raises:
         KeyboardInterrupt: A stop was set.
@@ -210,7 +219,7 @@ def run_trial(start: TrialStart, events: TrialEvents, stops: Sequence[CancelToke
             os.close(report_write)
             watch = _TrialWait(listener, events, report_read, stops, started + start.timeout_seconds)
             try:
-                watch.until_over()
+                watch.until_over(heartbeat)
             finally:
                 process.close()
                 # Programs that were forked from a server end a moment after their command.
@@ -249,10 +258,14 @@ class _TrialWait:
         self.return_code: int | None = None
         self.timed_out = False
 
-    def until_over(self) -> None:
+    def until_over(self, heartbeat: Callable[[float], None] | None) -> None:
         """Return once the outcome is known, or nothing more will come."""
+        begun = beat = time.monotonic()
         while not self._is_over():
-            self._wait()
+            self._wait(beat + _HEARTBEAT_SECONDS)
+            if heartbeat is not None and time.monotonic() >= beat + _HEARTBEAT_SECONDS:
+                beat = time.monotonic()
+                heartbeat(beat - begun)
             for message in self._listener.take():
                 self._events.add(message)
 
@@ -267,8 +280,8 @@ class _TrialWait:
         self.timed_out = now >= self._deadline and self._closing is None
         return self.timed_out or (self._closing is not None and now >= self._closing)
 
-    def _wait(self) -> None:
-        deadline = self._deadline if self._closing is None else self._closing
+    def _wait(self, longest: float) -> None:
+        deadline = min(longest, self._deadline if self._closing is None else self._closing)
         fds = [self._listener.fd, self._report_fd, *(stop.fd for stop in self._stops)]
         readable, _, _ = select.select(fds, [], [], max(0.0, deadline - time.monotonic()))
         if any(stop.is_set for stop in self._stops):

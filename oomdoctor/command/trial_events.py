@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from oomdoctor.agent.channel import PROTOCOL
 from oomdoctor.agent.messages import (
     KINDS,
     DeviceInfo,
+    Evaluation,
     FileWritten,
     FirstBatch,
     Measurements,
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oomdoctor.agent.messages import Message
+
+STARTING, LOADING, EVALUATING, TRAINING = "starting", "loading", "evaluating", "training"
+"""Stages: until a Python imports torch, until the first batch of training, in an evaluation, and all else."""
 
 _MOST_MESSAGES = 10_000
 """Messages of a kind that are kept; a command that says more says nothing new."""
@@ -66,6 +72,7 @@ class TrialEvents:
         written: Paths that the command wrote to, in order.
         frameworks: Others than torch that Pythons without torch had imported; None where no such Python ended.
         without_optimizer: Most backward passes of a process that had made no optimizer of torch.
+        stages: What the command did, and since when, in seconds of the monotonic clock, as its processes told.
         survived: Processes that took an optimizer step, or ended well, after they had run out of memory.
     """
 
@@ -78,6 +85,7 @@ class TrialEvents:
     written: dict[str, None] = field(default_factory=dict)
     frameworks: tuple[str, ...] | None = None
     without_optimizer: int = 0
+    stages: list[tuple[str, float]] = field(default_factory=lambda: [(STARTING, time.monotonic())])
     survived: set[int] = field(default_factory=set)
 
     def add(self, data: Mapping[str, Any]) -> None:
@@ -85,20 +93,43 @@ class TrialEvents:
         match message := read_message(data):
             case TorchImported():
                 self.started[message.pid] = message
+                if self.stages[-1][0] == STARTING:
+                    self._enter(LOADING)
             case DeviceInfo():
                 self.devices[message.pid] = message
             case FirstBatch():
                 self.batches[message.pid] = message
+                if message.training:
+                    self._enter(TRAINING)
+            case Evaluation():
+                self._enter(EVALUATING if message.begins else TRAINING)
             case OutOfMemory() if len(self.ooms) < _MOST_MESSAGES:
                 self.ooms.append(message)
             case StepDone() | Measurements():
                 self._take_steps(message)
+            case _:
+                self._add_aside(message)
+
+    def _add_aside(self, message: Message | None) -> None:
+        """Take in what is no part of training."""
+        match message:
             case NoOptimizer():
                 self.without_optimizer = max(self.without_optimizer, message.backwards)
             case FileWritten() if len(self.written) < _MOST_MESSAGES:
                 self.written.setdefault(message.path)
             case PythonWithoutTorch():
                 self.frameworks = tuple(dict.fromkeys((*(self.frameworks or ()), *message.frameworks)))
+
+    def spent(self) -> dict[str, float]:
+        """Return the seconds spent in each stage until now."""
+        found = dict.fromkeys((stage for stage, _ in self.stages), 0.0)
+        for (stage, begin), (_, end) in pairwise([*self.stages, ("", time.monotonic())]):
+            found[stage] += end - begin
+        return found
+
+    def _enter(self, stage: str) -> None:
+        if stage != self.stages[-1][0] and len(self.stages) < _MOST_MESSAGES:
+            self.stages.append((stage, time.monotonic()))
 
     @property
     def world_size(self) -> int:
@@ -150,6 +181,8 @@ class TrialEvents:
         goes_on = isinstance(message, StepDone) or (message.ending == "exit" and message.error is None)
         if isinstance(message, Measurements):
             self.measured[message.pid] = message
+        else:
+            self._enter(TRAINING)
         # A step, or a good end, of a process that had run out of memory: its own code caught the error.
         if goes_on and any(oom.pid == message.pid for oom in self.ooms):
             self.survived.add(message.pid)
