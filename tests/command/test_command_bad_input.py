@@ -45,6 +45,7 @@ _AT_ONCE = [
     ),
     Case("steps of a file", ("--steps", "3", "model.py"), "`--steps` is for commands", "drop it"),
     Case("a file anew", ("--fresh", "model.py"), "`--fresh` is for commands", "drop it"),
+    Case("counted steps of a file", ("--count-steps", "backward", "model.py"), "`--count-steps` is for", "drop it"),
     Case("no steps", ("--steps", "0", "--", PYTHON, "{micro_batch}"), "Invalid value for '--steps'"),
     Case(
         "a file and a command",
