@@ -181,6 +181,7 @@ print(json.dumps([free, [random.random(), torch.rand(1).item(), numpy.random.ran
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.slow
 def test_multiprocessing_works_below_a_fork(server: ForkServer, method: str, tmp_path: Path) -> None:
     """Data loaders' workers find the program's functions by every way of starting them."""
     (tmp_path / "program.py").write_text("""
@@ -198,6 +199,7 @@ if __name__ == "__main__":
     assert forked == plain
 
 
+@pytest.mark.slow
 def test_a_console_script_is_forked_as_it_is_started(server: ForkServer, tmp_path: Path) -> None:
     """A script with a first line that names its Python is taken over too."""
     script = tmp_path / "train"

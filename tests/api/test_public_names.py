@@ -81,6 +81,7 @@ class Tensor:
 """
 
 
+@pytest.mark.slow
 def test_a_users_types_are_checked(tmp_path: Path) -> None:
     """A type checker knows the names' types in a strict project of a user's, and finds a wrong one."""
     (tmp_path / "train.py").write_text(_USERS_SCRIPT)

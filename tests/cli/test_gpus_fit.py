@@ -102,6 +102,7 @@ def test_every_card_has_the_answer_of_its_own_probe(cards: dict[str, Any], tmp_p
     assert [cards[gpu]["micro_batch"]["limited_by"] for gpu in ("gtx-1060-6gb", "h200")] == ["memory", "target"]
 
 
+@pytest.mark.slow
 def test_a_search_goes_the_way_of_its_own_probe(tmp_path: Path) -> None:
     """Where a larger size fits again above one that does not, the same of the two is found."""
     question = ("vit_b16", "--target-batch", "4096", "--precision", "bf16", "--json", "-q")

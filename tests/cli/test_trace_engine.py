@@ -168,6 +168,7 @@ def test_what_is_known_to_be_too_low_is_said(oomdoctor_here: Run, tmp_path: Path
     assert not any("too low" in warning for warning in on_new)
 
 
+@pytest.mark.slow
 def test_a_check_without_cuda_compares_peaks_and_phases(oomdoctor: Run, tmp_path: Path) -> None:
     """Where only a trace answers, what a baseline holds are the trials' peaks, and growth at the same maximum fails."""
     environment = {"CC": "/nowhere/cc", "PATH": "/nowhere", "XDG_CACHE_HOME": str(tmp_path / "cache")}

@@ -10,6 +10,8 @@ from traced_runs import each_python, run
 
 from oomdoctor.engines.catalogue import find_card
 
+pytestmark = pytest.mark.slow  # all that the program does is done before the first answer
+
 CARD = find_card("rtx-4090")
 GIB = 1 << 30
 
