@@ -60,8 +60,10 @@ def tensors_in(nest: object) -> Iterator[torch.Tensor]:
 def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - torch's own type of such tensors excludes tensors
     """Yield the tensors with a storage that a tensor consists of: itself, the parts of a sparse one or of a wrapper."""
     if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from plain_parts(getattr(tensor, name))
+        parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        for part in parts:
+            if isinstance(part, torch.Tensor):  # a DTensor names its mesh, too
+                yield from plain_parts(part)
     elif tensor.layout is torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())  # noqa: SLF001 - the public ones want it coalesced
     else:

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from oomdoctor.errors import TargetError
-from oomdoctor.target.placement import batch_size_of, default_training_step, loss_of, place, tensors_in
+from oomdoctor.target.placement import batch_size_of, default_training_step, loss_of, place, storage_bytes, tensors_in
 
 # `meta` is a second device that every build of torch has.
 
@@ -236,3 +236,28 @@ def test_an_output_without_a_loss_is_described(output: object, message: str) -> 
         loss_of(output)
     assert message in caught.value.message
     assert "    def training_step(model, batch):" in (caught.value.hint or "")
+
+
+class _OnMesh(torch.Tensor):
+    """A wrapper that names what is no tensor among its parts, as DTensor names its mesh from torch 2.15 on."""
+
+    local: torch.Tensor
+    mesh = "a mesh"
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["local", "mesh"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, *_: object) -> None:
+        """Wrappers are known by having both."""
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: object) -> None:
+        """Wrappers are known by having it."""
+
+
+def test_the_bytes_of_a_tensor_on_a_mesh_are_those_of_its_own_part() -> None:
+    """What a wrapper names besides tensors has no bytes."""
+    wrapper: Any = torch.Tensor._make_wrapper_subclass(_OnMesh, (8,))
+    wrapper.local = torch.zeros(8)
+    assert storage_bytes([wrapper]) == 32
