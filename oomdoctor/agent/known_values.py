@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import functools
 import sys
 from typing import Any
 
@@ -42,6 +43,15 @@ _ABSORBING = {
 }
 """Operators that one known argument can decide, and by which value of all its elements: a flag that stops at a length,
 combined with flags that depend on what was computed."""
+_VIEWS = frozenset(
+    ("alias", "as_strided", "chunk", "contiguous", "detach", "detach_", "expand", "expand_as", "flatten.using_ints",
+     "lift_fresh", "movedim.int", "narrow", "permute", "reshape", "select.int", "slice.Tensor", "split.Tensor",
+     "split_with_sizes", "squeeze", "squeeze.dim", "t", "to.dtype", "to.dtype_layout", "to.device", "to.other",
+     "transpose.int", "unbind.int", "unflatten.int", "unsqueeze", "view", "view_as", "_reshape_alias", "_unsafe_view",
+     "result_type.Scalar", "result_type.Tensor", "is_same_size", "size.int", "stride.int")
+)  # fmt: skip
+"""Operators that make views, or are made of others, or read shapes only: they run as if there were no key. `detach` has
+to, since C++ makes a tensor of another class of what it returns, which must not have been in Python before."""
 _COUNTING = ("nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive")
 """Operators whose kernel reads from the device how many elements it has found."""
 
@@ -78,6 +88,7 @@ class _KnownValues:
         self._host_keys = c.DispatchKeySet(c.DispatchKey.CPU)
         self._device_keys = c.DispatchKeySet(c.DispatchKey.CUDA)
         self._kinds: dict[Any, _Kind] = {}
+        self._operators = functools.lru_cache(maxsize=None)(self._find_operator)
         self._answer_reads = ctypes.CDLL(None).oomdoctor_null_answer_reads
         self._answer_reads.argtypes = [ctypes.c_uint64, ctypes.c_int]
         self._bare = type("_Bare", (torch.Tensor,), {"__torch_dispatch__": classmethod(_never_called)})
@@ -91,6 +102,28 @@ class _KnownValues:
             operator = getattr(getattr(aten, packet), overload or "default")
             self._own.impl(name, self._maker(operator), "CUDA")
         self._fallback.fallback(self._run, _KEY, with_keyset=True)
+        self._register_all()
+
+    def _register_all(self) -> None:
+        """Register each operator of PyTorch by its name, too.
+
+        Under a dispatch mode, and with arguments of a class of its own, PyTorch looks for a kernel in Python by the
+        operator's name, and ends with an internal error where it has but the fallback. `Library.impl` takes ten times
+        as long for the same.
+        """
+        through = self._torch.library.fallthrough_kernel
+        for name in self._c._dispatch_get_all_op_names():
+            if name.startswith("aten::"):
+                short = name.removeprefix("aten::")
+                run = through if short in _VIEWS else functools.partial(self._run_named, name)
+                self._own.m.impl(short, _KEY, run, run is not through)
+
+    def _run_named(self, name: str, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._run(keys, self._operators(name), *args, **kwargs)
+
+    def _find_operator(self, name: str) -> Any:
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        return getattr(getattr(self._torch.ops.aten, packet), overload or "default")
 
     # --- known tensors -----------------------------------------------------------------------------------------------
 
@@ -131,8 +164,9 @@ class _KnownValues:
         return known
 
     def _is_plain(self) -> bool:
-        """Return whether no mode is active that would see what is computed on the host."""
-        return not (self._c._len_torch_dispatch_stack() or self._c._functorch.peek_interpreter_stack())
+        """Return whether no mode and no trace is active that would see what is computed on the host."""
+        c = self._c
+        return not (c._len_torch_dispatch_stack() or c._functorch.peek_interpreter_stack() or c._get_tracing_state())
 
     def _on_host(self, operator: Any, args: Any, options: dict[str, Any]) -> Any:
         """Run an operator on the values of its arguments; None where the host cannot."""
@@ -283,13 +317,17 @@ class _KnownValues:
         """Return the arguments with tensors where they are declared: kernels in Python receive numbers as numbers."""
         if not any(isinstance(given, (int, float, complex)) for given in args):
             return args
-        first = next((given for given in args if _is_tensor(given)), None)
-        return tuple(
-            self._torch.tensor(given, dtype=None if first is None else self._torch.result_type(first, given))
-            if isinstance(given, (int, float, complex)) and str(one.type) == "Tensor"
-            else given
-            for given, one in zip(args, operator._schema.arguments, strict=False)
-        )
+        first, traced = next((given for given in args if _is_tensor(given)), None), self._c._get_tracing_state()
+        self._c._set_tracing_state(None)  # a trace would warn of a constant
+        try:
+            return tuple(
+                self._torch.tensor(given, dtype=None if first is None else self._torch.result_type(first, given))
+                if isinstance(given, (int, float, complex)) and str(one.type) == "Tensor"
+                else given
+                for given, one in zip(args, operator._schema.arguments, strict=False)
+            )
+        finally:
+            self._c._set_tracing_state(traced)
 
     def _kind(self, operator: Any) -> _Kind:
         kind = self._kinds.get(operator)

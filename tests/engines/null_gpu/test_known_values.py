@@ -31,6 +31,8 @@ KNOWN = {
     "decided": [True, 0],
     "sparse": [300, 50],
     "sparse matrix": 3,
+    "counted": 0,
+    "parameter": [0, 1, 2],
     "copied": [7, 8, 9, 1],
 }
 

@@ -7,6 +7,7 @@ import sys
 import torch
 from reporting import leave_with
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.flop_counter import FlopCounterMode
 
 from oomdoctor.agent import known_values, unknown_reads
 
@@ -76,6 +77,12 @@ unknown, unfinished = floats > 0, torch.ones(10, dtype=torch.long, device="cuda"
 stopped = unknown | torch.ones_like(unknown)
 noted("decided", [bool(stopped.all()), (unfinished & ~stopped).max().item()])
 noted("undecided", (unknown | torch.zeros_like(unknown)).tolist()[:2])
+with FlopCounterMode(display=False) as counter:
+    table(labels).sum().backward()
+    lengths = lengths + 1
+noted("counted", counter.get_total_flops())
+fixed = torch.nn.Parameter(torch.arange(3, device="cuda"), requires_grad=False)
+noted("parameter", fixed.tolist())
 bag = torch.nn.EmbeddingBag(1000, 64, sparse=True).cuda()
 rows, offsets = torch.arange(300).remainder(50).cuda(), torch.arange(0, 300, 10).cuda()
 bag(rows, offsets).sum().backward()
@@ -109,6 +116,7 @@ names = (
     "unfinished",
     "stopped",
     "bag",
+    "fixed",
     "rows",
     "offsets",
     "matrix",
