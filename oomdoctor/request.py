@@ -40,7 +40,7 @@ class ProbeRequest:
     Attributes:
         target: Reference to the user's file, as given; for a command, the command in one line.
         directory: Where relative references start, and where a command runs.
-        target_batch: Samples per optimizer step over all devices.
+        target_batch: Samples per optimizer step over all devices; None to ask about plain steps of one micro-batch.
         world_size: Devices that share the target batch.
         variant: How each trial differs from the target's plain step.
         headroom: Part of the capacity that the recommended size leaves free, between 0 and 1.
@@ -63,7 +63,7 @@ class ProbeRequest:
 
     target: str
     directory: Path
-    target_batch: int
+    target_batch: int | None = None
     world_size: int = 1
     variant: Variant = field(default_factory=Variant)
     headroom: float = DEFAULT_HEADROOM
@@ -89,7 +89,7 @@ class ProbeRequest:
 def build_request(  # noqa: PLR0913 - one parameter an option
     target: str | os.PathLike[str] | Sequence[str],
     *,
-    target_batch: int | None,
+    target_batch: int | None = None,
     directory: Path | None = None,
     world_size: int | None = None,
     precision: str | None = None,
@@ -111,7 +111,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
 
     Args:
         target: The file as text or path; or a command as a sequence of words.
-        target_batch: Samples per optimizer step over all devices.
+        target_batch: Samples per optimizer step over all devices; None where nothing is accumulated.
         directory: Where relative references start; None for the working directory.
         world_size: Devices that share the target batch.
         precision: One of `PRECISIONS`.
@@ -133,17 +133,11 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         UsageError: A value is none that its parameter takes.
     """
     command = _command(target)
-    if target_batch is None:
-        raise UsageError(
-            f"`{spelled('target_batch')}` is missing",
-            hint="say how many samples an optimizer step should see, for example "
-            f"`{_example(spelled('target_batch'))}`",
-        )
     return ProbeRequest(
         target=_path(target) if command is None else command_line(command),
         command=command,
         directory=Path.cwd() if directory is None else directory,
-        target_batch=whole_number(spelled("target_batch"), target_batch),
+        target_batch=None if target_batch is None else whole_number(spelled("target_batch"), target_batch),
         world_size=1 if world_size is None else whole_number(spelled("world_size"), world_size),
         variant=build_variant(precision=precision, optimizer=optimizer, spelled=spelled),
         headroom=DEFAULT_HEADROOM if headroom is None else parse_fraction(str(headroom), option=spelled("headroom")),
@@ -199,10 +193,6 @@ def command_line(command: Sequence[str]) -> str:
 def as_option(parameter: str) -> str:
     """Return a parameter's name on the command line, such as `--target-batch`."""
     return f"--{parameter.replace('_', '-')}"
-
-
-def _example(name: str) -> str:
-    return f"{name} 256" if name.startswith("--") else f"{name}=256"
 
 
 def _command(target: object) -> tuple[str, ...] | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def probe(  # noqa: PLR0913 - one parameter an option
     target: str | os.PathLike[str] | Sequence[str],
     *,
-    target_batch: int,
+    target_batch: int | None = None,
     world_size: int = 1,
     gpu: str | None = None,
     device: int | str | None = None,
@@ -45,7 +45,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
     Args:
         target: The file to probe: `model.py`, `pkg.module`, `model.py:build_model(depth=24)`, or an example's name. Or
             a command, as a list of words with `{micro_batch}` in one of them.
-        target_batch: Samples per optimizer step over all devices.
+        target_batch: Samples per optimizer step over all devices; None for the largest micro-batch of a plain step,
+            which accumulates nothing.
         world_size: Devices that share the target batch.
         gpu: Card to ask about, such as `rtx-4090`; needs no GPU. None for the GPU of this machine.
         device: Index or UUID of a GPU of this machine.

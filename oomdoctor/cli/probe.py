@@ -73,7 +73,11 @@ TargetArgument: TypeAlias = Annotated[
     ),
 ]
 TargetBatch: TypeAlias = Annotated[
-    int | None, typer.Option(help="Samples per optimizer step over all devices.", show_default=False)
+    int | None,
+    typer.Option(
+        help="Samples per optimizer step over all devices; without it, steps of one micro-batch are asked about.",
+        show_default=False,
+    ),
 ]
 WorldSize: TypeAlias = Annotated[int, typer.Option(help="Devices that share the target batch.")]
 Gpu: TypeAlias = Annotated[
@@ -181,7 +185,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     check_target_options(command, for_commands, precision=precision, optimizer=optimizer)
     request = build_request(
         target[0] if command is None else command,
-        target_batch=1 if dry_run and target_batch is None else target_batch,
+        target_batch=target_batch,
         world_size=world_size,
         precision=precision,
         optimizer=optimizer,

@@ -11,6 +11,7 @@ from oomdoctor.agent.messages import bound_warnings, describe_reads
 from oomdoctor.command.outcome import ENOUGH_STEPS, SlowStage, slowest_stage
 from oomdoctor.command.template import ACCUMULATION, accumulates, near_misses
 from oomdoctor.results import Outcome, PhaseName, Reason
+from oomdoctor.search.probe_search import share_of
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -158,10 +159,10 @@ def _read_warnings(deciding: Sequence[UnknownRead]) -> Iterator[str]:
 
 
 def _command_warnings(request: ProbeRequest, seen: Observations, search: SearchResult) -> Iterator[str]:
-    share = request.target_batch // request.world_size
+    share = share_of(request.target_batch, request.world_size)
     for name, meant in near_misses(request.command or ()).items():
         yield f"`{name}` is no placeholder and was passed on as it is; `{meant}` would be filled in"
-    if search.maximum < share and not accumulates(request.command or ()):
+    if share is not None and search.maximum < share and not accumulates(request.command or ()):
         yield (
             f"the command has no `{ACCUMULATION}`: each of its optimizer steps sees one micro-batch, not the target; "
             "gradients that it accumulates in another way stay alive during the forward, and training may need more"

@@ -14,8 +14,8 @@ from oomdoctor.request import command_line
 from oomdoctor.results import Accumulation, CommandPlan, Outcome, UniformPlan
 from oomdoctor.run.environment import find_interpreter, torch_of
 from oomdoctor.search.bracket import FIRST_SIZE
-from oomdoctor.search.probe_search import ProbeSearch, micro_steps, per_device_target, plan_accumulation
-from oomdoctor.trial.answer import DryRun, Findings, OtherProcesses, ProbeRun, ProfiledAnswer, build_result
+from oomdoctor.search.probe_search import ProbeSearch, micro_steps, plan_accumulation, share_of
+from oomdoctor.trial.answer import Answer, DryRun, Findings, OtherProcesses, ProbeRun, ProfiledAnswer, build_result
 from oomdoctor.trial.dependencies import UNWATCHED
 from oomdoctor.trial.protocol import HeldMemory, LoadedTarget
 
@@ -64,14 +64,15 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
         NoAnswerError: No device, or a time limit.
         KeyboardInterrupt: The stop was set.
     """
-    share = per_device_target(request.target_batch, request.world_size)
+    share = share_of(request.target_batch, request.world_size)
     engine = engine_for_command(request)
     others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
     with CommandSupervisor(request, engine, stop, progress) as supervisor:
         session = ProbeSearch(supervisor, progress, share)
         progress.stage(f"starting {request.target}")
-        first = min(FIRST_SIZE, share)
-        session.record(first, lambda: supervisor.first(first, micro_steps(first, share)))
+        first = FIRST_SIZE if share is None else min(FIRST_SIZE, share)
+        steps = micro_steps(first, share)
+        session.record(first, steps, lambda: supervisor.first(first, steps))
         search = session.find_maximum(supervisor.observations.gradient_bytes)
         session.try_profiled(request.profile_micro_batch, search.maximum)
         recommended = session.find_recommended(search, request.headroom)
@@ -80,8 +81,7 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
         findings = Findings(
             loaded=_loaded(supervisor),
             search=search,
-            recommended=recommended,
-            plan=plan,
+            answer=Answer(recommended, plan),
             trials=tuple(session.trials),
             recorded=ProfiledAnswer(
                 reasons=reasons(request, supervisor),
@@ -118,27 +118,29 @@ def _checked_plan(request: ProbeRequest, session: ProbeSearch, maximum: int, rec
 
     A command that is not told its accumulation steps takes one micro-batch in each, whatever the target.
     """
-    share, limit = per_device_target(request.target_batch, request.world_size), maximum
+    share, limit = share_of(request.target_batch, request.world_size), maximum
+    if share is None or request.target_batch is None:
+        return None
     if maximum and maximum < share and not accumulates(request.command or ()):
-        return _plan_of(request, UniformPlan(size := recommended or maximum, 1, size * request.world_size))
+        return _plan_of(request, UniformPlan(size := recommended or maximum, 1, size * request.world_size), request.target_batch)
     while limit > 0:
         plan = plan_accumulation(request.target_batch, limit, request.world_size)
         chosen = plan.uniform or plan.fixed_size
         trial = session.tried(chosen.micro_batch, min(chosen.steps, _MOST_STEPS_RUN))
         if trial.outcome in (Outcome.FITS, Outcome.FAILED):  # which a smaller size would too, and a warning says so
-            return _plan_of(request, chosen)
+            return _plan_of(request, chosen, request.target_batch)
         limit = recommended if recommended < limit else limit * 9 // 10
     return None
 
 
-def _plan_of(request: ProbeRequest, chosen: UniformPlan) -> Accumulation:
+def _plan_of(request: ProbeRequest, chosen: UniformPlan, target_batch: int) -> Accumulation:
     return Accumulation(
-        target_batch=request.target_batch,
+        target_batch=target_batch,
         world_size=request.world_size,
         steps=chosen.steps,
         micro_batches=(chosen.micro_batch,) * chosen.steps,
         effective_batch=chosen.effective_batch,
-        uniform=chosen if chosen.effective_batch == request.target_batch else None,
+        uniform=chosen if chosen.effective_batch == target_batch else None,
         fixed_size=chosen,
     )
 

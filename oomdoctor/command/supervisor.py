@@ -19,7 +19,7 @@ from oomdoctor.errors import OomdoctorError
 from oomdoctor.progress import Progress, SilentProgress
 from oomdoctor.results import Outcome
 from oomdoctor.run.environment import with_agent
-from oomdoctor.search.probe_search import TrialNotes, TrialProblem, TrialSource, micro_steps
+from oomdoctor.search.probe_search import TrialNotes, TrialProblem, TrialSource, micro_steps, share_of
 from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:
@@ -261,9 +261,14 @@ class CommandSupervisor(TrialSource):
 
         Only on a null GPU, where two trials do not share memory, and forked, so that it costs no second import.
         """
-        share = self._request.target_batch // self._request.world_size
+        share = share_of(self._request.target_batch, self._request.world_size)
         is_cheap = self._forks is not None and self._engine.kind == "null" and _CORES >= _CORES_FOR_TWO
-        if not is_cheap or self._has_port or micro_batch > share or allowed_bytes < self.capacity_bytes:
+        if (
+            not is_cheap
+            or self._has_port
+            or (share is not None and micro_batch > share)
+            or allowed_bytes < self.capacity_bytes
+        ):
             self._speculative.drop()
             return
         size = (micro_batch, micro_steps(micro_batch, share), allowed_bytes)

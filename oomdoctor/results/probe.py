@@ -192,6 +192,8 @@ class Trial:
         seconds: Wall time of the trial.
         phases: Memory by phase, in order; up to the failure.
         error: Text of the error, trimmed to what its reader needs; None when it fits.
+        micro_steps: Micro-batches in each of its optimizer steps: 1 for a plain step, 2 or more where gradients are
+            accumulated; None in documents from before it was kept.
     """
 
     micro_batch: int
@@ -205,6 +207,7 @@ class Trial:
     seconds: float = 0.0
     phases: tuple[Phase, ...] = ()
     error: str | None = None
+    micro_steps: int | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +220,15 @@ class MicroBatch:
         limited_by: What ended the search: `memory` (the next size ran out), `target` (nothing above the per-device
             target is tried), `limit` (the next size met a limit that is not memory).
         smallest: Smallest micro-batch that the model accepts; above 1 for a BatchNorm that refuses one sample.
+        plain_maximum: Largest micro-batch of a step that accumulates nothing, which may be larger because no gradients
+            stay alive during the forward; None where the steps are such in any case, or it was not looked for.
     """
 
     maximum: int
     recommended: int
     limited_by: Literal["memory", "target", "limit"]
     smallest: int = 1
+    plain_maximum: int | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +345,8 @@ class ProbeResult:
         precision: `fp32`, `bf16` or `fp16`; for a command, that nobody knows it.
         optimizer: Name of the optimizer that ran, such as `AdamW`.
         micro_batch: The answer.
-        accumulation: How to reach the target batch; None when nothing fits.
+        accumulation: How to reach the target batch with the fewest steps, which may have micro-batches up to the
+            maximum; None when nothing fits or there is no target batch.
         capacity_bytes: Bytes that PyTorch may take from the device.
         headroom: Part of the capacity that the recommended size leaves free, between 0 and 1.
         weights_bytes: Bytes of the model's parameters and buffers; None when not known.
@@ -353,6 +360,9 @@ class ProbeResult:
         command_plan: What to start, where a command was probed; else None.
         guide: What the search was begun with; None where it had no guide.
         variant: How each trial differed from the target's plain step; None for a command, which decides that itself.
+        recommended_accumulation: How to reach the target batch with micro-batches up to the recommended size; None when
+            no size is recommended or there is no target batch.
+        target_samples: Samples per optimizer step over all devices that were asked for; None where none were.
     """
 
     target: str
@@ -373,18 +383,20 @@ class ProbeResult:
     command_plan: CommandPlan | None = field(default=None, metadata=ADDED_LATER)
     guide: Guidance | None = field(default=None, metadata=ADDED_LATER)
     variant: Variant | None = field(default=None, metadata=ADDED_LATER)
+    recommended_accumulation: Accumulation | None = field(default=None, metadata=ADDED_LATER)
+    target_samples: int | None = field(default=None, metadata=ADDED_LATER)
 
     @property
     def plan(self) -> Accumulation:
         """Accumulation plan, for a training script that cannot go on without it.
 
         Raises:
-            NoAnswerError: Nothing fits, so that there is none.
+            NoAnswerError: Nothing fits, or no target batch was given, so that there is none.
         """
         if self.accumulation is None:
             problem = "no sizes that ran reach the target batch" if self.micro_batch.maximum else "nothing fits"
-            raise NoAnswerError(
-                f"there is no plan for `{self.target}` on {self.device.name}: {problem}",
-                hint="probe it again after a change; whoever can go on without a plan reads `result.accumulation`",
-            )
+            hint = "probe it again after a change; whoever can go on without a plan reads `result.accumulation`"
+            if self.micro_batch.maximum and self.target_samples is None:
+                problem, hint = "no target batch was given", "probe it with a target batch: `--target-batch 256`"
+            raise NoAnswerError(f"there is no plan for `{self.target}` on {self.device.name}: {problem}", hint=hint)
         return self.accumulation

@@ -358,6 +358,65 @@ def find_recommended(
     return low if low >= search.smallest else 0
 
 
+def revised(recommended: int, trials: Sequence[Trial], *, maximum: int, allowed_bytes: int) -> int:
+    """Return the recommended size, or a larger one that trials after its search showed to be as good.
+
+    Args:
+        recommended: What `find_recommended` found.
+        trials: All trials.
+        maximum: Largest size that fits.
+        allowed_bytes: The capacity less the headroom.
+    """
+    failed = [trial.micro_batch for trial in trials if trial.outcome is not Outcome.FITS]
+    bound = min((size for size in failed if size > recommended), default=maximum + 1)
+    sizes = [trial.micro_batch for trial in trials if _is_comfortable(trial, allowed_bytes)]
+    return max((size for size in sizes if size <= maximum and size < bound), default=recommended)
+
+
+def find_plain(  # noqa: PLR0913 - as of `find_maximum`
+    try_plain: TryBatch,
+    trials: Sequence[Trial],
+    *,
+    maximum: int,
+    largest: int,
+    capacity_bytes: int,
+    gradient_bytes: int,
+    predict_max: PredictMax,
+) -> int:
+    """Find the largest size of a step that accumulates nothing.
+
+    Nothing is run where the gradients that accumulation keeps alive have no room for one sample more.
+
+    Args:
+        try_plain: Runs one trial at a size, whose steps have one micro-batch.
+        trials: All trials so far; that of `largest` accumulated nothing.
+        maximum: Largest size that fits where gradients are accumulated, at least 1.
+        largest: The per-device target.
+        capacity_bytes: Bytes that PyTorch may take during a trial.
+        gradient_bytes: Bytes of all gradients.
+        predict_max: As for `find_maximum`, from trials of plain steps alone.
+
+    Returns:
+        `maximum`, or a larger size that was run and fits, whose successor was run and does not.
+    """
+    proof = next(trial for trial in trials if trial.micro_batch == maximum and trial.outcome is Outcome.FITS)
+    growth = ((proof.peak_allocated_bytes or 0) - (proof.fixed_bytes or 0)) / maximum
+    more = (capacity_bytes - (proof.peak_reserved_bytes or 0) + gradient_bytes) / growth if growth > 0 else 0
+    # The whole target is one micro-batch, and the search has run it.
+    if more < 1 or maximum + 1 >= largest or (first := try_plain(maximum + 1)).outcome is not Outcome.FITS:
+        return maximum
+    known, bound = [first, *(trial for trial in trials if trial.micro_batch == largest)], maximum
+    while True:
+        bound = min(largest, bound + 2 * math.ceil(more))  # a short range is searched in few trials
+        found = find_maximum(
+            try_plain, largest=bound, capacity_bytes=capacity_bytes, smallest=maximum + 1, known=known,
+            predict_max=predict_max,
+        )  # fmt: skip
+        known += found.trials
+        if found.limited_by != "target" or bound == largest:
+            return found.maximum
+
+
 def _is_comfortable(trial: Trial, allowed_bytes: int) -> bool:
     return (
         trial.outcome is Outcome.FITS

@@ -41,6 +41,9 @@ _UNIFORM_STEPS = 1.25
 # A plan lists every micro-batch; beyond this many samples it would be longer than anybody can read or train.
 LARGEST_TARGET = 10_000_000
 
+LARGEST_PLAIN = 1 << 20
+"""Largest micro-batch that is tried where no target batch bounds it; a batch of that size would hardly fit the host."""
+
 
 def per_device_target(target_batch: int, world_size: int = 1) -> int:
     """Return samples per optimizer step on one device.
@@ -76,6 +79,22 @@ def per_device_target(target_batch: int, world_size: int = 1) -> int:
             hint=f"the nearest that divides: {nearest}",
         )
     return share
+
+
+def share_of(target_batch: int | None, world_size: int = 1) -> int | None:
+    """Return samples per optimizer step on one device; None without a target batch, where nothing is accumulated.
+
+    Raises:
+        UsageError: As `per_device_target`; or there are several devices and no target batch that they share.
+    """
+    if target_batch is not None:
+        return per_device_target(target_batch, world_size)
+    if world_size != 1:
+        raise UsageError(
+            f"world size {world_size} shares a target batch, and none is given",
+            hint="add the target batch, or drop the world size: without a target each device is asked about alone",
+        )
+    return None
 
 
 def plan_accumulation(target_batch: int, maximum: int, world_size: int = 1) -> Accumulation:
@@ -231,6 +250,9 @@ class TrialSource(Protocol):
             retries: Whether the allocator may give back its cache and try again.
         """
 
+    def forget(self) -> None:
+        """Predict nothing more from the trials so far: those that follow do something else."""
+
 
 @dataclass(frozen=True, slots=True)
 class Guess:
@@ -252,9 +274,9 @@ _RANGE_GROWTH = 8
 """Sizes up to the first are searched at once; where all of them fit so many times more, until the target."""
 
 
-def micro_steps(micro_batch: int, per_device_target: int) -> int:
-    """Return the micro-steps of a trial's optimizer step: two where gradients will be accumulated."""
-    return 2 if micro_batch < per_device_target else 1
+def micro_steps(micro_batch: int, per_device_target: int | None) -> int:
+    """Return the micro-steps of a trial's optimizer step: two where gradients will be accumulated to reach a target."""
+    return 2 if per_device_target is not None and micro_batch < per_device_target else 1
 
 
 class ProbeSearch:
@@ -264,7 +286,7 @@ class ProbeSearch:
         source: Runs them.
         progress: Told of each.
         per_device_target: Samples per optimizer step on one device; nothing above it is tried, and below it gradients
-            are accumulated.
+            are accumulated. None for steps of one micro-batch, however large.
         warm_start: Guesses what the search will find; None to do without.
 
     Attributes:
@@ -272,15 +294,20 @@ class ProbeSearch:
     """
 
     def __init__(
-        self, source: TrialSource, progress: Progress, per_device_target: int, warm_start: WarmStart | None = None
+        self,
+        source: TrialSource,
+        progress: Progress,
+        per_device_target: int | None,
+        warm_start: WarmStart | None = None,
     ) -> None:
         self._source = source
         self._progress = progress
         self._per_device_target = per_device_target
+        self._largest = LARGEST_PLAIN if per_device_target is None else per_device_target
         self._warm_start = warm_start
         self._guessed: Guess | None = None
         self._low = 0
-        self._high = per_device_target + 1
+        self._high = self._largest + 1
         self.trials: list[Trial] = []
 
     def find_maximum(self, gradient_bytes: int) -> SearchResult:
@@ -293,28 +320,30 @@ class ProbeSearch:
             TargetError: A size failed for a reason that is not memory.
             NoAnswerError: It failed because the null GPU cannot do what it asks for.
         """
-        search = self._search_up_to(min(self._per_device_target, _FIRST_RANGE))
-        while search.limited_by == "target" and search.maximum < self._per_device_target and search.failed is None:
+        search = self._search_up_to(min(self._largest, _FIRST_RANGE))
+        while search.limited_by == "target" and search.maximum < self._largest and search.failed is None:
             # Nothing far above what is known is tried: a batch of that size may not even fit the host.
-            search = self._search_up_to(min(self._per_device_target, search.maximum * _RANGE_GROWTH))
+            search = self._search_up_to(min(self._largest, search.maximum * _RANGE_GROWTH))
         if search.failed is not None:
             raise self._failure(search.failed)
         # Try the target in one micro-batch: without accumulated gradients it may fit where smaller sizes do not.
         target, maximum = self._per_device_target, search.maximum
+        if target is None:
+            return search
         at_maximum = next((trial for trial in self.trials if trial.micro_batch == maximum), None)
         if at_maximum is None or search.limited_by != "memory" or any(t.micro_batch == target for t in self.trials):
             return search
         growth = ((at_maximum.peak_allocated_bytes or 0) - (at_maximum.fixed_bytes or 0)) / maximum
         if (target - maximum) * growth > gradient_bytes:
             return search
-        if self._run(target, self._source.capacity_bytes).outcome is not Outcome.FITS:
+        if self.run(target, self._source.capacity_bytes).outcome is not Outcome.FITS:
             return search
         note = f"{target} fits because nothing is accumulated then; with accumulation the largest is {maximum}"
         return replace(search, maximum=target, successor=None, limited_by="target", notes=(*search.notes, note))
 
     def _search_up_to(self, largest: int) -> SearchResult:
         return find_maximum(
-            lambda size: self._run(size, self._source.capacity_bytes),
+            lambda size: self.run(size, self._source.capacity_bytes),
             largest=largest,
             capacity_bytes=self._source.capacity_bytes,
             known=self.trials,
@@ -333,7 +362,7 @@ class ProbeSearch:
         """Return whether no micro-batch of the plan runs out of memory; run those that were not run yet."""
         for size in sorted(set(plan.micro_batches), reverse=True):
             seen = [trial for trial in self.trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
-            if not seen and self._run(size, self._source.capacity_bytes).outcome in (Outcome.OOM, Outcome.LIMIT):
+            if not seen and self.run(size, self._source.capacity_bytes).outcome in (Outcome.OOM, Outcome.LIMIT):
                 return False
         return True
 
@@ -344,9 +373,9 @@ class ProbeSearch:
             TargetError: It accepts neither one sample nor two.
             NoAnswerError: The null GPU cannot do what it asks for.
         """
-        trial = self._run(1, self._source.capacity_bytes)
+        trial = self.run(1, self._source.capacity_bytes)
         if trial.outcome is Outcome.FAILED:  # a batch norm needs two
-            trial = self._run(2, self._source.capacity_bytes)
+            trial = self.run(2, self._source.capacity_bytes)
         if trial.outcome is Outcome.FAILED:
             raise self._failure(trial)
         return trial
@@ -362,7 +391,7 @@ class ProbeSearch:
             return self._source.predict_max(low, high, allowed_bytes=allowed, retries=False)
 
         return find_recommended(
-            lambda size: self._run(size, allowed), search=search, allowed_bytes=allowed, predict_max=predict_max
+            lambda size: self.run(size, allowed), search=search, allowed_bytes=allowed, predict_max=predict_max
         )
 
     def tried(self, micro_batch: int, steps: int) -> Trial:
@@ -370,7 +399,7 @@ class ProbeSearch:
         seen = [trial for trial in self.trials if trial.micro_batch == micro_batch and trial.outcome is Outcome.FITS]
         if seen and steps <= micro_steps(micro_batch, self._per_device_target):
             return seen[-1]
-        return self._run(micro_batch, self._source.capacity_bytes, steps)
+        return self.run(micro_batch, self._source.capacity_bytes, steps)
 
     def try_profiled(self, size: int | None, maximum: int) -> None:
         """Run the size whose memory is asked for, with all memory, where the search did not and it can fit.
@@ -380,14 +409,16 @@ class ProbeSearch:
         if size is not None and size <= maximum:
             self.tried(size, micro_steps(size, self._per_device_target))
 
-    def _run(self, micro_batch: int, allowed_bytes: int, steps: int | None = None) -> Trial:
+    def run(self, micro_batch: int, allowed_bytes: int, steps: int | None = None) -> Trial:
+        """Run a trial with so many micro-steps; None for as many as the target asks for."""
         steps = steps or micro_steps(micro_batch, self._per_device_target)
         return self.record(
             micro_batch,
+            steps,
             lambda: self._source.run(micro_batch, micro_steps=steps, allowed_bytes=allowed_bytes),
         )
 
-    def record(self, micro_batch: int, run: Callable[[], Trial]) -> Trial:
+    def record(self, micro_batch: int, steps: int, run: Callable[[], Trial]) -> Trial:
         """Have a trial run, and count it among those of the probe.
 
         Raises:
@@ -396,7 +427,7 @@ class ProbeSearch:
         """
         self._progress.trial_started(micro_batch, self._low, self._high)
         try:
-            trial = run()
+            trial = replace(run(), micro_steps=steps)
         except (KeyboardInterrupt, NoAnswerError) as end:
             self._add_proven(end)
             raise

@@ -72,14 +72,30 @@ class ProfiledAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What follows from the maximum.
+
+    Attributes:
+        recommended: Largest tested size that fits with the headroom withheld.
+        plan: How to reach the target with sizes that were run; None where nothing fits, or there is no target.
+        recommended_plan: The same with sizes up to the recommended one; None where no size is recommended as well.
+        plain_maximum: Largest size of a step that accumulates nothing; None where it was not looked for.
+    """
+
+    recommended: int = 0
+    plan: Accumulation | None = None
+    recommended_plan: Accumulation | None = None
+    plain_maximum: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """Findings of a probe, from which its result is built.
 
     Attributes:
         loaded: What the worker said when the model was on the device.
         search: How the search ended; None where the model alone does not fit.
-        recommended: Largest tested size that fits with the headroom withheld.
-        plan: How to reach the target with sizes that were run; None where nothing fits.
+        answer: What follows from the search; None where the model alone does not fit.
         trials: Every trial in order.
         recorded: What memory is made of.
         moved: Whether other processes' memory moved meanwhile; None where nobody can say.
@@ -88,8 +104,7 @@ class Findings:
 
     loaded: LoadedTarget
     search: SearchResult | None
-    recommended: int
-    plan: Accumulation | None
+    answer: Answer | None
     trials: tuple[Trial, ...]
     recorded: ProfiledAnswer
     moved: bool | None
@@ -100,7 +115,7 @@ def build_result(
     request: ProbeRequest, engine: Engine, source: TrialSource, others: OtherProcesses, findings: Findings
 ) -> ProbeResult:
     """Put the result together."""
-    loaded, search = findings.loaded, findings.search
+    loaded, search, answer = findings.loaded, findings.search, findings.answer or Answer()
     maximum = search.maximum if search else 0
     # Return the phases at the maximum, or, where nothing fits, those of the trial that got furthest.
     at_maximum = [trial for trial in findings.trials if trial.micro_batch == maximum and trial.outcome is Outcome.FITS]
@@ -111,11 +126,12 @@ def build_result(
         optimizer=source.notes.optimizer_name,
         micro_batch=MicroBatch(
             maximum=maximum,
-            recommended=findings.recommended,
+            recommended=answer.recommended,
             limited_by=search.limited_by if search else "memory",
             smallest=search.smallest if search else 1,
+            plain_maximum=answer.plain_maximum,
         ),
-        accumulation=findings.plan,
+        accumulation=answer.plan,
         capacity_bytes=source.capacity_bytes,
         headroom=request.headroom,
         weights_bytes=loaded.weights_bytes,
@@ -134,6 +150,8 @@ def build_result(
         memory=findings.recorded.memory,
         guide=findings.guidance,
         variant=None if request.command else request.variant,
+        recommended_accumulation=answer.recommended_plan,
+        target_samples=request.target_batch,
     )
 
 
@@ -213,9 +231,10 @@ def _warnings(request: ProbeRequest, engine: Engine, source: TrialSource, findin
     """Return warnings about the answer, those about the model first and then those about the machine."""
     found = list(findings.search.notes) if findings.search else [_smallest_card(findings.loaded.weights_bytes or 0)]
     maximum = findings.search.maximum if findings.search else 0
-    if findings.search and findings.plan and min(findings.plan.micro_batches) < findings.search.smallest:
+    plan = findings.answer.plan if findings.answer else None
+    if findings.search and plan and min(plan.micro_batches) < findings.search.smallest:
         found.append(f"the plan has micro-batches smaller than {findings.search.smallest}, which the model refuses")
-    if findings.plan and findings.search and findings.plan.steps > -(-sum(findings.plan.micro_batches) // maximum):
+    if plan and findings.search and plan.steps > -(-sum(plan.micro_batches) // maximum):
         found.append("sizes a little below the maximum do not fit, so the plan keeps to smaller ones that were run")
     swallowed = [str(trial.micro_batch) for trial in findings.trials if trial.swallowed_ooms]
     if swallowed:

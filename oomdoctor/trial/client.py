@@ -324,6 +324,10 @@ class WorkerTrialSource(TrialSource):
         question = ReplayTrials(trials, low, high, allowed_bytes, retries)
         return self._ask(question, f"a replay between {low} and {high}").size
 
+    def forget(self) -> None:
+        """Forget the allocations of the trials so far."""
+        self._allocations.clear()
+
     def profile(
         self, micro_batch: int, *, micro_steps: int, allowed_bytes: int, peak_allocated_bytes: int | None = None
     ) -> ProfileOutcome:

@@ -13,9 +13,10 @@ from oomdoctor.engines.null_gpu.library import with_total_bytes
 from oomdoctor.errors import OomdoctorError, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.results import Outcome, Reason
-from oomdoctor.search.probe_search import ProbeSearch, micro_steps, per_device_target, tested_plan
+from oomdoctor.search.bracket import find_plain, revised
+from oomdoctor.search.probe_search import ProbeSearch, micro_steps, share_of, tested_plan
 from oomdoctor.target.reference import parse_reference
-from oomdoctor.trial.answer import DryRun, Findings, OtherProcesses, ProbeRun, ProfiledAnswer, build_result
+from oomdoctor.trial.answer import Answer, DryRun, Findings, OtherProcesses, ProbeRun, ProfiledAnswer, build_result
 from oomdoctor.trial.client import WorkerTrialSource
 from oomdoctor.trial.process import CancelToken
 from oomdoctor.trial.protocol import ProfileOutcome
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from oomdoctor.engines.choice import Engine
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import Accumulation, Trial
+    from oomdoctor.results import Trial
+    from oomdoctor.search.bracket import SearchResult
     from oomdoctor.target.reference import Reference
     from oomdoctor.trial.client import WorkerStarter
     from oomdoctor.trial.protocol import LoadedTarget
@@ -64,17 +66,17 @@ def probe(
         if run.warm_start is not None:
             run.warm_start.close()  # what it holds of the host's memory is of no more use
         recommended = 0 if search is None else run.probe_search.find_recommended(search, request.headroom)
-        plan = None if search is None else _plan(request, run.probe_search, search.maximum, recommended)
+        answer = None if search is None else _answer(request, run, search, recommended)
         if search is not None and search.maximum:
-            per_device = per_device_target(request.target_batch, request.world_size)
-            run.source.outlast(search.maximum, micro_steps=micro_steps(search.maximum, per_device))
+            share = share_of(request.target_batch, request.world_size)
+            run.source.outlast(search.maximum, micro_steps=micro_steps(search.maximum, share))
         if search is not None and run.engine.kind == "trace":
             run.probe_search.try_profiled(request.profile_micro_batch, search.maximum)
         trials = tuple(run.probe_search.trials)
         runner = ProfileRunner(request, run.engine, run.source, trials, progress)
         recorded = runner.record(0 if search is None else search.maximum)
     guidance = None if run.warm_start is None or search is None else run.warm_start.guidance()
-    findings = Findings(run.loaded, search, recommended, plan, trials, recorded, run.others.moved(), guidance)
+    findings = Findings(run.loaded, search, answer, trials, recorded, run.others.moved(), guidance)
     result = build_result(request, run.engine, run.source, run.others, findings)
     return ProbeRun(result, run.loaded.versions, run.source.dependencies())
 
@@ -114,7 +116,7 @@ def _running(
     start: WorkerStarter | None = None,
 ) -> Iterator[_Run]:
     """Check the question before anything is started, start a worker, and end it with all that it started."""
-    per_device = per_device_target(request.target_batch, request.world_size)
+    per_device = share_of(request.target_batch, request.world_size)
     reference = parse_reference(request.target, directory=request.directory)
     engine = engine or engine_for(request)
     others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
@@ -142,15 +144,45 @@ def _running(
 def _warm_start(
     request: ProbeRequest, reference: Reference, engine: Engine, stop: CancelToken | None
 ) -> AbstractContextManager[TracedWarmStart | None]:
-    """Return a warm start for trials on a real GPU, whose steps take time; elsewhere a trial is as quick as a trace."""
-    if not request.guide or engine.kind != "cuda":
+    """Return a warm start for trials on a real GPU, whose steps take time; elsewhere a trial is as quick as a trace.
+
+    A plain step has none: the tracer scales steps that accumulate.
+    """
+    if not request.guide or engine.kind != "cuda" or request.target_batch is None:
         return nullcontext()
     return TracedWarmStart(request, reference, engine.environment, stop)
 
 
-def _plan(request: ProbeRequest, probe_search: ProbeSearch, maximum: int, recommended: int) -> Accumulation | None:
-    batch, devices = request.target_batch, request.world_size
-    return tested_plan(probe_search, batch, devices, maximum=maximum, recommended=recommended)
+def _answer(request: ProbeRequest, run: _Run, search: SearchResult, recommended: int) -> Answer:
+    """Return what follows from the maximum: a plan with sizes up to it and one up to the recommended size, each run."""
+    probe_search, batch, devices = run.probe_search, request.target_batch, request.world_size
+    plain = _plain(run, search, share_of(batch, devices))
+    if batch is None:
+        return Answer(recommended)
+    plan = tested_plan(probe_search, batch, devices, maximum=search.maximum, recommended=recommended)
+    allowed_bytes = int(run.source.capacity_bytes * (1 - request.headroom))
+    recommended = revised(recommended, probe_search.trials, maximum=search.maximum, allowed_bytes=allowed_bytes)
+    careful = plan
+    if plan is not None and max(plan.micro_batches) > recommended:
+        careful = tested_plan(probe_search, batch, devices, maximum=recommended, recommended=recommended)
+    return Answer(recommended, plan, careful, plain)
+
+
+def _plain(run: _Run, search: SearchResult, share: int | None) -> int | None:
+    """Return the largest size of a step that accumulates nothing; None where that is asked, or memory was no limit."""
+    if share is None or not search.maximum or search.limited_by != "memory":
+        return None
+    source, capacity = run.source, run.source.capacity_bytes
+    source.forget()
+    return find_plain(
+        lambda size: run.probe_search.run(size, capacity, 1),
+        run.probe_search.trials,
+        maximum=search.maximum,
+        largest=share,
+        capacity_bytes=capacity,
+        gradient_bytes=run.loaded.weights_bytes or 0,
+        predict_max=lambda low, high: source.predict_max(low, high, allowed_bytes=capacity, retries=True),
+    )
 
 
 def engine_for(request: ProbeRequest) -> Engine:
@@ -252,7 +284,7 @@ class ProfileRunner:
     def _ask(self, source: WorkerTrialSource, size: int, plain: Trial | None) -> ProfileOutcome:
         return source.profile(
             size,
-            micro_steps=micro_steps(size, per_device_target(self.request.target_batch, self.request.world_size)),
+            micro_steps=micro_steps(size, share_of(self.request.target_batch, self.request.world_size)),
             allowed_bytes=plain.allowed_bytes if plain else source.capacity_bytes,
             peak_allocated_bytes=plain.peak_allocated_bytes if plain else None,
         )

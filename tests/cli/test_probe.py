@@ -82,6 +82,7 @@ def check_answer(result: dict, target_batch: int) -> None:
         trial["micro_batch"]: trial["outcome"]
         for trial in result["trials"]
         if trial["allowed_bytes"] == result["capacity_bytes"]
+        and trial["micro_steps"] == (2 if trial["micro_batch"] < target_batch else 1)
     }
     assert outcomes[maximum] == "fits"
     if result["micro_batch"]["limited_by"] == "memory":
@@ -95,6 +96,10 @@ def check_answer(result: dict, target_batch: int) -> None:
     assert len(plan["micro_batches"]) == plan["steps"] >= -(-target_batch // maximum)
     fitting = {trial["micro_batch"] for trial in result["trials"] if trial["outcome"] == "fits"}
     assert set(plan["micro_batches"]) <= fitting
+    careful = result["recommended_accumulation"]
+    assert sum(careful["micro_batches"]) == target_batch
+    assert max(careful["micro_batches"]) <= result["micro_batch"]["recommended"]
+    assert set(careful["micro_batches"]) <= fitting
 
 
 @pytest.mark.parametrize(
@@ -207,7 +212,8 @@ def test_a_far_target_is_approached_from_below(tmp_path: Path, oomdoctor_here: R
         if trial["outcome"] == "fits":
             largest_fit = max(largest_fit, trial["micro_batch"])
     assert largest_fit > 4096
-    assert len(result["trials"]) <= 12
+    assert sum(trial["micro_steps"] == 2 for trial in result["trials"]) <= 12
+    assert sum(trial["micro_steps"] == 1 for trial in result["trials"]) <= 8
 
 
 def test_the_named_optimizer_is_used(tmp_path: Path, oomdoctor_here: Run) -> None:
@@ -227,7 +233,9 @@ def test_the_world_shares_the_target(tmp_path: Path, oomdoctor_here: Run) -> Non
         "result"
     ]
 
-    assert result["micro_batch"] == {"maximum": 16, "recommended": 16, "limited_by": "target", "smallest": 1}
+    assert result["micro_batch"] == {
+        "maximum": 16, "recommended": 16, "limited_by": "target", "smallest": 1, "plain_maximum": None,
+    }  # fmt: skip
     assert result["accumulation"]["micro_batches"] == [16]
     assert result["accumulation"]["effective_batch"] == 64
 
@@ -288,6 +296,31 @@ def test_a_target_that_fits_without_accumulation_is_found(tmp_path: Path, oomdoc
     assert result["micro_batch"]["limited_by"] == "target"
     assert result["accumulation"]["steps"] == 1
     assert any("with accumulation the largest is" in warning for warning in result["warnings"])
+
+
+def test_without_a_target_the_answer_is_of_plain_steps(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """Nothing is accumulated then; with a target both answers are told where accumulating makes one smaller."""
+    (tmp_path / "heavy.py").write_text(HEAVY_WEIGHTS)
+
+    plain = probe(oomdoctor_here, "heavy.py", "--memory", "1GiB")["result"]
+    accumulating = probe(oomdoctor_here, "heavy.py", "--target-batch", "4096", "--memory", "1GiB")["result"]
+
+    assert plain["accumulation"] is plain["recommended_accumulation"] is plain["target_samples"] is None
+    assert {trial["micro_steps"] for trial in plain["trials"]} == {1}
+    assert plain["micro_batch"]["limited_by"] == "memory"
+    assert plain["micro_batch"]["maximum"] > accumulating["micro_batch"]["maximum"]
+    assert accumulating["micro_batch"]["plain_maximum"] == plain["micro_batch"]["maximum"]
+    check_answer(accumulating, 4096)
+
+
+def test_devices_need_a_target_to_share(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """A world size without a target batch is refused."""
+    write_target(tmp_path)
+
+    ended = oomdoctor_here("probe", "model.py", "--world-size", "2", "--gpu", "t4")
+
+    assert ended.returncode == 2
+    assert "world size 2 shares a target batch, and none is given" in ended.stderr
 
 
 def test_a_card_that_this_torch_was_not_built_for_is_said(tmp_path: Path, oomdoctor_here: Run) -> None:

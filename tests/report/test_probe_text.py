@@ -30,6 +30,7 @@ from oomdoctor.results import (
     ProbeDocument,
     UniformPlan,
 )
+from oomdoctor.search.probe_search import plan_accumulation
 
 GPT2_AT_80 = """\
 ┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┓
@@ -332,3 +333,30 @@ def test_hostile_words_of_a_command_stay_on_their_lines() -> None:
     text = render(documents.command(command_plan=plan), Terminal(width=80))
     assert "\x1b" not in text
     assert "\u202e" not in text
+
+
+def test_the_plan_of_the_recommended_size_comes_first() -> None:
+    """People copy what they read first; the plan at the maximum, which is the edge, is told after it."""
+    careful = plan_accumulation(256, 16)
+    document = gpt2(recommended_accumulation=careful, micro_batch=MicroBatch(19, 16, "memory"))
+
+    lines = [line.split() for line in render(document, Terminal(width=100, unicode=False)).splitlines()]
+
+    assert next(line for line in lines if line[:1] == ["recommended"] and "accumulation_steps=16" in line)
+    names = [line[0] for line in lines if len(line) > 1 and line[1].startswith("accumulation_steps=")]
+    assert names == ["recommended", "maximum"]
+
+
+def test_a_larger_plain_step_is_told() -> None:
+    """Where accumulating makes the answer smaller, both sizes are told."""
+    assert "plain step" not in plain(gpt2(micro_batch=MicroBatch(19, 18, "memory", plain_maximum=19)))
+    assert "plain step 21 fits where nothing is accumulated" in plain(
+        gpt2(micro_batch=MicroBatch(19, 18, "memory", plain_maximum=21))
+    )
+
+
+def test_an_answer_without_a_target_says_how_to_ask_for_one() -> None:
+    """A probe without a target has no plan, and names the option that makes one."""
+    text = plain(gpt2(accumulation=None))
+    assert "To reach a target batch" not in text
+    assert "steps of one micro-batch; `--target-batch` plans the accumulation" in text

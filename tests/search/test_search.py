@@ -13,7 +13,7 @@ from oracles import CAPACITY, GIB, MIB, Oracle, assert_proven
 
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Outcome, Trial
-from oomdoctor.search.bracket import find_maximum, find_recommended, trial_limit
+from oomdoctor.search.bracket import find_maximum, find_plain, find_recommended, revised, trial_limit
 
 # Together 10,000 cases.
 _CASES = settings(max_examples=2000, deadline=None)
@@ -326,3 +326,38 @@ def test_nothing_is_recommended_where_nothing_fits() -> None:
     oracle.asked.clear()
     assert find_recommended(oracle, search=search, allowed_bytes=CAPACITY) == 0
     assert oracle.asked == []
+
+
+@given(fixed=st.integers(0, CAPACITY // 2), slope=st.integers(20 * MIB, GIB), gradients=st.integers(0, 4 * GIB))
+@settings(max_examples=300, deadline=None)
+def test_a_plain_step_is_answered_exactly(fixed: int, slope: int, gradients: int) -> None:
+    """Without the gradients that accumulation keeps alive the largest size is found, in few trials beyond the first."""
+    target = 1 << 16
+    accumulating = Oracle(lambda size: fixed + gradients + slope * size, fixed=fixed + gradients)
+    search = accumulating.find(target)
+    if not 0 < search.maximum < target:
+        return
+    plain = Oracle(lambda size: fixed + slope * size, fixed=fixed)
+
+    found = find_plain(
+        plain, search.trials, maximum=search.maximum, largest=target, capacity_bytes=CAPACITY,
+        gradient_bytes=gradients, predict_max=lambda *_: None,
+    )  # fmt: skip
+
+    assert found == max(search.maximum, (CAPACITY - fixed) // slope)
+
+
+def test_a_recommended_size_follows_later_trials() -> None:
+    """A trial of the plan that leaves the headroom free raises the recommended size; one beyond a failure does not."""
+    spare = replace(Oracle(lambda _: CAPACITY // 2)(100), micro_batch=104)
+    tight = replace(spare, micro_batch=106, peak_reserved_bytes=CAPACITY)
+    lucky = replace(spare, micro_batch=110)
+    failed = replace(spare, micro_batch=108, outcome=Outcome.OOM)
+
+    def follows(*trials: Trial) -> int:
+        return revised(100, trials, maximum=120, allowed_bytes=CAPACITY * 95 // 100)
+
+    assert follows() == follows(tight) == 100
+    assert follows(spare, tight) == 104
+    assert follows(spare, failed, lucky) == 104
+    assert follows(spare, lucky) == 110

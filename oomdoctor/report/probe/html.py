@@ -74,7 +74,7 @@ def _plan(result: ProbeResult, found: Accumulation) -> dict[str, Any]:
     rows = sentences.plan_rows(result)
     return {
         "title": sentences.plan_title(found),
-        "blocks": micro_batch_bars(found.micro_batches),
+        "blocks": micro_batch_bars((sentences.first_plan(result) or found).micro_batches),
         "description": rows[0][2] if rows else "",
         "rows": rows,
         "notes": sentences.plan_notes(result),

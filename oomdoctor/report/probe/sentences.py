@@ -120,11 +120,23 @@ def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
     if not answer.maximum:
         return []
     rows = [("recommended", _recommendation(result))]
+    if (answer.plain_maximum or 0) > answer.maximum:
+        text = f"{answer.plain_maximum} fits where nothing is accumulated: no gradients stay alive during the forward"
+        rows.append(("plain step", text))
+    if _is_plain(result):
+        rows.append(
+            ("steps", "of one micro-batch; `--target-batch` plans the accumulation that reaches a larger batch")
+        )
     if answer.smallest > 1:
         rows.append(("smallest", f"{answer.smallest}, since the model refuses smaller micro-batches"))
     if result.weights_bytes is not None:
         rows.append(("weights", format_size(result.weights_bytes)))
     return rows
+
+
+def _is_plain(result: ProbeResult) -> bool:
+    """Return whether no target batch was given, so that the answer is of steps that accumulate nothing."""
+    return result.target_samples is None and result.accumulation is None
 
 
 def _recommendation(result: ProbeResult) -> str:
@@ -168,7 +180,7 @@ def _where(trial: Trial) -> str:
 def _target_is_met(result: ProbeResult) -> str:
     plan = result.accumulation
     if plan is None:
-        return "nothing larger was asked for"
+        return "larger sizes were not tried"
     if plan.world_size > 1:
         return f"a target batch of {plan.target_batch} on {plan.world_size} devices needs no more"
     return f"a target batch of {plan.target_batch} needs no more"
@@ -205,6 +217,8 @@ def _notes(result: ProbeResult, trial: Trial) -> list[str]:
     fits, answer = trial.outcome is Outcome.FITS, result.micro_batch
     if fits and trial.micro_batch == answer.maximum:
         notes.append("largest")
+    if fits and trial.micro_batch > answer.maximum:
+        notes.append("in a plain step")
     if fits and trial.micro_batch == answer.recommended:
         notes.append("recommended")
     elif trial.allowed_bytes < result.capacity_bytes:
@@ -262,7 +276,24 @@ def plan_rows(result: ProbeResult) -> list[tuple[str, str, str]]:
         return []
     if command is not None:
         return _command_rows(command, plan)
-    found = [("exact", f"accumulation_steps={plan.steps}", _sizes(plan.micro_batches))]
+    careful = first_plan(result)
+    if careful is None or careful.micro_batches == plan.micro_batches:
+        return _ways(plan, "exact")
+    return [*_ways(careful, "recommended"), _exact(plan, "maximum")]
+
+
+def first_plan(result: ProbeResult) -> Accumulation | None:
+    """Return the plan that is told first: that of the recommended size where there is one, else that of the maximum."""
+    return result.recommended_accumulation or result.accumulation
+
+
+def _exact(plan: Accumulation, name: str) -> tuple[str, str, str]:
+    return name, f"accumulation_steps={plan.steps}", _sizes(plan.micro_batches)
+
+
+def _ways(plan: Accumulation, name: str) -> list[tuple[str, str, str]]:
+    """Return a plan, and where its sizes differ what a trainer with one fixed size would do instead."""
+    found = [_exact(plan, name)]
     if len(set(plan.micro_batches)) <= 1:
         return found
     if plan.uniform is not None:
@@ -281,7 +312,7 @@ def plan_notes(result: ProbeResult) -> list[str]:
     found = []
     if plan.effective_batch < plan.target_batch:
         found.append("to reach the target, let the command accumulate: `{accumulation_steps}` stands for its steps")
-    elif plan.uniform is None:
+    elif (first_plan(result) or plan).uniform is None:
         found.append("no single size reaches the target exactly with at most 25% more steps")
     sizes = result.command_plan.sizes if result.command_plan else None
     largest = sizes.micro_batch if sizes else max(plan.micro_batches)
