@@ -117,7 +117,9 @@ def _read(report: Path) -> dict[str, Any] | None:
         document = json.loads(report.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return document if isinstance(document, dict) else None
+    if not isinstance(document, dict) or "problem" in (document.get("result") or {}):
+        return None  # the command failed, and its log says why
+    return document
 
 
 def _outputs(document: Mapping[str, Any] | None, report: Path) -> dict[str, str]:

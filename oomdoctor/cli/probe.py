@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 import typer
 
-from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render
-from oomdoctor.errors import EXIT_GATE, EXIT_OK, UsageError
+from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render, render_failure
+from oomdoctor.errors import EXIT_GATE, EXIT_OK, OomdoctorError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -180,31 +180,34 @@ def probe(  # noqa: PLR0913 - one parameter an option
     if output is not None:
         check_writable(output)
     progress = make_progress(quiet=quiet)
-    command = as_command(target)
-    for_commands = {"--steps": steps is not None, "--count-steps": count_steps is not None, "--fresh": fresh}
-    check_target_options(command, for_commands, precision=precision, optimizer=optimizer)
-    request = build_request(
-        target[0] if command is None else command,
-        target_batch=target_batch,
-        world_size=world_size,
-        precision=precision,
-        optimizer=optimizer,
-        headroom=headroom,
-        gpu=gpu,
-        device=device,
-        memory=memory,
-        engine=engine,
-        trial_timeout=trial_timeout,
-        steps=steps,
-        count_steps=count_steps,
-        fresh=fresh,
-        guide=guide,
-        spelled=as_option,
-    )
     try:
+        command = as_command(target)
+        for_commands = {"--steps": steps is not None, "--count-steps": count_steps is not None, "--fresh": fresh}
+        check_target_options(command, for_commands, precision=precision, optimizer=optimizer)
+        request = build_request(
+            target[0] if command is None else command,
+            target_batch=target_batch,
+            world_size=world_size,
+            precision=precision,
+            optimizer=optimizer,
+            headroom=headroom,
+            gpu=gpu,
+            device=device,
+            memory=memory,
+            engine=engine,
+            trial_timeout=trial_timeout,
+            steps=steps,
+            count_steps=count_steps,
+            fresh=fresh,
+            guide=guide,
+            spelled=as_option,
+        )
         if dry_run:
             raise typer.Exit(_dry_run(request, progress, output))
         found = run_probe(request, progress)
+    except OomdoctorError as error:
+        render_failure("probe", error, chosen, output)
+        raise
     finally:
         progress.close()
     document = document_of(found)

@@ -18,6 +18,7 @@ from oomdoctor.output import deliver, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from oomdoctor.errors import OomdoctorError
     from oomdoctor.results import Document
 
 
@@ -179,6 +180,18 @@ def render(document: Document, name: str, output: Path | None) -> None:
     deliver(rendered(document, name, terminal), output)
     if name == "github":
         github.append(rendered(document, "markdown", terminal))
+
+
+def render_failure(command: str, error: OomdoctorError, name: str, output: Path | None) -> None:
+    """Write the error of a command in the format of this name, where programs read that; people have standard error."""
+    from oomdoctor.report.failure import FORMATS, Failure
+    from oomdoctor.report.failure import render as rendered
+
+    if name in FORMATS:
+        failure = Failure(command, error, own_versions())
+        is_json = name == "json"
+        document = plain_document(command, failure.status, failure.exit_code, failure.result()) if is_json else ""
+        deliver(document or rendered(failure, name), output)
 
 
 def own_versions() -> dict[str, str]:

@@ -39,7 +39,8 @@ def render(document: Document, found: Issues) -> str:
 def _run(document: Document, found: Issues) -> dict[str, Any]:
     index = {rule.id: number for number, rule in enumerate(found.rules)}
     seen: Counter[tuple[str, ...]] = Counter()
-    invocation: dict[str, Any] = {"executionSuccessful": True, "exitCode": document.exit_code}
+    ran = getattr(document, "error", None) is None
+    invocation: dict[str, Any] = {"executionSuccessful": ran, "exitCode": document.exit_code}
     if notices := [_notice(issue) for issue in found if issue.rule is None and issue.level != "note"]:
         invocation["toolExecutionNotifications"] = notices
     return {

@@ -121,6 +121,10 @@ def from_json(text: str, source: str) -> Document:
         )
     if data.get("written_by") == "oomdoctor run":
         raise UsageError("this is the report of a run, not a result", hint="`oomdoctor diagnose` reads its folder")
+    result = data.get("result")
+    if isinstance(result, dict) and isinstance(result.get("problem"), dict):
+        problem = shown(result["problem"].get("message"))
+        raise UsageError(f"this is the document of a command that failed: {problem}", hint="run the command again")
     if "command" not in data:
         raise UsageError(f"`command` in {source} is missing", hint=_HINT)
     command = data["command"]

@@ -252,6 +252,7 @@ class TrialSource(Protocol):
 
     def forget(self) -> None:
         """Predict nothing more from the trials so far: those that follow do something else."""
+        return
 
 
 @dataclass(frozen=True, slots=True)

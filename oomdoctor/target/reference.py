@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from oomdoctor.errors import TargetError
+from oomdoctor.target.script import refuse_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -81,10 +82,12 @@ def parse_reference(text: str, *, directory: Path) -> Reference:
         directory: Where relative paths and modules start.
 
     Raises:
-        TargetError: The form is wrong, nothing of that name exists, or an argument is not a literal.
+        TargetError: The form is wrong, nothing of that name exists, an argument is not a literal, or the file is a
+            script that trains.
     """
     text, directory = text.strip(), Path(directory).absolute()
     if text.endswith(".py") and _kind(directory / text) == "file":
+        refuse_script(directory / text, text, "build_model")
         return Reference(text, str(directory), text, path=_absolute(directory / text))
     match = _SPLIT.fullmatch(text)
     if match is None:
@@ -100,6 +103,8 @@ def parse_reference(text: str, *, directory: Path) -> Reference:
             "shell: `'model.py:build_model(depth=24, norm=\"layer\")'`",
         ) from None
     path, module = _locate(text, location, directory)
+    if path is not None:
+        refuse_script(Path(path), location, (attribute or "build_model").partition(".")[0])
     return Reference(text, str(directory), location, path, module, attribute, arguments)
 
 

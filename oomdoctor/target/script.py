@@ -1,0 +1,96 @@
+"""Training scripts that are named as a target, told by their source alone: to import one would be to train."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import warnings
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.errors import TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_LARGEST_SOURCE: Final = 4 << 20
+"""Characters of a source that is read; a larger one is imported unread."""
+_TRAINS: Final = frozenset({"backward", "fit", "train", "launch"})
+"""Methods whose call is training, of a loss, a trainer, a model or a launcher."""
+_DYNAMIC: Final = frozenset({"globals", "vars", "locals", "exec", "setattr", "__import__"})
+"""Functions by which a file may bind names that its source does not show."""
+_DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_OPTIONS: Final = frozenset({"add_argument", "option", "Option"})
+
+
+def refuse_script(path: Path, location: str, builder: str) -> None:
+    """See that a file may be a target before it is imported; one that cannot be read is left to the import.
+
+    Args:
+        path: The file.
+        location: How it was named.
+        builder: Name of what builds the model.
+
+    Raises:
+        TargetError: It trains, and binds neither the builder nor `make_batch`.
+    """
+    try:
+        source = path.read_text(encoding="utf-8")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source) if len(source) <= _LARGEST_SOURCE else ast.Module([], [])
+    except (OSError, ValueError, SyntaxError, MemoryError, RecursionError):
+        return
+    bound = set(_bound(tree.body))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = {name for call in calls if (name := _name(call)) is not None}
+    if not bound & {builder, "make_batch", "*", "__getattr__"} and names & _TRAINS and not names & _DYNAMIC:
+        raise TargetError(
+            f"`{location}` is a script that trains: it has neither `{builder}` nor `make_batch`, and was not run",
+            hint=_hint(location, [*_options(calls)]),
+        )
+
+
+def _bound(statements: list[ast.stmt]) -> Iterator[str]:
+    """Yield names that a module's statements bind, those inside of `if`, `try`, `with` and loops included."""
+    for statement in statements:
+        if isinstance(statement, _DEFINITIONS):
+            yield statement.name
+            yield from (name for node in ast.walk(statement) if isinstance(node, ast.Global) for name in node.names)
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names)
+        else:
+            stored = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+            yield from (node.id for node in stored if isinstance(node.ctx, ast.Store))
+            blocks = (child for child in ast.walk(statement) if child is not statement)
+            yield from _bound(
+                [child for child in blocks if isinstance(child, (*_DEFINITIONS, ast.Import, ast.ImportFrom))]
+            )
+
+
+def _name(call: ast.Call) -> str | None:
+    """Return the name of what is called: `f` of `f()` and of `a.b.f()`."""
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else None
+
+
+def _options(calls: list[ast.Call]) -> Iterator[str]:
+    """Yield the long options that the script reads."""
+    for call in calls:
+        if _name(call) in _OPTIONS:
+            words = (word.value for word in call.args if isinstance(word, ast.Constant))
+            yield from (word for word in words if isinstance(word, str) and word.startswith("--"))
+
+
+def _hint(location: str, options: list[str]) -> str:
+    """Return the command to probe, with the script's own options for its sizes."""
+    sizes = [
+        option for option in options if "batch" in option and not any(word in option for word in ("accum", "eval"))
+    ]
+    steps = next((option for option in options if "accum" in option), None)
+    words = ["python", shlex.quote(location), sizes[0] if sizes else "--batch-size", "{micro_batch}"]
+    words += [] if steps is None else [steps, "{accumulation_steps}"]
+    note = "" if sizes else "\n\nand have it read its batch size from such an option, which it has none of"
+    return f"probe it as the command that it is:\n\n    oomdoctor probe -- {' '.join(words)}{note}"

@@ -1,0 +1,57 @@
+"""A probe that fails says so in the formats that programs read, as well as on standard error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from running import Run
+
+QUESTION = ("probe", "absent.py", "--gpu", "t4")
+MESSAGE = "no such file: `absent.py`"
+
+
+def test_json_has_the_problem(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """The document has the frame of every document, and the problem in place of a result."""
+    ended = oomdoctor_here(*QUESTION, "--json", "-q")
+
+    document = json.loads(ended.stdout)
+    assert ended.returncode == document["exit_code"] == 2
+    assert (document["command"], document["status"]) == ("probe", "error")
+    assert document["result"]["problem"]["message"].startswith(MESSAGE)
+    assert f"error: {document['result']['problem']['message']}" in ended.stderr
+
+
+def test_a_file_is_written_and_refused_as_a_result(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """The output file has the problem; to render it as a result is refused with the same message."""
+    oomdoctor_here(*QUESTION, "-o", "out.json", "-q")
+    assert json.loads((tmp_path / "out.json").read_text())["result"]["problem"]["details"] is None
+
+    ended = oomdoctor_here("report", "out.json")
+
+    assert ended.returncode == 2
+    assert "this is the document of a command that failed" in ended.stderr
+    assert MESSAGE in ended.stderr
+
+
+def test_continuous_integration_sees_the_error(oomdoctor_here: Run) -> None:
+    """GitHub gets an annotation, JUnit an error, SARIF a notification of a run that did not succeed."""
+    assert oomdoctor_here(*QUESTION, "--format", "github").stdout.startswith(
+        "::error title=oomdoctor probe::No such file"
+    )
+    suites = ET.fromstring(oomdoctor_here(*QUESTION, "--format", "junit").stdout)  # noqa: S314 - our own
+    assert suites.get("errors") == "1"
+    run = json.loads(oomdoctor_here(*QUESTION, "--format", "sarif").stdout)["runs"][0]
+    assert run["invocations"][0]["executionSuccessful"] is False
+    assert "No such file" in run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"]
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "html"])
+def test_people_read_standard_error(oomdoctor_here: Run, form: str) -> None:
+    """Formats for people have no page of an error."""
+    ended = oomdoctor_here(*QUESTION, "--format", form)
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert MESSAGE in ended.stderr
