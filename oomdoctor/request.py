@@ -46,7 +46,9 @@ class ProbeRequest:
         headroom: Part of the capacity that the recommended size leaves free, between 0 and 1.
         gpu: Name of a catalogue card, or None for the local GPU.
         device: Index or UUID of the local GPU.
-        memory_bytes: Capacity to play, or None for what the device has.
+        memory_bytes: Capacity, what PyTorch may take; None for what the device has.
+        card_bytes: Memory of the card in all, from which the CUDA context goes; None for what the device has. At most
+            one of the two is given.
         engine: `auto`, or the engine to use.
         trial_timeout_seconds: Longest time for loading and for each trial.
         profile_micro_batch: Size at which memory is recorded by category and module; None for the maximum.
@@ -70,6 +72,7 @@ class ProbeRequest:
     gpu: str | None = None
     device: str | None = None
     memory_bytes: int | None = None
+    card_bytes: int | None = None
     engine: EngineName = "auto"
     trial_timeout_seconds: float = DEFAULT_TRIAL_TIMEOUT_SECONDS
     profile_micro_batch: int | None = None
@@ -98,6 +101,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     gpu: str | None = None,
     device: int | str | None = None,
     memory: int | str | None = None,
+    capacity: int | str | None = None,
     engine: str | None = None,
     trial_timeout: float | None = None,
     steps: int | None = None,
@@ -119,7 +123,8 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         headroom: A number in [0, 1), or text such as `5%`.
         gpu: Name of a catalogue card.
         device: Index or UUID of the local GPU.
-        memory: Bytes, or a size such as `16GiB`.
+        memory: Memory of the card in all: bytes, or a size such as `16GiB`.
+        capacity: What PyTorch may take of it, given in the same way; instead of `memory`.
         engine: One of `ENGINES`.
         trial_timeout: Seconds.
         steps: Optimizer steps of a command's trial.
@@ -133,6 +138,11 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         UsageError: A value is none that its parameter takes.
     """
     command = _command(target)
+    if memory is not None and capacity is not None:
+        raise UsageError(
+            f"`{spelled('memory')}` and `{spelled('capacity')}` exclude each other",
+            hint="the first is the card's memory in all, the second what PyTorch may take of it; give one",
+        )
     return ProbeRequest(
         target=_path(target) if command is None else command_line(command),
         command=command,
@@ -143,7 +153,8 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         headroom=DEFAULT_HEADROOM if headroom is None else parse_fraction(str(headroom), option=spelled("headroom")),
         gpu=_text(spelled("gpu"), gpu),
         device=_device(spelled("device"), device),
-        memory_bytes=_bytes(spelled("memory"), memory),
+        memory_bytes=_bytes(spelled("capacity"), capacity),
+        card_bytes=_bytes(spelled("memory"), memory),
         engine=_one_of(spelled("engine"), "auto" if engine is None else engine, ENGINES),
         trial_timeout_seconds=_seconds(spelled("trial_timeout"), trial_timeout),
         steps=DEFAULT_STEPS if steps is None else whole_number(spelled("steps"), steps),

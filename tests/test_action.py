@@ -139,7 +139,7 @@ def test_a_clean_checkout_passes(runner: Runner) -> None:
 def test_a_probes_figures_are_outputs(runner: Runner) -> None:
     """The outputs of a probe are those of the JSON document that the output `report` leads to."""
     name = write_target(runner.workspace, name="my model.py")
-    words = f'"{name}" --target-batch 20000 --gpu t4 --memory 192MiB'
+    words = f'"{name}" --target-batch 20000 --gpu t4 --capacity 192MiB'
     ended = runner.use(ACTION, {"command": "probe", "arguments": words, "output": "out/../memory.md"})
 
     document = load_result(ended.outputs["report"])
@@ -154,7 +154,7 @@ def test_a_probes_figures_are_outputs(runner: Runner) -> None:
 def test_what_does_not_fit_fails(runner: Runner) -> None:
     """Where nothing fits, the step fails, and there is a micro-batch of 0 and no accumulation."""
     name = write_target(runner.workspace)
-    ended = runner.use(ACTION, {"command": "probe", "arguments": f"{name} --target-batch 8 --gpu t4 --memory 8MiB"})
+    ended = runner.use(ACTION, {"command": "probe", "arguments": f"{name} --target-batch 8 --gpu t4 --capacity 8MiB"})
 
     assert ended.code == 1
     assert (ended.outputs["exit-code"], ended.outputs["micro-batch"]) == ("1", "0")

@@ -17,7 +17,7 @@ _BIN = str(Path(sys.executable).parent)
 
 _ENTRY = """\
 gpu = "t4"
-memory = "192MiB"
+capacity = "192MiB"
 
 [[check]]
 name = "digits"

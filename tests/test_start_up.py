@@ -35,7 +35,7 @@ def test_the_catalogue_is_listed_without_torch() -> None:
 @pytest.mark.null_gpu
 def test_a_whole_probe_leaves_the_parent_without_torch() -> None:
     """The process that the user started never imports torch, a probe included."""
-    arguments = ["probe", "lstm", "--target-batch", "2", "--memory", "4GiB", "--engine", "null", "--quiet"]
+    arguments = ["probe", "lstm", "--target-batch", "2", "--capacity", "4GiB", "--engine", "null", "--quiet"]
 
     loaded = _loaded(f"from oomdoctor.cli import main; assert main({arguments!r}) == 0")
 

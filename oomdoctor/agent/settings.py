@@ -24,6 +24,9 @@ MAX_ENTRIES = _whole_number("OOMDOCTOR_RUN_MAX_ENTRIES")
 MEMORY_BYTES = _whole_number("OOMDOCTOR_RUN_MEMORY_BYTES")
 """Bytes that PyTorch may take of each device; 0 for all of it."""
 
+CARD_BYTES = _whole_number("OOMDOCTOR_RUN_CARD_BYTES")
+"""Memory of each device in all, as if it had no more; 0 for what it has."""
+
 SOCKET = os.environ.get("OOMDOCTOR_TRIAL_SOCKET", "")
 """Path of the parent's listening socket in a trial."""
 

@@ -26,6 +26,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     gpu: str | None = None,
     device: int | str | None = None,
     memory: int | str | None = None,
+    capacity: int | str | None = None,
     precision: Precision = "fp32",
     optimizer: str | None = None,
     headroom: float | str = DEFAULT_HEADROOM,
@@ -50,7 +51,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
         world_size: Devices that share the target batch.
         gpu: Card to ask about, such as `rtx-4090`; needs no GPU. None for the GPU of this machine.
         device: Index or UUID of a GPU of this machine.
-        memory: Capacity to ask about: bytes, or a size such as `16GiB`.
+        memory: Memory of the card in all, from which the CUDA context goes: bytes, or a size such as `16GiB`.
+        capacity: What PyTorch may take, given in the same way; instead of `memory`.
         precision: How the step runs: `fp32`, or under autocast as `bf16` or `fp16` (with a gradient scaler).
         optimizer: A `torch.optim` class, where the file builds none; None for AdamW.
         headroom: Part of the capacity that the recommended size leaves free: a number in [0, 1), or `5%`.
@@ -79,6 +81,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         gpu=gpu,
         device=device,
         memory=memory,
+        capacity=capacity,
         engine=engine,
         trial_timeout=trial_timeout,
         steps=steps,

@@ -160,6 +160,7 @@ class _EntryReader:
             headroom=self._share("headroom", values.headroom),
             gpu=gpu,
             memory=self._size("memory", values.memory),
+            capacity=self._size("capacity", values.capacity),
             trial_timeout=seconds,
             steps=values.steps,
             fresh=values.fresh,
@@ -188,8 +189,12 @@ class _EntryReader:
             raise self.settled.refusal("command", "has a null character, which no program can be given")
 
     def _check_device(self) -> None:
-        """See that a local GPU and a card to play are not asked for at once."""
+        """See that a local GPU and a card to play are not asked for at once, nor a card's memory and its capacity."""
         values = self.values
+        if values.memory is not None and values.capacity is not None:
+            raise self.settled.refusal(
+                "capacity", "is what PyTorch may take, and `memory` the card's in all", "drop one of the two"
+            )
         if values.device is not None and (values.gpu is not None or values.gpus is not None):
             raise self.settled.refusal(
                 "device", "chooses a GPU of this machine, and `gpu` a card to play", "drop one of the two"

@@ -9,7 +9,7 @@ import typer
 
 from oomdoctor import __version__
 from oomdoctor.cli.lint import ConfigFile, VerboseFlag
-from oomdoctor.cli.probe import QuietFlag
+from oomdoctor.cli.probe import Capacity, Memory, QuietFlag
 from oomdoctor.cli.report import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render, say
 from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, EXIT_USAGE
 
@@ -32,9 +32,6 @@ Gpus: TypeAlias = Annotated[
         help="Card to ask about instead of those in the configuration; may be given several times.",
         show_default=False,
     ),
-]
-Memory: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Capacity to ask about, such as 16GiB.", show_default=False)
 ]
 Tolerance: TypeAlias = Annotated[
     str | None,
@@ -69,6 +66,7 @@ def check(  # noqa: PLR0913 - one parameter an option
     *,
     gpu: Gpus = None,
     memory: Memory = None,
+    capacity: Capacity = None,
     tolerance: Tolerance = None,
     update: UpdateFlag = False,
     jobs: Jobs = None,
@@ -106,7 +104,9 @@ def check(  # noqa: PLR0913 - one parameter an option
     chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)
     if output is not None:
         check_writable(output)
-    given = CheckKeys(gpus=tuple(gpu) if gpu else None, memory=memory, tolerance=tolerance, jobs=jobs)
+    given = CheckKeys(
+        gpus=tuple(gpu) if gpu else None, memory=memory, capacity=capacity, tolerance=tolerance, jobs=jobs
+    )
     configuration = configure_check(given, os.environ, config=config, defaults=DEFAULTS)
     plan = Plan(
         configuration=configuration.file,

@@ -87,7 +87,18 @@ Device: TypeAlias = Annotated[
     str | None, typer.Option(help="Index or UUID of a GPU of this machine.", show_default=False)
 ]
 Memory: TypeAlias = Annotated[
-    str | None, typer.Option(help="Capacity to ask about, such as 16GiB.", show_default=False)
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory of the card in all, such as 16GiB; the CUDA context is taken off it.",
+        show_default=False,
+    ),
+]
+Capacity: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="What PyTorch may take of the card's memory, such as 15.5GiB.", show_default=False
+    ),
 ]
 PrecisionName: TypeAlias = Annotated[
     Literal["fp32", "bf16", "fp16"] | None,
@@ -148,6 +159,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     gpu: Gpu = None,
     device: Device = None,
     memory: Memory = None,
+    capacity: Capacity = None,
     precision: PrecisionName = None,
     optimizer: OptimizerName = None,
     headroom: Headroom = "5%",
@@ -194,6 +206,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
             gpu=gpu,
             device=device,
             memory=memory,
+            capacity=capacity,
             engine=engine,
             trial_timeout=trial_timeout,
             steps=steps,

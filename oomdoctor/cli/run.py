@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from oomdoctor.cli.probe import Device, Gpu, Memory
+from oomdoctor.cli.probe import Capacity, Device, Gpu, Memory
 from oomdoctor.errors import EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def run(  # noqa: PLR0913 - one parameter an option
     gpu: Gpu = None,
     device: Device = None,
     memory: Memory = None,
+    capacity: Capacity = None,
     history: HistoryFlag = True,
     max_entries: MaxEntries = DEFAULT_MAX_ENTRIES,
     output: Directory = None,
@@ -72,11 +73,14 @@ def run(  # noqa: PLR0913 - one parameter an option
 
     if not command:
         raise UsageError("there is no command to run", hint="for example `oomdoctor run -- python train.py`")
-    memory_bytes = None if memory is None else parse_size(memory, option="--memory")
+    if memory is not None and capacity is not None:
+        raise UsageError("`--memory` and `--capacity` exclude each other", hint="give one of them")
+    memory_bytes = None if capacity is None else parse_size(capacity, option="--capacity")
+    card_bytes = None if memory is None else parse_size(memory, option="--memory")
     finished = run_command(
         RunRequest(
             command=command,
-            device=ShownDevice(gpu, device, memory_bytes),
+            device=ShownDevice(gpu, device, memory_bytes, card_bytes),
             max_entries=max_entries if history else 0,
             directory=output,
         )

@@ -44,6 +44,7 @@ def engine_for_command(request: ProbeRequest) -> Engine:
         gpu=request.gpu,
         device=request.device,
         memory_bytes=request.memory_bytes,
+        card_bytes=request.card_bytes,
         base=request.environment(os.environ),
         build=torch_of(find_interpreter(command, os.environ), os.environ),
         may_trace=False,
@@ -122,7 +123,9 @@ def _checked_plan(request: ProbeRequest, session: ProbeSearch, maximum: int, rec
     if share is None or request.target_batch is None:
         return None
     if maximum and maximum < share and not accumulates(request.command or ()):
-        return _plan_of(request, UniformPlan(size := recommended or maximum, 1, size * request.world_size), request.target_batch)
+        return _plan_of(
+            request, UniformPlan(size := recommended or maximum, 1, size * request.world_size), request.target_batch
+        )
     while limit > 0:
         plan = plan_accumulation(request.target_batch, limit, request.world_size)
         chosen = plan.uniform or plan.fixed_size

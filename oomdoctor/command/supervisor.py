@@ -194,6 +194,8 @@ class CommandSupervisor(TrialSource):
         environment = {**self._environment, "OOMDOCTOR_RUN_MEMORY_BYTES": str(self._cap(allowed_bytes))}
         is_by_backward = request.count_steps == "backward" and accumulates(request.command or ())
         environment["OOMDOCTOR_TRIAL_STEPS"] = str(request.steps * (micro_steps if is_by_backward else 1))
+        if self._engine.kind == "cuda":
+            environment["OOMDOCTOR_RUN_CARD_BYTES"] = str(self._request.card_bytes or 0)
         if describe:
             environment["OOMDOCTOR_TRIAL_DESCRIBE"] = "1"
         if self._forks is not None:
@@ -285,7 +287,8 @@ class CommandSupervisor(TrialSource):
             self.versions = {name: version for name, version in versions.items() if version}
         if self.device is not None:
             free = self.device.free_bytes
-            self.capacity_bytes = min(free, self._request.memory_bytes or free)
+            used, card = self.device.total_bytes - free, self._request.card_bytes
+            self.capacity_bytes = min(free, self._request.memory_bytes or free, free if card is None else card - used)
 
     # --- forking -----------------------------------------------------------------------------------------------------
 

@@ -66,7 +66,8 @@ class SharedKeys:
     Attributes:
         gpu: Card to ask about; the local GPU without one.
         gpus: Several cards, each of which makes an entry of its own.
-        memory: Capacity to ask about, as a size.
+        memory: Memory of the card in all, as a size.
+        capacity: What PyTorch may take of it, as a size; instead of `memory`.
         target_batch: Samples per optimizer step over all devices.
         world_size: Devices that share them.
         precision: How the step runs.
@@ -84,6 +85,7 @@ class SharedKeys:
     gpu: str | None = field(default=None, metadata={EXAMPLE: '"rtx-4090"'})
     gpus: tuple[str, ...] | None = field(default=None, metadata={EXAMPLE: '["rtx-4090", "l40s"]'})
     memory: str | None = field(default=None, metadata={EXAMPLE: '"20GiB"'})
+    capacity: str | None = field(default=None, metadata={EXAMPLE: '"19.5GiB"'})
     target_batch: int | None = field(default=None, metadata={EXAMPLE: "256"})
     world_size: int | None = field(default=None, metadata={EXAMPLE: "8"})
     precision: PrecisionName | None = field(default=None, metadata={EXAMPLE: '"bf16"'})

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from oomdoctor.engines.catalogue import Card
 
 
+_CONTEXT_OF = "a100-sxm4-80gb"
+"""Card whose CUDA context a card of no model has: the generic one has its limits."""
+
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 
 
@@ -47,6 +50,7 @@ def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs t
     device: str | None,
     memory_bytes: int | None,
     base: Mapping[str, str],
+    card_bytes: int | None = None,
     build: TorchBuild | None = None,
     may_trace: bool = True,
 ) -> Engine:
@@ -58,6 +62,7 @@ def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs t
         device: Index or UUID of a local GPU.
         memory_bytes: Capacity of the card.
         base: Environment to start from.
+        card_bytes: Memory of the card in all, instead of its capacity.
         build: The torch that the trials will import; None for this process's own.
         may_trace: Whether the trace engine may be chosen, which only our own worker can use.
 
@@ -76,9 +81,9 @@ def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs t
             "the null GPU runs PyTorch's own allocator, and the environment asks for `backend:cudaMallocAsync`",
             hint="unset it in `PYTORCH_CUDA_ALLOC_CONF`, or probe on a machine with a CUDA GPU",
         )
-    if gpu is None and memory_bytes is None:
+    if gpu is None and memory_bytes is None and card_bytes is None:
         raise _no_gpu(engine)
-    card = _card_of(gpu, memory_bytes)
+    card = card_of(gpu, memory_bytes, card_bytes)
     reasons = (*_capacity_reasons(card, memory_bytes), *_allocator_reasons(base))
     if engine == "trace":
         _check_may_trace(may_trace=may_trace)
@@ -158,11 +163,30 @@ def _visible_device(device: str, visible: str | None) -> str:
     return entries[int(device)]
 
 
-def _card_of(gpu: str | None, memory_bytes: int | None) -> Card:
+def card_of(gpu: str | None, memory_bytes: int | None, card_bytes: int | None) -> Card:
+    """Return the card to play: that of the catalogue, or a generic one, with the memory that was asked for.
+
+    Raises:
+        UsageError: The card is unknown, or its CUDA context leaves nothing of its memory.
+    """
+    if card_bytes is None and memory_bytes is not None:
+        if gpu is None:
+            return generic_card(memory_bytes)
+        card = find_card(gpu)
+        return replace(card, total_bytes=memory_bytes + card.context_bytes)
+    card = find_card(_CONTEXT_OF if gpu is None else gpu)
+    if card_bytes is None:
+        return card
+    if card_bytes <= card.context_bytes:
+        raise UsageError(
+            f"`--memory` gives the card {format_size(card_bytes)} in all, and the CUDA context takes "
+            f"{format_size(card.context_bytes)}",
+            hint="`--capacity SIZE` says what PyTorch may take, without the context",
+        )
     if gpu is None:
-        return generic_card(memory_bytes or 0)
-    card = find_card(gpu)
-    return card if memory_bytes is None else replace(card, total_bytes=memory_bytes + card.context_bytes)
+        source = f"that of `{_CONTEXT_OF}`: {card.context_source}"
+        card = replace(generic_card(0), context_bytes=card.context_bytes, context_source=source)
+    return replace(card, total_bytes=card_bytes, total_source="as `--memory` says")
 
 
 def _null_reason(*, engine: str, gpu: str | None, card: Card) -> Reason:
@@ -177,7 +201,7 @@ def _null_reason(*, engine: str, gpu: str | None, card: Card) -> Reason:
 
 def _capacity_reasons(card: Card, memory_bytes: int | None) -> tuple[Reason, ...]:
     if memory_bytes is not None:
-        return (Reason("capacity", f"{format_size(memory_bytes)}, as `--memory` says"),)
+        return (Reason("capacity", f"{format_size(memory_bytes)}, as `--capacity` says"),)
     return (
         Reason("capacity", f"{format_size(card.total_bytes)} in all ({card.total_source}), less the CUDA context"),
         Reason("context", f"{format_size(card.context_bytes)} ({card.context_source})"),

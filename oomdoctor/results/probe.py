@@ -192,8 +192,8 @@ class Trial:
         seconds: Wall time of the trial.
         phases: Memory by phase, in order; up to the failure.
         error: Text of the error, trimmed to what its reader needs; None when it fits.
-        micro_steps: Micro-batches in each of its optimizer steps: 1 for a plain step, 2 or more where gradients are
-            accumulated; None in documents from before it was kept.
+        micro_batches_per_step: Micro-batches in each of its optimizer steps: 1 for a plain step, 2 or more
+            where gradients are accumulated; None in documents from before it was kept.
     """
 
     micro_batch: int
@@ -207,7 +207,7 @@ class Trial:
     seconds: float = 0.0
     phases: tuple[Phase, ...] = ()
     error: str | None = None
-    micro_steps: int | None = field(default=None, metadata=ADDED_LATER)
+    micro_batches_per_step: int | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)

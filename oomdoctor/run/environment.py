@@ -8,12 +8,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oomdoctor.engines.catalogue import find_card, generic_card
-from oomdoctor.engines.choice import choose_engine
+from oomdoctor.engines.choice import card_of, choose_engine
 from oomdoctor.engines.monitor import has_local_gpu
 from oomdoctor.engines.null_gpu.library import TorchBuild, find_torch, parse_version_file
 from oomdoctor.engines.null_gpu.library import environment as null_gpu_environment
@@ -139,12 +138,14 @@ class CommandDevice:
     Attributes:
         gpu: Name of a catalogue card, which a null GPU plays.
         index: Index or UUID of a GPU of this machine.
-        memory_bytes: Memory that PyTorch may take.
+        memory_bytes: Capacity, what PyTorch may take.
+        card_bytes: Memory of the card in all, instead of its capacity.
     """
 
     gpu: str | None = None
     index: str | None = None
     memory_bytes: int | None = None
+    card_bytes: int | None = None
 
 
 def make_environment(
@@ -163,11 +164,13 @@ def make_environment(
         UsageError: The device's options contradict each other, or the card is unknown.
         NoAnswerError: The null GPU cannot be had here, or the command's Python has no torch.
     """
-    environment, capped_bytes = _device_environment(command, base, device)
+    environment, is_local = _device_environment(command, base, device)
     environment = with_agent(environment)
     environment["OOMDOCTOR_RUN_DIRECTORY"] = str(directory)
     environment["OOMDOCTOR_RUN_MAX_ENTRIES"] = str(max_entries)
-    environment["OOMDOCTOR_RUN_MEMORY_BYTES"] = str(capped_bytes)
+    # A null GPU has no more memory than was asked for.
+    environment["OOMDOCTOR_RUN_MEMORY_BYTES"] = str((is_local and device.memory_bytes) or 0)
+    environment["OOMDOCTOR_RUN_CARD_BYTES"] = str((is_local and device.card_bytes) or 0)
     return environment
 
 
@@ -179,20 +182,21 @@ def with_agent(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _device_environment(
     command: Sequence[str], base: Mapping[str, str], device: CommandDevice
-) -> tuple[dict[str, str], int]:
-    """Return the environment that shows the device, and the bytes that the agent caps a real one at; 0 for no cap."""
+) -> tuple[dict[str, str], bool]:
+    """Return the environment that shows the device, and whether it is a GPU of this machine."""
     if device.gpu is not None and device.index is not None:
         raise UsageError(
             "`--gpu` and `--device` exclude each other",
             hint="`--gpu NAME` plays a card from the catalogue, `--device INDEX` chooses a GPU of this machine",
         )
-    capped_bytes = device.memory_bytes or 0
     if device.index is not None:
         engine = choose_engine(engine="cuda", gpu=None, device=device.index, memory_bytes=None, base=base)
-        return engine.environment, capped_bytes
-    if device.gpu is None and (device.memory_bytes is None or has_local_gpu()):
-        return dict(base), capped_bytes
-    return _null_environment(command, base, _simulated_card(device)), 0
+        return engine.environment, True
+    asked_bytes = device.memory_bytes or device.card_bytes
+    if device.gpu is None and (asked_bytes is None or has_local_gpu()):
+        return dict(base), True
+    card = card_of(device.gpu, device.memory_bytes, device.card_bytes)
+    return _null_environment(command, base, card), False
 
 
 def _null_environment(command: Sequence[str], base: Mapping[str, str], card: Card) -> dict[str, str]:
@@ -203,10 +207,3 @@ def _null_environment(command: Sequence[str], base: Mapping[str, str], card: Car
         )
     build = torch_of(find_interpreter(command, base), base)
     return null_gpu_environment(card, build, base)
-
-
-def _simulated_card(device: CommandDevice) -> Card:
-    if device.gpu is None:
-        return generic_card(device.memory_bytes or 0)
-    card = find_card(device.gpu)
-    return card if device.memory_bytes is None else replace(card, total_bytes=device.memory_bytes + card.context_bytes)

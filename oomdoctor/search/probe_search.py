@@ -428,7 +428,7 @@ class ProbeSearch:
         """
         self._progress.trial_started(micro_batch, self._low, self._high)
         try:
-            trial = replace(run(), micro_steps=steps)
+            trial = replace(run(), micro_batches_per_step=steps)
         except (KeyboardInterrupt, NoAnswerError) as end:
             self._add_proven(end)
             raise

@@ -197,6 +197,7 @@ class WorkerTrialSource(TrialSource):
 
     Attributes:
         held: Memory that PyTorch held after the last trial.
+        others_bytes: Bytes that other processes held on the device before the first worker.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is a fact of its own
@@ -221,6 +222,7 @@ class WorkerTrialSource(TrialSource):
         self._iterations = PLAIN_ITERATIONS
         self._dependencies = Dependencies()
         self.held: HeldMemory | None = None
+        self.others_bytes = 0
         self.capacity_bytes = 0
         self.notes = TrialNotes()
 
@@ -254,7 +256,13 @@ class WorkerTrialSource(TrialSource):
         request = self._request
         keeps_settings = self.notes.settings is not None
         question = LoadTarget(
-            self._reference, request.variant, request.memory_bytes, request.watched, keeps_settings=keeps_settings
+            self._reference,
+            request.variant,
+            request.memory_bytes,
+            request.watched,
+            keeps_settings=keeps_settings,
+            card_bytes=request.card_bytes,
+            others_bytes=self.others_bytes,
         )
         try:
             loaded = self._ask(question, "loading the target")

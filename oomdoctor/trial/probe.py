@@ -126,13 +126,16 @@ def _running(
         WorkerPool(stop or CancelToken()) as workers,
         WorkerTrialSource(request, reference, engine.environment, stop, start, start or workers.start) as source,
     ):
+        source.others_bytes = others.before_bytes or 0
         progress.stage(f"loading {request.target}")
         if warm_start is not None:
             warm_start.begin(source.device())
         loaded = source.load()
-        if request.memory_bytes is not None and request.memory_bytes > loaded.total_bytes:
+        asked_bytes = request.memory_bytes or request.card_bytes
+        if asked_bytes is not None and asked_bytes > loaded.total_bytes:
+            option = "--memory" if request.memory_bytes is None else "--capacity"
             raise UsageError(
-                f"`--memory` asks for {format_size(request.memory_bytes)}, and {loaded.name} has "
+                f"`{option}` asks for {format_size(asked_bytes)}, and {loaded.name} has "
                 f"{format_size(loaded.total_bytes)}",
                 hint="name a larger card with `--gpu`; a local GPU can only play a smaller one",
             )
@@ -199,6 +202,7 @@ def engine_for(request: ProbeRequest) -> Engine:
         gpu=request.gpu,
         device=request.device,
         memory_bytes=request.memory_bytes,
+        card_bytes=request.card_bytes,
         base=request.environment(os.environ),
     )
 
@@ -272,7 +276,7 @@ class ProfileRunner:
 
     def _on_larger_card(self, size: int, total_bytes: int) -> ProfileOutcome:
         environment = with_total_bytes(self.engine.environment, total_bytes)
-        request = replace(self.request, memory_bytes=None)
+        request = replace(self.request, memory_bytes=None, card_bytes=None)
         try:
             with self.source.on_another_card(request, environment) as source:
                 if source.load().placement_error:

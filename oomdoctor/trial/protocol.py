@@ -234,6 +234,8 @@ class LoadTarget(Question[LoadedTarget]):
         reference: The target.
         variant: How trials differ from the plain step.
         memory_bytes: Capacity to keep to, or None for what the device has.
+        card_bytes: Memory in all of a smaller card to play, or None; its CUDA context is that of the device.
+        others_bytes: Bytes of the device that other processes hold, which are no part of the context.
         watched: Whether to record which files and variables the target uses.
         keeps_settings: Whether to go on where the file sets variables of the allocator, which this worker has from the
             beginning.
@@ -244,6 +246,8 @@ class LoadTarget(Question[LoadedTarget]):
     memory_bytes: int | None
     watched: bool
     keeps_settings: bool = False
+    card_bytes: int | None = None
+    others_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,8 @@ class TracedWarmStart:
         What the card has free now is mostly what it has in the end, so that no more need be asked then.
         """
         cap_bytes = self._request.memory_bytes
+        if self._request.card_bytes is not None:
+            cap_bytes = max(0, self._request.card_bytes - card.context_bytes)
         if cap_bytes is not None and cap_bytes < card.capacity_bytes:
             card = replace(card, context_bytes=card.total_bytes - cap_bytes)
         self._card = card

@@ -199,6 +199,8 @@ class Worker:
         device = current_device()
         total_bytes = torch.cuda.get_device_properties(device).total_memory
         used_before_bytes = total_bytes - torch.cuda.mem_get_info(device)[0]
+        if question.card_bytes is not None:
+            self._cap_bytes = max(0, question.card_bytes - (used_before_bytes - question.others_bytes))
         variables = allocator_variables()
         target = load_target(question.reference)
         changed = {name: value for name, value in allocator_variables().items() if value != variables[name]}

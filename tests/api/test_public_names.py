@@ -105,8 +105,8 @@ def answered(tmp_path_factory: pytest.TempPathFactory, forked_workers: None) -> 
     """What the function and the command answer to the same question."""
     directory = tmp_path_factory.mktemp("answered")
     target = str(directory / write_target(directory))
-    by_function = probe(target, target_batch=20000, gpu="t4", memory="192MiB", headroom="10%")
-    words = ["probe", target, "--target-batch", "20000", "--gpu", "t4", "--memory", "192MiB", "--headroom", "10%"]
+    by_function = probe(target, target_batch=20000, gpu="t4", capacity="192MiB", headroom="10%")
+    words = ["probe", target, "--target-batch", "20000", "--gpu", "t4", "--capacity", "192MiB", "--headroom", "10%"]
     ended = run_command([*words, "--json", "-o", "oomdoctor.json"], cwd=directory)
     assert ended.returncode == 0, ended.stderr
     loaded = load_result(directory / "oomdoctor.json")

@@ -12,7 +12,7 @@ from targets_for_tests import write_target
 pytestmark = pytest.mark.null_gpu
 
 CONFIGURATION = """
-memory = "1GiB"
+capacity = "1GiB"
 target-batch = 4
 
 [[check]]

@@ -37,6 +37,7 @@ REQUESTS = st.builds(
     gpu=st.none() | st.just("rtx-4090"),
     device=st.none() | st.just("0"),
     memory_bytes=st.none() | st.just(2**30),
+    card_bytes=st.none() | st.just(2**31),
     engine=st.sampled_from(["auto", "null"]),
     trial_timeout_seconds=st.sampled_from([60.0, 300.0]),
     profile_micro_batch=st.none() | st.integers(1, 2),

@@ -34,7 +34,7 @@ while True:
     optimizer.zero_grad()
 """
 CONFIGURATION = """
-memory = "1GiB"
+capacity = "1GiB"
 target-batch = 2
 baseline = true
 
@@ -126,7 +126,7 @@ def test_an_unchanged_command_moves_nothing(project: Path) -> None:
 def test_a_file_under_a_commands_name_does_not_fit_its_baseline(project: Path) -> None:
     """Nothing is compared, and the limit fails and says why."""
     (project / "model.py").write_text(MODEL)
-    text = 'memory = "1GiB"\ntarget-batch = 2\nbaseline = true\n[[check]]\nname = "plain"\ntarget = "model.py"\n'
+    text = 'capacity = "1GiB"\ntarget-batch = 2\nbaseline = true\n[[check]]\nname = "plain"\ntarget = "model.py"\n'
     (project / "other.toml").write_text(text)
     code, entry = checked(project, "--config", "other.toml")
     assert (code, entry["movements"]) == (1, [])

@@ -67,7 +67,7 @@ for batch in DataLoader(Samples(), batch_size=size, num_workers=1):
     "unused.txt": "",
 }
 CONFIGURATION = """
-memory = "1GiB"
+capacity = "1GiB"
 target-batch = 2
 
 [[check]]

@@ -54,7 +54,7 @@ def test_every_key_reaches_its_place() -> None:
                 variant=Variant(precision="bf16", optimizer="SGD"),
                 headroom=0.1,
                 gpu="rtx-4090",
-                memory_bytes=20 * GIB,
+                card_bytes=20 * GIB,
                 trial_timeout_seconds=30.0,
                 engine="null",
                 guide=False,

@@ -13,7 +13,7 @@ from targets_for_tests import MLP, write_target
 
 pytestmark = pytest.mark.null_gpu  # some start an oomdoctor of their own
 
-NULL = ("--engine", "null", "--memory", "1GiB")
+NULL = ("--engine", "null", "--capacity", "1GiB")
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,20 @@ CASES = [
     Case("target batch 0", 2, ("target",), "", arguments=("model.py", "--target-batch", "0", *NULL)),
     Case("target batch negative", 2, ("target",), "", arguments=("model.py", "--target-batch", "-4", *NULL)),
     Case("a target of an epoch", 2, ("1000000000000",), "epoch", arguments=("model.py", "--target-batch", str(10**12))),
-    Case("no target batch", 2, ("--target-batch",), "--target-batch 256", arguments=("model.py", *NULL)),
+    Case(
+        "a world without a target batch",
+        2,
+        ("world size 2", "target batch"),
+        "add the target batch",
+        arguments=("model.py", "--world-size", "2", *NULL),
+    ),
+    Case(
+        "memory and capacity",
+        2,
+        ("`--memory` and `--capacity` exclude each other",),
+        "give one",
+        arguments=("model.py", "--memory", "2GiB", *NULL),
+    ),
     Case(
         "a target that the world size does not divide",
         2,
@@ -382,7 +395,7 @@ def test_weights_that_do_not_fit_name_a_card_where_they_would(tmp_path: Path, oo
     write_target(tmp_path, build_model="def build_model():\n    return nn.Linear(1024, 2**19)\n")
 
     ended = oomdoctor_here(
-        "probe", "model.py", "--target-batch", "8", "--engine", "null", "--memory", "1GiB", "--quiet"
+        "probe", "model.py", "--target-batch", "8", "--engine", "null", "--capacity", "1GiB", "--quiet"
     )
 
     assert ended.returncode == 1, ended.stderr

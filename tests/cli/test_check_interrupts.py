@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow]
 
-CONFIGURATION = 'gpu = "t4"\nmemory = "1GiB"\ntarget-batch = 64\nbaseline = true\n' + "".join(
+CONFIGURATION = 'gpu = "t4"\ncapacity = "1GiB"\ntarget-batch = 64\nbaseline = true\n' + "".join(
     f'[[check]]\nname = "{name}"\ntarget = "model.py"\n' for name in "abcd"
 )
 # A daemon that left the session, and a wait that only a signal ends.

@@ -28,7 +28,7 @@ from oomdoctor.trial import warm_start
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow, pytest.mark.usefixtures("real")]
 
 SCHEMA = json.loads((files("oomdoctor") / "schemas" / "probe.schema.json").read_text(encoding="utf-8"))
-QUESTION = ("model.py", "--target-batch", "4096", "--memory", "256MiB")
+QUESTION = ("model.py", "--target-batch", "4096", "--capacity", "256MiB")
 
 # The guide's worker is the one that is shown no GPU.
 _IN_GUIDE = """
@@ -151,11 +151,21 @@ def test_a_guide_that_takes_too_long_is_not_waited_for(tmp_path: Path, monkeypat
     monkeypatch.setattr(warm_start, "min", lambda *_: 0.5, raising=False)  # of the times that it may take
     monkeypatch.chdir(tmp_path)
 
-    result = probe("model.py", target_batch=4096, memory="256MiB", engine="cuda").result
+    result = probe("model.py", target_batch=4096, capacity="256MiB", engine="cuda").result
 
     assert result.micro_batch.maximum > 1
     assert result.guide == Guidance((), "tracing the step took longer than 0.5 s")
     assert _others(mark) == []
+
+
+def test_a_smaller_card_keeps_the_context_of_the_local_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--memory` on a local GPU is what a smaller card would have in all, and PyTorch gets it less the context."""
+    write_target(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    result = probe("model.py", target_batch=4, memory="8GiB", engine="cuda", guide=False).result
+
+    assert result.capacity_bytes == pytest.approx((8 << 30) - find_card("rtx-4090").context_bytes, abs=2**21)
 
 
 def test_an_error_ends_the_guide_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +176,7 @@ def test_an_error_ends_the_guide_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(TargetError, match="absent"):
-        probe("model.py", target_batch=4096, memory="256MiB", engine="cuda")
+        probe("model.py", target_batch=4096, capacity="256MiB", engine="cuda")
 
     assert _others(mark) == []
 
@@ -178,7 +188,7 @@ def test_a_guide_may_be_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
 
     guided, plain = (
-        probe("model.py", target_batch=4096, memory="256MiB", engine="cuda", guide=is_guided).result
+        probe("model.py", target_batch=4096, capacity="256MiB", engine="cuda", guide=is_guided).result
         for is_guided in (True, False)
     )
 

@@ -77,7 +77,7 @@ def _end_at(moment: float, number: int, directory: Path, mark: str) -> tuple[int
             "model.py",
             "--target-batch",
             "64",
-            "--memory",
+            "--capacity",
             "1GiB",
             "--engine",
             "null",

@@ -82,7 +82,7 @@ def check_answer(result: dict, target_batch: int) -> None:
         trial["micro_batch"]: trial["outcome"]
         for trial in result["trials"]
         if trial["allowed_bytes"] == result["capacity_bytes"]
-        and trial["micro_steps"] == (2 if trial["micro_batch"] < target_batch else 1)
+        and trial["micro_batches_per_step"] == (2 if trial["micro_batch"] < target_batch else 1)
     }
     assert outcomes[maximum] == "fits"
     if result["micro_batch"]["limited_by"] == "memory":
@@ -136,7 +136,7 @@ def test_both_invocations_print_the_same_result_and_nothing_else(
     """`oomdoctor` and `python -m oomdoctor` print one JSON document on stdout."""
     write_target(tmp_path)
 
-    document = probe(oomdoctor, "model.py", "--target-batch", "64", "--memory", "1GiB", invocation=invocation)
+    document = probe(oomdoctor, "model.py", "--target-batch", "64", "--capacity", "1GiB", invocation=invocation)
 
     assert document["command"] == "probe"
     assert document["status"] == "fits"
@@ -147,7 +147,7 @@ def test_both_invocations_print_the_same_result_and_nothing_else(
 def test_progress_goes_to_stderr_and_a_file_gets_the_report(tmp_path: Path, oomdoctor: Run) -> None:
     """With `-o` stdout stays empty, stderr shows the trials, and the file can be rendered again."""
     write_target(tmp_path)
-    arguments = ("model.py", "--target-batch", "64", "--engine", "null", "--memory", "1GiB")
+    arguments = ("model.py", "--target-batch", "64", "--engine", "null", "--capacity", "1GiB")
 
     ended = oomdoctor("probe", *arguments, "--json", "-o", "result.json")
     again = oomdoctor("report", "result.json")
@@ -162,7 +162,7 @@ def test_less_memory_gives_a_smaller_answer(tmp_path: Path, oomdoctor_here: Run)
     """Capacity decides: the same file fits fewer samples where there is less memory."""
     write_target(tmp_path)
     maxima = [
-        probe(oomdoctor_here, "model.py", "--target-batch", "65536", "--memory", memory)["result"]["micro_batch"][
+        probe(oomdoctor_here, "model.py", "--target-batch", "65536", "--capacity", memory)["result"]["micro_batch"][
             "maximum"
         ]
         for memory in ("512MiB", "1GiB", "2GiB")
@@ -174,7 +174,7 @@ def test_less_memory_gives_a_smaller_answer(tmp_path: Path, oomdoctor_here: Run)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_every_precision_runs(oomdoctor_here: Run, precision: str) -> None:
     """fp32, bf16 and fp16 with a gradient scaler train the same file."""
-    document = probe(oomdoctor_here, "vit_b16", "--target-batch", "4", "--memory", "8GiB", "--precision", precision)
+    document = probe(oomdoctor_here, "vit_b16", "--target-batch", "4", "--capacity", "8GiB", "--precision", precision)
 
     assert document["result"]["precision"] == precision
     assert [phase["iteration"] for phase in document["result"]["phases"]] == [0, 1, 1, 1, 2, 2, 2]
@@ -183,7 +183,7 @@ def test_every_precision_runs(oomdoctor_here: Run, precision: str) -> None:
 def test_half_precision_takes_less_memory(oomdoctor_here: Run) -> None:
     """Autocast really runs: the activations of bf16 are smaller than those of fp32."""
     peaks = [
-        probe(oomdoctor_here, "vit_b16", "--target-batch", "64", "--memory", "24GiB", "--precision", precision)
+        probe(oomdoctor_here, "vit_b16", "--target-batch", "64", "--capacity", "24GiB", "--precision", precision)
         for precision in ("fp32", "bf16")
     ]
 
@@ -193,7 +193,7 @@ def test_half_precision_takes_less_memory(oomdoctor_here: Run) -> None:
 
 def test_the_second_iteration_holds_the_optimizers_state(oomdoctor_here: Run) -> None:
     """AdamW's two moments are there in the second forward and not in the first, in bytes of the weights."""
-    result = probe(oomdoctor_here, "vit_b16", "--target-batch", "2", "--memory", "16GiB")["result"]
+    result = probe(oomdoctor_here, "vit_b16", "--target-batch", "2", "--capacity", "16GiB")["result"]
     peak = {(phase["iteration"], phase["phase"]): phase["end_allocated_bytes"] for phase in result["phases"]}
 
     assert peak[2, "forward"] - peak[1, "forward"] == pytest.approx(2 * result["weights_bytes"], rel=0.1)
@@ -203,7 +203,7 @@ def test_a_far_target_is_approached_from_below(tmp_path: Path, oomdoctor_here: R
     """A target far above what fits never makes a trial far above what is known to fit: the host would run out."""
     write_target(tmp_path)
 
-    result = probe(oomdoctor_here, "model.py", "--target-batch", "5000000", "--memory", "512MiB")["result"]
+    result = probe(oomdoctor_here, "model.py", "--target-batch", "5000000", "--capacity", "512MiB")["result"]
 
     check_answer(result, 5_000_000)
     largest_fit = 0
@@ -212,15 +212,17 @@ def test_a_far_target_is_approached_from_below(tmp_path: Path, oomdoctor_here: R
         if trial["outcome"] == "fits":
             largest_fit = max(largest_fit, trial["micro_batch"])
     assert largest_fit > 4096
-    assert sum(trial["micro_steps"] == 2 for trial in result["trials"]) <= 12
-    assert sum(trial["micro_steps"] == 1 for trial in result["trials"]) <= 8
+    assert sum(trial["micro_batches_per_step"] == 2 for trial in result["trials"]) <= 12
+    assert sum(trial["micro_batches_per_step"] == 1 for trial in result["trials"]) <= 8
 
 
 def test_the_named_optimizer_is_used(tmp_path: Path, oomdoctor_here: Run) -> None:
     """`--optimizer` names a class of `torch.optim`, in any case."""
     write_target(tmp_path)
 
-    document = probe(oomdoctor_here, "model.py", "--target-batch", "4", "--memory", "1GiB", "--optimizer", "adafactor")
+    document = probe(
+        oomdoctor_here, "model.py", "--target-batch", "4", "--capacity", "1GiB", "--optimizer", "adafactor"
+    )
 
     assert document["result"]["optimizer"] == "Adafactor"
 
@@ -229,7 +231,7 @@ def test_the_world_shares_the_target(tmp_path: Path, oomdoctor_here: Run) -> Non
     """With four devices each does a quarter of the target, and nothing above that is tried."""
     write_target(tmp_path)
 
-    result = probe(oomdoctor_here, "model.py", "--target-batch", "64", "--world-size", "4", "--memory", "1GiB")[
+    result = probe(oomdoctor_here, "model.py", "--target-batch", "64", "--world-size", "4", "--capacity", "1GiB")[
         "result"
     ]
 
@@ -244,7 +246,7 @@ def test_a_dry_run_explains_the_file(tmp_path: Path, oomdoctor_here: Run) -> Non
     """`--dry-run` says which functions were found where, and tries the smallest size once."""
     write_target(tmp_path)
 
-    ended = oomdoctor_here("probe", "model.py", "--dry-run", "--engine", "null", "--memory", "1GiB", "--quiet")
+    ended = oomdoctor_here("probe", "model.py", "--dry-run", "--engine", "null", "--capacity", "1GiB", "--quiet")
 
     assert ended.returncode == 0, ended.stderr
     assert "`make_batch` at model.py:" in ended.stdout
@@ -256,7 +258,7 @@ def test_the_users_directory_is_left_alone(tmp_path: Path, oomdoctor_here: Run) 
     """A probe writes nothing beside the user's file but Python's own cache."""
     write_target(tmp_path, MLP)
 
-    probe(oomdoctor_here, "model.py", "--target-batch", "4", "--memory", "1GiB")
+    probe(oomdoctor_here, "model.py", "--target-batch", "4", "--capacity", "1GiB")
 
     assert {path.name for path in tmp_path.iterdir()} <= {"model.py", "__pycache__"}
 
@@ -287,10 +289,10 @@ def build_optimizer(model):
 def test_a_target_that_fits_without_accumulation_is_found(tmp_path: Path, oomdoctor_here: Run) -> None:
     """The whole target in one micro-batch keeps no gradients alive, and may fit where one sample less does not."""
     (tmp_path / "heavy.py").write_text(HEAVY_WEIGHTS)
-    accumulating = probe(oomdoctor_here, "heavy.py", "--target-batch", "4096", "--memory", "1GiB")["result"]
+    accumulating = probe(oomdoctor_here, "heavy.py", "--target-batch", "4096", "--capacity", "1GiB")["result"]
     maximum = accumulating["micro_batch"]["maximum"]
 
-    result = probe(oomdoctor_here, "heavy.py", "--target-batch", str(maximum + 20), "--memory", "1GiB")["result"]
+    result = probe(oomdoctor_here, "heavy.py", "--target-batch", str(maximum + 20), "--capacity", "1GiB")["result"]
 
     assert result["micro_batch"]["maximum"] == maximum + 20
     assert result["micro_batch"]["limited_by"] == "target"
@@ -302,11 +304,11 @@ def test_without_a_target_the_answer_is_of_plain_steps(tmp_path: Path, oomdoctor
     """Nothing is accumulated then; with a target both answers are told where accumulating makes one smaller."""
     (tmp_path / "heavy.py").write_text(HEAVY_WEIGHTS)
 
-    plain = probe(oomdoctor_here, "heavy.py", "--memory", "1GiB")["result"]
-    accumulating = probe(oomdoctor_here, "heavy.py", "--target-batch", "4096", "--memory", "1GiB")["result"]
+    plain = probe(oomdoctor_here, "heavy.py", "--capacity", "1GiB")["result"]
+    accumulating = probe(oomdoctor_here, "heavy.py", "--target-batch", "4096", "--capacity", "1GiB")["result"]
 
     assert plain["accumulation"] is plain["recommended_accumulation"] is plain["target_samples"] is None
-    assert {trial["micro_steps"] for trial in plain["trials"]} == {1}
+    assert {trial["micro_batches_per_step"] for trial in plain["trials"]} == {1}
     assert plain["micro_batch"]["limited_by"] == "memory"
     assert plain["micro_batch"]["maximum"] > accumulating["micro_batch"]["maximum"]
     assert accumulating["micro_batch"]["plain_maximum"] == plain["micro_batch"]["maximum"]
@@ -353,7 +355,7 @@ def test_a_size_that_batch_norm_refuses_is_not_what_runs_out(oomdoctor: Run, tmp
         "def training_step(model, batch): return model(batch).sum()\n"
     )
 
-    ended = oomdoctor("probe", "norm.py", "--target-batch", "10", "--gpu", "t4", "--memory", "300MiB", "-q")
+    ended = oomdoctor("probe", "norm.py", "--target-batch", "10", "--gpu", "t4", "--capacity", "300MiB", "-q")
 
     assert ended.returncode == 1
     assert "nothing fits; micro-batch 2 runs out" in " ".join(ended.stdout.split())
@@ -365,7 +367,7 @@ def test_a_capacity_below_one_block_is_an_answer(oomdoctor: Run, tmp_path: Path,
     """Where not even PyTorch's first block fits, nothing fits."""
     write_target(tmp_path, MLP)
 
-    ended = oomdoctor("probe", "model.py", "--target-batch", "4", "--gpu", "t4", "--memory", memory, "-q")
+    ended = oomdoctor("probe", "model.py", "--target-batch", "4", "--gpu", "t4", "--capacity", memory, "-q")
 
     assert ended.returncode == 1
     assert "nothing fits; loading the model runs out of memory" in " ".join(ended.stdout.split())

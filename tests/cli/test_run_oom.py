@@ -59,7 +59,7 @@ def test_a_script_dies_of_a_real_oom_and_leaves_a_report(
 ) -> None:
     """With the torch of whatever Python the command names: its own output first, then where the report is."""
     (tmp_path / "model.py").write_text("")  # which nobody should be sent to
-    ended = oomdoctor("run", "--memory", "1GiB", "--", python, script.name, "200000", timeout=200)
+    ended = oomdoctor("run", "--capacity", "1GiB", "--", python, script.name, "200000", timeout=200)
 
     assert ended.returncode == 1
     assert "model.py" not in ended.stderr
@@ -128,7 +128,7 @@ def test_every_worker_of_torchrun_writes_its_own(oomdoctor: Run, script: Path, t
     torchrun = str(Path(sys.executable).parent / "torchrun")
 
     ended = oomdoctor(
-        "run", "--memory", "1GiB", "-o", "oomdoctor-here", "--no-history",
+        "run", "--capacity", "1GiB", "-o", "oomdoctor-here", "--no-history",
         torchrun, "--nproc-per-node", "1", "--master-port", "0", script.name, "200000",
     )  # fmt: skip
 

@@ -89,7 +89,7 @@ def test_without_a_null_gpu_a_trace_answers_by_itself(oomdoctor: Run, tmp_path: 
     """Where the null GPU cannot be had, because there is no compiler or no CUDA, `auto` traces and says why."""
     environment = {"CC": "/nowhere/cc", "PATH": "/nowhere", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     write_target(tmp_path)
-    question = ("model.py", "--target-batch", "65536", "--memory", "1GiB")
+    question = ("model.py", "--target-batch", "65536", "--capacity", "1GiB")
 
     result = _probe(oomdoctor, *question, **environment)
 

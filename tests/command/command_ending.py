@@ -125,7 +125,7 @@ class Probe:
         self._temporary = temporary
         self._mark = f"{os.getpid()}-{temporary.name}"
         self._begun = time.monotonic()
-        words = ["probe", "--target-batch", "64", "--memory", "1GiB", "--engine", "null", "--json", "--quiet"]
+        words = ["probe", "--target-batch", "64", "--capacity", "1GiB", "--engine", "null", "--json", "--quiet"]
         output = ["-o", _OUTPUT, "--", PYTHON, "with_children.py", *BATCH]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "oomdoctor", *words, *output],

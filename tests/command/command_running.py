@@ -44,7 +44,7 @@ def small_copy(directory: Path) -> Path:
 
 def ask(directory: Path, *arguments: str, **options: Any) -> CompletedProcess[str]:
     """`oomdoctor probe` on a null GPU of 256 MiB, in a directory; the words after the options are the command."""
-    memory = () if "--memory" in arguments or "--gpu" in arguments else ("--memory", "256MiB")
+    memory = () if "--capacity" in arguments or "--gpu" in arguments else ("--capacity", "256MiB")
     return run_command(["probe", "--engine", "null", *memory, "--quiet", *arguments], cwd=directory, **options)
 
 

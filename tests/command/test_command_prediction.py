@@ -57,7 +57,7 @@ def test_a_trace_that_cannot_be_is_none(trace: AllocationTrace) -> None:
 def test_a_range_of_fifty_thousand_samples_takes_eight_trials(tmp_path: Path) -> None:
     """The plan's own trial included, and the answer is proven as any other."""
     words = (PYTHON, "many_samples.py", "--batch-size", "{micro_batch}", "--grad-accum", "{accumulation_steps}")
-    result = answer(small_copy(tmp_path), "--memory", "6GiB", "--target-batch", "50000", "--", *words)
+    result = answer(small_copy(tmp_path), "--capacity", "6GiB", "--target-batch", "50000", "--", *words)
     outcomes = {trial["micro_batch"]: trial["outcome"] for trial in result["trials"]}
     maximum = result["micro_batch"]["maximum"]
 

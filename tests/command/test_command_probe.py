@@ -38,7 +38,7 @@ _UNTOUCHED = '{"lr": {"a": 1}} $HOME `id` ; touch pwned * {seed} {}'
 _WORDS = (_UNTOUCHED, "m{micro_batch}a{accumulation_steps}w{world_size}{micro_batch}")
 _SIZES = ("--batch-size", "{micro_batch}", "--grad-accum={accumulation_steps}")
 _LOOP = ("noted_loop.py", *_WORDS, *_SIZES)
-_QUESTION = ("--target-batch", "20", "--world-size", "2", "--memory", "108MiB")
+_QUESTION = ("--target-batch", "20", "--world-size", "2", "--capacity", "108MiB")
 
 
 def _directory(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
@@ -207,7 +207,7 @@ def test_a_command_that_does_not_accumulate_is_promised_no_target(tmp_path: Path
 
 def test_a_dry_run_runs_one_trial_without_standard_input(tmp_path: Path) -> None:
     """`--dry-run` shows the command as it was run and whether it fits, where standard input is closed too."""
-    words = [*INVOCATIONS["python -m oomdoctor"], "probe", "--engine", "null", "--memory", "64MiB", "--dry-run", "-q"]
+    words = [*INVOCATIONS["python -m oomdoctor"], "probe", "--engine", "null", "--capacity", "64MiB", "--dry-run", "-q"]
     command = [*words, "--", PYTHON, "plain_loop.py", *BATCH]
     ended = subprocess.run(
         ["sh", "-c", 'exec "$@" <&-', "sh", *command],

@@ -40,7 +40,7 @@ def test_the_answer_fits_by_hand_and_the_next_size_does_not(script: Script, tmp_
 @pytest.mark.slow
 def test_the_answer_is_the_bisection_of_unhooked_runs(tmp_path: Path) -> None:
     """On a small card the whole bisection by hand ends at the probe's answer."""
-    maximum = _answer(tmp_path, _SMALL.template(), "--target-batch", "256", "--memory", f"{_MEMORY_BYTES}B")
+    maximum = _answer(tmp_path, _SMALL.template(), "--target-batch", "256", "--capacity", f"{_MEMORY_BYTES}B")
     environment = null_environment(None, memory_bytes=_MEMORY_BYTES)
     assert largest(lambda size: fits(_SMALL, size, environment)) == maximum
 

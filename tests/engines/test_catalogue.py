@@ -188,7 +188,7 @@ def test_part_of_a_key_leads_only_to_cards_that_have_it(key: str, data: st.DataO
 
 
 def test_a_generic_card_has_exactly_the_capacity_that_was_asked_for() -> None:
-    """`--memory 24GiB` means what PyTorch may take."""
+    """`--capacity 24GiB` means what PyTorch may take."""
     card = generic_card(24 * GIB)
     assert card.capacity_bytes == 24 * GIB
     assert card.compute_capability == (8, 0)

@@ -35,10 +35,29 @@ def test_a_named_card_is_played_with_its_own_figures() -> None:
 
 
 def test_memory_sets_the_capacity_exactly() -> None:
-    """`--memory` is what PyTorch may take, with or without a card."""
+    """`--capacity` is what PyTorch may take, with or without a card."""
     assert _choose(memory_bytes=5 * GIB + 1).card.capacity_bytes == 5 * GIB + 1
     assert _choose(gpu="t4", memory_bytes=5 * GIB + 1).card.capacity_bytes == 5 * GIB + 1
     assert _choose(gpu="t4", memory_bytes=5 * GIB).card.compute_capability == (7, 5)
+
+
+def test_the_memory_of_a_card_loses_its_context() -> None:
+    """`--memory` is the card's in all, as for the cards of the catalogue, and a card of no model has a context too."""
+    t4 = _choose(gpu="t4")
+    smaller = _choose(gpu="t4", card_bytes=8 * GIB)
+    assert smaller.card.capacity_bytes == 8 * GIB - t4.card.context_bytes
+    generic = _choose(card_bytes=8 * GIB)
+    assert 7 * GIB < generic.card.capacity_bytes < 8 * GIB
+    reasons = {reason.subject: reason.text for reason in generic.reasons}
+    assert "8.00 GiB in all (as `--memory` says), less the CUDA context" in reasons["capacity"]
+    assert "a100" in reasons["context"]
+
+
+def test_a_card_without_room_for_its_context_is_refused() -> None:
+    """Less memory than the context takes is no card, and the option that means the other is named."""
+    with pytest.raises(UsageError, match="the CUDA context takes") as caught:
+        _choose(card_bytes=100 << 20)
+    assert "--capacity" in (caught.value.hint or "")
 
 
 def test_without_a_gpu_and_without_a_card_there_is_no_answer() -> None:

@@ -96,7 +96,7 @@ CONFIGURATION: Final = """
 name = "distil"
 target = "train/model.py:build_model(depth=6)"
 gpu = "rtx-4090"
-memory = "100MiB"
+capacity = "100MiB"
 target-batch = 256
 micro-batch = 8
 baseline = true
