@@ -65,6 +65,8 @@ def deliver(
         write_atomically(output, text)
         (stderr or sys.stderr).write(f"Wrote {output}\n")
         return
+    if stdout is None and 1 in _CLOSED:
+        raise UsageError("standard output is closed", hint="write to a file with `-o`")
     stream = stdout or sys.stdout
     # What the stream cannot encode is shown as `?`; a report is not worth an exception.
     encoding = stream.encoding or "utf-8"
@@ -195,6 +197,10 @@ def is_closed(descriptor: int) -> bool:
     return descriptor in _CLOSED
 
 
+_CLOSED: set[int] = set()
+"""Numbers of the standard streams that were closed when the process began."""
+
+
 def open_standard_streams() -> None:
     """Open what is closed of stdin, stdout and stderr on the null device.
 
@@ -206,6 +212,7 @@ def open_standard_streams() -> None:
         except OSError:
             _CLOSED.add(number)
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            _CLOSED.add(number)
     sys.stdin = sys.stdin or os.fdopen(0, "r", closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)

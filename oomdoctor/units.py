@@ -112,7 +112,7 @@ def parse_fraction(text: str, *, option: str | None = None) -> float:
         return value
     if not match["percent"] and number < 100:  # noqa: PLR2004 - below 100 it can be meant as a percentage
         raise _refusal(text, option, "is not below 1", f"did you mean {_quote(match['number'] + '%', option)}?")
-    raise _refusal(text, option, "leaves nothing", "write a percentage below `100%`")
+    raise _refusal(text, option, "is the whole or more", "write a percentage below `100%`")
 
 
 def format_size(size_bytes: int) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import traceback
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,9 +19,9 @@ from oomdoctor.cli.lint import lint
 from oomdoctor.cli.probe import probe
 from oomdoctor.cli.report import Help, report
 from oomdoctor.cli.rule import rule
-from oomdoctor.cli.run import RUN_SETTINGS, CommandExit, run
+from oomdoctor.cli.run import RUN_SETTINGS, run
 from oomdoctor.cli.verify import verify
-from oomdoctor.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, OomdoctorError, UsageError
+from oomdoctor.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, OomdoctorError, UsageError
 from oomdoctor.output import deliver, open_standard_streams, printable
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: Rich doubles the time to show it
-    add_completion=False,
 )
 app.command()(probe)
 app.command(add_help_option=False)(check)
@@ -75,27 +75,25 @@ def main(argv: list[str] | None = None) -> int:
     open_standard_streams()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        app(args=argv, prog_name="oomdoctor")
+        code = app(args=argv, prog_name="oomdoctor", standalone_mode=False)
     except SystemExit as exit_:
-        code = exit_.code if isinstance(exit_.code, int) else EXIT_OK
-        if code == EXIT_INTERRUPTED and not isinstance(exit_, CommandExit):  # typer ends quietly
-            _print_interrupt(exit_)
-        return code
+        code = exit_.code
     except OomdoctorError as error:
-        _print_error(error)
-        return error.exit_code
-    except KeyboardInterrupt as interrupt:
+        return _print_error(error)
+    except (KeyboardInterrupt, typer.Abort) as interrupt:
         _print_interrupt(interrupt)
         return EXIT_INTERRUPTED
-    except Exception:  # noqa: BLE001 - the one place where a bug of ours ends
+    except Exception as error:  # noqa: BLE001 - the one place where a bug of ours ends
+        if callable(said := getattr(error, "format_message", None)):  # a mistake on the command line, as Typer has it
+            return _print_usage(str(said()), getattr(getattr(error, "ctx", None), "command_path", "oomdoctor"))
         if not _has_working_directory():
-            problem = UsageError("the working directory was deleted", hint="change to a folder that exists")
-            _print_error(problem)
-            return problem.exit_code
+            return _print_error(
+                UsageError("the working directory was deleted", hint="change to a folder that exists")
+            )
         typer.echo(traceback.format_exc(), err=True)
         typer.echo("error: this is a bug in oomdoctor; please report it with the lines above", err=True)
         return EXIT_BUG
-    return EXIT_OK
+    return code if isinstance(code, int) else EXIT_OK
 
 
 def entry_point() -> None:
@@ -125,9 +123,31 @@ def _has_working_directory() -> bool:
     return True
 
 
-def _print_error(error: OomdoctorError) -> None:
+def _print_error(error: OomdoctorError) -> int:
     typer.echo(f"error: {printable(error.message)}", err=True)
     notes = getattr(error, "__notes__", ())
     for part in (*notes, error.details, error.hint and f"hint: {error.hint}"):
         if part:
             typer.echo(f"\n{printable(part)}", err=True)
+    return error.exit_code
+
+
+_PLAIN_WORDS: Final = {
+    r"Input should be a valid integer.*": "give a whole number",
+    r"Input should be a valid number.*": "give a number",
+    r"Input should be greater than or equal to (.+)": r"give \1 or more",
+    r"Input should be less than or equal to (.+)": r"give \1 or less",
+    r"Value error, ": "",
+}
+"""Words of the library that reads options, by what is said instead."""
+
+
+def _print_usage(message: str, command: str) -> int:
+    """Print a mistake on the command line as every other error, with the command whose help has the options."""
+    if message.startswith("Usage:"):  # no command at all is answered with the help
+        typer.echo(message, err=True)
+        return EXIT_USAGE
+    for found, said in _PLAIN_WORDS.items():
+        message = re.sub(found, said, message)
+    message = f"{message[:1].lower()}{message[1:]}".removesuffix(".")
+    return _print_error(UsageError(message, hint=f"`{command} --help` lists what there is"))

@@ -58,12 +58,12 @@ def diagnose(  # noqa: PLR0913 - one parameter an option
     from oomdoctor.diagnose.sources import sources
     from oomdoctor.output import check_writable
 
-    chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)
     if output is not None:
         check_writable(output)
     named = sources(files)
     if output is not None and output.exists() and any(source.is_file(output) for source in named):
         raise UsageError(f"`{output}` is what is to be read", hint="name another file to write")
+    chosen = format_name(form, json=json, markdown=markdown, html=html, output=None if short else output)
     if short:
         if chosen != "text":
             raise UsageError(f"`--short` prints lines of text, and not {chosen}", hint="drop one of the two")

@@ -157,9 +157,10 @@ def lint(  # noqa: PLR0913 - one parameter an option
     from oomdoctor.config.lint import configure_lint
     from oomdoctor.config.schema import LintTable
 
-    chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)
-    _check_plain(chosen, diff=diff, statistics=statistics)
     _check_output(output)
+    is_plain = diff or statistics  # whatever the file is called
+    chosen = format_name(form, json=json, markdown=markdown, html=html, output=None if is_plain else output)
+    _check_plain(chosen, diff=diff, statistics=statistics)
     _check_stdin(paths or [], stdin_filename, chosen if fix and not diff and output is None else "text")
     given = LintTable(
         select=_rules(select, "--select"),

@@ -82,7 +82,7 @@ FORMAT_BY_ENDING: Mapping[str, str] = MappingProxyType(
         ".txt": "text",
     }
 )
-"""Format that a file's ending asks for where no flag does; any other ending gets text."""
+"""Format that a file's ending asks for where no flag does; a name without an ending gets text."""
 
 
 def _unless_dash(value: Path | None) -> Path | None:
@@ -144,7 +144,7 @@ def format_name(
         output: What `--output` was given.
 
     Raises:
-        UsageError: The options ask for two.
+        UsageError: The options ask for two, or the ending for none that is known.
     """
     flags = {"json": json, "markdown": markdown, "html": html}
     asked = {name: f"--{name}" for name, is_asked in flags.items() if is_asked and name != form}
@@ -152,16 +152,23 @@ def format_name(
         asked = {form: f"--format {form}", **asked}
     if len(asked) > 1:
         first, second = list(asked.values())[:2]
-        raise UsageError(f"`{first}` and `{second}` exclude each other", hint="Give one of them, or run it twice")
-    return next(iter(asked), _by_ending(output))
+        raise UsageError(f"`{first}` and `{second}` exclude each other", hint="give one of them, or run it twice")
+    return next(iter(asked)) if asked else _by_ending(output)
 
 
 def _by_ending(output: Path | None) -> str:
-    if output is None:
+    if output is None or not output.suffix:
         return "text"
     # GitHub takes `results.sarif.json` as well as `results.sarif`.
-    doubled = "".join(output.suffixes[-2:]).lower()
-    return "sarif" if doubled == ".sarif.json" else FORMAT_BY_ENDING.get(output.suffix.lower(), "text")
+    if "".join(output.suffixes[-2:]).lower() == ".sarif.json":
+        return "sarif"
+    if output.suffix.lower() not in FORMAT_BY_ENDING:
+        known = ", ".join(f"`{ending}`" for ending in FORMAT_BY_ENDING)
+        raise UsageError(
+            f"`{output}` ends in `{output.suffix}`, which is no format of a report",
+            hint=f"known endings are {known}; `--format text` writes text whatever the name",
+        )
+    return FORMAT_BY_ENDING[output.suffix.lower()]
 
 
 def render(document: Document, name: str, output: Path | None) -> None:

@@ -24,7 +24,7 @@ MAXIMUM_DOCUMENT_BYTES: Final = 64 * 1024**2
 """Larger inputs are refused unread; a document is a few hundred kilobytes at most."""
 
 _WIDEST_LINE: Final = 160
-_HINT: Final = "Give a file that `oomdoctor probe`, `diagnose`, `lint`, `check` or `gpus --fit` wrote with `--json`"
+_HINT: Final = "give a file that `oomdoctor probe`, `diagnose`, `lint`, `check` or `gpus --fit` wrote with `--json`"
 _JSON_NAMES: Final = {list: "a list", str: "a string", int: "an integer", float: "a number"}
 
 
@@ -117,7 +117,7 @@ def from_json(text: str, source: str) -> Document:
         found = json.dumps(version)[:LONGEST_SHOWN]
         raise UsageError(
             f"{source} has `schema_version` {found}, and this oomdoctor reads {SCHEMA_VERSION}",
-            hint="Use the oomdoctor that wrote it, or run the command again" if type(version) is int else _HINT,
+            hint="use the oomdoctor that wrote it, or run the command again" if type(version) is int else _HINT,
         )
     if data.get("written_by") == "oomdoctor run":
         raise UsageError("this is the report of a run, not a result", hint="`oomdoctor diagnose` reads its folder")
@@ -146,7 +146,7 @@ def _read_bytes(path: Path) -> bytes:
         with path.open("rb") as stream:
             return stream.read(MAXIMUM_DOCUMENT_BYTES + 1)
     except FileNotFoundError:
-        raise UsageError(f"No such file: `{path}`", hint=_HINT) from None
+        raise UsageError(f"no such file: `{path}`", hint=_HINT) from None
     except IsADirectoryError:
         raise UsageError(f"`{path}` is a directory", hint=_HINT) from None
     except (OSError, ValueError) as error:

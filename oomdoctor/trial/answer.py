@@ -142,7 +142,7 @@ def build_result(
         reasons=(
             *_engine_reasons(engine, source),
             *_measured_reasons(engine, loaded),
-            _optimizer_reason(request, loaded),
+            optimizer_reason(request, loaded),
             *findings.recorded.reasons,
             *_guide_reasons(findings.guidance, maximum),
         ),
@@ -204,7 +204,7 @@ def _guide_reasons(guidance: Guidance | None, maximum: int) -> list[Reason]:
     return [Reason("guide", f"the trace engine predicted {said}, {verdict}")]
 
 
-def _optimizer_reason(request: ProbeRequest, loaded: LoadedTarget) -> Reason:
+def optimizer_reason(request: ProbeRequest, loaded: LoadedTarget) -> Reason:
     """Return who chose the optimizer; the file's own goes before `--optimizer`, because training will run it."""
     if request.command is not None:
         return Reason("optimizer", "the command's own")
@@ -229,7 +229,7 @@ _NATIVE_BF16 = 8.0
 
 def _warnings(request: ProbeRequest, engine: Engine, source: TrialSource, findings: Findings) -> list[str]:
     """Return warnings about the answer, those about the model first and then those about the machine."""
-    found = list(findings.search.notes) if findings.search else [_smallest_card(findings.loaded.weights_bytes or 0)]
+    found = list(findings.search.notes) if findings.search else [_why_not_placed(findings.loaded)]
     maximum = findings.search.maximum if findings.search else 0
     plan = findings.answer.plan if findings.answer else None
     if findings.search and plan and min(plan.micro_batches) < findings.search.smallest:
@@ -283,8 +283,14 @@ def _zeros_read(count: int, reads: Sequence[UnknownRead], engine: Engine) -> str
     )
 
 
-def _smallest_card(weights_bytes: int) -> str:
-    """Name the smallest card of the catalogue on which the weights would fit."""
+def _why_not_placed(loaded: LoadedTarget) -> str:
+    """Say what the weights lack: a card that has room for them, or room for the blocks that PyTorch takes for them."""
+    weights_bytes = loaded.weights_bytes or 0
+    if weights_bytes <= loaded.capacity_bytes:
+        return (
+            f"the weights take {format_size(weights_bytes)}, and PyTorch takes memory for them in blocks of 2 MiB and "
+            f"more, for which {format_size(loaded.capacity_bytes)} have no room"
+        )
     cards = [card for card in all_cards() if card.capacity_bytes > weights_bytes]
     if not cards:
         return "the weights alone do not fit, and no card of the catalogue has room for them"

@@ -16,7 +16,16 @@ from oomdoctor.results import Outcome, Reason
 from oomdoctor.search.bracket import find_plain, revised
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps, share_of, tested_plan
 from oomdoctor.target.reference import parse_reference
-from oomdoctor.trial.answer import Answer, DryRun, Findings, OtherProcesses, ProbeRun, ProfiledAnswer, build_result
+from oomdoctor.trial.answer import (
+    Answer,
+    DryRun,
+    Findings,
+    OtherProcesses,
+    ProbeRun,
+    ProfiledAnswer,
+    build_result,
+    optimizer_reason,
+)
 from oomdoctor.trial.client import WorkerTrialSource
 from oomdoctor.trial.process import CancelToken
 from oomdoctor.trial.protocol import ProfileOutcome
@@ -92,7 +101,9 @@ def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:
     if request.command is not None:
         return dry_run_command(request, progress)
     with _running(replace(request, guide=False), progress, None) as run:
-        return DryRun(run.engine, run.loaded, None if run.loaded.placement_error else run.probe_search.try_smallest())
+        found = {**run.loaded.found, "build_optimizer": optimizer_reason(request, run.loaded).text}
+        trial = None if run.loaded.placement_error else run.probe_search.try_smallest()
+        return DryRun(run.engine, replace(run.loaded, found=found), trial)
 
 
 @dataclass(frozen=True, slots=True)

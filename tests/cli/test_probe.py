@@ -373,6 +373,34 @@ def test_a_capacity_below_one_block_is_an_answer(oomdoctor: Run, tmp_path: Path,
     assert "nothing fits; loading the model runs out of memory" in " ".join(ended.stdout.split())
 
 
+def test_weights_below_a_tiny_capacity_are_not_called_too_large(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """What has no room is the allocator's block, and no sentence says otherwise."""
+    (tmp_path / "tiny.py").write_text(
+        "import torch\n"
+        "def build_model(): return torch.nn.Linear(4, 4)\n"
+        "def make_batch(batch_size): return torch.zeros(batch_size, 4)\n"
+        "def training_step(model, batch): return model(batch).sum()\n"
+    )
+
+    ended = oomdoctor_here("probe", "tiny.py", "--capacity", "1MiB", "--engine", "null", "-q")
+
+    text = " ".join(ended.stdout.split())
+    assert ended.returncode == 1
+    assert "the weights take 80 bytes of the capacity's 1.00 MiB" in text
+    assert "PyTorch takes memory for them in blocks of 2 MiB and more" in text
+    assert "weights alone do not fit" not in text
+
+
+def test_a_dry_run_names_the_optimizer_that_was_asked_for(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """The default is not told where `--optimizer` names another."""
+    write_target(tmp_path)
+
+    ended = oomdoctor_here("probe", "model.py", "--dry-run", "--optimizer", "SGD", "--gpu", "t4", "--quiet")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "build_optimizer  `--optimizer SGD`" in ended.stdout
+
+
 @pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("check", "--help")])
 def test_a_full_standard_output_is_said(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """What cannot be written is no bug of ours."""

@@ -219,7 +219,7 @@ def _device_lines(loaded: LoadedTarget) -> list[str]:
 
 def _trial_line(trial: Trial | None, loaded: LoadedTarget) -> str:
     if trial is None:
-        return f"The weights alone do not fit: {loaded.placement_error}"
+        return f"The model could not be placed: {loaded.placement_error}"
     peak = "" if trial.peak_allocated_bytes is None else f", peak {format_size(trial.peak_allocated_bytes)}"
     line = f"One trial at micro-batch {trial.micro_batch}: {trial.outcome}{peak}"
     return line if trial.error is None else f"{line}\n  {trial.error}"
