@@ -168,7 +168,7 @@ def test_exit_codes(oomdoctor_here: Run, tmp_path: Path, text: str, options: lis
         (["train.log.xz"], "compressed with xz"),
         (["CUDA out of memory. Tried to allocate 2.00 GiB"], "oomdoctor diagnose -"),
         (["train\0.log"], "cannot be read"),
-        ([], "Missing argument"),
+        ([], "missing argument"),
     ],
 )
 def test_bad_input(oomdoctor_here: Run, tmp_path: Path, arguments: list[str], said: str) -> None:

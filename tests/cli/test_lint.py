@@ -268,7 +268,7 @@ def test_broken_files_do_not_stop_the_others(oomdoctor_here: Run, folder: Path) 
         (["none\u202eyp.py"], "no such file or folder: `none\\u202eyp.py`", ""),
         (["--config", "x.toml", "--isolated"], "`--isolated` and `--config` exclude each other", ""),
         (["-", "-"], "standard input is named twice", ""),
-        (["--unknown"], "No such option", ""),
+        (["--unknown"], "no such option", ""),
     ],
 )
 def test_bad_input(folder: Path, arguments: list[str], said: str, hint: str) -> None:
