@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from oomdoctor.results import Outcome, PhaseName
 
@@ -27,6 +27,21 @@ if TYPE_CHECKING:
 
     from oomdoctor.agent.allocator_blocks import AllocationTrace
     from oomdoctor.results import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Prediction of an answer: the largest size that fits, and the largest that leaves the headroom free."""
+
+    maximum: int
+    recommended: int
+
+
+class WarmStart(Protocol):
+    """Guesses what a search will find, so that it can begin there."""
+
+    def guess(self, capacity_bytes: int) -> Guess | None:
+        """Guess the answer with so much memory; None where that cannot be told."""
 
 
 # Part of a step that no sample adds, as a share of the weights: measured between 0 and 1. The second error is that of a

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from oomdoctor.agent.messages import UnknownRead
     from oomdoctor.progress import Progress
-    from oomdoctor.results import Trial
     from oomdoctor.search.growth import Growth
+    from oomdoctor.search.prediction import Guess, WarmStart
 
 
 # A uniform plan may take this many times the steps of the even one before its plain loop is not worth its time.
@@ -253,21 +253,6 @@ class TrialSource(Protocol):
     def forget(self) -> None:
         """Predict nothing more from the trials so far: those that follow do something else."""
         return
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """Prediction of an answer: the largest size that fits, and the largest that leaves the headroom free."""
-
-    maximum: int
-    recommended: int
-
-
-class WarmStart(Protocol):
-    """Guesses what a search will find, so that it can begin there."""
-
-    def guess(self, capacity_bytes: int) -> Guess | None:
-        """Guess the answer with so much memory; None where that cannot be told."""
 
 
 _FIRST_RANGE = 4096

@@ -14,7 +14,7 @@ from oomdoctor.engines.catalogue import emulated_environment, generic_card
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.multi_card.fit import UNLIMITED_BYTES, load_for_cards
 from oomdoctor.results import Guidance
-from oomdoctor.search.probe_search import Guess
+from oomdoctor.search.prediction import Guess
 from oomdoctor.trial.client import SettingsChangedError, WorkerProcess
 from oomdoctor.trial.protocol import CardFitted, FitCard, LoadedTarget
 
