@@ -254,4 +254,4 @@ def _one_of(name: str, value: object, words: tuple[Word, ...]) -> Word:
         if word == value:
             return word
     known = ", ".join(f"`{word}`" for word in words)
-    raise UsageError(f"`{name}` is `{value!r}`, which it cannot be", hint=f"one of {known}")
+    raise UsageError(f"`{name}` is `{value!r}`, which is none of its values", hint=f"one of {known}")

@@ -165,7 +165,7 @@ def _check(plan: object, device: torch.device | str | None, reduction: str) -> N
             hint="take `load_result(...).plan`, `probe(...).plan` or `plan_accumulation(...)`",
         )
     if reduction not in ("mean", "sum"):
-        raise UsageError(f"`reduction` is `{reduction}`, which it cannot be", hint="one of `mean`, `sum`")
+        raise UsageError(f"`reduction` is `{reduction}`, which is none of its values", hint="one of `mean`, `sum`")
     try:
         _ = device if device is None else torch.device(device)
     except (RuntimeError, TypeError):

@@ -256,7 +256,7 @@ class _EntryReader:
         try:
             yield
         except UsageError as error:
-            raise self.settled.refusal(key, f"cannot be: {error.message}", error.hint) from None
+            raise self.settled.refusal(key, f"is wrong: {error.message}", error.hint) from None
 
 
 def _given_or(value: float | None, default: float) -> float:

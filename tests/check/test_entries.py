@@ -127,7 +127,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, hint: str) -> N
         ("target-batch = 0", "`target-batch` of `pretrain` in `oomdoctor.toml` is 0, not 1 or more", ""),
         (
             "target-batch = 100\nworld-size = 8",
-            "`target-batch` of `pretrain` in `oomdoctor.toml` cannot be: target batch 100 does not divide by",
+            "`target-batch` of `pretrain` in `oomdoctor.toml` is wrong: target batch 100 does not divide by",
             "96 or 104",
         ),
         (
@@ -137,12 +137,12 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, hint: str) -> N
         ),
         (
             'target-batch = 8\ngpu = "rtx-4091"',
-            "`gpu` of `pretrain` in `oomdoctor.toml` cannot be: no GPU called `rtx-4091` is known",
+            "`gpu` of `pretrain` in `oomdoctor.toml` is wrong: no GPU called `rtx-4091` is known",
             "did you mean `rtx-4090`",
         ),
         (
             'target-batch = 8\ngpus = ["t4", "3080"]',
-            "`gpus` of `pretrain` in `oomdoctor.toml` cannot be: `3080` may be any of",
+            "`gpus` of `pretrain` in `oomdoctor.toml` is wrong: `3080` may be any of",
             "name one of",
         ),
         ("target-batch = 8\ngpus = []", "`gpus` of `pretrain` in `oomdoctor.toml` names no card", "leave it out"),
@@ -153,18 +153,18 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, hint: str) -> N
         ),
         (
             'target-batch = 8\nmemory = "24"',
-            "`memory` of `pretrain` in `oomdoctor.toml` cannot be: `24` has no unit",
+            "`memory` of `pretrain` in `oomdoctor.toml` is wrong: `24` has no unit",
             "did you mean `24GiB`?",
         ),
         (
             "target-batch = 8\nheadroom = 5",
-            "`headroom` of `pretrain` in `oomdoctor.toml` cannot be: `5` is not below 1",
+            "`headroom` of `pretrain` in `oomdoctor.toml` is wrong: `5` is not below 1",
             "did you mean `5%`?",
         ),
-        ("target-batch = 8\nheadroom = nan", "`headroom` of `pretrain` in `oomdoctor.toml` cannot be: `nan`", ""),
+        ("target-batch = 8\nheadroom = nan", "`headroom` of `pretrain` in `oomdoctor.toml` is wrong: `nan`", ""),
         (
             'target-batch = 8\ntolerance = "-1%"',
-            "`tolerance` of `pretrain` in `oomdoctor.toml` cannot be: `-1%` is negative",
+            "`tolerance` of `pretrain` in `oomdoctor.toml` is wrong: `-1%` is negative",
             "",
         ),
         (
@@ -208,7 +208,7 @@ def test_a_wrong_value_is_placed_where_it_came_from(text: str, command_line: Che
     """A value that did not come from the entry is said to be where it was given."""
     with pytest.raises(UsageError) as caught:
         chosen_entries(configured(f"{text}target-batch = 8", command_line))
-    assert caught.value.message == f"{place} cannot be: `24` has no unit"
+    assert caught.value.message == f"{place} is wrong: `24` has no unit"
 
 
 def test_a_tiny_share_is_a_number() -> None:

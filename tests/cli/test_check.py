@@ -211,9 +211,9 @@ def _entry(verdict: Verdict) -> CheckedEntry:
     [
         ("", [], "error: `oomdoctor.toml` has no `[[check]]`, and so nothing to check"),
         (PROJECT, ["tigth"], "error: no entry of `oomdoctor.toml` is called `tigth`"),
-        (PROJECT, ["--gpu", "rtx-4091"], "error: `--gpu` cannot be: no GPU called `rtx-4091` is known"),
-        (PROJECT, ["--memory", "24"], "error: `--memory` cannot be: `24` has no unit"),
-        (PROJECT, ["--tolerance", "200%"], "error: `--tolerance` cannot be: `200%` leaves nothing"),
+        (PROJECT, ["--gpu", "rtx-4091"], "error: `--gpu` is wrong: no GPU called `rtx-4091` is known"),
+        (PROJECT, ["--memory", "24"], "error: `--memory` is wrong: `24` has no unit"),
+        (PROJECT, ["--tolerance", "200%"], "error: `--tolerance` is wrong: `200%` is the whole or more"),
         (PROJECT, ["--update"], "error: `--update` has nothing to write: no entry asks for a baseline"),
         (PROJECT, ["--config", "none.toml"], "error: the configuration `none.toml` does not exist"),
         (PROJECT, ["-o", "none/x.json"], "error: `none/x.json` cannot be written"),
