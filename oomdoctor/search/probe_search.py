@@ -417,7 +417,9 @@ class ProbeSearch:
         except (KeyboardInterrupt, NoAnswerError) as end:
             self._add_proven(end)
             raise
-        if trial.outcome is Outcome.FITS:
+        if steps < micro_steps(micro_batch, self._per_device_target):
+            pass  # a plain step proves nothing of steps that accumulate
+        elif trial.outcome is Outcome.FITS:
             self._low = max(self._low, micro_batch)
         elif trial.allowed_bytes >= self._source.capacity_bytes:  # what does not fit with headroom withheld may yet fit
             self._high = min(self._high, micro_batch)
@@ -428,7 +430,7 @@ class ProbeSearch:
     def _add_proven(self, end: BaseException) -> None:
         """Note on what ends the search which sizes it has proven until now, where it has any."""
         parts = [f"micro-batch {self._low} fits"] if self._low else []
-        if self._high <= self._per_device_target:
+        if self._high <= self._largest:
             parts.append(f"{self._high} does not fit" if parts else f"micro-batch {self._high} does not fit")
         if parts:
             end.add_note(f"proven so far: {', and '.join(parts)}")
