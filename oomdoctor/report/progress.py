@@ -66,12 +66,14 @@ class Bracket:
         high: Smallest size above `low` that cannot be the answer: it did not fit, or nobody asked for it.
         outcomes: Outcome by size, of the trials that ended with the whole capacity.
         capacity_bytes: What the trials may take at most.
+        steps: Most micro-batches in a step of a trial so far.
     """
 
     low: int = 0
     high: int | None = None
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     capacity_bytes: int = 0
+    steps: int = 0
 
     def narrow(self, low: int, high: int) -> None:
         """Take over what the search knows, unless it contradicts itself."""
@@ -79,9 +81,10 @@ class Bracket:
             self.low, self.high = low, high
 
     def add(self, trial: Trial) -> None:
-        """Take over what a trial showed; one with the headroom withheld shows nothing of the maximum."""
-        if trial.allowed_bytes < self.capacity_bytes:
+        """Take over what a trial showed; with the headroom withheld or in a plain step it tells nothing of the maximum."""
+        if trial.allowed_bytes < self.capacity_bytes or self.is_plainer(trial):
             return
+        self.steps = max(self.steps, trial.micro_batches_per_step or 0)
         self.capacity_bytes = trial.allowed_bytes
         self.outcomes[trial.micro_batch] = trial.outcome
         if trial.outcome is Outcome.FITS:
@@ -90,6 +93,10 @@ class Bracket:
             self.high = self.high if self.high is None or self.low < self.high else None
         elif trial.micro_batch > self.low and (self.high is None or trial.micro_batch < self.high):
             self.high = trial.micro_batch
+
+    def is_plainer(self, trial: Trial) -> bool:
+        """Return whether a trial accumulates nothing, and others did."""
+        return (trial.micro_batches_per_step or self.steps) < self.steps
 
     def __str__(self) -> str:
         """Return the bounds, such as `fits 16 | 17..255 unknown | 256 ran out of memory`."""
@@ -128,6 +135,8 @@ class LineProgress:
         """Write the size, its outcome, its peak and the bracket."""
         self._bracket.add(trial)
         parts = [f"micro-batch {trial.micro_batch} {OUTCOME_WORDS[trial.outcome]}"]
+        if self._bracket.is_plainer(trial):
+            parts[0] += " in a plain step"
         if trial.allowed_bytes < self._bracket.capacity_bytes:
             parts[0] += f" with {format_size(trial.allowed_bytes)} allowed"
         if trial.peak_allocated_bytes is not None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,6 +136,18 @@ def test_log_gets_one_line_a_trial() -> None:
             "[fits 16 | 17..19 unknown | 20 ran out of memory]"
         ),
     ]
+
+
+def test_plain_steps_prove_nothing_of_steps_that_accumulate() -> None:
+    """A plain step is told as such, and the bracket stays that of the steps that were asked about."""
+    stream = io.StringIO()
+    progress = LineProgress(stream)
+    for size, outcome, steps in ((7, Outcome.FITS, 2), (8, Outcome.OOM, 2), (8, Outcome.FITS, 1)):
+        progress.trial_finished(replace(trial(size, outcome), micro_batches_per_step=steps))
+
+    *_, last = stream.getvalue().splitlines()
+    assert "micro-batch 8 fits in a plain step" in last
+    assert last.endswith("[fits 7 | 8 ran out of memory]")
 
 
 def test_quiet_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
