@@ -81,7 +81,7 @@ class Bracket:
             self.low, self.high = low, high
 
     def add(self, trial: Trial) -> None:
-        """Take over what a trial showed; with the headroom withheld or in a plain step it tells nothing of the maximum."""
+        """Take over what a trial showed; with headroom withheld or in a plain step it tells nothing of the maximum."""
         if trial.allowed_bytes < self.capacity_bytes or self.is_plainer(trial):
             return
         self.steps = max(self.steps, trial.micro_batches_per_step or 0)
