@@ -123,7 +123,7 @@ def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
     if (answer.plain_maximum or 0) > answer.maximum:
         text = f"{answer.plain_maximum} fits where nothing is accumulated: no gradients stay alive during the forward"
         rows.append(("plain step", text))
-    if _is_plain(result):
+    if result.target_samples is None and result.accumulation is None:
         rows.append(
             ("steps", "of one micro-batch; `--target-batch` plans the accumulation that reaches a larger batch")
         )
@@ -132,11 +132,6 @@ def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
     if result.weights_bytes is not None:
         rows.append(("weights", format_size(result.weights_bytes)))
     return rows
-
-
-def _is_plain(result: ProbeResult) -> bool:
-    """Return whether no target batch was given, so that the answer is of steps that accumulate nothing."""
-    return result.target_samples is None and result.accumulation is None
 
 
 def _recommendation(result: ProbeResult) -> str:
