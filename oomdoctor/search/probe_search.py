@@ -311,7 +311,7 @@ class ProbeSearch:
             # Nothing far above what is known is tried: a batch of that size may not even fit the host.
             search = self._search_up_to(min(self._largest, search.maximum * _RANGE_GROWTH))
         if search.failed is not None:
-            raise self._failure(search.failed)
+            raise self.failure(search.failed)
         # Try the target in one micro-batch: without accumulated gradients it may fit where smaller sizes do not.
         target, maximum = self._per_device_target, search.maximum
         if target is None:
@@ -351,20 +351,6 @@ class ProbeSearch:
             if not seen and self.run(size, self._source.capacity_bytes).outcome in (Outcome.OOM, Outcome.LIMIT):
                 return False
         return True
-
-    def try_smallest(self) -> Trial:
-        """Run one trial at the smallest size that the model accepts.
-
-        Raises:
-            TargetError: It accepts neither one sample nor two.
-            NoAnswerError: The null GPU cannot do what it asks for.
-        """
-        trial = self.run(1, self._source.capacity_bytes)
-        if trial.outcome is Outcome.FAILED:  # a batch norm needs two
-            trial = self.run(2, self._source.capacity_bytes)
-        if trial.outcome is Outcome.FAILED:
-            raise self._failure(trial)
-        return trial
 
     def find_recommended(self, search: SearchResult, headroom: float) -> int:
         """Find the largest tested size that fits with `headroom` of the capacity withheld, and not at its edge."""
@@ -435,7 +421,8 @@ class ProbeSearch:
         if parts:
             end.add_note(f"proven so far: {', and '.join(parts)}")
 
-    def _failure(self, trial: Trial) -> OomdoctorError:
+    def failure(self, trial: Trial) -> OomdoctorError:
+        """Return the error for a trial that failed for another reason than memory."""
         fitting = [other.micro_batch for other in self.trials if other.outcome is Outcome.FITS]
         contrast = f", and {max(fitting)} does not" if fitting else ""
         problem = self._source.notes.problem

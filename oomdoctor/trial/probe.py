@@ -102,8 +102,17 @@ def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:
         return dry_run_command(request, progress)
     with _running(replace(request, guide=False), progress, None) as run:
         found = {**run.loaded.found, "build_optimizer": optimizer_reason(request, run.loaded).text}
-        trial = None if run.loaded.placement_error else run.probe_search.try_smallest()
+        trial = None if run.loaded.placement_error else _smallest(run)
         return DryRun(run.engine, replace(run.loaded, found=found), trial)
+
+
+def _smallest(run: _Run) -> Trial:
+    """Run one trial at the smallest size that the model accepts; a batch norm needs two samples."""
+    for size in (1, 2):
+        trial = run.probe_search.run(size, run.source.capacity_bytes)
+        if trial.outcome is not Outcome.FAILED:
+            return trial
+    raise run.probe_search.failure(trial)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 from running import Run
 
 pytestmark = pytest.mark.usefixtures("null_gpu")
-NULL = ("--engine", "null", "--memory", "4GiB", "--quiet", "--json")
+NULL = ("--engine", "null", "--capacity", "4GiB", "--quiet", "--json")
 MODEL = """import torch
 
 

@@ -189,7 +189,7 @@ def test_an_answer_of_one_step_comes_with_a_warning(saved: Path) -> None:
 
 def test_a_command_that_does_not_accumulate_is_promised_no_target(tmp_path: Path) -> None:
     """The plan, the drawing and the words to start are what such a command does: one micro-batch in each step."""
-    words = ("--target-batch", "50", "--memory", "108MiB", "-o", "found.json", "--", PYTHON, "plain_loop.py", *BATCH)
+    words = ("--target-batch", "50", "--capacity", "108MiB", "-o", "found.json", "--", PYTHON, "plain_loop.py", *BATCH)
     directory = small_copy(tmp_path)
     ended = ask(directory, "--json", *words)
     result = json.loads((directory / "found.json").read_text())["result"]
