@@ -197,10 +197,6 @@ def is_closed(descriptor: int) -> bool:
     return descriptor in _CLOSED
 
 
-_CLOSED: set[int] = set()
-"""Numbers of the standard streams that were closed when the process began."""
-
-
 def open_standard_streams() -> None:
     """Open what is closed of stdin, stdout and stderr on the null device.
 
@@ -212,7 +208,6 @@ def open_standard_streams() -> None:
         except OSError:
             _CLOSED.add(number)
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
-            _CLOSED.add(number)
     sys.stdin = sys.stdin or os.fdopen(0, "r", closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)

@@ -33,6 +33,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     engine: EngineName = "auto",
     trial_timeout: float = DEFAULT_TRIAL_TIMEOUT_SECONDS,
     steps: int | None = None,
+    count_steps: str | None = None,
     fresh: bool = False,
     guide: bool = True,
     progress: Progress | None = None,
@@ -59,6 +60,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         engine: `auto`, `cuda` for the local GPU, `null` for a null GPU, or `trace` for no GPU at all.
         trial_timeout: Longest time that a trial may take, in seconds.
         steps: Optimizer steps after which a trial of a command is ended; None for 3.
+        count_steps: What such a step is: `optimizer`, a step of an optimizer of torch, or `backward`, a backward pass.
         fresh: Whether each trial of a command starts its Pythons anew.
         guide: Whether the search on a real GPU begins at the size that a trace of a file's step foretells.
         progress: Told of each stage and trial; None for silence.
@@ -85,6 +87,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         engine=engine,
         trial_timeout=trial_timeout,
         steps=steps,
+        count_steps=count_steps,
         fresh=fresh,
         guide=guide,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.command.template import REQUIRED
+from oomdoctor.config.layers import COMMAND_LINE
 from oomdoctor.config.schema import CheckEntry
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.errors import UsageError
@@ -159,8 +160,8 @@ class _EntryReader:
             optimizer=values.optimizer,
             headroom=self._share("headroom", values.headroom),
             gpu=gpu,
-            memory=self._size("memory", values.memory),
-            capacity=self._size("capacity", values.capacity),
+            memory=None if self._overridden() == "memory" else self._size("memory", values.memory),
+            capacity=None if self._overridden() == "capacity" else self._size("capacity", values.capacity),
             trial_timeout=seconds,
             steps=values.steps,
             fresh=values.fresh,
@@ -188,10 +189,15 @@ class _EntryReader:
         if command is not None and any("\0" in word for word in command):
             raise self.settled.refusal("command", "has a null character, which no program can be given")
 
+    def _overridden(self) -> str | None:
+        """Return which of `memory` and `capacity` the other one replaces, which the command line has."""
+        said = [key for key in ("memory", "capacity") if self.settled.settled.origins.get(key) == COMMAND_LINE]
+        return {"memory": "capacity", "capacity": "memory"}[said[0]] if len(said) == 1 else None
+
     def _check_device(self) -> None:
         """See that a local GPU and a card to play are not asked for at once, nor a card's memory and its capacity."""
         values = self.values
-        if values.memory is not None and values.capacity is not None:
+        if values.memory is not None and values.capacity is not None and self._overridden() is None:
             raise self.settled.refusal(
                 "capacity", "is what PyTorch may take, and `memory` the card's in all", "drop one of the two"
             )

@@ -80,6 +80,7 @@ FORMAT_BY_ENDING: Mapping[str, str] = MappingProxyType(
         ".sarif": "sarif",
         ".xml": "junit",
         ".txt": "text",
+        ".log": "text",
     }
 )
 """Format that a file's ending asks for where no flag does; a name without an ending gets text."""

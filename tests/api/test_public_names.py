@@ -135,8 +135,8 @@ def test_a_saved_results_plan_is_the_plan(answered: tuple[ProbeDocument, ProbeDo
 
 @pytest.mark.null_gpu
 def test_bytes_may_be_given_as_a_number(tmp_path: Path) -> None:
-    """`memory` takes bytes, and a model that does not fit them has no plan, which is said."""
-    document = probe(tmp_path / write_target(tmp_path), target_batch=8, gpu="t4", memory=8 * 1024**2)
+    """`capacity` takes bytes, and a model that does not fit them has no plan, which is said."""
+    document = probe(tmp_path / write_target(tmp_path), target_batch=8, gpu="t4", capacity=8 * 1024**2)
     assert document.result.capacity_bytes == 8 * 1024**2
     assert document.exit_code == 1
     with pytest.raises(NoAnswerError, match=r"there is no plan for .* nothing fits"):
@@ -195,7 +195,7 @@ def test_a_result_of_lint_has_no_plan(tmp_path: Path) -> None:
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
     """A missing file and foreign JSON are said to be such."""
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(UsageError, match="No such file"):
+    with pytest.raises(UsageError, match="no such file"):
         load_result(tmp_path / "oomdoctor.json")
     with pytest.raises(UsageError, match="no `schema_version`"):
         load_result(tmp_path / "other.json")

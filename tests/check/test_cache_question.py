@@ -43,6 +43,7 @@ REQUESTS = st.builds(
     profile_micro_batch=st.none() | st.integers(1, 2),
     command=st.none() | st.sampled_from([("python", "{micro_batch}"), ("python", "-u", "{micro_batch}")]),
     steps=st.integers(2, 3),
+    count_steps=st.sampled_from(["optimizer", "backward"]),
     fresh=st.booleans(),
     inputs=st.lists(st.sampled_from(["uv.lock", "data/*.json"])).map(tuple),
     guide=st.booleans(),

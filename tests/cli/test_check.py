@@ -30,14 +30,14 @@ target = "model.py:build_model(width=1024)"
 micro-batch = 8
 min-micro-batch = 64
 max-accumulation-steps = 1
-max-capacity = "200MiB"
+max-memory = "200MiB"
 headroom = "10%"
 
 [[check]]
 name = "tight"
 target = "model.py"
 micro-batch = 8
-max-capacity = "100MiB"
+max-memory = "100MiB"
 
 [[check]]
 name = "gone"
@@ -142,7 +142,7 @@ def test_progress_and_settings_are_on_standard_error(ended: subprocess.Completed
             index for index, line in enumerate(lines) if line.startswith(f"{name}: {outcome}") and line.endswith(" s")
         )
     assert "  target-batch = 64  (from the top of oomdoctor.toml)" in lines
-    assert '  max-capacity = "100MiB"  (from oomdoctor.toml)' in lines
+    assert '  max-memory = "100MiB"  (from oomdoctor.toml)' in lines
     assert '  precision = "fp32"  (default)' in lines
     assert "running at once: 2" in lines
     assert ended.stdout == ""

@@ -255,14 +255,14 @@ def test_real_command(tmp_path: Path, invocation: str) -> None:
     assert "micro-batch 19 fits" in good.stdout
     bad = subprocess.run([*command, "report", "none.json"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (bad.returncode, bad.stdout) == (2, "")
-    assert bad.stderr.startswith("error: No such file: `none.json`\n\nhint: ")
+    assert bad.stderr.startswith("error: no such file: `none.json`\n\nhint: ")
     assert "Traceback" not in bad.stderr
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (None, "No such file"),
+        (None, "no such file"),
         (b"", "is empty"),
         (b"micro-batch 19", "is not JSON"),
         (b'{"$schema": "sarif", "runs": []}', "no `schema_version`"),

@@ -352,7 +352,7 @@ def test_endless_input_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "expected"), [("none.json", "No such file"), (".", "is a directory"), ("a\0b", "cannot be read")]
+    ("source", "expected"), [("none.json", "no such file"), (".", "is a directory"), ("a\0b", "cannot be read")]
 )
 def test_paths_that_hold_nothing(source: str, expected: str) -> None:
     """Paths that cannot be read each say why."""
