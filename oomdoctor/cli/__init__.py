@@ -87,9 +87,7 @@ def main(argv: list[str] | None = None) -> int:
         if callable(said := getattr(error, "format_message", None)):  # a mistake on the command line, as Typer has it
             return _print_usage(str(said()), getattr(getattr(error, "ctx", None), "command_path", "oomdoctor"))
         if not _has_working_directory():
-            return _print_error(
-                UsageError("the working directory was deleted", hint="change to a folder that exists")
-            )
+            return _print_error(UsageError("the working directory was deleted", hint="change to a folder that exists"))
         typer.echo(traceback.format_exc(), err=True)
         typer.echo("error: this is a bug in oomdoctor; please report it with the lines above", err=True)
         return EXIT_BUG
