@@ -36,11 +36,8 @@ if TYPE_CHECKING:
 
 # A uniform plan may take this many times the steps of the even one before its plain loop is not worth its time.
 _UNIFORM_STEPS = 1.25
-
-
 # A plan lists every micro-batch; beyond this many samples it would be longer than anybody can read or train.
 LARGEST_TARGET = 10_000_000
-
 LARGEST_PLAIN = 1 << 20
 """Largest micro-batch that is tried where no target batch bounds it; a batch of that size would hardly fit the host."""
 
@@ -314,10 +311,9 @@ class ProbeSearch:
             raise self.failure(search.failed)
         # Try the target in one micro-batch: without accumulated gradients it may fit where smaller sizes do not.
         target, maximum = self._per_device_target, search.maximum
-        if target is None:
-            return search
         at_maximum = next((trial for trial in self.trials if trial.micro_batch == maximum), None)
-        if at_maximum is None or search.limited_by != "memory" or any(t.micro_batch == target for t in self.trials):
+        is_tried = any(trial.micro_batch == target for trial in self.trials)
+        if target is None or at_maximum is None or search.limited_by != "memory" or is_tried:
             return search
         growth = ((at_maximum.peak_allocated_bytes or 0) - (at_maximum.fixed_bytes or 0)) / maximum
         if (target - maximum) * growth > gradient_bytes:
@@ -403,11 +399,10 @@ class ProbeSearch:
         except (KeyboardInterrupt, NoAnswerError) as end:
             self._add_proven(end)
             raise
-        if steps < micro_steps(micro_batch, self._per_device_target):
-            pass  # a plain step proves nothing of steps that accumulate
-        elif trial.outcome is Outcome.FITS:
+        is_plainer = steps < micro_steps(micro_batch, self._per_device_target)  # which proves nothing of the others
+        if trial.outcome is Outcome.FITS and not is_plainer:
             self._low = max(self._low, micro_batch)
-        elif trial.allowed_bytes >= self._source.capacity_bytes:  # what does not fit with headroom withheld may yet fit
+        elif trial.allowed_bytes >= self._source.capacity_bytes and not is_plainer:  # not with headroom withheld
             self._high = min(self._high, micro_batch)
         self.trials.append(trial)
         self._progress.trial_finished(trial)

@@ -16,6 +16,7 @@ from diagnosis_documents import out_of_memory
 from fit_documents import fitted
 from lint_documents import mistakes
 from running import Run
+from verify_documents import verified
 
 from oomdoctor.cli.report import FormatName, report
 from oomdoctor.errors import UsageError
@@ -238,6 +239,7 @@ def test_every_format_has_a_renderer() -> None:
         "lint": mistakes(),
         "check": check(),
         "gpus": fitted(),
+        "verify": verified(),
     }
     assert set(FORMATS) == set(get_args(FormatName))
     assert set(samples) == set(COMMANDS)
