@@ -56,10 +56,10 @@ class Growth:
             kept = (
                 f"micro-batch {self.micro_batch} keeps {format_size(self.bytes_a_step)} more with each optimizer step"
             )
-            return f"memory leaks: {kept}{died}{held}"
+            return f"a leak: {kept}{died}{held}"
         if self.iterations > PLAIN_ITERATIONS:
             steps = self.iterations - 1
-            return f"memory grows until optimizer step {steps}, so each trial took {self.iterations} of them{held}"
+            return f"growth ends in optimizer step {steps}, so each trial took {self.iterations} of them{held}"
         return None
 
 

@@ -138,7 +138,7 @@ def test_a_worker_is_a_fresh_interpreter_where_its_server_is_gone(pool: WorkerPo
     """A server that was ended, for want of memory for example, does not end the next probe."""
     with source(pool.start) as before:
         before.load()
-    (server,) = [each for each in children("worker_server") if "guardian" not in "".join(each.cmdline())]
+    (server,) = [each for each in children("worker_server") if "process.py" not in "".join(each.cmdline())]
     server.kill()
     with source(pool.start) as after:
         after.load()

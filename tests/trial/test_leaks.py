@@ -80,7 +80,7 @@ def test_a_leak_is_reported(
     found = _probed(oomdoctor_here, tmp_path, *options, **place)
     maximum = found["micro_batch"]["maximum"]
     leaked = re.fullmatch(
-        rf"memory leaks: micro-batch {maximum} keeps ([\d.]+) MiB more with each optimizer step, and runs out of "
+        rf"a leak: micro-batch {maximum} keeps ([\d.]+) MiB more with each optimizer step, and runs out of "
         rf"memory in step (\d+); {holder} holds it",
         found["warnings"][0],
     )
@@ -97,7 +97,7 @@ def test_growth_that_ends_raises_the_peak(oomdoctor_here: Run, tmp_path: Path) -
     plain = _probed(oomdoctor_here, tmp_path)
     maximum = found["micro_batch"]["maximum"]
     assert 0 < maximum < plain["micro_batch"]["maximum"] / 2
-    assert "memory grows until optimizer step 1" in found["warnings"][0]
+    assert "growth ends in optimizer step 1" in found["warnings"][0]
     peak = max(trial["peak_allocated_bytes"] for trial in found["trials"] if trial["micro_batch"] == maximum)
     assert peak >= 20 * maximum * 2**18
 
