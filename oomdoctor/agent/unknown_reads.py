@@ -105,9 +105,9 @@ def note(effect: Effect) -> None:
 def _note_read(_bytes: int) -> int | None:
     """Note a read; return the address of an error's text where the program waits for a value in a loop."""
     _STATE.total += 1
-    frame = sys._getframe()  # noqa: SLF001 - the only way to one's callers
     try:
-        return _noted(frame)
+        # Not in a variable here: a frame that holds itself would keep the tensors of its callers until a collection.
+        return _noted(sys._getframe())  # noqa: SLF001 - the only way to one's callers
     except Exception as error:  # noqa: BLE001 - C would take what is not returned for an address
         note_failure("unknown_reads", error)
         return None

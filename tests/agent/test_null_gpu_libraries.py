@@ -81,3 +81,24 @@ def test_distributions_of_a_command_are_not_refused(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP, encoding="utf-8")
     done = run_command(["run", "--gpu", "t4", "--", sys.executable, "loop.py"], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "a negative scale on the CPU is refused\n"), done.stderr
+
+
+READS_BESIDE_A_LARGE_TENSOR = """
+import gc, torch
+gc.disable()
+
+def step():
+    large = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    if torch.rand(8, device="cuda").sum() > 4:
+        large.zero_()
+
+step()
+print(torch.cuda.memory_allocated())
+"""
+
+
+def test_a_read_keeps_no_tensor_alive(tmp_path: Path) -> None:
+    """A function that reads an unknown value lets go of its tensors when it returns, as it does on a GPU."""
+    (tmp_path / "reads.py").write_text(READS_BESIDE_A_LARGE_TENSOR, encoding="utf-8")
+    done = run_command(["run", "--gpu", "t4", "--", sys.executable, "reads.py"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
