@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from running import python_path
-
 from oomdoctor.run.environment import AGENT_DIRECTORY
 
 _SERVER = AGENT_DIRECTORY.parent / "forking/server.py"
@@ -37,7 +35,7 @@ _SECONDS = 120
 
 def plain_environment(base: Mapping[str, str] = os.environ, **more: str) -> dict[str, str]:
     """What a program has that is started without a fork server, with the agent's folder there but idle."""
-    return {**base, "PYTHONPATH": python_path(AGENT_DIRECTORY), "PYTHONDONTWRITEBYTECODE": "1", **more}
+    return {**base, "PYTHONPATH": str(AGENT_DIRECTORY), "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
 def describe(code: str, environment: Mapping[str, str], *, python: str = sys.executable) -> dict[str, Any]:

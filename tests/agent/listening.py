@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from running import python_path
-
 from oomdoctor.run.environment import AGENT_DIRECTORY
 
 
@@ -76,7 +74,7 @@ def trial_environment(path: Path | str, base: Mapping[str, str] = os.environ, **
     """What a trial adds to an environment, and `more`."""
     return {
         **base,
-        "PYTHONPATH": python_path(AGENT_DIRECTORY),
+        "PYTHONPATH": str(AGENT_DIRECTORY),
         "OOMDOCTOR_TRIAL_SOCKET": str(path),
         "PYTHONDONTWRITEBYTECODE": "1",
         **more,

@@ -82,7 +82,10 @@ print(oom_errors.find_oom(RuntimeError("CUDA out of memory. Tried to allocate 2.
 @pytest.mark.parametrize("python", PYTHONS)
 def test_every_module_can_be_imported_by_old_pythons(python: str) -> None:
     """Without torch, and in Pythons that lack newer parts of the standard library; errors are recognised there, too."""
-    ended = run_python([python, "-c", IMPORT_ALL, str(AGENT_DIRECTORY)], {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    ended = run_python(
+        [python, "-c", IMPORT_ALL, str(AGENT_DIRECTORY)],
+        {**os.environ, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
+    )
 
     assert (ended.stdout, ended.stderr) in (("True\n", ""), ("too old\n", ""))
 
