@@ -112,7 +112,8 @@ def test_the_environment_differs_by_the_hook_alone(tmp_path: Path) -> None:
 
     assert changed <= {"PYTHONPATH"}
     assert under["PYTHONPATH"] == f"{AGENT_DIRECTORY}:{before}"
-    assert added == {"OOMDOCTOR_RUN_DIRECTORY", "OOMDOCTOR_RUN_MAX_ENTRIES", "OOMDOCTOR_RUN_MEMORY_BYTES"}
+    own = ("DIRECTORY", "MAX_ENTRIES", "MEMORY_BYTES", "CARD_BYTES")
+    assert added == {f"OOMDOCTOR_RUN_{name}" for name in own}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
