@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.command.template import REQUIRED
-from oomdoctor.config.layers import COMMAND_LINE
+from oomdoctor.config.layers import COMMAND_LINE, PREFIX
 from oomdoctor.config.schema import CheckEntry
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.errors import UsageError
@@ -190,9 +190,15 @@ class _EntryReader:
             raise self.settled.refusal("command", "has a null character, which no program can be given")
 
     def _overridden(self) -> str | None:
-        """Return which of `memory` and `capacity` the other one replaces, which the command line has."""
-        said = [key for key in ("memory", "capacity") if self.settled.settled.origins.get(key) == COMMAND_LINE]
-        return {"memory": "capacity", "capacity": "memory"}[said[0]] if len(said) == 1 else None
+        """Return which of `memory` and `capacity` the other replaces: the command line goes before the environment."""
+        origins = self.settled.settled.origins
+        strength = {
+            key: 2 if origins.get(key) == COMMAND_LINE else int(origins.get(key, "").startswith(PREFIX))
+            for key in ("memory", "capacity")
+        }
+        if strength["memory"] == strength["capacity"]:
+            return None
+        return min(strength, key=strength.__getitem__)
 
     def _check_device(self) -> None:
         """See that a local GPU and a card to play are not asked for at once, nor a card's memory and its capacity."""

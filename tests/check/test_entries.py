@@ -215,3 +215,14 @@ def test_a_tiny_share_is_a_number() -> None:
     """A share that is written with an exponent is as good as any."""
     (entry,) = chosen_entries(configured(PRETRAIN + "target-batch = 8\ntolerance = 1e-5\nheadroom = 0\n"))
     assert (entry.tolerance, entry.headroom, entry.request.headroom) == (1e-5, 0.0, 0.0)
+
+
+def test_the_command_lines_memory_replaces_a_capacity() -> None:
+    """Memory and capacity exclude each other in one place; a stronger one replaces a weaker one of the other kind."""
+    keys = 'target-batch = 8\ncapacity = "2GiB"\n'
+
+    (entry,) = chosen_entries(configured(PRETRAIN + keys, CheckKeys(memory="4GiB")))
+    assert (entry.request.card_bytes, entry.request.memory_bytes) == (4 * GIB, None)
+
+    with pytest.raises(UsageError, match="`capacity` of `pretrain`"):
+        chosen_entries(configured(PRETRAIN + keys + 'memory = "4GiB"\n'))
