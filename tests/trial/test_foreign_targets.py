@@ -35,7 +35,7 @@ def training_step(model, batch):
 
 def _probe(oomdoctor_here: Run, tmp_path: Path, text: str, *options: str) -> CompletedProcess[str]:
     (tmp_path / "model.py").write_text(text)
-    return oomdoctor_here("probe", "model.py", "--target-batch", "512", "--memory", "256MiB", "--json", *options)
+    return oomdoctor_here("probe", "model.py", "--target-batch", "512", "--capacity", "256MiB", "--json", *options)
 
 
 def _maximum(ended: CompletedProcess[str]) -> int:

@@ -60,7 +60,7 @@ def _probed(
     in_step: str = "pass",
 ) -> Any:
     (tmp_path / "model.py").write_text(TARGET.format(kept=kept, in_forward=in_forward, in_step=in_step))
-    ended = oomdoctor_here("probe", "model.py", "--target-batch", "128", "--memory", "160MiB", "--json", *options)
+    ended = oomdoctor_here("probe", "model.py", "--target-batch", "128", "--capacity", "160MiB", "--json", *options)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)["result"]
 

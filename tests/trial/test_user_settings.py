@@ -40,7 +40,7 @@ def _probed(
 ) -> Any:
     text = TARGET.format(lines=lines, build=build or "pass", step=step or "pass")
     (tmp_path / "model.py").write_text(text)
-    arguments = ("probe", "model.py", "--target-batch", "4096", "--memory", "512MiB", "--json", *options)
+    arguments = ("probe", "model.py", "--target-batch", "4096", "--capacity", "512MiB", "--json", *options)
     ended = oomdoctor_here(*arguments)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)["result"]
@@ -85,7 +85,7 @@ def test_a_memory_fraction_of_the_file_holds(
     found = _probed(
         oomdoctor_here, tmp_path, *options, **{place: f"import torch; {call}" if place == "lines" else call}
     )
-    half = _probed(oomdoctor_here, tmp_path, *options, "--memory", "256MiB")
+    half = _probed(oomdoctor_here, tmp_path, *options, "--capacity", "256MiB")
     total = found["device"]["total_bytes"]
     assert found["capacity_bytes"] == total // 2
     assert abs(found["micro_batch"]["maximum"] - half["micro_batch"]["maximum"]) <= 25 * (place != "")

@@ -22,13 +22,14 @@ def trials(name: str, micro_batches: tuple[int, ...]) -> list[dict[str, Any]]:
     from oomdoctor.results import Variant
     from oomdoctor.target.contract import build
     from oomdoctor.target.importing import load_target
+    from oomdoctor.target.placement import BatchShape
     from oomdoctor.target.reference import parse_reference
     from oomdoctor.trial.protocol import RunTrial
     from oomdoctor.trial.trial import TrialSetup, run_trial
 
     target = load_target(parse_reference(name, directory=Path.cwd()))
     model, device = build(target).to("cuda").train(), torch.device("cuda", 0)
-    setup = TrialSetup(target, model, device, Variant(), computes=False)
+    setup = TrialSetup(target, model, device, Variant(), computes=False, shape=BatchShape())
     allowed = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
     return [facts(run_trial(setup, RunTrial(size, 1, allowed)).trial) for size in micro_batches]
 
