@@ -7,9 +7,10 @@ import re
 import signal
 import sys
 import traceback
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from oomdoctor import __version__
 from oomdoctor.cli.check import check
@@ -28,8 +29,19 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
+class _Commands(TyperGroup):
+    """Keeps an interrupt apart from a command that exits with 130: newer typers make the one of the other."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - its class is typer's own, which differs by version
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise typer.Abort from interrupt
+
+
 app = typer.Typer(
     name="oomdoctor",
+    cls=_Commands,
     help="How big a batch fits, why it ran out, and what to change.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

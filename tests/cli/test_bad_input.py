@@ -87,7 +87,7 @@ CASES = [
         "oomdoctor places",
         **_step("return (model(batch) + torch.ones(1024)).mean()"),
     ),
-    Case("exit in the step", 2, ("exit(5)",), "remove", **_step("exit(5)")),
+    Case("exit in the step", 2, ("exit(5)", "called exit with 5"), "must return", **_step("exit(5)")),
     Case("os._exit in the step", 2, ("exit code 3",), "os._exit", **_step("import os; os._exit(3)")),
     Case(
         "a segmentation fault",

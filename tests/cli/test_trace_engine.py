@@ -77,7 +77,8 @@ def test_a_trace_needs_no_gpu_and_no_compiler(oomdoctor: Run) -> None:
         CC="/nowhere/cc",
     )  # fmt: skip
 
-    assert result["micro_batch"] == {"maximum": 16, "recommended": 16, "limited_by": "memory", "smallest": 1}
+    sizes = {"maximum": 16, "plain_maximum": 16, "recommended": 16, "smallest": 1}
+    assert result["micro_batch"] == {**sizes, "limited_by": "memory"}
     assert sum(result["accumulation"]["micro_batches"]) == 256
     reasons = {reason["subject"]: reason["text"] for reason in result["reasons"]}
     assert reasons["engine"].startswith("trace: asked for by `--engine trace`")
