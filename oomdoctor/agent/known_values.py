@@ -25,6 +25,7 @@ import sys
 from typing import Any
 
 from . import unknown_reads
+from .guard import guarded
 
 LARGEST_BYTES = 64 << 20
 """Bytes of a storage up to which values are kept."""
@@ -185,21 +186,30 @@ class _KnownValues:
     def _to_copy(self, source: Any, **options: Any) -> Any:
         """Copy a tensor to or on the device; where it comes from the host and is of integers, keep its values."""
         copied = self._copy.redispatch(self._host_keys, source, **options)
-        if source.is_cpu and self._is_kept(copied) and self._is_plain():
-            return self._keep(copied, source.detach())
-        return copied
+        known = self._keep_copied(copied, source)
+        return copied if known is None else known
+
+    @guarded
+    def _keep_copied(self, copied: Any, source: Any) -> Any:
+        is_known = source.is_cpu and self._is_kept(copied) and self._is_plain()
+        return self._keep(copied, source.detach()) if is_known else None
 
     def _maker(self, operator: Any) -> Any:
         def make(*args: Any, **options: Any) -> Any:
             made = operator.redispatch(self._host_keys, *args, **options)
-            if not (self._is_kept(made) and self._is_plain()):
-                return made
-            # Of a tensor that the new one is like, only the shape matters.
-            like = [self._torch.empty(arg.shape, dtype=made.dtype) if _is_tensor(arg) else arg for arg in args]
-            values = self._on_host(operator, like, options)
-            return made if values is None else self._keep(made, values)
+            known = self._keep_made(made, operator, args, options)
+            return made if known is None else known
 
         return make
+
+    @guarded
+    def _keep_made(self, made: Any, operator: Any, args: Any, options: dict[str, Any]) -> Any:
+        if not (self._is_kept(made) and self._is_plain()):
+            return None
+        # Of a tensor that the new one is like, only the shape matters.
+        like = [self._torch.empty(arg.shape, dtype=made.dtype) if _is_tensor(arg) else arg for arg in args]
+        values = self._on_host(operator, like, options)
+        return None if values is None else self._keep(made, values)
 
     # --- sparse gradients --------------------------------------------------------------------------------------------
 

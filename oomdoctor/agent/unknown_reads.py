@@ -21,7 +21,7 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-from .guard import note_failure
+from .guard import guarded, note_failure
 from .messages import UnknownRead
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def begin() -> None:
     if _STATE.callback is None and hasattr(library, "oomdoctor_null_on_read"):
         _STATE.callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint64)(_note_read)
         library.oomdoctor_null_on_read(_STATE.callback)
-        sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(lambda *_: mark() and None)
+        sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(guarded(lambda *_: mark() and None))
         atexit.register(library.oomdoctor_null_on_read, None)  # a thread that reads later would wait for Python
 
 

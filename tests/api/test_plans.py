@@ -19,12 +19,14 @@ def test_a_probe_has_its_plan() -> None:
 
 
 def test_without_a_plan_the_reason_is_said() -> None:
-    """Where nothing fits, and where a maximum was found and no plan could be held to it, the error says which."""
+    """Where nothing fits, no size that ran reaches the target, or there is no target, the error says which."""
     with pytest.raises(NoAnswerError, match="nothing fits") as refusal:
         _ = nothing_fits().plan
     assert refusal.value.exit_code == 3
     with pytest.raises(NoAnswerError, match="no sizes that ran reach the target batch"):
-        _ = replace(gpt2().result, accumulation=None).plan
+        _ = replace(gpt2().result, accumulation=None, target_samples=256).plan
+    with pytest.raises(NoAnswerError, match="no target batch was given"):
+        _ = replace(gpt2().result, accumulation=None, target_samples=None).plan
 
 
 def test_a_check_of_one_entry_has_its_plan() -> None:
