@@ -25,7 +25,7 @@ from oomdoctor.multi_card.tracer import Tracer, without_memory_limit
 from oomdoctor.progress import SilentProgress
 from oomdoctor.results import Outcome, Trial
 from oomdoctor.results.fit import CardFit
-from oomdoctor.search.bracket import FIRST_SIZE
+from oomdoctor.search.bracket import FIRST_SIZE, revised
 from oomdoctor.search.prediction import largest_placeable
 from oomdoctor.search.probe_search import ProbeSearch, TrialNotes, TrialSource, micro_steps, tested_plan
 
@@ -282,6 +282,8 @@ class Fitter:
         plan = tested_plan(
             session, self._target_batch, self._world_size, maximum=search.maximum, recommended=recommended
         )
+        comfortable = int(allowed_bytes * (1 - headroom))
+        recommended = revised(recommended, session.trials, maximum=search.maximum, allowed_bytes=comfortable)
         return CardFit(key, search.maximum, recommended, search.limited_by, plan, search.notes)
 
     def _shared_of(self, card: Card) -> GroupCache:
