@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from oomdoctor.cli.probe import QuietFlag
+from oomdoctor.cli.probe import QuietFlag, TrialTimeout
 from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render
 
 
@@ -29,9 +29,7 @@ def verify(  # noqa: PLR0913 - one parameter an option
     precision: Annotated[
         Literal["fp64", "fp32"], typer.Option(help="Type to compute in; fp32 for models that take nothing else.")
     ] = "fp64",
-    trial_timeout: Annotated[
-        float, typer.Option(help="Longest time that it may take, in seconds.", min=1.0, max=604800.0)
-    ] = 300.0,
+    trial_timeout: TrialTimeout = 300.0,
     form: Format = None,
     json: JsonFlag = False,
     markdown: MarkdownFlag = False,

@@ -153,10 +153,9 @@ def issues(document: VerifyDocument) -> Issues:
 def _causes(result: VerifyResult) -> Iterator[Issue]:
     if result.verdict not in ("different", "cannot_tell"):
         return
-    for cause in result.causes:
-        text = sentence(_cause(cause))
-        remedy = next((item.change for item in result.remedies), "")
-        yield _issue(result, _DIFFERENT, (text, sentence(remedy)), _location(result, cause), cause.id)
+    for cause, remedy in zip(result.causes, result.remedies, strict=False):  # a remedy a cause, then the weights
+        lines = (sentence(_cause(cause)), sentence(remedy.change))
+        yield _issue(result, _DIFFERENT, lines, _location(result, cause), cause.id)
 
 
 def _weighting(result: VerifyResult) -> Iterator[Issue]:
@@ -198,9 +197,7 @@ def _location(result: VerifyResult, cause: VerifyCause) -> Location:
 
 def _headline(result: VerifyResult) -> str:
     """Return the verdict with its figure."""
-    if result.verdict in ("equal", "random_only"):
-        return _HEADLINES[result.verdict]
-    if result.verdict == "cannot_tell":
+    if result.verdict in ("equal", "random_only", "cannot_tell"):
         return _HEADLINES[result.verdict]
     return f"{_HEADLINES[result.verdict]}: {_figure(result)}"
 

@@ -9,7 +9,7 @@ VerifyVerdict: TypeAlias = Literal["equal", "equal_if_weighted", "random_only", 
 Weighting: TypeAlias = Literal["mean", "sum", "count", "fitted"]
 """How the losses of micro-batches are weighted: by their samples, not at all, by a count, or by a least-squares fit."""
 VerifyCauseId: TypeAlias = Literal[
-    "batch_norm", "module", "model", "pairs", "loss", "state", "buffers", "randomness", "not_repeatable", "parts"
+    "batch_norm", "module", "model", "pairs", "loss", "state", "buffers", "not_repeatable"
 ]
 
 

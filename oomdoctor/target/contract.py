@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from traceback import StackSummary, TracebackException, format_exception_only, walk_tb
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
-from oomdoctor.target.placement import default_training_step, described
+from oomdoctor.target.placement import default_training_step, described, loss_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -127,6 +127,17 @@ def make_one_batch(
     if batch is None:
         raise TargetError(f"`{call}` returned None", hint="end `make_batch` with a `return` of the batch")
     return batch
+
+
+def take_loss(output: object) -> torch.Tensor:
+    """Return the loss in what `training_step` returned: a tensor, its `.loss` or its `["loss"]`.
+
+    Raises:
+        TargetError: There is none, or `backward()` would not work on it.
+    """
+    loss: Any = loss_in(output)
+    check_loss(output if loss is None else loss)
+    return cast("torch.Tensor", loss)
 
 
 def check_loss(loss: object) -> None:

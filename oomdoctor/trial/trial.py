@@ -13,7 +13,7 @@ import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,8 +24,8 @@ from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.oom.classifier import Evidence, classify
 from oomdoctor.results import Outcome, Phase, PhaseName, Trial
 from oomdoctor.search.growth import ANSWER_ITERATIONS, PLAIN_ITERATIONS, is_settled
-from oomdoctor.target.contract import Target, check_loss, step_failure
-from oomdoctor.target.placement import BatchShape, loss_in, place, tensors_in
+from oomdoctor.target.contract import Target, step_failure, take_loss
+from oomdoctor.target.placement import BatchShape, place, tensors_in
 from oomdoctor.trial.device import memory_fraction, zeros_read_count
 from oomdoctor.trial.replay import record_allocations
 from oomdoctor.trial.variants import autocast, gradient_scaler, make_batch, make_optimizer
@@ -344,9 +344,7 @@ def _is_outcome(error: BaseException) -> bool:
 def _loss(setup: TrialSetup, batch: object) -> torch.Tensor:
     with autocast(setup.variant):
         output = setup.target.training_step(setup.model, batch)
-    loss: Any = loss_in(output)
-    check_loss(output if loss is None else loss)
-    return cast("torch.Tensor", loss)
+    return take_loss(output)
 
 
 def _stat(name: str) -> int:

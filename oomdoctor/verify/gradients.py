@@ -126,23 +126,17 @@ class Laboratory:
                 tensor.copy_(first)
         self.model.zero_grad(set_to_none=True)
 
-    def run(self, parts: Sequence[Batch], weights: Sequence[float], *, seed: int = 0, fresh: bool = False) -> Run:
+    def run(self, parts: Sequence[Batch], weights: Sequence[float], *, seed: int = 0) -> Run:
         """Accumulate the gradients of weighted micro-batches from the first state.
 
         Args:
             parts: The micro-batches.
             weights: The factor of each one's loss.
             seed: Seed of all random numbers, set anew for each micro-batch.
-            fresh: Whether the state is put back before each micro-batch, too.
         """
         self.restore()
         losses = []
         for part, weight in zip(parts, weights, strict=True):
-            if fresh:
-                gradients = [parameter.grad for parameter in self.parameters]
-                self.restore()
-                for parameter, gradient in zip(self.parameters, gradients, strict=True):
-                    parameter.grad = gradient
             losses.append(self._micro_step(part, weight, seed))
         return self._finished(losses)
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
-from oomdoctor.errors import UsageError
 from oomdoctor.results.verify import GradientError, VerifyCause, VerifyCauseId, VerifyResult
 from oomdoctor.verify.counts import Count, LabelLosses, candidates
 from oomdoctor.verify.coupling import Coupling, find_coupling
@@ -96,16 +95,18 @@ class Judge:
         random_error = self._random_error()
         whole, repeated = self._whole(), self._whole()
         noise = distance(repeated.gradients, whole.gradients)
-        best = None if noise > self._tolerance else self._best(whole.gradients)
-        accumulated = self._accumulated(best)
-        if noise > self._tolerance:
+        found = [] if noise > self._tolerance else self._partitions()
+        best = self._best(found, whole.gradients) if found else None
+        weights = self._loop_weights(best)
+        accumulated = self._laboratory.run(self._laboratory.parts(self._sizes[0]), weights)
+        changed = self._changed_buffers(accumulated, whole)
+        if not found:
             self._causes.append(_NOT_REPEATABLE)
         else:
-            self._judge_state(accumulated, best)
-            self._judge_buffers(accumulated, whole)
+            self._judge_state(accumulated, weighted_sum(found[0].gradients, weights))
+            self._judge_buffers(changed)
             if best is None:
                 best = self._find_couplings()
-        changed = self._changed_buffers(accumulated, whole)
         verdict = self._verdict(best, random_error, noise)
         return VerifyResult(
             target=target,
@@ -138,15 +139,18 @@ class Judge:
         self._laboratory.expected = True
         return distance(second.gradients, first.gradients)
 
+    def _partitions(self) -> list[_Partition]:
+        """Run each micro-batch of equal and unequal ones by itself."""
+        return [self._partition(sizes) for sizes in self._sizes]
+
     def _partition(self, sizes: tuple[int, ...]) -> _Partition:
         parts = self._laboratory.parts(sizes)
         return _Partition(sizes, parts, [self._laboratory.run([part], [1.0]).gradients for part in parts])
 
-    def _accumulated(self, best: _Weighted | None) -> Run:
-        """Accumulate equal micro-batches one after the other, as a loop does, with the best weights."""
-        sizes = self._sizes[0]
-        weights = [1 / len(sizes)] * len(sizes) if best is None else best.errors[0].weights
-        return self._laboratory.run(self._laboratory.parts(sizes), weights)
+    def _loop_weights(self, best: _Weighted | None) -> Sequence[float]:
+        """Return the weights of equal micro-batches in a loop: the best, or the usual ones where none helps."""
+        steps = len(self._sizes[0])
+        return [1 / steps] * steps if best is None else best.errors[0].weights
 
     def _reversed_error(self, whole: Run) -> float | None:
         samples = self._laboratory.samples
@@ -158,9 +162,8 @@ class Judge:
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
-    def _best(self, whole: Gradients) -> _Weighted | None:
+    def _best(self, found: Sequence[_Partition], whole: Gradients) -> _Weighted | None:
         """Return the first weighting with which all partitions give the whole batch's gradient."""
-        found = [self._partition(sizes) for sizes in self._sizes]
         self._tried = []
         for tried in self._weightings(found, whole):
             if tried.weighting != "count" or tried.worst <= self._tolerance:
@@ -173,7 +176,7 @@ class Judge:
         """Return whether fitted weights hold for other parameters too; else they follow the loss, as with a root."""
         with self._laboratory.elsewhere():
             whole = self._whole().gradients
-            found = [self._partition(sizes) for sizes in self._sizes]
+            found = self._partitions()
         weights = [error.weights for error in fitted.errors]
         return self._weighted("fitted", found, whole, weights).worst <= self._tolerance
 
@@ -206,19 +209,15 @@ class Judge:
 
     # --- causes ------------------------------------------------------------------------------------------------------
 
-    def _judge_state(self, accumulated: Run, best: _Weighted | None) -> None:
-        """See whether a micro-batch leaves something behind for the next one's forward."""
-        sizes = self._sizes[0]
-        weights = [1 / len(sizes)] * len(sizes) if best is None else best.errors[0].weights
-        apart = self._laboratory.run(self._laboratory.parts(sizes), weights, fresh=True)
-        error = distance(accumulated.gradients, apart.gradients)
+    def _judge_state(self, accumulated: Run, apart: Gradients) -> None:
+        """See whether a micro-batch leaves something behind for the next one, which `apart` was without."""
+        error = distance(accumulated.gradients, apart)
         if error > self._tolerance:
             self._causes.append(
                 VerifyCause("state", None, None, f"a micro-batch changes the next one's gradient, by {error:.2g}")
             )
 
-    def _judge_buffers(self, accumulated: Run, whole: Run) -> None:
-        names = self._changed_buffers(accumulated, whole)
+    def _judge_buffers(self, names: Sequence[str]) -> None:
         own = [name for name in names if not self._belongs_to_batch_norm(name)]
         if own:
             shown = ", ".join(f"`{name}`" for name in own[:3])
@@ -253,7 +252,7 @@ class Judge:
                 self._couplings.append(coupling)
                 if not switch_off(coupling):
                     return None
-                tried, best = self._tried, self._best(self._whole().gradients)
+                tried, best = self._tried, self._best(self._partitions(), self._whole().gradients)
                 self._tried = tried
                 if best is not None:
                     self._causes[-1] = _confirmed(self._causes[-1])
@@ -323,16 +322,7 @@ class Judge:
 
 
 def partitions(samples: int, parts: int) -> tuple[tuple[int, ...], ...]:
-    """Return sizes of equal micro-batches, and of unequal ones.
-
-    Raises:
-        UsageError: The samples cannot be divided so.
-    """
-    if parts < 2 or samples % parts or samples < 2 * parts:  # noqa: PLR2004 - a batch norm needs two samples
-        raise UsageError(
-            f"{samples} samples cannot be divided into {parts} equal micro-batches of 2 or more",
-            hint=f"give a multiple of `--parts`, such as `--samples {max(2, parts) * 2}`",
-        )
+    """Return sizes of equal micro-batches and of unequal ones; `samples` is at least twice `parts`, and a multiple."""
     equal = (samples // parts,) * parts
     larger = samples // parts + 1
     unequal = [larger] * (samples // larger)

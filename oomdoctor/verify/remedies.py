@@ -40,12 +40,10 @@ REMEDIES: Final[dict[VerifyCauseId, VerifyRemedy]] = {
         "put back what a forward leaves behind at the start of each micro-batch, or detach and key it by sample", ""
     ),
     "buffers": VerifyRemedy("update such statistics once an optimizer step, after `optimizer.step()`", ""),
-    "randomness": VerifyRemedy("nothing: random draws differ between any two runs", ""),
     "not_repeatable": VerifyRemedy(
         "make the step repeatable first: no seed decides its random numbers, or it uses values outside of the model",
         "",
     ),
-    "parts": VerifyRemedy("let the step take any number of samples", ""),
 }
 """What to do about each cause."""
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from oomdoctor.errors import NoAnswerError, TargetError
-from oomdoctor.target.contract import build, check_loss, make_one_batch, step_failure
+from oomdoctor.target.contract import build, make_one_batch, step_failure, take_loss
 from oomdoctor.target.importing import load_target
 from oomdoctor.target.placement import check_batch
 from oomdoctor.target.splitting import samples_in
@@ -106,11 +106,11 @@ def _converted(dtype: torch.dtype, item: object) -> object:
 def _step(target: Target, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """Run the user's step, and take what it raises for the user's error."""
     try:
-        loss = target.training_step(model, batch)
+        output = target.training_step(model, batch)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
         raised = step_failure(target, error)
     else:
-        check_loss(loss)
+        loss = take_loss(output)
         if not bool(torch.isfinite(loss)):
             raise TargetError(
                 "the loss is not finite, so that gradients cannot be compared",
