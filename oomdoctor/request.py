@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import os
 import re
@@ -26,11 +27,30 @@ DEFAULT_STEPS: Final = 3
 STEP_COUNTS: Final = ("optimizer", "backward")
 """The first step makes the optimizer's state, the second has the peak that training has, and the third proves it."""
 
+_OVERRIDE: Final = re.compile(r"(?P<file>.+?)(?::(?P<line>\d{1,9}))?:(?P<name>[^\W\d]\w*)\s*=(?P<value>.+)")
+_PLACEHOLDER: Final = re.compile(r"\{(micro_batch|accumulation_steps|world_size)\}")
 _PLAIN_WORD: Final = re.compile(r"[\w@%+=:./-]*(\{\w+\}[\w@%+=:./-]*)+")
 
 Word = TypeVar("Word", bound=str)
 Spelling = Callable[[str], str]
 """How the caller's user writes the name of a parameter, such as `--target-batch` for `target_batch`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiteralOverride:
+    """A value that trials of a command give to a name in one of its files, in place of the literal there.
+
+    Attributes:
+        file: The file, as given.
+        line: The line of the literal; None where the name alone tells.
+        name: The name.
+        value: A literal of Python, with placeholders where sizes go.
+    """
+
+    file: str
+    line: int | None
+    name: str
+    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +74,7 @@ class ProbeRequest:
         profile_micro_batch: Size at which memory is recorded by category and module; None for the maximum.
         command: A command whose words have placeholders where the sizes go, instead of a file; None for a file. It
             decides its precision and its optimizer itself.
+        literals: Literals of the command's own files that its trials set.
         steps: Optimizer steps after which a trial of a command is ended.
         count_steps: What a step of a command is, one of `STEP_COUNTS`.
         fresh: Whether each trial of a command starts its Pythons anew, instead of forking one that has imported torch.
@@ -77,12 +98,18 @@ class ProbeRequest:
     trial_timeout_seconds: float = DEFAULT_TRIAL_TIMEOUT_SECONDS
     profile_micro_batch: int | None = None
     command: tuple[str, ...] | None = None
+    literals: tuple[LiteralOverride, ...] = ()
     steps: int = DEFAULT_STEPS
     count_steps: str = STEP_COUNTS[0]
     fresh: bool = False
     guide: bool = True
     watched: bool = False
     inputs: tuple[str, ...] = ()
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """Texts in which a command's sizes are filled in: its words, and the values of its literals."""
+        return (*(self.command or ()), *(literal.value for literal in self.literals))
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """Return the environment that the trials start from: `base` with the variant's variables."""
@@ -104,6 +131,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     capacity: int | str | None = None,
     engine: str | None = None,
     trial_timeout: float | None = None,
+    literals: Sequence[str] = (),
     steps: int | None = None,
     count_steps: str | None = None,
     fresh: bool | None = None,
@@ -127,6 +155,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         capacity: What PyTorch may take of it, given in the same way; instead of `memory`.
         engine: One of `ENGINES`.
         trial_timeout: Seconds.
+        literals: Literals to set in a command's files, each as `FILE:NAME=VALUE` or `FILE:LINE:NAME=VALUE`.
         steps: Optimizer steps of a command's trial.
         count_steps: What is a step of a command: one of `STEP_COUNTS`.
         fresh: Whether each trial of a command starts its Pythons anew.
@@ -157,6 +186,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         card_bytes=_bytes(spelled("memory"), memory),
         engine=_one_of(spelled("engine"), "auto" if engine is None else engine, ENGINES),
         trial_timeout_seconds=_seconds(spelled("trial_timeout"), trial_timeout),
+        literals=tuple(read_override(text, spelled("set")) for text in literals),
         steps=DEFAULT_STEPS if steps is None else whole_number(spelled("steps"), steps),
         count_steps=_one_of(spelled("count_steps"), count_steps or STEP_COUNTS[0], STEP_COUNTS),
         fresh=bool(fresh),
@@ -210,6 +240,25 @@ def _command(target: object) -> tuple[str, ...] | None:
     if isinstance(target, list | tuple) and target and all(isinstance(word, str) for word in target):
         return tuple(target)
     return None
+
+
+def read_override(text: str, option: str = "set") -> LiteralOverride:
+    """Read `FILE:NAME=VALUE` or `FILE:LINE:NAME=VALUE`.
+
+    Raises:
+        UsageError: It is none, or the value is no literal.
+    """
+    match = _OVERRIDE.fullmatch(text)
+    if match is None:
+        hint = "write the file, the name and the value, as in `train.py:BATCH={micro_batch}`"
+        raise UsageError(f"`{option} {text}` names no literal of a file", hint=hint)
+    value = match["value"].strip()
+    try:
+        ast.literal_eval(_PLACEHOLDER.sub("1", value))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        hint = "give a number or a `'text'`, or a placeholder such as `{micro_batch}`"
+        raise UsageError(f"`{value}` in `{option} {text}` is no literal of Python", hint=hint) from None
+    return LiteralOverride(match["file"], int(match["line"]) if match["line"] else None, match["name"], value)
 
 
 def _path(target: object) -> str:

@@ -218,6 +218,20 @@ class FileWritten:
 
 
 @dataclass(frozen=True)
+class LiteralsSet:
+    """A process is about to run a file whose literals were set.
+
+    Attributes:
+        path: The file, absolute and without links.
+        pid: The process.
+    """
+
+    event: ClassVar[str] = "literals"
+    path: str
+    pid: int = field(default_factory=os.getpid)
+
+
+@dataclass(frozen=True)
 class PythonWithoutTorch:
     """A Python that never imported torch has ended.
 
@@ -344,6 +358,7 @@ Message = Union[  # noqa: UP007 - Python 3.8 has no other way to write it
     Evaluation,
     NoOptimizer,
     FileWritten,
+    LiteralsSet,
     PythonWithoutTorch,
     Measurements,
 ]

@@ -38,3 +38,6 @@ COUNTS_BACKWARD = os.environ.get("OOMDOCTOR_TRIAL_COUNT_STEPS", "") == "backward
 
 DESCRIBE = os.environ.get("OOMDOCTOR_TRIAL_DESCRIBE", "") == "1"
 """True where the process is to be described for the fork server."""
+
+LITERALS = os.environ.get("OOMDOCTOR_TRIAL_LITERALS", "")
+"""Literals to set in the program's files, as JSON; see `literals`."""

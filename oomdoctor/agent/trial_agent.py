@@ -44,10 +44,17 @@ class TrialAgent:
         imports.when_imported("multiprocessing.process", self._watch_children)
         imports.when_imported("torch", self._watch_torch)
         imports.when_imported("safetensors", self._writes.watch_safetensors)
+        if settings.LITERALS:
+            guarded(self._set_literals)()
         if os.environ.get("OOMDOCTOR_TRIAL_USES"):
             from .dependency_recorder import record_command_process
 
             guarded(record_command_process)()
+
+    def _set_literals(self) -> None:
+        from . import literals
+
+        literals.begin(lambda path: self._channel.send_event("literals", {"path": path}, even_if_quiet=True))
 
     def _at_exit(self) -> None:
         if "torch" not in sys.modules and os.getpid() == self._process:

@@ -32,6 +32,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     headroom: float | str = DEFAULT_HEADROOM,
     engine: EngineName = "auto",
     trial_timeout: float = DEFAULT_TRIAL_TIMEOUT_SECONDS,
+    set: Sequence[str] = (),  # noqa: A002 - as the option is called
     steps: int | None = None,
     count_steps: str | None = None,
     fresh: bool = False,
@@ -46,7 +47,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
 
     Args:
         target: The file to probe: `model.py`, `pkg.module`, `model.py:build_model(depth=24)`, or an example's name. Or
-            a command, as a list of words with `{micro_batch}` in one of them.
+            a command, as a list of words with `{micro_batch}` in one of them, or in `set`.
         target_batch: Samples per optimizer step over all devices; None for the largest micro-batch of a plain step,
             which accumulates nothing.
         world_size: Devices that share the target batch.
@@ -59,6 +60,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         headroom: Part of the capacity that the recommended size leaves free: a number in [0, 1), or `5%`.
         engine: `auto`, `cuda` for the local GPU, `null` for a null GPU, or `trace` for no GPU at all.
         trial_timeout: Longest time that a trial may take, in seconds.
+        set: Literals of a command's own files to set, such as `train.py:BATCH={micro_batch}`; no file is changed.
         steps: Optimizer steps after which a trial of a command is ended; None for 3.
         count_steps: What such a step is: `optimizer`, a step of an optimizer of torch, or `backward`, a backward pass.
         fresh: Whether each trial of a command starts its Pythons anew.
@@ -86,6 +88,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         capacity=capacity,
         engine=engine,
         trial_timeout=trial_timeout,
+        literals=set,
         steps=steps,
         count_steps=count_steps,
         fresh=fresh,

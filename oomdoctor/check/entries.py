@@ -13,7 +13,7 @@ from oomdoctor.config.layers import COMMAND_LINE, PREFIX
 from oomdoctor.config.schema import CheckEntry
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.errors import UsageError
-from oomdoctor.request import DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request
+from oomdoctor.request import DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request, read_override
 from oomdoctor.search.probe_search import per_device_target
 from oomdoctor.units import parse_fraction, parse_size
 
@@ -67,7 +67,7 @@ DEFAULTS: Final = CheckEntry(
 _LONGEST_TIMEOUT_SECONDS: Final = 604_800
 _COUNTS: Final = ("target-batch", "world-size", "micro-batch", "min-micro-batch", "max-accumulation-steps", "steps")
 _FOR_FILES: Final = ("precision", "optimizer", "guide")
-_FOR_COMMANDS: Final = ("steps", "fresh")
+_FOR_COMMANDS: Final = ("set", "steps", "count_steps", "fresh")
 
 
 def chosen_entries(configuration: CheckConfiguration, names: Sequence[str] = ()) -> tuple[Entry, ...]:
@@ -163,7 +163,9 @@ class _EntryReader:
             memory=None if self._overridden() == "memory" else self._size("memory", values.memory),
             capacity=None if self._overridden() == "capacity" else self._size("capacity", values.capacity),
             trial_timeout=seconds,
+            literals=values.set or (),
             steps=values.steps,
+            count_steps=values.count_steps,
             fresh=values.fresh,
             engine=values.engine,
             device=values.device,
@@ -181,11 +183,15 @@ class _EntryReader:
         )
         for key in wrong:
             if getattr(self.values, key) is not None:
-                raise self.settled.refusal(key, f"cannot be said of {of_what}", f"drop it; {why}")
-        if command is not None and not any(REQUIRED in word for word in command):
+                raise self.settled.refusal(key.replace("_", "-"), f"cannot be said of {of_what}", f"drop it; {why}")
+        if command is not None and not any(REQUIRED in text for text in (*command, *(self.values.set or ()))):
             line = f'`command = ["python", "train.py", "--batch-size", "{REQUIRED}"]`'
-            hint = f"put it where the batch size goes, as in {line}"
+            hint = f"put it where the batch size goes, as in {line}; for a literal add `set = "
+            hint += f'["train.py:BATCH={REQUIRED}"]`'
             raise self.settled.refusal("command", f"has no `{REQUIRED}`", hint)
+        with self._placed("set"):
+            for text in self.values.set or ():
+                read_override(text)
         if command is not None and any("\0" in word for word in command):
             raise self.settled.refusal("command", "has a null character, which no program can be given")
 

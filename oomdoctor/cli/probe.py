@@ -22,18 +22,22 @@ _DEFAULT_STEPS: Final = 3
 """As in `oomdoctor.request`, whose import would slow down `--help`; a test holds the two together."""
 
 
-def as_command(words: Sequence[str]) -> tuple[str, ...] | None:
+def as_command(words: Sequence[str], *, sets_literals: bool = False) -> tuple[str, ...] | None:
     """Return the command that was given; None where the one word names a file.
+
+    Args:
+        words: What was given.
+        sets_literals: Whether literals are to be set, which only a command has.
 
     Raises:
         UsageError: A file stands before a command.
     """
-    if len(words) == 1 and "{micro_batch}" not in words[0]:
+    if len(words) == 1 and "{micro_batch}" not in words[0] and not sets_literals:
         return None
-    if words[0].endswith(".py") and shutil.which(words[0]) is None and shutil.which(words[1]) is not None:
-        raise UsageError(
-            f"a file, `{words[0]}`, and a command, `{words[1]} ...`, are both given", hint="probe one at a time"
-        )
+    file, then = words[0], words[1:2]
+    if file.endswith(".py") and shutil.which(file) is None and any(map(shutil.which, then)):
+        message = f"a file, `{file}`, and a command, `{then[0]} ...`, are both given"
+        raise UsageError(message, hint="probe one at a time")
     return tuple(words)
 
 
@@ -121,6 +125,16 @@ TrialTimeout: TypeAlias = Annotated[
 DryRunFlag: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="Load the file, run one trial at the smallest size, explain.")
 ]
+SetLiterals: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FILE:NAME=VALUE",
+        help="For a command whose batch size is a literal: set it in each trial, the file stays as it is. As in `--set "
+        "'train.py:BATCH={micro_batch}'`; several times for several.",
+        show_default=False,
+    ),
+]
 Steps: TypeAlias = Annotated[
     int | None,
     typer.Option(
@@ -165,6 +179,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     headroom: Headroom = "5%",
     engine: EngineName = "auto",
     trial_timeout: TrialTimeout = 300.0,
+    set_literals: SetLiterals = None,
     steps: Steps = None,
     count_steps: CountSteps = None,
     fresh: FreshFlag = False,
@@ -193,8 +208,13 @@ def probe(  # noqa: PLR0913 - one parameter an option
         check_writable(output)
     progress = make_progress(quiet=quiet)
     try:
-        command = as_command(target)
-        for_commands = {"--steps": steps is not None, "--count-steps": count_steps is not None, "--fresh": fresh}
+        command = as_command(target, sets_literals=bool(set_literals))
+        for_commands = {
+            "--set": bool(set_literals),
+            "--steps": steps is not None,
+            "--count-steps": count_steps is not None,
+            "--fresh": fresh,
+        }
         check_target_options(command, for_commands, precision=precision, optimizer=optimizer)
         request = build_request(
             target[0] if command is None else command,
@@ -209,6 +229,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
             capacity=capacity,
             engine=engine,
             trial_timeout=trial_timeout,
+            literals=set_literals or (),
             steps=steps,
             count_steps=count_steps,
             fresh=fresh,

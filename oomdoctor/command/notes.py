@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Trial
     from oomdoctor.search.bracket import SearchResult
+    from oomdoctor.target.literals import FoundLiteral
 
 
 _SAME_SHARE: Final = 0.01
@@ -119,14 +120,21 @@ def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reaso
         Reason("trials", f"the command itself, ended by force once it had taken {steps}, or 8 where memory still grew"),
         Reason("starts", supervisor.fork_reason or "each trial was started anew, as `--fresh` says"),
     ]
-    if accumulates(request.command or ()):
+    if accumulates(request.templates):
         text = f"`{ACCUMULATION}` was 2 in trials below the target, which has all the memory that more steps have"
         found.append(Reason("accumulation", text))
+    if supervisor.literals:
+        found.append(Reason("literals", _describe_literals(supervisor.literals)))
     if supervisor.notes.zeros_read and not _deciding(supervisor):
         found.append(Reason("zeros", _ZEROS))
     if left := [Path(path) for path in supervisor.observations.written if Path(path).exists()]:
         found.append(Reason("written", _describe_paths(left, request.directory)))
     return tuple(found)
+
+
+def _describe_literals(literals: Sequence[FoundLiteral]) -> str:
+    told = [f"`{each.override.name}` in line {each.place.line} of `{each.override.file}`" for each in literals]
+    return f"trials set {', '.join(told)} when the source was compiled; no file was changed"
 
 
 def warnings(
@@ -162,7 +170,7 @@ def _command_warnings(request: ProbeRequest, seen: Observations, search: SearchR
     share = share_of(request.target_batch, request.world_size)
     for name, meant in near_misses(request.command or ()).items():
         yield f"`{name}` is no placeholder and was passed on as it is; `{meant}` would be filled in"
-    if share is not None and search.maximum < share and not accumulates(request.command or ()):
+    if share is not None and search.maximum < share and not accumulates(request.templates):
         yield (
             f"the command has no `{ACCUMULATION}`: each of its optimizer steps sees one micro-batch, not the target; "
             "gradients that it accumulates in another way stay alive during the forward, and training may need more"

@@ -13,11 +13,12 @@ from oomdoctor.results import Outcome, Phase, PhaseName, Trial
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from oomdoctor.agent.messages import ErrorChain, Measurements
     from oomdoctor.command.trial import EndedTrial
     from oomdoctor.command.trial_events import TrialEvents
+    from oomdoctor.target.literals import FoundLiteral
 
 
 ENOUGH_STEPS: Final = 2
@@ -233,6 +234,22 @@ def _phases(measured: Measurements, events: TrialEvents) -> tuple[Phase, ...]:
     )
 
 
+def unset_error(literals: Sequence[FoundLiteral], events: TrialEvents) -> OomdoctorError | None:
+    """Return the error of a trial that fits and never ran a file whose literal it was to set; None where it ran all.
+
+    Args:
+        literals: The literals to set.
+        events: The events of the trial.
+    """
+    unset = next((each for each in literals if str(each.path) not in events.edited), None)
+    if unset is None:
+        return None
+    return TargetError(
+        f"`{unset.override.name}` was not set: no Python of the command ran `{unset.path}`",
+        hint="name the file that the command runs or imports; one that it reads and executes itself cannot be set",
+    )
+
+
 _SAME_SHARE: Final = 0.001
 """Peaks that differ by less than this share are taken for the same."""
 
@@ -285,5 +302,6 @@ def _ignored_error(first: int, second: int) -> OomdoctorError:
     return TargetError(
         f"the command does not heed `{REQUIRED}`: at {low} and at {high} the same batch reached the model, and "
         "training took the same memory",
-        hint="put the placeholder where the command's own batch size goes; a configuration file may set it otherwise",
+        hint="put the placeholder where the command's own batch size goes; a configuration file may set it otherwise, "
+        "and a literal that `--set` names may not be the one that counts",
     )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.command.notes import reasons, warnings
 from oomdoctor.command.supervisor import CommandSupervisor
-from oomdoctor.command.template import Sizes, accumulates, check_command, fill_command
+from oomdoctor.command.template import Sizes, accumulates, check_command, fill_command, fill_value
 from oomdoctor.engines.choice import choose_engine
 from oomdoctor.request import command_line
-from oomdoctor.results import Accumulation, CommandPlan, Outcome, UniformPlan
+from oomdoctor.results import Accumulation, CommandPlan, EditedLiteral, Outcome, UniformPlan
 from oomdoctor.run.environment import find_interpreter, torch_of
 from oomdoctor.search.bracket import FIRST_SIZE
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps, plan_accumulation, share_of
@@ -20,9 +20,12 @@ from oomdoctor.trial.dependencies import UNWATCHED
 from oomdoctor.trial.protocol import HeldMemory, LoadedTarget
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from oomdoctor.engines.choice import Engine
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
+    from oomdoctor.target.literals import FoundLiteral
     from oomdoctor.trial.process import CancelToken
 
 
@@ -38,7 +41,7 @@ def engine_for_command(request: ProbeRequest) -> Engine:
         NoAnswerError: No device, or its Python has no torch.
     """
     command = request.command or ()
-    check_command(command, request.directory, os.environ)
+    check_command(command, request.directory, os.environ, [each.value for each in request.literals])
     return choose_engine(
         engine=request.engine,
         gpu=request.gpu,
@@ -91,7 +94,7 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
             moved=others.moved(),
         )
         result = build_result(request, engine, supervisor, others, findings)
-        words = _command_plan(request, plan)
+        words = _command_plan(request, supervisor.literals, plan, recommended or search.maximum)
         uses = supervisor.uses
         used = UNWATCHED if uses is None else uses.dependencies(request.command or (), request.directory, os.environ)
         return ProbeRun(replace(result, command_plan=words), supervisor.versions, used)
@@ -109,8 +112,9 @@ def dry_run_command(request: ProbeRequest, progress: Progress) -> DryRun:
     with CommandSupervisor(replace(request, fresh=True), engine) as supervisor:
         progress.stage(f"starting {request.target}")
         trial = supervisor.first(1, 1)
-        words = command_line(fill_command(request.command or (), Sizes(1, 1, request.world_size)))
-        seen = {"command": words, "optimizer": supervisor.notes.optimizer_name}
+        plan = _command_plan(replace(request, target_batch=None), supervisor.literals, None, 1)
+        edits = {f"{each.file}, line {each.line}": f"{each.name} = {each.new}" for each in plan.literals}
+        seen = {"command": command_line(plan.run or ()), **edits, "optimizer": supervisor.notes.optimizer_name}
         return DryRun(engine, replace(_loaded(supervisor), found=seen), trial)
 
 
@@ -122,7 +126,7 @@ def _checked_plan(request: ProbeRequest, session: ProbeSearch, maximum: int, rec
     share, limit = share_of(request.target_batch, request.world_size), maximum
     if share is None or request.target_batch is None:
         return None
-    if maximum and maximum < share and not accumulates(request.command or ()):
+    if maximum and maximum < share and not accumulates(request.templates):
         return _plan_of(
             request, UniformPlan(size := recommended or maximum, 1, size * request.world_size), request.target_batch
         )
@@ -169,9 +173,24 @@ def _loaded(supervisor: CommandSupervisor) -> LoadedTarget:
     )
 
 
-def _command_plan(request: ProbeRequest, plan: Accumulation | None) -> CommandPlan:
+def _command_plan(
+    request: ProbeRequest, literals: Sequence[FoundLiteral], plan: Accumulation | None, plain: int
+) -> CommandPlan:
+    """Return what to start: what reaches the target, or without one what trains at a size of plain steps."""
+    fixed = None if plan is None else plan.fixed_size
+    if request.target_batch is None and plain:
+        fixed = UniformPlan(plain, 1, plain)
+    sizes = None if fixed is None else Sizes(fixed.micro_batch, fixed.steps, request.world_size)
     words = request.command or ()
-    if plan is None:
-        return CommandPlan(words, None)
-    sizes = Sizes(plan.fixed_size.micro_batch, plan.steps, request.world_size)
-    return CommandPlan(words, tuple(fill_command(words, sizes)), plan.fixed_size)
+    edited = tuple(
+        EditedLiteral(
+            file=each.override.file,
+            line=each.place.line,
+            name=each.override.name,
+            value=each.override.value,
+            text=each.place.text,
+            new=None if sizes is None else fill_value(each.override.value, sizes),
+        )
+        for each in literals
+    )
+    return CommandPlan(words, None if sizes is None else tuple(fill_command(words, sizes)), fixed, edited)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 from oomdoctor.command.dependencies import CommandDependencies
 from oomdoctor.command.fork_server import ForkServer
 from oomdoctor.command.notes import Observations
-from oomdoctor.command.outcome import BatchSizeCheck, ClassifiedTrial, classify_trial
+from oomdoctor.command.outcome import BatchSizeCheck, ClassifiedTrial, classify_trial, unset_error
 from oomdoctor.command.prediction import SimulatedCard, largest_simulated, read_allocations
-from oomdoctor.command.template import Sizes, accumulates, fill_command
+from oomdoctor.command.template import Sizes, accumulates, edits_of, fill_command
 from oomdoctor.command.trial import EndedTrial, SocketDirectory, TrialStart, run_trial
 from oomdoctor.command.trial_events import TrialEvents
 from oomdoctor.engines.allocator.settings import rules_of, settings_from_environment
@@ -20,6 +21,7 @@ from oomdoctor.progress import Progress, SilentProgress
 from oomdoctor.results import Outcome
 from oomdoctor.run.environment import with_agent
 from oomdoctor.search.probe_search import TrialNotes, TrialProblem, TrialSource, micro_steps, share_of
+from oomdoctor.target.literals import find_literals
 from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:
@@ -89,6 +91,7 @@ class CommandSupervisor(TrialSource):
 
     Attributes:
         observations: Observations of the trials besides their outcomes.
+        literals: Literals that each trial sets in the command's files.
         uses: Dependencies of the command, where that was asked for.
         device: The device that CUDA showed the first trial.
         versions: Versions of Python, torch and CUDA in it, by name.
@@ -110,6 +113,7 @@ class CommandSupervisor(TrialSource):
         self.uses = CommandDependencies(self._sockets.path) if request.watched else None
         if self.uses is not None:
             self._environment |= self.uses.environment
+        self.literals = find_literals(request.literals, request.directory)
         self._forks: ForkServer | None = None
         self._has_port = False
         self._speculative = SpeculativeTrial()
@@ -192,7 +196,7 @@ class CommandSupervisor(TrialSource):
         self._count += 1
         request = self._request
         environment = {**self._environment, "OOMDOCTOR_RUN_MEMORY_BYTES": str(self._cap(allowed_bytes))}
-        is_by_backward = request.count_steps == "backward" and accumulates(request.command or ())
+        is_by_backward = request.count_steps == "backward" and accumulates(request.templates)
         environment["OOMDOCTOR_TRIAL_STEPS"] = str(request.steps * (micro_steps if is_by_backward else 1))
         if self._engine.kind == "cuda":
             environment["OOMDOCTOR_RUN_CARD_BYTES"] = str(self._request.card_bytes or 0)
@@ -201,6 +205,8 @@ class CommandSupervisor(TrialSource):
         if self._forks is not None:
             environment["OOMDOCTOR_FORK_SOCKET"] = str(self._forks.path)
         sizes = Sizes(micro_batch, micro_steps, request.world_size)
+        if self.literals:
+            environment["OOMDOCTOR_TRIAL_LITERALS"] = json.dumps(edits_of(self.literals, sizes))
         return TrialStart(
             command=fill_command(request.command or (), sizes),
             directory=request.directory,
@@ -235,7 +241,7 @@ class CommandSupervisor(TrialSource):
     def _classified(self, ended: EndedTrial, micro_batch: int, allowed_bytes: int) -> ClassifiedTrial:
         classified = classify_trial(ended, micro_batch, allowed_bytes, self._request.steps)
         if classified.trial.outcome is Outcome.FITS:
-            problem = self._batch_size_check.problem_of(
+            problem = unset_error(self.literals, ended.events) or self._batch_size_check.problem_of(
                 micro_batch, ended.events, classified.trial.peak_allocated_bytes
             )
             if problem is not None:
@@ -311,7 +317,8 @@ class CommandSupervisor(TrialSource):
         again = self._end(self._start(trial.micro_batch, micro_steps, 0))
         forked = classify_trial(again, trial.micro_batch, trial.allowed_bytes, self._request.steps).trial
         took = [(one.outcome, one.peak_allocated_bytes, one.peak_reserved_bytes) for one in (trial, forked)]
-        if took[0] == took[1]:
+        # A file that the server itself imported, as one of an installed package, has its own literals in a fork.
+        if took[0] == took[1] and again.events.edited == ended.events.edited:
             self.fork_reason = (
                 "forked from a process that has imported what the first trial had; at micro-batch "
                 f"{trial.micro_batch} both ways took the same memory to the byte"

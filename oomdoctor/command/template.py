@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 import shutil
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.errors import UsageError
 from oomdoctor.request import command_line
+from oomdoctor.target.literals import batch_size_literals, set_options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from oomdoctor.target.literals import FoundLiteral
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,37 +57,88 @@ def fill_command(command: Sequence[str], sizes: Sizes) -> list[str]:
     return [pattern.sub(lambda match: values[match[0]], word) for word in command]
 
 
-def accumulates(command: Sequence[str]) -> bool:
-    """Return whether the command is told its accumulation steps."""
-    return any(ACCUMULATION in word for word in command)
+def fill_value(value: str, sizes: Sizes) -> str:
+    """Return a literal with the sizes in it, as Python writes it.
+
+    Args:
+        value: As `oomdoctor.request` takes it.
+        sizes: The sizes to fill in.
+    """
+    return repr(ast.literal_eval(fill_command([value], sizes)[0]))
 
 
-def check_command(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> None:
+def edits_of(literals: Iterable[FoundLiteral], sizes: Sizes) -> dict[str, list[tuple[int, int, int, int, str, str]]]:
+    """Return the edits of a trial, by file, as `oomdoctor.agent.literals` takes them.
+
+    Args:
+        literals: Literals to set.
+        sizes: The sizes to fill in.
+    """
+    edits: dict[str, list[tuple[int, int, int, int, str, str]]] = {}
+    for each in literals:
+        place, new = each.place, fill_value(each.override.value, sizes)
+        edit = (place.line, place.column, place.end_line, place.end_column, place.text, new)
+        edits.setdefault(str(each.path), []).append(edit)
+    return edits
+
+
+def accumulates(templates: Sequence[str]) -> bool:
+    """Return whether a command is told its accumulation steps, by its words or by what is set in its files."""
+    return any(ACCUMULATION in text for text in templates)
+
+
+def check_command(
+    command: Sequence[str], directory: Path, environment: Mapping[str, str], values: Sequence[str] = ()
+) -> None:
     """See that the command can be started and will be told its micro-batch.
 
     Args:
         command: Its words.
         directory: Its working directory.
         environment: Its environment, whose `PATH` is searched.
+        values: Values that are set in its files.
 
     Raises:
         UsageError: It has no `{micro_batch}`, or there is no such program.
     """
-    if not any(REQUIRED in word for word in command):
-        seen = _words_in_braces(command)
-        near = [
-            name for name in seen if name in _OTHER_NAMES or difflib.get_close_matches(name, [REQUIRED], cutoff=0.7)
-        ]
-        hint = f"put `{REQUIRED}` where its batch size goes, as in `-- python train.py --batch-size {REQUIRED}`"
-        hint = f"write `{REQUIRED}` instead of `{near[0]}`" if near else hint
-        raise UsageError(f"the command `{command_line(command)}` has no `{REQUIRED}`", hint=hint)
+    if not any(REQUIRED in text for text in (*command, *values)):
+        where = "" if not values else ", nor has what is set in its files"
+        raise UsageError(
+            f"the command `{command_line(command)}` has no `{REQUIRED}`{where}", hint=_missing_hint(command, directory)
+        )
     program = command[0]
     path = str(directory / program) if "/" in program else program
     if shutil.which(path, path=environment.get("PATH")) is None:
         hint = f"the command comes after `--`, for example `-- python train.py --batch-size {REQUIRED}`"
         if program.endswith(".py"):
-            hint = f"a script is run by its interpreter, for example `-- python {program} --batch-size {REQUIRED}`"
+            option = "" if values else f" --batch-size {REQUIRED}"
+            hint = f"a script is run by its interpreter, for example `-- python {program}{option}`"
         raise UsageError(f"command not found: `{program}`", hint=hint)
+
+
+def _missing_hint(command: Sequence[str], directory: Path) -> str:
+    """Return both ways to tell a command its size, with the literals of its own script that look like one."""
+    near = [
+        name
+        for name in _words_in_braces(command)
+        if name in _OTHER_NAMES or difflib.get_close_matches(name, [REQUIRED], cutoff=0.7)
+    ]
+    if near:
+        return f"write `{REQUIRED}` instead of `{near[0]}`"
+    hint = f"put `{REQUIRED}` where its batch size goes, as in `-- python train.py --batch-size {REQUIRED}`"
+    script = script_of(command)
+    places = [] if script is None else batch_size_literals(directory / script)
+    if script is None or not places:
+        return f"{hint}; where a file has it as a literal, add `--set 'train.py:BATCH={REQUIRED}'`"
+    listed = ", ".join(f"`{place.name} = {place.text}` in line {place.line}" for place in places)
+    options = "\n".join(f"    {option}" for option in set_options(script, places))
+    return f"{hint}; or set a literal of `{script}`, which has {listed}:\n\n{options}"
+
+
+def script_of(command: Sequence[str]) -> str | None:
+    """Return the Python file that a command runs, relative to where it runs: `train.py`, or that of `-m train`."""
+    modules = [f"{word.replace('.', '/')}.py" for before, word in pairwise(command) if before == "-m"]
+    return next((word for word in (*command, *modules) if word.endswith(".py")), None)
 
 
 def near_misses(command: Sequence[str]) -> dict[str, str]:

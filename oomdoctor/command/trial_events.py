@@ -14,6 +14,7 @@ from oomdoctor.agent.messages import (
     Evaluation,
     FileWritten,
     FirstBatch,
+    LiteralsSet,
     Measurements,
     NoOptimizer,
     OutOfMemory,
@@ -70,6 +71,7 @@ class TrialEvents:
         steps: Optimizer steps done, by process id.
         measured: The last word of each training process.
         written: Paths that the command wrote to, in order.
+        edited: Files that were run with their literals set, by real path.
         frameworks: Others than torch that Pythons without torch had imported; None where no such Python ended.
         without_optimizer: Most backward passes of a process that had made no optimizer of torch.
         stages: What the command did, and since when, in seconds of the monotonic clock, as its processes told.
@@ -83,6 +85,7 @@ class TrialEvents:
     steps: dict[int, int] = field(default_factory=dict)
     measured: dict[int, Measurements] = field(default_factory=dict)
     written: dict[str, None] = field(default_factory=dict)
+    edited: set[str] = field(default_factory=set)
     frameworks: tuple[str, ...] | None = None
     without_optimizer: int = 0
     stages: list[tuple[str, float]] = field(default_factory=lambda: [(STARTING, time.monotonic())])
@@ -117,6 +120,8 @@ class TrialEvents:
                 self.without_optimizer = max(self.without_optimizer, message.backwards)
             case FileWritten() if len(self.written) < _MOST_MESSAGES:
                 self.written.setdefault(message.path)
+            case LiteralsSet() if len(self.edited) < _MOST_MESSAGES:
+                self.edited.add(message.path)
             case PythonWithoutTorch():
                 self.frameworks = tuple(dict.fromkeys((*(self.frameworks or ()), *message.frameworks)))
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SeverityName: TypeAlias = Literal["note", "warning", "error"]
 PrecisionName: TypeAlias = Literal["fp32", "bf16", "fp16"]
+StepName: TypeAlias = Literal["optimizer", "backward"]
 EngineName: TypeAlias = Literal["auto", "cuda", "null", "trace"]
 
 EXAMPLE = "example"
@@ -119,7 +120,9 @@ class CheckEntry(SharedKeys):
         name: What to call it; without one, as its target or its command.
         target: The target, relative to the file's folder.
         command: In place of a target, a command that trains, with placeholders for its sizes; it runs in that folder.
+        set: Literals of the command's own files that its trials set, as `FILE:NAME=VALUE`.
         steps: Optimizer steps after which a trial of the command is ended.
+        count_steps: What such a step is: one of an optimizer of torch, or a backward pass.
         fresh: Whether each trial of the command starts its Pythons anew.
         micro_batch: Size at which memory is recorded.
         min_micro_batch: Smallest maximum micro-batch that passes.
@@ -133,7 +136,9 @@ class CheckEntry(SharedKeys):
         default=None,
         metadata={EXAMPLE: '["python", "train.py", "--batch-size", "{micro_batch}"]', WORDS: True},
     )
+    set: tuple[str, ...] | None = field(default=None, metadata={EXAMPLE: '["train.py:BATCH={micro_batch}"]'})
     steps: int | None = field(default=None, metadata={EXAMPLE: "3"})
+    count_steps: StepName | None = field(default=None, metadata={EXAMPLE: '"backward"'})
     fresh: bool | None = field(default=None, metadata={EXAMPLE: "true"})
     micro_batch: int | None = field(default=None, metadata={EXAMPLE: "8"})
     min_micro_batch: int | None = field(default=None, metadata={EXAMPLE: "8"})

@@ -272,6 +272,27 @@ class Accumulation:
 
 
 @dataclass(frozen=True, slots=True)
+class EditedLiteral:
+    """A literal of one of the command's files that its trials set, and that has to be edited to train so.
+
+    Attributes:
+        file: The file, as it was given.
+        line: Line of the value.
+        name: The name that has it.
+        value: What was asked for, with placeholders.
+        text: The value as it stands in the file.
+        new: The value of the plan; None where nothing fits.
+    """
+
+    file: str
+    line: int
+    name: str
+    value: str
+    text: str
+    new: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class CommandPlan:
     """A command that was probed, and how to start it so that it reaches the target batch, or comes as near as it can.
 
@@ -279,11 +300,18 @@ class CommandPlan:
         words: As it was given, with placeholders.
         run: With the plan's sizes filled in, as it was run; None where nothing fits.
         sizes: The one size that `run` has, and what it reaches.
+        literals: Literals of its files that were set beside.
     """
 
     words: tuple[str, ...]
     run: tuple[str, ...] | None
     sizes: UniformPlan | None = None
+    literals: tuple[EditedLiteral, ...] = field(default=(), metadata=ADDED_LATER)
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """Texts in which the sizes are filled in: its words, and the values of its literals."""
+        return (*self.words, *(literal.value for literal in self.literals))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,13 @@ import warnings
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.errors import TargetError
+from oomdoctor.target.literals import batch_size_literals, set_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from oomdoctor.target.literals import LiteralPlace
 
 _LARGEST_SOURCE: Final = 4 << 20
 """Characters of a source that is read; a larger one is imported unread."""
@@ -47,7 +50,7 @@ def refuse_script(path: Path, location: str, builder: str) -> None:
     if not bound & {builder, "make_batch", "*", "__getattr__"} and names & _TRAINS and not names & _DYNAMIC:
         raise TargetError(
             f"`{location}` is a script that trains: it has neither `{builder}` nor `make_batch`, and was not run",
-            hint=_hint(location, [*_options(calls)]),
+            hint=_hint(location, [*_options(calls)], batch_size_literals(path)),
         )
 
 
@@ -84,13 +87,25 @@ def _options(calls: list[ast.Call]) -> Iterator[str]:
             yield from (word for word in words if isinstance(word, str) and word.startswith("--"))
 
 
-def _hint(location: str, options: list[str]) -> str:
-    """Return the command to probe, with the script's own options for its sizes."""
+def _hint(location: str, options: list[str], literals: list[LiteralPlace]) -> str:
+    """Return the command to probe, with the script's own options for its sizes, or else with its literal."""
     sizes = [
         option for option in options if "batch" in option and not any(word in option for word in ("accum", "eval"))
     ]
     steps = next((option for option in options if "accum" in option), None)
-    words = ["python", shlex.quote(location), sizes[0] if sizes else "--batch-size", "{micro_batch}"]
+    words = ["python", shlex.quote(location)]
+    chosen = "" if sizes or not literals else f"{set_options(location, literals)[0]} "
+    words += [] if chosen else [sizes[0] if sizes else "--batch-size", "{micro_batch}"]
     words += [] if steps is None else [steps, "{accumulation_steps}"]
-    note = "" if sizes else "\n\nand have it read its batch size from such an option, which it has none of"
-    return f"probe it as the command that it is:\n\n    oomdoctor probe -- {' '.join(words)}{note}"
+    line = f"oomdoctor probe {chosen}-- {' '.join(words)}"
+    return f"probe it as the command that it is:\n\n    {line}{_note(sizes, literals)}"
+
+
+def _note(sizes: list[str], literals: list[LiteralPlace]) -> str:
+    """Return what else there is to know about the script's batch size, as a paragraph of its own."""
+    if not sizes and not literals:
+        return "\n\nand have it read its batch size from such an option, which it has none of"
+    if sizes or len(literals) == 1:
+        return ""
+    others = ", ".join(f"`{each.name} = {each.text}` in line {each.line}" for each in literals)
+    return f"\n\nwhere `--set` names the literal that training uses, of {others}"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from oomdoctor.check import cache as cache_key
 from oomdoctor.check.cache import key_of
 from oomdoctor.engines.null_gpu.library import TorchBuild
-from oomdoctor.request import PRECISIONS, ProbeRequest
+from oomdoctor.request import PRECISIONS, LiteralOverride, ProbeRequest
 from oomdoctor.results import Axis, EnvironmentVariable, Variant
 
 HERE = Path(__file__).parent
@@ -42,6 +42,9 @@ REQUESTS = st.builds(
     trial_timeout_seconds=st.sampled_from([60.0, 300.0]),
     profile_micro_batch=st.none() | st.integers(1, 2),
     command=st.none() | st.sampled_from([("python", "{micro_batch}"), ("python", "-u", "{micro_batch}")]),
+    literals=st.lists(
+        st.builds(LiteralOverride, st.just("t.py"), st.none() | st.just(3), st.sampled_from("ab"), st.just("1"))
+    ).map(tuple),
     steps=st.integers(2, 3),
     count_steps=st.sampled_from(["optimizer", "backward"]),
     fresh=st.booleans(),

@@ -13,7 +13,7 @@ from oomdoctor.check.runner import check_program
 from oomdoctor.config.check import CheckConfiguration, configure_check
 from oomdoctor.config.schema import CheckKeys
 from oomdoctor.errors import UsageError
-from oomdoctor.request import ProbeRequest
+from oomdoctor.request import LiteralOverride, ProbeRequest
 
 COMMAND = 'command = ["python", "train.py", "--batch-size", "{micro_batch}"]\n'
 WORDS = ("python", "train.py", "--batch-size", "{micro_batch}")
@@ -50,6 +50,31 @@ def test_a_command_reaches_the_probe(tmp_path: Path) -> None:
     assert (request.command, request.steps, request.fresh, request.gpu) == (WORDS, 5, True, "t4")
     assert (request.directory, request.target) == (tmp_path, "python train.py --batch-size {micro_batch}")
     assert (found.name, found.min_micro_batch, request.variant.optimizer) == ("plain", 8, None)
+
+
+def test_an_entry_sets_literals_and_counts_backward_passes() -> None:
+    """Both are in the question, and a placeholder among the literals is as good as one among the words."""
+    keys = 'command = ["python", "train.py"]\nset = ["train.py:3:BATCH={micro_batch}"]\ncount-steps = "backward"\n'
+    (found,) = entries(keys)
+
+    assert found.request.literals == (LiteralOverride("train.py", 3, "BATCH", "{micro_batch}"),)
+    assert found.request.count_steps == "backward"
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        (COMMAND + 'set = ["train.py=3"]\n', "`set train.py=3` names no literal of a file"),
+        (COMMAND + 'set = "train.py:B=3"\n', "set` in `oomdoctor.toml` is"),
+        (COMMAND + 'count-steps = "forward"\n', "count-steps` in `oomdoctor.toml` is"),
+        ('target = "m.py"\nset = ["m.py:B={micro_batch}"]\n', "`set` of `m.py` in `oomdoctor.toml` cannot be said of"),
+        ('target = "m.py"\ncount-steps = "backward"\n', "`count-steps` of `m.py` in `oomdoctor.toml` cannot"),
+        ('command = ["python", "t.py"]\nset = ["t.py:B=3"]\n', "has no `{micro_batch}`"),
+    ],
+)
+def test_what_cannot_be_said_of_literals_and_steps_is_refused(keys: str, problem: str) -> None:
+    """The entry and the key are named."""
+    assert problem in refused(keys).message
 
 
 def test_a_command_is_an_entry_on_each_card() -> None:

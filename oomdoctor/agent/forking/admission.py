@@ -12,7 +12,7 @@ import runpy
 import sys
 import sysconfig
 import types
-from importlib.machinery import EXTENSION_SUFFIXES, SourceFileLoader
+from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import proxy
@@ -209,29 +209,14 @@ def prepare_main(target: str, *, is_module: bool, had: dict[str, Any]) -> tuple[
         sys.path.insert(0, first)
     if is_module:
         return runpy._run_module_as_main, (target, True)  # type: ignore[attr-defined]  # noqa: SLF001 - as C does
-    return _prepare_script(target, namespace)
+    # Not earlier: what it reads of the environment is the program's, not the server's.
+    from ..literals import prepare_script  # noqa: PLC0415
+
+    return prepare_script(target, namespace)
 
 
 def _full_name(path: str) -> str:
     return os.path.join(os.getcwd(), path) if sys.version_info >= _ABSOLUTE_SINCE else path
-
-
-def _prepare_script(path: str, namespace: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    name = _full_name(path)
-    namespace["__file__"] = name
-    if sys.version_info < (3, 15):
-        namespace["__cached__"] = None
-    namespace["__loader__"] = SourceFileLoader("__main__", name)
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123 - as above
-            code = compile(file.read(), name, "exec", dont_inherit=True)
-    except Exception as error:  # noqa: BLE001 - it is raised where the program's errors are
-        return _raise, (error.with_traceback(None),)
-    return exec, (code, namespace)
-
-
-def _raise(error: BaseException) -> None:
-    raise error
 
 
 # --- admission --------------------------------------------------------------------------------------------------------

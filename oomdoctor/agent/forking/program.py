@@ -244,7 +244,7 @@ def _start_agent() -> None:
 
 
 def hide_frames(file: str, end: ProgramEnd) -> None:
-    """Show the error that ends the program without the frames of `file`; Python does all the rest itself.
+    """Show the error that ends the program without the agent's frames below it; Python does all the rest itself.
 
     Args:
         file: The file that calls the program.
@@ -253,7 +253,7 @@ def hide_frames(file: str, end: ProgramEnd) -> None:
     before = sys.excepthook
 
     def excepthook(kind: Any, error: Any, traceback: Any) -> None:
-        folder = file.rpartition("/")[0]
+        folder = file.rpartition("/")[0].rpartition("/")[0]
         while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(folder):
             traceback = traceback.tb_next
         sys.excepthook = before

@@ -14,6 +14,7 @@ from oomdoctor.report.charts.timeline import timeline
 from oomdoctor.report.html import render_page
 from oomdoctor.report.plain_text import CATEGORY_WORDS, first_line, listed, percent
 from oomdoctor.report.probe import sentences
+from oomdoctor.report.probe.plan import first_plan, plan_heading, plan_notes, plan_rows
 from oomdoctor.report.probe.sentences import module_name, module_rows
 from oomdoctor.results import Category, Outcome
 from oomdoctor.units import format_size
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.report.charts.trials import TrialsChart
     from oomdoctor.report.probe.sentences import ModuleRow
-    from oomdoctor.results import Accumulation, PhaseMemory, ProbeDocument, ProbeResult, StepMemory
+    from oomdoctor.results import PhaseMemory, ProbeDocument, ProbeResult, StepMemory
 
 
 _MOST_ROWS: Final = 200
@@ -38,7 +39,7 @@ def sections(result: ProbeResult) -> dict[str, Any]:
         "result": result,
         "facts": _facts(result),
         "warnings": sentences.warnings(result),
-        "plan": None if result.accumulation is None else _plan(result, result.accumulation),
+        "plan": None if (heading := plan_heading(result)) is None else _plan(result, heading),
         "memory": None if result.memory is None else _memory(result, result.memory),
         "trials": _trials(result) if result.trials else None,
         "phases": {"title": sentences.phases_title(result), "rows": result.phases[:_MOST_ROWS]}
@@ -70,14 +71,15 @@ def _failure(result: ProbeResult) -> dict[str, str] | None:
 # --- the plan --------------------------------------------------------------------------------------------------------
 
 
-def _plan(result: ProbeResult, found: Accumulation) -> dict[str, Any]:
-    rows = sentences.plan_rows(result)
+def _plan(result: ProbeResult, heading: str) -> dict[str, Any]:
+    rows, found = plan_rows(result), first_plan(result)
+    one = (result.command_plan.sizes.micro_batch,) if result.command_plan and result.command_plan.sizes else ()
     return {
-        "title": sentences.plan_title(found),
-        "blocks": micro_batch_bars((sentences.first_plan(result) or found).micro_batches),
+        "title": heading,
+        "blocks": micro_batch_bars(one if found is None else found.micro_batches),
         "description": rows[0][2] if rows else "",
         "rows": rows,
-        "notes": sentences.plan_notes(result),
+        "notes": plan_notes(result),
     }
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path, target_file
 from oomdoctor.report.plain_text import first_line, sentence
 from oomdoctor.report.probe import sentences
+from oomdoctor.report.probe.plan import plan_heading, plan_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,9 +70,9 @@ def _lines(result: ProbeResult) -> Iterator[str]:
     if (shortfall := sentences.shortfall(result)) is not None:
         yield sentence(shortfall)
     yield from (f"{name}: {text}" for name, text in sentences.answer_rows(result))
-    if result.accumulation is not None:
-        for _, typed, effect in sentences.plan_rows(result)[:1]:
-            yield f"{sentences.plan_title(result.accumulation)}: {typed}, {effect}"
+    rows = plan_rows(result) if result.command_plan else plan_rows(result)[:1]
+    if rows:
+        yield f"{plan_heading(result)}: {'; '.join(f'{typed}, {effect}' for _, typed, effect in rows)}"
     yield f"{result.device.name}, {sentences.capacity(result)}, {sentences.HOW_KNOWN[result.device.kind]}"
     trial = sentences.failing_trial(result)
     if not result.micro_batch.maximum and trial is not None and (error := first_line(trial.error or "")):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.report.markdown import code, code_block, folded, prose, table
 from oomdoctor.report.plain_text import first_line, optional_size, sentence, share
-from oomdoctor.report.probe import sentences
+from oomdoctor.report.probe import plan, sentences
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -59,12 +59,13 @@ def _facts(result: ProbeResult) -> str:
 
 
 def _plan(result: ProbeResult) -> Iterator[str]:
-    if result.accumulation is None:
+    heading = plan.plan_heading(result)
+    if heading is None:
         return
-    yield f"**{sentences.plan_title(result.accumulation)}**"
-    rows = [(name, code(typed), effect) for name, typed, effect in sentences.plan_rows(result)]
+    yield f"**{heading}**"
+    rows = [(name, code(typed), effect) for name, typed, effect in plan.plan_rows(result)]
     yield table(("plan", "set", "which makes"), rows)
-    if notes := sentences.plan_notes(result):
+    if notes := plan.plan_notes(result):
         yield "\n".join(f"- {note}" for note in notes)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from oomdoctor.report.plain_text import clean, first_line, optional_size, share
-from oomdoctor.report.probe import sentences
+from oomdoctor.report.probe import plan, sentences
 from oomdoctor.report.terminal import aligned, answer, cells, indented, pairs, printed, readable_width, section, table
 from oomdoctor.results import Outcome
 from oomdoctor.units import format_size
@@ -46,8 +46,8 @@ def _parts(document: ProbeDocument, width: int, *, unicode: bool) -> Iterator[Re
     yield _answer(result, unicode=unicode)
     yield from _warnings(result)
     yield _facts(result)
-    if result.accumulation is not None:
-        yield section(sentences.plan_title(result.accumulation), *_plan(result, width))
+    if (heading := plan.plan_heading(result)) is not None:
+        yield section(heading, *_plan(result, width))
     trial = sentences.failing_trial(result)
     if trial is not None and (line := first_line(trial.error or "")):
         yield section(sentences.failure_title(trial), Text(line))
@@ -95,17 +95,18 @@ def _facts(result: ProbeResult) -> RenderableType:
 
 
 def _plan(result: ProbeResult, width: int) -> Iterator[RenderableType]:
-    rows = sentences.plan_rows(result)
+    rows = plan.plan_rows(result)
     if result.command_plan is not None:
-        lines = sentences.typed_lines(result.command_plan, width - _COLUMNS_BESIDE_COMMAND)
+        lines = plan.typed_lines(result.command_plan, width - _COLUMNS_BESIDE_COMMAND)
         yield from (Text(line, "bold") for line in lines)
-        yield from (Text(effect) for _, _, effect in rows)
+        yield from (Text(effect) for _, _, effect in rows[:1])
+        yield from (Text.assemble("with ", (typed, "bold"), f" {effect}") for _, typed, effect in rows[1:])
     else:
         grid = aligned(2)
         for number, (name, typed, effect) in enumerate(rows):
             grid.add_row(Text(name, "dim"), Text(typed, "bold" if number == 0 else ""), Text(effect))
         yield grid
-    for note in sentences.plan_notes(result):
+    for note in plan.plan_notes(result):
         yield Text(note)
 
 
