@@ -179,7 +179,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     headroom: Headroom = "5%",
     engine: EngineName = "auto",
     trial_timeout: TrialTimeout = 300.0,
-    set_literals: SetLiterals = None,
+    set: SetLiterals = None,  # noqa: A002 - as the option is called
     steps: Steps = None,
     count_steps: CountSteps = None,
     fresh: FreshFlag = False,
@@ -208,9 +208,9 @@ def probe(  # noqa: PLR0913 - one parameter an option
         check_writable(output)
     progress = make_progress(quiet=quiet)
     try:
-        command = as_command(target, sets_literals=bool(set_literals))
+        command = as_command(target, sets_literals=bool(set))
         for_commands = {
-            "--set": bool(set_literals),
+            "--set": bool(set),
             "--steps": steps is not None,
             "--count-steps": count_steps is not None,
             "--fresh": fresh,
@@ -229,7 +229,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
             capacity=capacity,
             engine=engine,
             trial_timeout=trial_timeout,
-            literals=set_literals or (),
+            literals=set or (),
             steps=steps,
             count_steps=count_steps,
             fresh=fresh,
