@@ -45,6 +45,10 @@ _EFFECTS = {
 }
 _MOST_READS = 3
 
+LEAST_GROWTH_BYTES = 1 << 14
+"""Bytes in live tensors by which the steps of a command have to end higher to be taken for growth; what scripts keep of
+each step to log it is less."""
+
 
 def describe_reads(reads: Sequence[UnknownRead]) -> str:
     """Return where values were read that a null GPU does not have, those first on which memory may depend."""
@@ -318,6 +322,8 @@ class Measurements:
         unknown_reads: The program's lines that did so.
         unknown_calls: CUDA calls that the null GPU does not serve.
         error: The error that ended it; None where none did.
+        step_ends: Bytes in live tensors at the end of each step.
+        holder: What holds the memory that steps leave behind, in words; looked for where they go on doing so.
         process: Description of the process, where that was asked for.
         failures: Failures of the agent, each of which left something unmeasured.
         pid: The process.
@@ -344,6 +350,8 @@ class Measurements:
     unknown_reads: tuple[UnknownRead, ...]
     unknown_calls: tuple[str, ...]
     error: ErrorChain | None
+    step_ends: tuple[int, ...]
+    holder: str | None
     process: ProcessDescription | None
     failures: tuple[str, ...]
     pid: int = field(default_factory=os.getpid)

@@ -33,6 +33,9 @@ SOCKET = os.environ.get("OOMDOCTOR_TRIAL_SOCKET", "")
 STEPS = _whole_number("OOMDOCTOR_TRIAL_STEPS") or _DEFAULT_STEPS
 """Optimizer steps after which the trial ends."""
 
+MOST_STEPS = _whole_number("OOMDOCTOR_TRIAL_MOST_STEPS") or 8
+"""Steps after which the trial ends at the latest, where memory grows or the allocator had to give back its cache."""
+
 COUNTS_BACKWARD = os.environ.get("OOMDOCTOR_TRIAL_COUNT_STEPS", "") == "backward"
 """True where each backward counts as a step, for programs without an optimizer of torch."""
 

@@ -12,6 +12,7 @@ import atexit
 import os
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,10 @@ from . import exception_hooks, null_gpu, oom_errors, settings, training_hooks, u
 from .allocator_blocks import pack
 from .first_batch import FirstBatch as BatchSearch
 from .guard import FAILURES, guarded
+from .holders import LeakSearch
 from .memory_stats import DevicePeaks, PeakKeeper, limit_memory
 from .messages import (
+    LEAST_GROWTH_BYTES,
     DeviceInfo,
     ErrorChain,
     ErrorLink,
@@ -46,9 +49,10 @@ if TYPE_CHECKING:
     from .training_phases import PhasePart
 
 _MOST_OOMS = 16
-_ENOUGH_STEPS, _LONGEST_STEPS = 2, 8
-"""Fewest steps that show the peak of training, and those that a trial takes at most where more may be needed."""
-_GROWTH_BYTES = 1 << 20
+_ENOUGH_STEPS, _RETRY_STEPS = 2, 8
+"""Fewest steps that show the peak of training, and those that a trial takes where the allocator gave back its cache."""
+_SETTLED_STEPS = 3
+_LONGEST_GROWTH_SECONDS = 30.0
 _BACKWARDS_WITHOUT_OPTIMIZER = 16
 """Backward passes after which a program that has made no optimizer of torch is taken to have none."""
 
@@ -81,6 +85,8 @@ class TrainingAgent:
         self._ooms_told = 0
         self._backwards = 0
         self._step_ends: list[int] = []  # bytes in live tensors
+        self._leak = LeakSearch(unknown_reads.is_programs_file)
+        self._grows_since = 0.0
         self._failed: set[tuple[int, str]] = set()
         self._is_over = False
         self._is_end_told = False
@@ -153,14 +159,18 @@ class TrainingAgent:
                 self._ooms_told = self._ooms
                 self._report("step")
             self._channel.send(StepDone(self._steps.done))
-            self._step_ends.append(guarded(self._allocated_bytes)() or 0)
+            self._step_ends.append(guarded(self._live_bytes)() or 0)
         if self._steps.done >= settings.STEPS and not (guarded(self._may_need_more)() or False):
             self._is_over = True
             self._report("steps")
             self._channel.stand_still()
 
-    def _allocated_bytes(self) -> int:
-        return int(self._torch.cuda.memory_allocated(self._history.device)) if self._has_cuda else 0
+    def _live_bytes(self) -> int:
+        """Return the bytes that live tensors asked for: a block may be larger by up to 1 MiB, which is no growth."""
+        if not self._has_cuda:
+            return 0
+        statistics = self._torch._C._cuda_memoryStats(self._history.device)
+        return int(statistics.get("requested_bytes", statistics["allocated_bytes"])["all"]["current"])
 
     def _may_need_more(self) -> bool:
         """Return whether a later step may run out where the last that was asked for did not.
@@ -168,11 +178,19 @@ class TrainingAgent:
         Memory is kept from step to step, or so little is left that the allocator gave back its cache: which blocks are
         in each other's way is another matter in each step then, and the fourth may fail where three fitted.
         """
-        if not _ENOUGH_STEPS <= self._steps.done < _LONGEST_STEPS or self._peaks is None:
+        if not _ENOUGH_STEPS <= self._steps.done < settings.MOST_STEPS or self._peaks is None:
             return False
-        earlier = self._step_ends[1:-1]  # the first step makes the optimizer's state
-        has_grown = bool(earlier) and self._step_ends[-1] > earlier[-1] + _GROWTH_BYTES
-        return has_grown or self._peaks.now()[self._history.device].retries > 0
+        if self._grows():
+            guarded(self._leak.step_ended)()
+            self._grows_since = self._grows_since or time.monotonic()
+            return time.monotonic() < self._grows_since + _LONGEST_GROWTH_SECONDS
+        return self._steps.done < _RETRY_STEPS and self._peaks.now()[self._history.device].retries > 0
+
+    def _grows(self) -> bool:
+        """Return whether no step has ended lower than the one before, and the last have not ended alike."""
+        ends = self._step_ends[1:]  # the first step makes the optimizer's state
+        has_settled = len(ends) >= _SETTLED_STEPS and len(set(ends[-_SETTLED_STEPS:])) == 1
+        return bool(ends) and ends == sorted(ends) and ends[-1] >= ends[0] + LEAST_GROWTH_BYTES and not has_settled
 
     # --- the device --------------------------------------------------------------------------------------------------
 
@@ -291,6 +309,8 @@ class TrainingAgent:
                 unknown_reads=unknown_reads.reads(),
                 unknown_calls=tuple(null_gpu.unknown_calls()),
                 error=error,
+                step_ends=tuple(self._step_ends),
+                holder=self._leak.holder,
                 process=guarded(_process_description)(),
                 failures=tuple(FAILURES),
             )

@@ -43,6 +43,7 @@ _CONDITIONS = ("if ", "elif ", "while ", "assert ")
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - `pathlib` costs more
 _EXAMPLES = os.path.join(_OWN, "examples")  # noqa: PTH118
 _FOLDERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_STANDARD = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
 _TORCH = tuple(f"{folder}torch{os.sep}" for folder in _FOLDERS)
 _LOGGING = (os.path.join("transformers", "trainer.py"), os.path.join("transformers", "trainer_utils.py"))  # noqa: PTH118
 """Files of libraries whose conditions look whether a loss is finite, to log it."""
@@ -156,6 +157,12 @@ def _frames(frame: FrameType | None) -> Any:
 
 def _is_programs(frame: FrameType) -> bool:
     return not any(part in frame.f_code.co_filename for part in _FOLDERS)
+
+
+def is_programs_file(path: str) -> bool:
+    """Return whether a file is the program's own: of no library, nor Python's or this package's."""
+    is_ours = path.startswith(_OWN) and not path.startswith(_EXAMPLES)
+    return not (is_ours or path.startswith(("<", _STANDARD)) or any(part in path for part in _FOLDERS))
 
 
 def _place(frame: FrameType) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Trial
     from oomdoctor.search.bracket import SearchResult
+    from oomdoctor.search.growth import Growth
     from oomdoctor.target.literals import FoundLiteral
 
 
@@ -115,9 +116,11 @@ _ZEROS: Final = (
 def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reason, ...]:
     """Return how the numbers were had."""
     name = "backward pass" if request.count_steps == "backward" else "optimizer step"
-    steps = f"one {name}" if request.steps == 1 else f"{request.steps} {name}{'es' if name.endswith('s') else 's'}"
+    growth = supervisor.notes.growth
+    count = request.steps if growth is None else max(request.steps, growth.iterations)
+    steps = f"one {name}" if count == 1 else f"{count} {name}{'es' if name.endswith('s') else 's'}"
     found = [
-        Reason("trials", f"the command itself, ended by force once it had taken {steps}, or 8 where memory still grew"),
+        Reason("trials", f"the command itself, ended by force once it had taken {steps}, or more where memory grew"),
         Reason("starts", supervisor.fork_reason or "each trial was started anew, as `--fresh` says"),
     ]
     if accumulates(request.templates):
@@ -147,7 +150,7 @@ def warnings(
         *_command_warnings(request, observations, search),
         *_read_warnings(_deciding(supervisor)),
         *bound_warnings(supervisor.notes.unknown_reads),
-        *_training_warnings(observations),
+        *_training_warnings(observations, supervisor.notes.growth),
         *_evaluation_warnings(observations),
         *(f"the command failed when it was run at micro-batch {each.micro_batch}: {each.error}" for each in failed),
     )
@@ -186,7 +189,7 @@ def _command_warnings(request: ProbeRequest, seen: Observations, search: SearchR
         yield f"not all could be measured in the command's processes: {'; '.join(seen.failures)}"
 
 
-def _training_warnings(seen: Observations) -> Iterator[str]:
+def _training_warnings(seen: Observations, growth: Growth | None) -> Iterator[str]:
     if seen.steps is not None and seen.steps < ENOUGH_STEPS:
         yield "the command ended after one optimizer step, and only the second has the peak that training has"
     if seen.idle_optimizers:
@@ -194,7 +197,7 @@ def _training_warnings(seen: Observations) -> Iterator[str]:
             f"{seen.idle_optimizers} of the command's optimizers took no step in a trial, so what their steps need is "
             "not known; raise `--steps` until they do"
         )
-    if seen.rising is not None:
+    if seen.rising is not None and growth is None:
         yield (
             f"at micro-batch {seen.rising} the last step of a trial needed more than the one before, and a later one "
             "may need more still: give it its longest batches first, or raise `--steps`"

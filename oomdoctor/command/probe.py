@@ -82,6 +82,8 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
         recommended = session.find_recommended(search, request.headroom)
         plan = _checked_plan(request, session, search.maximum, recommended)
         supervisor.settle()
+        if search.maximum:
+            supervisor.outlast(search.maximum, micro_steps=micro_steps(search.maximum, share))
         findings = Findings(
             loaded=_loaded(supervisor),
             search=search,

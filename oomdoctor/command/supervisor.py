@@ -7,6 +7,7 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
+from oomdoctor.agent.messages import LEAST_GROWTH_BYTES
 from oomdoctor.command.dependencies import CommandDependencies
 from oomdoctor.command.fork_server import ForkServer
 from oomdoctor.command.notes import Observations
@@ -20,6 +21,7 @@ from oomdoctor.errors import OomdoctorError
 from oomdoctor.progress import Progress, SilentProgress
 from oomdoctor.results import Outcome
 from oomdoctor.run.environment import with_agent
+from oomdoctor.search.growth import ANSWER_ITERATIONS, MOST_ITERATIONS, PLAIN_ITERATIONS, growth_of, outlasted
 from oomdoctor.search.probe_search import TrialNotes, TrialProblem, TrialSource, micro_steps, share_of
 from oomdoctor.target.literals import find_literals
 from oomdoctor.trial.process import CancelToken
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from oomdoctor.agent.allocator_blocks import AllocationTrace
-    from oomdoctor.agent.messages import DeviceInfo
+    from oomdoctor.agent.messages import DeviceInfo, Measurements
     from oomdoctor.engines.choice import Engine
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Trial
@@ -142,13 +144,16 @@ class CommandSupervisor(TrialSource):
             NoAnswerError: It took too long.
             KeyboardInterrupt: The stop was set.
         """
-        ended = self._end(self._start(micro_batch, micro_steps, 0, describe=not self._request.fresh))
+        start = self._start(micro_batch, micro_steps, 0, describe=not self._request.fresh)
+        ended = self._end(start)
         self._learn(ended)
+        first = classify_trial(ended, micro_batch, self.capacity_bytes, self._steps(micro_steps)).trial
+        if not self._request.fresh and first.outcome is not Outcome.FAILED:
+            self._fork_from(ended, first, micro_steps)
+        ended = self._grown(ended, micro_batch, micro_steps, self.capacity_bytes)
         classified = self._classified(ended, micro_batch, self.capacity_bytes)
         if classified.problem is not None:
             raise classified.problem
-        if not self._request.fresh:
-            self._fork_from(ended, classified.trial, micro_steps)
         return classified.trial
 
     def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
@@ -161,10 +166,22 @@ class CommandSupervisor(TrialSource):
         if ended is None:
             self._begin_speculative(micro_batch + 1, allowed_bytes)
             ended = self._end(self._start(micro_batch, micro_steps, allowed_bytes))
+        ended = self._grown(ended, micro_batch, micro_steps, allowed_bytes)
         classified = self._classified(ended, micro_batch, allowed_bytes)
         if classified.problem is not None:
             self.notes.problem = TrialProblem.of(classified.problem)
         return classified.trial
+
+    def outlast(self, micro_batch: int, *, micro_steps: int) -> None:
+        """Where memory goes on growing, see at a size how soon it runs out; the notes tell."""
+        growth = self.notes.growth
+        if growth is None or not growth.goes_on:
+            return
+        start = self._start(micro_batch, micro_steps, self.capacity_bytes, steps=ANSWER_ITERATIONS)
+        most = _most_needy(ended := self._end(start))
+        room = self.capacity_bytes - ((most.peak_allocated_bytes or 0) if most else 0)
+        ends = most.step_ends if most else ()
+        self.notes.growth = outlasted(growth, ends, micro_batch, room, ran_out=bool(ended.events.ooms))
 
     def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
         """Predict by a replay of earlier trials' allocations; None where no two of them are alike."""
@@ -192,12 +209,40 @@ class CommandSupervisor(TrialSource):
 
     # --- one trial ---------------------------------------------------------------------------------------------------
 
-    def _start(self, micro_batch: int, micro_steps: int, allowed_bytes: int, *, describe: bool = False) -> TrialStart:
+    def _steps(self, micro_steps: int, steps: int | None = None) -> int:
+        """Return the steps of a trial as its processes count them."""
+        is_by_backward = self._request.count_steps == "backward" and accumulates(self._request.templates)
+        return (steps or self._request.steps) * (micro_steps if is_by_backward else 1)
+
+    def _step_limits(self, micro_steps: int, steps: int | None) -> dict[str, str]:
+        """Return the steps that a trial takes, and those that it takes at most, as the agent's settings.
+
+        As long as nobody has seen memory grow, a trial in which it does goes on until that ends. Growth that has ended
+        is waited for in each trial; a leak is not, since it would make of each size one that runs out.
+        """
+        growth, least = self.notes.growth, self._steps(micro_steps, steps)
+        if growth is None:
+            most = MOST_ITERATIONS
+        elif growth.goes_on:
+            most = least
+        else:
+            least = max(least, growth.iterations)
+            most = max(least, ANSWER_ITERATIONS)
+        return {"OOMDOCTOR_TRIAL_STEPS": str(least), "OOMDOCTOR_TRIAL_MOST_STEPS": str(most)}
+
+    def _start(
+        self,
+        micro_batch: int,
+        micro_steps: int,
+        allowed_bytes: int,
+        *,
+        describe: bool = False,
+        steps: int | None = None,
+    ) -> TrialStart:
         self._count += 1
         request = self._request
         environment = {**self._environment, "OOMDOCTOR_RUN_MEMORY_BYTES": str(self._cap(allowed_bytes))}
-        is_by_backward = request.count_steps == "backward" and accumulates(request.templates)
-        environment["OOMDOCTOR_TRIAL_STEPS"] = str(request.steps * (micro_steps if is_by_backward else 1))
+        environment |= self._step_limits(micro_steps, steps)
         if self._engine.kind == "cuda":
             environment["OOMDOCTOR_RUN_CARD_BYTES"] = str(self._request.card_bytes or 0)
         if describe:
@@ -238,6 +283,24 @@ class CommandSupervisor(TrialSource):
             return allowed_bytes
         return 0 if self._engine.kind == "null" else self._request.memory_bytes or 0
 
+    def _grown(self, ended: EndedTrial, micro_batch: int, micro_steps: int, allowed_bytes: int) -> EndedTrial:
+        """Judge how memory grew in a trial that went on for it; return the trial, or another where it ran out by that.
+
+        What a leak needs in the end says nothing of the size: all trials take the plain steps then.
+        """
+        most = _most_needy(ended)
+        if self.notes.growth is not None or most is None or len(most.step_ends) <= self._steps(micro_steps):
+            return ended
+        ran_out = bool(ended.events.ooms)
+        growth = growth_of(most.step_ends, micro_batch, most.holder, ran_out=ran_out)
+        is_leak = growth.goes_on and growth.bytes_a_step * len(most.step_ends) >= LEAST_GROWTH_BYTES
+        if not is_leak and growth.iterations == PLAIN_ITERATIONS:
+            return ended
+        self.notes.growth = growth
+        self._speculative.drop()
+        self._allocations.clear()
+        return self._end(self._start(micro_batch, micro_steps, allowed_bytes)) if is_leak else ended
+
     def _classified(self, ended: EndedTrial, micro_batch: int, allowed_bytes: int) -> ClassifiedTrial:
         classified = classify_trial(ended, micro_batch, allowed_bytes, self._request.steps)
         if classified.trial.outcome is Outcome.FITS:
@@ -259,7 +322,7 @@ class CommandSupervisor(TrialSource):
 
     def _keep_allocations(self, ended: EndedTrial, micro_batch: int) -> None:
         """Keep what the process that needed most allocated."""
-        most = max(ended.events.trainers(), key=lambda measured: measured.peak_allocated_bytes or 0, default=None)
+        most = _most_needy(ended)
         trace = None if most is None else read_allocations(most.allocations)
         if trace is not None:
             self._allocations[micro_batch] = trace
@@ -329,3 +392,8 @@ class CommandSupervisor(TrialSource):
         self.fork_reason = (
             "each trial was started anew: forked from a process that has imported torch, the first took other memory"
         )
+
+
+def _most_needy(ended: EndedTrial) -> Measurements | None:
+    """Return the last word of the process that needed most; None where none trained."""
+    return max(ended.events.trainers(), key=lambda measured: measured.peak_allocated_bytes or 0, default=None)

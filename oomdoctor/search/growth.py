@@ -6,7 +6,7 @@ out. Pure: the steps themselves are run by `oomdoctor.trial`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +22,8 @@ MOST_ITERATIONS: Final = 64
 """Steps after which growth that has not ended is taken for a leak."""
 
 ANSWER_ITERATIONS: Final = 8
-"""Steps that are run at the answer where memory goes on growing."""
+"""Steps that are run at the answer where memory goes on growing, and at each size where the allocator gave back its
+cache: which blocks are in each other's way is another matter in each step then."""
 
 _STEADY: Final = 3
 """Steps in a row that have to end alike for growth to be over."""
@@ -102,3 +103,19 @@ def last_step(ends: Sequence[int], bytes_a_step: int, room_bytes: int, *, ran_ou
     if ran_out:
         return len(ends) + 1
     return None if bytes_a_step <= 0 else len(ends) + 1 + room_bytes // bytes_a_step
+
+
+def outlasted(growth: Growth, ends: Sequence[int], micro_batch: int, room_bytes: int, *, ran_out: bool) -> Growth:
+    """Return growth that goes on as it shows at another size, with the step in which that runs out.
+
+    Args:
+        growth: It, as it was judged at the first size.
+        ends: Bytes in live tensors at the end of each step at the other size.
+        micro_batch: The other size.
+        room_bytes: As for `last_step`.
+        ran_out: As for `last_step`.
+    """
+    seen = growth_of(ends, micro_batch, growth.holder, ran_out=True)
+    bytes_a_step = seen.bytes_a_step or growth.bytes_a_step * micro_batch // growth.micro_batch
+    dies_in_step = last_step(ends, bytes_a_step, room_bytes, ran_out=ran_out)
+    return replace(growth, micro_batch=micro_batch, bytes_a_step=bytes_a_step, dies_in_step=dies_in_step)

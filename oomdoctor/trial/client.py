@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol, Self, TypeAlias, Ty
 
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.results import Outcome
-from oomdoctor.search.growth import ANSWER_ITERATIONS, MOST_ITERATIONS, PLAIN_ITERATIONS, growth_of, last_step
+from oomdoctor.search.growth import ANSWER_ITERATIONS, MOST_ITERATIONS, PLAIN_ITERATIONS, growth_of, outlasted
 from oomdoctor.search.probe_search import TrialNotes, TrialSource
 from oomdoctor.trial.dependencies import UNWATCHED, Dependencies
 from oomdoctor.trial.process import ChannelClosedError, ChannelTimeoutError, GuardedProcess, channel_to_child
@@ -277,11 +277,11 @@ class WorkerTrialSource(TrialSource):
     def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
         """Run one trial; the next one finds memory as this one found it."""
         self._replace_retired()
-        done = self._run(RunTrial(micro_batch, micro_steps, allowed_bytes, self._iterations))
+        done = self._run(self._question(micro_batch, micro_steps, allowed_bytes))
         if self.notes.growth is None and done.trial.outcome is Outcome.FITS and self._leaves_more(done):
             self._watch_growth(RunTrial(micro_batch, micro_steps, allowed_bytes))
             if self._iterations != PLAIN_ITERATIONS:
-                done = self._run(RunTrial(micro_batch, micro_steps, allowed_bytes, self._iterations))
+                done = self._run(self._question(micro_batch, micro_steps, allowed_bytes))
         self.notes.add(
             optimizer_name=done.optimizer,
             zeros_read=done.zeros_read,
@@ -295,6 +295,10 @@ class WorkerTrialSource(TrialSource):
         if done.allocations:
             self._allocations[micro_batch] = done.allocations
         return done.trial
+
+    def _question(self, micro_batch: int, micro_steps: int, allowed_bytes: int) -> RunTrial:
+        leaks = self.notes.growth is not None and self.notes.growth.goes_on
+        return RunTrial(micro_batch, micro_steps, allowed_bytes, self._iterations, leaks=leaks)
 
     def _leaves_more(self, done: TrialDone) -> bool:
         """Return whether a trial left memory behind, or its last step ended higher than its first."""
@@ -313,15 +317,10 @@ class WorkerTrialSource(TrialSource):
         growth = self.notes.growth
         if growth is None or not growth.goes_on:
             return
-        done = self._run(RunTrial(micro_batch, micro_steps, self.capacity_bytes, ANSWER_ITERATIONS))
+        done = self._run(RunTrial(micro_batch, micro_steps, self.capacity_bytes, ANSWER_ITERATIONS, leaks=True))
         ran_out = done.trial.outcome is not Outcome.FITS
-        seen = growth_of(done.ends, micro_batch, growth.holder, ran_out=True)
-        bytes_a_step = seen.bytes_a_step or growth.bytes_a_step * micro_batch // growth.micro_batch
         room = self.capacity_bytes - (done.trial.peak_allocated_bytes or 0)
-        dies_in_step = last_step(done.ends, bytes_a_step, room, ran_out=ran_out)
-        self.notes.growth = replace(
-            growth, micro_batch=micro_batch, bytes_a_step=bytes_a_step, dies_in_step=dies_in_step
-        )
+        self.notes.growth = outlasted(growth, done.ends, micro_batch, room, ran_out=ran_out)
 
     def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
         """Predict by a replay of the earlier trials' allocations; None where no two of them can be replayed."""
@@ -350,7 +349,7 @@ class WorkerTrialSource(TrialSource):
         Raises:
             KeyboardInterrupt: The stop was set.
         """
-        question = RunTrial(micro_batch, micro_steps, allowed_bytes, self._iterations)
+        question = self._question(micro_batch, micro_steps, allowed_bytes)
         try:
             if peak_allocated_bytes is None:
                 trial = self._run(question).trial

@@ -260,6 +260,8 @@ class RunTrial(Question[TrialDone]):
         allowed_bytes: Most bytes that the allocator may hold.
         iterations: Optimizer steps.
         until_settled: Whether to end before, once memory no longer grows from step to step.
+        leaks: Whether memory is known to grow without end, so that more steps than these say nothing of the size; else
+            a trial in which the allocator gave back its cache takes `ANSWER_ITERATIONS` of `oomdoctor.search.growth`.
     """
 
     micro_batch: int
@@ -267,6 +269,7 @@ class RunTrial(Question[TrialDone]):
     allowed_bytes: int
     iterations: int = PLAIN_ITERATIONS
     until_settled: bool = False
+    leaks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

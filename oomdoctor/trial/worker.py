@@ -23,6 +23,7 @@ import torch
 
 from oomdoctor.agent import null_gpu, unknown_reads
 from oomdoctor.agent.allocator_blocks import pack, unpack
+from oomdoctor.agent.holders import find_holder
 from oomdoctor.agent.messages import has_kernels
 from oomdoctor.engines.catalogue import emulated_card
 from oomdoctor.engines.trace.compiler_stubs import defer_dynamo
@@ -48,7 +49,6 @@ from oomdoctor.trial.device import (
     unknown_calls,
     zeros_read_count,
 )
-from oomdoctor.trial.holders import find_holder
 from oomdoctor.trial.process import Channel, ChannelClosedError, die_with_parent
 from oomdoctor.trial.profile.recorder import profile
 from oomdoctor.trial.protocol import (
@@ -246,7 +246,10 @@ class Worker:
         return TrialDone(
             trial=attempt.trial,
             problem=_problem_of(attempt),
-            allocations="" if question.until_settled else pack(attempt.allocations),
+            # Those of more steps than other trials took are not alike, and would predict nothing.
+            allocations=""
+            if len(attempt.ends) > question.iterations or question.until_settled
+            else pack(attempt.allocations),
             loss_is_finite=attempt.loss_is_finite,
             zeros_read=attempt.zeros_read,
             unknown_reads=attempt.unknown_reads,
@@ -256,8 +259,11 @@ class Worker:
             unknown_calls=unknown_calls(),
             memory_fraction=self._memory_fraction,
             ends=attempt.ends,
-            holder=find_holder(self._setup.model, self.own_roots) if question.until_settled else None,
+            holder=find_holder(self._setup.model, self._is_own) if question.until_settled else None,
         )
+
+    def _is_own(self, file: str) -> bool:
+        return any(Path(file).is_relative_to(root) for root in self.own_roots)
 
     def _lower_cap(self, fraction: float) -> None:
         """Keep to the part of the GPU's memory that the target's code allows PyTorch to take."""

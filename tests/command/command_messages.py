@@ -81,6 +81,8 @@ def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
         "unknown_reads": [],
         "unknown_calls": [],
         "error": None,
+        "step_ends": [],
+        "holder": None,
         "cuda": True,
         "process": None,
         "failures": [],

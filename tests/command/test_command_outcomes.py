@@ -145,11 +145,14 @@ def test_a_trial_ends_after_as_many_steps_as_were_asked_for(forks: Forks) -> Non
 
 
 def test_a_trial_whose_memory_still_grows_goes_on(forks: Forks) -> None:
-    """A script that keeps memory of each step is tried for eight steps, and for no more than that."""
+    """A script that keeps memory of each step is tried for more steps, until it is seen whether that ends, and why."""
     assert forks.classified("keeps.py", "40").trial.outcome is Outcome.OOM
     assert forks.trial("keeps.py", "2").events.done_steps == 8
     assert forks.trial("keeps.py", "0").events.done_steps == 3
     assert forks.trial("keeps.py", "40", steps=1).events.done_steps == 1
+    longer = forks.trial("keeps.py", "2", OOMDOCTOR_TRIAL_MOST_STEPS="12").events
+    assert longer.done_steps == 12
+    assert longer.trainers()[0].holder == "`kept` (keeps.py:11)"
 
 
 def test_accumulated_gradients_are_counted(forks: Forks) -> None:

@@ -110,3 +110,47 @@ def test_a_harmless_cache_says_nothing(oomdoctor_here: Run, tmp_path: Path, in_s
     found = _probed(oomdoctor_here, tmp_path, kept="{}", in_step=in_step)
     assert found["warnings"] == []
     assert found["micro_batch"]["maximum"] > 0
+
+
+# A step's rows are always the same; from the third step on they come in other parts.
+PARTS = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(1024, 1024)
+
+    def forward(self, x):
+        self.calls += 1
+        parts = {later} if self.calls > 2 else 4
+        return sum(self.linear(part).relu().sum() for part in x.tensor_split(parts))
+
+
+def build_model():
+    return Model()
+
+
+def make_batch(batch_size):
+    return torch.randn(64 * batch_size, 1024)
+
+
+def build_optimizer(model):
+    model.calls = 0
+    return torch.optim.AdamW(model.parameters())
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--engine", "trace")])
+def test_a_size_at_the_edge_is_tried_for_more_steps(
+    oomdoctor_here: Run, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Where the allocator gave back its cache in two steps, blocks may be in each other's way in the third."""
+    answers = []
+    for later in (4, 2):
+        (tmp_path / "model.py").write_text(PARTS.format(later=later))
+        ended = oomdoctor_here("probe", "model.py", "--capacity", "160MiB", "--json", *options)
+        answers.append(json.loads(ended.stdout)["result"]["micro_batch"]["maximum"])
+    assert 0 < answers[1] < answers[0]
