@@ -13,7 +13,7 @@ from oomdoctor.engines.choice import choose_engine
 from oomdoctor.request import command_line
 from oomdoctor.results import Accumulation, CommandPlan, EditedLiteral, Outcome, UniformPlan
 from oomdoctor.run.environment import find_interpreter, torch_of
-from oomdoctor.search.bracket import FIRST_SIZE
+from oomdoctor.search.bracket import FIRST_SIZE, find_plain
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps, plan_accumulation, share_of
 from oomdoctor.trial.answer import Answer, DryRun, Findings, OtherProcesses, ProbeRun, ProfiledAnswer, build_result
 from oomdoctor.trial.dependencies import UNWATCHED
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from oomdoctor.engines.choice import Engine
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
+    from oomdoctor.search.bracket import SearchResult
+    from oomdoctor.search.probe_search import TrialSource
     from oomdoctor.target.literals import FoundLiteral
     from oomdoctor.trial.process import CancelToken
 
@@ -80,6 +82,9 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
         search = session.find_maximum(supervisor.observations.gradient_bytes)
         session.try_profiled(request.profile_micro_batch, search.maximum)
         recommended = session.find_recommended(search, request.headroom)
+        plain = None
+        if accumulates(request.templates):
+            plain = plain_maximum(session, supervisor, search, share, supervisor.observations.gradient_bytes)
         plan = _checked_plan(request, session, search.maximum, recommended)
         supervisor.settle()
         if search.maximum:
@@ -87,7 +92,7 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
         findings = Findings(
             loaded=_loaded(supervisor),
             search=search,
-            answer=Answer(recommended, plan),
+            answer=Answer(recommended, plan, plain_maximum=plain),
             trials=tuple(session.trials),
             recorded=ProfiledAnswer(
                 reasons=reasons(request, supervisor),
@@ -100,6 +105,33 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
         uses = supervisor.uses
         used = UNWATCHED if uses is None else uses.dependencies(request.command or (), request.directory, os.environ)
         return ProbeRun(replace(result, command_plan=words), supervisor.versions, used)
+
+
+def plain_maximum(
+    session: ProbeSearch, source: TrialSource, search: SearchResult, share: int | None, gradient_bytes: int
+) -> int | None:
+    """Return the largest size of a step that accumulates nothing; None where that is asked, or memory was no limit.
+
+    Args:
+        session: Runs the trials.
+        source: What they are trials of.
+        search: How the search ended.
+        share: Samples per optimizer step on one device.
+        gradient_bytes: Bytes of all gradients.
+    """
+    if share is None or not search.maximum or search.limited_by != "memory":
+        return None
+    capacity = source.capacity_bytes
+    source.forget()
+    return find_plain(
+        lambda size: session.run(size, capacity, 1),
+        session.trials,
+        maximum=search.maximum,
+        largest=share,
+        capacity_bytes=capacity,
+        gradient_bytes=gradient_bytes,
+        predict_max=lambda low, high: source.predict_max(low, high, allowed_bytes=capacity, retries=True),
+    )
 
 
 def dry_run_command(request: ProbeRequest, progress: Progress) -> DryRun:

@@ -164,7 +164,7 @@ class CommandSupervisor(TrialSource):
         """
         ended = self._speculative.take((micro_batch, micro_steps, allowed_bytes))
         if ended is None:
-            self._begin_speculative(micro_batch + 1, allowed_bytes)
+            self._begin_speculative(micro_batch, micro_steps, allowed_bytes)
             ended = self._end(self._start(micro_batch, micro_steps, allowed_bytes))
         ended = self._grown(ended, micro_batch, micro_steps, allowed_bytes)
         classified = self._classified(ended, micro_batch, allowed_bytes)
@@ -195,6 +195,10 @@ class CommandSupervisor(TrialSource):
         total, used = self.device.total_bytes, self.device.total_bytes - self.device.free_bytes
         card = SimulatedCard(total, used, min(allowed_bytes, self.capacity_bytes), settings, rules)
         return largest_simulated(self._allocations, low, high, card, retries=retries)
+
+    def forget(self) -> None:
+        """Predict nothing more from the trials so far."""
+        self._allocations.clear()
 
     def settle(self) -> None:
         """End a trial that nobody will ask for; all that was run is known then."""
@@ -327,12 +331,12 @@ class CommandSupervisor(TrialSource):
         if trace is not None:
             self._allocations[micro_batch] = trace
 
-    def _begin_speculative(self, micro_batch: int, allowed_bytes: int) -> None:
+    def _begin_speculative(self, below: int, steps: int, allowed_bytes: int) -> None:
         """Run the size above the one that was asked for beside it: it is what proves a maximum.
 
         Only on a null GPU, where two trials do not share memory, and forked, so that it costs no second import.
         """
-        share = share_of(self._request.target_batch, self._request.world_size)
+        micro_batch, share = below + 1, share_of(self._request.target_batch, self._request.world_size)
         is_cheap = self._forks is not None and self._engine.kind == "null" and _CORES >= _CORES_FOR_TWO
         if (
             not is_cheap
@@ -342,7 +346,8 @@ class CommandSupervisor(TrialSource):
         ):
             self._speculative.drop()
             return
-        size = (micro_batch, micro_steps(micro_batch, share), allowed_bytes)
+        is_plain = steps < micro_steps(below, share)
+        size = (micro_batch, steps if is_plain else micro_steps(micro_batch, share), allowed_bytes)
         start = self._start(*size)
         self._speculative.begin(size, lambda stop: self._end(start, stop))
 

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.command.probe import dry_run_command, engine_for_command, probe_command
+from oomdoctor.command.probe import dry_run_command, engine_for_command, plain_maximum, probe_command
 from oomdoctor.engines.choice import Engine, choose_engine
 from oomdoctor.engines.null_gpu.library import with_total_bytes
 from oomdoctor.errors import OomdoctorError, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.results import Outcome, Reason
-from oomdoctor.search.bracket import find_plain, revised
+from oomdoctor.search.bracket import revised
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps, share_of, tested_plan
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.answer import (
@@ -179,7 +179,8 @@ def _warm_start(
 def _answer(request: ProbeRequest, run: _Run, search: SearchResult, recommended: int) -> Answer:
     """Return what follows from the maximum: a plan with sizes up to it and one up to the recommended size, each run."""
     probe_search, batch, devices = run.probe_search, request.target_batch, request.world_size
-    plain = _plain(run, search, share_of(batch, devices))
+    gradient_bytes = run.loaded.weights_bytes or 0
+    plain = plain_maximum(probe_search, run.source, search, share_of(batch, devices), gradient_bytes)
     if batch is None:
         return Answer(recommended)
     plan = tested_plan(probe_search, batch, devices, maximum=search.maximum, recommended=recommended)
@@ -189,23 +190,6 @@ def _answer(request: ProbeRequest, run: _Run, search: SearchResult, recommended:
     if plan is not None and max(plan.micro_batches) > recommended:
         careful = tested_plan(probe_search, batch, devices, maximum=recommended, recommended=recommended)
     return Answer(recommended, plan, careful, plain)
-
-
-def _plain(run: _Run, search: SearchResult, share: int | None) -> int | None:
-    """Return the largest size of a step that accumulates nothing; None where that is asked, or memory was no limit."""
-    if share is None or not search.maximum or search.limited_by != "memory":
-        return None
-    source, capacity = run.source, run.source.capacity_bytes
-    source.forget()
-    return find_plain(
-        lambda size: run.probe_search.run(size, capacity, 1),
-        run.probe_search.trials,
-        maximum=search.maximum,
-        largest=share,
-        capacity_bytes=capacity,
-        gradient_bytes=run.loaded.weights_bytes or 0,
-        predict_max=lambda low, high: source.predict_max(low, high, allowed_bytes=capacity, retries=True),
-    )
 
 
 def engine_for(request: ProbeRequest) -> Engine:

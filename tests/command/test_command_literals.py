@@ -19,7 +19,7 @@ pytestmark = pytest.mark.null_gpu
 
 _LITERAL_LOOP = """
 import torch
-from tiny import build_model, loss_of, make_batch
+from tiny import build_model, loss_of
 from settings import Settings
 
 BATCH = 8
@@ -27,10 +27,10 @@ BATCH = 8
 
 def main():
     model = build_model().cuda()
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(100_000):
         for _ in range(Settings.accumulate):
-            (loss_of(model, make_batch(BATCH, "cuda")) / Settings.accumulate).backward()
+            (loss_of(model, torch.randn(BATCH, 16, 256, device="cuda")) / Settings.accumulate).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -54,7 +54,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(directory: Path) -> dict[str, Any]:
     """What a probe finds that sets both literals."""
-    words = ("--target-batch", "50", "--capacity", "108MiB", *_SETS, "-o", "found.json", "--", PYTHON, "loop.py")
+    words = ("--target-batch", "2000", "--capacity", "256MiB", *_SETS, "-o", "found.json", "--", PYTHON, "loop.py")
     ended = ask(directory, *words)
     assert ended.returncode == 0, ended.stderr
     result: dict[str, Any] = json.loads((directory / "found.json").read_text())["result"]
@@ -68,11 +68,20 @@ def test_both_sizes_reach_the_command(directory: Path, found: dict[str, Any]) ->
 
     assert {(maximum, "fits"), (maximum + 1, "oom")} <= tried
     assert {trial["micro_batches_per_step"] for trial in found["trials"]} >= {2}
-    assert found["accumulation"]["effective_batch"] >= 50
+    assert found["accumulation"]["effective_batch"] >= 2000
     assert "to the byte" in reasons(found)["starts"]
     assert "`BATCH` in line 6 of `loop.py`" in reasons(found)["literals"]
     assert (directory / "loop.py").read_text() == _LITERAL_LOOP
     assert not any("accumulation_steps" in warning for warning in found["warnings"])
+
+
+def test_a_plain_step_is_told_where_accumulating_makes_the_answer_smaller(found: dict[str, Any]) -> None:
+    """As of a file: the largest size that accumulates nothing was run and fits, and its successor does not."""
+    plain, maximum = found["micro_batch"]["plain_maximum"], found["micro_batch"]["maximum"]
+    tried = {(each["micro_batch"], each["outcome"]) for each in found["trials"] if each["micro_batches_per_step"] == 1}
+
+    assert plain > maximum
+    assert {(plain, "fits"), (plain + 1, "oom")} <= tried
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "html", "github"])

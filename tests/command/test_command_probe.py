@@ -66,8 +66,9 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def _trial(result: dict[str, Any], micro_batch: int) -> dict[str, Any]:
-    """The last trial of a size with all memory."""
+    """The last trial of a size that accumulates with all memory."""
     trials = [trial for trial in result["trials"] if trial["allowed_bytes"] == result["capacity_bytes"]]
+    trials = [trial for trial in trials if trial["micro_batches_per_step"] > 1]
     return next(trial for trial in reversed(trials) if trial["micro_batch"] == micro_batch)
 
 
