@@ -305,6 +305,7 @@ class Measurements:
             went on).
         steps: Optimizer steps done.
         idle_optimizers: Optimizers that were made and took no step.
+        passes: Backward passes in each step of the one optimizer; None where there is none, or several.
         cuda: Whether CUDA was initialised.
         optimizer: Class name.
         parameter_bytes: Bytes of the parameters that the optimizers hold.
@@ -333,6 +334,7 @@ class Measurements:
     ending: Ending
     steps: int
     idle_optimizers: int
+    passes: int | None
     cuda: bool
     optimizer: str | None
     parameter_bytes: int | None

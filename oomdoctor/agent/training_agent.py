@@ -83,6 +83,7 @@ class TrainingAgent:
         self._has_cuda = False
         self._ooms = 0
         self._ooms_told = 0
+        self._ooms_seen = 0  # by the end of the last backward
         self._backwards = 0
         self._step_ends: list[int] = []  # bytes in live tensors
         self._leak = LeakSearch(unknown_reads.is_programs_file)
@@ -132,6 +133,9 @@ class TrainingAgent:
         if not self._phases.backward_ended() or self._is_over:
             return
         self._backwards += 1
+        has_run_out, self._ooms_seen = self._ooms > self._ooms_seen, self._ooms
+        if settings.COUNTS_BACKWARD and has_run_out:  # it has not done what a step does, whoever catches the error
+            return
         if settings.COUNTS_BACKWARD:
             self._channel.speak()
             self._steps.done += 1
@@ -292,6 +296,7 @@ class TrainingAgent:
                 ending=ending,
                 steps=steps.done,
                 idle_optimizers=len(steps.idle),
+                passes=self._backwards // steps.done if steps.stepped == 1 and steps.done else None,
                 cuda=self._has_cuda,
                 optimizer=steps.optimizer,
                 parameter_bytes=steps.parameter_bytes,

@@ -32,6 +32,7 @@ class StepCounter:
         optimizer: Class name of the first optimizer that stepped.
         parameter_bytes: Bytes of the parameters that the optimizers hold, each at its first step.
         gradient_bytes: Bytes of the gradients, likewise.
+        stepped: Optimizers that have stepped.
         idle: Optimizers that were made and have not stepped, by id.
         has_optimizer: Whether one was made or stepped.
     """
@@ -42,7 +43,7 @@ class StepCounter:
 
     def reset(self) -> None:
         """Begin again, as a process does that was forked."""
-        self.done = 0
+        self.done = self.stepped = 0
         self.optimizer: str | None = None
         self.parameter_bytes: int | None = None
         self.gradient_bytes: int | None = None
@@ -65,6 +66,7 @@ class StepCounter:
         self.idle.pop(key, None)
         is_first = key not in self._counts
         if is_first:
+            self.stepped += 1
             # One that comes after another has gone goes on where that one was.
             self._counts[key], self._orphaned = self._orphaned, 0
             self._alive[key] = weakref.ref(optimizer, lambda _: self._forget(key))

@@ -186,14 +186,35 @@ def _line(reading: FrameType, program: FrameType | None) -> _Line:
 def _decides(frame: FrameType) -> bool:
     """Return whether a frame reads a condition: by its instruction, or in the line of a statement that has one."""
     opcode = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
-    is_condition = any(part in opcode for part in ("JUMP", "BOOL", "NOT")) or line.startswith(_CONDITIONS)
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    is_condition = any(part in opcode for part in ("JUMP", "BOOL", "NOT")) or (
+        line.lstrip().startswith(_CONDITIONS) and not _is_after_condition(line, _position(frame)[2])
+    )
     return is_condition and not frame.f_code.co_filename.endswith(_LOGGING)
+
+
+def _is_after_condition(line: str, column: int | None) -> bool:
+    """Return whether a column is in what follows a condition in its line, as in `if step % 10 == 0: print(loss)`."""
+    indent = len(line) - len(line.lstrip())
+    try:
+        statement = ast.parse(line.strip().removeprefix("el")).body[0]
+    except (SyntaxError, ValueError, IndexError):  # the line is no whole statement
+        return False
+    return (
+        column is not None
+        and isinstance(statement, (ast.If, ast.While))
+        and column >= statement.body[0].col_offset + indent + (2 if line.lstrip().startswith("el") else 0)
+    )
+
+
+def _position(frame: FrameType) -> tuple[int | None, int | None, int | None, int | None]:
+    """Return the first and the last line and the first and the last column of the expression that a frame evaluates."""
+    return next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
 
 
 def _expression(frame: FrameType) -> str:
     """Return the source of the expression that a frame evaluates; empty where it is not known."""
-    first, last, start, end = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    first, last, start, end = _position(frame)
     if first is None or last is None or start is None or end is None:
         return ""
     lines = [linecache.getline(frame.f_code.co_filename, number).encode() for number in range(first, last + 1)]

@@ -53,6 +53,7 @@ class Observations:
         untrained_bytes: Bytes of parameters that an optimizer held and that had no gradient at its first step.
         slow: What took most of a trial's time other than training, where that was long.
         rising: Micro-batch of a trial that fits in which each complete step needed more than the one before, or None.
+        passes: Backward passes in each optimizer step, by the micro-batch of a trial that fits.
         idle_optimizers: Most optimizers of a trial that fits which were made and took no step in it.
     """
 
@@ -64,6 +65,7 @@ class Observations:
     processes: int = 1
     failures: dict[str, None] = field(default_factory=dict)
     idle_optimizers: int = 0
+    passes: dict[int, int] = field(default_factory=dict)
     untrained_bytes: int = 0
     slow: SlowStage | None = None
     rising: int | None = None
@@ -87,10 +89,19 @@ class Observations:
                 self._take_changes(measured, micro_batch)
             self.steps = min(self.steps or events.done_steps, events.done_steps)
 
+    def own_steps(self, micro_batch: int) -> int:
+        """Return the micro-batches that a command without a placeholder for them accumulates by itself in each step.
+
+        Several backward passes may be those of several losses; where smaller sizes have more, they split one batch.
+        """
+        return self.passes.get(micro_batch, 1) if len(set(self.passes.values())) > 1 else 1
+
     def _take_changes(self, measured: Measurements, micro_batch: int) -> None:
         """See whether training had become what it will be: all optimizers and parameters train, no step needs more."""
         untrained = (measured.parameter_bytes or 0) - (measured.gradient_bytes or 0)
         self.untrained_bytes = max(self.untrained_bytes, untrained)
+        if measured.passes is not None:
+            self.passes[micro_batch] = measured.passes
         self.idle_optimizers = max(self.idle_optimizers, measured.idle_optimizers)
         peaks = _iteration_peaks(measured)
         if len(peaks) > 1 and peaks[-1] > peaks[-2] * (1 + _SAME_SHARE):
@@ -173,7 +184,13 @@ def _command_warnings(request: ProbeRequest, seen: Observations, search: SearchR
     share = share_of(request.target_batch, request.world_size)
     for name, meant in near_misses(request.command or ()).items():
         yield f"`{name}` is no placeholder and was passed on as it is; `{meant}` would be filled in"
-    if share is not None and search.maximum < share and not accumulates(request.templates):
+    own = seen.own_steps(search.maximum)
+    if share is not None and own > 1 and not accumulates(request.templates):
+        yield (
+            f"the command accumulates by itself, in {own} backward passes for each optimizer step at micro-batch "
+            f"{search.maximum}; how many samples a step sees is its own setting, not the target"
+        )
+    elif share is not None and search.maximum < share and not accumulates(request.templates):
         yield (
             f"the command has no `{ACCUMULATION}`: each of its optimizer steps sees one micro-batch, not the target; "
             "gradients that it accumulates in another way stay alive during the forward, and training may need more"

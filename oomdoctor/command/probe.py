@@ -85,7 +85,9 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
         plain = None
         if accumulates(request.templates):
             plain = plain_maximum(session, supervisor, search, share, supervisor.observations.gradient_bytes)
-        plan = _checked_plan(request, session, search.maximum, recommended)
+        size = recommended or search.maximum
+        own = 1 if accumulates(request.templates) else supervisor.observations.own_steps(size)
+        plan = _checked_plan(request, session, search.maximum, recommended) if own == 1 else None
         supervisor.settle()
         if search.maximum:
             supervisor.outlast(search.maximum, micro_steps=micro_steps(search.maximum, share))
@@ -101,7 +103,10 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
             moved=others.moved(),
         )
         result = build_result(request, engine, supervisor, others, findings)
-        words = _command_plan(request, supervisor.literals, plan, recommended or search.maximum)
+        sizes = None if plan is None else plan.fixed_size
+        if plan is None and size and (own > 1 or request.target_batch is None):
+            sizes = UniformPlan(size, own, size * own * request.world_size)
+        words = _command_plan(request, supervisor.literals, sizes)
         uses = supervisor.uses
         used = UNWATCHED if uses is None else uses.dependencies(request.command or (), request.directory, os.environ)
         return ProbeRun(replace(result, command_plan=words), supervisor.versions, used)
@@ -146,7 +151,7 @@ def dry_run_command(request: ProbeRequest, progress: Progress) -> DryRun:
     with CommandSupervisor(replace(request, fresh=True), engine) as supervisor:
         progress.stage(f"starting {request.target}")
         trial = supervisor.first(1, 1)
-        plan = _command_plan(replace(request, target_batch=None), supervisor.literals, None, 1)
+        plan = _command_plan(request, supervisor.literals, UniformPlan(1, 1, request.world_size))
         edits = {f"{each.file}, line {each.line}": f"{each.name} = {each.new}" for each in plan.literals}
         seen = {"command": command_line(plan.run or ()), **edits, "optimizer": supervisor.notes.optimizer_name}
         return DryRun(engine, replace(_loaded(supervisor), found=seen), trial)
@@ -207,13 +212,8 @@ def _loaded(supervisor: CommandSupervisor) -> LoadedTarget:
     )
 
 
-def _command_plan(
-    request: ProbeRequest, literals: Sequence[FoundLiteral], plan: Accumulation | None, plain: int
-) -> CommandPlan:
-    """Return what to start: what reaches the target, or without one what trains at a size of plain steps."""
-    fixed = None if plan is None else plan.fixed_size
-    if request.target_batch is None and plain:
-        fixed = UniformPlan(plain, 1, plain)
+def _command_plan(request: ProbeRequest, literals: Sequence[FoundLiteral], fixed: UniformPlan | None) -> CommandPlan:
+    """Return what to start so that it trains with these sizes; None for sizes where nothing fits."""
     sizes = None if fixed is None else Sizes(fixed.micro_batch, fixed.steps, request.world_size)
     words = request.command or ()
     edited = tuple(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.errors import UsageError
 from oomdoctor.request import command_line
-from oomdoctor.target.literals import batch_size_literals, set_options
+from oomdoctor.target.literals import batch_size_literals, batch_size_variables, set_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -128,6 +128,9 @@ def _missing_hint(command: Sequence[str], directory: Path) -> str:
     hint = f"put `{REQUIRED}` where its batch size goes, as in `-- python train.py --batch-size {REQUIRED}`"
     script = script_of(command)
     places = [] if script is None else batch_size_literals(directory / script)
+    variables = [] if script is None else batch_size_variables(directory / script)
+    if variables:
+        return f"`{script}` reads `{variables[0]}`: `-- env {variables[0]}={REQUIRED} {command_line(command)}`"
     if script is None or not places:
         return f"{hint}; where a file has it as a literal, add `--set 'train.py:BATCH={REQUIRED}'`"
     listed = ", ".join(f"`{place.name} = {place.text}` in line {place.line}" for place in places)

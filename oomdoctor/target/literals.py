@@ -131,6 +131,29 @@ def batch_size_literals(path: Path) -> list[LiteralPlace]:
     ]
 
 
+def batch_size_variables(path: Path) -> list[str]:
+    """Return the variables of the environment that a file reads and that are called as a batch size of training."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, ValueError, SyntaxError, MemoryError, RecursionError):
+        return []
+    found = [name for node in ast.walk(tree) for name in _variables(node)]
+    return [name for name in dict.fromkeys(found) if _SIZE_NAME.fullmatch(name) and not _OTHER_SIZE.search(name)]
+
+
+def _variables(node: ast.AST) -> Iterator[str]:
+    """Yield the name of a variable that a node reads: `os.environ["N"]`, `os.environ.get("N")` or `os.getenv("N")`."""
+    match node:
+        case ast.Subscript(value=ast.Attribute(attr="environ"), slice=ast.Constant(value=str(name))):
+            yield name
+        case ast.Call(func=called, args=[ast.Constant(value=str(name)), *_]):
+            match called:
+                case ast.Attribute(attr="getenv") | ast.Name(id="getenv"):
+                    yield name
+                case ast.Attribute(attr="get", value=ast.Attribute(attr="environ")):
+                    yield name
+
+
 def set_options(location: str, places: Iterable[LiteralPlace]) -> list[str]:
     """Return the `--set` for each literal, with its line where the name alone does not tell.
 

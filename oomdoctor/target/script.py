@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.errors import TargetError
-from oomdoctor.target.literals import batch_size_literals, set_options
+from oomdoctor.target.literals import batch_size_literals, batch_size_variables, set_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ def refuse_script(path: Path, location: str, builder: str) -> None:
     if not bound & {builder, "make_batch", "*", "__getattr__"} and names & _TRAINS and not names & _DYNAMIC:
         raise TargetError(
             f"`{location}` is a script that trains: it has neither `{builder}` nor `make_batch`, and was not run",
-            hint=_hint(location, [*_options(calls)], batch_size_literals(path)),
+            hint=_hint(location, [*_options(calls)], batch_size_literals(path), batch_size_variables(path)),
         )
 
 
@@ -87,18 +87,20 @@ def _options(calls: list[ast.Call]) -> Iterator[str]:
             yield from (word for word in words if isinstance(word, str) and word.startswith("--"))
 
 
-def _hint(location: str, options: list[str], literals: list[LiteralPlace]) -> str:
-    """Return the command to probe, with the script's own options for its sizes, or else with its literal."""
+def _hint(location: str, options: list[str], literals: list[LiteralPlace], variables: list[str]) -> str:
+    """Return the command to probe, with the script's own options for its sizes, else its variable or its literal."""
     sizes = [
         option for option in options if "batch" in option and not any(word in option for word in ("accum", "eval"))
     ]
     steps = next((option for option in options if "accum" in option), None)
     words = ["python", shlex.quote(location)]
+    if variables and not sizes:
+        words, literals = ["env", f"{variables[0]}={{micro_batch}}", *words], []
     chosen = "" if sizes or not literals else f"{set_options(location, literals)[0]} "
-    words += [] if chosen else [sizes[0] if sizes else "--batch-size", "{micro_batch}"]
+    words += [] if chosen or words[0] == "env" else [sizes[0] if sizes else "--batch-size", "{micro_batch}"]
     words += [] if steps is None else [steps, "{accumulation_steps}"]
     line = f"oomdoctor probe {chosen}-- {' '.join(words)}"
-    return f"probe it as the command that it is:\n\n    {line}{_note(sizes, literals)}"
+    return f"probe it as the command that it is:\n\n    {line}{_note(sizes or variables, literals)}"
 
 
 def _note(sizes: list[str], literals: list[LiteralPlace]) -> str:

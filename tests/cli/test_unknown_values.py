@@ -59,7 +59,8 @@ for _ in range(4):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(loss.item())
+    if _ % 2 == 0: print(loss.item())
+    elif _: print(loss.item())
 """
 
 

@@ -65,6 +65,7 @@ def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
     """The last word of a process."""
     unless_told = {
         "idle_optimizers": 0,
+        "passes": 1,
         "optimizer": "AdamW",
         "parameter_bytes": 1000,
         "gradient_bytes": 1000,

@@ -224,6 +224,16 @@ def test_backward_passes_are_counted_where_that_was_asked_for(forks: Forks) -> N
     assert [phase.iteration for phase in classified.trial.phases if phase.phase == "backward"] == [1, 2, 3]
 
 
+def test_a_backward_that_runs_out_is_no_step(forks: Forks) -> None:
+    """Where backward passes are counted, the one that memory ran out in is none, and no code caught its error."""
+    ended = forks.trial("by_hand.py", "--batch-size", "21", OOMDOCTOR_TRIAL_COUNT_STEPS="backward")
+    trial = classify_trial(ended, 21, MEMORY_BYTES, 3).trial
+
+    assert ended.events.ooms[0].phase == "backward"
+    assert (trial.outcome, ended.events.done_steps) == (Outcome.OOM, 0)
+    assert trial.error != SWALLOWED
+
+
 def test_what_a_gradient_scaler_skips_is_no_step(forks: Forks) -> None:
     """Of four iterations the first two overflow: two optimizer steps are counted."""
     words = ("--device", "cpu", "--batch-size", "1", "--overflow", "2", "--steps", "4")

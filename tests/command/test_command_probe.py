@@ -208,6 +208,39 @@ def test_a_command_that_does_not_accumulate_is_promised_no_target(tmp_path: Path
     assert "micro-batches of" not in told
 
 
+_SPLITS = """
+import sys
+import torch
+from tiny import build_model, loss_of, make_batch
+
+model = build_model().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    for part in make_batch(64, "cpu").split(int(sys.argv[2])):
+        (loss_of(model, part.cuda()) / 64).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_command_that_accumulates_by_itself_is_told_no_plan(tmp_path: Path) -> None:
+    """A script that splits a batch of its own is not said to see one micro-batch in each step."""
+    directory = small_copy(tmp_path)
+    (directory / "splits.py").write_text(_SPLITS)
+    words = ("--target-batch", "64", "--capacity", "108MiB", "-o", "found.json", "--", PYTHON, "splits.py", *BATCH)
+    ended = ask(directory, *words)
+    result = json.loads((directory / "found.json").read_text())["result"]
+    size = result["micro_batch"]["recommended"]
+    told = " ".join(run_here(["report", "found.json"], directory).stdout.split())
+
+    assert ended.returncode == 0, ended.stderr
+    assert result["accumulation"] is None
+    assert result["command_plan"]["run"][-1] == str(size)
+    assert f"{-(-64 // size)} micro-batches of at most {size}, as the command accumulates by itself" in told
+    assert "the command accumulates by itself, in" in told
+    assert "out of reach" not in told
+
+
 def test_a_dry_run_runs_one_trial_without_standard_input(tmp_path: Path) -> None:
     """`--dry-run` shows the command as it was run and whether it fits, where standard input is closed too."""
     words = [*INVOCATIONS["python -m oomdoctor"], "probe", "--engine", "null", "--capacity", "64MiB", "--dry-run", "-q"]

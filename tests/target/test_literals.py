@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from oomdoctor.errors import UsageError
+from oomdoctor.command.template import check_command
+from oomdoctor.errors import TargetError, UsageError
 from oomdoctor.request import read_override
-from oomdoctor.target.literals import batch_size_literals, find_literals, literal_places, set_options
+from oomdoctor.target.literals import (
+    batch_size_literals,
+    batch_size_variables,
+    find_literals,
+    literal_places,
+    set_options,
+)
+from oomdoctor.target.script import refuse_script
 
 _SOURCE = """\
 BATCH = 16
@@ -20,6 +28,11 @@ typed: int = 4
 def f(p, q=5, *, r=6, s): return g(k=7, *[], **{"z": 8})
 one = int(os.environ.get("ONE", "1"))
 two = BATCH * 2
+"""
+_READS = """\
+c = int(os.environ.get("BATCH_SIZE", "32"))
+d = os.environ["BS"], getenv("MICRO_BATCH")
+loss.backward()
 """
 
 
@@ -109,4 +122,18 @@ def test_batch_sizes_are_told_from_other_literals(tmp_path: Path) -> None:
         "--set 'my train.py:per_device_train_batch_size={micro_batch}'",
     ]
     path.write_bytes(b"\0")
-    assert batch_size_literals(path) == []
+    assert batch_size_literals(path) == batch_size_variables(path) == []
+
+
+def test_variables_of_the_environment_are_found(tmp_path: Path) -> None:
+    """A script whose batch size is a variable is answered with the command that sets it, by either way."""
+    path = tmp_path / "t.py"
+    path.write_text("import os, torch\na = os.environ['RANK']\nb = int(os.getenv('EVAL_BATCH', 1))\n" + _READS)
+
+    assert batch_size_variables(path) == ["BATCH_SIZE", "BS", "MICRO_BATCH"]
+    with pytest.raises(UsageError) as missing:
+        check_command(["python", "t.py"], tmp_path, {})
+    assert "`-- env BATCH_SIZE={micro_batch} python t.py`" in (missing.value.hint or "")
+    with pytest.raises(TargetError) as script:
+        refuse_script(path, "t.py", "build_model")
+    assert (script.value.hint or "").endswith("oomdoctor probe -- env BATCH_SIZE={micro_batch} python t.py")

@@ -98,6 +98,8 @@ def _command_rows(command: CommandPlan, plan: Accumulation | None) -> list[tuple
         return []
     sizes = command.sizes
     effect = f"{_count(sizes.steps)} of {sizes.micro_batch}"
+    if plan is None and sizes.steps > 1:
+        effect = f"{_count(sizes.steps)} of at most {sizes.micro_batch}, as the command accumulates by itself"
     line = shlex.join(command.run)
     edits = [
         (
