@@ -1,6 +1,6 @@
 """How big a batch fits, why it ran out, and what to change.
 
-    from oomdoctor import accumulate, load_result, plan_accumulation, probe
+    from oomdoctor import accumulate, load_result, plan_accumulation, probe, verify
 
 Each is imported when it is first used: `import oomdoctor` loads nothing, and only `accumulate` needs torch.
 """
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
     from oomdoctor.api.accumulate import accumulate
     from oomdoctor.api.probe import probe
+    from oomdoctor.api.verify import verify
     from oomdoctor.results.saved import load_result
     from oomdoctor.search.probe_search import plan_accumulation
 
 __version__ = "0.1.0"
-__all__ = ["accumulate", "load_result", "plan_accumulation", "probe"]
+__all__ = ["accumulate", "load_result", "plan_accumulation", "probe", "verify"]
 
 _HOMES: Mapping[str, str] = MappingProxyType(
     {
@@ -28,6 +29,7 @@ _HOMES: Mapping[str, str] = MappingProxyType(
         "load_result": "oomdoctor.results.saved",
         "plan_accumulation": "oomdoctor.search.probe_search",
         "probe": "oomdoctor.api.probe",
+        "verify": "oomdoctor.api.verify",
     }
 )
 

@@ -18,6 +18,7 @@ from .phase_meter import PhaseMemory  # noqa: TC001 - what reads a message goes 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+EventKind = Literal["backward", "zero_grad", "clip", "scheduler", "average"]
 Ending = Literal["steps", "error", "exit", "step"]
 
 
@@ -297,6 +298,67 @@ class ProcessDescription:
 
 
 @dataclass(frozen=True)
+class AccumulationEvent:
+    """Something that a script did on the way to an optimizer step.
+
+    Attributes:
+        kind: `backward`, `zero_grad`, `clip`, `scheduler`, or `average` (of weights).
+        place: The user's line, as `file:line`; empty where there is none.
+        rows: Of a backward: a number for each sample that the model was called with; the same samples have the same.
+        shape: Of a backward: shape of the first tensor that the model was called with.
+        is_lost: Of a backward: whether the gradients of those before it in the window were gone.
+        accumulated: Of a backward: sketch of the gradients after it.
+    """
+
+    kind: EventKind
+    place: str
+    rows: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    is_lost: bool = False
+    accumulated: str = ""
+
+
+@dataclass(frozen=True)
+class AccumulationWindow:
+    """An optimizer step, and what was done since the one before.
+
+    Attributes:
+        optimizer: Which optimizer stepped, by the order in which they were made; None at the end of the program.
+        place: The user's line of the step.
+        events: Events since the step before, in order.
+        gradient: Sketch of the gradient that it stepped with; the agent lets PyTorch's clipping change nothing.
+        norm: Norm of that gradient; None where it is not finite.
+        weights: Sketch of the weights at the first backward.
+        rates: Learning rates.
+        schedule: Whole numbers of the schedules, such as their lengths, by name.
+        orders: Indices of the samples that data loaders took, a list for each time through.
+        is_cut: Whether a data loader has come to its end.
+        batch_norms: Paths of batch norms in training mode.
+        has_dropout: Whether dropout would have drawn.
+        has_drawn: Whether a forward drew other random numbers.
+        is_half: Whether weights are in half precision.
+        pid: The process.
+    """
+
+    event: ClassVar[str] = "window"
+    optimizer: int | None
+    place: str
+    events: tuple[AccumulationEvent, ...]
+    gradient: str
+    norm: float | None
+    weights: str
+    rates: tuple[float, ...]
+    schedule: dict[str, int]
+    orders: tuple[tuple[int, ...], ...]
+    is_cut: bool
+    batch_norms: tuple[str, ...]
+    has_dropout: bool
+    has_drawn: bool
+    is_half: bool
+    pid: int = field(default_factory=os.getpid)
+
+
+@dataclass(frozen=True)
 class Measurements:
     """The last word of a process that has imported torch.
 
@@ -370,6 +432,7 @@ Message = Union[  # noqa: UP007 - Python 3.8 has no other way to write it
     FileWritten,
     LiteralsSet,
     PythonWithoutTorch,
+    AccumulationWindow,
     Measurements,
 ]
 

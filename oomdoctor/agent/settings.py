@@ -44,3 +44,7 @@ DESCRIBE = os.environ.get("OOMDOCTOR_TRIAL_DESCRIBE", "") == "1"
 
 LITERALS = os.environ.get("OOMDOCTOR_TRIAL_LITERALS", "")
 """Literals to set in the program's files, as JSON; see `literals`."""
+
+_ACCUMULATION = os.environ.get("OOMDOCTOR_TRIAL_ACCUMULATION", "").split(",")
+ACCUMULATION = tuple(map(int, _ACCUMULATION)) if len(_ACCUMULATION) == 3 else ()  # noqa: PLR2004
+"""Micro-batch, accumulation steps and samples of an epoch, where the accumulation is to be recorded; else empty."""

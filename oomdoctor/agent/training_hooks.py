@@ -125,6 +125,9 @@ def watch_steps(begins: Callable[[bool], Any], ended: Callable[[Any], Any], made
     module.Optimizer._patch_step_function = prepared
 
 
+_BACKWARD_LISTENERS: list[tuple[Callable[[], Any], Callable[[], Any]]] = []
+
+
 def watch_backward(torch: Any, begins: Callable[[], Any], ended: Callable[[], Any]) -> None:
     """Listen to each backward: `loss.backward()`, `torch.autograd.grad`, and those inside them.
 
@@ -132,18 +135,22 @@ def watch_backward(torch: Any, begins: Callable[[], Any], ended: Callable[[], An
     got once the call is over. So what it gets is an engine whose end is the end of backward, and no frame of ours is
     ever beneath backward: an error's traceback is as without us.
     """
+    _BACKWARD_LISTENERS.append((guarded(begins), guarded(ended)))
+    if len(_BACKWARD_LISTENERS) > 1:
+        return
     variable = torch.autograd.Variable
-    begins, ended = guarded(begins), guarded(ended)
 
     class Engine(type(variable._execution_engine)):  # type: ignore[misc]
         __slots__ = ()
 
         def __del__(self) -> None:
-            ended()
+            for _, tell in _BACKWARD_LISTENERS:
+                tell()
 
     class Asked:
         def __get__(self, _instance: Any, _owner: Any) -> Any:
-            begins()
+            for tell, _ in _BACKWARD_LISTENERS:
+                tell()
             return Engine()
 
     variable._execution_engine = Asked()

@@ -74,6 +74,10 @@ class TrialAgent:
         from .training_agent import TrainingAgent
 
         torch = sys.modules["torch"]
+        if settings.ACCUMULATION:
+            from .accumulation_agent import AccumulationAgent
+
+            guarded(AccumulationAgent(torch, self._channel.send).begin)()
         self._training = TrainingAgent(torch, self._channel)
         self._training.begin()
         self._writes.watch_torch(torch)

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 
 _PACKAGE: Final = Path(oomdoctor.__file__).parent
-_APART: Final = frozenset({"api", "check", "cli", "diagnose", "lint", "pytest_plugin", "report", "schemas"})
+_APART: Final = frozenset(
+    {"api", "check", "cli", "diagnose", "lint", "pytest_plugin", "report", "schemas", "verification"}
+)
 """Rooms of the package that a probe does not enter."""
 
 _SOURCES: Final = frozenset({".c", ".h", ".py", ".toml"})

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.command.template import REQUIRED
+from oomdoctor.command.template import ACCUMULATION, REQUIRED, accumulates
 from oomdoctor.config.layers import COMMAND_LINE, PREFIX
 from oomdoctor.config.schema import CheckEntry
 from oomdoctor.engines.catalogue import find_card
@@ -16,6 +16,7 @@ from oomdoctor.errors import UsageError
 from oomdoctor.request import DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request, read_override
 from oomdoctor.search.probe_search import per_device_target
 from oomdoctor.units import parse_fraction, parse_size
+from oomdoctor.verification.run import VerifyRequest, build_verify_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,6 +43,7 @@ class Entry:
         headroom: Part of the capacity that has to stay free at `min_micro_batch`; None for no such limit.
         baseline: Whether the baseline file is compared.
         tolerance: Share by which a figure may be worse than in the baseline.
+        verification: The question whether accumulating trains what the whole batch would; None where it is not asked.
     """
 
     name: str
@@ -53,12 +55,14 @@ class Entry:
     headroom: float | None = None
     baseline: bool = False
     tolerance: float = DEFAULT_TOLERANCE
+    verification: VerifyRequest | None = None
 
 
 DEFAULTS: Final = CheckEntry(
     world_size=1,
     precision="fp32",
     baseline=False,
+    verify=False,
     tolerance=DEFAULT_TOLERANCE,
     trial_timeout=DEFAULT_TRIAL_TIMEOUT_SECONDS,
 )
@@ -138,8 +142,20 @@ class _EntryReader:
                     headroom=self._share("headroom", values.headroom),
                     baseline=bool(values.baseline),
                     tolerance=_given_or(self._share("tolerance", values.tolerance), DEFAULT_TOLERANCE),
+                    verification=self._verification(folder) if values.verify else None,
                 )
             )
+
+    def _verification(self, folder: Path) -> VerifyRequest:
+        command = self.values.command
+        if command is not None and not accumulates(command):
+            hint = f'let the command take its accumulation steps, as in `"--grad-accum", "{ACCUMULATION}"`'
+            raise self.settled.refusal("verify", f"needs `{ACCUMULATION}` in the command", hint)
+        return build_verify_request(
+            (self.values.target or "").strip() if command is None else command,
+            trial_timeout=self.values.trial_timeout,
+            directory=folder,
+        )
 
     def _request(self, folder: Path, gpu: str | None) -> ProbeRequest:
         values = self.values

@@ -14,23 +14,26 @@ from typing import TYPE_CHECKING, Protocol
 
 from oomdoctor.check.baseline.figures import Baseline, figures_of
 from oomdoctor.check.baseline.file import read_baseline, write_baseline
-from oomdoctor.check.verdicts import BaselineState, checked_entry
+from oomdoctor.check.verdicts import BaselineState, VerifyAnswer, checked_entry
 from oomdoctor.command.dependencies import found_program
 from oomdoctor.engines.null_gpu.library import find_torch
 from oomdoctor.errors import OomdoctorError, UsageError
 from oomdoctor.multi_card.pool import Answer, Case, probe_all
 from oomdoctor.output import check_writable
+from oomdoctor.progress import SilentProgress
 from oomdoctor.results import CheckResult
 from oomdoctor.trial.answer import ProbeRun
+from oomdoctor.verification.run import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from oomdoctor.check.baseline.figures import Figures
     from oomdoctor.check.cache import Cache
     from oomdoctor.check.entries import Entry
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import ProbeResult
+    from oomdoctor.verification.run import VerifyRequest
 
 
 def check_program(request: ProbeRequest) -> None:
@@ -166,13 +169,32 @@ def check(plan: Plan, progress: CheckProgress, *, jobs: int, cache: Cache | None
     answers = answerer.answers({entry.name: entry.request for entry in plan.entries})
     is_written = plan.update and not any(isinstance(answer, OomdoctorError) for answer in answers.values())
     standing = BaselineState(known, plan.update, is_written)
+    verified = _verified(plan.entries)
     checked = tuple(
-        checked_entry(entry, answers[entry.name], standing, answerer.not_kept.get(entry.name)) for entry in plan.entries
+        checked_entry(
+            entry,
+            answers[entry.name],
+            standing,
+            answerer.not_kept.get(entry.name),
+            verified.get(entry.verification) if entry.verification else None,
+        )
+        for entry in plan.entries
     )
     if is_written:
         write_baseline(Path(plan.baseline), _updated(plan, known, answers))
     result = CheckResult(plan.configuration, None if baseline is None else plan.baseline, checked)
     return Check(result, _versions(answers))
+
+
+def _verified(entries: Sequence[Entry]) -> dict[VerifyRequest, VerifyAnswer]:
+    """Answer the verifications that entries ask for, each once; those of one target on several cards are one."""
+    answers: dict[VerifyRequest, VerifyAnswer] = {}
+    for request in {entry.verification: None for entry in entries if entry.verification is not None}:
+        try:
+            answers[request] = verify(request, SilentProgress())
+        except OomdoctorError as error:
+            answers[request] = error
+    return answers
 
 
 def _baseline(plan: Plan) -> Baseline | None:

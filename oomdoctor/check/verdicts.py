@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from oomdoctor.check.baseline.comparison import common_trials, compare, differences, not_compared
 from oomdoctor.check.baseline.figures import figures_of
-from oomdoctor.errors import EXIT_NO_ANSWER, OomdoctorError
+from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, OomdoctorError
 from oomdoctor.report.plain_text import count, percent
+from oomdoctor.report.verify import summary
 from oomdoctor.results import CheckedEntry, Limit, LimitName, Outcome, Problem, Verdict
 from oomdoctor.units import format_size
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from oomdoctor.check.baseline.figures import Figures
     from oomdoctor.check.entries import Entry
     from oomdoctor.multi_card.pool import Answer
-    from oomdoctor.results import Movement, ProbeResult, Trial
+    from oomdoctor.results import Movement, ProbeResult, Trial, VerifyDocument
     from oomdoctor.trial.answer import ProbeRun
 
 
@@ -151,7 +152,24 @@ class BaselineState:
     is_written: bool = False
 
 
-def checked_entry(entry: Entry, answer: Answer, standing: BaselineState, not_kept: str | None = None) -> CheckedEntry:
+VerifyAnswer: TypeAlias = "VerifyDocument | OomdoctorError"
+"""Verdict on a target's accumulation, or why there is none."""
+
+
+def verify_limit(answer: VerifyAnswer) -> Limit:
+    """Return the limit that accumulating trains what the whole batch would; what cannot be told does not hold."""
+    if isinstance(answer, OomdoctorError):
+        return Limit(LimitName.VERIFY, None, None, holds=False, text=f"cannot verify: {answer.message}")
+    return Limit(LimitName.VERIFY, None, None, holds=answer.exit_code == EXIT_OK, text=summary(answer.result))
+
+
+def checked_entry(
+    entry: Entry,
+    answer: Answer,
+    standing: BaselineState,
+    not_kept: str | None = None,
+    verified: VerifyAnswer | None = None,
+) -> CheckedEntry:
     """Judge one entry.
 
     Args:
@@ -159,6 +177,7 @@ def checked_entry(entry: Entry, answer: Answer, standing: BaselineState, not_kep
         answer: What was found, or why nothing was.
         standing: What is known of the baseline.
         not_kept: Why the answer cannot be used again, where its target is the reason.
+        verified: Verdict on its accumulation; None where the entry does not ask.
     """
     if isinstance(answer, OomdoctorError):
         return CheckedEntry(
@@ -175,7 +194,8 @@ def checked_entry(entry: Entry, answer: Answer, standing: BaselineState, not_kep
             problem=Problem(answer.message, answer.hint, answer.details, answer.exit_code),
         )
     result, against = answer.result, _Comparison.of(entry, answer, standing)
-    limits = broken_first((*judge(entry, result), *against.limits))
+    asked = () if verified is None else (verify_limit(verified),)
+    limits = broken_first((*judge(entry, result), *asked, *against.limits))
     return CheckedEntry(
         name=entry.name,
         target=entry.request.target,

@@ -22,12 +22,13 @@ _DEFAULT_STEPS: Final = 3
 """As in `oomdoctor.request`, whose import would slow down `--help`; a test holds the two together."""
 
 
-def as_command(words: Sequence[str], *, sets_literals: bool = False) -> tuple[str, ...] | None:
+def as_command(words: Sequence[str], *, sets_literals: bool = False, verb: str = "probe") -> tuple[str, ...] | None:
     """Return the command that was given; None where the one word names a file.
 
     Args:
         words: What was given.
         sets_literals: Whether literals are to be set, which only a command has.
+        verb: What is to be done with it, for the hint.
 
     Raises:
         UsageError: A file stands before a command.
@@ -37,7 +38,7 @@ def as_command(words: Sequence[str], *, sets_literals: bool = False) -> tuple[st
     file, then = words[0], words[1:2]
     if file.endswith(".py") and shutil.which(file) is None and any(map(shutil.which, then)):
         message = f"a file, `{file}`, and a command, `{then[0]} ...`, are both given"
-        raise UsageError(message, hint="probe one at a time")
+        raise UsageError(message, hint=f"{verb} one at a time")
     return tuple(words)
 
 

@@ -6,16 +6,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from oomdoctor.cli.probe import QuietFlag, TrialTimeout
+from oomdoctor.cli.probe import QuietFlag, TrialTimeout, as_command
 from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render
 
 
 def verify(  # noqa: PLR0913 - one parameter an option
     target: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            metavar="TARGET",
-            help="The file to verify: `model.py`, `pkg.module`, `model.py:build_model(layers=2)`, or an example.",
+            metavar="TARGET | -- COMMAND...",
+            help="The file to verify: `model.py`, `pkg.module`, `model.py:build_model(layers=2)`, or an example. Or a "
+            "training command with placeholders for both sizes: `-- python train.py --batch-size {micro_batch} "
+            "--grad-accum {accumulation_steps}`.",
+            show_default=False,
         ),
     ],
     *,
@@ -27,8 +30,12 @@ def verify(  # noqa: PLR0913 - one parameter an option
         ),
     ] = None,
     precision: Annotated[
-        Literal["fp64", "fp32"], typer.Option(help="Type to compute in; fp32 for models that take nothing else.")
-    ] = "fp64",
+        Literal["fp64", "fp32"] | None,
+        typer.Option(
+            help="Type that a file is computed in; fp32 for models that take nothing else. [default: fp64]",
+            show_default=False,
+        ),
+    ] = None,
     trial_timeout: TrialTimeout = 300.0,
     form: Format = None,
     json: JsonFlag = False,
@@ -37,18 +44,24 @@ def verify(  # noqa: PLR0913 - one parameter an option
     output: Output = None,
     quiet: QuietFlag = False,
 ) -> None:
-    """Say whether accumulating micro-batches trains what the whole batch would; computed on the CPU."""
+    """Say whether accumulating micro-batches trains what the whole batch would."""
     from oomdoctor.output import check_writable
     from oomdoctor.report.progress import make_progress
     from oomdoctor.request import as_option
-    from oomdoctor.verify.run import build_verify_request
-    from oomdoctor.verify.run import verify as run_verify
+    from oomdoctor.verification.run import build_verify_request
+    from oomdoctor.verification.run import verify as run_verify
 
     name = format_name(form, json=json, markdown=markdown, html=html, output=output)
     if output is not None:
         check_writable(output)
+    command = as_command(target, verb="verify")
     request = build_verify_request(
-        target, parts=parts, samples=samples, precision=precision, trial_timeout=trial_timeout, spelled=as_option
+        target[0] if command is None else command,
+        parts=parts,
+        samples=samples,
+        precision=precision,
+        trial_timeout=trial_timeout,
+        spelled=as_option,
     )
     progress = make_progress(quiet=quiet)
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from oomdoctor.agent.channel import PROTOCOL
 from oomdoctor.agent.messages import (
     KINDS,
+    AccumulationWindow,
     DeviceInfo,
     Evaluation,
     FileWritten,
@@ -75,6 +76,7 @@ class TrialEvents:
         frameworks: Others than torch that Pythons without torch had imported; None where no such Python ended.
         without_optimizer: Most backward passes of a process that had made no optimizer of torch.
         stages: What the command did, and since when, in seconds of the monotonic clock, as its processes told.
+        windows: Optimizer steps of each process, where the accumulation is recorded.
         survived: Processes that took an optimizer step, or ended well, after they had run out of memory.
     """
 
@@ -89,6 +91,7 @@ class TrialEvents:
     frameworks: tuple[str, ...] | None = None
     without_optimizer: int = 0
     stages: list[tuple[str, float]] = field(default_factory=lambda: [(STARTING, time.monotonic())])
+    windows: dict[int, list[AccumulationWindow]] = field(default_factory=dict)
     survived: set[int] = field(default_factory=set)
 
     def add(self, data: Mapping[str, Any]) -> None:
@@ -118,6 +121,8 @@ class TrialEvents:
         match message:
             case NoOptimizer():
                 self.without_optimizer = max(self.without_optimizer, message.backwards)
+            case AccumulationWindow() if len(found := self.windows.setdefault(message.pid, [])) < _MOST_MESSAGES:
+                found.append(message)
             case FileWritten() if len(self.written) < _MOST_MESSAGES:
                 self.written.setdefault(message.path)
             case LiteralsSet() if len(self.edited) < _MOST_MESSAGES:

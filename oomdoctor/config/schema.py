@@ -81,6 +81,7 @@ class SharedKeys:
         device: Index or UUID of the local GPU.
         guide: Whether a trace tells where the search on a local GPU begins.
         inputs: Files that the answer depends on besides those that the target reads, as patterns.
+        verify: Whether accumulating has to train what the whole batch would.
     """
 
     gpu: str | None = field(default=None, metadata={EXAMPLE: '"rtx-4090"'})
@@ -99,6 +100,7 @@ class SharedKeys:
     device: str | None = field(default=None, metadata={EXAMPLE: '"0"'})
     guide: bool | None = field(default=None, metadata={EXAMPLE: "false"})
     inputs: tuple[str, ...] | None = field(default=None, metadata={EXAMPLE: '["uv.lock", "data/**/*.json"]'})
+    verify: bool | None = field(default=None, metadata={EXAMPLE: "true"})
 
 
 @dataclass(frozen=True)

@@ -338,6 +338,7 @@ _PROBE: Final = "`oomdoctor probe` of the same target shows where its memory is;
 _HELP: Final[Mapping[LimitName, str]] = MappingProxyType(
     {
         **dict.fromkeys(LimitName, _PROBE),
+        LimitName.VERIFY: "`oomdoctor verify` of the same target says what to change.",
         LimitName.BASELINE: f"Undo what grew, or take it for the baseline with `{words.UPDATE}`.",
     }
 )
@@ -423,7 +424,9 @@ def _limit_issue(entry: CheckedEntry, limit: Limit, title: str, location: Locati
 def _limit_lines(entry: CheckedEntry, limit: Limit) -> Iterator[str]:
     """Yield a broken limit's sentence, and the figures that moved where it is the baseline, else the probe's answer."""
     yield sentence(limit.text)
-    if limit.name is not LimitName.BASELINE:
+    if limit.name is LimitName.VERIFY:
+        yield f"help: {_HELP[limit.name]}"
+    elif limit.name is not LimitName.BASELINE:
         yield from (sentence(found) for found in [words.answer(entry)] if found)
     elif moved := list(_listed(words.beyond(entry))):
         yield from (*moved, f"help: `{words.UPDATE}` writes it to the baseline, if it is intended")

@@ -35,6 +35,7 @@ LIMIT_WORDS: Final[Mapping[LimitName, str]] = MappingProxyType(
         LimitName.MAX_ACCUMULATION_STEPS: "The target batch takes more accumulation steps than asked for",
         LimitName.MAX_MEMORY: "Training takes more memory than asked for",
         LimitName.HEADROOM: "Training leaves less memory free than asked for",
+        LimitName.VERIFY: "Accumulating does not train what the whole batch would",
         LimitName.BASELINE: "The figures are worse than the baseline, or there is none",
     }
 )

@@ -21,7 +21,7 @@ _HEADLINES: Final[dict[VerifyVerdict, str]] = {
     "equal_if_weighted": "accumulating equals the whole batch if each micro-batch is weighted",
     "random_only": "accumulating equals the whole batch but for random draws",
     "different": "accumulating does not train what the whole batch would",
-    "cannot_tell": "cannot tell: the step does not repeat",
+    "cannot_tell": "cannot tell whether accumulating equals the whole batch",
 }
 _COLUMNS: Final = ("micro-batches", "weighted", "error of the gradient")
 _WEIGHTINGS: Final = {
@@ -29,6 +29,7 @@ _WEIGHTINGS: Final = {
     "sum": "not at all: losses are added",
     "count": "by the count below",
     "fitted": "by a least-squares fit",
+    "as_run": "as the command does",
 }
 
 
@@ -39,7 +40,7 @@ def text(document: VerifyDocument, terminal: Terminal) -> str:
 
 def _lines(document: VerifyDocument, terminal: Terminal) -> Iterator[str]:
     result = document.result
-    yield visible(sentence(f"{result.target}: {_headline(result)}"))
+    yield visible(sentence(f"{_named(result)}: {_headline(result)}"))
     for cause in result.causes:
         yield ""
         yield visible(sentence(f"cause: {_cause(cause)}"))
@@ -77,7 +78,7 @@ def _blocks(document: VerifyDocument) -> Iterator[str]:
     from oomdoctor.report.markdown import code, code_lines, fitting, prose, table
 
     result = document.result
-    yield f"### {prose(capitalised(_cut(f'{result.target}: {_headline(result)}')))}"
+    yield f"### {prose(capitalised(_cut(f'{_named(result)}: {_headline(result)}')))}"
     texts = [(f"**Cause.** {prose(sentence(_cut(_cause(cause))))}",) for cause in result.causes]
     texts += [(f"**Note.** {prose(sentence(_cut(note)))}",) for note in result.notes]
     yield from (text for (text,) in fitting(texts, _ROOM_FOR_TEXT))
@@ -103,7 +104,7 @@ def html(document: VerifyDocument) -> str:
     result = document.result
     values: dict[str, Any] = {
         "document": document,
-        "headline": f"{result.target}: {_headline(result)}",
+        "headline": f"{_named(result)}: {_headline(result)}",
         "causes": [_cause(cause) for cause in result.causes],
         "remedies": [{"change": _remedy(remedy), "code": remedy.code} for remedy in result.remedies],
         "notes": result.notes,
@@ -143,7 +144,7 @@ def issues(document: VerifyDocument) -> Issues:
         **document.versions,
     }
     return Issues(
-        headline=sentence(f"{result.target}: {_headline(result)}"),
+        headline=sentence(f"{_named(result)}: {_headline(result)}"),
         groups=[Group(result.target, [*found, *notes], properties)],
         rules=rules,
         properties={"verdict": result.verdict, "gradient_error": result.gradient_error},
@@ -195,19 +196,39 @@ def _location(result: VerifyResult, cause: VerifyCause) -> Location:
 # --- sentences -------------------------------------------------------------------------------------------------------
 
 
+def summary(result: VerifyResult) -> str:
+    """Return the verdict in a sentence, with its first cause."""
+    return "; ".join((_headline(result), *map(_cause, result.causes[:1])))
+
+
+def _named(result: VerifyResult) -> str:
+    """Return the target, a command as code."""
+    return f"`{result.target}`" if result.precision == "as_run" else result.target
+
+
 def _headline(result: VerifyResult) -> str:
     """Return the verdict with its figure."""
     if result.verdict in ("equal", "random_only", "cannot_tell"):
         return _HEADLINES[result.verdict]
-    return f"{_HEADLINES[result.verdict]}: {_figure(result)}"
+    figure = _command_figure(result) if result.precision == "as_run" else _figure(result)
+    return f"{_HEADLINES[result.verdict]}{f': {figure}' if figure else ''}"
+
+
+def _command_figure(result: VerifyResult) -> str:
+    """Return how wrong a command's own gradient is; empty where something else is wrong."""
+    wrong = [error.error for error in result.errors if error.error > result.tolerance]
+    if not wrong:
+        return ""
+    which = "first" if result.gradient_error > result.tolerance else "last"
+    return f"the gradient of the {which} step is {_percent(wrong[0])} wrong"
 
 
 def _figure(result: VerifyResult) -> str:
     """Return how wrong the usual loop is."""
     if result.gradient_error > result.tolerance:
         return f"divided by the steps, the gradient is {_percent(result.gradient_error)} wrong"
-    if result.weights_error > result.tolerance:
-        return f"the weights' step is {_percent(result.weights_error)} wrong"
+    if (result.weights_error or 0.0) > result.tolerance:
+        return f"the weights' step is {_percent(result.weights_error or 0.0)} wrong"
     return "what the model keeps beside its weights is updated too often"
 
 
@@ -244,13 +265,23 @@ def _remedy(item: VerifyRemedy) -> str:
 
 def _facts(result: VerifyResult) -> Iterator[str]:
     """Yield what was compared, and how."""
+    if result.precision == "as_run":
+        yield (
+            f"optimizer steps of {result.samples} samples, run twice: with one micro-batch and as above; errors are "
+            f"relative, and up to {result.tolerance:.0e} counts as equal"
+        )
+        yield (
+            "both runs had one seed, an epoch cut to a few steps, and no dropout, autocast or clipping; each step left "
+            "the weights as they were"
+        )
+        return
     yield (
         f"{result.samples} samples of {result.target} in {result.precision} on the CPU; errors are relative, and up to "
         f"{result.tolerance:.0e} counts as equal"
     )
-    difference = _shown(result.weights_error, result.tolerance)
+    difference = _shown(result.weights_error or 0.0, result.tolerance)
     yield f"the weights after a step of SGD: {difference}"
-    if result.random_error > result.tolerance:
+    if result.random_error is not None and result.random_error > result.tolerance:
         drawn = ", ".join(f"`{name}`" for name in result.random_operators)
         by = f" ({drawn})" if drawn else ""
         yield (

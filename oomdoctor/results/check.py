@@ -27,6 +27,7 @@ class LimitName(StrEnum):
     MAX_ACCUMULATION_STEPS = "max-accumulation-steps"
     MAX_MEMORY = "max-memory"
     HEADROOM = "headroom"
+    VERIFY = "verify"
     BASELINE = "baseline"
 
 
@@ -36,7 +37,8 @@ class Limit:
 
     Attributes:
         name: Which, as the configuration names it; `fits`, that one micro-batch fits, is asked by every entry.
-        asked: What was asked for: samples, steps, bytes, or a share between 0 and 1; None for the baseline.
+        asked: What was asked for: samples, steps, bytes, or a share between 0 and 1; None for the baseline
+            and for `verify`.
         found: What was found, in the same unit; None where nothing could be.
         holds: Whether it is kept.
         text: One sentence with both.

@@ -353,7 +353,7 @@ class FitCard(Question[CardFitted]):
 
 @dataclass(frozen=True, slots=True)
 class VerifyTarget(Question[Verified]):
-    """Compare accumulated micro-batches with the whole batch, on the CPU; see `oomdoctor.verify.target`.
+    """Compare accumulated micro-batches with the whole batch, on the CPU; see `oomdoctor.verification.target`.
 
     Attributes:
         reference: The target.

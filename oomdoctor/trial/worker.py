@@ -332,7 +332,7 @@ def _versions() -> dict[str, str]:
 
 def _verify(question: VerifyTarget) -> Verified:
     """Compare accumulated micro-batches with the whole batch."""
-    from oomdoctor.verify.target import verify_target  # noqa: PLC0415 - only where something is verified
+    from oomdoctor.verification.target import verify_target  # noqa: PLC0415 - only where something is verified
 
     result = verify_target(
         question.reference,

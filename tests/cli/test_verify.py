@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from running import Run
 
+from oomdoctor import verify
 from oomdoctor.results import VerifyDocument
 from oomdoctor.results.saved import from_json
 
@@ -119,3 +121,116 @@ def test_the_users_faults_are_named(model: Path, oomdoctor_here: Run, lines: str
     done = oomdoctor_here("verify", "model.py")
     assert done.returncode == 2
     assert told in done.stderr
+
+
+LOOP = """\
+import sys
+import torch
+
+torch.manual_seed(0)
+batch_size, steps = map(int, sys.argv[1:3])
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(100, 4), torch.randn(100, 1))
+loader = torch.utils.data.DataLoader(data, batch_size=batch_size)
+for index, (inputs, targets) in enumerate(loader):
+    in_window = min(steps, len(loader) - index // steps * steps)
+    loss = (model(inputs) - targets).square().mean()
+    ({loss}).backward()
+    if (index + 1) % steps == 0 or index + 1 == len(loader):
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+SIZES = ("{micro_batch}", "{accumulation_steps}")
+
+
+def test_a_commands_mistake_is_named_at_its_line(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """A script that does not divide ends with exit code 1, and its line, the cause and the rule are in every format."""
+    (tmp_path / "train.py").write_text(LOOP.format(loss="loss"), encoding="utf-8")
+    done = oomdoctor_here("verify", "-o", "found.json", "--", sys.executable, "train.py", *SIZES)
+    assert done.returncode == 1, done.stderr
+    document = from_json((tmp_path / "found.json").read_text(encoding="utf-8"), "found.json")
+    assert isinstance(document, VerifyDocument)
+    (cause,) = document.result.causes
+    assert (cause.id, cause.location) == ("division", "train.py:13")
+    assert [error.sizes for error in document.result.errors] == [(2,) * 4, (2,) * 4, (2,) * 2]
+    for form in ("text", "markdown", "html", "github", "junit", "sarif"):
+        shown = oomdoctor_here("report", "found.json", "--format", form)
+        assert shown.returncode == 0, shown.stderr
+        assert "train.py" in shown.stdout
+        assert "OOM202" in shown.stdout or form in ("github", "junit", "sarif")
+
+
+def test_a_right_command_is_equal(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """A script that accumulates rightly is equal with other parts and samples, too."""
+    (tmp_path / "train.py").write_text(LOOP.format(loss="loss / in_window"), encoding="utf-8")
+    sizes = ("--parts", "3", "--samples", "9", "--json")
+    done = oomdoctor_here("verify", *sizes, "--", sys.executable, "train.py", *SIZES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)["result"]
+    assert (result["verdict"], result["notes"], result["errors"][0]["sizes"]) == ("equal", [], [3, 3, 3])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "code", "told"),
+    [
+        ((*SIZES,), {"OOMDOCTOR_NULL_NAME": "t4"}, 3, "a null GPU computes nothing"),
+        (SIZES[:1], {}, 2, "it has no `{accumulation_steps}`"),
+        (SIZES[1:], {}, 2, "has no `{micro_batch}`"),
+    ],
+)
+def test_commands_that_cannot_be_verified(
+    oomdoctor_here: Run, arguments: tuple[str, ...], environment: dict[str, str], code: int, told: str
+) -> None:
+    """A null GPU, and a command that is not told both sizes, are refused before anything runs."""
+    done = oomdoctor_here("verify", "--", sys.executable, "train.py", *arguments, **environment)
+    assert done.returncode == code
+    assert told in done.stderr
+
+
+def test_a_command_decides_its_precision(oomdoctor_here: Run) -> None:
+    """`--precision` is for files."""
+    done = oomdoctor_here("verify", "--precision", "fp32", "--", sys.executable, "train.py", *SIZES)
+    assert (done.returncode, "`--precision` is for files" in done.stderr) == (2, True)
+
+
+def test_a_command_that_fails_shows_its_error(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """A script that raises is the user's error, with its traceback; one whose gradient is not finite is told so."""
+    path = tmp_path / "train.py"
+    path.write_text("import torch\nraise RuntimeError('no data')\n", encoding="utf-8")
+    done = oomdoctor_here("verify", "--", sys.executable, "train.py", *SIZES)
+    assert (done.returncode, "at micro-batch 8: no data" in done.stderr) == (2, True)
+    path.write_text(LOOP.format(loss="loss * float('nan')"), encoding="utf-8")
+    done = oomdoctor_here("verify", "--", sys.executable, "train.py", *SIZES)
+    assert (done.returncode, "is not finite at micro-batch 8" in done.stderr) == (2, True)
+
+
+def test_check_verifies_where_it_is_asked(tmp_path: Path, model: Path, oomdoctor_here: Run) -> None:
+    """An entry with `verify = true` fails for what is different, holds for what is equal if weighted, and says why."""
+    normed = "nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(width), nn.Unflatten(0, (-1, 12)))"
+    (tmp_path / "normed.py").write_text(PADDED.format(norm=normed), encoding="utf-8")
+    entries = "".join(f'[[check]]\ntarget = "{name}"\n' for name in (model.name, "normed.py"))
+    top = 'engine = "trace"\ngpu = "t4"\ntarget-batch = 8\nverify = true\n\n'
+    (tmp_path / "oomdoctor.toml").write_text(top + entries, encoding="utf-8")
+    done = oomdoctor_here("check", "--json", "--no-cache", "-j", "1")
+    assert done.returncode == 1, done.stderr
+    limits = [
+        next(limit for limit in entry["limits"] if limit["name"] == "verify")
+        for entry in json.loads(done.stdout)["result"]["entries"]
+    ]
+    assert [limit["holds"] for limit in limits] == [True, False]
+    assert "normed.py:11" in limits[1]["text"]
+
+
+def test_check_refuses_to_verify_a_command_without_steps(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """A command without a place for its accumulation steps cannot be verified, which the configuration's error says."""
+    entry = '[[check]]\ncommand = ["python", "train.py", "{micro_batch}"]\ntarget-batch = 8\nverify = true\n'
+    (tmp_path / "oomdoctor.toml").write_text(entry, encoding="utf-8")
+    done = oomdoctor_here("check")
+    assert (done.returncode, "needs `{accumulation_steps}` in the command" in done.stderr) == (2, True)
+
+
+def test_the_api_is_the_command(model: Path, forked_workers: None) -> None:
+    """`oomdoctor.verify` returns the document that the command writes."""
+    document = verify(f"{model}:build_model(width=8)", parts=2)
+    assert (document.status, document.result.samples, document.exit_code) == ("equal_if_weighted", 4, 0)

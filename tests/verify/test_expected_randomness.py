@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
-from oomdoctor.verify.expected_randomness import ExpectedRandomness
+from oomdoctor.verification.expected_randomness import ExpectedRandomness
 
 ROW = torch.arange(6.0)
 DRAWS: dict[str, tuple[Callable[[], Tensor], Tensor]] = {

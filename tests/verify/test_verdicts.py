@@ -12,8 +12,8 @@ from small_models import CASES, CLASS_WEIGHTS, RIGHT, WEIGHTED, Case, convolutio
 
 from oomdoctor import accumulate, plan_accumulation
 from oomdoctor.results.verify import VerifyResult
-from oomdoctor.verify.gradients import Laboratory, distance
-from oomdoctor.verify.judgement import TOLERANCES, Judge, partitions
+from oomdoctor.verification.gradients import Laboratory, distance
+from oomdoctor.verification.judgement import TOLERANCES, Judge, partitions
 
 SAMPLES, PARTS = 8, 4
 HERE = [Path(__file__).parent]

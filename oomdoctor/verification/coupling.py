@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch._ops import OpOverload
 
-    from oomdoctor.verify.gradients import Batch, Laboratory
+    from oomdoctor.verification.gradients import Batch, Laboratory
 
 _TOLERANCE: Final = 1e-6
 _LOSS: Final = None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 
 from oomdoctor.target.splitting import split
-from oomdoctor.verify.expected_randomness import ExpectedRandomness, seed_everything
+from oomdoctor.verification.expected_randomness import ExpectedRandomness, seed_everything
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

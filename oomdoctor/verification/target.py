@@ -20,9 +20,9 @@ from oomdoctor.target.importing import load_target
 from oomdoctor.target.placement import check_batch
 from oomdoctor.target.splitting import samples_in
 from oomdoctor.units import format_size
-from oomdoctor.verify.expected_randomness import seed_everything
-from oomdoctor.verify.gradients import Laboratory
-from oomdoctor.verify.judgement import BATCH_NORM, TOLERANCES, Judge
+from oomdoctor.verification.expected_randomness import seed_everything
+from oomdoctor.verification.gradients import Laboratory
+from oomdoctor.verification.judgement import BATCH_NORM, TOLERANCES, Judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from oomdoctor.results.verify import VerifyResult
     from oomdoctor.target.contract import Target
     from oomdoctor.target.reference import Reference
-    from oomdoctor.verify.gradients import Batch
+    from oomdoctor.verification.gradients import Batch
 
 Precision: TypeAlias = Literal["fp64", "fp32"]
 _TYPES: Final = {"fp64": torch.float64, "fp32": torch.float32}

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import torch
 
 from oomdoctor.results.verify import GradientError, VerifyCause, VerifyCauseId, VerifyResult
-from oomdoctor.verify.counts import Count, LabelLosses, candidates
-from oomdoctor.verify.coupling import Coupling, find_coupling
-from oomdoctor.verify.gradients import Run, distance, fitted_weights, weighted_sum
-from oomdoctor.verify.remedies import REMEDIES, weighting_remedy
+from oomdoctor.verification.counts import Count, LabelLosses, candidates
+from oomdoctor.verification.coupling import Coupling, find_coupling
+from oomdoctor.verification.gradients import Run, distance, fitted_weights, weighted_sum
+from oomdoctor.verification.remedies import REMEDIES, weighting_remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from oomdoctor.results.verify import VerifyRemedy, VerifyVerdict, Weighting
-    from oomdoctor.verify.gradients import Batch, Gradients, Laboratory
+    from oomdoctor.verification.gradients import Batch, Gradients, Laboratory
 
 TOLERANCES: Final = {"fp64": 1e-6, "fp32": 1e-3}
 """Relative errors up to which gradients count as equal: rounding stays below, and no mistake that was seen does."""

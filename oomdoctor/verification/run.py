@@ -1,4 +1,4 @@
-"""Verify a target from the parent: start a worker that sees no GPU, ask it once, and make the document."""
+"""Verify a target from the parent, in a worker that sees no GPU, or a command, and make the document."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from oomdoctor import __version__
 from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, UsageError
+from oomdoctor.request import command_line
 from oomdoctor.results.document import VerifyDocument
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerProcess
 from oomdoctor.trial.protocol import VerifyTarget
 from oomdoctor.units import whole_number
+from oomdoctor.verification.command import verify_command
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from oomdoctor.progress import Progress
     from oomdoctor.request import Spelling
     from oomdoctor.trial.client import WorkerStarter
@@ -32,12 +36,13 @@ class VerifyRequest:
     """One question to `oomdoctor verify`.
 
     Attributes:
-        target: Reference to the user's file, as given.
+        target: Reference to the user's file, as given; for a command, the command in one line.
         directory: Where relative references start.
         parts: Equal micro-batches that the batch is cut into.
         samples: Samples of the batch, a multiple of `parts`.
         precision: Type in which it is computed.
-        timeout_seconds: Longest time for the whole verification.
+        timeout_seconds: Longest time for the whole verification, or for each run of a command.
+        command: A command whose words have placeholders for both sizes, instead of a file.
     """
 
     target: str
@@ -46,14 +51,15 @@ class VerifyRequest:
     samples: int
     precision: Literal["fp64", "fp32"]
     timeout_seconds: float
+    command: tuple[str, ...] | None = None
 
 
 def build_verify_request(  # noqa: PLR0913 - one parameter an option
-    target: str | os.PathLike[str],
+    target: str | os.PathLike[str] | Sequence[str],
     *,
     parts: int | None = None,
     samples: int | None = None,
-    precision: Literal["fp64", "fp32"] = "fp64",
+    precision: Literal["fp64", "fp32"] | None = None,
     trial_timeout: float | None = None,
     directory: Path | None = None,
     spelled: Spelling = str,
@@ -61,17 +67,23 @@ def build_verify_request(  # noqa: PLR0913 - one parameter an option
     """Build the question.
 
     Args:
-        target: The file, as text or path.
+        target: The file, as text or path; or a command as a sequence of words.
         parts: Equal micro-batches; None for 4.
         samples: Samples of the batch; None for two a part.
-        precision: `fp64`, or `fp32` for models that take nothing else.
+        precision: `fp64`, or `fp32` for models that take nothing else; None for `fp64`. A command has its own.
         trial_timeout: Seconds; None for 300.
         directory: Where relative references start; None for the working directory.
         spelled: How an error names a parameter.
 
     Raises:
-        UsageError: The samples cannot be cut so.
+        UsageError: The samples cannot be cut so, or a command is given a precision.
     """
+    command = None if isinstance(target, str | os.PathLike) else tuple(target)
+    if command is not None and precision is not None:
+        raise UsageError(
+            f"`{spelled('precision')}` is for files, and a command is verified",
+            hint="drop it; a command computes as it does, but for autocast",
+        )
     parts = DEFAULT_PARTS if parts is None else whole_number(spelled("parts"), parts)
     samples = parts * _SAMPLES_PER_PART if samples is None else whole_number(spelled("samples"), samples)
     if parts < 2:  # noqa: PLR2004
@@ -82,12 +94,13 @@ def build_verify_request(  # noqa: PLR0913 - one parameter an option
             hint=f"give `{spelled('samples')}` a multiple of {parts}, from {_SAMPLES_PER_PART * parts} on",
         )
     return VerifyRequest(
-        target=os.fspath(target),
+        target=os.fspath(target) if isinstance(target, str | os.PathLike) else command_line(target),
         directory=Path.cwd() if directory is None else directory,
         parts=parts,
         samples=samples,
-        precision=precision,
+        precision=precision or "fp64",
         timeout_seconds=DEFAULT_TIMEOUT_SECONDS if trial_timeout is None else trial_timeout,
+        command=command,
     )
 
 
@@ -107,11 +120,17 @@ def verify(
         start: Starts the worker; None for a fresh interpreter.
 
     Raises:
-        TargetError: The user's file is at fault.
+        TargetError: The user's file or command is at fault.
         UsageError: The batch cannot be cut by its samples.
         NoAnswerError: It cannot be afforded on this CPU, a crash, or the time limit.
         KeyboardInterrupt: The stop was set.
     """
+    if request.command is not None:
+        result, versions = verify_command(request, progress, stop)
+        # A command is its own loop: what it does not weigh, it trains without.
+        wrong = result.verdict == "equal_if_weighted"
+        code = EXIT_GATE if wrong else _EXIT_CODES.get(result.verdict, EXIT_OK)
+        return VerifyDocument("verify", result.verdict, code, {"oomdoctor": __version__, **versions}, result)
     reference = parse_reference(request.target, directory=request.directory)
     # The arithmetic has to be real and in double precision: no GPU is seen, and no null GPU.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

@@ -1,0 +1,419 @@
+"""Judge two runs of one script, with the whole batch and with its parts, by what each optimizer step did. Pure.
+
+The agent leaves the weights as they are, so every step of both runs starts from the same ones, and each window of
+micro-batches can be held against the whole batch of the same samples.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
+from statistics import fmean
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.results.verify import GradientError, VerifyCause, VerifyCauseId, VerifyRemedy, VerifyResult
+from oomdoctor.verification import sketches
+from oomdoctor.verification.remedies import COMMAND_REMEDIES, REMEDIES
+from oomdoctor.verification.sketches import numbers as _numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from oomdoctor.agent.messages import AccumulationEvent, AccumulationWindow
+    from oomdoctor.results.verify import VerifyVerdict
+
+_TOLERANCE: Final = 1e-3
+_HALF_TOLERANCE: Final = 3e-2
+"""Largest relative error of equal gradients, in single precision and with weights in half precision."""
+_SPREAD: Final = 1e-2
+"""Smallest relative difference of weights that are not the same."""
+_LAST: Final = 2
+"""Index of the first epoch's last window; those before it are whole."""
+_LONGER: Final = 1.5
+"""Factor by which a schedule is longer that counts micro-batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Windows of one run, in order; where the program ended, the last has no step."""
+
+    windows: Sequence[AccumulationWindow]
+
+    @classmethod
+    def of(cls, windows: Sequence[AccumulationWindow]) -> Recording:
+        """Return the windows up to the first whose numbers are not finite, or are none, as other code could send."""
+        return cls(tuple(takewhile(_is_readable, windows)))
+
+    @property
+    def steps(self) -> list[AccumulationWindow]:
+        """Windows that a step ended."""
+        return [window for window in self.windows if window.optimizer is not None]
+
+    @property
+    def rest(self) -> AccumulationWindow | None:
+        """What came after the last step; None where the run was ended before."""
+        return next((window for window in self.windows if window.optimizer is None), None)
+
+
+@dataclass(slots=True)
+class CommandJudge:
+    """Judges one command.
+
+    Args:
+        micro_batch: Samples of each part.
+        steps: Number of parts.
+        whole: Run with the whole batch.
+        parts: Run with the parts.
+        repeat: Runs the whole batch again.
+    """
+
+    micro_batch: int
+    steps: int
+    whole: Recording
+    parts: Recording
+    repeat: Callable[[], Recording]
+    _causes: list[VerifyCause] = field(default_factory=list)
+    _notes: list[str] = field(default_factory=list)
+    _errors: list[GradientError] = field(default_factory=list)
+    _weights: list[float] = field(default_factory=list)
+
+    @property
+    def _tolerance(self) -> float:
+        return _HALF_TOLERANCE if self.whole.steps[0].is_half else _TOLERANCE
+
+    @property
+    def _samples(self) -> int:
+        return self.micro_batch * self.steps
+
+    @property
+    def _per_micro_batch(self) -> int:
+        """Backward passes of one micro-batch."""
+        return max(1, len(_backwards(self.whole.steps[0])))
+
+    def judge(self, target: str, notes: Sequence[str] = ()) -> VerifyResult:
+        """Return the verdict.
+
+        Args:
+            target: The command in one line.
+            notes: What else there is to know.
+        """
+        if unknown := self._incomparable():
+            self._causes.append(unknown)
+        else:
+            self._judge_events()
+            self._judge_gradients()
+            self._judge_end()
+        verdict = self._verdict()
+        first = self._errors[0].error if self._errors else 0.0
+        return VerifyResult(
+            target=target,
+            samples=self._samples,
+            precision="as_run",
+            tolerance=self._tolerance,
+            verdict=verdict,
+            gradient_error=first,
+            weighted_error=None,
+            weights_error=None,
+            errors=tuple(self._errors),
+            random_error=None,
+            reversed_error=None,
+            random_operators=("dropout",) if self.parts.steps[0].has_dropout else (),
+            changed_buffers=(),
+            causes=tuple(self._causes),
+            remedies=tuple(map(self._remedy, self._causes)),
+            notes=(*self._notes, *notes),
+        )
+
+    def _verdict(self) -> VerifyVerdict:
+        kinds = {cause.id for cause in self._causes}
+        if kinds & _UNKNOWN:
+            return "cannot_tell" if kinds <= _UNKNOWN else "different"
+        if kinds == {"weights"}:
+            return "equal_if_weighted"
+        if kinds:
+            return "different"
+        return "random_only" if self.parts.steps[0].has_dropout else "equal"
+
+    def _remedy(self, cause: VerifyCause) -> VerifyRemedy:
+        return COMMAND_REMEDIES.get(cause.id) or REMEDIES[cause.id]
+
+    def _blame(self, kind: VerifyCauseId, place: str, evidence: str) -> None:
+        if all(cause.id != kind for cause in self._causes):
+            self._causes.append(VerifyCause(kind, None, place or None, evidence))
+
+    # --- whether the runs can be compared ----------------------------------------------------------------------------
+
+    def _incomparable(self) -> VerifyCause | None:
+        first, other = self.whole.steps[0], self.parts.steps[0]
+        if len({window.optimizer for window in (*self.whole.steps, *self.parts.steps)}) > 1:
+            return VerifyCause("several_optimizers", None, first.place or None, "several optimizers step in turn")
+        if not _backwards(first) or not _backwards(other):
+            return VerifyCause(
+                "not_repeatable", None, first.place or None, "no backward was seen before the first step"
+            )
+        if sketches.error(_numbers(other.weights), _numbers(first.weights)) > self._tolerance:
+            return VerifyCause("other_weights", None, None, "the two runs begin with other weights")
+        return None
+
+    # --- what the script does, and where -----------------------------------------------------------------------------
+
+    def _judge_events(self) -> None:
+        first = self.parts.steps[0]
+        self._judge_boundary()
+        lost = next((event for event in _backwards(first) if event.is_lost), None)
+        if lost is not None:
+            before = reversed(first.events[: first.events.index(lost)])
+            since = takewhile(lambda event: event.kind != "backward", before)
+            place = next((event.place for event in since if event.kind == "zero_grad"), lost.place)
+            self._blame("zero_grad", place, "gradients are zeroed between the micro-batches of one step")
+        early = _early_clip(first)
+        if early is not None and _early_clip(self.whole.steps[0]) is None:
+            self._blame(
+                "clip", early.place, "gradients are clipped before the last micro-batch of a step has been added"
+            )
+        self._judge_repeated(
+            "scheduler", "the schedule steps {found} times in an optimizer step, {asked} with the whole batch"
+        )
+        self._judge_repeated(
+            "average",
+            "the average of weights is updated {found} times in an optimizer step, {asked} with the whole batch",
+        )
+
+    def _judge_boundary(self) -> None:
+        found = [len(_backwards(window)) / self._per_micro_batch for window in self.parts.steps]
+        if found[0] == self.steps or (len(found) > 1 and found[0] > self.steps):
+            return
+        place = self.parts.steps[0].place
+        then = f", then after {found[1]:g}" if len(found) > 1 and found[1] != found[0] else ""
+        self._blame(
+            "boundary", place, f"the first step comes after {found[0]:g} micro-batches{then}, not after {self.steps}"
+        )
+
+    def _judge_repeated(self, kind: str, evidence: str) -> None:
+        """See whether something is done once a micro-batch that the whole batch has once a step."""
+        windows = [run.steps[min(1, len(run.steps) - 1)] for run in (self.whole, self.parts)]
+        asked, found = ([event for event in window.events if event.kind == kind] for window in windows)
+        least = self.steps if len(self.parts.steps) > 1 else self.steps - 1
+        if len(found) < max(least, 2) or len(found) < max(len(asked), 1) * least:
+            return
+        if kind == "scheduler" and self._is_longer(*windows):
+            self._notes.append("the schedule steps in every micro-batch, and is as much longer")
+            return
+        self._blame(kind, found[0].place, evidence.format(found=len(found), asked=len(asked) or "not once"))  # type: ignore[arg-type]
+
+    @staticmethod
+    def _is_longer(whole: AccumulationWindow, parts: AccumulationWindow) -> bool:
+        return any(length > _LONGER * whole.schedule.get(name, length) for name, length in parts.schedule.items())
+
+    # --- gradients ---------------------------------------------------------------------------------------------------
+
+    def _judge_gradients(self) -> None:
+        if any(cause.id in ("boundary", "zero_grad") for cause in self._causes):
+            self._note_errors()
+            return
+        pairs = list(zip(self.whole.steps, self.parts.steps, strict=False))
+        for index, (whole, parts) in enumerate(pairs):
+            seen = self._same_samples(index, whole, parts)
+            if seen:
+                self._judge_window(index, whole, parts)
+            elif index == 0:
+                self._blame(
+                    "samples", "", "the two runs did not train on the same samples in their first step, so that their "
+                    "gradients cannot be compared"
+                )  # fmt: skip
+                return
+
+    def _note_errors(self) -> None:
+        """Keep the error of a first window that is wrong for a reason that is known."""
+        whole, parts = self.whole.steps[0], self.parts.steps[0]
+        if self._same_samples(0, whole, parts):
+            self._keep_error(whole, parts)
+
+    def _keep_error(self, whole: AccumulationWindow, parts: AccumulationWindow) -> float:
+        error = sketches.error(_numbers(parts.gradient), _numbers(whole.gradient))
+        micro_batches = len(_backwards(parts)) // self._per_micro_batch
+        self._errors.append(GradientError("as_run", (self.micro_batch,) * max(1, micro_batches), (), error))
+        return error
+
+    def _same_samples(self, index: int, whole: AccumulationWindow, parts: AccumulationWindow) -> bool:
+        """Return whether two windows saw the same samples: by their values, or by their indices and number."""
+        ours, true = _rows(parts), _rows(whole)
+        if ours and ours == true:
+            return True
+        orders = parts.orders and whole.orders and _prefix(parts.orders[0], whole.orders[0])
+        sizes = [sum(event.shape[0] for event in _backwards(window) if event.shape) for window in (whole, parts)]
+        is_first_epoch = index <= _LAST
+        return bool(orders) and sizes[0] == sizes[1] > 0 and is_first_epoch and self._is_padded(whole, parts)
+
+    @staticmethod
+    def _is_padded(whole: AccumulationWindow, parts: AccumulationWindow) -> bool:
+        """Return whether samples of the same indices have other values for being padded to other lengths."""
+        shapes = {event.shape[1:] for window in (whole, parts) for event in _backwards(window)}
+        return len(shapes) > 1
+
+    def _judge_window(self, index: int, whole: AccumulationWindow, parts: AccumulationWindow) -> None:
+        error = self._keep_error(whole, parts)
+        backwards = _backwards(parts)
+        scale: float | None
+        if error <= self._tolerance:
+            scale, weights = self._hidden_scale(whole, parts), None
+        else:
+            scale = sketches.common_scale(_numbers(parts.gradient), _numbers(whole.gradient), self._tolerance)
+            weights = None if scale else self._fitted(parts, whole)
+        if weights is not None:
+            scale = 1 / mean if abs(mean := fmean(weights)) > self._tolerance else None
+            self._weights = self._weights or weights
+            shares = ", ".join(f"{weight / sum(weights):.3g}" for weight in weights)
+            self._blame(
+                "weights", backwards[-1].place, "each micro-batch's loss counts the same, and in the whole batch their "
+                f"shares are {shares}: it is a mean over something other than samples"
+            )  # fmt: skip
+        if scale is None and weights is None:
+            self._judge_unexplained(whole, parts)
+        elif scale is not None and abs(scale - 1) > _SPREAD:
+            self._judge_scale(scale, index, parts)
+
+    def _hidden_scale(self, whole: AccumulationWindow, parts: AccumulationWindow) -> float:
+        """Return the scale of gradients that are equal because code of the script's own gives all the same norm."""
+        norms = [window.norm or 0.0 for window in self.whole.steps]
+        is_normalised = len(norms) > 1 and max(norms) - min(norms) <= self._tolerance * max(norms)
+        before = [sketches.norm(_numbers(_backwards(window)[-1].accumulated)) for window in (parts, whole)]
+        return before[0] / before[1] if is_normalised and before[1] else 1.0
+
+    def _fitted(self, parts: AccumulationWindow, whole: AccumulationWindow) -> list[float] | None:
+        """Return the weights of micro-batches, 1 for what the script gives, that make the whole batch's gradient."""
+        ends = _backwards(parts)[self._per_micro_batch - 1 :: self._per_micro_batch]
+        sums = [_numbers(event.accumulated) for event in ends]
+        square = sketches.dot(sums[-1], sums[-1])
+        unit = sketches.dot(_numbers(parts.gradient), sums[-1]) / square if square else 0.0
+        before = [(0.0,) * len(sums[0]), *sums]
+        own = [sketches.scaled(sketches.difference(b, a), unit) for a, b in pairwise(before)]
+        return sketches.fitted_weights(own, _numbers(whole.gradient), self._tolerance)
+
+    def _judge_scale(self, scale: float, index: int, parts: AccumulationWindow) -> None:
+        backwards = _backwards(parts)
+        micro_batches = len(backwards) // self._per_micro_batch
+        place = backwards[-1].place
+        if micro_batches < self.steps and index >= _LAST:
+            if any(cause.id in ("division", "divided_twice", "scale") for cause in self._causes):
+                return
+            evidence = (
+                f"the last step of an epoch has {micro_batches} micro-batches, and its gradient is {scale:.3g} times "
+                "theirs in one batch"
+                + (f": it is divided by {self.steps}" if _near(scale, micro_batches / self.steps) else "")
+            )
+            self._blame("partial_window", parts.place, evidence)
+        elif _near(scale, self.steps):
+            self._blame("division", place, f"the gradient is {self.steps} times the whole batch's: nothing divides it")
+        elif _near(scale, 1 / self.steps):
+            self._blame(
+                "divided_twice", place, f"the gradient is 1/{self.steps} of the whole batch's: it is divided twice"
+            )
+        else:
+            self._blame("scale", place, f"the gradient is {scale:.3g} times the whole batch's")
+
+    def _judge_unexplained(self, whole: AccumulationWindow, parts: AccumulationWindow) -> None:
+        if any(cause.id in ("batch_norm", "mixing", *_UNKNOWN) for cause in self._causes):
+            return
+        if whole.has_drawn or parts.has_drawn:
+            self._blame(
+                "random_draws", "", "the model draws random numbers other than dropout's, other ones in each run"
+            )
+            return
+        if parts.batch_norms:
+            name, more = parts.batch_norms[0], len(parts.batch_norms) - 1
+            others = f" and {more} more" if more else ""
+            evidence = f"`{name}`{others} takes its statistics from each micro-batch"
+            self._causes.append(VerifyCause("batch_norm", name, None, evidence))
+            return
+        again = self.repeat()
+        if (
+            not again.steps
+            or sketches.error(_numbers(again.steps[0].gradient), _numbers(self.whole.steps[0].gradient))
+            > self._tolerance
+        ):
+            self._blame("not_repeatable", "", "two runs with the whole batch and one seed step with other gradients")
+        else:
+            place = _backwards(parts)[-1].place
+            evidence = (
+                "no weights make the micro-batches' gradients the whole batch's: the model or the loss mixes samples"
+            )
+            self._blame("mixing", place, evidence)
+
+    # --- the end of an epoch -----------------------------------------------------------------------------------------
+
+    def _judge_end(self) -> None:
+        if any(cause.id in ("boundary", "zero_grad", *_UNKNOWN) for cause in self._causes):
+            return
+        last = self._last_window()
+        if last is None:
+            self._notes.append(
+                "no end of an epoch was seen, so the last window of one, which may have fewer micro-batches, is not "
+                f"judged; it is seen where a `DataLoader` has the batch size {self.micro_batch} and enough samples"
+            )
+            return
+        expected, backwards = self.steps * self._per_micro_batch, _backwards(last)
+        left = max(1, self.steps // 2) * self._per_micro_batch
+        lost = [index for index, event in enumerate(backwards) if event.is_lost]
+        if last.optimizer is None or lost:
+            self._notes.append(
+                f"the last {left // self._per_micro_batch} micro-batches of an epoch, fewer than {self.steps}, get no "
+                "optimizer step and are lost (`oomdoctor rule OOM204` has more)"
+            )
+        elif len(backwards) > expected:
+            self._blame(
+                "partial_window", last.place, f"the last {left // self._per_micro_batch} micro-batches of an epoch are "
+                f"added to the next epoch's first window, which has {len(backwards) // self._per_micro_batch} then"
+            )  # fmt: skip
+        elif len(backwards) == expected:
+            self._notes.append("windows run on over the end of an epoch, so none has fewer micro-batches")
+
+    def _last_window(self) -> AccumulationWindow | None:
+        """Return the third window, which an epoch ends in; None where no end was seen."""
+        windows = [window for window in self.parts.windows if _backwards(window)]
+        is_seen = len(windows) > _LAST and any(window.is_cut for window in windows)
+        return windows[_LAST] if is_seen else None
+
+
+_UNKNOWN: Final[frozenset[VerifyCauseId]] = frozenset(
+    {"samples", "several_optimizers", "not_repeatable", "other_weights", "random_draws"}
+)
+"""Causes for which nothing can be said."""
+
+
+def _is_readable(window: AccumulationWindow) -> bool:
+    sent = [window.gradient, window.weights, *(event.accumulated for event in _backwards(window))]
+    try:
+        return window.norm is not None and all(map(_numbers, sent))
+    except ValueError:
+        return False
+
+
+def _backwards(window: AccumulationWindow) -> list[AccumulationEvent]:
+    return [event for event in window.events if event.kind == "backward"]
+
+
+def _rows(window: AccumulationWindow) -> Counter[int]:
+    return Counter(row for event in _backwards(window) for row in event.rows)
+
+
+def _early_clip(window: AccumulationWindow) -> AccumulationEvent | None:
+    """Return a clipping that another backward of the window follows."""
+    return next(iter(_before_last_backward(window, "clip")), None)
+
+
+def _before_last_backward(window: AccumulationWindow, kind: str) -> Iterator[AccumulationEvent]:
+    last = max((index for index, event in enumerate(window.events) if event.kind == "backward"), default=0)
+    first = min((index for index, event in enumerate(window.events) if event.kind == "backward"), default=0)
+    yield from (event for event in window.events[first:last] if event.kind == kind)
+
+
+def _prefix(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Return whether one order begins as the other does."""
+    common = min(len(first), len(second))
+    return common > 0 and tuple(first[:common]) == tuple(second[:common])
+
+
+def _near(value: float, other: float) -> bool:
+    return abs(value - other) <= _SPREAD * other
