@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from . import unknown_reads
 from .exception_hooks import full_traceback
 from .guard import FAILURES, guarded, note_failure
 from .memory_stats import device_statistics
@@ -100,6 +101,7 @@ def collect_report(
         "oom_events": guarded(_events)(facts.oom_events, oom) or [],
         "categories": {str(address): name for address, name in facts.categories.items()},
         "history_entries": facts.history_entries,
+        "unknown_reads": list(map(vars, unknown_reads.reads())),
         "snapshot": None,
         "failures": FAILURES,
     }

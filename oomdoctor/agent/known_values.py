@@ -22,10 +22,15 @@ import ctypes
 import enum
 import functools
 import sys
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from . import unknown_reads
-from .guard import guarded
+from . import imports, unknown_reads
+from .assumed_values import AssumedValues
+from .guard import guarded, note_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 LARGEST_BYTES = 64 << 20
 """Bytes of a storage up to which values are kept."""
@@ -60,7 +65,7 @@ _COUNTING = ("nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive
 def install() -> None:
     """Begin to keep values, in a process on a null GPU that has imported torch."""
     if not _INSTALLED:
-        _INSTALLED.append(_KnownValues(sys.modules["torch"]))
+        _INSTALLED.append(KnownValues(sys.modules["torch"]))
 
 
 def host_values(tensor: Any) -> Any:
@@ -78,7 +83,7 @@ class _Kind(enum.Enum):
     UNKNOWN = enum.auto()  # what it computes is not known, as of random numbers and of what ranks send
 
 
-class _KnownValues:
+class KnownValues:
     """The operators that keep values, registered with PyTorch's dispatcher."""
 
     def __init__(self, torch: Any) -> None:
@@ -89,6 +94,8 @@ class _KnownValues:
         self._host_keys = c.DispatchKeySet(c.DispatchKey.CPU)
         self._device_keys = c.DispatchKeySet(c.DispatchKey.CUDA)
         self._kinds: dict[Any, _Kind] = {}
+        self._assumes = False
+        self._plan = guarded(self._find_plan)
         self._operators = functools.lru_cache(maxsize=None)(self._find_operator)
         self._answer_reads = ctypes.CDLL(None).oomdoctor_null_answer_reads
         self._answer_reads.argtypes = [ctypes.c_uint64, ctypes.c_int]
@@ -96,8 +103,7 @@ class _KnownValues:
         self._set, self._copy = aten.set_.source_Storage_storage_offset, aten._to_copy.default
         self._fallback, self._own = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
         self._own.impl("_to_copy", self._to_copy, "CUDA")
-        for key in ("SparseCUDA", "AutogradCUDA"):
-            self._own.impl("coalesce", self._coalesce, key)
+        AssumedValues(self, torch, self._own)
         for name in _MAKERS:
             packet, _, overload = name.partition(".")
             operator = getattr(getattr(aten, packet), overload or "default")
@@ -106,25 +112,33 @@ class _KnownValues:
         self._register_all()
 
     def _register_all(self) -> None:
-        """Register each operator of PyTorch by its name, too.
+        """Register each operator of PyTorch by its name, too, and those of libraries once they are there.
 
         Under a dispatch mode, and with arguments of a class of its own, PyTorch looks for a kernel in Python by the
         operator's name, and ends with an internal error where it has but the fallback. `Library.impl` takes ten times
         as long for the same.
         """
+        self._register("aten", self._own)
+        for namespace in ("c10d", "_c10d_functional", "torchvision"):
+            library = self._torch.library.Library(namespace, "IMPL")
+            module = "torch" if namespace != "torchvision" else namespace
+            imports.when_imported(module, functools.partial(guarded(self._register), namespace, library))
+
+    def _register(self, namespace: str, library: Any) -> None:
         through = self._torch.library.fallthrough_kernel
         for name in self._c._dispatch_get_all_op_names():
-            if name.startswith("aten::"):
-                short = name.removeprefix("aten::")
-                run = through if short in _VIEWS else functools.partial(self._run_named, name)
-                self._own.m.impl(short, _KEY, run, run is not through)
+            if name.startswith(f"{namespace}::"):
+                short = name.partition("::")[2]
+                run = through if namespace == "aten" and short in _VIEWS else functools.partial(self._run_named, name)
+                library.m.impl(short, _KEY, run, run is not through)
 
     def _run_named(self, name: str, keys: Any, *args: Any, **kwargs: Any) -> Any:
         return self._run(keys, self._operators(name), *args, **kwargs)
 
     def _find_operator(self, name: str) -> Any:
-        packet, _, overload = name.removeprefix("aten::").partition(".")
-        return getattr(getattr(self._torch.ops.aten, packet), overload or "default")
+        namespace, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        return getattr(getattr(getattr(self._torch.ops, namespace), packet), overload or "default")
 
     # --- known tensors -----------------------------------------------------------------------------------------------
 
@@ -164,7 +178,49 @@ class _KnownValues:
             self.host(known).copy_(values)
         return known
 
-    def _is_plain(self) -> bool:
+    def kept(self, tensor: Any, values: Callable[[], Any], assumed: str = "") -> Any:
+        """Return a tensor with values, where they can be kept; else it as it is.
+
+        Args:
+            tensor: One of the device that nobody else has seen.
+            values: Returns its values, on the host.
+            assumed: How they were assumed, where they are not known: an effect of `unknown_reads`.
+        """
+        try:
+            if not self._is_kept(tensor):
+                return tensor
+            with self._torch.inference_mode(mode=False), self._torch.no_grad():
+                found = values()
+            known = self._keep(tensor, found)
+            if assumed:
+                self._assume(known, assumed)
+        except Exception as error:  # noqa: BLE001 - ours, and no reason for the program to fail
+            note_failure("known_values", error)
+            return tensor
+        return known
+
+    def _assume(self, tensor: Any, how: str) -> None:
+        self._assumes = True
+        getattr(tensor.untyped_storage(), _VALUES).assumed = how
+
+    def _assumed(self, value: Any) -> str:
+        """Return how one of the tensors' values was assumed; nothing where all are known."""
+        if not self._assumes:
+            return ""
+        storages = [tensor.untyped_storage() for tensor in _tensors(value) if not tensor.is_cpu]
+        found = (getattr(getattr(storage, _VALUES, None), "assumed", "") for storage in storages)
+        return next(filter(None, found), "")
+
+    @contextmanager
+    def answering(self, count: int) -> Iterator[None]:
+        """Answer what the operator inside reads from the device, which is how many elements it has found."""
+        self._answer_reads(count, 1)
+        try:
+            yield
+        finally:
+            self._answer_reads(0, 0)
+
+    def is_plain(self) -> bool:
         """Return whether no mode and no trace is active that would see what is computed on the host."""
         c = self._c
         return not (c._len_torch_dispatch_stack() or c._functorch.peek_interpreter_stack() or c._get_tracing_state())
@@ -191,7 +247,7 @@ class _KnownValues:
 
     @guarded
     def _keep_copied(self, copied: Any, source: Any) -> Any:
-        is_known = source.is_cpu and self._is_kept(copied) and self._is_plain()
+        is_known = source.is_cpu and self._is_kept(copied) and self.is_plain()
         return self._keep(copied, source.detach()) if is_known else None
 
     def _maker(self, operator: Any) -> Any:
@@ -204,110 +260,108 @@ class _KnownValues:
 
     @guarded
     def _keep_made(self, made: Any, operator: Any, args: Any, options: dict[str, Any]) -> Any:
-        if not (self._is_kept(made) and self._is_plain()):
+        if not (self._is_kept(made) and self.is_plain()):
             return None
         # Of a tensor that the new one is like, only the shape matters.
         like = [self._torch.empty(arg.shape, dtype=made.dtype) if _is_tensor(arg) else arg for arg in args]
         values = self._on_host(operator, like, options)
         return None if values is None else self._keep(made, values)
 
-    # --- sparse gradients --------------------------------------------------------------------------------------------
-
-    def _coalesce(self, tensor: Any) -> Any:
-        """Add the values of equal indices, as an optimizer does with a sparse gradient.
-
-        The kernel reads from the device how many indices differ. Where they are not known, every one counts as another,
-        which is the most that it can be.
-        """
-        if tensor.is_coalesced():
-            return tensor
-        indices = self.host(tensor._indices())
-        if indices is None:
-            count = tensor._nnz()
-            unknown_reads.note("bound")
-        else:
-            steps = self._torch.tensor([*tensor.shape[1 : indices.shape[0]], 1]).flip(0).cumprod(0).flip(0)
-            count = (indices * steps[:, None]).sum(0).unique().numel()
-        self._answer_reads(count, 1)
-        try:
-            return self._torch.ops.aten._coalesce(tensor)
-        finally:
-            self._answer_reads(0, 0)
-
     # --- operators on known tensors ----------------------------------------------------------------------------------
 
     def _run(self, keys: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run an operator of which an argument is a known tensor."""
-        below, kind = keys & self._below, self._kind(operator)
-        args = self._with_tensors(operator, args)
-        if kind is _Kind.PLAIN:
+        """Run an operator of which an argument is a known tensor; where we fail, it runs as it would without us."""
+        below, args = keys & self._below, self._with_tensors(operator, args)
+        planned = self._plan(operator, args, kwargs)
+        if planned is None:
+            for tensor in _tensors((args, tuple(kwargs.values()))):
+                guarded(self._forget)(tensor)
             return operator.redispatch(below, *args, **kwargs)
+        run, written = planned
+        return run(operator, below, (args, kwargs), written)
+
+    def _find_plan(self, operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return how to run an operator, with the tensors that it writes to."""
+        kind = self._kind(operator)
+        if kind is _Kind.PLAIN:
+            return self._run_plain, []
         written = [tensor for tensor in _written(operator, args, kwargs) if not tensor.is_cpu]
-        if kind is not _Kind.UNKNOWN and self._is_plain() and self._are_known((args, tuple(kwargs.values()))):
-            return self._run_known(operator, kind, below, (args, kwargs), written)
+        if kind is not _Kind.UNKNOWN and self.is_plain() and self._are_known((args, tuple(kwargs.values()))):
+            return self._run_known, written
         for tensor in written:
             self._forget(tensor)
-        if operator.name() in _ABSORBING and self._is_plain():
-            return self._run_absorbed(operator, below, args)
-        return operator.redispatch(below, *args, **kwargs)
+        is_absorbing = operator.name() in _ABSORBING and self.is_plain()
+        return self._run_absorbed if is_absorbing else self._run_plain, written
 
-    def _run_absorbed(self, operator: Any, below: Any, args: Any) -> Any:
+    def _run_plain(self, operator: Any, below: Any, given: Any, _written: list[Any]) -> Any:
+        return operator.redispatch(below, *given[0], **given[1])
+
+    def _run_absorbed(self, operator: Any, below: Any, given: Any, _written: list[Any]) -> Any:
         """Run `and` or `or`, whose result is known where one argument decides it: all zero, or all true."""
         with self._c._ExcludeDispatchKeyGuard(self._keys):
-            result = operator.redispatch(below, *args)
+            result = operator.redispatch(below, *given[0])
         absorbing = _ABSORBING[operator.name()]
+        is_decided = guarded(self._decides)(absorbing, given[0])
+        return self.kept(result, lambda: self._torch.tensor(absorbing)) if is_decided else result
+
+    def _decides(self, absorbing: bool, args: Any) -> bool:  # noqa: FBT001 - a value
         with self._torch.inference_mode(mode=False):
             known = [values for values in map(self.host, args) if values is not None]
             if absorbing and any(tensor.dtype is not self._torch.bool for tensor in args):
-                return result
-            decides = any(bool((values == absorbing).all()) for values in known if values.numel())
-        return self._keep(result, self._torch.tensor(absorbing)) if decides and self._is_kept(result) else result
+                return False
+            return any(bool((values == absorbing).all()) for values in known if values.numel())
 
-    def _run_known(self, operator: Any, kind: _Kind, below: Any, given: Any, written: list[Any]) -> Any:
-        args, kwargs = given
-        name = operator.name().partition(".")[0]
+    def _run_known(self, operator: Any, below: Any, given: Any, written: list[Any]) -> Any:
+        (args, kwargs), kind = given, self._kind(operator)
+        name, assumed = operator.name().partition(".")[0], self._assumed((args, tuple(kwargs.values())))
         if kind is _Kind.READS or _goes_to_host(name, args, kwargs):
             found = self._on_host(operator, args, kwargs)
             if found is not None:
+                if assumed:
+                    unknown_reads.note(assumed, if_deciding=kind is _Kind.READS)
                 return args[0] if name == "aten::copy_" else found
             return operator.redispatch(below, *args, **kwargs)
         if kind is _Kind.FINDS:
             values = self._on_host(operator, args, kwargs)
-            return self._found(operator.redispatch, name, values, (below, args, kwargs))
+            if assumed:
+                unknown_reads.note(assumed)
+            return self._found(operator.redispatch, name, values, (below, args, kwargs), assumed)
         with self._c._ExcludeDispatchKeyGuard(self._keys):
             result = operator.redispatch(below, *args, **kwargs)
         is_computed = bool(written) or any(self._is_kept(tensor) for tensor in _tensors(result))
         values = self._on_host(operator, args, kwargs) if is_computed else None
         if written:
-            if values is None:
-                for tensor in written:
+            for tensor in written:
+                if values is None:
                     self._forget(tensor)
+                elif assumed:
+                    self._assume(tensor, assumed)
             return result
-        return result if values is None else self._with_values(result, values)
+        return result if values is None else self._with_values(result, values, assumed)
 
-    def _found(self, run: Any, name: str, values: Any, call: Any) -> Any:
+    def _found(self, run: Any, name: str, values: Any, call: Any, assumed: str) -> Any:
         """Run an operator that finds elements; its kernel is told how many, where it asks the device."""
         below, args, kwargs = call
+        if values is None:
+            return run(below, *args, **kwargs)
         first = values[0] if isinstance(values, tuple) else values
-        is_counting = values is not None and name.removeprefix("aten::") in _COUNTING
-        if is_counting:
-            self._answer_reads(first.shape[0], 1)
-        try:
+        if name.removeprefix("aten::") in _COUNTING:
+            with self.answering(first.shape[0]):
+                result = run(below, *args, **kwargs)
+        else:
             result = run(below, *args, **kwargs)
-        finally:
-            if is_counting:
-                self._answer_reads(0, 0)
-        return result if values is None else self._with_values(result, values)
+        return self._with_values(result, values, assumed)
 
-    def _with_values(self, result: Any, values: Any) -> Any:
+    def _with_values(self, result: Any, values: Any, assumed: str) -> Any:
         """Return results with their values; one of another shape than on the host is allocated anew."""
         if isinstance(result, (list, tuple)):
-            return type(result)(self._with_values(one, value) for one, value in zip(result, values, strict=False))
+            pairs = zip(result, values, strict=False)
+            return type(result)(self._with_values(one, value, assumed) for one, value in pairs)
         if not (_is_tensor(result) and self._is_kept(result)):
             return result
         if result.shape != values.shape:
             result = self._torch.empty(values.shape, dtype=result.dtype, device=result.device)
-        return self._keep(result, values)
+        return self.kept(result, lambda: values, assumed)
 
     def _are_known(self, value: Any) -> bool:
         if _is_tensor(value):
@@ -361,7 +415,7 @@ class _KnownValues:
         return _Kind.FINDS if tag.dynamic_output_shape in operator.tags else _Kind.COMPUTES
 
 
-_INSTALLED: list[_KnownValues] = []
+_INSTALLED: list[KnownValues] = []
 """The one of this process, which has one dispatcher."""
 
 

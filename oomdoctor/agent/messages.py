@@ -30,18 +30,19 @@ class UnknownRead:
         place: File name and line, such as `model.py:31`; of a library's line, that of the program which called it.
         text: The expression that read; empty where the source is not known.
         effect: `size` where the size of a tensor depends on it, `decision` where it is a condition, `bound` where the
-            largest size was taken, else `value`.
+            largest size was taken, `even` where choices were spread evenly, else `value`.
     """
 
     place: str
     text: str
-    effect: Literal["size", "decision", "bound", "value"]
+    effect: Literal["size", "decision", "bound", "even", "value"]
 
 
 _EFFECTS = {
     "size": "the size of a tensor",
     "decision": "a condition",
     "bound": "the most rows that there can be",
+    "even": "spread evenly",
     "value": "a value",
 }
 _MOST_READS = 3
@@ -60,12 +61,15 @@ def describe_reads(reads: Sequence[UnknownRead]) -> str:
 
 
 def bound_warnings(reads: Sequence[UnknownRead]) -> list[str]:
-    """Return the warning that sparse gradients count with all their rows, where their indices are not known."""
-    bounds = [read for read in reads if read.effect == "bound"]
-    if not bounds:
-        return []
-    what = "sparse gradients count with all their rows, since which of them are equal is not known"
-    return [f"{what}: {describe_reads(bounds)}; training may need less"]
+    """Return warnings of what was assumed where sizes depend on values that are not known."""
+    found = []
+    for effect, what, then in (
+        ("bound", "rows that depend on values which a null GPU does not have", "training may need less"),
+        ("even", "choices that a null GPU does not compute", "training may need more where they are not"),
+    ):
+        if assumed := [read for read in reads if read.effect == effect]:
+            found.append(f"{what} were counted by an assumption: {describe_reads(assumed)}; {then}")
+    return found
 
 
 @dataclass(frozen=True)

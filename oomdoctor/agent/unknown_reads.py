@@ -27,7 +27,7 @@ from .messages import UnknownRead
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
-Effect = Literal["size", "decision", "bound", "value"]
+Effect = Literal["size", "decision", "bound", "even", "value"]
 
 _MOST_READS = 20_000
 _LONGEST_SECONDS = 10.0
@@ -95,12 +95,31 @@ def reads(since: int = 0) -> tuple[UnknownRead, ...]:
     return tuple(dict.fromkeys(UnknownRead(line.place, line.text, line.effect) for line in found))
 
 
-def note(effect: Effect) -> None:
-    """Note the program's line that asks for a value, where the null GPU answers otherwise than with zeros."""
+@guarded
+def note(effect: Effect, *, if_deciding: bool = False) -> None:
+    """Note the program's line that asks for a value, where the null GPU answers otherwise than with zeros.
+
+    Args:
+        effect: What was assumed.
+        if_deciding: Whether to note only a line where the value decides something: a number is often read to log it.
+    """
     reading, program = _reader(sys._getframe(1))  # noqa: SLF001 - the only way to one's callers
     if reading is not None:
-        line = _STATE.lines.setdefault((reading.f_code, reading.f_lasti, effect), _line(reading, program))
-        line.effect, line.last = effect, _STATE.total + 1
+        line = _STATE.lines.get((reading.f_code, reading.f_lasti, effect)) or _line(reading, program)
+        if not (if_deciding and line.effect == "value"):
+            _STATE.lines[reading.f_code, reading.f_lasti, effect] = line
+            _STATE.total += 1
+            line.effect, line.last = effect, _STATE.total
+
+
+def note_read() -> None:
+    """Note a read on a device that is emulated in Python.
+
+    Raises:
+        RuntimeError: The program waits for a value in a loop.
+    """
+    if _note_read(0) is not None:
+        raise RuntimeError(_STATE.error.decode())
 
 
 def _note_read(_bytes: int) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from oomdoctor.agent.messages import describe_reads
 from oomdoctor.command.template import REQUIRED
 from oomdoctor.command.trial_events import EVALUATING, LOADING, STARTING
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
@@ -15,7 +16,7 @@ from oomdoctor.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from oomdoctor.agent.messages import ErrorChain, Measurements
+    from oomdoctor.agent.messages import ErrorChain, Measurements, UnknownRead
     from oomdoctor.command.trial import EndedTrial
     from oomdoctor.command.trial_events import TrialEvents
     from oomdoctor.target.literals import FoundLiteral
@@ -76,7 +77,20 @@ def _classify_error(ended: EndedTrial, failed: ErrorChain, micro_batch: int, all
     trial = _trial(ended, micro_batch, allowed_bytes, verdict.outcome, text)
     if verdict.outcome is not Outcome.FAILED:
         return ClassifiedTrial(trial)
-    return ClassifiedTrial(trial, TargetError(text, details=failed.traceback or ended.tail))
+    reads = [read for measured in ended.events.measured.values() for read in measured.unknown_reads]
+    details = failed.traceback or ended.tail
+    if deciding := [read for read in reads if read.effect != "value"]:  # a value is often read to log it
+        return ClassifiedTrial(trial).with_problem(_failed_on_zeros(deciding, text, details))
+    return ClassifiedTrial(trial, TargetError(text, details=details))
+
+
+def _failed_on_zeros(reads: Sequence[UnknownRead], text: str, details: str | None) -> NoAnswerError:
+    return NoAnswerError(
+        f"the command read data back from the GPU ({describe_reads(reads)}) and then failed: {text}; from a null GPU "
+        "come zeros, whatever was computed",
+        details=details,
+        hint="probe it on a machine with a CUDA GPU, or take decisions on what was computed out of the training loop",
+    )
 
 
 def _failed(events: TrialEvents) -> ErrorChain | None:

@@ -64,14 +64,14 @@ class WorkerMeter:
     def phase(self, iteration: int, name: PhaseName) -> Iterator[None]:
         """Record what happens inside, up to a failure where there is one."""
         self._meter.begin(iteration, name)
-        unknown_reads.mark()
-        before = zeros_read_count()
+        mark, before = unknown_reads.mark(), zeros_read_count()
         has_ended = False
         try:
             yield
             has_ended = True
         finally:
-            if name in (PhaseName.FORWARD, PhaseName.BACKWARD):  # an optimizer reads, and what it reads is its own
+            # What an optimizer of PyTorch reads is its own; what the program's own optimizer reads has a line.
+            if name in (PhaseName.FORWARD, PhaseName.BACKWARD) or unknown_reads.reads(mark):
                 self.zeros_read += zeros_read_count() - before
             self._meter.end(has_failed=not has_ended)
 

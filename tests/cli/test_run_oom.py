@@ -33,6 +33,7 @@ def train(batch_size, steps=4):
         optimizer.step()
         optimizer.zero_grad()
         print("step", step, flush=True)
+        assert not loss.isnan()
     print("peak", torch.cuda.max_memory_allocated())
 
 if __name__ == "__main__":
@@ -69,6 +70,8 @@ def test_a_script_dies_of_a_real_oom_and_leaves_a_report(
     (report,) = reports_in(tmp_path)
     assert report["failures"] == []
     assert report["steps_done"] == 2
+    place = {"place": f"{script.name}:16", "text": "not loss.isnan()", "effect": "decision"}
+    assert report["unknown_reads"] == [place]
     assert report["traceback"].splitlines()[-1] in ended.stderr
     assert report["argv"] == [python, script.name, "200000"]
     (snapshot,) = tmp_path.glob("oomdoctor-*/rank0-*/snapshot.pickle")

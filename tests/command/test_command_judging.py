@@ -62,6 +62,37 @@ _CASES = [
     Case("a good end after one step", (*_BEGUN, measured("exit", 1)), Outcome.FITS, how={"return_code": 0}),
     Case("too slow for the last step", (*_BEGUN, step(1), step(2)), Outcome.FITS, how={"timed_out": True}),
     Case(
+        "a failure after a read that decides",
+        (
+            *_BEGUN,
+            measured(
+                "error",
+                0,
+                error=error("bad shape", "IndexError"),
+                unknown_reads=[{"place": "train.py:7", "text": "kept.any()", "effect": "decision"}],
+            ),
+        ),
+        Outcome.FAILED,
+        "read data back from the GPU (`kept.any()` at train.py:7 (a condition)) and then failed: bad shape",
+        NoAnswerError,
+        "with a CUDA GPU",
+    ),
+    Case(
+        "a failure after a read that is logged",
+        (
+            *_BEGUN,
+            measured(
+                "error",
+                1,
+                error=error("bad shape", "IndexError"),
+                unknown_reads=[{"place": "train.py:9", "text": "loss.item()", "effect": "value"}],
+            ),
+        ),
+        Outcome.FAILED,
+        "bad shape",
+        TargetError,
+    ),
+    Case(
         "too slow for the second step",
         (*_BEGUN, step(1)),
         Outcome.FAILED,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from oomdoctor.agent import unknown_reads
 from oomdoctor.engines.allocator.caching import CachingAllocator
 from oomdoctor.engines.allocator.device_memory import AllocationError, DeviceMemory
 from oomdoctor.engines.trace.kernels.random_draws import dropout_state_bytes, dropout_state_call
@@ -50,6 +51,15 @@ class EmulatedDevice:
         self._workspaces: dict[object, Allocation | None] = {}
         self._dropout_state: Allocation | None = None
         self._requested: dict[int, int] = {}
+
+    def note_read(self) -> None:
+        """Count a read of data, and note the line of the program that does it.
+
+        Raises:
+            RuntimeError: The line waits for a value in a loop.
+        """
+        self.reads += 1
+        unknown_reads.note_read()
 
     def malloc(self, nbytes: int) -> int:
         """Allocate bytes and return their address.

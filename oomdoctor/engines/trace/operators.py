@@ -148,7 +148,7 @@ def _copy(device: EmulatedDevice, source: torch.Tensor, target: torch.Tensor, *_
     Source: `copy_kernel_cuda` and `copy_requires_temporaries`, Copy.cu.
     """
     if target.is_cpu:
-        device.reads += 1
+        device.note_read()
         target.zero_()
     elif source.is_cpu:
         is_alike = source.dtype == target.dtype and source.stride() == target.stride()
@@ -179,7 +179,7 @@ def _to_copy(
 
 def _read_scalar(device: EmulatedDevice, tensor: torch.Tensor) -> float | bool:
     """Return zero to `item()`, `float()` and `bool()`, as a null GPU does."""
-    device.reads += 1
+    device.note_read()
     return torch.zeros((), dtype=tensor.dtype).item()
 
 

@@ -157,7 +157,7 @@ def _patch_printing(patches: Patches, device: EmulatedDevice) -> None:
     def shown(tensor: torch.Tensor, **kwargs: Any) -> str:  # noqa: ANN401
         if tensor.is_cpu or not tensor.is_cuda:
             return show(tensor, **kwargs)
-        device.reads += 1
+        device.note_read()
         return f"{show(torch.zeros(tensor.shape, dtype=tensor.dtype), **kwargs)[:-1]}, device='cuda:0')"
 
     patches.set(torch.Tensor, "__repr__", shown)

@@ -54,9 +54,9 @@ def test_unknown_values_are_read_as_zeros_and_named(python: str) -> None:
     """A value that comes from floating-point or random numbers is zero, and the expression that reads it is named."""
     found = _answer(python)["found"]
 
-    assert found["unknown mask"] == [[0], ["floats[floats > 0.5]"]]
+    assert found["unknown mask"] == [[10], ["floats[floats > 0.5]"]]
     assert found["unknown backward"] == [[6, 3], ["weights[weights.detach().sum(1) > 0]"]]
-    assert found["unknown nonzero"] == [[], ["(floats > 1).nonzero()"]]
+    assert found["unknown nonzero"] == [[[row] for row in range(10)], ["(floats > 1).nonzero()"]]
     assert found["unknown any"][0] is False
     assert found["unknown item"] == [0.0, ["floats.sum().item()"]]
     assert found["undecided"] == [[False, False], ["(unknown | torch.zeros_like(unknown)).tolist()"]]
@@ -65,12 +65,29 @@ def test_unknown_values_are_read_as_zeros_and_named(python: str) -> None:
 
 
 def test_the_effect_of_an_unknown_value_is_told(python: str) -> None:
-    """A mask decides a size, a condition where the program goes, and a number that is printed neither."""
+    """A mask has a bound, another size has none, and a number that is printed decides nothing."""
     effects = _answer(python)["effects"]
 
-    assert effects["floats[floats > 0.5]"] == "size"
-    assert effects["(floats > 1).nonzero()"] == "size"
+    assert effects["floats[floats > 0.5]"] == "bound"
+    assert effects["(floats > 1).nonzero()"] == "bound"
+    assert effects["torch.unique(floats)"] == "size"
     assert effects["floats.sum().item()"] == "value"
+
+
+def test_choices_among_a_few_are_spread_evenly(python: str) -> None:
+    """What a router chooses is not known: each expert gets as many tokens, no token one twice, and that is told."""
+    answer = _answer(python)
+    chosen = [[0, 1], [2, 3], [0, 1], [2, 3], [0, 1], [2, 3]]
+
+    assert answer["found"]["chosen"][0] == chosen
+    assert answer["found"]["counted choices"][0] == [3, 3, 3, 3]
+    assert answer["found"]["rows of an expert"] == [[1, 3, 5], ["torch.where(mask[2])", "(rows + 0 * slot).cpu()"]]
+    assert answer["found"]["largest"] == [
+        [0, 1, 2, 3, 0, 1],
+        ['torch.randn(6, 4, device="cuda").max(1).indices.tolist()'],
+    ]
+    assert answer["found"]["logged"] == [2, []]
+    assert answer["effects"]["torch.where(mask[2])"] == "even"
 
 
 def test_unknown_rows_of_a_sparse_tensor_count_as_different(python: str) -> None:
@@ -87,6 +104,14 @@ def test_a_loop_that_waits_for_a_value_is_ended(python: str) -> None:
 
     assert error.startswith("`not is_done.all()` at known_values.py:")
     assert "a loop waits for a value" in error
+
+
+def test_a_failure_of_ours_leaves_the_program_as_it_is(python: str) -> None:
+    """Operators run as they would without us, and the failures are noted."""
+    answer = _answer(python)
+
+    assert answer["found"]["broken"][0] == [[4, 5], [3], 20]
+    assert answer["failures"] == ["_find_plan", "_keep_made", "known_values"]
 
 
 def test_values_hold_no_memory_of_the_device(python: str) -> None:

@@ -9,7 +9,7 @@ from reporting import leave_with
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
-from oomdoctor.agent import known_values, unknown_reads
+from oomdoctor.agent import guard, known_values, unknown_reads
 
 known_values.install()
 unknown_reads.begin()
@@ -67,6 +67,17 @@ weights = torch.randn(6, 3, device="cuda", requires_grad=True)
 weights[weights.detach().sum(1) > 0].sum().backward()
 noted("unknown backward", list(weights.grad.shape))
 noted("unknown nonzero", (floats > 1).nonzero().tolist())
+noted("unknown unique", len(torch.unique(floats)))
+router = torch.randn(6, 4, device="cuda", requires_grad=True)
+weights, chosen = router.softmax(-1).topk(2, dim=-1)
+weights.sum().backward()
+noted("chosen", chosen.tolist())
+noted("counted choices", torch.bincount(chosen.flatten(), minlength=4).tolist())
+mask = torch.nn.functional.one_hot(chosen, 4).permute(2, 1, 0)
+slot, rows = torch.where(mask[2])
+noted("rows of an expert", (rows + 0 * slot).cpu().tolist())
+noted("largest", torch.randn(6, 4, device="cuda").max(1).indices.tolist())
+noted("logged", (torch.randn(6, 4, device="cuda").argmax(1) == 0).sum().item())
 noted("unknown any", bool((floats > 0).any()))
 noted("unknown item", floats.sum().item())
 labels.random_()
@@ -80,6 +91,7 @@ noted("undecided", (unknown | torch.zeros_like(unknown)).tolist()[:2])
 with FlopCounterMode(display=False) as counter:
     table(labels).sum().backward()
     lengths = lengths + 1
+    waited = torch.ops._c10d_functional.wait_tensor(lengths)
 noted("counted", counter.get_total_flops())
 fixed = torch.nn.Parameter(torch.arange(3, device="cuda"), requires_grad=False)
 noted("parameter", fixed.tolist())
@@ -101,7 +113,20 @@ try:
 except RuntimeError as raised:
     error = str(raised)
 
+operators = known_values._INSTALLED[0]
+
+
+def broken(*_: object, **__: object) -> None:
+    """Fail, as nothing of ours should."""
+    raise ValueError("ours")
+
+
+operators._are_known = operators._keep = broken
+noted("broken", [list((grid + 1).shape), list(torch.arange(3, device="cuda").shape), len(grid.nonzero())])
+failures = sorted({failure.partition(":")[0] for failure in guard.FAILURES})
+
 names = (
+    "waited",
     "labels",
     "grid",
     "lengths",
@@ -112,12 +137,16 @@ names = (
     "table",
     "floats",
     "weights",
+    "router",
+    "chosen",
+    "mask",
+    "slot",
+    "rows",
     "unknown",
     "unfinished",
     "stopped",
     "bag",
     "fixed",
-    "rows",
     "offsets",
     "matrix",
     "guessed",
@@ -126,4 +155,4 @@ names = (
 for name in names:
     del globals()[name]
 held = torch.cuda.memory_allocated()
-leave_with(found=found, effects=effects, error=error, held=held, python=list(sys.version_info[:2]))
+leave_with(found=found, effects=effects, failures=failures, error=error, held=held, python=list(sys.version_info[:2]))

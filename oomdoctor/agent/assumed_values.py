@@ -1,0 +1,108 @@
+"""Values that a null GPU cannot have, and that sizes depend on: assumed, and told as such.
+
+Rows that a mask selects, where the mask comes from what was computed, count with the most that there can be: all of
+them. Choices among a few, as a router's of its experts, are spread evenly: each expert gets as many tokens as the
+others, which is what its training aims at. Whatever the program makes of such choices (`one_hot`, `where`, counts of
+tokens) follows as from values that are known. Indices of a sparse gradient count as different from each other.
+"""
+
+# ruff: noqa: ANN401, FBT001, SLF001 - torch has no type here, nor public ways; arguments are those of its operators
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import unknown_reads
+from .guard import guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .known_values import KnownValues
+
+_MOST_CHOICES = 512
+"""Choices up to which they are taken for a router's; more are a vocabulary's or a batch's."""
+_MOST_FOUND = 1 << 30
+"""Elements up to which PyTorch counts in one go."""
+
+
+class AssumedValues:
+    """The operators that choose and select, registered with PyTorch's dispatcher.
+
+    Args:
+        known: The operators that keep values.
+        torch: The module.
+        library: Takes the operators.
+    """
+
+    def __init__(self, known: KnownValues, torch: Any, library: Any) -> None:
+        self._known, self._torch, self._aten = known, torch, torch.ops.aten
+        for name in ("nonzero", "topk", "argmax", "max.dim"):
+            library.impl(name, getattr(self, f"_{name.partition('.')[0]}"), "CUDA")
+        for key in ("SparseCUDA", "AutogradCUDA"):
+            library.impl("coalesce", self._coalesce, key)
+
+    def _nonzero(self, tensor: Any) -> Any:
+        """Find what is not zero; of values that are not known, everything."""
+        found = self._torch.empty(0, dtype=self._torch.long, device=tensor.device)
+        if not guarded(self._is_unknown)(tensor) or tensor.numel() > _MOST_FOUND:
+            return self._aten.nonzero.out(tensor, out=found)
+        unknown_reads.note("bound")
+        with self._known.answering(tensor.numel()):
+            self._aten.nonzero.out(tensor, out=found)
+        return self._known.kept(found, lambda: self._torch.ones(tensor.shape, dtype=self._torch.bool).nonzero())
+
+    def _topk(self, tensor: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002, FBT002 - as of PyTorch
+        values, indices = tensor.new_empty(0), tensor.new_empty(0, dtype=self._torch.long)
+        self._aten.topk.values(tensor, k, dim, largest, sorted, values=values, indices=indices)
+        return values, self._spread(tensor, indices, dim, k)
+
+    def _argmax(self, tensor: Any, dim: int | None = None, keepdim: bool = False) -> Any:  # noqa: FBT002 - as above
+        indices = tensor.new_empty(0, dtype=self._torch.long)
+        self._aten.argmax.out(tensor, dim, keepdim, out=indices)
+        return indices if dim is None else self._spread(tensor, indices, dim, 1)
+
+    def _max(self, tensor: Any, dim: int, keepdim: bool = False) -> Any:  # noqa: FBT002 - as above
+        values, indices = tensor.new_empty(0), tensor.new_empty(0, dtype=self._torch.long)
+        self._aten.max.dim_max(tensor, dim, keepdim, max=values, max_values=indices)
+        return values, self._spread(tensor, indices, dim, 1)
+
+    def _is_unknown(self, tensor: Any) -> bool:
+        return self._known.is_plain() and self._known.host(tensor) is None
+
+    def _spread(self, tensor: Any, indices: Any, dim: int, count: int) -> Any:
+        """Return indices along a dimension as an even choice of so many in each row; others than a few as they are."""
+        size = tensor.shape[dim] if tensor.dim() else 0
+        if not (0 < size <= _MOST_CHOICES and tensor.is_floating_point() and guarded(self._is_unknown)(tensor)):
+            return indices
+        shape = tensor.movedim(dim, -1).shape[:-1]
+        return self._known.kept(indices, lambda: self._even(shape, size, count, dim).reshape(indices.shape), "even")
+
+    def _even(self, shape: Sequence[int], size: int, count: int, dim: int) -> Any:
+        rows = self._torch.Size(shape).numel()
+        chosen = self._torch.arange(rows * count).remainder(size)  # in each row others, since `count` is no more
+        return chosen.reshape(*shape, count).movedim(-1, dim)
+
+    # --- sparse gradients --------------------------------------------------------------------------------------------
+
+    def _coalesce(self, tensor: Any) -> Any:
+        """Add the values of equal indices, as an optimizer does with a sparse gradient.
+
+        The kernel reads from the device how many indices differ. Where they are not known, every one counts as another,
+        which is the most that it can be.
+        """
+        if tensor.is_coalesced():
+            return tensor
+        count = guarded(self._distinct)(tensor)
+        if count is None:
+            count = tensor._nnz()
+            unknown_reads.note("bound")
+        with self._known.answering(count):
+            return self._torch.ops.aten._coalesce(tensor)
+
+    def _distinct(self, tensor: Any) -> int | None:
+        indices = self._known.host(tensor._indices())
+        if indices is None:
+            return None
+        steps = self._torch.tensor([*tensor.shape[1 : indices.shape[0]], 1]).flip(0).cumprod(0).flip(0)
+        return int((indices * steps[:, None]).sum(0).unique().numel())

@@ -1,0 +1,140 @@
+"""Memory that depends on values which a null GPU does not have is counted by an assumption, and that is told."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from running import Run
+
+pytestmark = pytest.mark.null_gpu
+
+# Experts of which each token sees two or one; of a row an expert keeps nine times its width.
+EXPERTS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+WIDTH, COUNT, TOP = 512, 8, 2
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = [(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(COUNT)]
+        self.experts = nn.ModuleList(nn.Sequential(*each) for each in layers)
+        self.router = nn.Linear(WIDTH, COUNT)
+
+    def forward(self, tokens):
+        return self.ROUTE(tokens, self.router(tokens).softmax(-1))
+
+    def by_mask(self, tokens, probabilities):
+        weights, chosen = torch.topk(probabilities, TOP, dim=-1)
+        mask = F.one_hot(chosen, num_classes=COUNT).permute(2, 1, 0)
+        found = torch.zeros_like(tokens)
+        for number in (mask.sum(dim=(-1, -2)) > 0).nonzero():
+            slot, rows = torch.where(mask[number].squeeze(0))
+            found.index_add_(0, rows, self.experts[number](tokens[rows]) * weights[rows, slot, None])
+        return found
+
+    def by_capacity(self, tokens, probabilities):
+        mask = F.one_hot(probabilities.argmax(-1), COUNT)
+        mask = (mask * (mask.cumsum(0) <= len(tokens) * 5 // (4 * COUNT))).bool()
+        found = torch.zeros_like(tokens)
+        for number in mask.sum(0).nonzero()[:, 0].tolist():
+            found[mask[:, number]] = self.experts[number](tokens[mask[:, number]])
+        return found
+
+    def by_counts(self, tokens, probabilities):
+        chosen = torch.topk(probabilities, TOP, dim=-1)[1].view(-1)
+        order, counts = chosen.argsort(), torch.bincount(chosen, minlength=COUNT).tolist()
+        parts = tokens[order // TOP].split(counts)
+        outputs = [expert(part) for expert, part in zip(self.experts, parts) if len(part)]
+        return torch.cat(outputs)[order.argsort()].view(len(tokens), TOP, -1).sum(1)
+
+    def by_threshold(self, tokens, probabilities):
+        return self.experts[0](tokens[probabilities[:, 0] > 0.5])
+
+
+def build_model():
+    return Experts()
+
+
+def make_batch(batch_size):
+    return torch.randn(64 * batch_size, WIDTH)
+
+
+def training_step(model, batch):
+    return model(batch).square().mean()
+"""
+_CAPACITY = 512 << 20  # bytes
+
+
+@pytest.mark.parametrize(
+    ("route", "seen", "told"),
+    [
+        ("by_mask", 2, "`torch.where(mask[number].squeeze(0))` at model.py:24 (spread evenly)"),
+        ("by_capacity", 1, "`mask.sum(0).nonzero()` at model.py:32 (spread evenly)"),
+        ("by_counts", 2, "`torch.bincount(chosen, minlength=COUNT).tolist()` at model.py:38 (spread evenly)"),
+        ("by_threshold", 1, "`tokens[probabilities[:, 0] > 0.5]` at model.py:44 (the most rows that there can be)"),
+    ],
+)
+def test_rows_that_computed_values_choose_are_counted(
+    oomdoctor_here: Run, tmp_path: Path, route: str, seen: int, told: str
+) -> None:
+    """Each expert gets as many tokens as the others, and a mask of computed values selects all; the line is named."""
+    (tmp_path / "model.py").write_text(EXPERTS.replace("ROUTE", route))
+    ended = oomdoctor_here("probe", "model.py", "--capacity", f"{_CAPACITY}B", "--engine", "null", "--json")
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout)["result"]
+    kept = found["micro_batch"]["maximum"] * 64 * seen * 9 * 512 * 4
+    assert _CAPACITY / 4 < kept < _CAPACITY
+    (warning,) = found["warnings"]
+    assert told in warning
+
+
+OPTIMIZER = """
+import torch
+
+
+class Own(torch.optim.SGD):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            if max(parameter.grad.norm() for parameter in group["params"]).isnan():
+                return
+        super().step()
+
+
+def build_model():
+    return torch.nn.Linear(64, 64)
+
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, 64)
+
+
+def training_step(model, batch):
+    return model(batch).mean()
+
+
+def build_optimizer(model):
+    return OPTIMIZER(model.parameters(), lr=0.1)
+"""
+
+
+@pytest.mark.parametrize("engine", ["null", "trace"])
+def test_what_an_optimizer_of_the_file_reads_is_named(oomdoctor_here: Run, tmp_path: Path, engine: str) -> None:
+    """What PyTorch's own optimizers read is theirs, and nothing that memory depends on."""
+    warnings = []
+    for optimizer in ("Own", "torch.optim.SGD"):
+        (tmp_path / "model.py").write_text(OPTIMIZER.replace("OPTIMIZER", optimizer))
+        ended = oomdoctor_here("probe", "model.py", "--target-batch", "4", "--engine", engine, "--gpu", "t4", "--json")
+        assert ended.returncode == 0, ended.stderr
+        warnings.append(json.loads(ended.stdout)["result"]["warnings"])
+    assert "at model.py:8 (a condition)" in warnings[0][0]
+    assert warnings[1] == []
