@@ -200,7 +200,8 @@ class CommandJudge:
         if kind == "scheduler" and self._is_longer(*windows):
             self._notes.append("the schedule steps in every micro-batch, and is as much longer")
             return
-        self._blame(kind, found[0].place, evidence.format(found=len(found), asked=len(asked) or "not once"))  # type: ignore[arg-type]
+        place = Counter(event.place for event in found).most_common(1)[0][0]
+        self._blame(kind, place, evidence.format(found=len(found), asked=len(asked) or "not once"))  # type: ignore[arg-type]
 
     @staticmethod
     def _is_longer(whole: AccumulationWindow, parts: AccumulationWindow) -> bool:

@@ -92,8 +92,11 @@ class Judge:
         """Run the batch and its parts, and judge."""
         laboratory = self._laboratory
         self._see_losses()
-        random_error = self._random_error()
-        whole, repeated = self._whole(), self._whole()
+        whole = self._whole()
+        first, second = self._drawn(seed=0), self._drawn(seed=1)
+        random_error = distance(second.gradients, first.gradients)
+        # Where nothing was replaced, a run with the same seed is the same run again.
+        repeated = self._whole() if laboratory.drawn else first
         noise = distance(repeated.gradients, whole.gradients)
         found = [] if noise > self._tolerance else self._partitions()
         best = self._best(found, whole.gradients) if found else None
@@ -132,12 +135,13 @@ class Judge:
     def _whole(self, *, seed: int = 0) -> Run:
         return self._laboratory.run([self._laboratory.batch], [1.0], seed=seed)
 
-    def _random_error(self) -> float:
-        """Return how much two runs with other random numbers differ."""
+    def _drawn(self, *, seed: int) -> Run:
+        """Run the whole batch with random numbers as they are drawn."""
         self._laboratory.expected = False
-        first, second = self._whole(seed=0), self._whole(seed=1)
-        self._laboratory.expected = True
-        return distance(second.gradients, first.gradients)
+        try:
+            return self._whole(seed=seed)
+        finally:
+            self._laboratory.expected = True
 
     def _partitions(self) -> list[_Partition]:
         """Run each micro-batch of equal and unequal ones by itself."""
