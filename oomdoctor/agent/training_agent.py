@@ -147,7 +147,10 @@ class TrainingAgent:
         if self._is_over:
             return
         if settings.COUNTS_BACKWARD:
-            guarded(self._phases.step_ended)(self._steps.done)
+            done = self._steps.done
+            self._steps.count(optimizer)  # what it is and holds is told all the same
+            self._steps.done = done
+            guarded(self._phases.step_ended)(done)
             return
         self._channel.speak()
         before = self._steps.done

@@ -14,7 +14,7 @@ from oomdoctor.config.schema import CheckEntry
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.errors import UsageError
 from oomdoctor.request import DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request, read_override
-from oomdoctor.search.probe_search import per_device_target
+from oomdoctor.search.probe_search import share_of
 from oomdoctor.units import parse_fraction, parse_size
 from oomdoctor.verification.run import VerifyRequest, build_verify_request
 
@@ -237,21 +237,28 @@ class _EntryReader:
     def _check_counts(self) -> None:
         values = self.values
         if values.target_batch is None:
-            raise self.settled.refusal(
-                "target-batch", "is missing", "say how many samples an optimizer step sees, as in `target-batch = 256`"
-            )
+            self._check_plain()
         for key in _COUNTS:
             value = getattr(values, key.replace("-", "_"))
             if value is not None and value < 1:
                 raise self.settled.refusal(key, f"is {value}, not 1 or more")
 
+    def _check_plain(self) -> None:
+        """See that nothing is said of a target batch where there is none, and plain steps are asked about."""
+        values = self.values
+        found = {"world-size": (values.world_size or 1) - 1, "max-accumulation-steps": values.max_accumulation_steps}
+        for key, given in found.items():
+            if given:
+                hint = "say how many samples an optimizer step sees, as in `target-batch = 256`, or drop it"
+                raise self.settled.refusal(key, "is about a target batch, and there is none", hint)
+
     def _check_sizes(self) -> None:
         """See that micro-batches are no larger than what one device trains on, which is the largest that is tried."""
         values = self.values
         with self._placed("target-batch"):
-            share = per_device_target(values.target_batch or 1, values.world_size or 1)
+            share = share_of(values.target_batch, values.world_size or 1)
         for key, size in (("micro-batch", values.micro_batch), ("min-micro-batch", values.min_micro_batch)):
-            if size is not None and size > share:
+            if size is not None and share is not None and size > share:
                 raise self.settled.refusal(key, f"is {size}, and `target-batch` gives each device only {share}")
         if values.max_memory is not None and values.micro_batch is None and values.min_micro_batch is None:
             raise self.settled.refusal(

@@ -82,7 +82,8 @@ def _min_micro_batch(asked: int, result: ProbeResult) -> Limit:
 def _max_accumulation_steps(asked: int, result: ProbeResult) -> Limit:
     plan = result.accumulation
     if plan is None:
-        text = f"there is no plan, since nothing fits, and at most {count(asked, 'accumulation step')} may be taken"
+        why = "the command accumulates by itself" if result.micro_batch.maximum else "nothing fits"
+        text = f"there is no plan, since {why}, and at most {count(asked, 'accumulation step')} may be taken"
         return Limit(LimitName.MAX_ACCUMULATION_STEPS, asked, None, holds=False, text=text)
     if plan.effective_batch < plan.target_batch:
         text = f"the command takes one micro-batch in each step, and a target batch of {plan.target_batch} needs more"

@@ -328,6 +328,12 @@ def test_other_circumstances_are_told(changes: dict[str, object], sentence: str)
     assert sentence in found
 
 
+def test_a_target_that_was_dropped_is_told() -> None:
+    """The answer of a plain step is another question's."""
+    (found,) = differences(FIGURES, replace(FIGURES, accumulation_steps=None))
+    assert "made with a target batch, this check ran with no target batch" in found
+
+
 def test_equal_circumstances_are_not_told() -> None:
     """Where nothing but the code changed, or where one side does not know, there is nothing to say."""
     unknown = replace(FIGURES, circumstances=replace(CIRCUMSTANCES, torch=None, target_batch=None))

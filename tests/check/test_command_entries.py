@@ -77,6 +77,14 @@ def test_what_cannot_be_said_of_literals_and_steps_is_refused(keys: str, problem
     assert problem in refused(keys).message
 
 
+def test_an_entry_without_a_target_asks_about_plain_steps() -> None:
+    """No limit but that of accumulation needs a target, and any size may be asked for."""
+    (found,) = chosen_entries(configured(f"[[check]]\nmin-micro-batch = 9999\n{COMMAND}"))
+
+    assert found.request.target_batch is None
+    assert found.min_micro_batch == 9999
+
+
 def test_a_command_is_an_entry_on_each_card() -> None:
     """Several cards make several entries, as they do of a file."""
     found = entries(COMMAND + 'name = "plain"\ngpus = ["t4", "l4"]\n')

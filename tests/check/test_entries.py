@@ -123,7 +123,8 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, hint: str) -> N
 @pytest.mark.parametrize(
     ("keys", "message", "hint"),
     [
-        ("", "`target-batch` of `pretrain` in `oomdoctor.toml` is missing", "`target-batch = 256`"),
+        ("world-size = 2", "`world-size` of `pretrain` in `oomdoctor.toml` is about a target", "`target-batch = 256`"),
+        ("max-accumulation-steps = 2", "`max-accumulation-steps` of `pretrain` in `oomdoctor.toml` is", "drop it"),
         ("target-batch = 0", "`target-batch` of `pretrain` in `oomdoctor.toml` is 0, not 1 or more", ""),
         (
             "target-batch = 100\nworld-size = 8",

@@ -224,6 +224,13 @@ def test_backward_passes_are_counted_where_that_was_asked_for(forks: Forks) -> N
     assert [phase.iteration for phase in classified.trial.phases if phase.phase == "backward"] == [1, 2, 3]
 
 
+def test_optimizers_take_part_where_backward_passes_are_counted(forks: Forks) -> None:
+    """Steps of an optimizer are not those that are counted then, and it is not said to be idle."""
+    (trainer,) = forks.trial("plain_loop.py", OOMDOCTOR_TRIAL_COUNT_STEPS="backward").events.trainers()
+
+    assert (trainer.steps, trainer.idle_optimizers, trainer.optimizer) == (3, 0, "AdamW")
+
+
 def test_a_backward_that_runs_out_is_no_step(forks: Forks) -> None:
     """Where backward passes are counted, the one that memory ran out in is none, and no code caught its error."""
     ended = forks.trial("by_hand.py", "--batch-size", "21", OOMDOCTOR_TRIAL_COUNT_STEPS="backward")

@@ -146,6 +146,9 @@ def differences(before: Figures, after: Figures) -> tuple[str, ...]:
         for name, words in _WORDS.items()
         if None not in (getattr(old, name), getattr(new, name)) and getattr(old, name) != getattr(new, name)
     ]
+    plain = [one.accumulation_steps is None for one in (before, after)]
+    if before.maximum and after.maximum and plain[0] != plain[1]:
+        found.append(_sentence(*("no target batch" if is_plain else "a target batch" for is_plain in plain)))
     if old.capacity_bytes != new.capacity_bytes:
         found.append(_sentence(_capacity(old.capacity_bytes), _capacity(new.capacity_bytes)))
     if before.memory is None and after.memory is not None:

@@ -83,7 +83,8 @@ def _figures(trial: Trial, result: ProbeResult) -> TrialFigures:
         name = f"iteration {phase.iteration} {phase.phase.value}"
         phases[name] = max(phases.get(name, 0), phase.peak_allocated_bytes)
     is_whole = result.micro_batch.limited_by == "target" and trial.micro_batch == result.micro_batch.maximum
-    accumulated = result.command_plan is None or accumulates(result.command_plan.templates)
+    is_told = result.command_plan is None or accumulates(result.command_plan.templates)
+    accumulated = is_told and result.accumulation is not None
     return TrialFigures(
         micro_batch=trial.micro_batch,
         micro_steps=1 if is_whole or not accumulated else 2,
