@@ -267,13 +267,16 @@ def test_an_allocator_that_cannot_be_had_is_named(tmp_path: Path, oomdoctor_here
 
 
 def test_a_step_that_reads_back_is_warned_of(tmp_path: Path, oomdoctor_here: Run) -> None:
-    """Memory behind a boolean mask is not seen on a null GPU, and the result says that it was not."""
-    write_target(tmp_path, **_step("return model(batch)[batch[:, 0] > 0].mean() + model(batch).mean()")["replacements"])
+    """On a null GPU a boolean mask selects all, memory behind a condition is not seen, and the result says so."""
+    step = "return model(batch)[batch[:, 0] > 0].mean() + (model(batch).mean() if batch.sum() > 0 else 0)"
+    write_target(tmp_path, **_step(step)["replacements"])
 
     ended = oomdoctor_here("probe", "model.py", "--target-batch", "8", *NULL, "--quiet")
 
     assert ended.returncode == 0, ended.stderr
-    assert "on a null GPU that is zeros" in " ".join(ended.stdout.split())
+    said = " ".join(ended.stdout.split())
+    assert "on a null GPU that is zeros" in said
+    assert "(the most rows that there can be)" in said
 
 
 def test_closed_standard_streams_do_no_harm(tmp_path: Path) -> None:
