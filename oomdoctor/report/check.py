@@ -161,7 +161,8 @@ def _blocks(document: CheckDocument) -> Iterator[str]:
     headline = words.headline(result)
     yield f"### {headline[:1].upper()}{headline[1:]}"
     found = [(entry, text) for entry in words.ordered(result) for text in words.warnings(entry)]
-    yield from warning_block([f"{_cell(entry.name)}: {_prose(text)}" for entry, text in found], _ROOM_FOR_WARNINGS)
+    warnings = (f"{_cell(entry.name)}: {_prose(text)}" for entry, text in found)
+    yield from warning_block(warnings, len(found), _ROOM_FOR_WARNINGS)
     yield from _table(result)
     yield from _sections(result)
     yield from _moved_elsewhere(result)

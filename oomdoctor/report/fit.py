@@ -58,7 +58,8 @@ def _blocks(document: FitDocument) -> Iterator[str]:
 
     result = document.result
     yield f"### {prose(capitalised(_cut(_headline(result))))}"
-    yield from warning_block([prose(sentence(_cut(text))) for text in _warnings(result)], _ROOM_FOR_WARNINGS)
+    warnings = list(_warnings(result))
+    yield from warning_block((prose(sentence(_cut(text))) for text in warnings), len(warnings), _ROOM_FOR_WARNINGS)
     every = ((code(_cut(card.gpu)), *_row(card)[1:]) for card in result.cards)
     rows = list(fitting(every, _ROOM_FOR_TABLE))
     yield table(("card", *_COLUMNS[1:]), rows)

@@ -94,11 +94,14 @@ def fitting(rows: Iterable[tuple[str, ...]], room: int) -> Iterator[tuple[str, .
         yield row
 
 
-def warning_block(texts: Sequence[str], room: int) -> Iterator[str]:
-    """Yield one block of warnings, as many as so many characters have room for; none where there are none."""
-    if texts:
+def warning_block(texts: Iterable[str], count: int, room: int) -> Iterator[str]:
+    """Yield one block of `count` warnings, as many as so many characters have room for; none where there are none.
+
+    Texts that there is no room for are not made.
+    """
+    if count:
         shown = [text for (text,) in fitting(((text,) for text in texts), room)]
-        more = [f"... and {len(texts) - len(shown)} more."] if len(shown) < len(texts) else []
+        more = [f"... and {count - len(shown)} more."] if len(shown) < count else []
         yield "\n".join(["> [!WARNING]", *(f"> - {text}" for text in [*shown, *more])])
 
 

@@ -83,7 +83,9 @@ _ESCAPE_SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1
 
 def clean(text: str) -> str:
     """Return one line of what a person can see: no terminal control sequences, white space runs made single spaces."""
-    return " ".join("".join(map(_visible, _ESCAPE_SEQUENCE.sub("", text))).split())
+    if not text.isprintable():  # most text is, and has nothing to be taken out
+        text = "".join(map(_visible, _ESCAPE_SEQUENCE.sub("", text)))
+    return " ".join(text.split())
 
 
 def first_line(text: str) -> str:
