@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from running import ROOT, Run, python_path, run_command, run_here
 
 pytest_plugins = ["pytester"]
@@ -23,6 +24,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ["PYTHONPATH"] = os.pathsep.join([python_path(), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+# What an example takes depends on what else the machine does; the tests of speed measure it themselves.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 _LOUD = (
     "FORCE_COLOR",

@@ -11,7 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 _SERVER = Path(__file__).with_name("torch_server.py")
-_OF_ONE_PROGRAM = ("OOMDOCTOR_NULL_", "PYTEST_CURRENT_TEST", "TORCH_CUBLAS_WORKSPACE_CACHE")
+_OF_ONE_PROGRAM = (
+    "OOMDOCTOR_NULL_", "OOMDOCTOR_RUN_", "OOMDOCTOR_TRIAL_", "PYTEST_CURRENT_TEST", "RANK", "WORLD_SIZE",
+    "TORCH_CUBLAS_WORKSPACE_CACHE",
+)  # fmt: skip
 """Beginnings of the variables that are read by a program and not while torch is imported."""
 _MOST_SERVERS = 6
 
@@ -22,6 +25,8 @@ def run_program(
     python: str, arguments: Sequence[str], environment: Mapping[str, str], *, timeout: float, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a program of tests as `python -W ignore PROGRAM ...` would; its process has no input.
+
+    The agent starts before the program where the environment asks for it, and finds torch imported.
 
     Args:
         python: The interpreter.
@@ -41,6 +46,7 @@ def run_program(
             "variables": dict(environment),
             "stdout": str(out),
             "stderr": str(err),
+            "dynamo": str(Path(folder) / "dynamo"),
         }
         server = _server(python, environment)
         assert server.stdin is not None

@@ -18,6 +18,8 @@ from oomdoctor.cli import main
 ROOT = Path(__file__).parents[1]
 QUICK_PYTHON = Path(__file__).with_name("quick_python")
 """Folder whose `sitecustomize` lets a Python end quickly; in the PYTHONPATH of all that tests start."""
+WITHOUT_COMPILER = {"OOMDOCTOR_TEST_WITHOUT_COMPILER": "1"}
+"""For the environment of programs whose optimizers shall not import torch's compiler, which takes longer than torch."""
 INVOCATIONS = {
     "oomdoctor": [str(Path(sys.executable).parent / "oomdoctor")],
     "python -m oomdoctor": [sys.executable, "-m", "oomdoctor"],

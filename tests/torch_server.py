@@ -1,8 +1,8 @@
 """Import torch once and run each program that is asked for in a fork, on the card that its variables tell.
 
 A request is a line of JSON: `arguments` (the program's path and its arguments), `directory`, `variables` (the whole
-environment), and the files that `stdout` and `stderr` go to. The answer is a line with the exit code, negative for a
-signal. Run by `run_python.run_program`.
+environment), the files that `stdout` and `stderr` go to, and one that is written where the program imported `dynamo`.
+The answer is a line with the exit code, negative for a signal. Run by `run_python.run_program`.
 """
 
 import atexit
@@ -12,11 +12,8 @@ import os
 import runpy
 import sys
 import threading
-import traceback
 
-gc.disable()  # importing torch makes a million objects and no garbage
-
-gc.enable()
+import torch  # noqa: F401 - what the server is for
 
 
 def main() -> None:
@@ -29,12 +26,15 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # a collection in a fork would copy every page that torch's objects lie on
     while line := requests.readline():
+        request = json.loads(line)
         child = os.fork()
         if child == 0:
             requests.close()
             answers.close()
-            _run(json.loads(line))
+            _run(request)
         _, status = os.waitpid(child, 0)
+        if "torch._dynamo" not in sys.modules and os.path.exists(request["dynamo"]):  # noqa: PTH110
+            import torch._dynamo  # noqa: F401 - as long an import again, which every optimizer makes
         answers.write(b"%d\n" % os.waitstatus_to_exitcode(status))
     os._exit(0)
 
@@ -48,6 +48,8 @@ def _run(request: dict) -> None:
     os.chdir(request["directory"])
     sys.argv = request["arguments"]
     sys.path[0] = os.path.dirname(sys.argv[0])  # noqa: PTH120
+    if os.environ.keys() & {"OOMDOCTOR_TRIAL_SOCKET", "OOMDOCTOR_RUN_DIRECTORY"}:
+        runpy.run_path(os.environ["PYTHONPATH"].split(os.pathsep)[0] + "/sitecustomize.py")  # starts the agent
     code = 1
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -58,8 +60,12 @@ def _run(request: dict) -> None:
         else:
             print(error.code, file=sys.stderr)
     except BaseException:  # noqa: BLE001 - the end of this process, told as Python tells it
-        traceback.print_exc()
+        # Python keeps the error so before it calls the hook, and the agent looks there.
+        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
+        sys.excepthook(*sys.exc_info())
     finally:
+        if "torch._dynamo" in sys.modules:
+            open(request["dynamo"], "w").close()  # noqa: PTH123
         threading._shutdown()
         atexit._run_exitfuncs()
         sys.stdout.flush()

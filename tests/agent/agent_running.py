@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from running import python_path
+
 from oomdoctor.run.environment import AGENT_DIRECTORY
 
 SCENARIOS = Path(__file__).with_name("scenarios.py")
@@ -17,7 +19,7 @@ def agent_environment(directory: Path, base: Mapping[str, str] = os.environ, **m
     """What `oomdoctor run` adds to an environment, and `more`."""
     return {
         **base,
-        "PYTHONPATH": str(AGENT_DIRECTORY),
+        "PYTHONPATH": python_path(AGENT_DIRECTORY),
         "OOMDOCTOR_RUN_DIRECTORY": str(directory),
         "OOMDOCTOR_RUN_MAX_ENTRIES": "1000",
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from run_python import run_program
+from running import python_path
+
 from oomdoctor.run.environment import AGENT_DIRECTORY
 
 
@@ -74,7 +77,7 @@ def trial_environment(path: Path | str, base: Mapping[str, str] = os.environ, **
     """What a trial adds to an environment, and `more`."""
     return {
         **base,
-        "PYTHONPATH": str(AGENT_DIRECTORY),
+        "PYTHONPATH": python_path(AGENT_DIRECTORY),
         "OOMDOCTOR_TRIAL_SOCKET": str(path),
         "PYTHONDONTWRITEBYTECODE": "1",
         **more,
@@ -84,15 +87,13 @@ def trial_environment(path: Path | str, base: Mapping[str, str] = os.environ, **
 def run_trial(
     arguments: list[str], base: Mapping[str, str] = os.environ, *, cwd: Path | None = None, **more: str
 ) -> tuple[subprocess.CompletedProcess[str], Listener]:
-    """Run a program to its end with somebody listening."""
+    """Run a program to its end with somebody listening: a file in a fork, code after `-c` in a Python of its own."""
     with listening() as listener:
-        ended = subprocess.run(
-            arguments,
-            env=trial_environment(listener.path, base, **more),
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
+        environment = trial_environment(listener.path, base, **more)
+        if arguments[1] == "-c":
+            ended = subprocess.run(
+                arguments, env=environment, cwd=cwd, capture_output=True, text=True, timeout=200, check=False
+            )
+        else:
+            ended = run_program(arguments[0], arguments[1:], environment, timeout=200, cwd=cwd)
     return ended, listener

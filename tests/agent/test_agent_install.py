@@ -32,7 +32,7 @@ PYTHONS = [sys.executable, *(found for name in NAMES if (found := shutil.which(n
 @pytest.mark.parametrize("python", PYTHONS)
 def test_a_python_prints_what_it_prints_without_the_agent(python: str, tmp_path: Path) -> None:
     """Whatever its version, a Python says nothing more, and finds `sys.path` as it is without us."""
-    with_agent = agent_environment(tmp_path / "reports")
+    with_agent = agent_environment(tmp_path / "reports", PYTHONPATH=str(AGENT_DIRECTORY))
     without = {name: value for name, value in with_agent.items() if name != "PYTHONPATH"}
 
     hooked, plain = (run_python([python, "-c", SHOW], environment) for environment in (with_agent, without))
@@ -176,7 +176,7 @@ subprocess.run(child)
 def test_a_process_without_torch_loads_two_small_modules(tmp_path: Path) -> None:
     """Where torch is not imported nothing is loaded but the watch, and no module of the standard library for it."""
     code = "import json, sys; print(json.dumps(sorted(sys.modules)))"
-    with_agent = agent_environment(tmp_path)
+    with_agent = agent_environment(tmp_path, PYTHONPATH=str(AGENT_DIRECTORY))
     without = {name: value for name, value in with_agent.items() if name != "PYTHONPATH"}
     hooked, plain = (
         set(json.loads(run_python([sys.executable, "-c", code], environment).stdout))

@@ -30,14 +30,18 @@ from oomdoctor.engines.choice import Engine
 from oomdoctor.engines.null_gpu.library import environment as null_gpu_environment
 from oomdoctor.engines.null_gpu.library import find_torch
 from oomdoctor.errors import OomdoctorError
+from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Precision, Variant
 from oomdoctor.trial.answer import ProbeRun
 from oomdoctor.trial.probe import probe
+from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from oomdoctor.trial.client import WorkerStarter
 
 CAPS_GIB = (8, 16, 24, 40, 0)
 """0 stands for the whole card."""
@@ -134,11 +138,11 @@ def answer(found: ProbeRun) -> dict[str, Any]:
     }
 
 
-def ask(case: Case, memory_bytes: int | None, engine: Engine | None) -> dict[str, Any]:
+def ask(case: Case, memory_bytes: int | None, engine: Engine | None, start: WorkerStarter) -> dict[str, Any]:
     """Put a question to the real card (no engine) or to the null GPU."""
     started = time.perf_counter()
     try:
-        found = answer(probe(case.request(memory_bytes), SilentProgress(), engine=engine))
+        found = answer(probe(case.request(memory_bytes), SilentProgress(), engine=engine, start=start))
     except OomdoctorError as error:
         found = {"error": error.message, "details": error.details}
     return found | {"seconds": round(time.perf_counter() - started, 2)}
@@ -200,15 +204,16 @@ def main() -> int:
     engine = null_engine(card)
     path = arguments.results / f"gpu_check-{card.key}.json"
     rows: dict[str, Any] = _saved(path) if arguments.resume else {}
-    for case in cases(arguments.examples, arguments.caps):
-        if case.key in rows or time.monotonic() > deadline:
-            continue
-        cap = gibibytes(case.cap_gib) if case.cap_gib else None
-        real = ask(case, cap, None)
-        null = ask(case, cap or real.get("capacity_bytes") or card.capacity_bytes, engine)
-        rows[case.key] = {"real": real, "null": null, "comparison": compare(real, null)}
-        print(f"{case.key}: real {_shown(real)} in {real['seconds']} s, null GPU {_shown(null)}", flush=True)
-        _save(path, card, rows)
+    with WorkerPool(CancelToken()) as workers:  # forks those of null GPUs; one of the real card is a fresh process
+        for case in cases(arguments.examples, arguments.caps):
+            if case.key in rows or time.monotonic() > deadline:
+                continue
+            cap = gibibytes(case.cap_gib) if case.cap_gib else None
+            real = ask(case, cap, None, workers.start)
+            null = ask(case, cap or real.get("capacity_bytes") or card.capacity_bytes, engine, workers.start)
+            rows[case.key] = {"real": real, "null": null, "comparison": compare(real, null)}
+            print(f"{case.key}: real {_shown(real)} in {real['seconds']} s, null GPU {_shown(null)}", flush=True)
+            _save(path, card, rows)
     print(table(rows))
     return int(not rows or any(entry["comparison"] is None for entry in rows.values()))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import run_command
+from running import WITHOUT_COMPILER, run_command
 
 pytestmark = pytest.mark.null_gpu
 
@@ -66,7 +66,7 @@ Project = Callable[..., dict[str, Any]]
 def checked(folder: Path, *options: str) -> tuple[int, dict[str, Any]]:
     """The exit code of a check, and its one entry."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    finished = run_command(["check", "--json", "--no-cache", *options], cwd=folder, PATH=path)
+    finished = run_command(["check", "--json", "--no-cache", *options], cwd=folder, PATH=path, **WITHOUT_COMPILER)
     assert finished.stdout, finished.stderr
     (entry,) = json.loads(finished.stdout)["result"]["entries"]
     return finished.returncode, entry

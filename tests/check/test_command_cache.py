@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from running import run_command
+from running import WITHOUT_COMPILER, run_command
 
 from oomdoctor.check.cache import Cache, cache_folder
 from oomdoctor.check.entries import DEFAULTS, chosen_entries
@@ -76,7 +76,12 @@ command = {command}
 fresh = {fresh}
 """
 # `argparse` reads the columns, which a fixture of a module does not have as a test has them.
-SAME = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "80", "TERM": "dumb"}
+SAME = {
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "COLUMNS": "80",
+    "TERM": "dumb",
+    **WITHOUT_COMPILER,
+}
 COMMAND = '["python", "train.py", "--batch-size", "{micro_batch}"]'
 
 

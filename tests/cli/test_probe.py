@@ -162,13 +162,13 @@ def test_less_memory_gives_a_smaller_answer(tmp_path: Path, oomdoctor_here: Run)
     """Capacity decides: the same file fits fewer samples where there is less memory."""
     write_target(tmp_path)
     maxima = [
-        probe(oomdoctor_here, "model.py", "--target-batch", "65536", "--capacity", memory)["result"]["micro_batch"][
+        probe(oomdoctor_here, "model.py", "--target-batch", "8192", "--capacity", memory)["result"]["micro_batch"][
             "maximum"
         ]
-        for memory in ("512MiB", "1GiB", "2GiB")
+        for memory in ("192MiB", "256MiB", "320MiB")
     ]
 
-    assert 0 < maxima[0] < maxima[1] < maxima[2] < 65536
+    assert 0 < maxima[0] < maxima[1] < maxima[2] < 8192
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -263,18 +263,18 @@ def test_the_users_directory_is_left_alone(tmp_path: Path, oomdoctor_here: Run) 
     assert {path.name for path in tmp_path.iterdir()} <= {"model.py", "__pycache__"}
 
 
-# Gradients of 256 MiB against samples of 1 MiB: accumulating costs as much as 256 samples.
+# Gradients of 64 MiB against samples of 256 KiB: accumulating costs as much as 256 samples.
 HEAVY_WEIGHTS = """
 import torch
 from torch import nn
 
 
 def build_model():
-    return nn.Linear(8192, 8192, bias=False)
+    return nn.Linear(4096, 4096, bias=False)
 
 
 def make_batch(batch_size):
-    return torch.randn(batch_size, 32, 8192)
+    return torch.randn(batch_size, 16, 4096)
 
 
 def training_step(model, batch):
@@ -289,10 +289,10 @@ def build_optimizer(model):
 def test_a_target_that_fits_without_accumulation_is_found(tmp_path: Path, oomdoctor_here: Run) -> None:
     """The whole target in one micro-batch keeps no gradients alive, and may fit where one sample less does not."""
     (tmp_path / "heavy.py").write_text(HEAVY_WEIGHTS)
-    accumulating = probe(oomdoctor_here, "heavy.py", "--target-batch", "4096", "--capacity", "1GiB")["result"]
+    accumulating = probe(oomdoctor_here, "heavy.py", "--target-batch", "4096", "--capacity", "256MiB")["result"]
     maximum = accumulating["micro_batch"]["maximum"]
 
-    result = probe(oomdoctor_here, "heavy.py", "--target-batch", str(maximum + 20), "--capacity", "1GiB")["result"]
+    result = probe(oomdoctor_here, "heavy.py", "--target-batch", str(maximum + 20), "--capacity", "256MiB")["result"]
 
     assert result["micro_batch"]["maximum"] == maximum + 20
     assert result["micro_batch"]["limited_by"] == "target"
@@ -304,8 +304,8 @@ def test_without_a_target_the_answer_is_of_plain_steps(tmp_path: Path, oomdoctor
     """Nothing is accumulated then; with a target both answers are told where accumulating makes one smaller."""
     (tmp_path / "heavy.py").write_text(HEAVY_WEIGHTS)
 
-    plain = probe(oomdoctor_here, "heavy.py", "--capacity", "1GiB")["result"]
-    accumulating = probe(oomdoctor_here, "heavy.py", "--target-batch", "4096", "--capacity", "1GiB")["result"]
+    plain = probe(oomdoctor_here, "heavy.py", "--capacity", "256MiB")["result"]
+    accumulating = probe(oomdoctor_here, "heavy.py", "--target-batch", "4096", "--capacity", "256MiB")["result"]
 
     assert plain["accumulation"] is plain["recommended_accumulation"] is plain["target_samples"] is None
     assert {trial["micro_batches_per_step"] for trial in plain["trials"]} == {1}
