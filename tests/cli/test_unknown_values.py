@@ -99,13 +99,13 @@ def test_an_assertion_about_floats_is_not_blamed_on_the_data(tmp_path: Path, oom
 
 
 def test_a_mask_of_floats_is_warned_of_by_its_line(tmp_path: Path, oomdoctor_here: Run) -> None:
-    """A boolean mask made of floating-point numbers selects nothing on a null GPU, and the warning names its line."""
+    """A boolean mask made of floating-point numbers selects all rows on a null GPU, and the warning names its line."""
     body = "kept = out[out.mean(1) > 0]\n    return kept.sum() + out.mean()"
 
     code, stderr, result = _probe(tmp_path, oomdoctor_here, MODEL.format(body=body))
 
     assert code == 0, stderr
-    assert "`out[out.mean(1) > 0]` at model.py:15 (the size of a tensor)" in str(result["warnings"])
+    assert "`out[out.mean(1) > 0]` at model.py:15 (the most rows that there can be)" in str(result["warnings"])
 
 
 def test_lengths_on_the_device_decide_how_much_is_packed(tmp_path: Path, oomdoctor_here: Run) -> None:
@@ -123,7 +123,7 @@ def test_lengths_on_the_device_decide_how_much_is_packed(tmp_path: Path, oomdoct
     ("loss", "warned"),
     [
         ("out[y >= 0].mean()", ""),
-        ("out.mean() + out[out.mean(1) > 0].sum()", "`out[out.mean(1) > 0]` at model.py:13 (the size of a tensor)"),
+        ("out.mean() + out[out.mean(1) > 0].sum()", "`out[out.mean(1) > 0]` at model.py:13 (the most rows"),
     ],
     ids=["known", "unknown"],
 )
