@@ -25,7 +25,7 @@ from oomdoctor.agent.dependency_recorder import ALL_VARIABLES
 from oomdoctor.codec import decode, encode
 from oomdoctor.command.dependencies import found_program
 from oomdoctor.engines.monitor import has_local_gpu
-from oomdoctor.engines.null_gpu.library import find_torch
+from oomdoctor.engines.torch_build import find_torch
 from oomdoctor.errors import OomdoctorError, UsageError
 from oomdoctor.output import write_atomically
 from oomdoctor.results import ProbeResult  # noqa: TC001 - the same

@@ -10,19 +10,18 @@ import ctypes
 import fcntl
 import hashlib
 import os
-import re
 import shlex
 import shutil
 import subprocess  # the compiler
 import sys
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oomdoctor.engines.cudnn.installation import DRIVER, DRIVER_NAME, DRIVER_SOURCE, cudnn_variables
+from oomdoctor.engines.torch_build import wheel_version
 from oomdoctor.errors import NoAnswerError
 
 if TYPE_CHECKING:
@@ -30,57 +29,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.engines.null_gpu.stubs import CudaLibraries
-
-
-_ASSIGNMENT = re.compile(
-    r"^(?P<name>__version__|cuda)\s*(?::[^=]+)?=\s*(?P<value>None|'[^']*'|\"[^\"]*\")", re.MULTILINE
-)
-
-
-@dataclass(frozen=True, slots=True)
-class TorchBuild:
-    """An installed torch.
-
-    Attributes:
-        version: As `torch.__version__`, for example `2.15.0+cu132`.
-        cuda: CUDA version it was built for, for example `13.2`; None for a CPU or ROCm build.
-        root: The package's directory.
-    """
-
-    version: str
-    cuda: str | None
-    root: Path
-
-    @property
-    def library_directory(self) -> Path:
-        """Directory of `libtorch_cuda.so`."""
-        return self.root / "lib"
-
-    @property
-    def cuda_major(self) -> int | None:
-        """Major version of CUDA, 12 or 13 in the builds that are served; None without CUDA."""
-        return None if self.cuda is None else int(self.cuda.split(".")[0])
-
-
-@cache
-def find_torch() -> TorchBuild | None:
-    """Return the torch that this interpreter would import; None where there is none."""
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    root = Path(spec.origin).parent
-    return parse_version_file((root / "version.py").read_text(encoding="utf-8"), root)
-
-
-def parse_version_file(text: str, root: Path) -> TorchBuild:
-    """Parse torch's generated `version.py`, given as text."""
-    found = {match["name"]: match["value"] for match in _ASSIGNMENT.finditer(text)}
-    cuda = found.get("cuda", "None")
-    return TorchBuild(
-        version=found.get("__version__", "'unknown'").strip("'\""),
-        cuda=None if cuda == "None" else cuda.strip("'\""),
-        root=root,
-    )
+    from oomdoctor.engines.torch_build import TorchBuild
 
 
 LIBRARY = "libcuda.so.1"
@@ -111,10 +60,7 @@ def build_library(build: TorchBuild, base: Mapping[str, str]) -> Path:
         NoAnswerError: There is no C compiler, it failed, or the cache directory cannot be written.
     """
     compiler = _find_compiler(base)
-    configured = base.get("XDG_CACHE_HOME", "")
-    # The specification says to ignore a relative path.
-    cache = Path(configured) if configured.startswith("/") else Path(base.get("HOME") or Path.home()) / ".cache"
-    root = cache / "oomdoctor" / "null-gpu"
+    root = _cache_directory(base) / "null-gpu"
     destination = root / _key(build, compiler)
     if destination.is_dir():
         return destination
@@ -136,6 +82,13 @@ def build_library(build: TorchBuild, base: Mapping[str, str]) -> Path:
             hint="set `XDG_CACHE_HOME` to a directory that you may write to",
         ) from error
     return destination
+
+
+def _cache_directory(base: Mapping[str, str]) -> Path:
+    configured = base.get("XDG_CACHE_HOME", "")
+    # The specification says to ignore a relative path.
+    cache = Path(configured) if configured.startswith("/") else Path(base.get("HOME") or Path.home()) / ".cache"
+    return cache / "oomdoctor"
 
 
 def _find_compiler(base: Mapping[str, str]) -> list[str]:
@@ -166,7 +119,7 @@ def _key(build: TorchBuild, compiler: list[str]) -> str:
 
 def _own_sources() -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the C sources and of the Python that generates and compiles."""
-    for path in (*_SOURCE.iterdir(), *(_SOURCE.with_name(name) for name in ("library.py", "stubs.py"))):
+    for path in (*_SOURCE.iterdir(), *(_SOURCE.with_name(name) for name in ("library.py", "stubs.py")), DRIVER_SOURCE):
         yield path.name, path.read_bytes()
 
 
@@ -174,24 +127,15 @@ def _versions(build: TorchBuild) -> dict[str, int]:
     """Return the version numbers that the libraries report."""
     major, minor = (int(part) for part in f"{build.cuda}.0".split(".")[:2])
     cuda = 1000 * major + 10 * minor
-    cudnn = _wheel_version(build, "cudnn")
-    cublas = _wheel_version(build, "cublas")
-    nccl = _wheel_version(build, "nccl")
+    cudnn = wheel_version(build, "cudnn")
+    cublas = wheel_version(build, "cublas")
+    nccl = wheel_version(build, "nccl")
     return {
         "NULL_CUDA_VERSION": cuda,
         "NULL_CUDNN_VERSION": cudnn[0] * 10000 + cudnn[1] * 100 + cudnn[2] if cudnn else _DEFAULT_CUDNN,
         "NULL_CUBLAS_VERSION": cublas[0] * 10000 + cublas[1] * 100 + cublas[2] if cublas else 10 * cuda,
         "NULL_NCCL_VERSION": nccl[0] * 10000 + nccl[1] * 100 + nccl[2] if nccl else _DEFAULT_NCCL,
     }
-
-
-def _wheel_version(build: TorchBuild, library: str) -> tuple[int, int, int] | None:
-    pattern = re.compile(rf"nvidia_{library}(?:_cu\d+)?-(\d+)\.(\d+)\.(\d+)")
-    for path in sorted(build.root.parent.glob(f"nvidia_{library}*.dist-info")):
-        found = pattern.match(path.name)
-        if found is not None:
-            return int(found[1]), int(found[2]), int(found[3])
-    return None
 
 
 @contextmanager
@@ -226,6 +170,8 @@ def _build_into(directory: Path, build: TorchBuild, compiler: list[str]) -> None
         if output is not None:
             raise _compiler_error(command, output)
     _link(compiler, directory / LIBRARY, objects, libraries, names)
+    named = f"-Wl,-soname,{DRIVER_NAME}"
+    _run([*compiler, *_FLAGS, "-shared", named, str(DRIVER_SOURCE), "-o", str(directory / DRIVER)])
     for soname in libraries.sonames:
         if soname != LIBRARY:
             (directory / soname).symlink_to(LIBRARY)
@@ -288,19 +234,19 @@ def _compiler_error(command: list[str], output: str) -> NoAnswerError:
 
 # The dynamic linker splits LD_PRELOAD at these.
 _SEPARATORS = (" ", ":", "\t", "\n")
-# cuDNN's newer interface takes whole graphs of operations, which the null GPU does not read.
 _PYTORCH_CHOICES = {
-    # Convolutions and batch norms go through the older interface. The tensors that PyTorch makes are the same.
-    "TORCH_CUDNN_V8_API_DISABLED": "1",
     # PyTorch 2.11 and later would take cuDNN's attention for half precision on compute capability 9 and 10. With this
     # it takes flash attention. Both keep the output and one fp32 number a row. In backward, flash attention allocates
     # an fp32 accumulator for the query's gradient, and cuDNN asks for a workspace whose size only it knows: flash
     # attention is a closer stand-in than cuDNN with no workspace at all.
     "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
 }
+# Where cuDNN does not answer, convolutions go through its older interface, in which the null GPU gives them no workspace.
+# The tensors that PyTorch makes are the same.
+_OLDER_CUDNN = {"TORCH_CUDNN_V8_API_DISABLED": "1"}
 _TOTAL_BYTES = "OOMDOCTOR_NULL_TOTAL_BYTES"
 # Variables that choose among real GPUs; the null GPU is device 0 and the only one.
-_DROPPED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_DROPPED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", *_OLDER_CUDNN)
 
 
 def environment(card: Card, build: TorchBuild, base: Mapping[str, str]) -> dict[str, str]:
@@ -339,7 +285,8 @@ def environment(card: Card, build: TorchBuild, base: Mapping[str, str]) -> dict[
     result["LD_LIBRARY_PATH"] = _prepend(str(directory), base.get("LD_LIBRARY_PATH"))
     # Triton links its launchers against the driver and would rather use a real one that the system knows.
     result["TRITON_LIBCUDA_PATH"] = str(directory)
-    return result | _PYTORCH_CHOICES | _card_variables(card)
+    cudnn = cudnn_variables(build, card, directory / DRIVER, _cache_directory(base)) or _OLDER_CUDNN
+    return result | _PYTORCH_CHOICES | _card_variables(card) | cudnn
 
 
 def with_total_bytes(environment: Mapping[str, str], total_bytes: int) -> dict[str, str]:

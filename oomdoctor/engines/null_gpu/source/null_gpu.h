@@ -13,6 +13,8 @@
 //   modules.c          kernels compiled at run time: libcuda's modules, and NVRTC
 //   cublas.c           cuBLAS and cuBLASLt
 //   cudnn.c            cuDNN: convolution, normalisation, pooling, CTC
+//   cudnn_graph.c      cuDNN: graphs of operations, as PyTorch describes convolutions
+//   cudnn_answers.c    cuDNN: what the real library answers about such a graph
 //   cudnn_rnn.c        cuDNN: sizes of a recurrent network's weights, workspace and reserve space
 //   nccl.c             NCCL: communicators of a single participant
 //   nvml.c             the few calls of NVML that PyTorch makes
@@ -129,6 +131,19 @@ typedef struct {
 } tensor_descriptor;
 
 size_t null_element_bytes(int data_type);
+
+// ---- cudnn_answers.c ----
+
+typedef struct {
+    int engine;                                // the engine's index
+    uint32_t numerical_notes, behavior_notes;  // a bit a note
+    int64_t workspace_bytes;
+    int status;  // of building a plan
+} cudnn_configuration;
+
+// Sets `results` to the configurations for a graph in the library's order, to be freed, and returns their count; below 0
+// where the library has none.
+int null_cudnn_answer(const char *graph, cudnn_configuration **results);
 
 // ---- errors.c ----
 
