@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from oomdoctor.engines.catalogue import emulated_environment, find_card, generic_card
+from oomdoctor.engines.cudnn import cudnn_variables
 from oomdoctor.engines.monitor import has_local_gpu
 from oomdoctor.engines.null_gpu.library import environment as null_gpu_environment
 from oomdoctor.engines.torch_build import TorchBuild, find_torch
@@ -87,13 +88,13 @@ def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs t
     reasons = (*_capacity_reasons(card, memory_bytes), *_allocator_reasons(base))
     if engine == "trace":
         _check_may_trace(may_trace=may_trace)
-        return _trace(card, base, "asked for by `--engine trace`", reasons)
+        return _trace(card, build, base, "asked for by `--engine trace`", reasons)
     try:
         environment = null_gpu_environment(card, build, base)
     except NoAnswerError as error:
         if engine == "null" or not may_trace:
             raise
-        return _trace(card, base, error.message, reasons)
+        return _trace(card, build, base, error.message, reasons)
     return Engine("null", card, environment, (_null_reason(engine=engine, gpu=gpu, card=card), *reasons))
 
 
@@ -105,9 +106,17 @@ def _check_may_trace(*, may_trace: bool) -> None:
         )
 
 
-def _trace(card: Card, base: Mapping[str, str], why: str, reasons: tuple[Reason, ...]) -> Engine:
+def _trace(card: Card, build: TorchBuild, base: Mapping[str, str], why: str, reasons: tuple[Reason, ...]) -> Engine:
     text = f"trace: {why}; no kernel runs, and what each would allocate is told by its operator"
-    return Engine("trace", card, emulated_environment(card, base), (Reason("engine", text), *reasons))
+    environment = {**emulated_environment(card, base), **_cudnn_where_it_can_be_asked(build, base)}
+    return Engine("trace", card, environment, (Reason("engine", text), *reasons))
+
+
+def _cudnn_where_it_can_be_asked(build: TorchBuild, base: Mapping[str, str]) -> dict[str, str]:
+    try:
+        return cudnn_variables(build, base)
+    except (NoAnswerError, OSError):
+        return {}  # the result says that its workspaces are not counted
 
 
 def _torch() -> TorchBuild:

@@ -12,7 +12,14 @@ from oomdoctor.agent.allocator_blocks import NO_LIMIT
 from oomdoctor.agent.phase_meter import Counts, PhaseMeter
 from oomdoctor.engines.allocator.caching import CachingAllocator
 from oomdoctor.engines.allocator.device_memory import AllocationError, DeviceMemory
-from oomdoctor.engines.trace.op_trace import OperatorEnd, PhaseMark, TemporariesEntry, Workspace, WorkspacesCleared
+from oomdoctor.engines.trace.op_trace import (
+    OperatorEnd,
+    OptionalWorkspace,
+    PhaseMark,
+    TemporariesEntry,
+    Workspace,
+    WorkspacesCleared,
+)
 from oomdoctor.engines.trace.operators import temporaries_of
 from oomdoctor.results import Phase, PhaseName
 
@@ -87,7 +94,7 @@ def call_allocations(steps: MemoryTrace, card: Card) -> CallAllocations:
 def allocation_order(scripts: CallAllocations) -> object:
     """Return the order of allocations and frees, whatever their bytes."""
     return tuple(
-        tuple(step if not isinstance(step, Workspace) and step <= 0 else 1 for step in part)
+        tuple(step if isinstance(step, int) and step <= 0 else 1 for step in part)
         for script in scripts
         for part in script
     )
@@ -122,6 +129,7 @@ class Executor:
         self._addresses: list[int] = []
         self._held: list[int] = []
         self._workspaces: dict[object, int] = {}
+        self._fitted: dict[object, int] = {}
         self.meter: PhaseMeter[PhaseName, Phase] = PhaseMeter(self._counts, allocator.reset_peak_stats, Phase)
 
     def _counts(self) -> Counts:
@@ -162,6 +170,8 @@ class Executor:
                 key = (step.library, section.in_backward)
                 if key not in self._workspaces:
                     self._workspaces[key] = malloc(step.nbytes)
+            elif isinstance(step, OptionalWorkspace):
+                self._held.append(step.take(self._fitted, lambda size: malloc(size) if size else 0, AllocationError))
             elif step < 0:
                 self._allocator.free(self._held[-1 - step])
                 self._held[-1 - step] = 0
@@ -236,6 +246,8 @@ class _LiveBytes:
             if isinstance(step, Workspace):
                 key = (step.library, section.in_backward)
                 self.now += 0 if key in self._workspaces else self._workspaces.setdefault(key, step.nbytes)
+            elif isinstance(step, OptionalWorkspace):
+                self._held.append(0)  # none is needed
             elif step < 0:
                 self.now -= self._held[-1 - step]
                 self._held[-1 - step] = 0

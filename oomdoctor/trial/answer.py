@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from oomdoctor import __version__
 from oomdoctor.agent.messages import bound_warnings, describe_reads
 from oomdoctor.engines.catalogue import all_cards
+from oomdoctor.engines.cudnn import cudnn_version
 from oomdoctor.engines.monitor import other_process_bytes
 from oomdoctor.errors import EXIT_GATE, EXIT_OK
 from oomdoctor.results import Device, MicroBatch, Outcome, ProbeDocument, ProbeResult, Reason, Trial
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from oomdoctor.agent.messages import UnknownRead
     from oomdoctor.engines.choice import Engine
@@ -180,12 +181,20 @@ def _engine_reasons(engine: Engine, source: TrialSource) -> list[Reason]:
     return found
 
 
+def workspace_reason(environment: Mapping[str, str]) -> Reason:
+    """Return whether convolutions' workspaces are counted, in the environment of a null GPU or an emulated one."""
+    version = cudnn_version(environment)
+    if version is None:
+        text = "0 bytes: only cuDNN 9.8 or newer tells them without a GPU, and it is not installed beside this PyTorch"
+        return Reason("cudnn_workspace", text)
+    return Reason("cudnn_workspace", f"counted: cuDNN {version} was asked what it takes on this card")
+
+
 def _measured_reasons(engine: Engine, loaded: LoadedTarget) -> list[Reason]:
     if engine.kind == "null":
-        text = "0 bytes: cuDNN chooses them on a real GPU, and no measured figures are built in yet"
-        return [Reason("peaks", _NULL_PEAKS), Reason("cudnn_workspace", text)]
+        return [Reason("peaks", _NULL_PEAKS), workspace_reason(engine.environment)]
     if engine.kind == "trace":
-        return [Reason("peaks", _TRACED_PEAKS)]
+        return [Reason("peaks", _TRACED_PEAKS), workspace_reason(engine.environment)]
     return [
         Reason("capacity", f"measured on {loaded.name}: what was free, and what PyTorch holds"),
         Reason("context", "measured: in use on the GPU before the model, less other processes"),

@@ -10,9 +10,7 @@ import ctypes
 import fcntl
 import hashlib
 import os
-import shlex
 import shutil
-import subprocess  # the compiler
 import sys
 import tempfile
 from contextlib import contextmanager
@@ -20,7 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oomdoctor.engines.cudnn.installation import DRIVER, DRIVER_NAME, DRIVER_SOURCE, cudnn_variables
+from oomdoctor.engines.compiler import cache_directory, compile_all, find_compiler
+from oomdoctor.engines.cudnn import cudnn_variables
 from oomdoctor.engines.torch_build import wheel_version
 from oomdoctor.errors import NoAnswerError
 
@@ -36,11 +35,9 @@ LIBRARY = "libcuda.so.1"
 # By path: `importlib.resources` takes longer to import than the sources to read.
 _SOURCE = Path(__file__).with_name("source")
 SERVED_CUDA_MAJORS = (12, 13)
-_COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-std=gnu11", "-O1", "-w", "-fPIC", "-fvisibility=hidden", "-pthread")
 # Thousands of functions of one line each: optimising them would take most of the time and gain nothing.
 _STUB_FLAGS = ("-O0", "-fno-asynchronous-unwind-tables")
-_DETAIL_LINES = 15
 # For libraries that were not installed from a wheel, so that their version is not known.
 _DEFAULT_CUDNN = 91000
 _DEFAULT_NCCL = 22105
@@ -59,8 +56,8 @@ def build_library(build: TorchBuild, base: Mapping[str, str]) -> Path:
     Raises:
         NoAnswerError: There is no C compiler, it failed, or the cache directory cannot be written.
     """
-    compiler = _find_compiler(base)
-    root = _cache_directory(base) / "null-gpu"
+    compiler = find_compiler(base)
+    root = cache_directory(base) / "null-gpu"
     destination = root / _key(build, compiler)
     if destination.is_dir():
         return destination
@@ -84,27 +81,6 @@ def build_library(build: TorchBuild, base: Mapping[str, str]) -> Path:
     return destination
 
 
-def _cache_directory(base: Mapping[str, str]) -> Path:
-    configured = base.get("XDG_CACHE_HOME", "")
-    # The specification says to ignore a relative path.
-    cache = Path(configured) if configured.startswith("/") else Path(base.get("HOME") or Path.home()) / ".cache"
-    return cache / "oomdoctor"
-
-
-def _find_compiler(base: Mapping[str, str]) -> list[str]:
-    path = base.get("PATH")
-    candidates = [shlex.split(base["CC"])] if base.get("CC") else [[name] for name in _COMPILERS]
-    for command in candidates:
-        program = shutil.which(command[0], path=path)
-        if program is not None:
-            return [program, *command[1:]]
-    wanted = f"`{base['CC']}` from `CC`" if base.get("CC") else ", ".join(f"`{name}`" for name in _COMPILERS)
-    raise NoAnswerError(
-        f"the null GPU needs a C compiler, and {wanted} cannot be found",
-        hint="install gcc, e.g. `apt install gcc`, or set `CC`",
-    )
-
-
 def _key(build: TorchBuild, compiler: list[str]) -> str:
     digest = hashlib.sha256()
     for name, content in sorted(_own_sources()):
@@ -119,7 +95,7 @@ def _key(build: TorchBuild, compiler: list[str]) -> str:
 
 def _own_sources() -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the C sources and of the Python that generates and compiles."""
-    for path in (*_SOURCE.iterdir(), *(_SOURCE.with_name(name) for name in ("library.py", "stubs.py")), DRIVER_SOURCE):
+    for path in (*_SOURCE.iterdir(), *(_SOURCE.with_name(name) for name in ("library.py", "stubs.py"))):
         yield path.name, path.read_bytes()
 
 
@@ -159,19 +135,12 @@ def _build_into(directory: Path, build: TorchBuild, compiler: list[str]) -> None
     sources = [*sorted(_SOURCE.glob("*.c")), work / "stubs.c"]
     flags = [*_FLAGS, *macros, f"-I{_SOURCE}"]
     objects = [work / f"{source.stem}.o" for source in sources]
-    # Side by side, since most of a compiler's time goes into starting it.
     commands = [
         [*compiler, *flags, *(_STUB_FLAGS if source.parent == work else ()), "-c", str(source), "-o", str(target)]
         for source, target in zip(sources, objects, strict=True)
     ]
-    running = [_start(command) for command in commands]
-    failed = [_finish(process) for process in running]
-    for command, output in zip(commands, failed, strict=True):
-        if output is not None:
-            raise _compiler_error(command, output)
+    compile_all(commands)
     _link(compiler, directory / LIBRARY, objects, libraries, names)
-    named = f"-Wl,-soname,{DRIVER_NAME}"
-    _run([*compiler, *_FLAGS, "-shared", named, str(DRIVER_SOURCE), "-o", str(directory / DRIVER)])
     for soname in libraries.sonames:
         if soname != LIBRARY:
             (directory / soname).symlink_to(LIBRARY)
@@ -187,49 +156,16 @@ def _link(compiler: list[str], library: Path, objects: list[Path], libraries: Cu
     """
     others = [soname for soname in libraries.sonames if soname != LIBRARY]
     empty = names / "empty.so"
-    _run([*compiler, "-shared", "-nostdlib", "-x", "c", os.devnull, "-o", str(empty)])
+    compile_all([[*compiler, "-shared", "-nostdlib", "-x", "c", os.devnull, "-o", str(empty)]])
     for soname in others:
         shutil.copyfile(empty, names / soname)
-    _run(
-        [
+    compile_all(
+        [[
             *compiler, *_FLAGS, "-shared", "-o", str(library), *map(str, objects),
             f"-Wl,-soname,{LIBRARY}", "-Wl,-Bsymbolic", "-Wl,-rpath,$ORIGIN", "-Wl,--enable-new-dtags",
             "-ldl", "-lpthread", f"-L{names}", "-Wl,--no-as-needed", *(f"-l:{soname}" for soname in others),
-        ]
+        ]]
     )  # fmt: skip
-
-
-def _start(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env={**os.environ, "LC_ALL": "C"},
-    )
-
-
-def _finish(process: subprocess.Popen[str]) -> str | None:
-    """Wait, and return the output if the process failed."""
-    output, _ = process.communicate()
-    return output if process.returncode else None
-
-
-def _run(command: list[str]) -> None:
-    output = _finish(_start(command))
-    if output is not None:
-        raise _compiler_error(command, output)
-
-
-def _compiler_error(command: list[str], output: str) -> NoAnswerError:
-    last = "\n".join(output.strip().splitlines()[-_DETAIL_LINES:])
-    return NoAnswerError(
-        f"`{command[0]}` could not compile the null GPU",
-        hint="set `CC` to another C compiler, such as gcc",
-        details=f"{shlex.join(command)}\n{last}",
-    )
 
 
 # The dynamic linker splits LD_PRELOAD at these.
@@ -241,8 +177,8 @@ _PYTORCH_CHOICES = {
     # attention is a closer stand-in than cuDNN with no workspace at all.
     "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
 }
-# Where cuDNN does not answer, convolutions go through its older interface, in which the null GPU gives them no workspace.
-# The tensors that PyTorch makes are the same.
+# Where cuDNN cannot be asked, convolutions go through its older interface, in which the null GPU gives them no
+# workspace. The tensors that PyTorch makes are the same.
 _OLDER_CUDNN = {"TORCH_CUDNN_V8_API_DISABLED": "1"}
 _TOTAL_BYTES = "OOMDOCTOR_NULL_TOTAL_BYTES"
 # Variables that choose among real GPUs; the null GPU is device 0 and the only one.
@@ -285,7 +221,7 @@ def environment(card: Card, build: TorchBuild, base: Mapping[str, str]) -> dict[
     result["LD_LIBRARY_PATH"] = _prepend(str(directory), base.get("LD_LIBRARY_PATH"))
     # Triton links its launchers against the driver and would rather use a real one that the system knows.
     result["TRITON_LIBCUDA_PATH"] = str(directory)
-    cudnn = cudnn_variables(build, card, directory / DRIVER, _cache_directory(base)) or _OLDER_CUDNN
+    cudnn = cudnn_variables(build, base, card) or _OLDER_CUDNN
     return result | _PYTORCH_CHOICES | _card_variables(card) | cudnn
 
 

@@ -11,7 +11,7 @@ from oomdoctor.agent import unknown_reads
 from oomdoctor.engines.allocator.caching import CachingAllocator
 from oomdoctor.engines.allocator.device_memory import AllocationError, DeviceMemory
 from oomdoctor.engines.trace.kernels.random_draws import dropout_state_bytes, dropout_state_call
-from oomdoctor.engines.trace.op_trace import AllocationStep, Call, LibraryFunction, Workspace
+from oomdoctor.engines.trace.op_trace import AllocationStep, Call, LibraryFunction, OptionalWorkspace, Workspace
 from oomdoctor.engines.trace.operators import temporaries_of
 from oomdoctor.engines.trace.torch_internals import bare_tensor, in_backward
 
@@ -49,6 +49,7 @@ class EmulatedDevice:
         self.op_trace: OpTrace | None = None
         self.reads = 0
         self._workspaces: dict[object, Allocation | None] = {}
+        self._fitted: dict[object, int] = {}
         self._dropout_state: Allocation | None = None
         self._requested: dict[int, int] = {}
 
@@ -151,6 +152,8 @@ class EmulatedDevice:
                 key = (step.library, on_engine_thread)
                 if key not in self._workspaces:
                     self._workspaces[key] = self.block(step.nbytes)
+            elif isinstance(step, OptionalWorkspace):
+                held.append(step.take(self._fitted, self.block, torch.OutOfMemoryError))
             elif step < 0:
                 held[-1 - step] = None
             else:

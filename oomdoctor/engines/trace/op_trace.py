@@ -10,12 +10,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oomdoctor.engines.catalogue import Card
+
+
+T = TypeVar("T")
 
 
 class Workspace(NamedTuple):
@@ -30,7 +33,42 @@ class Workspace(NamedTuple):
     nbytes: int
 
 
-AllocationStep = int | Workspace
+class OptionalWorkspace(NamedTuple):
+    """Memory of one call of a library, of which less will do where there is no room.
+
+    Attributes:
+        call: What is called; the size that fitted is tried first at the next such call.
+        sizes: Bytes, in the order in which they are tried.
+    """
+
+    call: object
+    sizes: tuple[int, ...]
+
+    def take(self, fitted: dict[object, int], allocate: Callable[[int], T], error: type[Exception]) -> T:
+        """Allocate the first size for which there is room.
+
+        Args:
+            fitted: Size that fitted last, by call.
+            allocate: Allocates bytes.
+            error: What it raises where they do not fit.
+
+        Raises:
+            Exception: `error`, where none fits.
+        """
+        known = fitted.get(self.call)
+        sizes = self.sizes if known is None else (known, *self.sizes)
+        for nbytes in sizes[:-1]:
+            try:
+                taken = allocate(nbytes)
+            except error:
+                continue
+            fitted[self.call] = nbytes
+            return taken
+        fitted[self.call] = sizes[-1]
+        return allocate(sizes[-1])
+
+
+AllocationStep = int | Workspace | OptionalWorkspace
 """Bytes of an allocation, `-1 - position` of one that is freed, or a library's workspace."""
 
 

@@ -1,5 +1,6 @@
-// cuDNN's older interface, which PyTorch uses with TORCH_CUDNN_V8_API_DISABLED=1, set by the environment. The tensors that
-// PyTorch makes around either interface are the same; only the workspaces differ, and they are defined in one place, below.
+// cuDNN's older interface: everything but convolutions, and these where cudnn_graph.c cannot ask the real library, so that
+// the environment sets TORCH_CUDNN_V8_API_DISABLED=1. The tensors that PyTorch makes around either interface are the same;
+// only the workspaces differ, and those of this interface are defined in one place, below.
 
 #include "null_gpu.h"
 
@@ -43,7 +44,7 @@ SERVED_NO_OP(cudnnSetStream)
 
 // The real cuDNN's workspaces depend on the algorithm that its heuristics choose for the card, and are known only there.
 // PyTorch allocates these bytes for the duration of one call, so they count towards the peak of a convolutional network.
-// They are 0 until measured figures exist; this table is the one place for them.
+// What is asked of this interface needs a handle, and so a device: the answers are 0, and results say so.
 typedef enum {
     CONVOLUTION_FORWARD,
     CONVOLUTION_BACKWARD_DATA,

@@ -16,8 +16,8 @@
 
 // ---- a setting of PyTorch that needs two answers ----
 
-// The environment sets TORCH_CUDNN_V8_API_DISABLED=1, so that convolutions run through cuDNN's older interface, which the
-// null GPU serves. But PyTorch reads it twice: libtorch_cuda, when it runs a convolution, and libtorch_cpu, when it chooses
+// Where the real cuDNN cannot be asked, the environment sets TORCH_CUDNN_V8_API_DISABLED=1, so that convolutions run through
+// the older interface, which the null GPU serves by itself. But PyTorch reads it twice: libtorch_cuda, when it runs a convolution, and libtorch_cpu, when it chooses
 // a backend. There "disabled" means that cuDNN cannot do bfloat16, and PyTorch takes its slow fallback with a buffer of
 // gigabytes that no real GPU would hold. So libtorch_cpu is told that the newer interface is there.
 

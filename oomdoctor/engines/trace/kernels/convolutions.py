@@ -1,8 +1,9 @@
 """Windows: convolutions through cuDNN, their double backward, `im2col`, pooling and upsampling, with their copies.
 
-PyTorch makes contiguous copies before cuDNN's kernels and adds the bias after them; cuDNN's own workspace is not known
-without a GPU, and is not counted. The double backward (gradient penalties and other losses on gradients) copies more
-for CUDA than for a device that C++ does not know. `im2col` first allocates as much as its input.
+PyTorch makes contiguous copies before cuDNN's kernels and adds the bias after them. A convolution's workspace is asked
+of the installed cuDNN (`oomdoctor.engines.cudnn`), and not counted where there is none. The double backward (gradient
+penalties and other losses on gradients) copies more for CUDA than for a device that C++ does not know. `im2col` first
+allocates as much as its input.
 Pooling and upsampling copy tensors whose layout their kernels cannot read or write.
 
 Source: `_convolution`, `convolution_backward`, `_convolution_double_backward` and `use_cudnn_depthwise`,
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from oomdoctor.engines.cudnn import Convolution, TensorLayout, can_ask, card_properties, regular_strides, workspaces
 from oomdoctor.engines.trace.layouts import copied_bytes, suggested_layout
-from oomdoctor.engines.trace.op_trace import Temporaries
+from oomdoctor.engines.trace.op_trace import OptionalWorkspace, Temporaries
 from oomdoctor.engines.trace.torch_internals import operator_named, strided_view
 
 if TYPE_CHECKING:
@@ -49,12 +51,26 @@ class _Settings(NamedTuple):
     output_padding: Sequence[int]
     groups: int
 
+    def of_space(self, dimensions: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """Return padding, stride and dilation for each dimension of space."""
+        return tuple(  # type: ignore[return-value]
+            [*values] * dimensions if len(values) == 1 else [*values]
+            for values in (self.padding, self.stride, self.dilation)
+        )
+
+    def as_picture(self) -> _Settings:
+        """Return the settings of a signal that runs as a picture of one row."""
+        return self._replace(
+            stride=[1, *self.stride], padding=[0, *self.padding], dilation=[1, *self.dilation],
+            output_padding=[0, *self.output_padding],
+        )  # fmt: skip
+
 
 def kernels(device: EmulatedDevice) -> KernelsByName:
     """Return the kernels of this family."""
     return {
-        "convolution": _convolution_forward,
-        "convolution_backward": _convolution_backward,
+        "convolution": partial(_convolution_forward, device),
+        "convolution_backward": partial(_convolution_backward, device),
         **{name: partial(_run_window, device, operator_named(name)) for name in ("im2col", "col2im")},
     }
 
@@ -64,20 +80,28 @@ def overrides() -> KernelsByName:
     return {"_convolution_double_backward": _double_backward}
 
 
-def _convolution_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:  # noqa: ANN401
+def _convolution_forward(
+    device: EmulatedDevice, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any  # noqa: ANN401
+) -> torch.Tensor:  # fmt: skip
     settings = _Settings(*rest)
     metas = (torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in (x, weight))
     size = tuple(operator_named("convolution")(*metas, None, *settings).shape)
     if x.dim() == _SIGNAL:  # runs as a picture of one row
+        flat = settings.as_picture()
         row = _cudnn_convolution(
-            x.contiguous().unsqueeze(2), weight.unsqueeze(2), bias, (*size[:2], 1, size[2]), settings
+            device, x.contiguous().unsqueeze(2), weight.unsqueeze(2), bias, (*size[:2], 1, size[2]), flat
         )
         return row.view(size)
-    return _cudnn_convolution(x, weight, bias, size, settings)
+    return _cudnn_convolution(device, x, weight, bias, size, settings)
 
 
-def _cudnn_convolution(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, size: Sequence[int], settings: _Settings
+def _cudnn_convolution(  # noqa: PLR0913, PLR0917 - the arguments of a convolution
+    device: EmulatedDevice,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    size: Sequence[int],
+    settings: _Settings,
 ) -> torch.Tensor:
     depthwise = _is_depthwise(x, weight, settings)
     layout = torch.contiguous_format if depthwise else _layout(x, weight)
@@ -87,25 +111,36 @@ def _cudnn_convolution(
         return torch.empty(size, dtype=x.dtype, device=x.device)
     output = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
     weight = weight.contiguous(memory_format=layout)
+    if settings.transposed:
+        _take_workspace(device, "data", output, weight, x, settings)
+    else:
+        _take_workspace(device, "forward", x, weight, output, settings)
     return output if bias is None else output.add_(bias.reshape(1, -1, *(1,) * (output.dim() - 2)))
 
 
 def _convolution_backward(
-    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, _: object, *rest: Any  # noqa: ANN401
+    device: EmulatedDevice, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, _: object, *rest: Any  # noqa: ANN401
 ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
     settings, mask = _Settings(*rest[:-1]), rest[-1]
     if x.dim() != _SIGNAL:
-        return _gradients(gradient, x, weight, settings, mask)
+        return _gradients(device, gradient, x, weight, settings, mask)
     rows = (gradient.unsqueeze(2), x.contiguous().unsqueeze(2), weight.unsqueeze(2))
-    for_x, for_weight, for_bias = _gradients(*rows, settings, mask)
+    for_x, for_weight, for_bias = _gradients(device, *rows, settings.as_picture(), mask)
     return *(None if found is None else found.squeeze(2) for found in (for_x, for_weight)), for_bias
 
 
-def _gradients(
-    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, settings: _Settings, mask: Sequence[bool]
+def _gradients(  # noqa: PLR0913, PLR0917 - the arguments of a convolution
+    device: EmulatedDevice,
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    settings: _Settings,
+    mask: Sequence[bool],
 ) -> tuple[torch.Tensor | None, ...]:
-    by_kernel = _depthwise_gradients if _is_depthwise(x, weight, settings) else _cudnn_gradients
-    found = by_kernel(gradient, x, weight, mask)
+    if _is_depthwise(x, weight, settings):
+        found = _depthwise_gradients(gradient, x, weight, mask)
+    else:
+        found = _cudnn_gradients(device, gradient, x, weight, settings, mask)
     return *found, gradient.sum([0, *range(2, gradient.dim())]) if mask[2] else None
 
 
@@ -124,10 +159,15 @@ def _depthwise_weight_gradient(x: torch.Tensor, weight: torch.Tensor) -> torch.T
     return _like(weight, torch.contiguous_format)
 
 
-def _cudnn_gradients(
-    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]
+def _cudnn_gradients(  # noqa: PLR0913, PLR0917 - the arguments of a convolution
+    device: EmulatedDevice,
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    settings: _Settings,
+    mask: Sequence[bool],
 ) -> tuple[torch.Tensor | None, ...]:
-    """Make the copies of each part. Source: `cudnn_convolution_backward`, ConvShared.cpp of cuDNN."""
+    """Make the copies of each part, and take its workspace. Source: `cudnn_convolution_backward`, ConvShared.cpp."""
     layout = _layout(x, weight)
     for_x = for_weight = None
     if mask[1]:
@@ -138,12 +178,56 @@ def _cudnn_gradients(
         )
     if mask[0]:
         for_x = _like(x, layout)
-        _copies = [tensor.contiguous(memory_format=layout) for tensor in (gradient, weight)]
-        _copies.clear()
+        copies = [tensor.contiguous(memory_format=layout) for tensor in (gradient, weight)]
+        if settings.transposed:
+            _take_workspace(device, "forward", copies[0], copies[1], for_x, settings)
+        else:
+            _take_workspace(device, "data", for_x, copies[1], copies[0], settings)
+        copies.clear()
     if mask[1]:
-        _copies = [gradient.contiguous(memory_format=layout)]
+        copy = gradient.contiguous(memory_format=layout)
         for_weight = _like(weight, layout)
+        ends = (copy, x) if settings.transposed else (x, copy)
+        _take_workspace(device, "filter", ends[0], for_weight, ends[1], settings)
     return for_x, for_weight
+
+
+_WORKSPACE: Final = "cudnn_convolution"
+
+
+def _take_workspace(  # noqa: PLR0913, PLR0917 - the arguments of a convolution
+    device: EmulatedDevice, kind: str, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, settings: _Settings
+) -> None:
+    """Take the workspace of one of cuDNN's three convolutions, for as long as it runs."""
+    if not can_ask() or not all(tensor.numel() for tensor in (x, w, y)):
+        return
+    flags = torch.backends.cudnn
+    deterministic = flags.deterministic or torch.are_deterministic_algorithms_enabled()
+    told = [_told_layout(tensor, x) for tensor in (x, w, y)]
+    padding, stride, dilation = (tuple(values) for values in settings.of_space(x.dim() - 2))
+    convolution = Convolution(
+        kind, str(x.dtype).removeprefix("torch."), told[0], told[1], told[2], padding, stride, dilation
+    )
+    device.call_library(_WORKSPACE, convolution, deterministic, flags.allow_tf32)
+
+
+def _told_layout(tensor: torch.Tensor, x: torch.Tensor) -> TensorLayout:
+    channels_last = _has_channels_last_strides(x)
+    address = tensor.storage_offset() * tensor.itemsize
+    alignment = _ALIGNMENT if not address % _ALIGNMENT else int(address & -address)
+    size = tuple(tensor.shape)
+    return TensorLayout(size, regular_strides(size, tensor.stride(), channels_last=channels_last), alignment)
+
+
+_ALIGNMENT: Final = 32
+"""Largest alignment that PyTorch tells cuDNN. Source: `getAlignment`, Conv_v8.cpp."""
+
+
+def _workspace_of(call: Call) -> Temporaries:
+    convolution, deterministic, allow_tf32 = call.args
+    card = card_properties(call.card)
+    sizes = workspaces(card, convolution, deterministic=deterministic, allow_tf32=allow_tf32)
+    return Temporaries(after=(OptionalWorkspace(convolution, sizes),) if any(sizes) else ())
 
 
 def _like(tensor: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
@@ -324,6 +408,7 @@ def _copies_like(x: torch.Tensor, *tensors: torch.Tensor) -> tuple[int, ...]:
 
 
 TEMPORARIES: Final[TemporariesByName] = {
+    _WORKSPACE: _workspace_of,
     "adaptive_max_pool2d": lambda call: Temporaries(after=(*_result_copies(call), *copied_bytes(call.args[:1]))),
     "adaptive_max_pool2d_backward": _adaptive_max_backward,
     "_adaptive_avg_pool2d": lambda call: Temporaries(_copies_like(call.args[0], call.args[0])),

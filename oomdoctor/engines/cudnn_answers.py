@@ -4,9 +4,10 @@ Since cuDNN 9.8 a descriptor of a device's properties stands for a device in eve
 process of its own, `python answers.py SETTINGS`: the library must not meet the null GPU, which goes by the names of the
 libraries that it loads. So this file imports nothing but the standard library.
 
-A question is a line `KEY GRAPH`, the graph in the text of `source/cudnn_graph.c` of the null GPU; the answer, a line
-`COUNT ENGINE:NUMERICAL_NOTES:BEHAVIOR_NOTES:WORKSPACE_BYTES:STATUS ...` in the order of the library's heuristics. Each is
-also appended to a file, after its key. Source: cuDNN's backend interface, `cudnn_graph.h` of cuDNN 9.8 to 9.26.
+A question is a line `KEY CARD GRAPH`: the card as JSON without spaces, the graph in the text of the null GPU's
+`cudnn_graph.c`. The answer is a line `COUNT ENGINE:NUMERICAL_NOTES:BEHAVIOR_NOTES:WORKSPACE_BYTES:STATUS ...` in the
+order of the library's heuristics. Each is also appended to a file, after its key.
+Source: cuDNN's backend interface, `cudnn_graph.h` of cuDNN 9.8 to 9.26.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ _BEHAVIOR_NOTE: Final = 19
 _CHAR: Final = 24
 
 _RUNTIME_COMPILATION: Final = 0
-"""Behaviour note of an engine that compiles its kernel: building its plan takes seconds, and its configuration knows the
-workspace as well."""
+"""Note of an engine that compiles its kernel: to build its plan takes seconds, and its configuration knows the same."""
 
 _MAX_NOTES: Final = 32
 _TOKENS: Final = re.compile(r"(\d+)\(|(\d+):(\d+)=|([0-9a-f]+)|[,;)]")
-_LARGEST_FILE: Final = 32 << 20
+_LARGEST_FILE: Final = 16 << 20
+"""Bytes of kept answers after which they are begun anew."""
 
 
 class LibraryError(Exception):
@@ -59,34 +60,38 @@ class LibraryError(Exception):
 
 
 class Cudnn:
-    """The real library, and the card that it is asked about.
+    """The real library.
 
     Args:
         library: Path of `libcudnn.so.9`.
         before: Libraries to load before it, which it would otherwise look for by name.
-        card: Properties of the card, as `card_properties` returns them.
 
     Raises:
         OSError: A library cannot be loaded.
-        LibraryError: The card is refused.
     """
 
-    def __init__(self, library: str, before: list[str], card: dict[str, Any]) -> None:
+    def __init__(self, library: str, before: list[str]) -> None:
         for path in before:
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         self._library = ctypes.CDLL(library)
         for name in ("SetAttribute", "GetAttribute"):
             getattr(self._library, f"cudnnBackend{name}").argtypes = _ARGUMENTS[name]
-        self._card = self._create(_DEVICE_PROPERTIES)
-        text = json.dumps(card).encode()
-        self._set(self._card, _DEVICE_JSON, _CHAR, len(text), text)
-        self._check("Finalize", self._card)
+        self._cards: dict[str, ctypes.c_void_p] = {}
 
-    def answer(self, graph: str) -> str:
-        """Return the answer to a question, without a line feed; `-1` where the library does not support the graph."""
+    def _card(self, text: str) -> ctypes.c_void_p:
+        if text not in self._cards:
+            card = self._create(_DEVICE_PROPERTIES)
+            self._set(card, _DEVICE_JSON, _CHAR, len(text), text.encode())
+            self._check("Finalize", card)
+            self._cards[text] = card
+        return self._cards[text]
+
+    def answer(self, card: str, graph: str) -> str:
+        """Return the answer to a question; `-1` where the library does not support the graph on the card."""
         made: list[ctypes.c_void_p] = []
         try:
-            heuristics = self._build(_parse(graph), made)
+            device = self._card(card)
+            heuristics = self._build(_parse(graph), device, made)
             count = ctypes.c_int64()
             self._get(heuristics, _HEURISTICS_RESULTS, _DESCRIPTOR, 0, count, None)
             found = (ctypes.c_void_p * max(count.value, 1))()
@@ -95,7 +100,7 @@ class Cudnn:
                 found[index] = made[-1]
             if count.value:
                 self._get(heuristics, _HEURISTICS_RESULTS, _DESCRIPTOR, count.value, count, found)
-            lines = [self._configuration(ctypes.c_void_p(found[index])) for index in range(count.value)]
+            lines = [self._configuration(ctypes.c_void_p(found[index]), device) for index in range(count.value)]
         except LibraryError:
             return "-1"
         finally:
@@ -103,7 +108,7 @@ class Cudnn:
                 self._library.cudnnBackendDestroyDescriptor(descriptor)
         return " ".join([str(len(lines)), *lines])
 
-    def _configuration(self, configuration: ctypes.c_void_p) -> str:
+    def _configuration(self, configuration: ctypes.c_void_p, device: ctypes.c_void_p) -> str:
         engine, count, index, size = self._create(_ENGINE), ctypes.c_int64(), ctypes.c_int64(), ctypes.c_int64()
         try:
             self._get(configuration, _CONFIGURATION_ENGINE, _DESCRIPTOR, 1, count, ctypes.byref(engine))
@@ -113,14 +118,14 @@ class Cudnn:
             behavior = self._notes(engine, _ENGINE_BEHAVIOR_NOTE, _BEHAVIOR_NOTE)
         finally:
             self._library.cudnnBackendDestroyDescriptor(engine)
-        status = 0 if behavior >> _RUNTIME_COMPILATION & 1 else self._plan_status(configuration)
+        status = 0 if behavior >> _RUNTIME_COMPILATION & 1 else self._plan_status(configuration, device)
         return f"{index.value}:{numerical:x}:{behavior:x}:{size.value}:{status}"
 
-    def _plan_status(self, configuration: ctypes.c_void_p) -> int:
+    def _plan_status(self, configuration: ctypes.c_void_p, device: ctypes.c_void_p) -> int:
         plan = self._create(_EXECUTION_PLAN)
         try:
             self._set(plan, _PLAN_CONFIGURATION, _DESCRIPTOR, 1, ctypes.byref(configuration))
-            self._set(plan, _PLAN_DEVICE, _DESCRIPTOR, 1, ctypes.byref(self._card))
+            self._set(plan, _PLAN_DEVICE, _DESCRIPTOR, 1, ctypes.byref(device))
             return int(self._library.cudnnBackendFinalize(plan))
         finally:
             self._library.cudnnBackendDestroyDescriptor(plan)
@@ -131,19 +136,19 @@ class Cudnn:
         self._get(engine, name, kind, _MAX_NOTES, count, notes)
         return sum(1 << notes[index] for index in range(min(count.value, _MAX_NOTES)))
 
-    def _build(self, node: _Node, made: list[ctypes.c_void_p]) -> ctypes.c_void_p:
+    def _build(self, node: _Node, device: ctypes.c_void_p, made: list[ctypes.c_void_p]) -> ctypes.c_void_p:
         """Make a descriptor and those that it is made of; each is appended to `made`, to be destroyed by the caller."""
         kind, attributes = node
         descriptor = self._create(kind)
         made.append(descriptor)
         for name, value_kind, values in attributes:
             if value_kind == _DESCRIPTOR:
-                children = (ctypes.c_void_p * len(values))(*(self._build(child, made) for child in values))
+                children = (ctypes.c_void_p * len(values))(*(self._build(child, device, made) for child in values))
                 self._set(descriptor, name, value_kind, len(values), children)
             else:
                 self._set(descriptor, name, value_kind, len(values), b"".join(values))
         if kind == _HEURISTICS:
-            self._set(descriptor, _HEURISTICS_DEVICE, _DESCRIPTOR, 1, ctypes.byref(self._card))
+            self._set(descriptor, _HEURISTICS_DEVICE, _DESCRIPTOR, 1, ctypes.byref(device))
         self._check("Finalize", descriptor)
         return descriptor
 
@@ -209,17 +214,18 @@ def main() -> None:
     if os.fork():
         os._exit(0)  # whoever started this waits for no child
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends when its questions do
-    library = Cudnn(settings["library"], settings["before"], settings["card"])
+    library = Cudnn(settings["library"], settings["before"])
     kept = Path(settings["answers"])
     kept.parent.mkdir(parents=True, exist_ok=True)
     if kept.is_file() and kept.stat().st_size > _LARGEST_FILE:
         kept.unlink()
     with kept.open("ab", buffering=0) as file:
         for line in sys.stdin:
-            key, graph = line.split()
-            answer = library.answer(graph)
+            key, card, graph = line.split()
+            answer = library.answer(card, graph)
             file.write(f"\n{key} {answer}\n".encode())  # one write, so that several processes can append
-            print(answer, flush=True)
+            sys.stdout.write(f"{answer}\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

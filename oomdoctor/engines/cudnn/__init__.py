@@ -1,1 +1,0 @@
-"""cuDNN's own answers about a card that is described and need not be there."""
