@@ -97,6 +97,8 @@ def card_properties(card: Card) -> str:
 def cudnn_variables(build: TorchBuild, base: Mapping[str, str], card: Card | None = None) -> dict[str, str]:
     """Return the environment in which the real cuDNN is asked; empty where it cannot answer.
 
+    It is not asked where `TORCH_CUDNN_V8_API_DISABLED=1` has PyTorch use the older interface, which needs a device.
+
     Args:
         build: The torch beside which it is installed.
         base: Environment that names the compiler (`CC`) and the cache directory (`XDG_CACHE_HOME`).
@@ -108,6 +110,8 @@ def cudnn_variables(build: TorchBuild, base: Mapping[str, str], card: Card | Non
     """
     version = wheel_version(build, "cudnn")
     library = build.root.parent / _LIBRARY
+    if base.get("TORCH_CUDNN_V8_API_DISABLED") == "1":
+        return {}
     if version is None or version < _FIRST_VERSION or not library.is_file():
         return {}
     wheels = build.root.parent / "nvidia"

@@ -74,11 +74,15 @@ def build_library(build: TorchBuild, base: Mapping[str, str]) -> Path:
                 finally:
                     shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
-        raise NoAnswerError(
-            f"the null GPU cannot be built in `{root}`: {error}",
-            hint="set `XDG_CACHE_HOME` to a directory that you may write to",
-        ) from error
+        raise _unwritable(root, error) from error
     return destination
+
+
+def _unwritable(directory: Path, error: OSError) -> NoAnswerError:
+    return NoAnswerError(
+        f"the null GPU cannot be built in `{directory}`: {error}",
+        hint="set `XDG_CACHE_HOME` to a directory that you may write to",
+    )
 
 
 def _key(build: TorchBuild, compiler: list[str]) -> str:
@@ -182,7 +186,7 @@ _PYTORCH_CHOICES = {
 _OLDER_CUDNN = {"TORCH_CUDNN_V8_API_DISABLED": "1"}
 _TOTAL_BYTES = "OOMDOCTOR_NULL_TOTAL_BYTES"
 # Variables that choose among real GPUs; the null GPU is device 0 and the only one.
-_DROPPED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", *_OLDER_CUDNN)
+_DROPPED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
 def environment(card: Card, build: TorchBuild, base: Mapping[str, str]) -> dict[str, str]:
@@ -221,7 +225,10 @@ def environment(card: Card, build: TorchBuild, base: Mapping[str, str]) -> dict[
     result["LD_LIBRARY_PATH"] = _prepend(str(directory), base.get("LD_LIBRARY_PATH"))
     # Triton links its launchers against the driver and would rather use a real one that the system knows.
     result["TRITON_LIBCUDA_PATH"] = str(directory)
-    cudnn = cudnn_variables(build, base, card) or _OLDER_CUDNN
+    try:
+        cudnn = cudnn_variables(build, base, card) or _OLDER_CUDNN
+    except OSError as error:
+        raise _unwritable(cache_directory(base), error) from error
     return result | _PYTORCH_CHOICES | _card_variables(card) | cudnn
 
 

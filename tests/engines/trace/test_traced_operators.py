@@ -12,6 +12,7 @@ from running import python_path
 from traced_runs import PROGRAMS, PYTHONS, ROOT, build_of, each_python
 
 from oomdoctor.engines.catalogue import find_card
+from oomdoctor.engines.cudnn import cudnn_variables
 from oomdoctor.engines.null_gpu.library import environment
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.timeout(200)]
@@ -37,7 +38,7 @@ def _differing(python: str, card: str, *kinds: str) -> dict[str, Any]:
     """What both engines say of the cases of which they do not say the same."""
     base = {**os.environ, "PYTHONPATH": python_path(ROOT)}
     expected = _ask(python, "null", environment(find_card(card), build_of(python), base), *kinds)
-    traced = _ask(python, card, base, *kinds)
+    traced = _ask(python, card, {**base, **cudnn_variables(build_of(python), base)}, *kinds)
     assert len(expected) > 200
     assert expected.keys() == traced.keys()
     return {name: (theirs, traced[name]) for name, theirs in expected.items() if theirs != traced[name]}

@@ -16,6 +16,7 @@ from running import python_path
 from sharing import shared
 
 from oomdoctor.engines.catalogue import find_card
+from oomdoctor.engines.cudnn import cudnn_variables
 from oomdoctor.engines.null_gpu.library import environment
 from oomdoctor.engines.torch_build import TorchBuild, parse_version_file
 from oomdoctor.errors import NoAnswerError
@@ -39,19 +40,26 @@ def build_of(python: str) -> TorchBuild:
     return parse_version_file((root / "version.py").read_text(encoding="utf-8"), root)
 
 
-def run(python: str, directory: Path, *, null: bool = False) -> Any:
+WITHOUT_WORKSPACES = {"TORCH_CUDNN_V8_API_DISABLED": "1"}
+"""Has PyTorch use cuDNN's older interface, whose workspaces nobody tells without a GPU."""
+
+
+def run(python: str, directory: Path, *, null: bool = False, workspaces: bool = True) -> Any:
     """What the programs of `programs/` answer, traced or on a null GPU; each is run once for the suite.
+
+    Where the cuDNN beside torch can be asked without a GPU, convolutions take its workspaces, unless told otherwise.
 
     Raises:
         NoAnswerError: The null GPU cannot run with this interpreter's torch.
     """
-    file = directory / f"{Path(python).parents[1].name}-{'null' if null else 'trace'}.json"
-    return json.loads(shared(file, lambda: _run(python, null=null)))
+    name = f"{Path(python).parents[1].name}-{'null' if null else 'trace'}{'' if workspaces else '-plain'}"
+    return json.loads(shared(directory / f"{name}.json", lambda: _run(python, null=null, workspaces=workspaces)))
 
 
-def _run(python: str, *, null: bool) -> str:
-    base = {**os.environ, "PYTHONPATH": python_path(ROOT), **KEPT}
-    shown = environment(find_card("rtx-4090"), build_of(python), base) if null else base
+def _run(python: str, *, null: bool, workspaces: bool) -> str:
+    base = {**os.environ, "PYTHONPATH": python_path(ROOT), **KEPT, **({} if workspaces else WITHOUT_WORKSPACES)}
+    build = build_of(python)
+    shown = environment(find_card("rtx-4090"), build, base) if null else {**base, **cudnn_variables(build, base)}
     ran = run_program(python, [str(PROGRAMS / "everything.py"), "null" if null else "trace"], shown, timeout=200)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return ran.stdout
