@@ -24,8 +24,8 @@ from oomdoctor.agent.dependencies import CACHE_NAME, UNCOUNTED, fingerprint
 from oomdoctor.agent.dependency_recorder import ALL_VARIABLES
 from oomdoctor.codec import decode, encode
 from oomdoctor.command.dependencies import found_program
+from oomdoctor.engines.installed import find_torch
 from oomdoctor.engines.monitor import has_local_gpu
-from oomdoctor.engines.torch_build import find_torch
 from oomdoctor.errors import OomdoctorError, UsageError
 from oomdoctor.output import write_atomically
 from oomdoctor.results import ProbeResult  # noqa: TC001 - the same

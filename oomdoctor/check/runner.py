@@ -16,7 +16,7 @@ from oomdoctor.check.baseline.figures import Baseline, figures_of
 from oomdoctor.check.baseline.file import read_baseline, write_baseline
 from oomdoctor.check.verdicts import BaselineState, VerifyAnswer, checked_entry
 from oomdoctor.command.dependencies import found_program
-from oomdoctor.engines.torch_build import find_torch
+from oomdoctor.engines.installed import find_torch
 from oomdoctor.errors import OomdoctorError, UsageError
 from oomdoctor.multi_card.pool import Answer, Case, probe_all
 from oomdoctor.output import check_writable

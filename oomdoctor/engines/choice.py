@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 from oomdoctor.engines.catalogue import emulated_environment, find_card, generic_card
 from oomdoctor.engines.cudnn import cudnn_variables
+from oomdoctor.engines.installed import TorchBuild, find_torch
 from oomdoctor.engines.monitor import has_local_gpu
 from oomdoctor.engines.null_gpu.library import environment as null_gpu_environment
-from oomdoctor.engines.torch_build import TorchBuild, find_torch
 from oomdoctor.errors import NoAnswerError, UsageError
 from oomdoctor.results import Reason
 from oomdoctor.units import format_size

@@ -20,14 +20,13 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from oomdoctor.engines.compiler import cache_directory, compile_all, find_compiler
-from oomdoctor.engines.torch_build import wheel_version
+from oomdoctor.engines.installed import cache_directory, compile_all, find_compiler, wheel_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from oomdoctor.engines.catalogue import Card
-    from oomdoctor.engines.torch_build import TorchBuild
+    from oomdoctor.engines.installed import TorchBuild
 
 COMMAND: Final = "OOMDOCTOR_NULL_CUDNN_COMMAND"
 """Variable with the command of the library's process, its words separated by line feeds."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oomdoctor.engines.choice import card_of, choose_engine
+from oomdoctor.engines.installed import TorchBuild, find_torch, parse_version_file
 from oomdoctor.engines.monitor import has_local_gpu
 from oomdoctor.engines.null_gpu.library import environment as null_gpu_environment
-from oomdoctor.engines.torch_build import TorchBuild, find_torch, parse_version_file
 from oomdoctor.errors import NoAnswerError, UsageError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from accuracy_trials import answer, definition
 from measuring import CAPACITIES_GIB, RESULTS, machine, save
 from zoo.cases import CASES, LEFT_OUT, Case
 
-from oomdoctor.engines.torch_build import find_torch
+from oomdoctor.engines.installed import find_torch
 
 Row = dict[str, Any]
 Rows = dict[str, Row]

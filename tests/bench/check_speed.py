@@ -22,7 +22,7 @@ from pathlib import Path
 
 from measuring import EXAMPLES, RESULTS, machine, save
 
-from oomdoctor.engines.torch_build import find_torch
+from oomdoctor.engines.installed import find_torch
 
 COMMAND = str(Path(sys.executable).parent / "oomdoctor")
 CARDS = ("rtx-4090", "l40s", "a100-sxm4-80gb")

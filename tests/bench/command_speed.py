@@ -21,7 +21,7 @@ from typing import Any
 
 from measuring import RESULTS, machine, save
 
-from oomdoctor.engines.torch_build import find_torch
+from oomdoctor.engines.installed import find_torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "command"))
 

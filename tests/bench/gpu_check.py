@@ -27,8 +27,8 @@ from measuring import EXAMPLES, RESULTS, gibibytes, machine, save
 from oomdoctor.codec import encode
 from oomdoctor.engines.catalogue import Card
 from oomdoctor.engines.choice import Engine
+from oomdoctor.engines.installed import find_torch
 from oomdoctor.engines.null_gpu.library import environment as null_gpu_environment
-from oomdoctor.engines.torch_build import find_torch
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.progress import SilentProgress

@@ -19,7 +19,7 @@ from measuring import RESULTS, machine, save
 
 from oomdoctor.cli.run import DEFAULT_MAX_ENTRIES
 from oomdoctor.engines.choice import choose_engine
-from oomdoctor.engines.torch_build import find_torch
+from oomdoctor.engines.installed import find_torch
 
 COMMAND = str(Path(sys.executable).parent / "oomdoctor")
 GPU = "rtx-4090"

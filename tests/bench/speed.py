@@ -14,7 +14,7 @@ from pathlib import Path
 
 from measuring import RESULTS, machine, save
 
-from oomdoctor.engines.torch_build import find_torch
+from oomdoctor.engines.installed import find_torch
 
 COMMAND = str(Path(sys.executable).parent / "oomdoctor")
 IMPORT_TYPER_RICH = [sys.executable, "-c", "import typer, rich"]

@@ -12,8 +12,8 @@ import pytest
 from running import ROOT
 
 from oomdoctor.engines.catalogue import find_card
+from oomdoctor.engines.installed import find_torch
 from oomdoctor.engines.null_gpu.library import environment
-from oomdoctor.engines.torch_build import find_torch
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from oomdoctor.check import cache as cache_key
 from oomdoctor.check.cache import key_of
-from oomdoctor.engines.torch_build import TorchBuild
+from oomdoctor.engines.installed import TorchBuild
 from oomdoctor.request import PRECISIONS, LiteralOverride, ProbeRequest
 from oomdoctor.results import Axis, EnvironmentVariable, Variant
 

@@ -20,8 +20,8 @@ from targets_for_tests import MLP, write_target
 
 from oomdoctor import probe
 from oomdoctor.engines.catalogue import find_card
+from oomdoctor.engines.installed import find_torch
 from oomdoctor.engines.null_gpu.library import environment
-from oomdoctor.engines.torch_build import find_torch
 from oomdoctor.errors import TargetError
 from oomdoctor.results import Guidance
 from oomdoctor.trial import warm_start

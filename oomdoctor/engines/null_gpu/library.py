@@ -18,17 +18,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oomdoctor.engines.compiler import cache_directory, compile_all, find_compiler
 from oomdoctor.engines.cudnn import cudnn_variables
-from oomdoctor.engines.torch_build import wheel_version
+from oomdoctor.engines.installed import cache_directory, compile_all, find_compiler, wheel_version
 from oomdoctor.errors import NoAnswerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from oomdoctor.engines.catalogue import Card
+    from oomdoctor.engines.installed import TorchBuild
     from oomdoctor.engines.null_gpu.stubs import CudaLibraries
-    from oomdoctor.engines.torch_build import TorchBuild
 
 
 LIBRARY = "libcuda.so.1"

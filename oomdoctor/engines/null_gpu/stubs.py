@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from oomdoctor.engines.torch_build import TorchBuild
+    from oomdoctor.engines.installed import TorchBuild
 
 
 # Libraries that the null GPU replaces, by soname.

@@ -15,8 +15,8 @@ from run_python import run_program
 from running import python_path
 
 from oomdoctor.engines.catalogue import Card
+from oomdoctor.engines.installed import TorchBuild, parse_version_file
 from oomdoctor.engines.null_gpu.library import environment
-from oomdoctor.engines.torch_build import TorchBuild, parse_version_file
 
 PROGRAMS = Path(__file__).parent / "programs"
 PACKAGE_ROOT = Path(__file__).parents[3]

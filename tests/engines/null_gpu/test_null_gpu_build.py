@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from null_gpu_runs import CARD, build_of, each_python
 
+from oomdoctor.engines.installed import TorchBuild
 from oomdoctor.engines.null_gpu import library as build_module
 from oomdoctor.engines.null_gpu.library import LIBRARY, build_library, environment
 from oomdoctor.engines.null_gpu.stubs import answer_of, read_cuda_libraries, read_shared_library, stub_source
-from oomdoctor.engines.torch_build import TorchBuild
 from oomdoctor.errors import NoAnswerError
 
 BUILD_AT = """
 import sys
 from oomdoctor.engines.null_gpu.library import build_library
-from oomdoctor.engines.torch_build import find_torch
+from oomdoctor.engines.installed import find_torch
 import os
 print(build_library(find_torch(), os.environ))
 """

@@ -17,8 +17,8 @@ from sharing import shared
 
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.engines.cudnn import cudnn_variables
+from oomdoctor.engines.installed import TorchBuild, parse_version_file
 from oomdoctor.engines.null_gpu.library import environment
-from oomdoctor.engines.torch_build import TorchBuild, parse_version_file
 from oomdoctor.errors import NoAnswerError
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -18,8 +18,8 @@ from targets_to_profile import TARGETS
 
 from oomdoctor.codec import decode
 from oomdoctor.engines.catalogue import generic_card
+from oomdoctor.engines.installed import TorchBuild, parse_version_file
 from oomdoctor.engines.null_gpu.library import environment
-from oomdoctor.engines.torch_build import TorchBuild, parse_version_file
 from oomdoctor.results import Category, StepMemory, Trial
 from oomdoctor.units import GIB
 
