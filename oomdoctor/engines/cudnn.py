@@ -65,27 +65,39 @@ _COMMON: Final = {
     "memClockRateKHz": 9751000,
     "deviceName": "NVIDIA",
 }
+
+
+def _sizes(sm_count: int, l2_bytes: int) -> dict[str, int]:
+    return {"multiProcessorCount": sm_count, "l2CacheSize": l2_bytes}
+
+
 # CUDA C++ Programming Guide, table of technical specifications per compute capability; 32 for all others.
 _BLOCKS_PER_SM: Final = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24, (12, 1): 24}
-# Multiprocessors and bytes of L2 that stand for all cards of a capability: other numbers changed none of 144 answers
-# each. On 7.5 twice the multiprocessors changed 9 of 36, and the capabilities since 10.0 have not been compared.
-_ALIKE: Final = {(8, 0): (108, 40 << 20), (8, 6): (82, 6 << 20), (8, 9): (128, 72 << 20), (9, 0): (132, 50 << 20)}
+# One card stands for all of its compute capability: on 8.0, 8.6, 8.9 and 9.0 the numbers of others changed none of 144
+# answers each. On 7.5 twice the multiprocessors changed 9 of 36, and capabilities since 10.0 have not been compared:
+# these have multiprocessors and cache of their own. Clocks: data sheets of T4, A100, RTX 3060, RTX 4090 and H100 SXM.
+_STANDING_FOR_ALL: Final = {
+    (7, 5): {"smClockRateKHz": 1590000, "memClockRateKHz": 5001000},
+    (8, 0): _sizes(108, 40 << 20) | {"smClockRateKHz": 1410000, "memClockRateKHz": 1215000},
+    (8, 6): _sizes(28, 9 << 18) | {"smClockRateKHz": 1777000, "memClockRateKHz": 7501000},
+    (8, 9): _sizes(128, 72 << 20) | {"smClockRateKHz": 2520000, "memClockRateKHz": 10501000},
+    (9, 0): _sizes(132, 50 << 20) | {"smClockRateKHz": 1980000, "memClockRateKHz": 2619000},
+}
 
 
 @cache
 def card_properties(card: Card) -> str:
     """Return what cuDNN is told about a card, as JSON without spaces."""
     major, minor = card.compute_capability
-    sm_count, l2_bytes = _ALIKE.get(card.compute_capability, (card.sm_count, card.l2_bytes))
     properties = {
         **_COMMON,
         "deviceVer": 100 * major + 10 * minor,
-        "multiProcessorCount": sm_count,
         "maxSharedMemoryPerBlockOptin": card.shared_memory_per_block_bytes,
         "reservedSharedMemoryPerBlock": 1024 if major >= 8 else 0,  # noqa: PLR2004 - kept by CUDA since 8.0
         "maxCtasPerSM": _BLOCKS_PER_SM.get(card.compute_capability, 32),
         "maxThreadsPerSM": card.max_threads_per_sm,
-        "l2CacheSize": l2_bytes,
+        **_sizes(card.sm_count, card.l2_bytes),
+        **_STANDING_FOR_ALL.get(card.compute_capability, {}),
     }
     return json.dumps(properties, separators=(",", ":"))
 
