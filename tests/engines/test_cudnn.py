@@ -1,0 +1,139 @@
+"""The real cuDNN is asked for the workspaces of convolutions, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from oomdoctor.engines.catalogue import find_card
+from oomdoctor.engines.cudnn import ANSWERS, CARD, COMMAND, Convolution, TensorLayout, cudnn_variables, graph_of
+from oomdoctor.engines.installed import find_torch
+from oomdoctor.engines.null_gpu.library import environment
+
+BUILD = find_torch()
+TOLD = {} if BUILD is None else cudnn_variables(BUILD, os.environ, find_card("rtx-3060"))
+pytestmark = [
+    pytest.mark.null_gpu,
+    pytest.mark.skipif(not TOLD, reason="the cuDNN beside this torch answers for no card that is only described"),
+]
+
+LAYER = """
+import os, sys, torch
+layer = torch.nn.Conv2d(512, 512, 3, padding=1, bias=False, device="cuda")
+x = torch.zeros(32, 512, 28, 28, device="cuda")
+def workspace():
+    torch.cuda.reset_peak_memory_stats()
+    y = layer(x)
+    return torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+"""
+FIRST_CHOICE = 60_817_424
+"""Bytes that cuDNN 9.26 takes for this layer on compute capability 8.6, as its own heuristics say in a program of C."""
+
+
+def _keeping(command: str, answers: Path) -> str:
+    """The command, with answers kept elsewhere."""
+    *words, settings = command.split("\n")
+    return "\n".join([*words, json.dumps({**json.loads(settings), "answers": str(answers)})])
+
+
+def _run(code: str, tmp_path: Path, **variables: str) -> str:
+    env = environment(find_card("rtx-3060"), BUILD, {**os.environ, **variables})
+    if COMMAND in env:
+        env |= {COMMAND: _keeping(env[COMMAND], tmp_path / "kept"), ANSWERS: str(tmp_path / "kept")}
+    command = [sys.executable, "-c", LAYER + code]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_a_convolution_takes_what_cudnn_asks_for(tmp_path: Path) -> None:
+    """The peak holds cuDNN's own workspace, less of it where there is no room, and none in the older interface."""
+    wide = int(_run("print(workspace())", tmp_path))
+    assert FIRST_CHOICE <= wide <= FIRST_CHOICE + (2 << 20)
+    short = """
+room = torch.cuda.memory_reserved() + x.nbytes + (40 << 20)
+torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
+print(workspace())
+"""
+    assert 0 < int(_run(short, tmp_path)) < 40 << 20
+    assert int(_run("print(workspace())", tmp_path, TORCH_CUDNN_V8_API_DISABLED="1")) == 0
+
+
+def test_answers_are_kept(tmp_path: Path) -> None:
+    """A second process gets the same answer from the file, and starts no process to ask."""
+    first = _run("print(workspace())", tmp_path)
+    kept = tmp_path / "kept"
+    before = kept.read_text(encoding="utf-8")
+    code = f"os.environ['{COMMAND}'] = '/bin/false'\nprint(workspace())"
+    assert _run(code, tmp_path) == first
+    assert kept.read_text(encoding="utf-8") == before
+
+
+def test_a_library_that_cannot_be_asked_is_named(tmp_path: Path) -> None:
+    """Where the process that asks ends, the convolution takes no workspace, and the call is reported as not served."""
+    code = f"""
+os.environ['{COMMAND}'] = '/bin/false'
+print(workspace())
+from oomdoctor.engines.null_gpu.library import unknown_calls
+print(unknown_calls())
+"""
+    assert _run(code, tmp_path).split("\n")[:2] == ["0", "('cudnnBackendFinalize',)"]
+
+
+def test_a_fork_asks_for_itself(tmp_path: Path) -> None:
+    """Children of a process that has asked ask on their own, at the same time, and get answers."""
+    code = """
+workspace()
+pids = []
+for mode in (0, 2):
+    pid = os.fork()
+    if not pid:
+        import ctypes
+        from oomdoctor.engines.null_gpu.library import _library
+        heuristics = ctypes.c_void_p()
+        _library().cudnnBackendCreateDescriptor(4, ctypes.byref(heuristics))
+        mode = ctypes.c_int(mode)
+        _library().cudnnBackendSetAttribute(heuristics, 200, 8, ctypes.c_int64(1), ctypes.byref(mode))
+        os._exit(_library().cudnnBackendFinalize(heuristics) != 3000)  # refused by the library: there is no graph
+    pids.append(pid)
+print([os.waitpid(pid, 0)[1] for pid in pids])
+"""
+    assert _run(code, tmp_path).splitlines()[-1] == "[0, 0]"
+
+
+def test_the_process_ends_with_its_questions(tmp_path: Path) -> None:
+    """It answers a malformed question with -1, ignores an interrupt, and ends when nobody can ask any more."""
+    command = _keeping(TOLD[COMMAND], tmp_path / "kept").split("\n")
+    asked = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert asked.stdin is not None
+    assert asked.stdout is not None
+    assert asked.wait(timeout=30) == 0  # it goes on in a child, so that nobody has to wait for it
+    asked.stdin.write(f"k {TOLD[CARD]} 201:15=15(;\n")
+    asked.stdin.flush()
+    assert asked.stdout.readline() == "-1\n"
+    os.killpg(asked.pid, signal.SIGINT)
+    square = TensorLayout((8, 16, 8, 8), (1024, 64, 8, 1), 32)
+    weight = TensorLayout((16, 16, 3, 3), (144, 9, 3, 1), 32)
+    layer = Convolution("forward", "float32", square, weight, square, (1, 1), (1, 1), (1, 1))
+    asked.stdin.write(f"q {TOLD[CARD]} {graph_of(layer, 0)}\n")
+    asked.stdin.close()
+    assert int(asked.stdout.readline().split()[0]) > 0
+    asked.stdout.close()
+    deadline = time.monotonic() + 10
+    while _is_in_session(asked.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _is_in_session(asked.pid)
+    assert (tmp_path / "kept").read_text(encoding="utf-8").count("\n") == 4
+
+
+def _is_in_session(leader: int) -> bool:
+    """Whether a process of the session still lives."""
+    found = subprocess.run(["pgrep", "-s", str(leader)], capture_output=True, check=False)
+    return found.returncode == 0
