@@ -290,6 +290,7 @@ class AccumulationAgent:
             schedule=dict(self._schedule),
             orders=tuple(map(tuple, self._epoch.orders)),
             is_cut=self._epoch.is_cut,
+            is_even=self._epoch.is_even,
             batch_norms=tuple(self._batch_norms),
             has_dropout=self._has_dropout,
             has_drawn=self._has_drawn,

@@ -14,6 +14,7 @@ import math
 import random
 import sys
 from itertools import chain
+from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 from .guard import guarded
@@ -106,15 +107,18 @@ class ShortEpoch:
     Attributes:
         orders: Indices of the samples that loaders took, one list for each time through.
         is_cut: Whether an epoch was cut short, or had no more samples.
+        is_even: Whether the program's own epoch, before it was cut, has whole windows only.
     """
 
     def __init__(self, torch: Any, sizes: tuple[int, ...]) -> None:
         self._sampler = torch.utils.data.BatchSampler
         micro_batch, steps, self._samples = sizes
         self._batch_sizes = (micro_batch, micro_batch * steps)
+        self._steps = steps
         self._keeps_last = steps == 1  # samples that a larger batch would drop are in the smaller ones
         self.orders: list[list[int]] = []
         self.is_cut = False
+        self.is_even = False
 
     def apply(self) -> None:
         """Shorten all loaders from now on."""
@@ -145,6 +149,7 @@ class ShortEpoch:
         if not self._is_meant(sampler):
             yield from batches
             return
+        self.is_even = guarded(self._has_whole_windows)(sampler) or False
         order: list[int] = []
         if len(self.orders) < _MOST_ORDERS:
             self.orders.append(order)
@@ -160,6 +165,11 @@ class ShortEpoch:
             if left <= 0:
                 break
         self.is_cut = True
+
+    def _has_whole_windows(self, sampler: Any) -> bool:
+        samples = length_hint(getattr(sampler, "sampler", ()), 1)
+        left = samples % (sampler.batch_size * self._steps)
+        return left == 0 or (bool(sampler.drop_last) and left < sampler.batch_size)
 
 
 def _note(order: list[int], part: list[Any]) -> None:

@@ -337,6 +337,7 @@ class AccumulationWindow:
         schedule: Whole numbers of the schedules, such as their lengths, by name.
         orders: Indices of the samples that data loaders took, a list for each time through.
         is_cut: Whether a data loader has come to its end.
+        is_even: Whether the program's own epochs have whole windows only; they are cut so that the last is partial.
         batch_norms: Paths of batch norms in training mode.
         has_dropout: Whether dropout would have drawn.
         has_drawn: Whether a forward drew other random numbers.
@@ -355,6 +356,7 @@ class AccumulationWindow:
     schedule: dict[str, int]
     orders: tuple[tuple[int, ...], ...]
     is_cut: bool
+    is_even: bool
     batch_norms: tuple[str, ...]
     has_dropout: bool
     has_drawn: bool

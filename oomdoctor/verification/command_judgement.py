@@ -304,7 +304,7 @@ class CommandJudge:
                 "theirs in one batch"
                 + (f": it is divided by {self.steps}" if _near(scale, micro_batches / self.steps) else "")
             )
-            self._blame("partial_window", parts.place, evidence)
+            self._blame_last_window(parts, evidence)
         elif _near(scale, self.steps):
             self._blame("division", place, f"the gradient is {self.steps} times the whole batch's: nothing divides it")
         elif _near(scale, 1 / self.steps):
@@ -363,12 +363,20 @@ class CommandJudge:
                 "optimizer step and are lost (`oomdoctor rule OOM204` has more)"
             )
         elif len(backwards) > expected:
-            self._blame(
-                "partial_window", last.place, f"the last {left // self._per_micro_batch} micro-batches of an epoch are "
-                f"added to the next epoch's first window, which has {len(backwards) // self._per_micro_batch} then"
-            )  # fmt: skip
+            evidence = (
+                f"the last {left // self._per_micro_batch} micro-batches of an epoch are added to the next epoch's "
+                f"first window, which has {len(backwards) // self._per_micro_batch} then"
+            )
+            self._blame_last_window(last, evidence)
         elif len(backwards) == expected:
             self._notes.append("windows run on over the end of an epoch, so none has fewer micro-batches")
+
+    def _blame_last_window(self, window: AccumulationWindow, evidence: str) -> None:
+        """Name the last window as a cause, or in a note where the script's own epochs have none such."""
+        if window.is_even:
+            self._notes.append(f"{evidence}; with as many samples as there are now, no epoch has such a window")
+        else:
+            self._blame("partial_window", window.place, evidence)
 
     def _last_window(self) -> AccumulationWindow | None:
         """Return the third window, which an epoch ends in; None where no end was seen."""

@@ -20,10 +20,10 @@ torch.manual_seed(1)
 
 class Data(torch.utils.data.Dataset):
     def __init__(self):
-        self.inputs, self.labels = torch.randn(1000, 10), torch.randint(3, (1000,))
+        self.inputs, self.labels = torch.randn(1004, 10), torch.randint(3, (1004,))
 
     def __len__(self):
-        return 1000
+        return 1004
 
     def __getitem__(self, index):
         return self.inputs[index], self.labels[index]
@@ -307,6 +307,10 @@ NOTES: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "a last window without a step": (
         "the last 2 micro-batches of an epoch, fewer than 4, get no optimizer step and are lost",
         [(BOUNDARY, "(index + 1) % accumulation_steps == 0")],
+    ),
+    "a partial window that none of the script's own epochs has": (
+        "with as many samples as there are now, no epoch has such a window",
+        [("1004", "1000"), ("loss / in_window", "loss / accumulation_steps")],
     ),
     "a counter that runs on": (
         "windows run on over the end of an epoch",
