@@ -55,6 +55,24 @@ def zeros_read() -> int:
     return int(function())
 
 
+def is_in_workspace() -> bool:
+    """Return whether this thread asks for a workspace without which PyTorch can do; never on a real GPU."""
+    function = getattr(_library(), "oomdoctor_null_is_in_workspace", None)
+    if function is None:
+        return False
+    function.restype = ctypes.c_bool
+    return bool(function())
+
+
+def workspaces_given_up() -> int:
+    """Return how often there was no room for such a workspace, each of which the allocator counts as an OOM."""
+    function = getattr(_library(), "oomdoctor_null_workspaces_given_up", None)
+    if function is None:
+        return 0
+    function.restype = ctypes.c_uint64
+    return int(function())
+
+
 def unknown_calls() -> list[str]:
     """Return the functions that were called and that it does not serve."""
     function = getattr(_library(), "oomdoctor_null_unknown_calls", None)

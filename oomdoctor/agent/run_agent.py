@@ -95,8 +95,10 @@ class RunAgent:
     @guarded
     def _observe_oom(self, device: int, tried: int, total: int, free: int) -> None:
         """Note that memory runs out; the allocator calls this before it raises, when nothing has been unwound yet."""
-        self._ooms += 1
         with suppress(BaseException):  # from here an error would go through C++ code that expects none
+            if null_gpu.is_in_workspace():
+                return
+            self._ooms += 1
             self._note_oom(device, tried, total, free)
 
     @guarded

@@ -230,6 +230,8 @@ class TrainingAgent:
     def _observe_oom(self, _device: int, tried: int, total: int, free: int) -> None:
         """Tell that memory runs out; the allocator calls this before it raises."""
         with suppress(BaseException):  # from here an error would go through C++ code that expects none
+            if null_gpu.is_in_workspace():
+                return
             self._ooms += 1
             if self._ooms <= _MOST_OOMS:
                 phase = self._phases.phase_now(has_gradients=self._torch.is_grad_enabled())

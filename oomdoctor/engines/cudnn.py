@@ -369,7 +369,7 @@ def _configurations(card: str, graph: str) -> tuple[Configuration, ...]:
 def workspaces(card: str, convolution: Convolution, *, deterministic: bool, allow_tf32: bool) -> tuple[int, ...]:
     """Return the bytes of the workspaces that PyTorch tries, in its order; it takes the first that fits.
 
-    A workspace that is no smaller than one before it is left out: it would not fit either.
+    Those after one that is sure to fit are left out.
 
     Args:
         card: As `card_properties` returns it.
@@ -385,11 +385,11 @@ def workspaces(card: str, convolution: Convolution, *, deterministic: bool, allo
     sizes: list[int] = []
     for mode in (_INSTANT, _FALLBACK):
         for one in _configurations(card, graph_of(convolution, mode)):
-            usable = not one.numerical_notes & left_out and not one.status
-            if usable and (not sizes or one.workspace_bytes < sizes[-1]):
-                sizes.append(one.workspace_bytes)
-        if sizes and sizes[-1] <= _SURE_TO_FIT:
-            break
+            if one.numerical_notes & left_out or one.status:
+                continue
+            sizes.append(one.workspace_bytes)
+            if one.workspace_bytes <= _SURE_TO_FIT:
+                return tuple(sizes)
     return tuple(sizes) or (0,)
 
 

@@ -143,6 +143,12 @@ def zeros_read_count() -> int:
     return null_gpu.reads() if _EMULATION.device is None else _EMULATION.device.reads
 
 
+def workspaces_given_up() -> int:
+    """Return how often PyTorch found no room for cuDNN's workspace and went on without; 0 on a real GPU."""
+    device = _EMULATION.device
+    return null_gpu.workspaces_given_up() if device is None else device.workspaces_given_up
+
+
 def unknown_calls() -> tuple[str, ...]:
     """Return the CUDA calls that a null GPU was asked for and does not serve."""
     return null_gpu.unknown_calls() if device_kind() == "null" else ()

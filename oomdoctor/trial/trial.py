@@ -27,7 +27,7 @@ from oomdoctor.results import Outcome, Phase, PhaseName, Trial
 from oomdoctor.search.growth import ANSWER_ITERATIONS, PLAIN_ITERATIONS, is_settled
 from oomdoctor.target.contract import Target, step_failure, take_loss
 from oomdoctor.target.placement import BatchShape, place, tensors_in
-from oomdoctor.trial.device import memory_fraction, zeros_read_count
+from oomdoctor.trial.device import memory_fraction, workspaces_given_up, zeros_read_count
 from oomdoctor.trial.replay import record_allocations
 from oomdoctor.trial.variants import autocast, gradient_scaler, make_batch, make_optimizer
 
@@ -157,8 +157,8 @@ class _Training:
 
     @property
     def ooms(self) -> int:
-        """Times the allocator ran out so far, caught by the user's code or not."""
-        return _stat("num_ooms") - self.ooms_before
+        """Times that memory ran out so far, caught by the user's code or not, but for workspaces that are optional."""
+        return _ooms() - self.ooms_before
 
     @property
     def alloc_retries(self) -> int:
@@ -215,7 +215,7 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
     """
     set_memory_limit(question.allowed_bytes)
     limit = memory_fraction()
-    training = _Training(_stat("num_ooms"), _stat("num_alloc_retries"), meter or TrialMeter())
+    training = _Training(_ooms(), _stat("num_alloc_retries"), meter or TrialMeter())
     reads_before, started = unknown_reads.mark(), time.monotonic()
     end = _train_to_end(setup, training, question)
     own_limit = memory_fraction()
@@ -251,6 +251,10 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
 
 _LIFTED = "the step set another memory fraction, and took more than this trial allowed"
 _SWALLOWED = "the step ran out of memory, and its own code caught the error and went on"
+
+
+def _ooms() -> int:
+    return _stat("num_ooms") - workspaces_given_up()
 
 
 def set_memory_limit(allowed_bytes: int) -> None:

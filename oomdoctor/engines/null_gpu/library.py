@@ -273,8 +273,8 @@ _UNKNOWN_CALLS = "oomdoctor_null_unknown_calls"
 @cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(None)
-    for name in ("oomdoctor_null_capacity", "oomdoctor_null_used", "oomdoctor_null_peak_used", "oomdoctor_null_reads"):
-        getattr(library, name).restype = ctypes.c_uint64
+    for name in ("capacity", "used", "peak_used", "reads", "workspaces_given_up"):
+        getattr(library, f"oomdoctor_null_{name}").restype = ctypes.c_uint64
     library.oomdoctor_null_set_capacity.argtypes = [ctypes.c_uint64]
     library.oomdoctor_null_set_capacity.restype = None
     library.oomdoctor_null_note_files.argtypes = [ctypes.c_int]
@@ -317,6 +317,14 @@ def peak_used_bytes() -> int:
 def reads() -> int:
     """Return how often zeros were copied from a null GPU to the host; 0 where there is no null GPU."""
     return int(_library().oomdoctor_null_reads()) if is_null_gpu() else 0
+
+
+def workspaces_given_up() -> int:
+    """Return how often PyTorch found no room for a workspace and went on without; 0 where there is no null GPU.
+
+    PyTorch's allocator counts each as an OOM, though the program sees none.
+    """
+    return int(_library().oomdoctor_null_workspaces_given_up()) if is_null_gpu() else 0
 
 
 def note_files(descriptor: int) -> None:

@@ -40,6 +40,7 @@ class EmulatedDevice:
         history: Events of the allocator, while they are recorded; else None.
         op_trace: The trace for other sizes and cards, while it is recorded; else None.
         reads: Number of reads of data on the device, which return zeros.
+        workspaces_given_up: Times that there was no room for a workspace, which was done without.
     """
 
     def __init__(self, card: Card, settings: Settings, rules: Rules) -> None:
@@ -47,7 +48,7 @@ class EmulatedDevice:
         self.allocator = CachingAllocator(DeviceMemory(card.total_bytes, card.context_bytes), settings, rules)
         self.history: list[dict[str, Any]] | None = None
         self.op_trace: OpTrace | None = None
-        self.reads = 0
+        self.reads = self.workspaces_given_up = 0
         self._workspaces: dict[object, Allocation | None] = {}
         self._fitted: dict[object, int] = {}
         self._dropout_state: Allocation | None = None
@@ -153,7 +154,9 @@ class EmulatedDevice:
                 if key not in self._workspaces:
                     self._workspaces[key] = self.block(step.nbytes)
             elif isinstance(step, OptionalWorkspace):
+                ooms = self.allocator.heap.statistics.ooms
                 held.append(step.take(self._fitted, self.block, torch.OutOfMemoryError))
+                self.workspaces_given_up += self.allocator.heap.statistics.ooms - ooms
             elif step < 0:
                 held[-1 - step] = None
             else:

@@ -25,6 +25,7 @@ SERVED int cudnnGetProperty(int which, int *value) {
 
 SERVED int cudnnCreate(handle *h) {
     *h = null_handle();
+    null_cudnn_is_described();
     return 0;
 }
 
@@ -37,8 +38,6 @@ SERVED int cudnnGetStream(handle h, handle *stream) {
     *stream = NULL;
     return 0;
 }
-
-SERVED_NO_OP(cudnnSetStream)
 
 // ---- workspaces ----
 
@@ -171,6 +170,7 @@ size_t null_element_bytes(int data_type) {
 }
 
 SERVED int cudnnCreateTensorDescriptor(handle *d) {
+    null_cudnn_is_described();
     *d = calloc(1, sizeof(tensor_descriptor));
     return 0;
 }

@@ -26,6 +26,7 @@ enum { RNN_RELU = 0, RNN_TANH = 1, LSTM = 2, GRU = 3 };
 enum { NO_BIAS = 0, SINGLE_INPUT_BIAS = 1, DOUBLE_BIAS = 2, SINGLE_RECURRENT_BIAS = 3 };
 
 SERVED int cudnnCreateRNNDescriptor(handle *d) {
+    null_cudnn_is_described();
     *d = calloc(1, sizeof(rnn_descriptor));
     return 0;
 }

@@ -132,6 +132,10 @@ typedef struct {
 
 size_t null_element_bytes(int data_type);
 
+// ---- cudnn_graph.c ----
+
+void null_cudnn_is_described(void);  // the older interface is in use: what is allocated now is needed
+
 // ---- cudnn_answers.c ----
 
 typedef struct {
