@@ -10,6 +10,7 @@ tokens) follows as from values that are known. Indices of a sparse gradient coun
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from . import unknown_reads
@@ -37,10 +38,12 @@ class AssumedValues:
 
     def __init__(self, known: KnownValues, torch: Any, library: Any) -> None:
         self._known, self._torch, self._aten = known, torch, torch.ops.aten
-        for name in ("nonzero", "topk", "argmax", "max.dim"):
-            library.impl(name, getattr(self, f"_{name.partition('.')[0]}"), "CUDA")
-        for key in ("SparseCUDA", "AutogradCUDA"):
-            library.impl("coalesce", self._coalesce, key)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch 2.6 warns of kernels that are replaced
+            for name in ("nonzero", "topk", "argmax", "max.dim"):
+                library.impl(name, getattr(self, f"_{name.partition('.')[0]}"), "CUDA")
+            for key in ("SparseCUDA", "AutogradCUDA"):
+                library.impl("coalesce", self._coalesce, key)
 
     def _nonzero(self, tensor: Any) -> Any:
         """Find what is not zero; of values that are not known, everything."""

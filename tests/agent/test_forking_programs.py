@@ -34,7 +34,9 @@ def both(
     refusals = len(server.refusals())
     for fork in (False, True):
         ended = server.run(arguments, fork=fork, **{"cwd": folder, **options})
-        found.append(without_numbers(f"{ended.returncode}\n{ended.stdout}\n{ended.stderr}"))
+        # Python's own tracker of semaphores loses a race with their owner now and then, fork or no fork.
+        errors = [line for line in ended.stderr.splitlines(keepends=True) if "resource_tracker" not in line]
+        found.append(without_numbers(f"{ended.returncode}\n{ended.stdout}\n{''.join(errors)}"))
     assert (len(server.refusals()) > refusals) is refused
     return found
 

@@ -81,7 +81,7 @@ def _answer(result: dict[str, Any]) -> tuple[object, object]:
     return result["micro_batch"], result["accumulation"]
 
 
-@pytest.mark.parametrize(("example", "for_plan"), [("gpt2", 1), ("vit_b16", 4)])
+@pytest.mark.parametrize(("example", "for_plan"), [("gpt2", 1), ("vit_b16", 3)])
 def test_two_trials_prove_the_maximum(oomdoctor_here: Run, example: str, for_plan: int) -> None:
     """The first trial is the maximum and the second its successor; others prove a plan or plain steps."""
     question = (example, "--target-batch", "256")

@@ -60,9 +60,12 @@ def test_a_convolution_takes_what_cudnn_asks_for(tmp_path: Path) -> None:
     short = """
 room = torch.cuda.memory_reserved() + x.nbytes + (40 << 20)
 torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
-print(workspace())
+from oomdoctor.engines.null_gpu.library import workspaces_given_up
+print(workspace(), torch.cuda.memory_stats()["num_ooms"], workspaces_given_up())
 """
-    assert 0 < int(_run(short, tmp_path)) < 40 << 20
+    taken, ooms, given_up = map(int, _run(short, tmp_path).split())
+    assert 0 < taken < 40 << 20
+    assert ooms == given_up > 0  # none of which the program sees
     assert int(_run("print(workspace())", tmp_path, TORCH_CUDNN_V8_API_DISABLED="1")) == 0
 
 
