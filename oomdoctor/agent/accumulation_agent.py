@@ -274,7 +274,7 @@ class AccumulationAgent:
         self._tell(index, place, rates, self._gradient())
 
     def end(self) -> None:
-        """Tell what came after the last step."""
+        """Send the window after the last step, if it has begun."""
         if self._start:
             self._tell(None, "", (), self._gradient())
 

@@ -173,7 +173,7 @@ class CommandSupervisor(TrialSource):
         return classified.trial
 
     def outlast(self, micro_batch: int, *, micro_steps: int) -> None:
-        """Where memory goes on growing, see at a size how soon it runs out; the notes tell."""
+        """Note in which step a size runs out of memory, where memory goes on growing."""
         growth = self.notes.growth
         if growth is None or not growth.goes_on:
             return

@@ -171,7 +171,7 @@ class TensorLayout(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """One of the three convolutions of a layer.
+    """A convolution of a layer: forward, or one of the two of its backward.
 
     Attributes:
         kind: `forward`, `data` for the gradient of the input, or `filter` for that of the weight.

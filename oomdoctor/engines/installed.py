@@ -1,4 +1,4 @@
-"""What is installed here: torch, the NVIDIA wheels beside it, and a C compiler; found without importing torch."""
+"""Installed torch, NVIDIA wheels and C compiler, found without importing torch."""
 
 from __future__ import annotations
 

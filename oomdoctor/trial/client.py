@@ -313,7 +313,7 @@ class WorkerTrialSource(TrialSource):
         self._iterations = self.notes.growth.iterations
 
     def outlast(self, micro_batch: int, *, micro_steps: int) -> None:
-        """Where memory goes on growing, see at a size how soon it runs out; the notes tell."""
+        """Note in which step a size runs out of memory, where memory goes on growing."""
         growth = self.notes.growth
         if growth is None or not growth.goes_on:
             return

@@ -52,7 +52,7 @@ class Recording:
 
     @property
     def rest(self) -> AccumulationWindow | None:
-        """What came after the last step; None where the run was ended before."""
+        """The window after the last step; None where the run was ended before."""
         return next((window for window in self.windows if window.optimizer is None), None)
 
 

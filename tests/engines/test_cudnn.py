@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +17,9 @@ from oomdoctor.engines.catalogue import find_card
 from oomdoctor.engines.cudnn import ANSWERS, CARD, COMMAND, Convolution, TensorLayout, cudnn_variables, graph_of
 from oomdoctor.engines.installed import find_torch
 from oomdoctor.engines.null_gpu.library import environment
+
+if TYPE_CHECKING:
+    from running import Run
 
 BUILD = find_torch()
 TOLD = {} if BUILD is None else cudnn_variables(BUILD, os.environ, find_card("rtx-3060"))
@@ -67,6 +71,31 @@ print(workspace(), torch.cuda.memory_stats()["num_ooms"], workspaces_given_up())
     assert 0 < taken < 40 << 20
     assert ooms == given_up > 0  # none of which the program sees
     assert int(_run("print(workspace())", tmp_path, TORCH_CUDNN_V8_API_DISABLED="1")) == 0
+
+
+MODEL = """
+import torch
+
+def build_model():
+    return torch.nn.Conv2d(512, 512, 3, padding=1, bias=False)
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, 512, 28, 28)
+
+def training_step(model, batch):
+    return model(batch).mean()
+"""
+
+
+def test_a_size_fits_that_does_without_a_workspace(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """A trial in which PyTorch gave up workspaces fits; the program is not said to have caught an error."""
+    (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
+    question = ("--gpu", "rtx-3060", "--capacity", "240MiB", "--target-batch", "32", "--optimizer", "sgd")
+    result = json.loads(oomdoctor_here("probe", "model.py", *question, "--json").stdout)["result"]
+    assert result["micro_batch"]["maximum"] == 32
+    gave_up = [trial for trial in result["trials"] if trial["alloc_retries"] > 2]
+    assert gave_up
+    assert {(trial["outcome"], trial["swallowed_ooms"]) for trial in gave_up} == {("fits", 0)}
 
 
 def test_answers_are_kept(tmp_path: Path) -> None:

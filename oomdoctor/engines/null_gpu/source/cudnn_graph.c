@@ -23,8 +23,6 @@ enum {
 };
 
 enum {  // cudnnBackendDescriptorType_t
-    ENGINE = 2,
-    ENGINE_CONFIGURATION = 3,
     HEURISTICS = 4,
     EXECUTION_PLAN = 5,
     VARIANT_PACK = 18,
