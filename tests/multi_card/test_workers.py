@@ -32,6 +32,7 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_n
 
 Environment = Callable[[int], dict[str, str]]
 Open = Callable[..., WorkerTrialSource]
+Children = Callable[[str], list[psutil.Process]]
 
 
 @pytest.fixture
@@ -60,14 +61,20 @@ def source(tmp_path: Path, null_environment: Environment) -> Open:
     return opened
 
 
-def children(name: str) -> list[psutil.Process]:
-    """Processes below this one whose command line has a word."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # which a zombie is, too
-            if any(name in word for word in process.cmdline()):
-                found.append(process)
-    return found
+@pytest.fixture
+def children() -> Children:
+    """Find the processes that this test has started and whose command line has a word."""
+    of_others = {*psutil.Process().children(recursive=True)}  # such as the servers that other tests of this process use
+
+    def find(name: str) -> list[psutil.Process]:
+        found = []
+        for process in {*psutil.Process().children(recursive=True)} - of_others:
+            with suppress(psutil.NoSuchProcess):  # which a zombie is, too
+                if any(name in word for word in process.cmdline()):
+                    found.append(process)
+        return found
+
+    return find
 
 
 def trial_of(source: WorkerTrialSource) -> tuple[LoadedTarget, Trial]:
@@ -78,7 +85,7 @@ def trial_of(source: WorkerTrialSource) -> tuple[LoadedTarget, Trial]:
     return loaded, replace(trial, seconds=0.0)
 
 
-def test_a_forked_worker_answers_as_a_fresh_one(pool: WorkerPool, source: Open) -> None:
+def test_a_forked_worker_answers_as_a_fresh_one(pool: WorkerPool, source: Open, children: Children) -> None:
     """What is loaded and every figure of a trial is the same, on each of two cards that one server forks for."""
     for memory_bytes in (GIB, 3 * GIB):
         forked = trial_of(source(pool.start, memory_bytes=memory_bytes))
@@ -88,7 +95,7 @@ def test_a_forked_worker_answers_as_a_fresh_one(pool: WorkerPool, source: Open) 
 
 
 def test_a_worker_of_another_environment_has_another_server(
-    pool: WorkerPool, source: Open, monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, source: Open, monkeypatch: pytest.MonkeyPatch, children: Children
 ) -> None:
     """What torch reads while it is imported may differ between workers, and each has its own."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -100,7 +107,7 @@ def test_a_worker_of_another_environment_has_another_server(
     assert len(children("worker_server")) == 4
 
 
-def test_nothing_stays_of_a_worker_that_is_closed(pool: WorkerPool, source: Open) -> None:
+def test_nothing_stays_of_a_worker_that_is_closed(pool: WorkerPool, source: Open, children: Children) -> None:
     """A daemon that left the worker's session is gone when `close` returns; the server goes on."""
     with source(pool.start, text=MLP + DAEMON) as opened:
         opened.load()
@@ -109,7 +116,7 @@ def test_nothing_stays_of_a_worker_that_is_closed(pool: WorkerPool, source: Open
     assert children("worker_server")
 
 
-def test_nothing_stays_of_a_pool_that_is_closed(stop: CancelToken, source: Open) -> None:
+def test_nothing_stays_of_a_pool_that_is_closed(stop: CancelToken, source: Open, children: Children) -> None:
     """Its servers end, and so does a worker that nobody closed."""
     with WorkerPool(stop) as pool:
         source(pool.start, text=MLP + DAEMON).load()
@@ -134,7 +141,9 @@ def test_an_exit_of_a_forked_worker_is_told_as_one(pool: WorkerPool, source: Ope
         opened.load()
 
 
-def test_a_worker_is_a_fresh_interpreter_where_its_server_is_gone(pool: WorkerPool, source: Open) -> None:
+def test_a_worker_is_a_fresh_interpreter_where_its_server_is_gone(
+    pool: WorkerPool, source: Open, children: Children
+) -> None:
     """A server that was ended, for want of memory for example, does not end the next probe."""
     with source(pool.start) as before:
         before.load()
@@ -145,7 +154,7 @@ def test_a_worker_is_a_fresh_interpreter_where_its_server_is_gone(pool: WorkerPo
         assert children("oomdoctor.trial.worker")
 
 
-def test_a_worker_on_a_real_gpu_is_a_fresh_interpreter(pool: WorkerPool) -> None:
+def test_a_worker_on_a_real_gpu_is_a_fresh_interpreter(pool: WorkerPool, children: Children) -> None:
     """Where the environment has no card to play, nothing is forked."""
     requests, answers = os.pipe()
     worker = pool.start(os.environ, requests, answers)

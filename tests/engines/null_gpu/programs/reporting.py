@@ -16,7 +16,8 @@ from oomdoctor.engines.null_gpu.library import unknown_calls
 
 def leave_with(**answer: object) -> NoReturn:
     """Print `answer` with the unknown calls, as JSON."""
-    print(json.dumps({**answer, "unknown": unknown_calls()}))
+    # In one write: `print` of a rank whose launcher turned buffering off makes two, and another rank's may lie between.
+    sys.stdout.write(json.dumps({**answer, "unknown": unknown_calls()}) + "\n")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
