@@ -1,6 +1,6 @@
 """How big a batch fits, why it ran out, and what to change.
 
-    from oomdoctor import accumulate, load_result, plan_accumulation, probe, verify
+    from oomdoctor import accumulate, load_result, plan_accumulation, prescribe, probe, verify
 
 Each is imported when it is first used: `import oomdoctor` loads nothing, and only `accumulate` needs torch.
 """
@@ -15,19 +15,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oomdoctor.api.accumulate import accumulate
+    from oomdoctor.api.prescribe import prescribe
     from oomdoctor.api.probe import probe
     from oomdoctor.api.verify import verify
     from oomdoctor.results.saved import load_result
     from oomdoctor.search.probe_search import plan_accumulation
 
 __version__ = "0.1.0"
-__all__ = ["accumulate", "load_result", "plan_accumulation", "probe", "verify"]
+__all__ = ["accumulate", "load_result", "plan_accumulation", "prescribe", "probe", "verify"]
 
 _HOMES: Mapping[str, str] = MappingProxyType(
     {
         "accumulate": "oomdoctor.api.accumulate",
         "load_result": "oomdoctor.results.saved",
         "plan_accumulation": "oomdoctor.search.probe_search",
+        "prescribe": "oomdoctor.api.prescribe",
         "probe": "oomdoctor.api.probe",
         "verify": "oomdoctor.api.verify",
     }

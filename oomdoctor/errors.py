@@ -3,6 +3,7 @@
 OomdoctorError
     ├── UsageError        exit 2   the command line or a configuration
     ├── TargetError       exit 2   the user's file: not found, not importable, not the contract
+    │   └── NotApplicableError     a remedy has nothing to change in it
     └── NoAnswerError     exit 3   nothing is wrong with the question, but no answer could be had
 
 Library code raises these and never exits; `oomdoctor.cli.main` alone catches them, prints the message and the hint to
@@ -51,7 +52,15 @@ class TargetError(OomdoctorError):
     exit_code = EXIT_USAGE
 
 
+class NotApplicableError(TargetError):
+    """A remedy has nothing to change in the target; the message says why."""
+
+
 class NoAnswerError(OomdoctorError):
     """The question was sound, but no answer could be had: no GPU, a lost device, a time limit."""
 
     exit_code = EXIT_NO_ANSWER
+
+
+KINDS = (OomdoctorError, UsageError, TargetError, NotApplicableError, NoAnswerError)
+"""Every class here, as errors travel between processes by their names."""

@@ -72,6 +72,7 @@ class ProbeRequest:
         engine: `auto`, or the engine to use.
         trial_timeout_seconds: Longest time for loading and for each trial.
         profile_micro_batch: Size at which memory is recorded by category and module; None for the maximum.
+        profiles: Whether memory is recorded so; else the size is run, where it is given and fits.
         command: A command whose words have placeholders where the sizes go, instead of a file; None for a file. It
             decides its precision and its optimizer itself.
         literals: Literals of the command's own files that its trials set.
@@ -97,6 +98,7 @@ class ProbeRequest:
     engine: EngineName = "auto"
     trial_timeout_seconds: float = DEFAULT_TRIAL_TIMEOUT_SECONDS
     profile_micro_batch: int | None = None
+    profiles: bool = True
     command: tuple[str, ...] | None = None
     literals: tuple[LiteralOverride, ...] = ()
     steps: int = DEFAULT_STEPS
@@ -210,7 +212,7 @@ def build_variant(  # noqa: PLR0913 - one parameter for each way in which a tria
         precision: One of `PRECISIONS`; None for `fp32`.
         optimizer: Name of a `torch.optim` class where the file builds none; None for AdamW.
         environment: Variables of the worker's environment, such as the allocator's settings.
-        transformations: Names of transformations of the model, in the order in which they are applied.
+        transformations: Names of changes of `oomdoctor.remedies`, in the order in which they are made.
         axes: Sizes that `make_batch` takes as keywords besides the batch size.
         spelled: How an error names a parameter.
 

@@ -11,13 +11,13 @@ from running import ROOT
 PACKAGE = ROOT / "oomdoctor"
 TIERS = {
     **dict.fromkeys(("cli", "api", "pytest_plugin"), 10),
-    "check": 9,
+    **dict.fromkeys(("check", "prescription"), 9),
     **dict.fromkeys(("multi_card.pool", "multi_card.worker_server"), 8),
     **dict.fromkeys(("trial.probe", "trial.warm_start", "trial.worker", "verification.run", "verification.command"), 7),
     **dict.fromkeys(("command", "multi_card", "verification"), 6),
     "trial": 5,
     **dict.fromkeys(("diagnose", "lint", "report", "search"), 4),
-    "run": 3,
+    **dict.fromkeys(("remedies", "run"), 3),
     **dict.fromkeys(("engines", "oom", "target", "examples", "schemas", "request"), 2),
     **dict.fromkeys(("agent", "config", "results"), 1),
 }

@@ -17,6 +17,7 @@ from oomdoctor.cli.check import check
 from oomdoctor.cli.diagnose import diagnose
 from oomdoctor.cli.gpus import gpus
 from oomdoctor.cli.lint import lint
+from oomdoctor.cli.prescribe import prescribe
 from oomdoctor.cli.probe import probe
 from oomdoctor.cli.report import Help, report
 from oomdoctor.cli.rule import rule
@@ -48,6 +49,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: Rich doubles the time to show it
 )
 app.command()(probe)
+app.command()(prescribe)
 app.command(add_help_option=False)(check)
 app.command(add_help_option=False)(diagnose)
 app.command(context_settings=RUN_SETTINGS)(run)

@@ -25,11 +25,13 @@ from oomdoctor.results.document import (
     Document,
     FitDocument,
     LintDocument,
+    PrescribeDocument,
     ProbeDocument,
     VerifyDocument,
 )
 from oomdoctor.results.fit import CardLimit, CardMicroBatch, FitResult, FittedCard
 from oomdoctor.results.lint import Concern, Finding, LintResult, Severity, Unreadable
+from oomdoctor.results.prescribe import MeasuredRemedies, Patch, PrescribedCode, PrescribeResult
 from oomdoctor.results.probe import (
     Accumulation,
     Axis,
@@ -110,6 +112,7 @@ __all__ = [
     "LintDocument",
     "LintResult",
     "LiveAllocation",
+    "MeasuredRemedies",
     "MemoryDevice",
     "MemoryLine",
     "MemoryTrend",
@@ -119,10 +122,14 @@ __all__ = [
     "NextStep",
     "Occurrence",
     "Outcome",
+    "Patch",
     "Phase",
     "PhaseMemory",
     "PhaseName",
     "Precision",
+    "PrescribeDocument",
+    "PrescribeResult",
+    "PrescribedCode",
     "ProbeDocument",
     "ProbeResult",
     "Problem",

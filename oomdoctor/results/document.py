@@ -12,6 +12,7 @@ from oomdoctor.results.check import CheckResult
 from oomdoctor.results.diagnosis import DiagnosisResult
 from oomdoctor.results.fit import FitResult
 from oomdoctor.results.lint import LintResult
+from oomdoctor.results.prescribe import PrescribeResult, PrescribeStatus
 from oomdoctor.results.probe import Accumulation, ProbeResult
 from oomdoctor.results.verify import VerifyResult, VerifyVerdict
 
@@ -194,7 +195,30 @@ class VerifyDocument(_Planless):
     schema_version: Literal[1] = SCHEMA_VERSION
 
 
-Document: TypeAlias = ProbeDocument | DiagnosisDocument | LintDocument | CheckDocument | FitDocument | VerifyDocument
+@dataclass(frozen=True, slots=True)
+class PrescribeDocument(_Planless):
+    """The document of `oomdoctor prescribe`.
+
+    Attributes:
+        command: The command that wrote it.
+        status: `reached` or `not_reached` (the size that is needed), `measured` (none was asked for) or `nothing_fits`.
+        exit_code: What the command exited with.
+        versions: Version by name: `oomdoctor`, `python`, `torch`, `cuda`.
+        result: What the command found.
+        schema_version: Version of this layout.
+    """
+
+    command: Literal["prescribe"]
+    status: PrescribeStatus
+    exit_code: int
+    versions: dict[str, str]
+    result: PrescribeResult
+    schema_version: Literal[1] = SCHEMA_VERSION
+
+
+Document: TypeAlias = (
+    ProbeDocument | DiagnosisDocument | LintDocument | CheckDocument | FitDocument | VerifyDocument | PrescribeDocument
+)
 
 DOCUMENTS: Final[Mapping[str, type[Document]]] = MappingProxyType(
     {
@@ -204,6 +228,7 @@ DOCUMENTS: Final[Mapping[str, type[Document]]] = MappingProxyType(
         "check": CheckDocument,
         "fit": FitDocument,
         "verify": VerifyDocument,
+        "prescribe": PrescribeDocument,
     }
 )
 """Documents by name: that of its folder in `oomdoctor.report` and of its file in `oomdoctor/schemas`.

@@ -49,7 +49,7 @@ class Variant:
         precision: How the step runs: `fp32`, or under autocast as `bf16` or `fp16` (with a gradient scaler).
         optimizer: Name of a `torch.optim` class where the file builds none; None for AdamW.
         environment: Variables that the worker's environment has besides the parent's, by name.
-        transformations: Names of transformations of the model, in the order in which they are applied.
+        transformations: Names of changes to model, batch, forward or optimizer, in the order in which they are made.
         axes: Sizes other than the batch, by name.
     """
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError, UsageError
+from oomdoctor.errors import KINDS, NoAnswerError, OomdoctorError, TargetError, UsageError
 from oomdoctor.results import Accumulation, Outcome, Trial, UniformPlan
 from oomdoctor.search.bracket import SearchResult, find_maximum, find_recommended
 from oomdoctor.units import whole_number
@@ -140,7 +140,7 @@ def _uniform_plan(target_batch: int, share: int, maximum: int, steps: int) -> Un
     return None
 
 
-_ERRORS: Final = {kind.__name__: kind for kind in (OomdoctorError, NoAnswerError, TargetError, UsageError)}
+_ERRORS: Final = {kind.__name__: kind for kind in KINDS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.agent.messages import UnknownRead
     from oomdoctor.engines.choice import Engine
+    from oomdoctor.remedies.file_edit import AppliedChange
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Accumulation, Guidance, StepMemory
     from oomdoctor.search.bracket import SearchResult
@@ -35,11 +36,15 @@ class ProbeRun:
         result: What it found.
         versions: Version by name, of what answered.
         dependencies: What the target used.
+        changes: What the variant changed in the target.
+        host_bytes: Bytes that a forward at the maximum moves to the host, where activations are offloaded.
     """
 
     result: ProbeResult
     versions: dict[str, str]
     dependencies: Dependencies
+    changes: tuple[AppliedChange, ...] = ()
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,6 +198,7 @@ class WorkerTrialSource(TrialSource):
     Attributes:
         held: Memory that PyTorch held after the last trial.
         others_bytes: Bytes that other processes held on the device before the first worker.
+        host_bytes: Bytes that a forward moves to the host, by size.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is a fact of its own
@@ -223,6 +224,7 @@ class WorkerTrialSource(TrialSource):
         self._dependencies = Dependencies()
         self.held: HeldMemory | None = None
         self.others_bytes = 0
+        self.host_bytes: dict[int, int] = {}
         self.capacity_bytes = 0
         self.notes = TrialNotes()
 
@@ -292,6 +294,7 @@ class WorkerTrialSource(TrialSource):
         self.notes.loss_is_finite = self.notes.loss_is_finite and done.loss_is_finite
         self.notes.memory_fraction = done.memory_fraction
         self.capacity_bytes = done.capacity_bytes
+        self.host_bytes[micro_batch] = done.host_bytes
         if done.allocations:
             self._allocations[micro_batch] = done.allocations
         return done.trial

@@ -79,15 +79,16 @@ def probe(
         if search is not None and search.maximum:
             share = share_of(request.target_batch, request.world_size)
             run.source.outlast(search.maximum, micro_steps=micro_steps(search.maximum, share))
-        if search is not None and run.engine.kind == "trace":
+        if search is not None and (run.engine.kind == "trace" or not request.profiles):
             run.probe_search.try_profiled(request.profile_micro_batch, search.maximum)
         trials = tuple(run.probe_search.trials)
         runner = ProfileRunner(request, run.engine, run.source, trials, progress)
-        recorded = runner.record(0 if search is None else search.maximum)
+        recorded = runner.record(0 if search is None else search.maximum) if request.profiles else ProfiledAnswer()
     guidance = None if run.warm_start is None or search is None else run.warm_start.guidance()
     findings = Findings(run.loaded, search, answer, trials, recorded, run.others.moved(), guidance)
     result = build_result(request, run.engine, run.source, run.others, findings)
-    return ProbeRun(result, run.loaded.versions, run.source.dependencies())
+    host_bytes = run.source.host_bytes.get(result.micro_batch.maximum, 0)
+    return ProbeRun(result, run.loaded.versions, run.source.dependencies(), run.loaded.changes, host_bytes)
 
 
 def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:

@@ -15,6 +15,7 @@ from oomdoctor.codec import decode, encode
 
 # What reads a message goes by the annotations of its fields.
 from oomdoctor.engines.catalogue import Card  # noqa: TC001
+from oomdoctor.remedies.file_edit import AppliedChange  # noqa: TC001
 from oomdoctor.results import Outcome, Phase, StepMemory, Trial, Variant  # noqa: TC001
 from oomdoctor.results.fit import CardFit  # noqa: TC001
 from oomdoctor.results.verify import VerifyResult  # noqa: TC001
@@ -72,10 +73,9 @@ class LoadedTarget:
         placement_error: Text of the OOM when the model alone does not fit, else None.
         held: Memory once the model is there, from which every trial has to start.
         phases: Memory while loading.
-        found: Functions of the target's file: name to where it was found.
-        versions: Version by name.
-        memory_fraction: Part of the device's memory that the target's file allows PyTorch to take; 1 where it says
-            nothing.
+        found: Functions of the target's file: name to where it was found; `versions` likewise, of what runs.
+        memory_fraction: Part of the device's memory that the target's file allows PyTorch to take; 1 by default.
+        changes: What the variant changed in the target.
     """
 
     name: str
@@ -91,6 +91,7 @@ class LoadedTarget:
     found: dict[str, str]
     versions: dict[str, str]
     memory_fraction: float = 1.0
+    changes: tuple[AppliedChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class TrialDone:
         memory_fraction: As in `LoadedTarget`; a step may set it too.
         ends: Bytes in live tensors at the end of each optimizer step.
         holder: What holds the memory that is left, in words; looked for only where the trial went on until settled.
+        host_bytes: Most bytes that a forward has moved to the host, where activations are offloaded.
     """
 
     trial: Trial
@@ -136,6 +138,7 @@ class TrialDone:
     memory_fraction: float = 1.0
     ends: tuple[int, ...] = ()
     holder: str | None = None
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +240,7 @@ class LoadTarget(Question[LoadedTarget]):
         card_bytes: Memory in all of a smaller card to play, or None; its CUDA context is that of the device.
         others_bytes: Bytes of the device that other processes hold, which are no part of the context.
         watched: Whether to record which files and variables the target uses.
-        keeps_settings: Whether to go on where the file sets variables of the allocator, which this worker has from the
-            beginning.
+        keeps_settings: Whether to go on where the file sets variables of the allocator, which this worker has.
     """
 
     reference: Reference
@@ -412,8 +414,7 @@ def answer_type(question: Question[AnswerT]) -> type[AnswerT]:
 def send(channel: Channel, message: Question[object] | AnyAnswer) -> None:
     """Write one message.
 
-    Raises:
-        ChannelClosedError: The other side is gone.
+    Raises ChannelClosedError where the other side is gone.
     """
     channel.send({"version": PROTOCOL_VERSION, "kind": type(message).__name__, "fields": encode(message)})
 

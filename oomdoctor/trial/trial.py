@@ -23,6 +23,7 @@ from oomdoctor.agent.oom_errors import walk_chain
 from oomdoctor.agent.phase_meter import Counts, PhaseMeter
 from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.oom.classifier import Evidence, classify
+from oomdoctor.remedies.applied import Changes
 from oomdoctor.results import Outcome, Phase, PhaseName, Trial
 from oomdoctor.search.growth import ANSWER_ITERATIONS, PLAIN_ITERATIONS, is_settled
 from oomdoctor.target.contract import Target, step_failure, take_loss
@@ -133,6 +134,7 @@ class TrialSetup:
         variant: How the step differs from the user's plain one.
         computes: Whether the device does arithmetic, so that a loss means something; the null GPU does not.
         shape: What each batch is checked against.
+        changes: What the variant changes in model, batch, forward and optimizer.
     """
 
     target: Target
@@ -141,6 +143,7 @@ class TrialSetup:
     variant: Variant
     computes: bool
     shape: BatchShape
+    changes: Changes = field(default_factory=Changes)
 
 
 @dataclass(slots=True)
@@ -217,7 +220,10 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
     limit = memory_fraction()
     training = _Training(_ooms(), _stat("num_alloc_retries"), meter or TrialMeter())
     reads_before, started = unknown_reads.mark(), time.monotonic()
-    end = _train_to_end(setup, training, question)
+    try:
+        end = _train_to_end(setup, training, question)
+    finally:
+        setup.changes.end()
     own_limit = memory_fraction()
     if own_limit > limit and training.meter.peak_reserved_bytes > question.allowed_bytes:
         end = _TrialEnd(Outcome.OOM, _LIFTED)
@@ -320,6 +326,7 @@ def _classified(setup: TrialSetup, error: BaseException, evidence: Evidence) -> 
 
 def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
     optimizer = make_optimizer(setup.target, setup.model, setup.variant.optimizer)
+    optimizer = setup.changes.optimizer(optimizer)
     training.optimizer_name = type(optimizer).__name__
     scaler = gradient_scaler(setup.variant)
     meter, batch, loss = training.meter, None, None
@@ -331,6 +338,8 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
                 tensor.nbytes for tensor in tensors_in((batch, loss)) if tensor.is_cuda
             )
             with meter.micro_phase(iteration, micro_step, PhaseName.FORWARD):
+                if setup.changes.drops_leftovers:
+                    batch = loss = None
                 batch = place(_checked_batch(setup, question.micro_batch), setup.device)
                 meter.placed(batch)
                 loss = _loss(setup, batch)
@@ -353,7 +362,7 @@ def _checked_batch(setup: TrialSetup, micro_batch: int) -> object:
     make = partial(make_batch, setup.target, setup.variant, passes=_is_outcome)
     batch = make(micro_batch)
     setup.shape.check(batch, micro_batch, make)
-    return batch
+    return setup.changes.batch(batch)
 
 
 def _is_outcome(error: BaseException) -> bool:
@@ -362,7 +371,7 @@ def _is_outcome(error: BaseException) -> bool:
 
 
 def _loss(setup: TrialSetup, batch: object) -> torch.Tensor:
-    with autocast(setup.variant):
+    with setup.changes.forward(), autocast(setup.variant):
         output = setup.target.training_step(setup.model, batch)
     return take_loss(output)
 

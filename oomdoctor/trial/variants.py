@@ -7,7 +7,6 @@ variant's environment are set before the worker starts, by `oomdoctor.request`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,37 +19,20 @@ from oomdoctor.target.placement import described
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from oomdoctor.remedies.applied import Changes
     from oomdoctor.results import Variant
     from oomdoctor.target.contract import Passes, Target
-
-Transformation = Callable[[torch.nn.Module], torch.nn.Module]
 
 _AUTOCAST_TYPES: Final = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
 
 
-def _freeze_all_but_last(model: torch.nn.Module) -> torch.nn.Module:
-    """Freeze every parameter but the last."""
-    for parameter in list(model.parameters())[:-1]:
-        parameter.requires_grad_(False)  # noqa: FBT003 - torch's own
-    return model
-
-
-TRANSFORMATIONS: Final[Mapping[str, Transformation]] = MappingProxyType({"_freeze_all_but_last": _freeze_all_but_last})
-"""Transformations of the model by name. A name that begins with `_` is for tests of the way that a name takes here."""
-
-
-def build_model(target: Target, variant: Variant) -> torch.nn.Module:
-    """Build the model on the CPU and transform it.
+def build_model(target: Target, changes: Changes) -> torch.nn.Module:
+    """Build the model on the CPU and change it.
 
     Raises:
-        TargetError: The user's function raised or returned no module, or there is no such transformation.
+        TargetError: The user's function raised or returned no module, or a change has nothing to change in it.
     """
-    model = build(target, passes=is_out_of_memory)
-    for name in variant.transformations:
-        if name not in TRANSFORMATIONS:
-            raise TargetError(f"there is no transformation `{name}`", hint=f"there are {', '.join(TRANSFORMATIONS)}")
-        model = TRANSFORMATIONS[name](model)
-    return model
+    return changes.model(build(target, passes=is_out_of_memory))
 
 
 def make_batch(target: Target, variant: Variant, batch_size: int, *, passes: Passes = is_out_of_memory) -> Any:  # noqa: ANN401 - any nest

@@ -29,6 +29,7 @@ from oomdoctor.engines.catalogue import emulated_card
 from oomdoctor.engines.trace.compiler_stubs import defer_dynamo
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.oom.classifier import classify
+from oomdoctor.remedies.applied import Changes
 from oomdoctor.results import Outcome, PhaseName
 from oomdoctor.search.probe_search import TrialProblem
 from oomdoctor.target.contract import Target, blamed, describe, failure, raised_in_user_code
@@ -206,7 +207,8 @@ class Worker:
         changed = {name: value for name, value in allocator_variables().items() if value != variables[name]}
         if changed and not question.keeps_settings:
             return _settings_changed(changed)
-        model = _build(target, question.variant)
+        changes = Changes(question.variant.transformations)
+        model = _build(target, changes)
         self._lower_cap(memory_fraction())
         shape = _check_batches(target, question.variant)
         meter = WorkerMeter()
@@ -214,7 +216,9 @@ class Worker:
         error = _place_model(target, model, device, meter)
         release_memory(model)
         computes = device_kind() == "cuda"
-        self._setup = TrialSetup(target, model, device, question.variant, computes=computes, shape=shape)
+        self._setup = TrialSetup(
+            target, model, device, question.variant, computes=computes, shape=shape, changes=changes
+        )
         self._start_bytes = torch.cuda.memory_allocated()
         defer_dynamo()
         capability = torch.cuda.get_device_capability(device)
@@ -232,6 +236,7 @@ class Worker:
             found=describe(target),
             versions=_versions(),
             memory_fraction=self._memory_fraction,
+            changes=changes.applied(),
         )
 
     def run(self, question: RunTrial) -> TrialDone:
@@ -259,6 +264,7 @@ class Worker:
             unknown_calls=unknown_calls(),
             memory_fraction=self._memory_fraction,
             ends=attempt.ends,
+            host_bytes=self._setup.changes.host_bytes,
             holder=find_holder(self._setup.model, self._is_own) if question.until_settled else None,
         )
 
@@ -351,9 +357,9 @@ def _problem_of(attempt: Attempt) -> TrialProblem | None:
     return TrialProblem.of(fault_of(attempt.problem, attempt.zeros_read, attempt.unknown_reads))
 
 
-def _build(target: Target, variant: Variant) -> torch.nn.Module:
+def _build(target: Target, changes: Changes) -> torch.nn.Module:
     try:
-        model = build_model(target, variant)
+        model = build_model(target, changes)
     except torch.OutOfMemoryError as error:
         raise TargetError(
             "`build_model` itself ran out of GPU memory",

@@ -47,7 +47,7 @@ def test_all_but_accumulate_do_without_torch() -> None:
 
 def test_the_promised_names_are_offered() -> None:
     """Each name of `__all__` is there and listed, and any other is an AttributeError as in every module."""
-    assert oomdoctor.__all__ == ["accumulate", "load_result", "plan_accumulation", "probe", "verify"]
+    assert oomdoctor.__all__ == ["accumulate", "load_result", "plan_accumulation", "prescribe", "probe", "verify"]
     assert set(oomdoctor.__all__) <= set(dir(oomdoctor))
     assert all(callable(getattr(oomdoctor, name)) for name in oomdoctor.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'prob'"):

@@ -15,6 +15,7 @@ from check_documents import check
 from diagnosis_documents import out_of_memory
 from fit_documents import fitted
 from lint_documents import mistakes
+from prescribe_documents import prescribed
 from running import Run
 from verify_documents import verified
 
@@ -240,6 +241,7 @@ def test_every_format_has_a_renderer() -> None:
         "check": check(),
         "gpus": fitted(),
         "verify": verified(),
+        "prescribe": prescribed(),
     }
     assert set(FORMATS) == set(get_args(FormatName))
     assert set(samples) == set(COMMANDS)

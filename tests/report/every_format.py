@@ -11,6 +11,7 @@ import documents
 import fit_documents
 import hostile_documents
 import lint_documents
+import prescribe_documents
 import verify_documents
 
 from oomdoctor.output import Terminal
@@ -22,7 +23,7 @@ WICKED = (
 )
 """One text with something for every format."""
 
-COMMANDS = ("lint", "diagnose", "probe", "check", "gpus", "verify")
+COMMANDS = ("lint", "diagnose", "probe", "check", "gpus", "verify", "prescribe")
 """Commands whose documents have all formats."""
 
 SAMPLES: dict[str, Document] = {
@@ -42,6 +43,8 @@ SAMPLES: dict[str, Document] = {
     "gpus, a question": fit_documents.fitted(questions=("torch.cuda.mem_get_info",), engine="null", world_size=2),
     "verify": verify_documents.verified(),
     "verify, equal": verify_documents.equal(),
+    "prescribe": prescribe_documents.prescribed(),
+    "prescribe, not enough": prescribe_documents.not_enough(),
     "check, no entry": CheckDocument("check", "passed", 0, {"oomdoctor": "0.1.0"}, CheckResult("x.toml", None, ())),
 }
 
@@ -72,6 +75,7 @@ def wicked(command: str, text: str = WICKED) -> Document:
         "check": check_documents.filled_with,
         "gpus": fit_documents.filled_with,
         "verify": verify_documents.filled_with,
+        "prescribe": prescribe_documents.filled_with,
     }
     document: Document = made[command](text)
     return document

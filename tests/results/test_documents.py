@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lint_documents import any_lint, mistakes
 from memory_documents import profiled
+from prescribe_documents import prescribed
 from verify_documents import verified
 
 from oomdoctor import results
@@ -44,6 +45,7 @@ SAMPLES: dict[str, Document] = {
     "check": check(),
     "fit": fitted(),
     "verify": verified(),
+    "prescribe": prescribed(),
 }
 any_document = any_probe_document | any_diagnosis | any_lint | any_check
 

@@ -1,0 +1,124 @@
+"""`oomdoctor prescribe`: parse, call, render, exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from oomdoctor.cli.probe import (
+    Capacity,
+    Device,
+    EngineName,
+    Gpu,
+    Headroom,
+    Memory,
+    OptimizerName,
+    PrecisionName,
+    QuietFlag,
+    TargetBatch,
+    TrialTimeout,
+    WorldSize,
+    as_command,
+)
+from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render, render_failure
+from oomdoctor.errors import OomdoctorError
+
+
+def prescribe(  # noqa: PLR0913 - one parameter an option
+    target: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TARGET",
+            help="The file: `model.py`, `pkg.module`, `model.py:build_model(layers=2)`, or an example such as `gpt2`.",
+            show_default=False,
+        ),
+    ],
+    target_batch: TargetBatch = None,
+    *,
+    need: Annotated[
+        int | None,
+        typer.Option(help="Micro-batch that is needed. [default: as large as can be]", min=1, show_default=False),
+    ] = None,
+    keep: Annotated[
+        Literal["same", "rounding", "any"],
+        typer.Option(help="What combinations have to keep: the same numbers, the same but for rounding, or anything."),
+    ] = "rounding",
+    without: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Remedy to leave out; may be given several times.", show_default=False),
+    ] = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="ID",
+            help="Remedy to measure, too, that trains something else, such as `freeze-half`; several times.",
+            show_default=False,
+        ),
+    ] = None,
+    budget: Annotated[int, typer.Option(help="Most probes in all.", min=1)] = 80,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, help="Probes at once [default: one a core].", show_default=False),
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Write the patched file there, once it is proven.", show_default=False),
+    ] = None,
+    world_size: WorldSize = 1,
+    gpu: Gpu = None,
+    device: Device = None,
+    memory: Memory = None,
+    capacity: Capacity = None,
+    precision: PrecisionName = None,
+    optimizer: OptimizerName = None,
+    headroom: Headroom = "5%",
+    engine: EngineName = "auto",
+    trial_timeout: TrialTimeout = 300.0,
+    form: Format = None,
+    json: JsonFlag = False,
+    markdown: MarkdownFlag = False,
+    html: HtmlFlag = False,
+    output: Output = None,
+    quiet: QuietFlag = False,
+) -> None:
+    """Measure what each remedy against running out of memory gains, and write the patch that reaches what is needed."""
+    from oomdoctor.output import check_writable
+    from oomdoctor.prescription.run import PrescribeRequest
+    from oomdoctor.prescription.run import prescribe as run_prescribe
+    from oomdoctor.report.progress import make_progress
+    from oomdoctor.request import as_option, build_request
+
+    chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)
+    if output is not None:
+        check_writable(output)
+    progress = make_progress(quiet=quiet)
+    try:
+        command = as_command(target, verb="prescribe")
+        request = build_request(
+            target[0] if command is None else command,
+            target_batch=target_batch,
+            world_size=world_size,
+            precision=precision,
+            optimizer=optimizer,
+            headroom=headroom,
+            gpu=gpu,
+            device=device,
+            memory=memory,
+            capacity=capacity,
+            engine=engine,
+            trial_timeout=trial_timeout,
+            guide=False,
+            spelled=as_option,
+        )
+        question = PrescribeRequest(request, need, keep, tuple(without or ()), tuple(beside or ()), budget, jobs, write)
+        document = run_prescribe(question, progress)
+    except OomdoctorError as error:
+        render_failure("prescribe", error, chosen, output)
+        raise
+    finally:
+        progress.close()
+    render(document, chosen, output)
+    raise typer.Exit(document.exit_code)

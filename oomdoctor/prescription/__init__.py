@@ -1,0 +1,1 @@
+"""`oomdoctor prescribe`: measure remedies, search over their combinations, and write a patch."""

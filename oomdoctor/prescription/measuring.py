@@ -1,0 +1,185 @@
+"""Probes of one target with sets of remedies, side by side, each at most once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.errors import NotApplicableError, OomdoctorError
+from oomdoctor.multi_card.pool import Case, probe_case, run_all
+from oomdoctor.remedies.catalogue import ALLOCATOR_VARIABLE, cost, exactness, remedy, with_remedies
+from oomdoctor.results import Outcome
+from oomdoctor.results.prescribe import MeasuredRemedies
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oomdoctor.multi_card.pool import Answer
+    from oomdoctor.multi_card.workers import WorkerPool
+    from oomdoctor.progress import Progress
+    from oomdoctor.request import ProbeRequest
+    from oomdoctor.results import Trial
+    from oomdoctor.trial.answer import ProbeRun
+    from oomdoctor.trial.process import CancelToken
+
+    Names = tuple[str, ...]
+
+_BUDGET_SPENT: Final = "the budget of probes was spent"
+
+
+@dataclass(slots=True)
+class Measuring:
+    """What was measured so far.
+
+    Attributes:
+        request: The question about the target as it is.
+        progress: Told of each probe.
+        workers: Starts the workers.
+        jobs: Most probes at once.
+        budget: Most probes in all.
+        runs: Finished probes by their remedies.
+        rows: Their rows.
+        probes: How many were begun.
+    """
+
+    request: ProbeRequest
+    progress: Progress
+    workers: WorkerPool
+    jobs: int
+    budget: int
+    runs: dict[Names, ProbeRun] = field(default_factory=dict)
+    rows: dict[Names, MeasuredRemedies] = field(default_factory=dict)
+    probes: int = 0
+    _lock: Lock = field(default_factory=Lock)
+
+    def plain(self) -> ProbeRun:
+        """Probe the target as it is.
+
+        Raises:
+            OomdoctorError: There is no answer about it.
+        """
+        self.probes += 1
+        answer = self._probed((), self.request, None)
+        if isinstance(answer, OomdoctorError):
+            raise answer
+        self.rows[()] = self._row((), answer)
+        return answer
+
+    @property
+    def optimizer(self) -> str:
+        """Class name of the optimizer that trains the target as it is."""
+        return self.runs[()].result.optimizer
+
+    def measure(self, sets: Sequence[Names]) -> list[MeasuredRemedies]:
+        """Return a row for each set of remedies, in their order."""
+        pieces = []
+        for names in dict.fromkeys(sets):
+            if names in self.rows:
+                continue
+            if (problem := self._obstacle(names)) is not None:
+                self.rows[names] = _unmeasured(names, "not_applicable", problem)
+            elif self.probes >= self.budget:
+                self.rows[names] = _unmeasured(names, "not_measured", _BUDGET_SPENT)
+            else:
+                self.probes += 1
+                pieces.append(partial(self._measure, names))
+        if pieces:
+            run_all(pieces, min(self.jobs, len(pieces)))
+        return [self.rows[names] for names in sets]
+
+    def again(self, request: ProbeRequest) -> Answer:
+        """Probe another target, such as a patched copy, as the rows were."""
+        self.probes += 1
+        return self._probed((), replace(request, variant=self.request.variant), None)
+
+    def _measure(self, names: Names, stop: CancelToken) -> None:
+        request = replace(self.request, variant=with_remedies(self.request.variant, names))
+        row = self._row(names, self._probed(names, request, stop, self.rows[()].maximum or None))
+        with self._lock:
+            self.rows[names] = row
+            self.progress.stage(_told(row))
+
+    def _obstacle(self, names: Names) -> str | None:
+        """Return why a set cannot be asked about; None where it can."""
+        request = self.request
+        for name in names:
+            one = remedy(name)
+            if not one.accumulates and request.target_batch is not None:
+                return "steps accumulate gradients, which it would apply after each micro-batch"
+            if one.precision is not None and request.variant.precision != "fp32":
+                return f"the step runs under {request.variant.precision} autocast already"
+            setting = request.environment(os.environ).get(ALLOCATOR_VARIABLE)
+            if one.allocator is not None and setting:
+                return f"`{ALLOCATOR_VARIABLE}={setting}` is set already"
+        return None
+
+    def _probed(self, names: Names, request: ProbeRequest, stop: CancelToken | None, size: int | None = None) -> Answer:
+        request = replace(request, profiles=False, profile_micro_batch=size)
+        return probe_case(Case("+".join(names), request), stop, self.workers.start)
+
+    def _row(self, names: Names, answer: Answer) -> MeasuredRemedies:
+        if isinstance(answer, NotApplicableError):
+            return _unmeasured(names, "not_applicable", answer.message)
+        if isinstance(answer, OomdoctorError):
+            return _unmeasured(names, "raises", answer.message)
+        self.runs[names] = answer
+        result, plain = answer.result, self.rows.get(())
+        sizes = result.micro_batch
+        trial = _trial(result.trials, sizes.maximum)
+        compared = _trial(result.trials, plain.maximum) if plain else None
+        return replace(
+            _unmeasured(names, "measured", None),
+            maximum=sizes.maximum,
+            recommended=sizes.recommended,
+            limited_by=sizes.limited_by,
+            peak_bytes=trial.peak_allocated_bytes if trial else None,
+            compared_peak_bytes=compared.peak_allocated_bytes if compared else None,
+            bytes_per_sample=_slope(result.trials),
+            fixed_bytes=trial.fixed_bytes if trial else None,
+            host_bytes=answer.host_bytes,
+            acts_on=tuple(change.acts_on for change in answer.changes if change.acts_on),
+            notes=tuple(change.note for change in answer.changes if change.note),
+        )
+
+
+def _unmeasured(names: Names, outcome: str, problem: str | None) -> MeasuredRemedies:
+    remedies = [remedy(name) for name in names]
+    return MeasuredRemedies(
+        remedies=names,
+        title="; ".join(one.title for one in remedies) or "as it is",
+        exactness=exactness(names),
+        outcome=outcome,  # type: ignore[arg-type]
+        cost=tuple(one.cost for one in remedies),
+        problem=problem,
+    )
+
+
+def _trial(trials: Sequence[Trial], size: int) -> Trial | None:
+    fitting = [trial for trial in trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
+    return fitting[0] if fitting else None
+
+
+def _peak(trial: Trial) -> int:
+    return trial.peak_allocated_bytes or 0
+
+
+def _slope(trials: Sequence[Trial]) -> int | None:
+    """Return what a sample more takes, between the smallest and the largest size that fit."""
+    fitting = sorted((t.micro_batch, _peak(t)) for t in trials if t.outcome is Outcome.FITS)
+    if not fitting or fitting[0][0] == fitting[-1][0]:
+        return None
+    (small, low), (large, high) = fitting[0], fitting[-1]
+    return (high - low) // (large - small)
+
+
+def _told(row: MeasuredRemedies) -> str:
+    found = f"{row.maximum}" if row.outcome == "measured" else row.outcome.replace("_", " ")
+    return f"{' + '.join(row.remedies)}: {found}"
+
+
+def order(row: MeasuredRemedies) -> tuple[int, int, int, tuple[int, ...]]:
+    """Return what sorts rows, the best last."""
+    return row.maximum, row.recommended, -(row.compared_peak_bytes or 0), tuple(-part for part in cost(row.remedies))

@@ -1,0 +1,239 @@
+"""Prescribe: from the question to the document."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor import __version__
+from oomdoctor.engines.monitor import has_local_gpu
+from oomdoctor.errors import EXIT_GATE, EXIT_OK, NotApplicableError, OomdoctorError, UsageError
+from oomdoctor.multi_card.pool import default_jobs
+from oomdoctor.multi_card.workers import WorkerPool
+from oomdoctor.output import check_writable
+from oomdoctor.prescription.measuring import Measuring, order
+from oomdoctor.prescription.search import search, with_front
+from oomdoctor.remedies.catalogue import BY_ID, remedy
+from oomdoctor.remedies.patch import code_by_place, diff_of, merged, patched
+from oomdoctor.request import ProbeRequest  # noqa: TC001
+from oomdoctor.results.document import PrescribeDocument
+from oomdoctor.results.prescribe import Patch, PrescribedCode, PrescribeResult
+from oomdoctor.target.reference import parse_reference
+from oomdoctor.trial.process import CancelToken
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from oomdoctor.prescription.search import Found, Keep
+    from oomdoctor.progress import Progress
+    from oomdoctor.remedies.file_edit import FileEdit
+    from oomdoctor.results import Accumulation
+    from oomdoctor.results.prescribe import MeasuredRemedies, PrescribeStatus
+    from oomdoctor.target.reference import Reference
+    from oomdoctor.trial.answer import ProbeRun
+
+DEFAULT_BUDGET: Final = 80
+KEEPS: Final = ("same", "rounding", "any")
+
+
+@dataclass(frozen=True, slots=True)
+class PrescribeRequest:
+    """One question to `oomdoctor prescribe`.
+
+    Attributes:
+        probe: The question about the target as it is.
+        need: The micro-batch that is needed; None for as much as possible.
+        keep: What combinations have to leave the same.
+        without: Remedies to leave out.
+        beside: Remedies to measure although they change what is trained on request only.
+        budget: Most probes.
+        jobs: Most probes at once; None for one a core.
+        write: Where the patched file goes; None to write none.
+    """
+
+    probe: ProbeRequest
+    need: int | None = None
+    keep: Keep = "rounding"
+    without: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    budget: int = DEFAULT_BUDGET
+    jobs: int | None = None
+    write: Path | None = None
+
+    def check(self) -> None:
+        """See that it can be asked.
+
+        Raises:
+            UsageError: It names no remedy that there is, needs what is no size, or is about a command.
+        """
+        if self.probe.command is not None:
+            raise UsageError(
+                "a command is given, and remedies are measured on files alone",
+                hint="put model, batch and step into a file, as `docs/commands/probe.md` says",
+            )
+        for name in (*self.without, *self.beside):
+            if name not in BY_ID:
+                raise UsageError(f"there is no remedy `{name}`", hint=f"there are {', '.join(BY_ID)}")
+        if self.keep not in KEEPS:
+            raise UsageError(f"`keep` is `{self.keep}`, which is none of its values", hint="one of same, rounding, any")
+        if self.need is not None and self.need < 1:
+            raise UsageError(f"`need` is {self.need}, and a micro-batch has 1 sample or more", hint="give a larger one")
+        if self.need is not None and self.probe.target_batch is not None and self.need > self.probe.target_batch:
+            raise UsageError(
+                f"a micro-batch of {self.need} is needed, and the target batch is {self.probe.target_batch}",
+                hint="raise the target batch, above which no micro-batch is tried",
+            )
+        if self.write is not None:
+            check_writable(self.write)
+
+
+def prescribe(request: PrescribeRequest, progress: Progress) -> PrescribeDocument:
+    """Measure every remedy on the target, and say which of them to take.
+
+    Args:
+        request: The question.
+        progress: Told of each row.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        TargetError: The user's file is at fault.
+        NoAnswerError: No device, a crash, or a time limit.
+    """
+    request.check()
+    reference = parse_reference(request.probe.target, directory=request.probe.directory)
+    is_local = request.probe.gpu is None and has_local_gpu()
+    jobs = 1 if is_local else request.jobs or default_jobs(len(BY_ID))
+    with WorkerPool(CancelToken()) as workers:
+        measuring = Measuring(request.probe, progress, workers, jobs, request.budget)
+        progress.stage(f"probing {request.probe.target} as it is")
+        plain = measuring.plain()
+        progress.stage(f"as it is: {plain.result.micro_batch.maximum}")
+        found = search(
+            measuring.measure,
+            measuring.rows[()],
+            need=request.need,
+            keep=request.keep,
+            without=request.without,
+            beside=request.beside,
+            blocks=lambda names: max((change.total for change in measuring.runs[names].changes), default=0),
+        )
+        edit = _edit(measuring, found)
+        patch, problem = _patch(request, measuring, reference, found, edit) if edit is not None else (None, None)
+    return _document(request, measuring, plain, found, edit, reference, patch, problem)
+
+
+def _edit(measuring: Measuring, found: Found) -> FileEdit | None:
+    """Return what is prescribed as an edit; None where nothing is."""
+    if found.chosen is None:
+        return None
+    names = found.chosen.remedies
+    applied = [change.edit for change in measuring.runs[names].changes]
+    return merged([*(remedy(name).edit() for name in names), *applied])
+
+
+def _patch(
+    request: PrescribeRequest, measuring: Measuring, reference: Reference, found: Found, edit: FileEdit
+) -> tuple[Patch | None, str | None]:
+    """Return the patch with its proof, or why there is none."""
+    if reference.path is None:
+        return None, f"`{reference.location}` is a module, and patches are made of files"
+    path = Path(reference.path)
+    try:
+        source = path.read_bytes().decode("utf-8")
+        after = patched(source, edit, reference.attribute or "build_model", measuring.optimizer)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, prefix=f"{path.stem}_prescribed_", suffix=".py", encoding="utf-8", newline=""
+        ) as copy:
+            copy.write(after)
+            copy.flush()
+            answer = measuring.again(replace(request.probe, target=_renamed(reference, copy.name)))
+    except NotApplicableError as error:
+        return None, error.message
+    except (OSError, UnicodeDecodeError) as error:
+        return None, f"a patched copy beside `{reference.location}` cannot be made: {error}"
+    if isinstance(answer, OomdoctorError):
+        return None, f"the patched copy fails: {answer.message}"
+    maximum, expected = answer.result.micro_batch.maximum, found.chosen.maximum if found.chosen else 0
+    if maximum != expected:
+        return None, f"the patched copy has a maximum of {maximum}, and what is prescribed {expected}"
+    if request.write is not None:
+        request.write.write_bytes(after.encode("utf-8"))
+    written = None if request.write is None else str(request.write)
+    return Patch(reference.location, diff_of(reference.location, source, after), maximum, written), None
+
+
+def _renamed(reference: Reference, path: str) -> str:
+    call = reference.attribute or ""
+    arguments = f"({reference.arguments})" if reference.arguments is not None else ""
+    return f"{path}:{call}{arguments}" if call else path
+
+
+def _document(  # noqa: PLR0913, PLR0917 - the parts of one
+    request: PrescribeRequest,
+    measuring: Measuring,
+    plain: ProbeRun,
+    found: Found,
+    edit: FileEdit | None,
+    reference: Reference,
+    patch: Patch | None,
+    problem: str | None,
+) -> PrescribeDocument:
+    chosen, first = found.chosen, measuring.rows[()]
+    rows = with_front([first, *found.alone, *found.combined])
+    alone = sorted(
+        rows[1 : 1 + len(found.alone)], key=lambda row: (row.outcome == "measured", order(row)), reverse=True
+    )
+    reached = max(first.maximum, chosen.maximum if chosen else 0)
+    status: PrescribeStatus = "measured"
+    if request.need is not None:
+        status = "reached" if reached >= request.need else "not_reached"
+    elif not reached:
+        status = "nothing_fits"
+    code = () if edit is None else _code(edit, reference, measuring.optimizer)
+    result = plain.result
+    return PrescribeDocument(
+        command="prescribe",
+        status=status,
+        exit_code=EXIT_OK if status in ("measured", "reached") else EXIT_GATE,
+        versions={"oomdoctor": __version__, **plain.versions},
+        result=PrescribeResult(
+            target=request.probe.target,
+            target_batch=request.probe.target_batch,
+            world_size=request.probe.world_size,
+            precision=request.probe.variant.precision,
+            need=request.need,
+            keep=request.keep,
+            without=request.without,
+            capacity_bytes=result.capacity_bytes,
+            headroom=request.probe.headroom,
+            device=result.device,
+            plain=rows[0],
+            alone=tuple(alone),
+            combined=tuple(rows[1 + len(found.alone) :]),
+            prescribed=next((row for row in rows if chosen and row.remedies == chosen.remedies), None),
+            accumulation=_accumulation(measuring, chosen),
+            code=code,
+            patch=patch,
+            patch_problem=problem,
+            probes=measuring.probes,
+            reasons=result.reasons,
+            warnings=_warnings(request, result.warnings, patch),
+        ),
+    )
+
+
+def _accumulation(measuring: Measuring, chosen: MeasuredRemedies | None) -> Accumulation | None:
+    return None if chosen is None else measuring.runs[chosen.remedies].result.accumulation
+
+
+def _code(edit: FileEdit, reference: Reference, optimizer: str) -> tuple[PrescribedCode, ...]:
+    builder = reference.attribute or "build_model"
+    return tuple(PrescribedCode(place, lines) for place, lines in code_by_place(edit, builder, optimizer))
+
+
+def _warnings(request: PrescribeRequest, warnings: Sequence[str], patch: Patch | None) -> tuple[str, ...]:
+    if request.write is not None and patch is None:
+        return (*warnings, f"nothing was written to `{request.write}`: there is no proven patch")
+    return tuple(warnings)

@@ -1,0 +1,158 @@
+"""The search over sets of remedies: greedy, since remedies do not add up and the peak moves between phases.
+
+Each remedy is measured alone; the best is taken, all others are measured again on top of it, and so on until the size
+that is needed is reached or nothing gains a sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from oomdoctor.prescription.measuring import order
+from oomdoctor.remedies.catalogue import BY_ID, EXACTNESS, REMEDIES, cost, remedy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from oomdoctor.results.prescribe import MeasuredRemedies
+
+    Names = tuple[str, ...]
+    Measure = Callable[[Sequence[Names]], list[MeasuredRemedies]]
+
+Keep: TypeAlias = Literal["same", "rounding", "any"]
+_WHOLE: Final = ("checkpoint", "checkpoint-every-2")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the search found.
+
+    Attributes:
+        alone: A row for each remedy.
+        combined: Rows of several, in the order in which they were measured.
+        chosen: The row to prescribe; None where nothing gains.
+    """
+
+    alone: tuple[MeasuredRemedies, ...]
+    combined: tuple[MeasuredRemedies, ...]
+    chosen: MeasuredRemedies | None
+
+
+def search(  # noqa: PLR0913 - each is a fact of its own
+    measure: Measure,
+    plain: MeasuredRemedies,
+    *,
+    need: int | None,
+    keep: Keep,
+    without: Iterable[str] = (),
+    beside: Iterable[str] = (),
+    blocks: Callable[[Names], int],
+) -> Found:
+    """Measure remedies and their combinations.
+
+    Args:
+        measure: Returns a row for each set.
+        plain: The target as it is.
+        need: The size that is enough; None for as much as possible.
+        keep: What combinations leave the same.
+        without: Remedies to leave out.
+        beside: Remedies to measure although they are measured on request only.
+        blocks: Returns how many blocks a measured set checkpoints at most.
+    """
+    left_out, asked = {*without}, {*beside}
+    names = [one.id for one in REMEDIES if one.id not in left_out and (not one.on_request or one.id in asked)]
+    alone = measure([(name,) for name in names])
+    rows = [
+        row
+        for row in alone
+        if row.outcome == "measured"
+        and _is_kept(row, keep)
+        and (row.remedies[0] in asked or not BY_ID[row.remedies[0]].alone)
+    ]
+    useful = [row.remedies[0] for row in rows]
+    first, best, combined = rows, plain, []
+    while rows and not _is_enough(best, need):
+        winner = max(rows, key=order)
+        if winner.maximum <= best.maximum:
+            break
+        best = winner
+        kinds = {remedy(name).kind for name in best.remedies}
+        if _is_enough(best, need):
+            break
+        rows = measure([(*best.remedies, name) for name in useful if BY_ID[name].kind not in kinds])
+        combined += rows
+        rows = [row for row in rows if row.outcome == "measured"]
+    if not best.remedies:
+        return Found(tuple(alone), tuple(combined), None)
+    chosen, more = _cheapest(measure, [*first, *combined], best, need, keep, blocks)
+    return Found(tuple(alone), (*combined, *more), chosen)
+
+
+def _is_kept(row: MeasuredRemedies, keep: Keep) -> bool:
+    return keep == "any" or EXACTNESS.index(row.exactness) <= EXACTNESS.index(keep)
+
+
+def _is_enough(row: MeasuredRemedies, need: int | None) -> bool:
+    return row.limited_by == "target" or (need is not None and row.maximum >= need)
+
+
+def _cheapest(  # noqa: PLR0913, PLR0917 - what the search knows
+    measure: Measure,
+    rows: Sequence[MeasuredRemedies],
+    best: MeasuredRemedies,
+    need: int | None,
+    keep: Keep,
+    blocks: Callable[[Names], int],
+) -> tuple[MeasuredRemedies, list[MeasuredRemedies]]:
+    """Return the cheapest row that is as good as the best, and rows that were measured for that.
+
+    As good is to reach what is needed, or else as much as the best.
+    """
+    enough = best.maximum if need is None else min(need, best.maximum)
+    measured = [row for row in rows if row.outcome == "measured" and _is_kept(row, keep)]
+    chosen = min((row for row in measured if row.maximum >= enough), key=lambda row: cost(row.remedies))
+    more: list[MeasuredRemedies] = []
+    for name in sorted(chosen.remedies, key=lambda name: -remedy(name).rank):
+        rest = tuple(other for other in chosen.remedies if other != name)
+        if rest:
+            row = measure([rest])[0]
+            more += [row]
+            chosen = row if row.maximum >= enough else chosen
+    whole = next((name for name in chosen.remedies if name in _WHOLE), None)
+    if whole is not None:
+        fewer = _fewest_blocks(measure, chosen, whole, enough, blocks(chosen.remedies))
+        more += fewer
+        chosen = min([chosen, *fewer], key=lambda row: (row.maximum < enough, _checkpointed(row), cost(row.remedies)))
+    return chosen, [row for row in more if row not in rows]
+
+
+def _fewest_blocks(
+    measure: Measure, chosen: MeasuredRemedies, whole: str, enough: int, total: int
+) -> list[MeasuredRemedies]:
+    """Bisect for the least number of blocks whose checkpointing is enough; return every row on the way."""
+    rows: list[MeasuredRemedies] = []
+    low, high = 0, total
+    while high - low > 1:
+        middle = (low + high) // 2
+        names = tuple(f"checkpoint-first-{middle}" if name == whole else name for name in chosen.remedies)
+        row = measure([names])[0]
+        rows.append(row)
+        low, high = (low, middle) if row.maximum >= enough else (middle, high)
+    return rows
+
+
+def _checkpointed(row: MeasuredRemedies) -> int:
+    """Return a number that is smaller for fewer checkpointed blocks."""
+    first = [int(name.rpartition("-")[2]) for name in row.remedies if name.startswith("checkpoint-first-")]
+    return first[0] if first else 1 << 30
+
+
+def with_front(rows: Sequence[MeasuredRemedies]) -> list[MeasuredRemedies]:
+    """Return the rows with those marked that nothing cheaper reaches: the front of maximum against cost."""
+    measured = [row for row in rows if row.outcome == "measured"]
+
+    def is_beaten(row: MeasuredRemedies) -> bool:
+        return any(other.maximum >= row.maximum and cost(other.remedies) < cost(row.remedies) for other in measured)
+
+    return [replace(row, on_front=row in measured and not is_beaten(row)) for row in rows]

@@ -1,0 +1,249 @@
+"""Changes to a model's repeated blocks: activation checkpointing in its kinds, and freezing.
+
+Blocks are the outermost modules of the class that is repeated and has the most trainable parameters. A model of
+transformers or timm that checkpoints by a switch of its own is left to that: its layers write caches, which a replay by
+somebody else would write twice.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from oomdoctor.remedies.change import Change, refuse
+from oomdoctor.remedies.file_edit import FileEdit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Blocks = Sequence[tuple[str, nn.Module]]
+
+_CONTAINERS: Final = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+_ATTENTION: Final = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+_SAVED: Final = {
+    "matmuls": ("mm", "addmm", "bmm", "convolution", *_ATTENTION),
+    "attention": _ATTENTION,
+}
+"""Names of the operators in `torch.ops.aten` whose results selective checkpointing keeps."""
+
+
+def repeated_blocks(model: nn.Module) -> Blocks:
+    """Return path and module of each block; empty where no class with children and parameters is repeated."""
+    by_class: dict[type[nn.Module], list[tuple[str, nn.Module]]] = {}
+    for name, module in model.named_modules():
+        trains = any(parameter.requires_grad for parameter in module.parameters())
+        if name and trains and not isinstance(module, _CONTAINERS) and any(True for _ in module.children()):
+            by_class.setdefault(type(module), []).append((name, module))
+    repeated = [blocks for blocks in map(_outermost, by_class.values()) if len(blocks) > 1]
+    return max(repeated, key=_parameters, default=())
+
+
+def _outermost(blocks: Blocks) -> Blocks:
+    names = [f"{name}." for name, _ in blocks]
+    return [
+        (name, block) for name, block in blocks if not any(f"{name}.".startswith(o) for o in names if o != f"{name}.")
+    ]
+
+
+def _parameters(blocks: Blocks) -> int:
+    return sum(parameter.numel() for _, block in blocks for parameter in block.parameters())
+
+
+class CheckpointBlocks(Change):
+    """Checkpointing of blocks: all, every n-th (`checkpoint-every-2`) or the first n (`checkpoint-first-5`)."""
+
+    saved: str | None = None
+
+    def model(self, model: nn.Module) -> nn.Module:
+        """Have the blocks, or the model's own switch, compute their activations again in the backward."""
+        switch = _switch_of(model)
+        if switch is not None:
+            self._edit = self._switched(model, *switch)
+            return model
+        blocks = self._chosen(repeated_blocks(model))
+        for _, block in blocks:
+            block.forward = _checkpointed(block, self._options())
+        self._edit = self._by_hand(_expression(model, [name for name, _ in blocks]))
+        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for _, b in blocks for module in b.modules()):  # noqa: SLF001
+            self.note = "batch norms in the blocks update their running statistics twice a step"
+        return model
+
+    def edit(self) -> FileEdit:
+        """Return lines for the end of `build_model`."""
+        return self._edit
+
+    def _chosen(self, blocks: Blocks) -> Blocks:
+        if not blocks:
+            raise refuse("no class of modules is repeated in the model, so that there are no blocks to checkpoint")
+        first = self.argument if "-first-" in self.name else None
+        chosen = blocks[:first] if first else blocks[:: self.argument or 1]
+        self.count, self.total = len(chosen), len(blocks)
+        self.acts_on = f"{len(chosen)} of {len(blocks)} blocks (`{pattern([name for name, _ in blocks])}`)"
+        return chosen
+
+    def _options(self) -> dict[str, Any]:
+        if self.saved is None:
+            return {}
+        return {"context_fn": partial(create_selective_checkpoint_contexts, _operators(self.saved))}
+
+    def _switched(self, model: nn.Module, layers: list[nn.Module], call: str, method: Callable[[], object]) -> FileEdit:
+        if self.saved is not None:
+            raise refuse(f"the model checkpoints by a switch of its own, `{call}`, which keeps no operators' results")
+        if self.argument is not None and not layers:
+            raise refuse(f"the model checkpoints by a switch of its own, `{call}`, all layers or none")
+        method()
+        lines = [f"model.{call}"]
+        layers = [layer for layer in model.modules() if layer in layers]
+        first = self.argument if "-first-" in self.name else None
+        kept = layers[first:] if first else [] if self.argument is None else _others(layers, self.argument)
+        for layer in kept:
+            setattr(layer, "gradient_checkpointing", False)  # noqa: B010 - not of every module
+        self.count, self.total = len(layers) - len(kept), len(layers)
+        self.acts_on = f"{self.count} of {self.total} layers, by `{call}`" if layers else f"all layers, by `{call}`"
+        if kept:
+            part = f"[{first}:]" if first else f" if number % {self.argument}"
+            lines += [
+                "layers = [module for module in model.modules() if hasattr(module, '_gradient_checkpointing_func')]"
+            ]
+            lines += [f"layers = [layer for layer in layers if type(layer).__name__ == {type(kept[0]).__name__!r}]"]
+            every = f"layers{part}" if first else f"[layer for number, layer in enumerate(layers){part}]"
+            lines += [f"for layer in {every}:", "    layer.gradient_checkpointing = False"]
+        return FileEdit(model=tuple(lines))
+
+    def _by_hand(self, blocks: str) -> FileEdit:
+        imports = ["import functools", "from torch.utils.checkpoint import checkpoint"]
+        definitions: tuple[str, ...] = ()
+        lines, context = [f"for block in {blocks}:"], ""
+        if self.saved is not None:
+            imports[1:] = ["import torch", f"{imports[1]}, create_selective_checkpoint_contexts"]
+            kept = (f"    torch.ops.aten.{name}.default," for name in _SAVED[self.saved])
+            definitions = ("KEPT_RESULTS = [", *kept, "]")
+            lines[:0] = ["context = functools.partial(create_selective_checkpoint_contexts, KEPT_RESULTS)"]
+            context = ", context_fn=context"
+        lines += [f"    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False{context})"]
+        return FileEdit(imports=tuple(imports), definitions=definitions, model=tuple(lines))
+
+
+class SelectiveMatmuls(CheckpointBlocks):
+    """Checkpointing of blocks that keeps the results of matrix products, convolutions and attention."""
+
+    saved = "matmuls"
+
+
+class SelectiveAttention(CheckpointBlocks):
+    """Checkpointing of blocks that keeps the results of attention."""
+
+    saved = "attention"
+
+
+class FreezeBlocks(Change):
+    """Freezing of the first half of the blocks, and of what is before them."""
+
+    def model(self, model: nn.Module) -> nn.Module:
+        """Freeze them."""
+        blocks = repeated_blocks(model)
+        if not blocks:
+            raise refuse("no class of modules is repeated in the model, so that there are no blocks to freeze")
+        chosen = blocks[: len(blocks) // 2]
+        self.count, self.total = len(chosen), len(blocks)
+        self.acts_on = f"{len(chosen)} of {len(blocks)} blocks (`{pattern([name for name, _ in blocks])}`)"
+        self._blocks = _expression(model, [name for name, _ in chosen])
+        for _, block in chosen:
+            block.requires_grad_(False)  # noqa: FBT003 - torch's own
+        for parameter in model.parameters(recurse=False):
+            parameter.requires_grad_(False)  # noqa: FBT003 - torch's own
+        return model
+
+    def edit(self) -> FileEdit:
+        """Return lines for the end of `build_model`."""
+        lines = [
+            f"for block in {self._blocks}:",
+            "    block.requires_grad_(False)",
+            "for parameter in model.parameters(recurse=False):",
+            "    parameter.requires_grad_(False)",
+        ]
+        return FileEdit(model=tuple(lines))
+
+
+def _checkpointed(block: nn.Module, options: dict[str, Any]) -> Callable[..., object]:
+    inner = block.forward
+
+    def forward(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401 - what the block takes
+        if not (block.training and torch.is_grad_enabled()):
+            return inner(*args, **kwargs)
+        result: object = checkpoint(inner, *args, use_reentrant=False, **options, **kwargs)
+        return result
+
+    return forward
+
+
+def _operators(saved: str) -> list[torch._ops.OpOverload]:
+    return [getattr(torch.ops.aten, name).default for name in _SAVED[saved] if hasattr(torch.ops.aten, name)]
+
+
+def _switch_of(model: nn.Module) -> tuple[list[nn.Module], str, Callable[[], object]] | None:
+    """Return the layers that a model's own switch can be told apart, its call, and the switch; None without one."""
+    if getattr(model, "supports_gradient_checkpointing", False):
+        names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+        name = next((name for name in names if hasattr(model, name)), None)
+        if name is not None:
+            return _layers_of_transformers(model), f"{name}()", getattr(model, name)
+    if hasattr(model, "set_grad_checkpointing"):
+        return [], "set_grad_checkpointing()", cast("Any", model).set_grad_checkpointing
+    return None
+
+
+def _layers_of_transformers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers that checkpoint one by one; none where they are of several classes."""
+    layers = [
+        module
+        for module in model.modules()
+        if any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)
+    ]
+    return layers if len({type(layer) for layer in layers}) == 1 else []
+
+
+def _others(layers: Sequence[nn.Module], every: int) -> list[nn.Module]:
+    return [layer for number, layer in enumerate(layers) if number % every]
+
+
+def pattern(names: Sequence[str]) -> str:
+    """Return paths of blocks as one, with their numbers as `*`, such as `blocks.*` or `layer1.*`."""
+    patterns = dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in names)
+    return ", ".join(patterns)
+
+
+def _expression(model: nn.Module, names: Sequence[str]) -> str:
+    """Return an expression for the blocks of these paths of `model`."""
+    parents: dict[str, list[int]] = {}
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        if not parent or not last.isdigit():
+            return f"map(model.get_submodule, {list(names)!r})"
+        parents.setdefault(parent, []).append(int(last))
+    parts = [
+        f"*{_attribute(parent)}{_slice(numbers, sum(1 for _ in model.get_submodule(parent).children()))}"
+        for parent, numbers in parents.items()
+    ]
+    return parts[0][1:] if len(parts) == 1 else f"[{', '.join(parts)}]"
+
+
+def _attribute(path: str) -> str:
+    return "model" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path.split("."))
+
+
+def _slice(numbers: Sequence[int], length: int) -> str:
+    """Return the slice of a list's items with these numbers; nothing for all."""
+    if [*numbers] == [*range(length)]:
+        return ""
+    step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+    return f"[{numbers[0] or ''}:{numbers[-1] + 1}{f':{step}' if step != 1 else ''}]"

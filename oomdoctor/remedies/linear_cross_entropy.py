@@ -1,0 +1,199 @@
+"""A linear layer and the cross entropy on it in one operator, which never holds all logits.
+
+`fused_linear_cross_entropy()` does it for any forward inside of it: what the layer with the most outputs returns is
+left to be computed until something asks for it. Where that is `cross_entropy`, PyTorch's `linear_cross_entropy`
+answers instead; where it is anything else, the layer computes as ever. Views, slices and `.float()` on the way are
+followed.
+"""
+
+from __future__ import annotations
+
+from contextlib import ContextDecorator
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody has it
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from oomdoctor.remedies.change import Change, refuse
+from oomdoctor.remedies.file_edit import FileEdit
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+_KEEPS_ROWS: Final = ("view", "reshape", "flatten", "__getitem__")
+_SAME: Final = ("contiguous", "float")
+_ASKS: Final = ("size", "dim", "numel", "ndimension", "stride", "is_floating_point", "__get__", "__len__")
+_LEAST_OUTPUTS: Final = 64
+"""Fewer logits than these are no memory."""
+
+
+class _Logits(torch.Tensor):
+    """What a linear layer will return: a shape, until something but the cross entropy asks for the numbers."""
+
+    hidden: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    owner: fused_linear_cross_entropy
+    computed: torch.Tensor | None
+
+    def __new__(
+        cls,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        owner: fused_linear_cross_entropy,
+    ) -> Self:
+        shape = (*hidden.shape[:-1], weight.shape[0])
+        made = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
+            cls, shape, dtype=dtype, device=hidden.device, requires_grad=True
+        )
+        made.hidden, made.weight, made.bias, made.owner, made.computed = hidden, weight, bias, owner, None
+        return made
+
+    def numbers(self) -> torch.Tensor:
+        """Compute them, once."""
+        if self.computed is None:
+            self.computed = F.linear(self.hidden, self.weight, self.bias)
+        return self.computed
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # noqa: ANN401
+        del types, args, kwargs
+        raise refuse(f"the logits go into `{func}` below PyTorch's functions, where they cannot be left out")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        del types
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        logits = args[0] if args and isinstance(args[0], cls) else None
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
+            if logits is None or logits.computed is not None:
+                return function(*tree_map(_numbers, args), **tree_map(_numbers, kwargs))
+            if name in _ASKS:
+                return function(*args, **kwargs)
+            if name in _SAME and not kwargs:
+                return logits
+            if name in _KEEPS_ROWS and (rows := _rows(logits, name, args[1:], kwargs)) is not None:
+                return cls(rows, logits.weight, logits.bias, logits.dtype, logits.owner)
+            if name == "cross_entropy" and (loss := _fused(logits, args[1:], kwargs)) is not None:
+                logits.owner.fused += 1
+                return loss
+            return function(*tree_map(_numbers, args), **tree_map(_numbers, kwargs))
+
+
+def _numbers(value: object) -> object:
+    return value.numbers() if isinstance(value, _Logits) else value
+
+
+def _rows(logits: _Logits, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Return the layer's inputs after a view or slice that leaves whole rows of logits; None for any other."""
+    shape = getattr(torch.empty(logits.shape, device="meta"), name)(*args, **kwargs).shape
+    if not shape or shape[-1] != logits.shape[-1]:
+        return None
+    if name != "__getitem__":
+        return logits.hidden.reshape(*shape[:-1], logits.hidden.shape[-1])
+    rows = logits.hidden[args[0]]
+    return rows if rows.shape == (*shape[:-1], logits.hidden.shape[-1]) else None
+
+
+def _fused(logits: _Logits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Return the loss; None where it is one that PyTorch fuses not."""
+    names = ("target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    target = given.pop("target")
+    if target.is_floating_point() or logits.dim() != 2 or given.pop("size_average", None) or given.pop("reduce", None):  # noqa: PLR2004
+        return None
+    hidden, weight, bias = logits.hidden, logits.weight, logits.bias
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+        hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    loss: torch.Tensor = F.linear_cross_entropy(
+        hidden, weight, target, linear_bias=bias, options=torch.nn.LinearCrossEntropyOptions(), **given
+    )
+    return loss
+
+
+class fused_linear_cross_entropy(TorchFunctionMode, ContextDecorator):  # noqa: N801 - it is used as a function
+    """Have the cross entropy on a large linear layer's output never hold all logits; a context and a decorator.
+
+        @fused_linear_cross_entropy(outputs=50257)
+        def training_step(model, batch): ...
+
+    Needs a PyTorch with `torch.nn.LinearCrossEntropyOptions`. The gradient is that of the two operators but for
+    rounding.
+
+    Args:
+        outputs: Outputs of the layer.
+
+    Attributes:
+        fused: How often the two were one.
+    """
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.fused = 0
+
+    def _recreate_cm(self) -> Self:
+        return type(self)(self.outputs)  # of one that is inside of itself, torch would lose the outer
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        """Leave the layer's output to be computed; call everything else."""
+        del types
+        kwargs = kwargs or {}
+        if function is F.linear and torch.is_grad_enabled():
+            hidden, weight, bias = _layer(*args, **kwargs)
+            if weight.shape[0] == self.outputs and not any(isinstance(item, _Logits) for item in (hidden, weight)):
+                kind = hidden.device.type
+                dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+                return _Logits(hidden, weight, bias, dtype, self)
+        return function(*args, **kwargs)
+
+
+def _layer(
+    input: torch.Tensor,  # noqa: A002 - as `torch.nn.functional.linear` has it
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    return input, weight, bias
+
+
+class FuseLinearCrossEntropy(Change):
+    """`fused_linear_cross_entropy` around each forward."""
+
+    _mode: fused_linear_cross_entropy
+
+    def model(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Find the layer with the most outputs; nothing is changed in the model."""
+        if not hasattr(torch.nn, "LinearCrossEntropyOptions") or not hasattr(F, "linear_cross_entropy"):
+            raise refuse(
+                f"PyTorch {torch.__version__} has no `linear_cross_entropy` that goes in pieces; "
+                "`LigerFusedLinearCrossEntropyLoss` of liger-kernel does the same"
+            )
+        self._outputs = max((p.shape[0] for p in model.parameters() if p.dim() == 2), default=0)  # noqa: PLR2004
+        if self._outputs < _LEAST_OUTPUTS:
+            raise refuse(f"no linear layer has as many as {_LEAST_OUTPUTS} outputs")
+        self.acts_on = f"the linear layer with {self._outputs} outputs and the `cross_entropy` on it"
+        self.count = self.total = 1
+        return model
+
+    def forward(self) -> AbstractContextManager[object]:
+        """Return a context of its own for each forward."""
+        self._mode = fused_linear_cross_entropy(self._outputs)
+        return self._mode
+
+    def check_forward(self) -> None:
+        """See that the two were one."""
+        if not self._mode.fused:
+            raise refuse(f"no output of a linear layer with {self._outputs} outputs goes straight into `cross_entropy`")
+
+    def edit(self) -> FileEdit:
+        """Return a decorator of `training_step`."""
+        return FileEdit(
+            imports=("from oomdoctor.remedies.linear_cross_entropy import fused_linear_cross_entropy",),
+            decorators=(f"fused_linear_cross_entropy(outputs={self._outputs})",),
+        )

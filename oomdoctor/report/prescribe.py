@@ -1,0 +1,262 @@
+"""The report of `oomdoctor prescribe`, in every format: each remedy's row, what is prescribed, and the patch."""
+
+from __future__ import annotations
+
+from textwrap import indent
+from typing import TYPE_CHECKING, Any, Final
+
+from oomdoctor.report import gpus
+from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path, target_file
+from oomdoctor.report.plain_text import capitalised, count, sentence, visible
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from oomdoctor.output import Terminal
+    from oomdoctor.results import MeasuredRemedies, PrescribeDocument, PrescribeResult
+
+_COLUMNS: Final = ("remedies", ">largest", ">recommended", ">saved", ">a sample", ">fixed", "keeps", "")
+_KEEPS: Final = {"same": "the same numbers", "rounding": "all but rounding", "other": "trains otherwise"}
+_FRONT: Final = "*"
+
+
+def text(document: PrescribeDocument, terminal: Terminal) -> str:
+    """Render a prescription for a terminal, with a newline at its end."""
+    return "\n".join(_lines(document, terminal)) + "\n"
+
+
+def _lines(document: PrescribeDocument, terminal: Terminal) -> Iterator[str]:
+    result = document.result
+    rows = [_row(row, result) for row in _measured(result)]
+    columns = [
+        gpus.Column(heading.removeprefix(">"), [row[place] for row in rows], right=heading.startswith(">"))
+        for place, heading in enumerate(_COLUMNS)
+    ]
+    yield from gpus.table(columns, terminal)
+    yield ""
+    yield from (visible(sentence(line)) for line in _legend(result))
+    if left := list(_left(result)):
+        yield ""
+        yield from (visible(sentence(line)) for line in left)
+    yield ""
+    yield visible(sentence(_headline(result)))
+    yield from (visible(sentence(line)) for line in _prescribed(result))
+    for code in result.code:
+        yield ""
+        yield visible(f"{capitalised(code.place)}:")
+        yield ""
+        yield indent("\n".join(map(visible, code.lines)), "    ")
+    if result.patch is not None:
+        yield ""
+        yield visible(sentence(_proof(result)))
+        yield ""
+        yield from map(visible, result.patch.diff.splitlines())
+    elif result.patch_problem is not None:
+        yield ""
+        yield visible(sentence(f"no patch: {result.patch_problem}"))
+    for warning in result.warnings:
+        yield ""
+        yield visible(sentence(warning))
+
+
+# A comment on GitHub holds 65,536 characters; each part has its share of them.
+_ROOM_FOR_TABLE: Final = 30_000
+_ROOM_FOR_TEXT: Final = 10_000
+_LONGEST: Final = 500
+_MOST_LINES: Final = 200
+
+
+def markdown(document: PrescribeDocument) -> str:
+    """Render a prescription as GitHub-flavoured Markdown, with a newline at its end."""
+    return "\n\n".join(_blocks(document)) + "\n"
+
+
+def _blocks(document: PrescribeDocument) -> Iterator[str]:
+    from oomdoctor.report.markdown import code, code_lines, fitting, prose, table, warning_block
+
+    result = document.result
+    yield f"### {prose(capitalised(_cut(_headline(result))))}"
+    warnings = (prose(sentence(_cut(warning))) for warning in result.warnings)
+    yield from warning_block(warnings, len(result.warnings), _ROOM_FOR_TEXT)
+    yield from (prose(sentence(_cut(line))) for line in _prescribed(result))
+    rows = ((code(_cut(row[0])), *map(_cut, row[1:])) for row in (_row(row, result) for row in _measured(result)))
+    headings = [heading.removeprefix(">") or "front" for heading in _COLUMNS]
+    yield table(headings, list(fitting(rows, _ROOM_FOR_TABLE)))
+    lines = [(f"- {prose(sentence(_cut(line)))}",) for line in (*_legend(result), *_left(result))]
+    yield "\n".join(line for (line,) in fitting(lines, _ROOM_FOR_TEXT))
+    for part in result.code[:10]:
+        yield f"**{prose(capitalised(_cut(part.place)))}**"
+        yield code_lines(map(_cut, part.lines[:_MOST_LINES]))
+    if result.patch is not None:
+        yield prose(sentence(_cut(_proof(result))))
+        yield code_lines(map(_cut, result.patch.diff.splitlines()[:_MOST_LINES]))
+    elif result.patch_problem is not None:
+        yield prose(sentence(_cut(f"no patch: {result.patch_problem}")))
+    yield ", ".join(code(_cut(f"{name} {version}")) for name, version in document.versions.items())
+
+
+def _cut(text: str) -> str:
+    return visible(text, _LONGEST)
+
+
+def html(document: PrescribeDocument) -> str:
+    """Render a prescription as one self-contained HTML page, with a bar for each row's maximum."""
+    from oomdoctor.report.html import render_page
+
+    result = document.result
+    rows = _measured(result)
+    most = max((row.maximum for row in rows), default=0) or 1
+    values: dict[str, Any] = {
+        "document": document,
+        "headline": _headline(result),
+        "prescribed": list(_prescribed(result)),
+        "columns": [heading.removeprefix(">") or "front" for heading in _COLUMNS],
+        "rows": [(_row(row, result), round(100 * row.maximum / most, 1), row.on_front) for row in rows],
+        "left": list(_left(result)),
+        "code": result.code,
+        "proof": "" if result.patch is None else _proof(result),
+        "patch": result.patch,
+        "patch_problem": result.patch_problem,
+        "warnings": result.warnings,
+        "legend": [*_legend(result), *(f"{reason.subject}: {reason.text}" for reason in result.reasons)],
+    }
+    return render_page("prescribe.html", values)
+
+
+# --- issues ----------------------------------------------------------------------------------------------------------
+
+_TITLE: Final = "oomdoctor prescribe"
+_HELP: Final = "Apply the code of the report."
+_NOT_REACHED: Final = Rule("need-not-reached", "No remedies reach the micro-batch that is needed", _HELP, "error")
+_PRESCRIBED: Final = Rule("remedies-prescribed", "Remedies make a larger micro-batch fit", _HELP, "note")
+
+
+def issues(document: PrescribeDocument) -> Issues:
+    """Return what is prescribed, or that it is not enough, and the warnings."""
+    result = document.result
+    path = target_file(result.target)
+    lines = (sentence(_headline(result)), *map(sentence, _prescribed(result)))
+    rule = _NOT_REACHED if document.exit_code else _PRESCRIBED
+    found = Issue(
+        level=rule.level,
+        title=f"{_TITLE} {result.target}",
+        lines=lines,
+        location=Location(path, name=result.target),
+        subject=result.target,
+        rule=rule.id,
+        identity=("" if path is None else repository_path(path), result.target, rule.id),
+        case=Case(name="prescribe", group=result.target, kind=rule.id, message=lines[0], body="\n".join(lines)),
+    )
+    warnings = [Issue("warning", _TITLE, (sentence(warning),), Location(path)) for warning in result.warnings]
+    about = {"status": document.status, "precision": result.precision, **document.versions}
+    return Issues(
+        headline=lines[0],
+        groups=[Group(result.target, [found, *warnings], about)],
+        rules=[rule],
+        properties={"need": result.need, "plain_maximum": result.plain.maximum, "probes": result.probes},
+    )
+
+
+# --- sentences -------------------------------------------------------------------------------------------------------
+
+
+def _measured(result: PrescribeResult) -> list[MeasuredRemedies]:
+    """Return the rows of the table: combinations and remedies alone, the largest first, and then what saves nothing."""
+    rows = [row for row in (*result.combined, *result.alone) if row.outcome == "measured"]
+    ordered = sorted(
+        rows, key=lambda row: (-row.maximum, -row.recommended, row.compared_peak_bytes or 0, len(row.remedies))
+    )
+    return [result.plain, *ordered]
+
+
+def _row(row: MeasuredRemedies, result: PrescribeResult) -> tuple[str, ...]:
+    """Return a row's cells, one for each of `_COLUMNS`."""
+    sizes = (str(size) if size else "-" for size in (row.maximum, row.recommended))
+    saved = _saved(row, result.plain) if row.remedies else ""
+    return (
+        " + ".join(row.remedies) or "as it is",
+        *sizes,
+        saved,
+        _size(row.bytes_per_sample),
+        _size(row.fixed_bytes),
+        row.exactness if row.remedies else "",
+        _FRONT if row.on_front else "",
+    )
+
+
+def _size(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else format_size(size_bytes)
+
+
+def _saved(row: MeasuredRemedies, plain: MeasuredRemedies) -> str:
+    """Return bytes that the peak is lower; with a minus where it is higher."""
+    if row.compared_peak_bytes is None or plain.peak_bytes is None:
+        return "-"
+    saved_bytes = plain.peak_bytes - row.compared_peak_bytes
+    return f"{'-' if saved_bytes < 0 else ''}{format_size(abs(saved_bytes))}" if saved_bytes else "0"
+
+
+def _headline(result: PrescribeResult) -> str:
+    plain, chosen, need = result.plain.maximum, result.prescribed, result.need
+    best = max(plain, chosen.maximum if chosen else 0)
+    before = f"micro-batch {plain}" if plain else "nothing"
+    if need is not None and plain >= need:
+        return f"{result.target} as it is fits micro-batch {plain}, and {need} is needed"
+    if need is not None and best < need:
+        return f"{result.target} fits {before}, {best} at most with what was measured, and {need} is needed"
+    if chosen is None:
+        return f"{result.target} fits {before}, and no remedy that may be combined makes it larger"
+    return f"{result.target} fits {before}, and micro-batch {chosen.maximum} with {_named(chosen.remedies)}"
+
+
+def _named(names: Sequence[str]) -> str:
+    return " and ".join(f"`{name}`" for name in names)
+
+
+def _prescribed(result: PrescribeResult) -> Iterator[str]:
+    """Yield what each of the prescribed remedies is, acts on and costs."""
+    row = result.prescribed
+    if row is None:
+        return
+    yield f"{row.title}"
+    if row.acts_on:
+        yield f"it acts on {', and '.join(row.acts_on)}"
+    yield f"it keeps {_KEEPS[row.exactness]}" if row.exactness != "other" else "it trains otherwise"
+    yield f"it costs: {'; '.join(row.cost)}"
+    if row.host_bytes:
+        yield f"{format_size(row.host_bytes)} a micro-batch go to the host, and back"
+    yield from row.notes
+    if result.accumulation is not None:
+        plan = result.accumulation
+        yield f"{count(plan.steps, 'accumulation step')} reach the target batch of {plan.target_batch}"
+
+
+def _left(result: PrescribeResult) -> Iterator[str]:
+    """Yield why rows were not measured."""
+    words = {"not_applicable": "does not apply", "raises": "its step raises an error", "not_measured": "not measured"}
+    for row in (*result.alone, *result.combined):
+        if row.outcome != "measured":
+            yield f"{' + '.join(row.remedies)}: {words[row.outcome]}: {row.problem}"
+
+
+def _legend(result: PrescribeResult) -> Iterator[str]:
+    batch = "plain steps" if result.target_batch is None else f"a target batch of {result.target_batch}"
+    yield (
+        f"{result.target}, {result.precision}, {batch}; {result.device.name}, {format_size(result.capacity_bytes)} for "
+        f"PyTorch; {result.probes} probes"
+    )
+    at = f"at micro-batch {result.plain.maximum}" if result.plain.maximum else "where sizes can be compared"
+    yield f"saved: bytes that the peak {at} is lower; a sample: what one more takes; fixed: what stays between steps"
+    kept = {"same": "the same numbers", "rounding": "all but rounding", "any": "anything"}[result.keep]
+    yield f"combined was what keeps {kept} (`--keep`); what goes to the host only where `--with` names it"
+    yield "keeps: the same numbers, all but rounding, or other training"
+    yield f"{_FRONT}: nothing that costs less reaches as much"
+
+
+def _proof(result: PrescribeResult) -> str:
+    patch = result.patch
+    if patch is None:
+        return ""
+    where = f", written to `{patch.written}`" if patch.written else ""
+    return f"the patched file{where} was probed, and fits micro-batch {patch.maximum}"

@@ -1,0 +1,138 @@
+"""The result of `oomdoctor prescribe`: what each remedy gains, and what reaches the size that is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from oomdoctor.results.probe import Accumulation, Device, Precision, Reason
+
+PrescribeStatus: TypeAlias = Literal["measured", "reached", "not_reached", "nothing_fits"]
+RemedyOutcome: TypeAlias = Literal["measured", "not_applicable", "raises", "not_measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRemedies:
+    """One row: a remedy, or several at once, and the probe of the target with them.
+
+    Attributes:
+        remedies: Their ids, in the order in which they are applied; empty for the target as it is.
+        title: What it is.
+        exactness: `same` (the same numbers), `rounding` or `other` (training differs).
+        outcome: `measured`, `not_applicable` (the problem says why), `raises` (so does it) or `not_measured` (the
+            budget was spent).
+        maximum: Largest micro-batch that fits; 0 where none does or nothing was measured.
+        recommended: Largest that was tried and leaves the headroom free; 0 where none does.
+        limited_by: What keeps it from being larger: `memory`, `target` or `limit`; None where nothing was measured.
+        peak_bytes: Peak of live tensors at the maximum.
+        compared_peak_bytes: Peak at the maximum of the target as it is; None where that does not fit or is 0.
+        bytes_per_sample: What a sample more takes; None where fewer than two sizes fit.
+        fixed_bytes: What stays from step to step at the maximum.
+        host_bytes: Bytes that a forward at the maximum moves to the host, and the backward moves back.
+        recomputed: FLOPs that are added to a step, as a part of those of the plain step; None where not known.
+        acts_on: What each acts on.
+        cost: What each costs, in words.
+        problem: Why it was not measured; None where it was.
+        notes: What to know besides.
+        on_front: Whether nothing that costs less was measured to reach as much.
+    """
+
+    remedies: tuple[str, ...]
+    title: str
+    exactness: Literal["same", "rounding", "other"]
+    outcome: RemedyOutcome
+    maximum: int = 0
+    recommended: int = 0
+    limited_by: Literal["memory", "target", "limit"] | None = None
+    peak_bytes: int | None = None
+    compared_peak_bytes: int | None = None
+    bytes_per_sample: int | None = None
+    fixed_bytes: int | None = None
+    host_bytes: int = 0
+    recomputed: float | None = None
+    acts_on: tuple[str, ...] = ()
+    cost: tuple[str, ...] = ()
+    problem: str | None = None
+    notes: tuple[str, ...] = ()
+    on_front: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrescribedCode:
+    """Code for one place of the user's program.
+
+    Attributes:
+        place: Where it goes, in words.
+        lines: The code.
+    """
+
+    place: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """The user's file, edited.
+
+    Attributes:
+        path: The file.
+        diff: A unified diff.
+        maximum: The maximum of a probe of the edited file.
+        written: Where the edited file was written; None where it was not.
+    """
+
+    path: str
+    diff: str
+    maximum: int
+    written: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrescribeResult:
+    """Everything that was measured, and what is prescribed.
+
+    Attributes:
+        target: The reference to the user's file or example as it was given.
+        target_batch: Samples per optimizer step over all devices; None for plain steps.
+        world_size: Devices that share the target batch.
+        precision: Precision of the target as it is: `fp32`, or under autocast as `bf16` or `fp16`.
+        need: The micro-batch that is needed; None where as much as possible is.
+        keep: What combinations have to leave the same: `same`, `rounding` or `any`.
+        without: Remedies that were left out.
+        capacity_bytes: Bytes that PyTorch may take.
+        headroom: Part of the capacity that the recommended size leaves free.
+        device: Where the probes ran.
+        plain: The target as it is.
+        alone: Each remedy by itself, the best first; what saves nothing and what was not measured comes last.
+        combined: Sets of remedies, in the order in which they were measured.
+        prescribed: The row that is prescribed; None where nothing helps or is needed.
+        accumulation: How the prescribed row reaches the target batch; None where there is none.
+        code: The prescribed remedies as code.
+        patch: The same as a patch of the user's file, proven by a probe; None where there is none.
+        patch_problem: Why there is no patch; None where there is one or nothing is prescribed.
+        probes: Probes that were run.
+        reasons: Where the numbers were had from.
+        warnings: What to know before relying on them.
+    """
+
+    target: str
+    target_batch: int | None
+    world_size: int
+    precision: Precision
+    need: int | None
+    keep: Literal["same", "rounding", "any"]
+    without: tuple[str, ...]
+    capacity_bytes: int
+    headroom: float
+    device: Device
+    plain: MeasuredRemedies
+    alone: tuple[MeasuredRemedies, ...]
+    combined: tuple[MeasuredRemedies, ...]
+    prescribed: MeasuredRemedies | None
+    accumulation: Accumulation | None
+    code: tuple[PrescribedCode, ...]
+    patch: Patch | None
+    patch_problem: str | None
+    probes: int
+    reasons: tuple[Reason, ...]
+    warnings: tuple[str, ...]

@@ -1,0 +1,305 @@
+"""`oomdoctor prescribe`: each row equals a probe of a file edited by hand, and a shown patch is proven."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from running import Run, run_here
+
+import oomdoctor
+from oomdoctor import probe
+from oomdoctor.progress import SilentProgress
+from oomdoctor.request import build_request
+from oomdoctor.results import Outcome, PrescribeDocument
+from oomdoctor.results.saved import from_json
+from oomdoctor.trial.probe import probe as run_probe
+
+pytestmark = [pytest.mark.null_gpu, pytest.mark.usefixtures("forked_workers")]
+SCHEMA = Path(oomdoctor.__file__).parent / "schemas" / "prescribe.schema.json"
+CARD = ("--gpu", "rtx-4090", "--capacity", "1GiB", "--target-batch", "64")
+HAS_PIECES = hasattr(torch.nn, "LinearCrossEntropyOptions")
+
+MODEL = '''\
+"""A small GPT."""
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.mix = nn.Linear(width, 3 * width)
+        wide = (nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.layers = nn.Sequential(nn.LayerNorm(width), *wide)
+
+    def forward(self, x):
+        query, key, value = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.mix(x).chunk(3, dim=-1))
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + mixed.transpose(1, 2).flatten(2)
+        return x + self.layers(x)
+
+
+class Model(nn.Module):
+    def __init__(self, layers, width, vocabulary):
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.output = nn.Linear(width, vocabulary, bias=False)
+
+    def hidden(self, tokens):
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(self, tokens):
+        return self.output(self.hidden(tokens))
+
+
+def build_model(layers=6):
+    return Model(layers, 256, 6000)
+
+
+def make_batch(batch_size):
+    return torch.randint(6000, (batch_size, 512))
+
+
+def training_step(model, batch):
+    return nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+'''
+
+BLOCK = "            x = block(x)\n"
+REPLAYED = "            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)\n"
+EVERY_SECOND = """\
+            number = [*self.blocks].index(block)
+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) if number % 2 == 0 else block(x)
+"""
+KEPT = """\
+            from functools import partial
+            from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+            context = partial(create_selective_checkpoint_contexts, [{operators}])
+            x = checkpoint(block, x, use_reentrant=False, context_fn=context)
+"""
+ATTENTION = [f"torch.ops.aten._scaled_dot_product_{kind}_attention.default" for kind in ("flash", "efficient", "cudnn")]
+MATMULS = [f"torch.ops.aten.{name}.default" for name in ("mm", "addmm", "bmm", "convolution")]
+LOSS = "    return nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())\n"
+FUSED = """\
+    hidden = model.hidden(batch).flatten(0, 1)
+    options = nn.LinearCrossEntropyOptions()
+    return nn.functional.linear_cross_entropy(hidden, model.output.weight, batch.flatten(), options=options)
+"""
+UNDER_BF16 = """\
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        return nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+"""
+BUILT = "    return Model(layers, 256, 6000)\n"
+OPTIMIZER = "\n\ndef build_optimizer(model):\n    return torch.optim.{call}\n"
+
+BY_HAND: dict[str, tuple[tuple[str, str], ...]] = {
+    "checkpoint": ((BLOCK, REPLAYED),),
+    "checkpoint-every-2": ((BLOCK, EVERY_SECOND),),
+    "checkpoint-keep-attention": ((BLOCK, KEPT.format(operators=", ".join(ATTENTION))),),
+    "checkpoint-keep-matmuls": ((BLOCK, KEPT.format(operators=", ".join([*MATMULS, *ATTENTION]))),),
+    "bf16": ((LOSS, UNDER_BF16),),
+    "bf16-weights": ((BUILT, "    return Model(layers, 256, 6000).to(torch.bfloat16)\n"),),
+    "optimizer-loop": ((LOSS, LOSS + OPTIMIZER.format(call="AdamW(model.parameters(), foreach=False)")),),
+    "optimizer-fused": ((LOSS, LOSS + OPTIMIZER.format(call="AdamW(model.parameters(), fused=True)")),),
+    "adafactor": ((LOSS, LOSS + OPTIMIZER.format(call="Adafactor(model.parameters())")),),
+    **({"fused-cross-entropy": ((LOSS, FUSED),)} if HAS_PIECES else {}),
+}
+"""What is edited by hand for a remedy, as texts and what replaces them."""
+NEW_SERVERS = ("--without", "expandable-segments", "--without", "max-split-size")
+
+
+def prescribed(folder: Path, *options: str, source: str = MODEL, target: str = "model.py") -> PrescribeDocument:
+    """What the command says of a file on a small card; settings of the allocator, which cost a new process, are out."""
+    (folder / "model.py").write_text(source)
+    done = run_here(["prescribe", target, *CARD, *NEW_SERVERS, *options, "--json", "-q"], folder)
+    assert done.returncode in (0, 1), done.stderr
+    jsonschema.validate(json.loads(done.stdout), json.loads(SCHEMA.read_text()))
+    document = from_json(done.stdout, "stdout")
+    assert isinstance(document, PrescribeDocument)
+    assert document.exit_code == done.returncode
+    return document
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> PrescribeDocument:
+    """The whole table of the small GPT."""
+    return prescribed(tmp_path_factory.mktemp("whole"))
+
+
+def by_hand(folder: Path, *edits: tuple[str, str]) -> tuple[int, int]:
+    """Maximum of a file that is edited by hand, and its peak there."""
+    text = MODEL
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "edited.py").write_text(text)
+    request = build_request("edited.py", directory=folder, target_batch=64, gpu="rtx-4090", capacity="1GiB")
+    result = run_probe(replace(request, profiles=False), SilentProgress()).result
+    maximum = result.micro_batch.maximum
+    at_maximum = [t for t in result.trials if t.micro_batch == maximum and t.outcome is Outcome.FITS]
+    return maximum, at_maximum[0].peak_allocated_bytes or 0
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_row_is_the_probe_of_a_file_edited_by_hand(name: str, everything: PrescribeDocument, tmp_path: Path) -> None:
+    """The same maximum, and the same peak at it to the byte."""
+    row = next(row for row in everything.result.alone if row.remedies == (name,))
+    assert row.outcome == "measured", row.problem
+    assert by_hand(tmp_path, *BY_HAND[name]) == (row.maximum, row.peak_bytes)
+
+
+@pytest.mark.skipif(not HAS_PIECES, reason="needs a PyTorch with `LinearCrossEntropyOptions`")
+def test_a_combination_is_both_edits(everything: PrescribeDocument, tmp_path: Path) -> None:
+    """Checkpointing and the fused loss together gain more than both do alone."""
+    both = {"checkpoint", "fused-cross-entropy"}
+    row = next(row for row in everything.result.combined if {*row.remedies} == both)
+    assert by_hand(tmp_path, (BLOCK, REPLAYED), (LOSS, FUSED)) == (row.maximum, row.peak_bytes)
+    alone = {r.remedies[0]: r.maximum - everything.result.plain.maximum for r in everything.result.alone}
+    assert row.maximum - everything.result.plain.maximum > sum(alone[name] for name in both)
+
+
+def test_every_remedy_has_a_row(everything: PrescribeDocument) -> None:
+    """What saves nothing comes after what helps, and what does not apply comes last, with its reason."""
+    rows = everything.result.alone
+    assert everything.result.plain.maximum > 0
+    assert [row.outcome == "measured" for row in rows] == sorted(
+        (row.outcome == "measured" for row in rows), reverse=True
+    )
+    measured = [row.maximum for row in rows if row.outcome == "measured"]
+    assert measured == sorted(measured, reverse=True)
+    reasons = {row.remedies[0]: row.problem for row in rows if row.outcome == "not_applicable"}
+    assert "steps accumulate" in (reasons["optimizer-in-backward"] or "")
+    assert "is installed" in (reasons["adamw-8bit"] or "")
+    offloaded = next(row for row in rows if row.remedies == ("offload-activations",))
+    assert offloaded.host_bytes > 0
+    assert next(row for row in rows if row.remedies == ("checkpoint",)).acts_on == ("6 of 6 blocks (`blocks.*`)",)
+
+
+def test_the_patch_is_proven(everything: PrescribeDocument, tmp_path: Path) -> None:
+    """Applied to the file by `patch`, it has the maximum that is prescribed."""
+    result = everything.result
+    assert result.patch is not None, result.patch_problem
+    assert result.prescribed is not None
+    (tmp_path / "model.py").write_text(MODEL)
+    subprocess.run(["patch", "-p1"], input=result.patch.diff, text=True, cwd=tmp_path, check=True, capture_output=True)
+    found = probe(tmp_path / "model.py", target_batch=64, gpu="rtx-4090", capacity="1GiB").result.micro_batch.maximum
+    assert found == result.patch.maximum == result.prescribed.maximum
+
+
+def test_no_more_blocks_than_are_needed(everything: PrescribeDocument, tmp_path: Path) -> None:
+    """What is needed lies between none and all blocks, and so do the blocks; the patched file is written."""
+    alone = {row.remedies[0]: row.maximum for row in everything.result.alone}
+    need = (everything.result.plain.maximum + alone["checkpoint"]) // 2
+    options = (*without_all_but("checkpoint"), "--write", "better.py")
+    found = prescribed(tmp_path, "--need", str(need), *options).result
+    assert found.prescribed is not None
+    assert found.prescribed.maximum >= need
+    assert found.prescribed.acts_on[0].split()[0] in ("1", "2", "3", "4", "5")
+    assert found.patch is not None, found.patch_problem
+    assert found.patch.written == "better.py"
+    assert "for block in model.blocks[:" in (tmp_path / "better.py").read_text()
+    assert (tmp_path / "model.py").read_text() == MODEL
+    assert not list(tmp_path.glob("*_prescribed_*"))
+
+
+def without_all_but(*names: str) -> list[str]:
+    """Options that leave these remedies."""
+    from oomdoctor.remedies.catalogue import REMEDIES
+
+    left = {one.id for one in REMEDIES} - {*names, "freeze-half"}
+    return [word for name in sorted(left) for word in ("--without", name)]
+
+
+def test_what_cannot_be_reached_fails(tmp_path: Path) -> None:
+    """Exit code 1, with the most that can be had; a target without blocks says so."""
+    source = MODEL.replace("for _ in range(layers)", "for _ in range(1)")
+    document = prescribed(tmp_path, "--need", "64", *without_all_but("checkpoint", "drop-leftovers"), source=source)
+    assert (document.status, document.exit_code) == ("not_reached", 1)
+    row = next(row for row in document.result.alone if row.remedies == ("checkpoint",))
+    assert (row.outcome, row.problem) == (
+        "not_applicable",
+        "no class of modules is repeated in the model, so that there are no blocks to checkpoint",
+    )
+
+
+def test_a_step_that_raises_says_why(tmp_path: Path) -> None:
+    """A remedy whose step fails is shown with the error, and the others are measured."""
+    words = "        x = self.words(tokens)\n"
+    source = MODEL.replace(words, f"{words}        assert x.dtype == torch.float32\n")
+    document = prescribed(tmp_path, *without_all_but("bf16-weights", "drop-leftovers"), source=source)
+    row = next(row for row in document.result.alone if row.remedies == ("bf16-weights",))
+    assert row.outcome == "raises"
+    assert "AssertionError" in (row.problem or "")
+
+
+WIDE = """\
+import torch
+from torch import nn
+
+
+def build_model():
+    return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))
+
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, 1024)
+
+
+def training_step(model, batch):
+    return model(batch).square().mean()
+"""
+
+
+def test_a_step_in_the_backward_where_nothing_accumulates(tmp_path: Path) -> None:
+    """Without a target batch no gradient has to be kept; the class that is pasted for it does the same."""
+    (tmp_path / "model.py").write_text(WIDE)
+    options = ("--gpu", "rtx-4090", "--capacity", "150MiB", *without_all_but("optimizer-in-backward"))
+    done = run_here(["prescribe", "model.py", *options, "--json", "-q"], tmp_path)
+    result: dict[str, Any] = json.loads(done.stdout)["result"]
+    (row,) = result["alone"]
+    assert row["outcome"] == "measured", row["problem"]
+    assert row["maximum"] > result["plain"]["maximum"]
+    assert "class OptimizerInBackward" in result["patch"]["diff"]
+    assert result["patch"]["maximum"] == row["maximum"]
+
+
+def test_the_budget_bounds_the_probes(tmp_path: Path) -> None:
+    """What it does not reach is named, and nothing is left out in silence."""
+    found = prescribed(tmp_path, "--budget", "2", *without_all_but("checkpoint", "drop-leftovers", "bf16")).result
+    assert found.probes <= 3
+    problems = [row.problem for row in found.alone if row.outcome == "not_measured"]
+    assert problems == ["the budget of probes was spent"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--without", "magic"), "there is no remedy `magic`"),
+        (("--need", "65"), "a micro-batch of 65 is needed, and the target batch is 64"),
+        (("--write", "no/such/file.py"), "no/such"),
+    ],
+)
+def test_bad_questions(arguments: tuple[str, ...], message: str, oomdoctor_here: Run, tmp_path: Path) -> None:
+    """Exit code 2 before anything is probed."""
+    (tmp_path / "model.py").write_text(MODEL)
+    done = oomdoctor_here("prescribe", "model.py", *CARD, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_a_command_is_refused(oomdoctor_here: Run) -> None:
+    """Remedies are measured on files alone."""
+    done = oomdoctor_here("prescribe", "--", "python", "train.py", "--batch-size", "{micro_batch}")
+    assert done.returncode == 2
+    assert "remedies are measured on files alone" in done.stderr

@@ -1,0 +1,154 @@
+"""Remedies that keep the numbers, or all but rounding: their gradients and weights are those without them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from oomdoctor.errors import NotApplicableError
+from oomdoctor.remedies.applied import CHANGES, Changes
+from oomdoctor.remedies.catalogue import BY_ID
+
+VOCABULARY = 96
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5}
+HAS_PIECES = hasattr(nn, "LinearCrossEntropyOptions")
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, with dropout."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention = nn.Linear(width, 3 * width)
+        self.forward_layer = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (batch, tokens, width) to the same shape."""
+        query, key, value = self.attention(x).chunk(3, dim=-1)
+        x = x + nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return x + self.forward_layer(x)
+
+
+class Model(nn.Module):
+    """A small language model with a bias in its last layer."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(4))
+        self.output = nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Map (batch, tokens) to logits."""
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.output(x)
+        return logits
+
+
+def whole(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """The loss as most write it."""
+    return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+def shifted(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """The loss as transformers wrote it, with padding and a sum."""
+    labels = tokens.clone()
+    labels[:, :3] = -100
+    logits, labels = model(tokens)[..., :-1, :].contiguous(), labels[..., 1:].contiguous()
+    return nn.functional.cross_entropy(logits.view(-1, VOCABULARY), labels.view(-1), ignore_index=-100, reduction="sum")
+
+
+def trained(names: tuple[str, ...], dtype: torch.dtype, step: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of the first step, where they outlive it, and weights after two, with the changes of these names."""
+    torch.manual_seed(0)
+    model = Model().to(dtype)
+    changes = Changes(names)
+    model = changes.model(copy.deepcopy(model))
+    # A large epsilon: the bias of keys has no gradient but rounding, which Adam would make a step of the full rate of.
+    optimizer = changes.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-2))
+    gradients = []
+    for number in range(2):
+        torch.manual_seed(number + 1)
+        tokens = changes.batch(torch.randint(VOCABULARY, (6, 16)))
+        with changes.forward():
+            loss = step(model, tokens)
+        loss.backward()
+        gradients += [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+    changes.end()
+    assert changes.applied()[0].name == names[0] if names else True
+    return [*gradients, *(parameter.detach() for parameter in model.parameters())]
+
+
+EXACT = [remedy.change for remedy in BY_ID.values() if remedy.change and remedy.exactness != "other"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", [*EXACT, "checkpoint-first-3"])
+def test_gradients_and_weights_are_those_without_it(name: str, dtype: torch.dtype) -> None:
+    """Dropout included: what is computed again draws the same numbers."""
+    if name == "fused-cross-entropy" and not HAS_PIECES:
+        with pytest.raises(NotApplicableError, match="liger-kernel"):
+            Changes((name,)).model(Model())
+        return
+    for step in (whole, shifted):
+        plain, changed = trained((), dtype, step), trained((name,), dtype, step)
+        plain = plain[-len(changed) :]  # a step in the backward leaves no gradients
+        for one, other in zip(plain, changed, strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=TOLERANCES[dtype] * max(1.0, one.abs().max().item()))
+
+
+def test_the_comparison_sees_what_trains_otherwise() -> None:
+    """Weights in bfloat16 and another optimizer are told apart."""
+    plain = trained((), torch.float32, whole)
+    for name in ("bf16-weights", "adafactor"):
+        changed = trained((name,), torch.float32, whole)
+        assert not all(torch.allclose(a, b.float(), atol=2e-5) for a, b in zip(plain, changed, strict=True))
+
+
+def test_every_change_belongs_to_a_remedy() -> None:
+    """What a worker knows is what the catalogue offers, and blocks by number besides."""
+    named = {remedy.change for remedy in BY_ID.values() if remedy.change}
+    assert {*CHANGES} - named == {"checkpoint-first", "checkpoint-every"}
+    assert named - {*CHANGES} == {"checkpoint-every-2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "reason"),
+    [
+        ("checkpoint", nn.Linear(4, 4), "no class of modules is repeated"),
+        ("freeze-half", nn.Sequential(nn.Linear(4, 4)), "no class of modules is repeated"),
+        ("bf16-weights", nn.Linear(4, 4).bfloat16(), "bfloat16 already"),
+        ("adamw-8bit", nn.Linear(4, 4), "neither torchao nor bitsandbytes"),
+        ("fused-cross-entropy", nn.Linear(4, 4), "linear"),
+    ],
+)
+def test_says_why_it_does_not_apply(name: str, model: nn.Module, reason: str) -> None:
+    """A change that has nothing to do says so when the model is there."""
+    with pytest.raises(NotApplicableError, match=reason):
+        Changes((name,)).model(model)
+
+
+@pytest.mark.skipif(not HAS_PIECES, reason="needs a PyTorch with `LinearCrossEntropyOptions`")
+@pytest.mark.parametrize("use", [lambda logits: logits.mean(), lambda logits: logits.softmax(-1).square().sum()])
+def test_logits_for_anything_else_are_computed_as_ever(use: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """What is not a cross entropy gets the numbers with their gradient, and the remedy has had nothing to do."""
+    torch.manual_seed(0)
+    model, tokens = Model(), torch.randint(VOCABULARY, (2, 8))
+    model.eval()
+    use(model(tokens)).backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    changes = Changes(("fused-cross-entropy",))
+    changes.model(model)
+    with pytest.raises(NotApplicableError, match="goes straight into"), changes.forward():
+        use(model(tokens)).backward()
+    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
