@@ -40,6 +40,7 @@ _AVERAGING = frozenset(
 )
 """Functions of which a moving average of weights is made."""
 _LONGEST_SCHEDULE = 64
+_MOST_ROWS = 4096
 _LIBRARIES = tuple(
     [str(Path(sysconfig.get_paths()[name])) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     + [str(Path(sysconfig.get_paths()[name]).resolve()) + os.sep for name in ("stdlib", "purelib")]
@@ -64,6 +65,7 @@ class AccumulationAgent:
         self._optimizers: list[Any] = []
         self._signs: dict[int, Any] = {}
         self._start = ""
+        self._first_sums: list[float] = []  # of the weights, at the first backward of a window
         self._depth = 0  # of calls of modules, schedulers and clipping that are running
         self._in_step = False
         self._in_backward = 0
@@ -76,10 +78,15 @@ class AccumulationAgent:
     def _reset(self) -> None:
         """Begin a window."""
         self._events: list[AccumulationEvent] = []
+        self._forget_forwards()
+        self._has_drawn = False
+
+    def _forget_forwards(self) -> None:
+        """Await the forwards of the next backward."""
+        self._called: Any = None  # the module that is called with the samples
         self._rows: tuple[int, ...] = ()
         self._shape: tuple[int, ...] = ()
         self._random_state: Any = None
-        self._has_drawn = False
 
     def begin(self) -> None:
         """Make the run comparable, and record from now on."""
@@ -168,13 +175,23 @@ class AccumulationAgent:
 
     def _forward(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         module = arguments[0]
-        if not self._torch.is_grad_enabled() or not module.training or self._rows:
-            return
-        if any(one.requires_grad for one in module.parameters()):
-            self._random_state = self._random_numbers()
-            tensors = list(self._tensors([*arguments[1:], *named.values()]))
-            self._rows, self._shape = self._hashes(tensors), tuple(tensors[0].shape) if tensors else ()
+        if not self._torch.is_grad_enabled() or not module.training or self._in_backward:
+            return  # a backward computes checkpointed blocks again
+        if self._rows:
+            if module is self._called and len(self._rows) < _MOST_ROWS:
+                self._add_rows(arguments, named)
+        elif any(one.requires_grad for one in module.parameters()):
+            self._called, self._random_state = module, self._random_numbers()
+            self._add_rows(arguments, named)
             self._note_batch_norms(module)
+
+    def _add_rows(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """Add the samples of a forward to those of the next backward, which may be of several forwards' losses."""
+        tensors = list(self._tensors([*arguments[1:], *named.values()]))
+        self._rows += self._hashes(tensors)
+        if tensors and tensors[0].dim():
+            first, *others = tensors[0].shape
+            self._shape = (first + (self._shape[0] if self._shape else 0), *others)
 
     def _note_batch_norms(self, module: Any) -> None:
         norms = self._torch.nn.modules.batchnorm._BatchNorm
@@ -186,14 +203,18 @@ class AccumulationAgent:
         self._in_backward += 1
         if self._in_backward > 1 or self._is_busy:
             return
+        sums = self._sums()
         if not self._start:
             self._start = self._sketch(chain.from_iterable(self._parameters()))
         drawn = self._random_state is not None and not self._torch.equal(self._random_state, self._random_numbers())
         self._has_drawn = self._has_drawn or bool(drawn)
         is_first = not any(event.kind == "backward" for event in self._events)
         is_lost = not is_first and not self._has_gradients()
-        self._note("backward", rows=self._rows, shape=self._shape, is_lost=is_lost)
-        self._rows, self._random_state = (), None
+        if is_first:
+            self._first_sums = sums
+        has_moved = sums != self._first_sums
+        self._note("backward", rows=self._rows, shape=self._shape, is_lost=is_lost, has_moved=has_moved)
+        self._forget_forwards()
 
     def _backward_ended(self) -> None:
         self._in_backward -= 1
@@ -294,6 +315,7 @@ class AccumulationAgent:
             batch_norms=tuple(self._batch_norms),
             has_dropout=self._has_dropout,
             has_drawn=self._has_drawn,
+            has_hooks=any(one._backward_hooks for one in chain.from_iterable(self._parameters())),
             is_half=any(one.element_size() < 4 for one in chain.from_iterable(self._parameters())),  # noqa: PLR2004 - bytes
         )
         self._reset()
@@ -313,6 +335,15 @@ class AccumulationAgent:
                 one.grad is not None and bool(one.grad.detach().any())
                 for one in chain.from_iterable(self._parameters())
             )
+        finally:
+            self._is_busy = False
+
+    def _sums(self) -> list[float]:
+        """Return the sum of each weight's numbers, which changes where the weight does."""
+        self._is_busy = True
+        try:
+            weights = [getattr(one, "_local_tensor", one).detach() for one in chain.from_iterable(self._parameters())]
+            return [float(weight.sum()) for weight in weights if not weight.is_complex()]
         finally:
             self._is_busy = False
 

@@ -309,8 +309,9 @@ class AccumulationEvent:
         kind: `backward`, `zero_grad`, `clip`, `scheduler`, or `average` (of weights).
         place: The user's line, as `file:line`; empty where there is none.
         rows: Of a backward: a number for each sample that the model was called with; the same samples have the same.
-        shape: Of a backward: shape of the first tensor that the model was called with.
+        shape: Of a backward: shape of the first tensor that the model was called with; of several calls, joined.
         is_lost: Of a backward: whether the gradients of those before it in the window were gone.
+        has_moved: Of a backward: whether the weights were other ones than at the window's first.
         accumulated: Of a backward: sketch of the gradients after it.
     """
 
@@ -319,6 +320,7 @@ class AccumulationEvent:
     rows: tuple[int, ...] = ()
     shape: tuple[int, ...] = ()
     is_lost: bool = False
+    has_moved: bool = False
     accumulated: str = ""
 
 
@@ -341,6 +343,7 @@ class AccumulationWindow:
         batch_norms: Paths of batch norms in training mode.
         has_dropout: Whether dropout would have drawn.
         has_drawn: Whether a forward drew other random numbers.
+        has_hooks: Whether parameters have hooks, which may change each micro-batch's gradient.
         is_half: Whether weights are in half precision.
         pid: The process.
     """
@@ -360,6 +363,7 @@ class AccumulationWindow:
     batch_norms: tuple[str, ...]
     has_dropout: bool
     has_drawn: bool
+    has_hooks: bool
     is_half: bool
     pid: int = field(default_factory=os.getpid)
 

@@ -28,6 +28,7 @@ VerifyCauseId: TypeAlias = Literal[
     "clip",
     "scheduler",
     "average",
+    "moved_weights",
     "partial_window",
     "mixing",
     "samples",

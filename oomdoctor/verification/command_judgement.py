@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.results.verify import GradientError, VerifyCause, VerifyCauseId, VerifyRemedy, VerifyResult
 from oomdoctor.verification import sketches
+from oomdoctor.verification.recording import Recording, backwards, early_clip, prefix, rates_of_second_step, rows
 from oomdoctor.verification.remedies import COMMAND_REMEDIES, REMEDIES
 from oomdoctor.verification.sketches import numbers as _numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from oomdoctor.agent.messages import AccumulationEvent, AccumulationWindow
+    from oomdoctor.agent.messages import AccumulationWindow
     from oomdoctor.results.verify import VerifyVerdict
 
 _TOLERANCE: Final = 1e-3
@@ -32,28 +33,6 @@ _LAST: Final = 2
 """Index of the first epoch's last window; those before it are whole."""
 _LONGER: Final = 1.5
 """Factor by which a schedule is longer that counts micro-batches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """Windows of one run, in order; where the program ended, the last has no step."""
-
-    windows: Sequence[AccumulationWindow]
-
-    @classmethod
-    def of(cls, windows: Sequence[AccumulationWindow]) -> Recording:
-        """Return the windows up to the first whose numbers are not finite, or are none, as other code could send."""
-        return cls(tuple(takewhile(_is_readable, windows)))
-
-    @property
-    def steps(self) -> list[AccumulationWindow]:
-        """Windows that a step ended."""
-        return [window for window in self.windows if window.optimizer is not None]
-
-    @property
-    def rest(self) -> AccumulationWindow | None:
-        """The window after the last step; None where the run was ended before."""
-        return next((window for window in self.windows if window.optimizer is None), None)
 
 
 @dataclass(slots=True)
@@ -89,7 +68,14 @@ class CommandJudge:
     @property
     def _per_micro_batch(self) -> int:
         """Backward passes of one micro-batch."""
-        return max(1, len(_backwards(self.whole.steps[0])))
+        return max(1, len(backwards(self.whole.steps[0])))
+
+    def _micro_batches(self, window: AccumulationWindow) -> float:
+        """Return the micro-batches of a window: by its backwards, or by its samples where losses are added up first."""
+        whole, parts = self.whole.steps[0], self.parts.steps[0]
+        if len(backwards(parts)) == self._per_micro_batch and rows(whole) and rows(whole) == rows(parts):
+            return self.steps * rows(window).total() / rows(whole).total()
+        return len(backwards(window)) / self._per_micro_batch
 
     def judge(self, target: str, notes: Sequence[str] = ()) -> VerifyResult:
         """Return the verdict.
@@ -148,7 +134,7 @@ class CommandJudge:
         first, other = self.whole.steps[0], self.parts.steps[0]
         if len({window.optimizer for window in (*self.whole.steps, *self.parts.steps)}) > 1:
             return VerifyCause("several_optimizers", None, first.place or None, "several optimizers step in turn")
-        if not _backwards(first) or not _backwards(other):
+        if not backwards(first) or not backwards(other):
             return VerifyCause(
                 "not_repeatable", None, first.place or None, "no backward was seen before the first step"
             )
@@ -161,14 +147,17 @@ class CommandJudge:
     def _judge_events(self) -> None:
         first = self.parts.steps[0]
         self._judge_boundary()
-        lost = next((event for event in _backwards(first) if event.is_lost), None)
+        lost = next((event for event in backwards(first) if event.is_lost), None)
         if lost is not None:
             before = reversed(first.events[: first.events.index(lost)])
             since = takewhile(lambda event: event.kind != "backward", before)
             place = next((event.place for event in since if event.kind == "zero_grad"), lost.place)
             self._blame("zero_grad", place, "gradients are zeroed between the micro-batches of one step")
-        early = _early_clip(first)
-        if early is not None and _early_clip(self.whole.steps[0]) is None:
+        moved = next((event for event in backwards(first) if event.has_moved), None)
+        if moved is not None:
+            self._blame("moved_weights", moved.place, "the weights change between the micro-batches of one step")
+        early = early_clip(first)
+        if early is not None and early_clip(self.whole.steps[0]) is None:
             self._blame(
                 "clip", early.place, "gradients are clipped before the last micro-batch of a step has been added"
             )
@@ -179,9 +168,20 @@ class CommandJudge:
             "average",
             "the average of weights is updated {found} times in an optimizer step, {asked} with the whole batch",
         )
+        self._judge_rates()
+
+    def _judge_rates(self) -> None:
+        """See whether learning rates that the script sets itself, without a schedule of PyTorch's, change faster."""
+        whole, parts = self.whole.steps, self.parts.steps
+        if any(event.kind == "scheduler" for window in (*whole, *parts) for event in window.events):
+            return
+        if (rates := rates_of_second_step(whole, parts)) is not None:
+            asked, found = rates
+            evidence = f"the second step's learning rate is {found:.3g}, and {asked:.3g} with the whole batch"
+            self._blame("scheduler", parts[1].place, f"{evidence}: it counts micro-batches")
 
     def _judge_boundary(self) -> None:
-        found = [len(_backwards(window)) / self._per_micro_batch for window in self.parts.steps]
+        found = list(map(self._micro_batches, self.parts.steps))
         if found[0] == self.steps or (len(found) > 1 and found[0] > self.steps):
             return
         place = self.parts.steps[0].place
@@ -233,29 +233,29 @@ class CommandJudge:
 
     def _keep_error(self, whole: AccumulationWindow, parts: AccumulationWindow) -> float:
         error = sketches.error(_numbers(parts.gradient), _numbers(whole.gradient))
-        micro_batches = len(_backwards(parts)) // self._per_micro_batch
+        micro_batches = int(self._micro_batches(parts))
         self._errors.append(GradientError("as_run", (self.micro_batch,) * max(1, micro_batches), (), error))
         return error
 
     def _same_samples(self, index: int, whole: AccumulationWindow, parts: AccumulationWindow) -> bool:
         """Return whether two windows saw the same samples: by their values, or by their indices and number."""
-        ours, true = _rows(parts), _rows(whole)
+        ours, true = rows(parts), rows(whole)
         if ours and ours == true:
             return True
-        orders = parts.orders and whole.orders and _prefix(parts.orders[0], whole.orders[0])
-        sizes = [sum(event.shape[0] for event in _backwards(window) if event.shape) for window in (whole, parts)]
+        orders = parts.orders and whole.orders and prefix(parts.orders[0], whole.orders[0])
+        sizes = [sum(event.shape[0] for event in backwards(window) if event.shape) for window in (whole, parts)]
         is_first_epoch = index <= _LAST
         return bool(orders) and sizes[0] == sizes[1] > 0 and is_first_epoch and self._is_padded(whole, parts)
 
     @staticmethod
     def _is_padded(whole: AccumulationWindow, parts: AccumulationWindow) -> bool:
         """Return whether samples of the same indices have other values for being padded to other lengths."""
-        shapes = {event.shape[1:] for window in (whole, parts) for event in _backwards(window)}
+        shapes = {event.shape[1:] for window in (whole, parts) for event in backwards(window)}
         return len(shapes) > 1
 
     def _judge_window(self, index: int, whole: AccumulationWindow, parts: AccumulationWindow) -> None:
         error = self._keep_error(whole, parts)
-        backwards = _backwards(parts)
+        passes = backwards(parts)
         scale: float | None
         if error <= self._tolerance:
             scale, weights = self._hidden_scale(whole, parts), None
@@ -267,7 +267,7 @@ class CommandJudge:
             self._weights = self._weights or weights
             shares = ", ".join(f"{weight / sum(weights):.3g}" for weight in weights)
             self._blame(
-                "weights", backwards[-1].place, "each micro-batch's loss counts the same, and in the whole batch their "
+                "weights", passes[-1].place, "each micro-batch's loss counts the same, and in the whole batch their "
                 f"shares are {shares}: it is a mean over something other than samples"
             )  # fmt: skip
         if scale is None and weights is None:
@@ -279,12 +279,12 @@ class CommandJudge:
         """Return the scale of gradients that are equal because code of the script's own gives all the same norm."""
         norms = [window.norm or 0.0 for window in self.whole.steps]
         is_normalised = len(norms) > 1 and max(norms) - min(norms) <= self._tolerance * max(norms)
-        before = [sketches.norm(_numbers(_backwards(window)[-1].accumulated)) for window in (parts, whole)]
+        before = [sketches.norm(_numbers(backwards(window)[-1].accumulated)) for window in (parts, whole)]
         return before[0] / before[1] if is_normalised and before[1] else 1.0
 
     def _fitted(self, parts: AccumulationWindow, whole: AccumulationWindow) -> list[float] | None:
         """Return the weights of micro-batches, 1 for what the script gives, that make the whole batch's gradient."""
-        ends = _backwards(parts)[self._per_micro_batch - 1 :: self._per_micro_batch]
+        ends = backwards(parts)[self._per_micro_batch - 1 :: self._per_micro_batch]
         sums = [_numbers(event.accumulated) for event in ends]
         square = sketches.dot(sums[-1], sums[-1])
         unit = sketches.dot(_numbers(parts.gradient), sums[-1]) / square if square else 0.0
@@ -293,9 +293,9 @@ class CommandJudge:
         return sketches.fitted_weights(own, _numbers(whole.gradient), self._tolerance)
 
     def _judge_scale(self, scale: float, index: int, parts: AccumulationWindow) -> None:
-        backwards = _backwards(parts)
-        micro_batches = len(backwards) // self._per_micro_batch
-        place = backwards[-1].place
+        passes = backwards(parts)
+        micro_batches = int(self._micro_batches(parts))
+        place = passes[-1].place
         if micro_batches < self.steps and index >= _LAST:
             if any(cause.id in ("division", "divided_twice", "scale") for cause in self._causes):
                 return
@@ -315,7 +315,7 @@ class CommandJudge:
             self._blame("scale", place, f"the gradient is {scale:.3g} times the whole batch's")
 
     def _judge_unexplained(self, whole: AccumulationWindow, parts: AccumulationWindow) -> None:
-        if any(cause.id in ("batch_norm", "mixing", *_UNKNOWN) for cause in self._causes):
+        if any(cause.id in ("batch_norm", "mixing", "moved_weights", *_UNKNOWN) for cause in self._causes):
             return
         if whole.has_drawn or parts.has_drawn:
             self._blame(
@@ -336,9 +336,10 @@ class CommandJudge:
         ):
             self._blame("not_repeatable", "", "two runs with the whole batch and one seed step with other gradients")
         else:
-            place = _backwards(parts)[-1].place
+            place = backwards(parts)[-1].place
             evidence = (
                 "no weights make the micro-batches' gradients the whole batch's: the model or the loss mixes samples"
+                + (", or hooks of parameters change each micro-batch's gradient" if parts.has_hooks else "")
             )
             self._blame("mixing", place, evidence)
 
@@ -354,21 +355,19 @@ class CommandJudge:
                 f"judged; it is seen where a `DataLoader` has the batch size {self.micro_batch} and enough samples"
             )
             return
-        expected, backwards = self.steps * self._per_micro_batch, _backwards(last)
-        left = max(1, self.steps // 2) * self._per_micro_batch
-        lost = [index for index, event in enumerate(backwards) if event.is_lost]
-        if last.optimizer is None or lost:
+        found, left = self._micro_batches(last), max(1, self.steps // 2)
+        if last.optimizer is None or any(event.is_lost for event in backwards(last)):
             self._notes.append(
-                f"the last {left // self._per_micro_batch} micro-batches of an epoch, fewer than {self.steps}, get no "
-                "optimizer step and are lost (`oomdoctor rule OOM204` has more)"
+                f"the last {left} micro-batches of an epoch, fewer than {self.steps}, get no optimizer step and are "
+                "lost (`oomdoctor rule OOM204` has more)"
             )
-        elif len(backwards) > expected:
+        elif found > self.steps:
             evidence = (
-                f"the last {left // self._per_micro_batch} micro-batches of an epoch are added to the next epoch's "
-                f"first window, which has {len(backwards) // self._per_micro_batch} then"
+                f"the last {left} micro-batches of an epoch are added to the next epoch's first window, which has "
+                f"{int(found)} then"
             )
             self._blame_last_window(last, evidence)
-        elif len(backwards) == expected:
+        elif found == self.steps:
             self._notes.append("windows run on over the end of an epoch, so none has fewer micro-batches")
 
     def _blame_last_window(self, window: AccumulationWindow, evidence: str) -> None:
@@ -380,7 +379,7 @@ class CommandJudge:
 
     def _last_window(self) -> AccumulationWindow | None:
         """Return the third window, which an epoch ends in; None where no end was seen."""
-        windows = [window for window in self.parts.windows if _backwards(window)]
+        windows = [window for window in self.parts.windows if backwards(window)]
         is_seen = len(windows) > _LAST and any(window.is_cut for window in windows)
         return windows[_LAST] if is_seen else None
 
@@ -389,39 +388,6 @@ _UNKNOWN: Final[frozenset[VerifyCauseId]] = frozenset(
     {"samples", "several_optimizers", "not_repeatable", "other_weights", "random_draws"}
 )
 """Causes for which nothing can be said."""
-
-
-def _is_readable(window: AccumulationWindow) -> bool:
-    sent = [window.gradient, window.weights, *(event.accumulated for event in _backwards(window))]
-    try:
-        return window.norm is not None and all(map(_numbers, sent))
-    except ValueError:
-        return False
-
-
-def _backwards(window: AccumulationWindow) -> list[AccumulationEvent]:
-    return [event for event in window.events if event.kind == "backward"]
-
-
-def _rows(window: AccumulationWindow) -> Counter[int]:
-    return Counter(row for event in _backwards(window) for row in event.rows)
-
-
-def _early_clip(window: AccumulationWindow) -> AccumulationEvent | None:
-    """Return a clipping that another backward of the window follows."""
-    return next(iter(_before_last_backward(window, "clip")), None)
-
-
-def _before_last_backward(window: AccumulationWindow, kind: str) -> Iterator[AccumulationEvent]:
-    last = max((index for index, event in enumerate(window.events) if event.kind == "backward"), default=0)
-    first = min((index for index, event in enumerate(window.events) if event.kind == "backward"), default=0)
-    yield from (event for event in window.events[first:last] if event.kind == kind)
-
-
-def _prefix(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Return whether one order begins as the other does."""
-    common = min(len(first), len(second))
-    return common > 0 and tuple(first[:common]) == tuple(second[:common])
 
 
 def _near(value: float, other: float) -> bool:

@@ -93,6 +93,11 @@ COMMAND_REMEDIES: Final[dict[VerifyCauseId, VerifyRemedy]] = {
         "many steps as there are micro-batches",
         "if is_boundary:\n    optimizer.step()\n    average.update_parameters(model)",
     ),
+    "moved_weights": VerifyRemedy(
+        "change weights once an optimizer step, after `optimizer.step()`: decay, clamping and noise that are written "
+        "by hand as well",
+        "if is_boundary:\n    optimizer.step()\n    clamp(model)",
+    ),
     "partial_window": VerifyRemedy(
         "divide the last window of an epoch by the micro-batches that it has, and step after it; or let an epoch have "
         "a multiple of the accumulation steps (`drop_last=True` with the whole batch's size)",
@@ -101,7 +106,8 @@ COMMAND_REMEDIES: Final[dict[VerifyCauseId, VerifyRemedy]] = {
     ),
     "mixing": VerifyRemedy(
         "`oomdoctor verify model.py` names the module or the line, for a file with `build_model` and `make_batch`; a "
-        "batch-wide layer or a loss over pairs of samples needs the whole batch",
+        "batch-wide layer or a loss over pairs of samples needs the whole batch. What hooks of parameters do to each "
+        "gradient, such as clamping it, belongs before `optimizer.step()`",
         "",
     ),
     "samples": VerifyRemedy(

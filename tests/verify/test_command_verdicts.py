@@ -109,6 +109,23 @@ INTERPOLATED = """\
             for kept, parameter in zip(shadow, model.parameters()):
                 kept.lerp_(parameter, 0.1)  # here
 """
+MANUAL_RATE = """\
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * 0.9 ** ({count})
+"""
+SUMMED = """\
+        total = loss / in_window + (0 if index % accumulation_steps == 0 else total)
+        if (index + 1) % accumulation_steps == 0 or index + 1 == len(loader):
+            total.backward()
+"""
+CLAMPED = """\
+        for parameter in model.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+"""
+HOOKED = """\
+for parameter in model.parameters():
+    parameter.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+"""
 OF_STATE = """\
         for name, value in model.state_dict().items():
             state[name] = 0.9 * state[name] + 0.1 * value  # here
@@ -157,6 +174,14 @@ RIGHT: dict[str, list[tuple[str, str]]] = {
         ("        loss = criterion(model(inputs), labels)\n" + BACKWARD, ONE_BATCH),
         (BOUNDARY, "True"),
     ],
+    "losses added up before one backward": [(BACKWARD, SUMMED)],
+    "a learning rate by progress": [
+        (SCHEDULE, ""),
+        ("        first =", MANUAL_RATE.format(count="10 * index / len(loader)") + "        first ="),
+    ],
+    "blocks that are computed again": [
+        ("criterion(model(inputs)", "criterion(torch.utils.checkpoint.checkpoint(model, inputs, use_reentrant=False)")
+    ],
     "an evaluation in between": [(STEP, EVALUATION + STEP)],
     "weights that are measured": [after_backward(MEASURED)],
     "weight decay in the loss": [
@@ -203,6 +228,14 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             (SCHEDULE, ""),
             after_backward("        scheduler.step()  # here\n"),
         ],
+    ),
+    "a learning rate by micro-steps": (
+        "scheduler",
+        [(SCHEDULE, ""), ("        first =", MANUAL_RATE.format(count="index") + "        first ="), STEP_HERE],
+    ),
+    "weights clamped in every micro-step": (
+        "moved_weights",
+        [(BACKWARD, "        (loss / in_window).backward()  # here\n" + CLAMPED)],
     ),
     "an average in every micro-step": (
         "average",
@@ -267,6 +300,7 @@ OTHER: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "mixing",
         [("(outputs, labels)\n\n\ndef u", "(outputs @ outputs.T, torch.arange(len(outputs)))\n\n\ndef u")],
     ),
+    "hooks that clamp each gradient": ("different", "mixing", [("for epoch", HOOKED + "for epoch")]),
     "noise": (
         "cannot_tell",
         "random_draws",
