@@ -30,6 +30,12 @@ from oomdoctor.lint.patterns.counters import (
 _INDEX: Final = 2  # (self, batch, batch_idx)
 
 
+def measured_by(run: Run) -> str:
+    """Return the sentence that names the command which measures what a run's accumulation changes."""
+    script = f"python {run.module.path.name} --batch-size {{micro_batch}} --grad-accum {{accumulation_steps}}"
+    return f"`oomdoctor verify -- {script}`, with the script's own options, runs it and says how much it matters"
+
+
 def as_loop(run: Run) -> Run | None:
     """A run of such a step as it looks within the loop that Lightning puts around it; None for any other run."""
     function = run.function

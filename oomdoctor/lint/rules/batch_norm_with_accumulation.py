@@ -10,7 +10,7 @@ from typing import Final
 from oomdoctor.lint.flow.events import Action, Event, GradMode, Run, Value, model_origins
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import Class, Module, walk
-from oomdoctor.lint.patterns.accumulation import accumulations
+from oomdoctor.lint.patterns.accumulation import accumulations, measured_by
 from oomdoctor.lint.rule import Hit, Subject, read_rule
 
 _NORM: Final = re.compile(r"(?:^|\.)(?:Lazy)?BatchNorm[123]d$")
@@ -45,7 +45,7 @@ def _judge(run: Run, event: Event) -> Iterator[Hit]:
     norm = next((norm for norm in norms if norm is not None), None)
     if norm is not None and event.call is not None:
         message = f"`{text_of(event.call.func)}` has {norm}, which takes its statistics from single micro-batches"
-        yield Hit.at(event, message, help=_HELP)
+        yield Hit.at(event, message, help=f"{_HELP}; {measured_by(run)}")
 
 
 def _is_frozen(run: Run, event: Event) -> bool:

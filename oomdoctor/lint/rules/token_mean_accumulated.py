@@ -10,7 +10,7 @@ from typing import Final
 from oomdoctor.lint.flow.events import Action, Event, Loop, Run, model_origins
 from oomdoctor.lint.flow.state import text_of
 from oomdoctor.lint.module import Module, walk
-from oomdoctor.lint.patterns.accumulation import accumulations
+from oomdoctor.lint.patterns.accumulation import accumulations, measured_by
 from oomdoctor.lint.patterns.iterations import stored_in
 from oomdoctor.lint.rule import Hit, Subject, read_rule
 
@@ -46,7 +46,7 @@ def _check(subject: Subject) -> Iterator[Hit]:
                 for node in walk(loop.node)
             ):
                 message = f"{mean} is a mean over this micro-batch's tokens: tokens of short micro-batches weigh more"
-                yield Hit.at(event, message, help=_HELP)
+                yield Hit.at(event, message, help=f"{_HELP}; {measured_by(run)}")
 
 
 def _accumulated(run: Run) -> Iterator[tuple[Event, Loop]]:

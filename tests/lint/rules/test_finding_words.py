@@ -68,3 +68,18 @@ def test_a_kept_graph_is_told_in_the_words_of_the_call(backward: str, message: s
     told, advice = words("OOM104", RETAINING.format(backward=backward))
     assert told.startswith(message)
     assert advice.startswith(f"leave {help_} out")
+
+
+@pytest.mark.parametrize(
+    ("code", "net", "criterion"),
+    [
+        ("OOM207", "Net()", "torch.nn.CrossEntropyLoss(ignore_index=pad_id)"),
+        ("OOM209", "torch.nn.Sequential(torch.nn.BatchNorm1d(8))", "torch.nn.CrossEntropyLoss()"),
+    ],
+)
+def test_what_only_running_can_prove_names_the_command(code: str, net: str, criterion: str) -> None:
+    """Such a finding's help has the line of `verify` for its own script."""
+    text = ACCUMULATING.format(backward="(error / k).backward()", period="k")
+    text = text.replace("    for i,", f"    net = {net}\n    criterion = {criterion}\n    for i,", 1)
+    line = "`oomdoctor verify -- python train.py --batch-size {micro_batch} --grad-accum {accumulation_steps}`"
+    assert line in words(code, text)[1]
