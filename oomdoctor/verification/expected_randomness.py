@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,16 +29,28 @@ def seed_everything(seed: int) -> None:
         numpy.random.seed(seed)
 
 
+def other_generators() -> dict[str, object]:
+    """Return the states of the generators that are not PyTorch's, by name; a state changes when a number is drawn."""
+    states: dict[str, object] = {"random": random.getstate()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        name, keys, *rest = numpy.random.get_state()
+        states["numpy.random"] = (name, keys.tobytes(), *rest)
+    return states
+
+
 class ExpectedRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answer every random operator with its expected value.
 
     Attributes:
         drawn: Names of the random operators that were called, in the order of their first call.
+        counts_drawn: Whether it was counted what a random mask chose; with expected values it chooses all or nothing.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.drawn: dict[str, None] = {}
+        self.counts_drawn = False
+        self._masks: dict[int, torch.Tensor] = {}  # drawn tensors and masks made of them, kept alive for their ids
 
     def __torch_dispatch__(
         self,
@@ -48,13 +61,25 @@ class ExpectedRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> object:
         del types
         result = func(*args, **(kwargs or {}))
-        expect = _EXPECTED.get(func.overloadpacket.__name__)
+        name = func.overloadpacket.__name__
+        expect = _EXPECTED.get(name)
         if expect is None:
             if torch.Tag.nondeterministic_seeded in func.tags:
-                self.drawn.setdefault(func.overloadpacket.__name__)
+                self.drawn.setdefault(name)
+            self._follow_masks(name, args, result)
             return result
-        self.drawn.setdefault(func.overloadpacket.__name__)
-        return expect(result, args, kwargs or {})
+        self.drawn.setdefault(name)
+        result = expect(result, args, kwargs or {})
+        if name in _MASKING:
+            self._masks[id(result)] = result
+        return result
+
+    def _follow_masks(self, name: str, args: tuple[Any, ...], result: object) -> None:
+        if not self._masks or not any(id(tensor) in self._masks for tensor in tree_leaves(args)):
+            return
+        if name in _KEEPING_MASKS and isinstance(result, torch.Tensor):
+            self._masks[id(result)] = result
+        self.counts_drawn |= name in _COUNTING
 
 
 def _filled(value: Callable[[tuple[Any, ...], Mapping[str, Any]], Any]) -> Callable[..., Any]:
@@ -106,6 +131,14 @@ def _first_category(result: torch.Tensor, args: tuple[Any, ...], _: object) -> t
     return result.copy_(args[0].argsort(dim=-1, descending=True, stable=True)[..., : result.shape[-1]])
 
 
+_MASKING: Final = frozenset({"rand", "rand_like", "uniform_", "bernoulli", "bernoulli_"})
+_KEEPING_MASKS: Final = frozenset(
+    [
+        *("lt", "le", "gt", "ge", "bitwise_not", "logical_not", "bitwise_and", "logical_and", "_to_copy", "clone"),
+        *("view", "_unsafe_view", "unsqueeze", "expand", "detach", "alias"),
+    ]
+)
+_COUNTING: Final = frozenset({"sum", "mean", "nonzero", "masked_select", "index", "count_nonzero"})
 _EXPECTED: Final[Mapping[str, Callable[..., Any]]] = {
     "rand": _filled(lambda *_: 0.5),
     "rand_like": _filled(lambda *_: 0.5),

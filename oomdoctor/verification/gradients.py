@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 
 from oomdoctor.target.splitting import split
-from oomdoctor.verification.expected_randomness import ExpectedRandomness, seed_everything
+from oomdoctor.verification.expected_randomness import ExpectedRandomness, other_generators, seed_everything
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -88,6 +88,7 @@ class Laboratory:
     Attributes:
         expected: Whether random draws are replaced by their expected values.
         drawn: Names of the random operators that were called so far.
+        not_replaced: What drew random numbers that cannot be replaced by expected values, as a sentence's subject.
     """
 
     model: torch.nn.Module
@@ -96,6 +97,7 @@ class Laboratory:
     samples: int
     expected: bool = True
     drawn: dict[str, None] = field(default_factory=dict)
+    not_replaced: dict[str, None] = field(default_factory=dict)
     _tensors: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     _kept: list[_Kept] = field(default_factory=list)
 
@@ -167,11 +169,15 @@ class Laboratory:
 
     @contextmanager
     def _randomness(self) -> Iterator[None]:
-        mode = ExpectedRandomness()
+        mode, before = ExpectedRandomness(), other_generators()
         context: AbstractContextManager[Any] = mode if self.expected else nullcontext()
         with context:
             yield
         self.drawn |= mode.drawn
+        others = [name for name, state in other_generators().items() if before.get(name, state) != state]
+        self.not_replaced |= dict.fromkeys(f"the step draws from `{name}`, whose numbers" for name in others)
+        if mode.counts_drawn:
+            self.not_replaced.setdefault("a random mask decides how many values a mean is over, and its draws")
 
     def _finished(self, losses: list[float]) -> Run:
         gradients = [

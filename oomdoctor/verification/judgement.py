@@ -108,7 +108,8 @@ class Judge:
         else:
             self._judge_state(accumulated, weighted_sum(found[0].gradients, weights))
             self._judge_buffers(changed)
-            if best is None:
+            self._judge_draws(is_equal=best is not None)
+            if best is None and not self._is_drawn:
                 best = self._find_couplings()
         verdict = self._verdict(best, random_error, noise)
         return VerifyResult(
@@ -228,6 +229,17 @@ class Judge:
             evidence = f"{shown} {'is' if len(own) == 1 else 'are'} updated in each micro-batch, not once a step"
             self._causes.append(VerifyCause("buffers", own[0].rpartition(".")[0], None, evidence))
 
+    def _judge_draws(self, *, is_equal: bool) -> None:
+        """See whether draws that no expected values replaced may have made the difference, or hidden one."""
+        for what in self._laboratory.not_replaced:
+            if not is_equal or "mask" in what:
+                evidence = f"{what} are not replaced by expected values: the batch and its parts draw other ones"
+                self._causes.append(VerifyCause("random_draws", None, None, evidence))
+
+    @property
+    def _is_drawn(self) -> bool:
+        return any(cause.id == "random_draws" for cause in self._causes)
+
     def _changed_buffers(self, accumulated: Run, whole: Run) -> tuple[str, ...]:
         return tuple(
             name
@@ -301,7 +313,7 @@ class Judge:
     # --- the verdict -------------------------------------------------------------------------------------------------
 
     def _verdict(self, best: _Weighted | None, random_error: float, noise: float) -> VerifyVerdict:
-        if noise > self._tolerance:
+        if noise > self._tolerance or self._is_drawn:
             return "cannot_tell"
         if best is None or self._causes:
             return "different"

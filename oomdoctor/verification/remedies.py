@@ -11,6 +11,14 @@ if TYPE_CHECKING:
 
     from oomdoctor.results.verify import Weighting
 
+_GRADIENT_CACHING: Final = """\
+parts = [part for part, _ in accumulate(batch, plan, reduction="sum")]
+with torch.no_grad():
+    outputs = torch.cat([model_outputs(part) for part in parts]).requires_grad_()  # all that the loss reads
+loss_of(outputs).backward()  # the whole batch's loss; gradients of outputs and of the loss's own parameters
+for part, gradient in zip(parts, outputs.grad.split(plan.micro_batches)):
+    model_outputs(part).backward(gradient)  # with the same random draws as above"""
+
 REMEDIES: Final[dict[VerifyCauseId, VerifyRemedy]] = {
     "batch_norm": VerifyRemedy(
         "use statistics that do not depend on the micro-batch: GroupNorm, or batch norm with frozen statistics; else "
@@ -20,7 +28,8 @@ REMEDIES: Final[dict[VerifyCauseId, VerifyRemedy]] = {
         "OOM209",
     ),
     "module": VerifyRemedy(
-        "let the module use each sample's own values, or keep the micro-batch as large as the batch it was made for", ""
+        "let the module use each sample's own values, or keep the micro-batch as large as the batch it was made for",
+        "x.mean(dim=1, keepdim=True)  # over a sample's own features, in place of x.mean(dim=0)",
     ),
     "model": VerifyRemedy(
         "let the forward use each sample's own values, or keep the micro-batch as large as the batch it was made for",
@@ -29,17 +38,22 @@ REMEDIES: Final[dict[VerifyCauseId, VerifyRemedy]] = {
     "pairs": VerifyRemedy(
         "a loss over pairs of samples sees only the pairs within a micro-batch: cache embeddings and their gradients "
         "(gradient caching), gather negatives over devices, or keep the whole batch as one micro-batch",
-        "",
+        _GRADIENT_CACHING,
     ),
     "loss": VerifyRemedy(
         "a term of the loss is over the batch as a whole: make it a sum of terms of single samples, or compute it from "
-        "values that are gathered over all micro-batches",
-        "",
+        "outputs that are gathered over all micro-batches, with gradient caching",
+        _GRADIENT_CACHING,
     ),
     "state": VerifyRemedy(
         "put back what a forward leaves behind at the start of each micro-batch, or detach and key it by sample", ""
     ),
     "buffers": VerifyRemedy("update such statistics once an optimizer step, after `optimizer.step()`", ""),
+    "random_draws": VerifyRemedy(
+        "let `make_batch` draw such numbers and masks, so that each sample brings its own; or draw noise with PyTorch "
+        "(`torch.randn`), whose expected values are known",
+        "",
+    ),
     "not_repeatable": VerifyRemedy(
         "make the step repeatable first: no seed decides its random numbers, or it uses values outside of the model",
         "",

@@ -114,7 +114,8 @@ def _step(target: Target, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         if not bool(torch.isfinite(loss)):
             raise TargetError(
                 "the loss is not finite, so that gradients cannot be compared",
-                hint="let `make_batch` return data for which the loss is a number",
+                hint="let `make_batch` return data for which the loss is a number, and draw masks there that decide "
+                "what counts: in the step, draws are replaced by their expected values, which may choose nothing",
             )
         return loss
     raise raised

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -410,6 +411,16 @@ def noisy(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch[0] + 0.1 * torch.randn_like(batch[0])), batch[1])
 
 
+def hide_some(model: nn.Module, batch: Batch) -> Tensor:
+    hidden = torch.rand(batch[0].shape) < 0.6
+    return F.cross_entropy(model(batch[0].masked_fill(hidden, 0))[hidden], batch[0][hidden])
+
+
+def foreign_noise(model: nn.Module, batch: Batch) -> Tensor:
+    noise = torch.tensor([random.random() for _ in batch[0]]).to(batch[0])
+    return F.cross_entropy(model(batch[0] + noise[:, None]), batch[1])
+
+
 def triplets(model: nn.Module, batch: Batch) -> Tensor:
     return F.triplet_margin_loss(*map(model, batch))
 
@@ -474,6 +485,14 @@ WEIGHTED = {
 }
 """Models whose micro-batches have to be weighted."""
 
+UNKNOWN = {
+    "a random mask that decides what counts": Case(
+        LanguageModel, text, hide_some, "cannot_tell", "random_draws", "a mean"
+    ),
+    "draws of another generator": Case(plain, labelled, foreign_noise, "cannot_tell", "random_draws", "`random`"),
+}
+"""Models whose draws no expected values replace."""
+
 RIGHT = {
     "plain": Case(plain, labelled, classify, "equal"),
     "group norm": Case(lambda: convolution(nn.GroupNorm(2, 8)), images, classify, "equal"),
@@ -505,4 +524,4 @@ RIGHT = {
 }
 """Models that accumulating trains as the whole batch would, but for random draws."""
 
-CASES = {**WRONG, **WEIGHTED, **RIGHT}
+CASES = {**WRONG, **WEIGHTED, **UNKNOWN, **RIGHT}

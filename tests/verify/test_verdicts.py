@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_models import CASES, CLASS_WEIGHTS, RIGHT, WEIGHTED, Case, convolution, images
+import torch.nn.functional as F  # noqa: N812 - as everybody names it
+from small_models import CASES, CLASS_WEIGHTS, RIGHT, WEIGHTED, Case, around, classify, convolution, images
 
 from oomdoctor import accumulate, plan_accumulation
 from oomdoctor.results.verify import VerifyResult
@@ -77,6 +79,68 @@ def test_the_remedy_for_batch_norm_makes_it_equal() -> None:
     code = judge(CASES["batch norm 2d"]).remedies[0].code
     norm = eval(code.splitlines()[0].replace("32", "4"), {"torch": torch, "channels": 8})  # noqa: S307 - our own text
     assert judge(Case(lambda: convolution(norm), images, CASES["batch norm 2d"].step, "equal")).verdict == "equal"
+
+
+def views(model: Any, part: Any) -> torch.Tensor:
+    """Embeddings of both views of each sample."""
+    return torch.stack([model(part[0]), model(part[0] + 0.1)], dim=1)
+
+
+def contrast(model: Any, batch: Any, outputs: torch.Tensor) -> torch.Tensor:
+    """The loss of `small_models.contrast`, from the embeddings."""
+    a, b = F.normalize(outputs[:, 0], dim=1), F.normalize(outputs[:, 1], dim=1)
+    return F.cross_entropy(a @ b.T / 0.1, torch.arange(len(a)))
+
+
+def logits_and_shares(model: Any, part: Any) -> torch.Tensor:
+    """What the loss of balanced experts reads: the logits and the gate's shares."""
+    return torch.cat([model(part[0]), model.gate(part[0]).softmax(-1)], dim=1)
+
+
+def balance(model: Any, batch: Any, outputs: torch.Tensor) -> torch.Tensor:
+    """The loss of `small_models.balanced`, from the outputs."""
+    logits, share = outputs[:, :-4], outputs[:, -4:]
+    chosen = F.one_hot(share.argmax(-1), 4).to(share)
+    return F.cross_entropy(logits, batch[1]) + 0.01 * 4 * (chosen.mean(0) * share.mean(0)).sum()
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "loss"),
+    [("contrastive", views, contrast), ("balanced experts", logits_and_shares, balance)],
+)
+def test_gradient_caching_as_it_is_printed_makes_it_equal(
+    name: str, outputs: Callable[..., torch.Tensor], loss: Callable[..., torch.Tensor]
+) -> None:
+    """A contrastive loss and experts that are balanced get the whole batch's gradient by the remedy's own code."""
+    case = CASES[name]
+    code = judge(case).remedies[0].code
+    lab = laboratory(case)
+    whole = lab.run([lab.batch], [1.0])
+    lab.restore()
+    names = {"torch": torch, "accumulate": accumulate, "batch": lab.batch, "plan": plan_accumulation(SAMPLES, 3)}
+    of_model = {"model_outputs": partial(outputs, lab.model), "loss_of": partial(loss, lab.model, lab.batch)}
+    exec(code, {**names, **of_model})  # noqa: S102 - our own text
+    found = [parameter.grad for parameter in lab.parameters if parameter.grad is not None]
+    assert distance(found, whole.gradients) < TOLERANCES["fp64"]
+
+
+class OwnDeviation(torch.nn.Module):
+    """The deviation of each sample's features in place of the batch's, by the expression of the remedy."""
+
+    def __init__(self, mean: str) -> None:
+        super().__init__()
+        self._mean = mean
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return each feature with its sample's deviation."""
+        return x + (x - eval(self._mean, {"x": x})).square().mean(1, keepdim=True).sqrt()  # noqa: S307 - our own text
+
+
+@pytest.mark.parametrize("name", ["own norm", "minibatch deviation"])
+def test_the_remedy_for_a_module_makes_it_equal(name: str) -> None:
+    """With statistics of each sample's own, as the remedy has them, a module that mixed samples is equal."""
+    code = judge(CASES[name]).remedies[0].code
+    assert judge(Case(lambda: around(OwnDeviation(code)), CASES[name].batch, classify, "equal")).verdict == "equal"
 
 
 @pytest.mark.parametrize("name", ["plain", "group norm", "time-major"])
