@@ -196,6 +196,7 @@ _WRONG_DEVICE = re.compile(
     r"|must have its parameters and buffers on device"
     r"|Cannot copy out of meta tensor"
     r"|Expected a '\w+' device type for generator"
+    r"|Found no NVIDIA driver|not compiled with CUDA enabled|No CUDA GPUs are available"
     r"|invalid device ordinal|[Dd]evice index value \d+ is out of index range"
 )
 _HINT_FOR_WRONG_DEVICE = (

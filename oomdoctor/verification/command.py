@@ -10,7 +10,8 @@ from oomdoctor.command.trial import SocketDirectory, TrialStart, run_trial
 from oomdoctor.command.trial_events import TrialEvents
 from oomdoctor.errors import NoAnswerError, TargetError, UsageError
 from oomdoctor.run.environment import with_agent
-from oomdoctor.verification.command_judgement import CommandJudge, Recording
+from oomdoctor.verification.command_judgement import CommandJudge
+from oomdoctor.verification.recording import Recording
 
 if TYPE_CHECKING:
     from oomdoctor.command.trial import EndedTrial

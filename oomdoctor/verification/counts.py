@@ -45,7 +45,9 @@ class Count:
         return float(self.count(tensors[self.reach]))
 
     def weights(self, parts: Sequence[Any]) -> list[float] | None:
-        """Return each micro-batch's share of the count; None where nothing is counted."""
+        """Return each micro-batch's share of the count; None where nothing is counted, or one has no such tensor."""
+        if any(self.reach not in dict(_tensors(part)) for part in parts):
+            return None  # it is one sample's, of a list of them
         counts = [self.of(part) for part in parts]
         total = sum(counts)
         return [count / total for count in counts] if total > 0 and min(counts) >= 0 else None

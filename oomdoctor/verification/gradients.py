@@ -84,6 +84,8 @@ class Laboratory:
         step: The training step.
         batch: The whole batch.
         samples: Samples in it.
+        backward: Runs the backward pass of a loss.
+        has_lists: Whether the batch holds lists with an item a sample.
 
     Attributes:
         expected: Whether random draws are replaced by their expected values.
@@ -95,6 +97,8 @@ class Laboratory:
     step: Step
     batch: Batch
     samples: int
+    backward: Callable[[torch.Tensor], object] = torch.Tensor.backward
+    has_lists: bool = False
     expected: bool = True
     drawn: dict[str, None] = field(default_factory=dict)
     not_replaced: dict[str, None] = field(default_factory=dict)
@@ -117,7 +121,7 @@ class Laboratory:
         Raises:
             UsageError: A part of the batch cannot be cut by samples.
         """
-        return split(self.batch, self.samples, sizes)
+        return split(self.batch, self.samples, sizes, is_told=self.has_lists)
 
     def restore(self) -> None:
         """Put the first state back, without gradients."""
@@ -164,7 +168,7 @@ class Laboratory:
         seed_everything(seed)
         with self._randomness():
             loss = self.step(self.model, part)
-            (loss * weight).backward()  # type: ignore[no-untyped-call]
+            self.backward(loss * weight)
         return loss.item()
 
     @contextmanager

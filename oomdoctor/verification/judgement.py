@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
+from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.results.verify import GradientError, VerifyCause, VerifyCauseId, VerifyResult
 from oomdoctor.verification.counts import Count, LabelLosses, candidates
 from oomdoctor.verification.coupling import Coupling, find_coupling
@@ -94,6 +95,7 @@ class Judge:
         self._see_losses()
         whole = self._whole()
         first, second = self._drawn(seed=0), self._drawn(seed=1)
+        _check_gradients(whole, first)
         random_error = distance(second.gradients, first.gradients)
         # Where nothing was replaced, a run with the same seed is the same run again.
         repeated = self._whole() if laboratory.drawn else first
@@ -158,6 +160,8 @@ class Judge:
         return [1 / steps] * steps if best is None else best.errors[0].weights
 
     def _reversed_error(self, whole: Run) -> float | None:
+        if self._laboratory.has_lists:
+            return None
         samples = self._laboratory.samples
         order = self._laboratory.parts([1] * samples)[::-1]
         batch = _joined(order)
@@ -335,6 +339,26 @@ class Judge:
         if best is not None and best.weighting != "mean" and verdict != "cannot_tell":
             code = None if best.count is None else best.count.code
             yield weighting_remedy(best.weighting, best.errors[0].weights, code)
+
+
+def _check_gradients(expected: Run, drawn: Run) -> None:
+    """See that there are gradients to compare.
+
+    Raises:
+        TargetError: They are all zero.
+        NoAnswerError: They are zero where random draws have their expected values, as with a generator's noise.
+    """
+    if any(bool(gradient.any()) for gradient in expected.gradients):
+        return
+    if any(bool(gradient.any()) for gradient in drawn.gradients):
+        raise NoAnswerError(
+            "with random draws replaced by their expected values every gradient is zero: there is nothing to compare",
+            hint="let `make_batch` draw the numbers, so that each sample brings its own",
+        )
+    raise TargetError(
+        "every gradient of the whole batch is zero: there is nothing to compare",
+        hint="see that the loss depends on the parameters that are trained",
+    )
 
 
 def partitions(samples: int, parts: int) -> tuple[tuple[int, ...], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import time
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -15,10 +16,10 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from oomdoctor.errors import NoAnswerError, TargetError
-from oomdoctor.target.contract import build, make_one_batch, step_failure, take_loss
+from oomdoctor.target.contract import build, failure, make_one_batch, step_hint, take_loss
 from oomdoctor.target.importing import load_target
 from oomdoctor.target.placement import check_batch
-from oomdoctor.target.splitting import samples_in
+from oomdoctor.target.splitting import is_plain_sequence, parts_of, rows_of, samples_in
 from oomdoctor.units import format_size
 from oomdoctor.verification.expected_randomness import seed_everything
 from oomdoctor.verification.gradients import Laboratory
@@ -68,8 +69,12 @@ def verify_target(
         target = load_target(reference)
         seed_everything(0)
         model = build(target).to(device="cpu", dtype=dtype).train()
-        batch = _batch(target, samples, dtype)
-        laboratory = Laboratory(model, partial(_step, target), batch, samples)
+        batch = _batch(target, samples)
+        has_lists = _has_sample_lists(batch, samples)
+        _check_samples(batch, samples, has_lists=has_lists)
+        batch = tree_map(partial(_converted, dtype), batch)
+        step, backward = partial(_step, target), partial(_backward, target)
+        laboratory = Laboratory(model, step, batch, samples, backward, has_lists)
         _check_memory(target, model, parts)
         _check_time(target, laboratory, dtype, limit_seconds)
         return Judge(laboratory, parts, TOLERANCES[precision], target.own_roots).judge(reference.text, precision)
@@ -86,17 +91,27 @@ def _default_type(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _batch(target: Target, samples: int, dtype: torch.dtype) -> Batch:
+def _batch(target: Target, samples: int) -> Batch:
     seed_everything(0)
     batch = make_one_batch(target, samples)
     check_batch(batch)
-    found = samples_in(batch)
+    return batch
+
+
+def _has_sample_lists(item: object, samples: int) -> bool:
+    """Return whether a nest holds a list with an item a sample, such as images of different sizes."""
+    if isinstance(item, list | tuple) and len(item) == samples and is_plain_sequence(item):
+        return any(rows_of(part) != samples for part in item)
+    return any(_has_sample_lists(part, samples) for _, part in parts_of(item))
+
+
+def _check_samples(batch: Batch, samples: int, *, has_lists: bool) -> None:
+    found = samples if has_lists else samples_in(batch)
     if found != samples:
         raise TargetError(
             f"`make_batch({samples})` returned {found} samples, and verifying cuts them by the leading dimension",
             hint="let each tensor of the batch lead with the samples",
         )
-    return tree_map(partial(_converted, dtype), batch)
 
 
 def _converted(dtype: torch.dtype, item: object) -> object:
@@ -108,7 +123,7 @@ def _step(target: Target, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     try:
         output = target.training_step(model, batch)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-        raised = step_failure(target, error)
+        raised = _failure(target, error)
     else:
         loss = take_loss(output)
         if not bool(torch.isfinite(loss)):
@@ -119,6 +134,28 @@ def _step(target: Target, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
             )
         return loss
     raise raised
+
+
+def _backward(target: Target, loss: torch.Tensor) -> None:
+    """Run the backward pass, and take what it raises for the user's error."""
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+        raised = _failure(target, error)
+    else:
+        return
+    raise raised
+
+
+def _failure(target: Target, error: Exception) -> TargetError:
+    """Return the error to raise in place of the step's."""
+    hint = step_hint(target, error)
+    if hint is None and torch.get_default_dtype() is torch.float64 and _OTHER_TYPE.search(str(error)):
+        hint = "the step computes in a type of its own: `--precision fp32` verifies it in single precision"
+    return failure(error, "the training step", target.own_roots, hint=hint)
+
+
+_OTHER_TYPE: Final = re.compile(r"dtype|scalar type|float32|fp32")
 
 
 def _check_memory(target: Target, model: torch.nn.Module, parts: int) -> None:

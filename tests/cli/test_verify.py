@@ -39,6 +39,25 @@ def training_step(model, batch):
 """
 
 
+STEPPING = """
+def training_step(model, batch):
+    loss = model(batch["tokens"]).square().mean()
+    loss.backward()
+    return loss
+"""
+SINGLE = """
+def training_step(model, batch):
+    return model.output(torch.zeros(len(batch["tokens"]), 16, dtype=torch.float32)).square().mean()
+"""
+LISTS = """
+def make_batch(batch_size):
+    return [torch.randint(1, 50, (3 + index % 3,)) for index in range(batch_size)]
+
+def training_step(model, batch):
+    return sum(model(tokens).square().mean() for tokens in batch) / len(batch)
+"""
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A language model with padded labels, and nothing that mixes samples."""
@@ -113,6 +132,12 @@ def test_bad_questions_are_usage_errors(
         ("def training_step(model, batch):\n    raise ValueError('no')\n", "the training step raised `ValueError: no`"),
         ("def training_step(model, batch):\n    return model(batch['tokens']).sum() * float('nan')\n", "is not finite"),
         ("def training_step(model, batch):\n    return model(batch['tokens'])\n", "not a scalar"),
+        (STEPPING, "leave both out of `training_step`"),
+        (SINGLE, "`--precision fp32` verifies it in single precision"),
+        (
+            "def training_step(model, batch):\n    return model(batch['tokens']).sum() * 0\n",
+            "gradient of the whole batch is",
+        ),
     ],
 )
 def test_the_users_faults_are_named(model: Path, oomdoctor_here: Run, lines: str, told: str) -> None:
@@ -121,6 +146,13 @@ def test_the_users_faults_are_named(model: Path, oomdoctor_here: Run, lines: str
     done = oomdoctor_here("verify", "model.py")
     assert done.returncode == 2
     assert told in done.stderr
+
+
+def test_lists_of_samples_are_cut(model: Path, oomdoctor_here: Run) -> None:
+    """A list with a tensor a sample, each of its own length, is cut between its items."""
+    model.write_text(model.read_text(encoding="utf-8") + LISTS, encoding="utf-8")
+    done = oomdoctor_here("verify", "model.py")
+    assert (done.returncode, "accumulating equals the whole batch." in done.stdout) == (0, True), done.stderr
 
 
 LOOP = """\

@@ -20,7 +20,8 @@ from oomdoctor.agent.accumulation_agent import AccumulationAgent
 from oomdoctor.agent.guard import FAILURES
 from oomdoctor.command.trial_events import TrialEvents
 from oomdoctor.results.verify import VerifyResult
-from oomdoctor.verification.command_judgement import CommandJudge, Recording
+from oomdoctor.verification.command_judgement import CommandJudge
+from oomdoctor.verification.recording import Recording
 
 MICRO_BATCH, STEPS, EPOCH = 2, 4, 20
 
