@@ -271,13 +271,15 @@ class AccumulationAgent:
 
         @functools.wraps(closure)
         def run() -> Any:
+            if calls:  # LBFGS runs it again, with other weights
+                self._is_busy = True
+                return closure()
             self._in_step = False
             try:
                 return closure()
             finally:
                 calls.append(None)
-                if len(calls) == 1:
-                    guarded(self._record)(optimizer, place)
+                guarded(self._record)(optimizer, place)
                 self._in_step = True
 
         given = {name: value for name, value in named.items() if name != "closure"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.command.template import ACCUMULATION, Sizes, accumulates, check_command, fill_command
@@ -126,7 +127,7 @@ class _Runs:
             self._versions = {"python": started.python, "torch": started.torch}
         windows = max(events.windows.values(), key=len, default=[])
         recording = Recording.of(windows)
-        _raise_problem(ended, micro_batch, has_steps=bool(windows))
+        _raise_problem(ended, micro_batch, has_steps=any(window.optimizer is not None for window in windows))
         if not recording.steps:
             raise TargetError(
                 f"the gradient of the first optimizer step is not finite at micro-batch {micro_batch}",
@@ -167,7 +168,9 @@ def _raise_problem(ended: EndedTrial, micro_batch: int, *, has_steps: bool) -> N
             hint="raise the limit with `--trial-timeout`",
         )
     if ended.return_code:
-        raise TargetError(f"the command ended with exit code {ended.return_code}", details=ended.tail)
+        code = ended.return_code
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        raise TargetError(f"the command {how}", details=ended.tail)
     raise TargetError(
         "the command ended well and never took an optimizer step of `torch.optim`",
         hint="a batch may be larger than its data, or a setting may keep it from training",

@@ -134,6 +134,14 @@ class CommandJudge:
         first, other = self.whole.steps[0], self.parts.steps[0]
         if len({window.optimizer for window in (*self.whole.steps, *self.parts.steps)}) > 1:
             return VerifyCause("several_optimizers", None, first.place or None, "several optimizers step in turn")
+        longest = max(map(len, first.orders), default=self._samples)
+        if longest < self._samples:
+            return VerifyCause(
+                "samples",
+                None,
+                None,
+                f"an epoch of the data has {longest} samples, and the whole batch {self._samples}",
+            )
         if not backwards(first) or not backwards(other):
             return VerifyCause(
                 "not_repeatable", None, first.place or None, "no backward was seen before the first step"

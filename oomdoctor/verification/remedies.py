@@ -126,7 +126,8 @@ COMMAND_REMEDIES: Final[dict[VerifyCauseId, VerifyRemedy]] = {
     ),
     "samples": VerifyRemedy(
         "let both runs see the same samples in the same order: give the sampler a seed that does not depend on the "
-        "batch size, and let random data and augmentations be drawn by sample, not by batch",
+        "batch size, let random data and augmentations be drawn by sample, not by batch, and let the data have a whole "
+        "batch (`--samples`) at least",
         "torch.utils.data.DataLoader(data, shuffle=True, generator=torch.Generator().manual_seed(0))",
     ),
     "other_weights": VerifyRemedy(

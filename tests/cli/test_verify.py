@@ -173,6 +173,12 @@ for index, (inputs, targets) in enumerate(loader):
         optimizer.step()
         optimizer.zero_grad()
 """
+UNUSED = """\
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters())
+model(torch.ones(1, 2)).sum().backward()
+"""
 SIZES = ("{micro_batch}", "{accumulation_steps}")
 
 
@@ -235,6 +241,20 @@ def test_a_command_that_fails_shows_its_error(tmp_path: Path, oomdoctor_here: Ru
     path.write_text(LOOP.format(loss="loss * float('nan')"), encoding="utf-8")
     done = oomdoctor_here("verify", "--", sys.executable, "train.py", *SIZES)
     assert (done.returncode, "is not finite at micro-batch 8" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (UNUSED, "never took an optimizer step"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", "was ended by SIGKILL"),
+    ],
+)
+def test_a_command_without_a_step_says_how_it_ended(tmp_path: Path, oomdoctor_here: Run, lines: str, told: str) -> None:
+    """Gradients that nothing steps with are no step, and a signal has its name."""
+    (tmp_path / "train.py").write_text(lines, encoding="utf-8")
+    done = oomdoctor_here("verify", "--", sys.executable, "train.py", *SIZES)
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
 
 def test_check_verifies_where_it_is_asked(tmp_path: Path, model: Path, oomdoctor_here: Run) -> None:

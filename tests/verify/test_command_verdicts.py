@@ -316,6 +316,7 @@ OTHER: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "other_weights",
         [("torch.manual_seed(1)", "torch.manual_seed(batch_size)")],
     ),
+    "fewer samples than the whole batch": ("cannot_tell", "samples", [("1004", "5")]),
     "two optimizers": (
         "cannot_tell",
         "several_optimizers",
@@ -327,6 +328,17 @@ OTHER: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
 }
 """Loops with other verdicts, with their causes."""
 
+CLOSURE = """\
+for inputs, labels in torch.utils.data.DataLoader(Data(), batch_size=batch_size * accumulation_steps):
+    def closure():
+        optimizer.zero_grad()
+        for part, answers in zip(inputs.split(batch_size), labels.split(batch_size)):
+            loss = criterion(model(part), answers)
+            (loss * len(part) / len(inputs)).backward()
+        return loss
+
+    optimizer.step(closure)
+"""
 BATCHES = """\
 data = Data()
 
@@ -402,6 +414,17 @@ def test_right_loops_are_equal(name: str, tmp_path: Path) -> None:
     result = judged(script)
     assert (result.verdict, result.causes) == ("equal", ())
     assert [error.sizes for error in result.errors][:3] == [(2,) * 4, (2,) * 4, (2,) * 2]
+
+
+def test_an_optimizer_that_evaluates_again_is_judged_by_its_first_evaluation(tmp_path: Path) -> None:
+    """LBFGS calls its closure several times in a step; each window has the micro-batches of the first call."""
+    setup = LOOP[: LOOP.index("for epoch")]
+    script = tmp_path / "train.py"
+    lbfgs = ("AdamW(model.parameters(), lr=1e-2)", "LBFGS(model.parameters(), max_iter=3)")
+    script.write_text(changed(setup, [lbfgs]) + CLOSURE, encoding="utf-8")
+    result = judged(script)
+    assert (result.verdict, result.causes) == ("equal", ())
+    assert [error.sizes for error in result.errors][:2] == [(2,) * 4, (2,) * 4]
 
 
 @pytest.mark.parametrize("name", WRONG)
