@@ -201,13 +201,16 @@ def _headline(result: PrescribeResult) -> str:
     plain, chosen, need = result.plain.maximum, result.prescribed, result.need
     best = max(plain, chosen.maximum if chosen else 0)
     before = f"micro-batch {plain}" if plain else "nothing"
+    target = f"`{result.target}`"
     if need is not None and plain >= need:
-        return f"{result.target} as it is fits micro-batch {plain}, and {need} is needed"
+        return f"{target} as it is fits micro-batch {plain}, and {need} is needed"
     if need is not None and best < need:
-        return f"{result.target} fits {before}, {best} at most with what was measured, and {need} is needed"
-    if chosen is None:
-        return f"{result.target} fits {before}, and no remedy that may be combined makes it larger"
-    return f"{result.target} fits {before}, and micro-batch {chosen.maximum} with {_named(chosen.remedies)}"
+        return f"{target} fits {before}, {best} at most with what was measured, and {need} is needed"
+    if chosen is not None:
+        return f"{target} fits {before}, and micro-batch {chosen.maximum} with {_named(chosen.remedies)}"
+    if result.plain.limited_by == "target":
+        return f"{target} as it is fits the whole target batch of {plain}"
+    return f"{target} fits {before}, and no remedy that may be combined makes it larger"
 
 
 def _named(names: Sequence[str]) -> str:
@@ -229,7 +232,8 @@ def _prescribed(result: PrescribeResult) -> Iterator[str]:
     yield from row.notes
     if result.accumulation is not None:
         plan = result.accumulation
-        yield f"{count(plan.steps, 'accumulation step')} reach the target batch of {plan.target_batch}"
+        verb = "reaches" if plan.steps == 1 else "reach"
+        yield f"{count(plan.steps, 'accumulation step')} {verb} the target batch of {plan.target_batch}"
 
 
 def _left(result: PrescribeResult) -> Iterator[str]:

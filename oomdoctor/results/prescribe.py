@@ -29,7 +29,6 @@ class MeasuredRemedies:
         bytes_per_sample: What a sample more takes; None where fewer than two sizes fit.
         fixed_bytes: What stays from step to step at the maximum.
         host_bytes: Bytes that a forward at the maximum moves to the host, and the backward moves back.
-        recomputed: FLOPs that are added to a step, as a part of those of the plain step; None where not known.
         acts_on: What each acts on.
         cost: What each costs, in words.
         problem: Why it was not measured; None where it was.
@@ -49,7 +48,6 @@ class MeasuredRemedies:
     bytes_per_sample: int | None = None
     fixed_bytes: int | None = None
     host_bytes: int = 0
-    recomputed: float | None = None
     acts_on: tuple[str, ...] = ()
     cost: tuple[str, ...] = ()
     problem: str | None = None

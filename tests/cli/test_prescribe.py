@@ -274,6 +274,43 @@ def test_a_step_in_the_backward_where_nothing_accumulates(tmp_path: Path) -> Non
     assert result["patch"]["maximum"] == row["maximum"]
 
 
+CONVOLUTIONS = """\
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+def build_model():
+    return nn.Sequential(nn.Conv2d(3, 64, 1), *(Block() for _ in range(2)), nn.Conv2d(64, 1, 1))
+
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, 3, 128, 128)
+
+
+def training_step(model, batch):
+    return model(batch).square().mean()
+"""
+
+
+def test_checkpointed_convolutions_ask_for_their_plans_in_the_backward_as_well(tmp_path: Path) -> None:
+    """PyTorch keeps cuDNN's plans for each thread: one that is asked for again was not given up for want of memory."""
+    options = ("--target-batch", "24", "--capacity", "512MiB", *without_all_but("checkpoint"))
+    result = prescribed(tmp_path, *options, source=CONVOLUTIONS).result
+    (row,) = result.alone
+    assert row.outcome == "measured", row.problem
+    assert row.maximum > result.plain.maximum
+    assert row.notes == ("batch norms in the blocks update their running statistics twice a step",)
+
+
 def test_the_budget_bounds_the_probes(tmp_path: Path) -> None:
     """What it does not reach is named, and nothing is left out in silence."""
     found = prescribed(tmp_path, "--budget", "2", *without_all_but("checkpoint", "drop-leftovers", "bf16")).result

@@ -10,7 +10,6 @@
 
 #include "null_gpu.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -156,9 +155,9 @@ static atomic_uint_fast64_t given_up;
 static _Thread_local bool has_built, has_set_stream;  // since the thread's last execution
 static _Thread_local uint64_t asked_first;            // the graph in question, with the mode that PyTorch tries first
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t *executed;  // graphs of plans that PyTorch keeps
-static size_t executed_count, executed_room;
+// PyTorch keeps plans for each thread by itself: a checkpointed forward that runs again in the backward asks anew.
+static _Thread_local uint64_t *executed;  // graphs of plans that PyTorch keeps
+static _Thread_local size_t executed_count, executed_room;
 
 SERVED uint64_t oomdoctor_null_workspaces_given_up(void) { return atomic_load(&given_up); }
 
@@ -181,7 +180,6 @@ static bool was_executed(uint64_t graph) {
 }
 
 static void note_execution(uint64_t graph) {
-    pthread_mutex_lock(&lock);
     if (executed_count == executed_room) {
         size_t room = 2 * executed_room + 64;
         uint64_t *moved = realloc(executed, room * sizeof *moved);
@@ -192,7 +190,6 @@ static void note_execution(uint64_t graph) {
     }
     if (executed_count < executed_room && !was_executed(graph))
         executed[executed_count++] = graph;
-    pthread_mutex_unlock(&lock);
 }
 
 static uint64_t hash(const char *text) {
@@ -209,9 +206,7 @@ static void note_question(const char *text) {
     has_built = has_set_stream = false;
     if (is_instant(text)) {
         asked_first = hash(text);
-        pthread_mutex_lock(&lock);
         gave_up |= was_executed(asked_first);  // there is no room for the plan that is kept
-        pthread_mutex_unlock(&lock);
     }
     atomic_fetch_add(&given_up, gave_up);
 }
