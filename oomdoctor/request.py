@@ -69,6 +69,7 @@ class ProbeRequest:
         memory_bytes: Capacity, what PyTorch may take; None for what the device has.
         card_bytes: Memory of the card in all, from which the CUDA context goes; None for what the device has. At most
             one of the two is given.
+        reserve_bytes: Bytes of the card that others are known to hold, a desktop or NCCL, which lower its capacity.
         engine: `auto`, or the engine to use.
         trial_timeout_seconds: Longest time for loading and for each trial.
         profile_micro_batch: Size at which memory is recorded by category and module; None for the maximum.
@@ -95,6 +96,7 @@ class ProbeRequest:
     device: str | None = None
     memory_bytes: int | None = None
     card_bytes: int | None = None
+    reserve_bytes: int = 0
     engine: EngineName = "auto"
     trial_timeout_seconds: float = DEFAULT_TRIAL_TIMEOUT_SECONDS
     profile_micro_batch: int | None = None
@@ -131,6 +133,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     device: int | str | None = None,
     memory: int | str | None = None,
     capacity: int | str | None = None,
+    reserve: int | str | None = None,
     engine: str | None = None,
     trial_timeout: float | None = None,
     literals: Sequence[str] = (),
@@ -155,6 +158,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         device: Index or UUID of the local GPU.
         memory: Memory of the card in all: bytes, or a size such as `16GiB`.
         capacity: What PyTorch may take of it, given in the same way; instead of `memory`.
+        reserve: Memory that others hold, given in the same way, which PyTorch may not take.
         engine: One of `ENGINES`.
         trial_timeout: Seconds.
         literals: Literals to set in a command's files, each as `FILE:NAME=VALUE` or `FILE:LINE:NAME=VALUE`.
@@ -186,6 +190,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         device=_device(spelled("device"), device),
         memory_bytes=_bytes(spelled("capacity"), capacity),
         card_bytes=_bytes(spelled("memory"), memory),
+        reserve_bytes=_bytes(spelled("reserve"), reserve) or 0,
         engine=_one_of(spelled("engine"), "auto" if engine is None else engine, ENGINES),
         trial_timeout_seconds=_seconds(spelled("trial_timeout"), trial_timeout),
         literals=tuple(read_override(text, spelled("set")) for text in literals),

@@ -55,17 +55,18 @@ def device_statistics(torch: Any, device: int) -> dict[str, Any]:
     return found
 
 
-def limit_memory(torch: Any, limit_bytes: int, card_bytes: int = 0) -> None:
+def limit_memory(torch: Any, limit_bytes: int, card_bytes: int = 0, reserve_bytes: int = 0) -> None:
     """Keep PyTorch to so many bytes on every device, or to what is left on a card of so many; 0 for no limit.
 
     What is in use on the device already, the CUDA context and other processes, is in use on such a card too.
+    `reserve_bytes` of what is free are kept for others.
     """
-    for device in range(torch.cuda.device_count()) if limit_bytes > 0 or card_bytes > 0 else ():
+    for device in range(torch.cuda.device_count()) if max(limit_bytes, card_bytes, reserve_bytes) > 0 else ():
         total = torch.cuda.get_device_properties(device).total_memory
-        limits = [limit_bytes] if limit_bytes > 0 else []
-        if card_bytes > 0:
-            limits.append(max(0, card_bytes - (total - torch.cuda.mem_get_info(device)[0])))
-        torch.cuda.set_per_process_memory_fraction(min(1.0, min(limits) / total), device)
+        free = torch.cuda.mem_get_info(device)[0]
+        left = max(0, (card_bytes or total) - (total - free) - reserve_bytes)
+        allowed = min(left if max(card_bytes, reserve_bytes) > 0 else total, limit_bytes or total)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total), device)
 
 
 class DevicePeaks(NamedTuple):

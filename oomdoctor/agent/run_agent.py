@@ -62,7 +62,8 @@ class RunAgent:
         self._torch.cuda._lazy_call(guarded(self._begin_with_cuda))  # at once where CUDA is initialised
 
     def _begin_with_cuda(self) -> None:
-        guarded(limit_memory)(self._torch, settings.MEMORY_BYTES, settings.CARD_BYTES)
+        limits = settings.MEMORY_BYTES, settings.CARD_BYTES, settings.RESERVE_BYTES
+        guarded(limit_memory)(self._torch, *limits)
         if settings.MAX_ENTRIES > 0:
             guarded(self._frames.begin)(settings.MAX_ENTRIES)
             self._records_history = self._frames.is_recording

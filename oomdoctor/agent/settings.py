@@ -27,6 +27,9 @@ MEMORY_BYTES = _whole_number("OOMDOCTOR_RUN_MEMORY_BYTES")
 CARD_BYTES = _whole_number("OOMDOCTOR_RUN_CARD_BYTES")
 """Memory of each device in all, as if it had no more; 0 for what it has."""
 
+RESERVE_BYTES = _whole_number("OOMDOCTOR_RUN_RESERVE_BYTES")
+"""Bytes of each device that are kept for others."""
+
 SOCKET = os.environ.get("OOMDOCTOR_TRIAL_SOCKET", "")
 """Path of the parent's listening socket in a trial."""
 

@@ -207,7 +207,8 @@ class TrainingAgent:
         self._has_cuda = True
         device = guarded(self._device_index)() or 0
         guarded(self._tell_device)(device)
-        guarded(limit_memory)(self._torch, settings.MEMORY_BYTES, settings.CARD_BYTES)
+        limits = settings.MEMORY_BYTES, settings.CARD_BYTES, settings.RESERVE_BYTES
+        guarded(limit_memory)(self._torch, *limits)
         self._peaks = PeakKeeper(self._torch, (device,), self._history.forget_counts)
         guarded(self._peaks.watch)()
         guarded(self._history.begin)(device)

@@ -36,6 +36,7 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
     device: int | str | None = None,
     memory: int | str | None = None,
     capacity: int | str | None = None,
+    reserve: int | str | None = None,
     precision: Precision = "fp32",
     optimizer: str | None = None,
     headroom: float | str = DEFAULT_HEADROOM,
@@ -62,6 +63,7 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
         device: Index or UUID of a GPU of this machine.
         memory: Memory of the card in all.
         capacity: What PyTorch may take; instead of `memory`.
+        reserve: Memory that others hold; PyTorch may not take it.
         precision: Precision of the target as it is.
         optimizer: A `torch.optim` class, where the file builds none; None for AdamW.
         headroom: Part of the capacity that the recommended size leaves free.
@@ -88,6 +90,7 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
         device=device,
         memory=memory,
         capacity=capacity,
+        reserve=reserve,
         engine=engine,
         trial_timeout=trial_timeout,
         guide=False,

@@ -27,6 +27,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     device: int | str | None = None,
     memory: int | str | None = None,
     capacity: int | str | None = None,
+    reserve: int | str | None = None,
     precision: Precision = "fp32",
     optimizer: str | None = None,
     headroom: float | str = DEFAULT_HEADROOM,
@@ -55,6 +56,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         device: Index or UUID of a GPU of this machine.
         memory: Memory of the card in all, from which the CUDA context goes: bytes, or a size such as `16GiB`.
         capacity: What PyTorch may take, given in the same way; instead of `memory`.
+        reserve: Memory that others hold, a desktop or NCCL, given in the same way; PyTorch may not take it.
         precision: How the step runs: `fp32`, or under autocast as `bf16` or `fp16` (with a gradient scaler).
         optimizer: A `torch.optim` class, where the file builds none; None for AdamW.
         headroom: Part of the capacity that the recommended size leaves free: a number in [0, 1), or `5%`.
@@ -86,6 +88,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         device=device,
         memory=memory,
         capacity=capacity,
+        reserve=reserve,
         engine=engine,
         trial_timeout=trial_timeout,
         literals=set,

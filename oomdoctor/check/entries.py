@@ -178,6 +178,7 @@ class _EntryReader:
             gpu=gpu,
             memory=None if self._overridden() == "memory" else self._size("memory", values.memory),
             capacity=None if self._overridden() == "capacity" else self._size("capacity", values.capacity),
+            reserve=self._size("reserve", values.reserve),
             trial_timeout=seconds,
             literals=values.set or (),
             steps=values.steps,

@@ -9,7 +9,7 @@ import typer
 
 from oomdoctor import __version__
 from oomdoctor.cli.lint import ConfigFile, VerboseFlag
-from oomdoctor.cli.probe import Capacity, Memory, QuietFlag
+from oomdoctor.cli.probe import Capacity, Memory, QuietFlag, Reserve
 from oomdoctor.cli.report import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render, say
 from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, EXIT_USAGE
 
@@ -67,6 +67,7 @@ def check(  # noqa: PLR0913 - one parameter an option
     gpu: Gpus = None,
     memory: Memory = None,
     capacity: Capacity = None,
+    reserve: Reserve = None,
     tolerance: Tolerance = None,
     update: UpdateFlag = False,
     jobs: Jobs = None,
@@ -105,7 +106,12 @@ def check(  # noqa: PLR0913 - one parameter an option
     if output is not None:
         check_writable(output)
     given = CheckKeys(
-        gpus=tuple(gpu) if gpu else None, memory=memory, capacity=capacity, tolerance=tolerance, jobs=jobs
+        gpus=tuple(gpu) if gpu else None,
+        memory=memory,
+        capacity=capacity,
+        reserve=reserve,
+        tolerance=tolerance,
+        jobs=jobs,
     )
     configuration = configure_check(given, os.environ, config=config, defaults=DEFAULTS)
     plan = Plan(

@@ -14,6 +14,7 @@ from oomdoctor.cli.probe import (
     OptimizerName,
     PrecisionName,
     QuietFlag,
+    Reserve,
     TargetBatch,
     TrialTimeout,
     WorldSize,
@@ -60,6 +61,7 @@ def gpus(  # noqa: PLR0913 - one parameter an option
     precision: PrecisionName = None,
     optimizer: OptimizerName = None,
     headroom: Headroom = "5%",
+    reserve: Reserve = None,
     engine: Annotated[
         Literal["trace", "null"],
         typer.Option(help="How `--fit` answers: traced, in seconds, or by a probe of each card on a null GPU."),
@@ -105,13 +107,16 @@ def gpus(  # noqa: PLR0913 - one parameter an option
             precision=precision,
             optimizer=optimizer,
             headroom=headroom,
+            reserve=reserve,
             trial_timeout=trial_timeout,
             engine=engine,
             spelled=as_option,
         )
         render(_fitted(request, gpu, jobs, output, quiet=quiet), chosen, output)
         return
-    _check_for_fit(chosen, {"--target-batch": target_batch, "--gpu": gpu, "--jobs": jobs, "--output": output})
+    _check_for_fit(
+        chosen, {"--target-batch": target_batch, "--gpu": gpu, "--jobs": jobs, "--output": output, "--reserve": reserve}
+    )
     if known:
         _show_catalogue(as_json=chosen == "json")
     else:
@@ -161,6 +166,7 @@ def _fitted(
     from oomdoctor.results import FitDocument
 
     cards = list({card.key: card for card in map(find_card, gpu)}.values()) if gpu else all_cards()
+    cards = [card.with_reserve(request.reserve_bytes) for card in cards]
     if output is not None:
         check_writable(output)
     progress = make_progress(quiet=quiet)

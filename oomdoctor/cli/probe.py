@@ -105,6 +105,14 @@ Capacity: TypeAlias = Annotated[
         metavar="SIZE", help="What PyTorch may take of the card's memory, such as 15.5GiB.", show_default=False
     ),
 ]
+Reserve: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory that others hold, a desktop or NCCL, such as 1GiB; PyTorch may not take it.",
+        show_default=False,
+    ),
+]
 PrecisionName: TypeAlias = Annotated[
     Literal["fp32", "bf16", "fp16"] | None,
     typer.Option(
@@ -175,6 +183,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     device: Device = None,
     memory: Memory = None,
     capacity: Capacity = None,
+    reserve: Reserve = None,
     precision: PrecisionName = None,
     optimizer: OptimizerName = None,
     headroom: Headroom = "5%",
@@ -228,6 +237,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
             device=device,
             memory=memory,
             capacity=capacity,
+            reserve=reserve,
             engine=engine,
             trial_timeout=trial_timeout,
             literals=set or (),

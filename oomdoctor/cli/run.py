@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from oomdoctor.cli.probe import Capacity, Device, Gpu, Memory
+from oomdoctor.cli.probe import Capacity, Device, Gpu, Memory, Reserve
 from oomdoctor.errors import EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def run(  # noqa: PLR0913 - one parameter an option
     device: Device = None,
     memory: Memory = None,
     capacity: Capacity = None,
+    reserve: Reserve = None,
     history: HistoryFlag = True,
     max_entries: MaxEntries = DEFAULT_MAX_ENTRIES,
     output: Directory = None,
@@ -77,10 +78,11 @@ def run(  # noqa: PLR0913 - one parameter an option
         raise UsageError("`--memory` and `--capacity` exclude each other", hint="give one of them")
     memory_bytes = None if capacity is None else parse_size(capacity, option="--capacity")
     card_bytes = None if memory is None else parse_size(memory, option="--memory")
+    reserve_bytes = 0 if reserve is None else parse_size(reserve, option="--reserve")
     finished = run_command(
         RunRequest(
             command=command,
-            device=ShownDevice(gpu, device, memory_bytes, card_bytes),
+            device=ShownDevice(gpu, device, memory_bytes, card_bytes, reserve_bytes),
             max_entries=max_entries if history else 0,
             directory=output,
         )

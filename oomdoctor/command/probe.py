@@ -50,6 +50,7 @@ def engine_for_command(request: ProbeRequest) -> Engine:
         device=request.device,
         memory_bytes=request.memory_bytes,
         card_bytes=request.card_bytes,
+        reserve_bytes=request.reserve_bytes,
         base=request.environment(os.environ),
         build=torch_of(find_interpreter(command, os.environ), os.environ),
         may_trace=False,

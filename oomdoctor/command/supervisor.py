@@ -249,6 +249,7 @@ class CommandSupervisor(TrialSource):
         environment |= self._step_limits(micro_steps, steps)
         if self._engine.kind == "cuda":
             environment["OOMDOCTOR_RUN_CARD_BYTES"] = str(self._request.card_bytes or 0)
+            environment["OOMDOCTOR_RUN_RESERVE_BYTES"] = str(self._request.reserve_bytes)
         if describe:
             environment["OOMDOCTOR_TRIAL_DESCRIBE"] = "1"
         if self._forks is not None:
@@ -285,7 +286,8 @@ class CommandSupervisor(TrialSource):
         """Return the bytes that PyTorch has to be kept to; 0 where the device itself is asked about."""
         if 0 < allowed_bytes < self.capacity_bytes:
             return allowed_bytes
-        return 0 if self._engine.kind == "null" else self._request.memory_bytes or 0
+        cap = None if self._engine.kind == "null" else self._request.memory_bytes
+        return cap - self._request.reserve_bytes if cap else 0
 
     def _grown(self, ended: EndedTrial, micro_batch: int, micro_steps: int, allowed_bytes: int) -> EndedTrial:
         """Judge how memory grew in a trial that went on for it; return the trial, or another where it ran out by that.
@@ -362,7 +364,9 @@ class CommandSupervisor(TrialSource):
         if self.device is not None:
             free = self.device.free_bytes
             used, card = self.device.total_bytes - free, self._request.card_bytes
-            self.capacity_bytes = min(free, self._request.memory_bytes or free, free if card is None else card - used)
+            capacity = min(free, self._request.memory_bytes or free, free if card is None else card - used)
+            reserve = 0 if self._engine.card else self._request.reserve_bytes  # a simulated card has it already
+            self.capacity_bytes = max(0, capacity - reserve)
 
     # --- forking -----------------------------------------------------------------------------------------------------
 

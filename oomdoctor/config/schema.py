@@ -69,6 +69,7 @@ class SharedKeys:
         gpus: Several cards, each of which makes an entry of its own.
         memory: Memory of the card in all, as a size.
         capacity: What PyTorch may take of it, as a size; instead of `memory`.
+        reserve: Memory that others hold, as a size; PyTorch may not take it.
         target_batch: Samples per optimizer step over all devices.
         world_size: Devices that share them.
         precision: How the step runs.
@@ -88,6 +89,7 @@ class SharedKeys:
     gpus: tuple[str, ...] | None = field(default=None, metadata={EXAMPLE: '["rtx-4090", "l40s"]'})
     memory: str | None = field(default=None, metadata={EXAMPLE: '"20GiB"'})
     capacity: str | None = field(default=None, metadata={EXAMPLE: '"19.5GiB"'})
+    reserve: str | None = field(default=None, metadata={EXAMPLE: '"1GiB"'})
     target_batch: int | None = field(default=None, metadata={EXAMPLE: "256"})
     world_size: int | None = field(default=None, metadata={EXAMPLE: "8"})
     precision: PrecisionName | None = field(default=None, metadata={EXAMPLE: '"bf16"'})

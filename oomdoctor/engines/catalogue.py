@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +33,7 @@ class Card:
         l2_bytes: Size of the L2 cache.
         context_bytes: Bytes of a process outside PyTorch's allocator: the CUDA context, loaded kernels, handles.
         context_source: Source of `context_bytes`.
+        reserve_bytes: Bytes that others hold, as the user says.
     """
 
     key: str
@@ -46,11 +47,35 @@ class Card:
     l2_bytes: int
     context_bytes: int
     context_source: str
+    reserve_bytes: int = 0
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes that PyTorch may take: the total less the context's."""
-        return self.total_bytes - self.context_bytes
+        """Bytes that PyTorch may take: the total less the context's and what others hold."""
+        return self.total_bytes - self.context_bytes - self.reserve_bytes
+
+    def with_reserve(self, reserve_bytes: int) -> Card:
+        """Return the card with so many bytes that others hold.
+
+        Raises:
+            UsageError: They leave nothing.
+        """
+        check_reserve(reserve_bytes, self.capacity_bytes)
+        return replace(self, reserve_bytes=reserve_bytes)
+
+
+def check_reserve(reserve_bytes: int, capacity_bytes: int | None) -> None:
+    """See that others leave something of a capacity.
+
+    Raises:
+        UsageError: They hold all of it.
+    """
+    if reserve_bytes and capacity_bytes is not None and reserve_bytes >= capacity_bytes:
+        raise UsageError(
+            f"`--reserve` leaves nothing: others hold {format_size(reserve_bytes)}, and PyTorch could take "
+            f"{format_size(capacity_bytes)}",
+            hint="say what others hold on this one GPU, for example `--reserve 1GiB`",
+        )
 
 
 # Words that distinguish no two cards, so that a name may have them or not.

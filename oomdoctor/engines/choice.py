@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from oomdoctor.engines.catalogue import emulated_environment, find_card, generic_card
+from oomdoctor.engines.catalogue import check_reserve, emulated_environment, find_card, generic_card
 from oomdoctor.engines.cudnn import cudnn_variables
 from oomdoctor.engines.installed import TorchBuild, find_torch
 from oomdoctor.engines.monitor import has_local_gpu
@@ -52,6 +52,7 @@ def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs t
     memory_bytes: int | None,
     base: Mapping[str, str],
     card_bytes: int | None = None,
+    reserve_bytes: int = 0,
     build: TorchBuild | None = None,
     may_trace: bool = True,
 ) -> Engine:
@@ -64,6 +65,7 @@ def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs t
         memory_bytes: Capacity of the card.
         base: Environment to start from.
         card_bytes: Memory of the card in all, instead of its capacity.
+        reserve_bytes: Bytes that others hold.
         build: The torch that the trials will import; None for this process's own.
         may_trace: Whether the trace engine may be chosen, which only our own worker can use.
 
@@ -76,7 +78,8 @@ def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs t
     build = build or _torch()
     _check_options(engine=engine, gpu=gpu, device=device)
     if engine == "cuda" or (engine == "auto" and gpu is None and has_local_gpu()):
-        return _cuda(engine=engine, device=device, base=base)
+        check_reserve(reserve_bytes, memory_bytes)
+        return _cuda(engine=engine, device=device, base=base, reasons=reserve_reasons(reserve_bytes))
     if "cudaMallocAsync" in base.get("PYTORCH_CUDA_ALLOC_CONF", "") + base.get("PYTORCH_ALLOC_CONF", ""):
         raise NoAnswerError(
             "the null GPU runs PyTorch's own allocator, and the environment asks for `backend:cudaMallocAsync`",
@@ -84,7 +87,7 @@ def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs t
         )
     if gpu is None and memory_bytes is None and card_bytes is None:
         raise _no_gpu(engine)
-    card = card_of(gpu, memory_bytes, card_bytes)
+    card = card_of(gpu, memory_bytes, card_bytes).with_reserve(reserve_bytes)
     reasons = (*_capacity_reasons(card, memory_bytes), *_allocator_reasons(base))
     if engine == "trace":
         _check_may_trace(may_trace=may_trace)
@@ -151,12 +154,12 @@ def _no_gpu(engine: str) -> NoAnswerError:
     )
 
 
-def _cuda(*, engine: str, device: str | None, base: Mapping[str, str]) -> Engine:
+def _cuda(*, engine: str, device: str | None, base: Mapping[str, str], reasons: tuple[Reason, ...] = ()) -> Engine:
     environment = dict(base)
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = _visible_device(device, base.get("CUDA_VISIBLE_DEVICES"))
     why = "asked for by `--engine cuda`" if engine == "cuda" else "a GPU of this machine, as no `--gpu` was named"
-    return Engine("cuda", None, environment, (Reason("engine", f"cuda: {why}"), *_allocator_reasons(base)))
+    return Engine("cuda", None, environment, (Reason("engine", f"cuda: {why}"), *reasons, *_allocator_reasons(base)))
 
 
 def _visible_device(device: str, visible: str | None) -> str:
@@ -210,11 +213,20 @@ def _null_reason(*, engine: str, gpu: str | None, card: Card) -> Reason:
 
 def _capacity_reasons(card: Card, memory_bytes: int | None) -> tuple[Reason, ...]:
     if memory_bytes is not None:
-        return (Reason("capacity", f"{format_size(memory_bytes)}, as `--capacity` says"),)
+        given = Reason("capacity", f"{format_size(memory_bytes)}, as `--capacity` says")
+        return (given, *reserve_reasons(card.reserve_bytes))
     return (
         Reason("capacity", f"{format_size(card.total_bytes)} in all ({card.total_source}), less the CUDA context"),
         Reason("context", f"{format_size(card.context_bytes)} ({card.context_source})"),
+        *reserve_reasons(card.reserve_bytes),
     )
+
+
+def reserve_reasons(reserve_bytes: int) -> tuple[Reason, ...]:
+    """Return what lowers the capacity where others are said to hold memory."""
+    if not reserve_bytes:
+        return ()
+    return (Reason("reserve", f"{format_size(reserve_bytes)} held by others, as `--reserve` says"),)
 
 
 def _allocator_reasons(base: Mapping[str, str]) -> tuple[Reason, ...]:

@@ -263,7 +263,7 @@ class CardMemory:
 
     Attributes:
         total_bytes: Of the card.
-        context_bytes: What the process holds besides.
+        context_bytes: What the process holds besides, and others hold.
         allowed_bytes: Most that the allocator may hold in the trial.
     """
 

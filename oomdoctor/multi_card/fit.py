@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from oomdoctor.engines.catalogue import emulated_environment
-from oomdoctor.engines.choice import choose_engine
+from oomdoctor.engines.choice import choose_engine, reserve_reasons
 from oomdoctor.errors import UsageError
 from oomdoctor.results import CardMicroBatch, FitResult, FittedCard
 from oomdoctor.search.probe_search import per_device_target
@@ -73,7 +73,7 @@ def fit_cards(
     reference = parse_reference(request.target, directory=request.directory)
     base = request.environment(os.environ)
     engine = choose_engine(engine="trace", gpu=cards[0].key, device=None, memory_bytes=None, base=base)
-    boundless = replace(cards[0], total_bytes=UNLIMITED_BYTES, context_bytes=0)
+    boundless = replace(cards[0], total_bytes=UNLIMITED_BYTES, context_bytes=0, reserve_bytes=0)
     environment = emulated_environment(boundless, engine.environment)
     question = load_for_cards(request, reference, cards)
     try:
@@ -116,7 +116,7 @@ def fit_result(request: ProbeRequest, found: FitTable, cards: Sequence[Card]) ->
         engine="null" if request.engine == "null" else "trace",
         weights_bytes=found.weights_bytes,
         questions=found.questions,
-        reasons=found.reasons,
+        reasons=(*found.reasons, *reserve_reasons(request.reserve_bytes)),
         cards=tuple(
             (
                 FittedCard(

@@ -181,7 +181,7 @@ class CardTrials(TrialSource):
         known = shared.unconstrained.get(key)
         if known is not None and known.peak_reserved_bytes <= allowed_bytes:
             return known
-        room = CardMemory(card.total_bytes, card.context_bytes, allowed_bytes)
+        room = CardMemory(card.total_bytes, card.total_bytes - card.capacity_bytes, allowed_bytes)
         placement = execute(self._program(steps, size, key[2]), key[2], room, shared.settings, shared.rules)
         if placement.error is None and not placement.retries and is_plain(shared.settings):
             shared.unconstrained[key] = placement
@@ -271,7 +271,7 @@ class Fitter:
         if self._memory_fraction < 1:
             allowed_bytes = min(allowed_bytes, int(self._memory_fraction * card.total_bytes))
         if allowed_bytes != card.capacity_bytes:
-            card = replace(card, context_bytes=card.total_bytes - allowed_bytes)
+            card = replace(card, context_bytes=card.total_bytes - allowed_bytes, reserve_bytes=0)
         source = CardTrials(card, self._shared_of(card), lambda size: micro_steps(size, self._share), self._explain)
         first = min(FIRST_SIZE, max(1, self._share - 1))
         if not source.has_room_for_model(first, micro_steps(first, self._share)):

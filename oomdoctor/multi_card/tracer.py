@@ -151,7 +151,7 @@ class Tracer:
 
 def without_memory_limit(card: Card, emulated: Card) -> Card:
     """Return the card with the memory of the one that is emulated, which the device has been made with."""
-    return replace(card, total_bytes=emulated.total_bytes, context_bytes=emulated.context_bytes)
+    return replace(card, total_bytes=emulated.total_bytes, context_bytes=emulated.context_bytes, reserve_bytes=0)
 
 
 class _JournalRecorder(TrialMeter):

@@ -327,6 +327,7 @@ class Device:
         context_bytes: Bytes that the CUDA context holds; measured on `cuda`, from the catalogue on `null`; None when
             not known.
         other_processes_bytes: Bytes that other processes held when the probe began; None when not known.
+        reserve_bytes: Bytes that others were said to hold besides; None where nothing was said.
     """
 
     kind: Literal["cuda", "null", "trace"]
@@ -335,6 +336,7 @@ class Device:
     total_bytes: int
     context_bytes: int | None = None
     other_processes_bytes: int | None = None
+    reserve_bytes: int | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oomdoctor.engines.catalogue import check_reserve
 from oomdoctor.engines.choice import card_of, choose_engine
 from oomdoctor.engines.installed import TorchBuild, find_torch, parse_version_file
 from oomdoctor.engines.monitor import has_local_gpu
@@ -140,12 +141,14 @@ class CommandDevice:
         index: Index or UUID of a GPU of this machine.
         memory_bytes: Capacity, what PyTorch may take.
         card_bytes: Memory of the card in all, instead of its capacity.
+        reserve_bytes: Bytes that others hold.
     """
 
     gpu: str | None = None
     index: str | None = None
     memory_bytes: int | None = None
     card_bytes: int | None = None
+    reserve_bytes: int = 0
 
 
 def make_environment(
@@ -165,12 +168,16 @@ def make_environment(
         NoAnswerError: The null GPU cannot be had here, or the command's Python has no torch.
     """
     environment, is_local = _device_environment(command, base, device)
+    check_reserve(device.reserve_bytes, device.memory_bytes)
     environment = with_agent(environment)
     environment["OOMDOCTOR_RUN_DIRECTORY"] = str(directory)
     environment["OOMDOCTOR_RUN_MAX_ENTRIES"] = str(max_entries)
     # A null GPU has no more memory than was asked for.
-    environment["OOMDOCTOR_RUN_MEMORY_BYTES"] = str((is_local and device.memory_bytes) or 0)
+    environment["OOMDOCTOR_RUN_MEMORY_BYTES"] = str(
+        device.memory_bytes - device.reserve_bytes if is_local and device.memory_bytes else 0
+    )
     environment["OOMDOCTOR_RUN_CARD_BYTES"] = str((is_local and device.card_bytes) or 0)
+    environment["OOMDOCTOR_RUN_RESERVE_BYTES"] = str((is_local and device.reserve_bytes) or 0)
     return environment
 
 
@@ -195,7 +202,7 @@ def _device_environment(
     asked_bytes = device.memory_bytes or device.card_bytes
     if device.gpu is None and (asked_bytes is None or has_local_gpu()):
         return dict(base), True
-    card = card_of(device.gpu, device.memory_bytes, device.card_bytes)
+    card = card_of(device.gpu, device.memory_bytes, device.card_bytes).with_reserve(device.reserve_bytes)
     return _null_environment(command, base, card), False
 
 

@@ -141,7 +141,7 @@ def build_result(
         capacity_bytes=source.capacity_bytes,
         headroom=request.headroom,
         weights_bytes=loaded.weights_bytes,
-        device=_device(engine, loaded, others),
+        device=_device(engine, loaded, others, request.reserve_bytes),
         stable=not findings.moved,
         trials=findings.trials,
         phases=(*loaded.phases, *(shown[-1].phases if shown else ())),
@@ -161,9 +161,10 @@ def build_result(
     )
 
 
-def _device(engine: Engine, loaded: LoadedTarget, others: OtherProcesses) -> Device:
+def _device(engine: Engine, loaded: LoadedTarget, others: OtherProcesses, reserve_bytes: int) -> Device:
     context = engine.card.context_bytes if engine.card else loaded.used_before_bytes - (others.before_bytes or 0)
     return Device(
+        reserve_bytes=reserve_bytes or None,
         kind=engine.kind,
         name=loaded.name,
         compute_capability=loaded.compute_capability,

@@ -265,6 +265,7 @@ class WorkerTrialSource(TrialSource):
             keeps_settings=keeps_settings,
             card_bytes=request.card_bytes,
             others_bytes=self.others_bytes,
+            reserve_bytes=request.reserve_bytes,
         )
         try:
             loaded = self._ask(question, "loading the target")

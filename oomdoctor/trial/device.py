@@ -55,10 +55,15 @@ def current_device() -> torch.device:
     return torch.device("cuda", 0)
 
 
-def capacity_bytes(cap_bytes: int | None) -> int:
-    """Return the bytes that PyTorch may take: what is free and what it holds, under the cap where there is one."""
+def capacity_bytes(cap_bytes: int | None, reserve_bytes: int = 0) -> int:
+    """Return the bytes that PyTorch may take: what is free and what it holds, under the cap where there is one.
+
+    Args:
+        cap_bytes: The cap.
+        reserve_bytes: Bytes of it that are kept for others.
+    """
     available = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
-    return available if cap_bytes is None else min(cap_bytes, available)
+    return max(0, (available if cap_bytes is None else min(cap_bytes, available)) - reserve_bytes)
 
 
 def memory_fraction() -> float:

@@ -208,6 +208,7 @@ def engine_for(request: ProbeRequest) -> Engine:
         device=request.device,
         memory_bytes=request.memory_bytes,
         card_bytes=request.card_bytes,
+        reserve_bytes=request.reserve_bytes,
         base=request.environment(os.environ),
     )
 

@@ -238,7 +238,7 @@ class LoadTarget(Question[LoadedTarget]):
         variant: How trials differ from the plain step.
         memory_bytes: Capacity to keep to, or None for what the device has.
         card_bytes: Memory in all of a smaller card to play, or None; its CUDA context is that of the device.
-        others_bytes: Bytes of the device that other processes hold, which are no part of the context.
+        others_bytes: Bytes that other processes hold; reserve_bytes: bytes that others are going to hold besides.
         watched: Whether to record which files and variables the target uses.
         keeps_settings: Whether to go on where the file sets variables of the allocator, which this worker has.
     """
@@ -250,6 +250,7 @@ class LoadTarget(Question[LoadedTarget]):
     keeps_settings: bool = False
     card_bytes: int | None = None
     others_bytes: int = 0
+    reserve_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +263,7 @@ class RunTrial(Question[TrialDone]):
         allowed_bytes: Most bytes that the allocator may hold.
         iterations: Optimizer steps.
         until_settled: Whether to end before, once memory no longer grows from step to step.
-        leaks: Whether memory is known to grow without end, so that more steps than these say nothing of the size; else
-            a trial in which the allocator gave back its cache takes `ANSWER_ITERATIONS` of `oomdoctor.search.growth`.
+        leaks: Whether memory is known to grow without end; else a trial whose cache was given back takes more steps.
     """
 
     micro_batch: int

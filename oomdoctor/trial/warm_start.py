@@ -80,6 +80,7 @@ class TracedWarmStart:
             cap_bytes = max(0, self._request.card_bytes - card.context_bytes)
         if cap_bytes is not None and cap_bytes < card.capacity_bytes:
             card = replace(card, context_bytes=card.total_bytes - cap_bytes)
+        card = replace(card, reserve_bytes=min(self._request.reserve_bytes, max(0, card.capacity_bytes - 1)))
         self._card = card
         question = load_for_cards(self._request, self._reference, (card,), is_expendable=True)
         load = replace(question.load, keeps_settings=self._keeps_settings)

@@ -197,6 +197,7 @@ class Worker:
         """Import the target, place its model on the device, and keep both for the trials."""
         self._recorder = WatchedWorker() if question.watched else None
         self._cap_bytes = question.memory_bytes
+        self._reserve_bytes = question.reserve_bytes if device_kind() == "cuda" else 0
         device = current_device()
         total_bytes = torch.cuda.get_device_properties(device).total_memory
         used_before_bytes = total_bytes - torch.cuda.mem_get_info(device)[0]
@@ -212,7 +213,7 @@ class Worker:
         self._lower_cap(memory_fraction())
         shape = _check_batches(target, question.variant)
         meter = WorkerMeter()
-        set_memory_limit(capacity_bytes(self._cap_bytes))
+        set_memory_limit(capacity_bytes(self._cap_bytes, self._reserve_bytes))
         error = _place_model(target, model, device, meter)
         release_memory(model)
         computes = device_kind() == "cuda"
@@ -228,7 +229,7 @@ class Worker:
             has_kernels=has_kernels(torch.cuda.get_arch_list(), capability),
             total_bytes=total_bytes,
             used_before_bytes=used_before_bytes,
-            capacity_bytes=capacity_bytes(self._cap_bytes),
+            capacity_bytes=capacity_bytes(self._cap_bytes, self._reserve_bytes),
             weights_bytes=storage_bytes((*model.parameters(), *model.buffers())),
             placement_error=error,
             held=held_memory(),
@@ -260,7 +261,7 @@ class Worker:
             unknown_reads=attempt.unknown_reads,
             optimizer=attempt.optimizer_name,
             held=held_memory(),
-            capacity_bytes=capacity_bytes(self._cap_bytes),
+            capacity_bytes=capacity_bytes(self._cap_bytes, self._reserve_bytes),
             unknown_calls=unknown_calls(),
             memory_fraction=self._memory_fraction,
             ends=attempt.ends,

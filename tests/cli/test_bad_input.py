@@ -203,6 +203,13 @@ CASES = [
         arguments=("model.py", "--memory", "2GiB", *NULL),
     ),
     Case(
+        "a reserve that leaves nothing",
+        2,
+        ("`--reserve` leaves nothing", "1.00 GiB"),
+        "for example `--reserve 1GiB`",
+        arguments=("model.py", "--reserve", "1GiB", *NULL),
+    ),
+    Case(
         "a target that the world size does not divide",
         2,
         ("256", "3"),

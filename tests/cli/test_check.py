@@ -165,11 +165,12 @@ def test_a_saved_check_is_rendered_again(project: Path) -> None:
 def test_only_what_is_named_runs(project: Path, invocation: str) -> None:
     """A name chooses an entry; alone it decides the exit code, and the command line names another card."""
     (project / "sub").mkdir(exist_ok=True)
-    arguments = ["check", "tight", "--gpu", "l4", "--quiet", "--json"]
-    shown = run_command(arguments, cwd=project / "sub", invocation=invocation, OOMDOCTOR_CHECK_CAPACITY="310MiB")
+    arguments = ["check", "tight", "--gpu", "l4", "--reserve", "20MiB", "--quiet", "--json"]
+    shown = run_command(arguments, cwd=project / "sub", invocation=invocation, OOMDOCTOR_CHECK_CAPACITY="330MiB")
     assert (shown.returncode, shown.stderr) == (1, "")
     (entry,) = json.loads(shown.stdout)["result"]["entries"]
     assert (entry["name"], entry["gpu"], entry["probe"]["capacity_bytes"]) == ("tight", "l4", 310 * 2**20)
+    assert entry["probe"]["device"]["reserve_bytes"] == 20 * 2**20
 
 
 @pytest.mark.null_gpu

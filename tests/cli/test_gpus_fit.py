@@ -99,6 +99,10 @@ def test_every_card_has_the_answer_of_its_own_probe(cards: dict[str, Any], tmp_p
 
     for gpu in ("gtx-1060-6gb", "rtx-3060-12gb"):
         assert agrees(cards[gpu], probed(tmp_path, gpu, "trace", "--target-batch", "600")), gpu
+    question = ("--target-batch", "600", "--reserve", "3GiB")
+    (reserved,) = fitted(tmp_path, ATTENDING, *question, "--gpu", "gtx-1060-6gb").values()
+    assert agrees(reserved, probed(tmp_path, "gtx-1060-6gb", "trace", *question))
+    assert reserved["capacity_bytes"] == cards["gtx-1060-6gb"]["capacity_bytes"] - 3 * 2**30
     assert [cards[gpu]["micro_batch"]["limited_by"] for gpu in ("gtx-1060-6gb", "h200")] == ["memory", "target"]
 
 

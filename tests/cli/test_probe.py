@@ -144,6 +144,21 @@ def test_both_invocations_print_the_same_result_and_nothing_else(
     assert document["result"]["capacity_bytes"] == 2**30
 
 
+@pytest.mark.parametrize("engine", ["null", "trace"])
+def test_what_others_hold_lowers_the_capacity(tmp_path: Path, oomdoctor_here: Run, engine: str) -> None:
+    """A reserve is taken off the card's memory and off a capacity, and the result and the report name it."""
+    write_target(tmp_path)
+    question = ("model.py", "--target-batch", "8", "--engine", engine, "--reserve", "256MiB")
+
+    on_card = probe(oomdoctor_here, *question, "--gpu", "rtx-3060-12gb")
+    shown = oomdoctor_here("probe", *question, "--capacity", "1GiB", "--quiet")
+
+    device, card = on_card["result"]["device"], find_card("rtx-3060-12gb")
+    assert on_card["result"]["capacity_bytes"] == pytest.approx(card.capacity_bytes - 2**28, abs=2**21)
+    assert (device["reserve_bytes"], device["context_bytes"]) == (2**28, card.context_bytes)
+    assert "768.00 MiB = 1.00 GiB total - 256.00 MiB reserved for others" in shown.stdout
+
+
 def test_progress_goes_to_stderr_and_a_file_gets_the_report(tmp_path: Path, oomdoctor: Run) -> None:
     """With `-o` stdout stays empty, stderr shows the trials, and the file can be rendered again."""
     write_target(tmp_path)

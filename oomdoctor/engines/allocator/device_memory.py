@@ -25,11 +25,12 @@ _ADDRESS_SPACE: Final = 16 * TIB
 
 
 class DeviceMemory:
-    """The memory of one GPU: free bytes are the total less the context's and those in use.
+    """The memory of one GPU: free bytes are the total less the context's, others' and those in use.
 
     Args:
         total_bytes: Memory of the card.
         context_bytes: Bytes of the process before its first allocation.
+        others_bytes: Bytes that other processes hold.
         first_address: The lowest address, a multiple of a page.
 
     Attributes:
@@ -37,9 +38,12 @@ class DeviceMemory:
         total_bytes: Memory of the card; it may be changed while memory is in use.
     """
 
-    def __init__(self, total_bytes: int, context_bytes: int = 0, first_address: int = FIRST_ADDRESS) -> None:
+    def __init__(
+        self, total_bytes: int, context_bytes: int = 0, others_bytes: int = 0, first_address: int = FIRST_ADDRESS
+    ) -> None:
         self.total_bytes = total_bytes
         self.context_bytes = context_bytes
+        self.others_bytes = others_bytes
         self.used_bytes = 0
         self._sizes: dict[int, int] = {}
         self._gap_starts = [first_address]
@@ -47,8 +51,8 @@ class DeviceMemory:
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes that can be allocated: the total less the context's."""
-        return max(0, self.total_bytes - self.context_bytes)
+        """Bytes that can be allocated: the total less the context's and others'."""
+        return max(0, self.total_bytes - self.context_bytes - self.others_bytes)
 
     @property
     def free_bytes(self) -> int:

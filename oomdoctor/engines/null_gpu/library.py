@@ -259,6 +259,7 @@ def _card_variables(card: Card) -> dict[str, str]:
         "OOMDOCTOR_NULL_NAME": card.name,
         _TOTAL_BYTES: str(card.total_bytes),
         "OOMDOCTOR_NULL_CONTEXT_BYTES": str(card.context_bytes),
+        "OOMDOCTOR_NULL_RESERVE_BYTES": str(card.reserve_bytes),
         "OOMDOCTOR_NULL_COMPUTE_CAPABILITY": f"{major}.{minor}",
         "OOMDOCTOR_NULL_SM_COUNT": str(card.sm_count),
         "OOMDOCTOR_NULL_THREADS_PER_SM": str(card.max_threads_per_sm),

@@ -45,7 +45,8 @@ class EmulatedDevice:
 
     def __init__(self, card: Card, settings: Settings, rules: Rules) -> None:
         self.card = card
-        self.allocator = CachingAllocator(DeviceMemory(card.total_bytes, card.context_bytes), settings, rules)
+        memory = DeviceMemory(card.total_bytes, card.context_bytes, card.reserve_bytes)
+        self.allocator = CachingAllocator(memory, settings, rules)
         self.history: list[dict[str, Any]] | None = None
         self.op_trace: OpTrace | None = None
         self.reads = self.workspaces_given_up = 0

@@ -183,7 +183,9 @@ def capacity(result: ProbeResult) -> str:
         parts.append(f"{format_size(device.context_bytes)} CUDA context ({source})")
     if device.other_processes_bytes:
         parts.append(f"{format_size(device.other_processes_bytes)} other processes")
-    taken = (device.context_bytes or 0) + (device.other_processes_bytes or 0)
+    if device.reserve_bytes:
+        parts.append(f"{format_size(device.reserve_bytes)} reserved for others")
+    taken = (device.context_bytes or 0) + (device.other_processes_bytes or 0) + (device.reserve_bytes or 0)
     if device.total_bytes - taken == result.capacity_bytes and len(parts) > 1:
         return f"{format_size(result.capacity_bytes)} = {' - '.join(parts)}"
     return f"{format_size(result.capacity_bytes)} of {', '.join(parts)}"

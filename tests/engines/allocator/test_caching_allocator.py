@@ -103,13 +103,13 @@ def test_what_is_freed_twice_is_no_pointer() -> None:
 
 def test_memory_runs_out_at_the_byte() -> None:
     """What fits fits, a page more does not, and the error says what PyTorch says, whatever the context takes."""
-    memory = DeviceMemory(100 * MIB, context_bytes=20 * MIB)
+    memory = DeviceMemory(130 * MIB, context_bytes=20 * MIB, others_bytes=30 * MIB)
     allocator = CachingAllocator(memory)
     allocator.free(allocator.malloc(80 * MIB))
     with pytest.raises(AllocationError) as error:
         allocator.malloc(80 * MIB + 1)
     assert str(error.value).startswith(
-        "CUDA out of memory. Tried to allocate 82.00 MiB. GPU 0 has a total capacity of 100.00 MiB of which 80.00 MiB "
+        "CUDA out of memory. Tried to allocate 82.00 MiB. GPU 0 has a total capacity of 130.00 MiB of which 80.00 MiB "
         "is free. Including non-PyTorch memory, this process has 20.00 MiB memory in use. Of the allocated memory "
         "0 bytes is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated. If reserved"
     )

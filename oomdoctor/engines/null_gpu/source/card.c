@@ -25,6 +25,7 @@ static void read_environment(void) {
     snprintf(the_card.name, sizeof the_card.name, "%s", name && *name ? name : "Null GPU");
     the_card.total_bytes = read_number("OOMDOCTOR_NULL_TOTAL_BYTES", (size_t)24 << 30);
     the_card.context_bytes = read_number("OOMDOCTOR_NULL_CONTEXT_BYTES", 0);
+    the_card.reserve_bytes = read_number("OOMDOCTOR_NULL_RESERVE_BYTES", 0);
     if (!capability || sscanf(capability, "%d.%d", &the_card.major, &the_card.minor) != 2) {
         the_card.major = 8;
         the_card.minor = 6;
@@ -46,14 +47,14 @@ size_t null_total_bytes(void) {
     return atomic_load(&total_bytes);
 }
 
-// Sets the bytes that PyTorch may take: the total becomes `capacity` plus the context's bytes. Existing allocations stay,
-// even where they exceed the new capacity.
+// Sets the bytes that PyTorch may take: the total becomes `capacity` plus the bytes of the context and of others.
+// Existing allocations stay, even where they exceed the new capacity.
 SERVED void oomdoctor_null_set_capacity(uint64_t capacity) {
-    atomic_store(&total_bytes, (size_t)capacity + null_card()->context_bytes);
+    atomic_store(&total_bytes, (size_t)capacity + null_card()->context_bytes + null_card()->reserve_bytes);
 }
 
 SERVED uint64_t oomdoctor_null_capacity(void) {
-    return null_total_bytes() - null_card()->context_bytes;
+    return null_total_bytes() - null_card()->context_bytes - null_card()->reserve_bytes;
 }
 
 // ---- devices ----

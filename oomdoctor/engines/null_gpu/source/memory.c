@@ -1,7 +1,7 @@
 // Device memory: the bytes in use and the map of device addresses, behind one lock. libcudart and libcuda allocate from the
 // same bytes:
 //
-//     free = total - context - used
+//     free = total - context - held by others - used
 //
 // Device addresses come from a region of the process that is reserved without access rights: they collide with nothing,
 // and host code that follows one faults at once instead of reading something else.
@@ -53,8 +53,8 @@ static void ensure_region(void) { pthread_once(&region_once, reserve_region); }
 size_t null_round_to_pages(size_t bytes) { return (bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1); }
 
 static size_t capacity(void) {
-    size_t total = null_total_bytes(), context = null_card()->context_bytes;
-    return total > context ? total - context : 0;
+    size_t total = null_total_bytes(), taken = null_card()->context_bytes + null_card()->reserve_bytes;
+    return total > taken ? total - taken : 0;
 }
 
 bool null_charge(int device, size_t bytes) {

@@ -61,6 +61,7 @@ typedef struct {
     char name[256];
     size_t total_bytes;
     size_t context_bytes;
+    size_t reserve_bytes;  // held by others, as the user says
     int major, minor;
     int sm_count;
     int threads_per_sm;
