@@ -35,6 +35,8 @@ def main() -> None:
         _, status = os.waitpid(child, 0)
         if "torch._dynamo" not in sys.modules and os.path.exists(request["dynamo"]):  # noqa: PTH110
             import torch._dynamo  # noqa: F401 - as long an import again, which every optimizer makes
+
+            gc.freeze()
         answers.write(b"%d\n" % os.waitstatus_to_exitcode(status))
     os._exit(0)
 

@@ -112,6 +112,7 @@ def offer_to_oom_killer() -> None:
 def main(arguments: list[str]) -> int:
     """Answer questions from the pipes until the parent closes them."""
     die_with_parent()
+    gc.freeze()  # torch has a million objects, which each collection would go through
     serve(Channel(int(arguments[0]), int(arguments[1])))
     return 0
 
