@@ -73,7 +73,9 @@ def search(  # noqa: PLR0913 - each is a fact of its own
     useful = [row.remedies[0] for row in rows]
     first, best, combined = rows, plain, []
     while rows and not _is_enough(best, need):
-        winner = max(rows, key=order)
+        # Less room at the edge is no gain: a larger maximum with a smaller recommended size is passed over.
+        gains = [row for row in rows if row.recommended >= best.recommended or _is_enough(row, need)]
+        winner = max(gains, key=order, default=best)
         if winner.maximum <= best.maximum:
             break
         best = winner
@@ -107,20 +109,24 @@ def _cheapest(  # noqa: PLR0913, PLR0917 - what the search knows
 ) -> tuple[MeasuredRemedies, list[MeasuredRemedies]]:
     """Return the cheapest row that is as good as the best, and rows that were measured for that.
 
-    As good is to reach what is needed, or else as much as the best.
+    As good is to reach what is needed, or else as much as the best, with headroom and without.
     """
+
+    def is_as_good(row: MeasuredRemedies) -> bool:
+        return row.maximum >= enough and (need is not None or row.recommended >= best.recommended)
+
     enough = best.maximum if need is None else min(need, best.maximum)
     measured = [row for row in rows if row.outcome == "measured" and _is_kept(row, keep)]
-    chosen = min((row for row in measured if row.maximum >= enough), key=lambda row: cost(row.remedies))
+    chosen = min(filter(is_as_good, measured), key=lambda row: cost(row.remedies))
     more: list[MeasuredRemedies] = []
     for name in sorted(chosen.remedies, key=lambda name: -remedy(name).rank):
         rest = tuple(other for other in chosen.remedies if other != name)
         if rest:
             row = measure([rest])[0]
             more += [row]
-            chosen = row if row.maximum >= enough else chosen
+            chosen = row if is_as_good(row) else chosen
     whole = next((name for name in chosen.remedies if name in _WHOLE), None)
-    if whole is not None:
+    if whole is not None and _is_enough(chosen, need):
         fewer = _fewest_blocks(measure, chosen, whole, enough, blocks(chosen.remedies))
         more += fewer
         chosen = min([chosen, *fewer], key=lambda row: (row.maximum < enough, _checkpointed(row), cost(row.remedies)))

@@ -98,6 +98,32 @@ def test_the_fewest_blocks_that_are_enough_are_checkpointed() -> None:
     assert ("checkpoint-first-4",) in table.asked
 
 
+def test_without_a_need_all_blocks_are_checkpointed() -> None:
+    """As much as possible takes every block, and no probe is spent on fewer."""
+    table = gpt2()
+    table.search()
+    assert not any(name.startswith("checkpoint-first-") for names in table.asked for name in names)
+
+
+def test_a_larger_maximum_with_a_smaller_recommended_size_is_no_gain() -> None:
+    """What lets a few samples more run at the edge, and fewer with headroom, is not prescribed."""
+
+    class AtTheEdge(Table):
+        """A table in which an allocator's setting costs headroom."""
+
+        def row(self, names: Names) -> MeasuredRemedies:
+            """The row, with a recommended size of its own."""
+            found = super().row(names)
+            return replace(found, recommended=10) if "expandable-segments" in names else found
+
+    table = AtTheEdge({frozenset(): 16, frozenset({"checkpoint"}): 17, frozenset({"expandable-segments"}): 18})
+    chosen, needed = table.search().chosen, table.search(need=18).chosen
+    assert chosen is not None
+    assert chosen.remedies == ("checkpoint",)
+    assert needed is not None
+    assert needed.remedies == ("expandable-segments",)
+
+
 def test_what_is_not_needed_is_left_out() -> None:
     """For 30 the loss alone is enough; for 100 checkpointing is needed beside."""
     first, both = gpt2().search(need=30).chosen, gpt2().search(need=100).chosen
