@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -26,7 +28,7 @@ from oomdoctor.verification.gradients import Laboratory
 from oomdoctor.verification.judgement import BATCH_NORM, TOLERANCES, Judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from oomdoctor.results.verify import VerifyResult
     from oomdoctor.target.contract import Target
@@ -75,8 +77,7 @@ def verify_target(
         batch = tree_map(partial(_converted, dtype), batch)
         step, backward = partial(_step, target), partial(_backward, target)
         laboratory = Laboratory(model, step, batch, samples, backward, has_lists)
-        _check_memory(target, model, parts)
-        _check_time(target, laboratory, dtype, limit_seconds)
+        _check_cost(target, laboratory, parts, dtype, limit_seconds)
         return Judge(laboratory, parts, TOLERANCES[precision], target.own_roots).judge(reference.text, precision)
 
 
@@ -178,24 +179,26 @@ def _free_bytes() -> int | None:
     return None
 
 
-def _check_time(target: Target, laboratory: Laboratory, dtype: torch.dtype, limit_seconds: float) -> None:
-    """Refuse what would take longer than the limit: by its FLOPs, without running it, then by one sample's time."""
+def _check_cost(target: Target, laboratory: Laboratory, parts: int, dtype: torch.dtype, limit_seconds: float) -> None:
+    """Refuse what takes longer than the limit or has no room: by its FLOPs, before it runs, then by a sample's time."""
     flops = _forward_flops(target, laboratory)
     passes = _WHOLE_BATCHES * laboratory.samples
     seconds = flops * _BACKWARD * passes / (_flops_per_second(dtype) * _USABLE)
-    _refuse_longer(target, seconds, limit_seconds, f"a sample's forward is {flops / 1e9:,.2f} GFLOP")
+    smaller = partial(_affordable, target, laboratory, flops)
+    _refuse_longer(smaller, seconds, limit_seconds, f"a sample's forward is {flops / 1e9:,.2f} GFLOP")
+    _check_memory(target, laboratory.model, parts)
     begin = time.perf_counter()
     laboratory.run(_one_sample(laboratory), [1.0])
     seconds = time.perf_counter() - begin
-    _refuse_longer(target, seconds * passes * _BATCHED, limit_seconds, f"a sample takes {seconds:.2g} s")
+    _refuse_longer(smaller, seconds * passes * _BATCHED, limit_seconds, f"a sample takes {seconds:.2g} s")
 
 
-def _refuse_longer(target: Target, seconds: float, limit_seconds: float, why: str) -> None:
+def _refuse_longer(smaller: Callable[[float, float], str], seconds: float, limit_seconds: float, why: str) -> None:
     if seconds > limit_seconds:
         raise NoAnswerError(
             f"verifying would take about {max(1, round(seconds / 60))} minutes on this CPU: {why}",
-            hint=f"{_smaller(target)}; whether accumulating is equal does not depend on the size. Or raise "
-            "`--trial-timeout`",
+            hint=f"{smaller(limit_seconds, seconds)}; whether accumulating is equal does not depend on the size. Or "
+            "raise `--trial-timeout`",
         )
 
 
@@ -233,18 +236,48 @@ _SMALLER: Final = (
 )
 
 
-def _smaller(target: Target) -> str:
+def _smaller(target: Target, divisor: int = 4) -> str:
     """Return how to name a smaller model, with the parameters that `build_model` has for its size."""
-    function = target.build_model.func if isinstance(target.build_model, partial) else target.build_model
-    with suppress(TypeError, ValueError):
-        sizes = {
-            name: parameter.default
-            for name, parameter in inspect.signature(function).parameters.items()
-            if isinstance(parameter.default, int) and any(word in name.lower() for word in _SIZE_WORDS)
-        }
-        given = target.reference.kwargs
-        sizes |= {name: size for name, size in given.items() if name in sizes and isinstance(size, int)}
-        if sizes:
-            smaller = ", ".join(f"{name}={max(1, size // 4)}" for name, size in sizes.items())
-            return f"verify a smaller model of the same kind: `{target.reference.location}:build_model({smaller})`"
+    if sizes := _divided_sizes(target, divisor):
+        smaller = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        return f"verify a smaller model of the same kind: `{target.reference.location}:build_model({smaller})`"
     return _SMALLER
+
+
+def _divided_sizes(target: Target, divisor: int) -> dict[str, int]:
+    """Return the sizes that `build_model` takes, divided; empty where it takes none."""
+    sizes: dict[str, int] = {}
+    with suppress(TypeError, ValueError):
+        for name, parameter in inspect.signature(_builder(target)).parameters.items():
+            size = target.reference.kwargs.get(name, parameter.default)
+            if isinstance(size, int) and any(word in name.lower() for word in _SIZE_WORDS):
+                sizes[name] = max(1, size // divisor)
+    return sizes
+
+
+def _builder(target: Target) -> Callable[..., object]:
+    """Return `build_model` without the reference's arguments."""
+    return target.build_model.func if isinstance(target.build_model, partial) else target.build_model
+
+
+def _affordable(target: Target, laboratory: Laboratory, flops: int, limit_seconds: float, seconds: float) -> str:
+    """Return the name of a smaller model that takes half of the limit; where none does, the smallest and its time."""
+    hint = _smaller(target)
+    for divisor in _DIVISORS:
+        with suppress(Exception):  # sizes that the user's code does not take together
+            part = _flops_of_smaller(target, laboratory, divisor) / flops
+            hint, needed = _smaller(target, divisor), 2 * seconds * part
+            if needed <= limit_seconds:
+                return hint
+            hint += f" with `--trial-timeout {math.ceil(needed / 60) * 60}`"
+    return hint
+
+
+def _flops_of_smaller(target: Target, laboratory: Laboratory, divisor: int) -> int:
+    sizes = {**target.reference.kwargs, **_divided_sizes(target, divisor)}
+    model = build(replace(target, build_model=partial(_builder(target), **sizes)))
+    model = model.to(device="cpu", dtype=torch.get_default_dtype()).train()
+    return _forward_flops(target, Laboratory(model, laboratory.step, laboratory.batch, laboratory.samples))
+
+
+_DIVISORS: Final = (2, 4, 8, 16, 32, 64)
