@@ -3,8 +3,8 @@
     .venv/bin/python tests/bench/verify_speed.py
 
 Both run on two threads and in double precision. A verdict takes some thirty forward and backward passes of the batch or
-its parts, and starts a process that imports torch; the limit in seconds is for two cores that do nothing else. The ratio is of processors' seconds, which other work on
-the machine changes least.
+its parts, and starts a process that imports torch; the limit in seconds is for two cores that do nothing else. The
+ratio is of processors' seconds, which other work on the machine changes least.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         (directory / "model.py").write_text(MODEL, encoding="utf-8")
-        verdict_seconds, verdict_cpu, shown = _timed([sys.executable, "-m", "oomdoctor", "verify", "model.py", "--json"], directory)
+        verdict_seconds, verdict_cpu, shown = _timed(
+            [sys.executable, "-m", "oomdoctor", "verify", "model.py", "--json"], directory
+        )
         plain_seconds, plain_cpu, parameters = _timed([sys.executable, "-c", PLAIN], directory)
     result = {
         "parameters": int(parameters),
