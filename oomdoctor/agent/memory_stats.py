@@ -75,13 +75,15 @@ class DevicePeaks(NamedTuple):
     Attributes:
         allocated_bytes: Most bytes in live tensors.
         reserved_bytes: Most bytes held from the driver.
-        retries: Times that the allocator gave back its cache to try again.
+        retries: Times that the allocator gave back its cache to try again, workspaces of cuDNN left out as for `ooms`.
+        workspace_retries: Times that it did so for those.
         ooms: Times that it ran out, but for workspaces of cuDNN on a null GPU, which PyTorch can do without.
     """
 
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     retries: int = 0
+    workspace_retries: int = 0
     ooms: int = 0
 
 
@@ -117,14 +119,20 @@ class PeakKeeper:
     def now(self) -> dict[int, DevicePeaks]:
         """Return the figures until now, by device."""
         self._note_peaks()
-        return self._with_counts()
+        given_up, retried = null_gpu.workspaces_given_up(), null_gpu.workspace_retries()
+        return {
+            device: peaks._replace(
+                retries=max(0, peaks.retries - retried), workspace_retries=retried, ooms=max(0, peaks.ooms - given_up)
+            )
+            for device, peaks in self._with_counts().items()
+        }
 
     def _with_counts(self) -> dict[int, DevicePeaks]:
         found = {}
         for device, peaks in self._peaks.items():
             tree = self._torch._C._cuda_memoryStats(device)
             retries, ooms = peaks.retries + tree["num_alloc_retries"], peaks.ooms + tree["num_ooms"]
-            found[device] = peaks._replace(retries=retries, ooms=max(0, ooms - null_gpu.workspaces_given_up()))
+            found[device] = peaks._replace(retries=retries, ooms=ooms)
         return found
 
     def _call_before(self, name: str, note: Callable[[], Any]) -> None:

@@ -386,6 +386,7 @@ class Measurements:
         peak_reserved_bytes: Most bytes held from the driver.
         fixed_bytes: Bytes that stay allocated from one micro-step to the next.
         alloc_retries: Times that the allocator had to give back its cache.
+        workspace_retries: Times that it did so for a workspace of cuDNN, without which PyTorch can do.
         ooms: Times that it ran out.
         training_peak_bytes: Most bytes in training.
         evaluation_peak_bytes: Most bytes in an evaluation; None where there was none.
@@ -415,6 +416,7 @@ class Measurements:
     peak_reserved_bytes: int | None
     fixed_bytes: int | None
     alloc_retries: int | None
+    workspace_retries: int | None
     ooms: int | None
     training_peak_bytes: int | None
     evaluation_peak_bytes: int | None

@@ -48,11 +48,7 @@ def _library() -> Any:
 
 def zeros_read() -> int:
     """Return how often data was read back from it, each time zeros; 0 where there is none."""
-    function = getattr(_library(), "oomdoctor_null_reads", None)
-    if function is None:
-        return 0
-    function.restype = ctypes.c_uint64
-    return int(function())
+    return _count("oomdoctor_null_reads")
 
 
 def is_in_workspace() -> bool:
@@ -66,7 +62,16 @@ def is_in_workspace() -> bool:
 
 def workspaces_given_up() -> int:
     """Return how often there was no room for such a workspace, each of which the allocator counts as an OOM."""
-    function = getattr(_library(), "oomdoctor_null_workspaces_given_up", None)
+    return _count("oomdoctor_null_workspaces_given_up")
+
+
+def workspace_retries() -> int:
+    """Return how often the allocator gave back its cache for such a workspace, those given up included."""
+    return _count("oomdoctor_null_workspace_retries")
+
+
+def _count(name: str) -> int:
+    function = getattr(_library(), name, None)
     if function is None:
         return 0
     function.restype = ctypes.c_uint64

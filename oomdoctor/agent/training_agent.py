@@ -191,7 +191,8 @@ class TrainingAgent:
             guarded(self._leak.step_ended)()
             self._grows_since = self._grows_since or time.monotonic()
             return time.monotonic() < self._grows_since + _LONGEST_GROWTH_SECONDS
-        return self._steps.done < _RETRY_STEPS and self._peaks.now()[self._history.device].retries > 0
+        peaks = self._peaks.now()[self._history.device]
+        return self._steps.done < _RETRY_STEPS and peaks.retries + peaks.workspace_retries > 0
 
     def _grows(self) -> bool:
         """Return whether no step has ended lower than the one before, and the last have not ended alike."""
@@ -311,6 +312,7 @@ class TrainingAgent:
                 peak_reserved_bytes=peaks.reserved_bytes,
                 fixed_bytes=guarded(_fixed_bytes)(used, steps.done),
                 alloc_retries=peaks.retries,
+                workspace_retries=peaks.workspace_retries,
                 ooms=peaks.ooms,
                 training_peak_bytes=_highest(part for part in used if part.start.phase not in (LOAD, EVALUATION)),
                 evaluation_peak_bytes=_highest(part for part in used if part.start.phase == EVALUATION),

@@ -121,6 +121,7 @@ class Executor:
 
     Attributes:
         meter: Memory by phase.
+        workspace_retries: How often all cached blocks were given back for a workspace.
     """
 
     def __init__(self, allocator: CachingAllocator, scripts: CallAllocations) -> None:
@@ -130,6 +131,7 @@ class Executor:
         self._held: list[int] = []
         self._workspaces: dict[object, int] = {}
         self._fitted: dict[object, int] = {}
+        self.workspace_retries = 0
         self.meter: PhaseMeter[PhaseName, Phase] = PhaseMeter(self._counts, allocator.reset_peak_stats, Phase)
 
     def _counts(self) -> Counts:
@@ -171,7 +173,9 @@ class Executor:
                 if key not in self._workspaces:
                     self._workspaces[key] = malloc(step.nbytes)
             elif isinstance(step, OptionalWorkspace):
+                retries = self._allocator.retries
                 self._held.append(step.take(self._fitted, lambda size: malloc(size) if size else 0, AllocationError))
+                self.workspace_retries += self._allocator.retries - retries
             elif step < 0:
                 self._allocator.free(self._held[-1 - step])
                 self._held[-1 - step] = 0
@@ -286,7 +290,8 @@ class Execution:
         was_loaded: False where it ran out while the target was loaded.
         peak_allocated_bytes: Most bytes in live tensors in the trial.
         peak_reserved_bytes: Most bytes held from the driver in the trial.
-        retries: How often all cached blocks were given back to try again, loading included.
+        retries: How often all cached blocks were given back to try again, loading included, workspaces of cuDNN not.
+        workspace_retries: How often they were for those.
         phases: Memory by phase.
     """
 
@@ -295,6 +300,7 @@ class Execution:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     retries: int
+    workspace_retries: int
     phases: tuple[Phase, ...]
 
 
@@ -312,10 +318,9 @@ def execute(
         _set_limit(allocator, room.allowed_bytes, room.total_bytes)
         player.meter.peak_reserved_bytes = allocator.reserved_bytes  # what loading reserved meanwhile is no part
         error = _run(player, program.trial)
-    meter = player.meter
-    return Execution(
-        error, was_loaded, meter.peak_allocated_bytes, meter.peak_reserved_bytes, allocator.retries, meter.phases
-    )
+    meter, own_retries = player.meter, allocator.retries - player.workspace_retries
+    peaks = meter.peak_allocated_bytes, meter.peak_reserved_bytes
+    return Execution(error, was_loaded, *peaks, own_retries, player.workspace_retries, meter.phases)
 
 
 def is_plain(settings: Settings) -> bool:

@@ -119,6 +119,7 @@ class CardTrials(TrialSource):
             peak_reserved_bytes=placement.peak_reserved_bytes,
             fixed_bytes=traced.steps.fixed_bytes,
             alloc_retries=placement.retries,
+            workspace_retries=placement.workspace_retries,
             swallowed_ooms=0,
             phases=placement.phases,
             error=placement.error,
@@ -183,7 +184,8 @@ class CardTrials(TrialSource):
             return known
         room = CardMemory(card.total_bytes, card.total_bytes - card.capacity_bytes, allowed_bytes)
         placement = execute(self._program(steps, size, key[2]), key[2], room, shared.settings, shared.rules)
-        if placement.error is None and not placement.retries and is_plain(shared.settings):
+        is_tight = placement.retries + placement.workspace_retries > 0
+        if placement.error is None and not is_tight and is_plain(shared.settings):
             shared.unconstrained[key] = placement
         return placement
 

@@ -188,6 +188,7 @@ class Trial:
         fixed_bytes: Bytes that stay allocated from one micro-step to the next once everything exists; None when the
             trial did not get that far.
         alloc_retries: Times the allocator had to give back its cache to go on; above 0 the size runs at the edge.
+        workspace_retries: Times that it did so for a workspace of cuDNN, without which PyTorch can do.
         swallowed_ooms: OOMs that the user's own code caught.
         seconds: Wall time of the trial.
         phases: Memory by phase, in order; up to the failure.
@@ -208,6 +209,12 @@ class Trial:
     phases: tuple[Phase, ...] = ()
     error: str | None = None
     micro_batches_per_step: int | None = field(default=None, metadata=ADDED_LATER)
+    workspace_retries: int = field(default=0, metadata=ADDED_LATER)
+
+    @property
+    def is_tight(self) -> bool:
+        """Return whether the allocator had to give back its cache, for a workspace or for anything else."""
+        return self.alloc_retries + self.workspace_retries > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,7 +261,7 @@ def _unpackable(
     fits: Sequence[Trial], failed: Trial | None, shortage: Shortage | None, ideal: float
 ) -> tuple[float, float]:
     """Return the share of the capacity that the allocator cannot use near the maximum, and its error."""
-    clean = [trial for trial in fits if not trial.alloc_retries]
+    clean = [trial for trial in fits if not trial.is_tight]
     unused = unused_share(fits)
     distance = max(0.0, 1 - clean[-1].micro_batch / ideal) if clean else 1.0
     error = (_NEAR_ERROR + _FAR_ERROR * distance) * unused
@@ -274,7 +274,7 @@ def _unpackable(
 def unused_share(fits: Sequence[Trial]) -> float:
     """Return the share of reserved memory that was not in use, at the largest size that ran without pressure."""
     for trial in reversed(fits):
-        if not trial.alloc_retries and trial.peak_reserved_bytes and trial.peak_allocated_bytes:
+        if not trial.is_tight and trial.peak_reserved_bytes and trial.peak_allocated_bytes:
             return max(0.0, 1 - trial.peak_allocated_bytes / trial.peak_reserved_bytes)
     return 0.0
 

@@ -404,9 +404,18 @@ class WorkerTrialSource(TrialSource):
         return self._worker.ask(question, what=what, timeout_seconds=self._request.trial_timeout_seconds)
 
     def _run(self, question: RunTrial) -> TrialDone:
-        """Run a trial in a worker that is loaded, and end the worker where memory is left."""
+        """Run a trial in a worker that is loaded, and end the worker where memory is left.
+
+        PyTorch keeps cuDNN's plans: one that an earlier trial chose for want of memory has a new worker run the trial.
+        """
         self._ensure_loaded()
-        done = self._ask(question, f"the trial at micro-batch {question.micro_batch}")
+        what = f"the trial at micro-batch {question.micro_batch}"
+        done = self._ask(question, what)
+        if not done.is_fresh:
+            self.dependencies()
+            self.close()
+            self._ensure_loaded()
+            done = self._ask(question, what)
         self._keep_or_retire(done.held)
         return done
 

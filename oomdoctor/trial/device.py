@@ -154,6 +154,26 @@ def workspaces_given_up() -> int:
     return null_gpu.workspaces_given_up() if device is None else device.workspaces_given_up
 
 
+def workspace_retries() -> int:
+    """Return how often the allocator gave back its cache for a workspace of cuDNN; 0 on a real GPU."""
+    device = _EMULATION.device
+    return null_gpu.workspace_retries() if device is None else device.workspace_retries
+
+
+def begin_trial() -> None:
+    """Begin a trial, for which no plan of cuDNN from an earlier one is to be used."""
+    device = _EMULATION.device
+    if device is None:
+        null_gpu.begin_trial()
+    else:
+        device.begin_trial()
+
+
+def has_makeshift_plans() -> bool:
+    """Return whether the trial ran a plan of cuDNN that an earlier one chose for want of memory; not on a real GPU."""
+    return _EMULATION.device is None and null_gpu.has_makeshift_plans()
+
+
 def unknown_calls() -> tuple[str, ...]:
     """Return the CUDA calls that a null GPU was asked for and does not serve."""
     return null_gpu.unknown_calls() if device_kind() == "null" else ()

@@ -123,6 +123,7 @@ class TrialDone:
         ends: Bytes in live tensors at the end of each optimizer step.
         holder: What holds the memory that is left, in words; looked for only where the trial went on until settled.
         host_bytes: Most bytes that a forward has moved to the host, where activations are offloaded.
+        is_fresh: Whether a new worker would have done the same.
     """
 
     trial: Trial
@@ -139,6 +140,7 @@ class TrialDone:
     ends: tuple[int, ...] = ()
     holder: str | None = None
     host_bytes: int = 0
+    is_fresh: bool = True
 
 
 @dataclass(frozen=True, slots=True)

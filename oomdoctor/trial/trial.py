@@ -28,7 +28,14 @@ from oomdoctor.results import Outcome, Phase, PhaseName, Trial
 from oomdoctor.search.growth import ANSWER_ITERATIONS, PLAIN_ITERATIONS, is_settled
 from oomdoctor.target.contract import Target, step_failure, take_loss
 from oomdoctor.target.placement import BatchShape, place, tensors_in
-from oomdoctor.trial.device import memory_fraction, workspaces_given_up, zeros_read_count
+from oomdoctor.trial.device import (
+    begin_trial,
+    has_makeshift_plans,
+    memory_fraction,
+    workspace_retries,
+    workspaces_given_up,
+    zeros_read_count,
+)
 from oomdoctor.trial.replay import record_allocations
 from oomdoctor.trial.variants import autocast, gradient_scaler, make_batch, make_optimizer
 
@@ -152,6 +159,7 @@ class _Training:
 
     ooms_before: int
     retries_before: int
+    workspace_retries_before: int
     meter: TrialMeter
     fixed_bytes: int | None = None
     loss_is_finite: bool = True
@@ -165,8 +173,13 @@ class _Training:
 
     @property
     def alloc_retries(self) -> int:
-        """Times the allocator had to give back its cache so far."""
-        return _stat("num_alloc_retries") - self.retries_before
+        """Times the allocator had to give back its cache so far, but for workspaces that are optional."""
+        return _stat("num_alloc_retries") - self.retries_before - self.workspace_retries
+
+    @property
+    def workspace_retries(self) -> int:
+        """Times that it did so for workspaces that are optional."""
+        return workspace_retries() - self.workspace_retries_before
 
     def is_over(self, question: RunTrial) -> bool:
         """Return whether no step has to follow those that have ended."""
@@ -174,7 +187,8 @@ class _Training:
         if question.until_settled and is_settled(self.ends):
             return True
         # What is left for blocks in each other's way differs from step to step; the fourth may fail where two fitted.
-        is_tight = not question.leaks and self.alloc_retries > 0 and step < ANSWER_ITERATIONS
+        retries = self.alloc_retries + self.workspace_retries
+        is_tight = not question.leaks and retries > 0 and step < ANSWER_ITERATIONS
         return step >= question.iterations and not is_tight
 
 
@@ -192,6 +206,7 @@ class Attempt:
         optimizer_name: Class name of the optimizer, empty when it was never built.
         memory_fraction: Part of the GPU's memory that the target's code set while the trial ran; 1 where it set none.
         ends: Bytes that live tensors asked for at the end of each optimizer step.
+        is_fresh: Whether a process that had run no trial would have done the same, as far as that is known.
     """
 
     trial: Trial
@@ -203,6 +218,7 @@ class Attempt:
     optimizer_name: str
     memory_fraction: float
     ends: tuple[int, ...]
+    is_fresh: bool
 
 
 def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = None) -> Attempt:
@@ -216,9 +232,10 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
     Raises:
         TargetError: The user's file does not keep the contract.
     """
+    begin_trial()
     set_memory_limit(question.allowed_bytes)
     limit = memory_fraction()
-    training = _Training(_ooms(), _stat("num_alloc_retries"), meter or TrialMeter())
+    training = _Training(_ooms(), _stat("num_alloc_retries"), workspace_retries(), meter or TrialMeter())
     reads_before, started = unknown_reads.mark(), time.monotonic()
     try:
         end = _train_to_end(setup, training, question)
@@ -236,6 +253,7 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
         peak_reserved_bytes=training.meter.peak_reserved_bytes,
         fixed_bytes=training.fixed_bytes,
         alloc_retries=training.alloc_retries,
+        workspace_retries=training.workspace_retries,
         swallowed_ooms=swallowed,
         phases=training.meter.phases,
         error=_SWALLOWED if swallowed else end.text,
@@ -252,6 +270,7 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
         training.optimizer_name,
         1.0 if own_limit == limit else own_limit,
         tuple(training.ends),
+        not has_makeshift_plans(),
     )
 
 

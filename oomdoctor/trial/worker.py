@@ -267,6 +267,7 @@ class Worker:
             memory_fraction=self._memory_fraction,
             ends=attempt.ends,
             host_bytes=self._setup.changes.host_bytes,
+            is_fresh=attempt.is_fresh,
             holder=find_holder(self._setup.model, self._is_own) if question.until_settled else None,
         )
 

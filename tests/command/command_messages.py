@@ -73,6 +73,7 @@ def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
         "peak_reserved_bytes": 2**21,
         "fixed_bytes": 4000,
         "alloc_retries": 0,
+        "workspace_retries": 0,
         "ooms": 0,
         "training_peak_bytes": 100_000,
         "evaluation_peak_bytes": None,

@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from oomdoctor.engines.catalogue import find_card
+from oomdoctor.engines.choice import choose_engine
 from oomdoctor.engines.cudnn import ANSWERS, CARD, COMMAND, Convolution, TensorLayout, cudnn_variables, graph_of
 from oomdoctor.engines.installed import find_torch
 from oomdoctor.engines.null_gpu.library import environment
+from oomdoctor.request import ProbeRequest
+from oomdoctor.target.reference import parse_reference
+from oomdoctor.trial.client import WorkerTrialSource
 
 if TYPE_CHECKING:
     from running import Run
@@ -64,12 +68,14 @@ def test_a_convolution_takes_what_cudnn_asks_for(tmp_path: Path) -> None:
     short = """
 room = torch.cuda.memory_reserved() + x.nbytes + (40 << 20)
 torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
-from oomdoctor.engines.null_gpu.library import workspaces_given_up
-print(workspace(), torch.cuda.memory_stats()["num_ooms"], workspaces_given_up())
+from oomdoctor.engines.null_gpu.library import workspace_retries, workspaces_given_up
+print(workspace(), *map(torch.cuda.memory_stats().get, ("num_ooms", "num_alloc_retries")), end=" ")
+print(workspaces_given_up(), workspace_retries())
 """
-    taken, ooms, given_up = map(int, _run(short, tmp_path).split())
+    taken, ooms, retries, given_up, workspace_retries = map(int, _run(short, tmp_path).split())
     assert 0 < taken < 40 << 20
     assert ooms == given_up > 0  # none of which the program sees
+    assert retries == workspace_retries > 0
     assert int(_run("print(workspace())", tmp_path, TORCH_CUDNN_V8_API_DISABLED="1")) == 0
 
 
@@ -93,9 +99,56 @@ def test_a_size_fits_that_does_without_a_workspace(oomdoctor_here: Run, tmp_path
     question = ("--gpu", "rtx-3060", "--capacity", "240MiB", "--target-batch", "32", "--optimizer", "sgd")
     result = json.loads(oomdoctor_here("probe", "model.py", *question, "--json").stdout)["result"]
     assert result["micro_batch"]["maximum"] == 32
-    gave_up = [trial for trial in result["trials"] if trial["alloc_retries"] > 2]
+    gave_up = [trial for trial in result["trials"] if trial["workspace_retries"] > 2]
     assert gave_up
-    assert {(trial["outcome"], trial["swallowed_ooms"]) for trial in gave_up} == {("fits", 0)}
+    assert {(trial["outcome"], trial["swallowed_ooms"], trial["alloc_retries"]) for trial in gave_up} == {
+        ("fits", 0, 0)
+    }
+    assert result["micro_batch"]["recommended"] == max(
+        t["micro_batch"] for t in gave_up if t["peak_reserved_bytes"] < 228 << 20
+    )
+
+
+def test_a_workspace_for_which_the_cache_is_given_back(tmp_path: Path) -> None:
+    """A retry for a workspace is told from the program's own, also where it makes room for the workspace."""
+    code = """
+from oomdoctor.engines.null_gpu.library import workspace_retries
+def cache_and_limit(room):
+    torch.cuda.empty_cache()
+    limit = torch.cuda.memory_reserved() + room + (90 << 20)
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
+    parts = [torch.empty(12 << 20, dtype=torch.uint8, device="cuda") for _ in range(7)]  # none of them will do
+def retries():
+    return torch.cuda.memory_stats()["num_alloc_retries"], workspace_retries()
+cache_and_limit(x.nbytes)
+print(workspace() > 50 << 20, *retries(), end=" ")
+cache_and_limit(0)
+own = torch.empty(80 << 20, dtype=torch.uint8, device="cuda")
+print(*retries())
+"""
+    assert _run(code, tmp_path).split() == ["True", "1", "1", "2", "1"]
+
+
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("engine", ["null", "trace"])
+def test_a_trial_keeps_no_plan_of_a_tighter_one(engine: str, tmp_path: Path) -> None:
+    """A size that did without workspaces in one trial takes them in the next, where there is room."""
+    (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
+    request = ProbeRequest(target="model.py", directory=tmp_path, target_batch=32)
+    card = choose_engine(engine=engine, gpu="rtx-3060", device=None, memory_bytes=None, base=os.environ).environment
+    with WorkerTrialSource(request, parse_reference("model.py", directory=tmp_path), card) as source:
+        room = source.load().capacity_bytes
+        limits = (room, 260 << 20, room, 260 << 20)
+        first, tight, wide, again = [source.run(32, micro_steps=1, allowed_bytes=limit) for limit in limits]
+    assert tight.workspace_retries > 0
+    assert (wide.peak_allocated_bytes, wide.peak_reserved_bytes) == (
+        first.peak_allocated_bytes,
+        first.peak_reserved_bytes,
+    )
+    assert (again.peak_allocated_bytes, again.peak_reserved_bytes) == (
+        tight.peak_allocated_bytes,
+        tight.peak_reserved_bytes,
+    )
 
 
 def test_answers_are_kept(tmp_path: Path) -> None:

@@ -274,7 +274,15 @@ _UNKNOWN_CALLS = "oomdoctor_null_unknown_calls"
 @cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(None)
-    for name in ("capacity", "used", "peak_used", "reads", "workspaces_given_up"):
+    for name in (
+        "capacity",
+        "used",
+        "peak_used",
+        "reads",
+        "workspaces_given_up",
+        "workspace_retries",
+        "has_makeshift_plans",
+    ):
         getattr(library, f"oomdoctor_null_{name}").restype = ctypes.c_uint64
     library.oomdoctor_null_set_capacity.argtypes = [ctypes.c_uint64]
     library.oomdoctor_null_set_capacity.restype = None
@@ -326,6 +334,25 @@ def workspaces_given_up() -> int:
     PyTorch's allocator counts each as an OOM, though the program sees none.
     """
     return int(_library().oomdoctor_null_workspaces_given_up()) if is_null_gpu() else 0
+
+
+def workspace_retries() -> int:
+    """Return how often the allocator gave back its cache for a workspace; 0 where there is no null GPU.
+
+    PyTorch can do without such a workspace. Each that was given up is counted, too.
+    """
+    return int(_library().oomdoctor_null_workspace_retries()) if is_null_gpu() else 0
+
+
+def begin_trial() -> None:
+    """Begin a trial, for which plans of cuDNN that PyTorch kept from earlier ones are old."""
+    if is_null_gpu():
+        _library().oomdoctor_null_begin_trial()
+
+
+def has_makeshift_plans() -> bool:
+    """Return whether the trial ran a plan of an earlier one, chosen where there was no room for a better one."""
+    return is_null_gpu() and bool(_library().oomdoctor_null_has_makeshift_plans())
 
 
 def note_files(descriptor: int) -> None:

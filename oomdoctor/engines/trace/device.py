@@ -41,6 +41,7 @@ class EmulatedDevice:
         op_trace: The trace for other sizes and cards, while it is recorded; else None.
         reads: Number of reads of data on the device, which return zeros.
         workspaces_given_up: Times that there was no room for a workspace, which was done without.
+        workspace_retries: Times that the allocator gave back its cache for a workspace.
     """
 
     def __init__(self, card: Card, settings: Settings, rules: Rules) -> None:
@@ -49,7 +50,7 @@ class EmulatedDevice:
         self.allocator = CachingAllocator(memory, settings, rules)
         self.history: list[dict[str, Any]] | None = None
         self.op_trace: OpTrace | None = None
-        self.reads = self.workspaces_given_up = 0
+        self.reads = self.workspaces_given_up = self.workspace_retries = 0
         self._workspaces: dict[object, Allocation | None] = {}
         self._fitted: dict[object, int] = {}
         self._dropout_state: Allocation | None = None
@@ -155,9 +156,11 @@ class EmulatedDevice:
                 if key not in self._workspaces:
                     self._workspaces[key] = self.block(step.nbytes)
             elif isinstance(step, OptionalWorkspace):
-                ooms = self.allocator.heap.statistics.ooms
+                counts = self.allocator.heap.statistics
+                ooms, retries = counts.ooms, counts.retries
                 held.append(step.take(self._fitted, self.block, torch.OutOfMemoryError))
-                self.workspaces_given_up += self.allocator.heap.statistics.ooms - ooms
+                self.workspaces_given_up += counts.ooms - ooms
+                self.workspace_retries += counts.retries - retries
             elif step < 0:
                 held[-1 - step] = None
             else:
@@ -171,6 +174,10 @@ class EmulatedDevice:
                 self.op_trace.takes(dropout_state_call(self.card), is_after=True, in_backward=False)
             with self._unrecorded():
                 self._dropout_state = self.block(dropout_state_bytes(self.card))
+
+    def begin_trial(self) -> None:
+        """Forget what fitted of optional workspaces, as in a process that has run no trial."""
+        self._fitted.clear()
 
     def clear_workspaces(self) -> None:
         """Free libraries' workspaces."""

@@ -56,6 +56,8 @@ typedef struct {
     cudnn_configuration configuration;  // of an engine, a configuration or a plan
     cudnn_configuration *results;       // of heuristics
     int result_count;
+    unsigned trial;   // in which a plan was built
+    bool is_makeshift; // a plan that would not have been built, had there been room for the workspace of another
 } descriptor;
 
 static bool reserve(descriptor *d, size_t more) {
@@ -152,6 +154,7 @@ SERVED int cudnnBackendSetAttribute(descriptor *d, int name, int type, int64_t c
 // OOM is none of the program's.
 
 static atomic_uint_fast64_t given_up;
+static _Thread_local bool has_given_up;               // since the question
 static _Thread_local bool has_built, has_set_stream;  // since the thread's last execution
 static _Thread_local uint64_t asked_first;            // the graph in question, with the mode that PyTorch tries first
 
@@ -161,16 +164,69 @@ static _Thread_local size_t executed_count, executed_room;
 
 SERVED uint64_t oomdoctor_null_workspaces_given_up(void) { return atomic_load(&given_up); }
 
+static void give_up(bool did) {
+    atomic_fetch_add(&given_up, did);
+    has_given_up |= did;
+}
+
+// PyTorch keeps plans as long as a thread lives. One that had to do in an earlier trial may not be what a process of its own
+// would choose in this one.
+
+enum { LOADING = 1 };  // before the first trial: a process of its own has these plans, too
+
+static atomic_uint trial = LOADING;
+static atomic_bool has_makeshift;
+
+SERVED void oomdoctor_null_begin_trial(void) {
+    atomic_fetch_add(&trial, 1);
+    atomic_store(&has_makeshift, false);
+}
+
+SERVED uint64_t oomdoctor_null_has_makeshift_plans(void) { return atomic_load(&has_makeshift); }
+
+static void note_plan(const descriptor *plan) {
+    if (plan->is_makeshift && plan->trial != LOADING && plan->trial != atomic_load(&trial))
+        atomic_store(&has_makeshift, true);
+}
+
 // Whether this thread allocates a workspace without which PyTorch can do.
 SERVED bool oomdoctor_null_is_in_workspace(void) { return has_built || has_set_stream; }
 
+// An OOM always follows another try of the allocator, before which it gives back its cache. Another try that succeeds
+// shows in memory that is given back and then taken; with these settings parts of the cache are given back without one.
+
+static atomic_uint_fast64_t retried;           // with success
+static _Thread_local bool has_given_back;      // since the workspace was asked for
+
+SERVED uint64_t oomdoctor_null_workspace_retries(void) { return atomic_load(&retried) + atomic_load(&given_up); }
+
+static bool is_set(const char *variable) {
+    const char *text = getenv(variable);
+    return text && (strstr(text, "garbage_collection_threshold") || strstr(text, "max_split_size_mb"));
+}
+
+void null_cudnn_gives_back(void) { has_given_back = oomdoctor_null_is_in_workspace(); }
+
+void null_cudnn_takes(void) {
+    if (!has_given_back)
+        return;
+    has_given_back = false;
+    bool is_known = oomdoctor_null_is_in_workspace() && !is_set("PYTORCH_ALLOC_CONF") && !is_set("PYTORCH_CUDA_ALLOC_CONF");
+    atomic_fetch_add(&retried, is_known);
+}
+
+static void set_state(bool built, bool stream) {
+    has_built = built;
+    has_set_stream = stream;
+    has_given_back = false;
+}
+
 SERVED int cudnnSetStream(handle h, handle stream) {
-    has_set_stream = true;
-    has_built = false;
+    set_state(false, true);
     return OK;
 }
 
-void null_cudnn_is_described(void) { has_set_stream = false; }
+void null_cudnn_is_described(void) { set_state(has_built, false); }
 
 static bool was_executed(uint64_t graph) {
     for (size_t i = 0; i < executed_count; i++)
@@ -203,25 +259,28 @@ static bool is_instant(const char *text) { return strstr(text, "200:8=00000000;"
 
 static void note_question(const char *text) {
     bool gave_up = has_built;
-    has_built = has_set_stream = false;
+    set_state(false, false);
     if (is_instant(text)) {
         asked_first = hash(text);
         gave_up |= was_executed(asked_first);  // there is no room for the plan that is kept
     }
-    atomic_fetch_add(&given_up, gave_up);
+    give_up(gave_up);
+    has_given_up &= !is_instant(text);
 }
 
-static int build_plan(const descriptor *plan) {
-    atomic_fetch_add(&given_up, has_built);
-    has_set_stream = false;
-    has_built = !plan->configuration.status;
+static int build_plan(descriptor *plan) {
+    give_up(has_built);
+    plan->trial = atomic_load(&trial);
+    plan->is_makeshift = has_given_up;
+    set_state(!plan->configuration.status, false);
     return plan->configuration.status;
 }
 
-SERVED int cudnnBackendExecute(handle h, handle plan, handle pack) {
+SERVED int cudnnBackendExecute(handle h, const descriptor *plan, handle pack) {
+    note_plan(plan);
     if (has_built)
         note_execution(asked_first);
-    has_built = has_set_stream = false;
+    set_state(false, false);
     return OK;
 }
 

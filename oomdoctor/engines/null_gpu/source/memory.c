@@ -67,6 +67,8 @@ bool null_charge(int device, size_t bytes) {
             *peak = *used;
     }
     pthread_mutex_unlock(&lock);
+    if (fits)
+        null_cudnn_takes();
     return fits;
 }
 
@@ -74,6 +76,7 @@ void null_refund(int device, size_t bytes) {
     pthread_mutex_lock(&lock);
     used_bytes[device] -= bytes;
     pthread_mutex_unlock(&lock);
+    null_cudnn_gives_back();
 }
 
 size_t null_used_bytes(int device) {

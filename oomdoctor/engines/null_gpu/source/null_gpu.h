@@ -136,6 +136,8 @@ size_t null_element_bytes(int data_type);
 // ---- cudnn_graph.c ----
 
 void null_cudnn_is_described(void);  // the older interface is in use: what is allocated now is needed
+void null_cudnn_gives_back(void);    // memory of the device, by this thread
+void null_cudnn_takes(void);
 
 // ---- cudnn_answers.c ----
 
