@@ -385,15 +385,13 @@ class Measurements:
         peak_allocated_bytes: Most bytes in live tensors.
         peak_reserved_bytes: Most bytes held from the driver.
         fixed_bytes: Bytes that stay allocated from one micro-step to the next.
-        alloc_retries: Times that the allocator had to give back its cache.
-        workspace_retries: Times that it did so for a workspace of cuDNN, without which PyTorch can do.
+        alloc_retries: Times that the allocator had to give back its cache; `workspace_retries`: for cuDNN's workspaces.
         ooms: Times that it ran out.
         training_peak_bytes: Most bytes in training.
         evaluation_peak_bytes: Most bytes in an evaluation; None where there was none.
         phases: Memory by phase.
         allocations: The allocator's events, packed, where memory did not run out and the history is whole; else empty.
-        zeros_read: Times that it read data back from a null GPU.
-        unknown_reads: The program's lines that did so.
+        zeros_read: Times that it read data back from a null GPU; `unknown_reads`: the program's lines that did so.
         unknown_calls: CUDA calls that the null GPU does not serve.
         error: The error that ended it; None where none did.
         step_ends: Bytes in live tensors at the end of each step.

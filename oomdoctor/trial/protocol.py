@@ -113,11 +113,9 @@ class TrialDone:
         problem: The error of a trial that failed for another reason than memory; else None.
         allocations: The allocator's events, packed, where the trial fits; see `oomdoctor.agent.allocator_blocks`.
         loss_is_finite: False where a loss was NaN or infinite.
-        zeros_read: Times that the step read data back from a null GPU.
-        unknown_reads: The target's lines that did so.
+        zeros_read: Times that the step read data back from a null GPU; `unknown_reads`: the target's lines that did so.
         optimizer: Class name of the optimizer; empty where it was never built.
-        held: Memory that is left.
-        capacity_bytes: Bytes that PyTorch may take now.
+        held: Memory that is left; `capacity_bytes`: bytes that PyTorch may take now.
         unknown_calls: Names of CUDA calls that the null GPU was asked for and does not serve.
         memory_fraction: As in `LoadedTarget`; a step may set it too.
         ends: Bytes in live tensors at the end of each optimizer step.
