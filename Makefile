@@ -106,6 +106,11 @@ accuracy: $(INSTALLED)  ## Compare the engines over a zoo of models, and write i
 	$(BIN)/python tests/bench/accuracy.py
 	$(BIN)/python tests/bench/accuracy_page.py
 
+.PHONY: fidelity
+fidelity: $(INSTALLED)  ## Compare the null GPU with runs that others measured, and write it to tests/bench/results
+	$(BIN)/python $(PIP) --no-deps --target build/fidelity torchvision pillow
+	PYTHONPATH=build/fidelity $(BIN)/python tests/bench/fidelity.py
+
 .PHONY: interrupts
 interrupts: $(INSTALLED)  ## End 200 probes of a model and 50 of a command at random moments: nothing may stay
 	OOMDOCTOR_TEST_MOMENTS=200 $(BIN)/pytest tests/cli/test_interrupts.py
