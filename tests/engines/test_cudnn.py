@@ -19,6 +19,7 @@ from oomdoctor.engines.cudnn import ANSWERS, CARD, COMMAND, Convolution, TensorL
 from oomdoctor.engines.installed import find_torch
 from oomdoctor.engines.null_gpu.library import environment
 from oomdoctor.request import ProbeRequest
+from oomdoctor.results import Outcome
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerTrialSource
 
@@ -86,7 +87,7 @@ def build_model():
     return torch.nn.Conv2d(512, 512, 3, padding=1, bias=False)
 
 def make_batch(batch_size):
-    return torch.randn(batch_size, 512, 28, 28)
+    return torch.zeros(batch_size, 512, 28, 28)
 
 def training_step(model, batch):
     return model(batch).mean()
@@ -149,6 +150,21 @@ def test_a_trial_keeps_no_plan_of_a_tighter_one(engine: str, tmp_path: Path) -> 
         tight.peak_allocated_bytes,
         tight.peak_reserved_bytes,
     )
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_what_is_given_back_between_trials_is_no_retry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A trial after another with the same sizes had to retry nothing, with cuDNN's older interface as well."""
+    monkeypatch.setenv("TORCH_CUDNN_V8_API_DISABLED", "1")
+    norm = "torch.nn.Sequential(torch.nn.Conv2d(512, 64, 3), torch.nn.BatchNorm2d(64), torch.nn.ReLU())"
+    text = MODEL.replace("torch.nn.Conv2d(512, 512, 3, padding=1, bias=False)", norm)
+    (tmp_path / "model.py").write_text(text, encoding="utf-8")
+    request = ProbeRequest(target="model.py", directory=tmp_path, target_batch=32)
+    card = choose_engine(engine="null", gpu="rtx-3060", device=None, memory_bytes=None, base=os.environ).environment
+    with WorkerTrialSource(request, parse_reference("model.py", directory=tmp_path), card) as source:
+        first = source.run(32, micro_steps=1, allowed_bytes=source.load().capacity_bytes)
+        second = source.run(32, micro_steps=1, allowed_bytes=first.peak_reserved_bytes)
+    assert (second.outcome, second.alloc_retries, second.workspace_retries) == (Outcome.FITS, 0, 0)
 
 
 def test_answers_are_kept(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ SERVED bool oomdoctor_null_is_in_workspace(void) { return has_built || has_set_s
 // shows in memory that is given back and then taken; with these settings parts of the cache are given back without one.
 
 static atomic_uint_fast64_t retried;           // with success
-static _Thread_local bool has_given_back;      // since the workspace was asked for
+static _Thread_local unsigned given_back_in;   // trial in which it was since the workspace was asked for, or 0
 
 SERVED uint64_t oomdoctor_null_workspace_retries(void) { return atomic_load(&retried) + atomic_load(&given_up); }
 
@@ -205,12 +205,13 @@ static bool is_set(const char *variable) {
     return text && (strstr(text, "garbage_collection_threshold") || strstr(text, "max_split_size_mb"));
 }
 
-void null_cudnn_gives_back(void) { has_given_back = oomdoctor_null_is_in_workspace(); }
+void null_cudnn_gives_back(void) { given_back_in = oomdoctor_null_is_in_workspace() ? atomic_load(&trial) : 0; }
 
 void null_cudnn_takes(void) {
-    if (!has_given_back)
+    bool was_given_back = given_back_in == atomic_load(&trial);  // not between the trials, where all is given back
+    given_back_in = 0;
+    if (!was_given_back)
         return;
-    has_given_back = false;
     bool is_known = oomdoctor_null_is_in_workspace() && !is_set("PYTORCH_ALLOC_CONF") && !is_set("PYTORCH_CUDA_ALLOC_CONF");
     atomic_fetch_add(&retried, is_known);
 }
@@ -218,7 +219,7 @@ void null_cudnn_takes(void) {
 static void set_state(bool built, bool stream) {
     has_built = built;
     has_set_stream = stream;
-    has_given_back = false;
+    given_back_in = 0;
 }
 
 SERVED int cudnnSetStream(handle h, handle stream) {
