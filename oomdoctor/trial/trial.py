@@ -174,12 +174,17 @@ class _Training:
     @property
     def alloc_retries(self) -> int:
         """Times the allocator had to give back its cache so far, but for workspaces that are optional."""
-        return _stat("num_alloc_retries") - self.retries_before - self.workspace_retries
+        return self._all_retries - self.workspace_retries
 
     @property
     def workspace_retries(self) -> int:
         """Times that it did so for workspaces that are optional."""
-        return workspace_retries() - self.workspace_retries_before
+        # No more than there were: where the step itself gives back the cache, that looks like one of them.
+        return min(workspace_retries() - self.workspace_retries_before, self._all_retries)
+
+    @property
+    def _all_retries(self) -> int:
+        return _stat("num_alloc_retries") - self.retries_before
 
     def is_over(self, question: RunTrial) -> bool:
         """Return whether no step has to follow those that have ended."""
@@ -187,8 +192,7 @@ class _Training:
         if question.until_settled and is_settled(self.ends):
             return True
         # What is left for blocks in each other's way differs from step to step; the fourth may fail where two fitted.
-        retries = self.alloc_retries + self.workspace_retries
-        is_tight = not question.leaks and retries > 0 and step < ANSWER_ITERATIONS
+        is_tight = not question.leaks and self._all_retries > 0 and step < ANSWER_ITERATIONS
         return step >= question.iterations and not is_tight
 
 

@@ -117,9 +117,9 @@ def test_ten_of_a_kind() -> None:
 def test_ten_thousand_findings() -> None:
     """Ten thousand findings take a moment and thirty lines."""
     document = many(10_000)
-    before = time.perf_counter()
+    before = time.process_time()
     text = rendered(document, "github")
-    assert time.perf_counter() - before < 2
+    assert time.process_time() - before < 2
     assert text.count("\n") == 32
 
 
