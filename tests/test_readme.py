@@ -259,11 +259,12 @@ def test_the_figures_of_diagnosis_are_those_of_the_results() -> None:
 
 
 def test_the_readme_sums_up_what_was_measured() -> None:
-    """The README's three lines on accuracy have the figures of the committed measurements."""
+    """The README's lines on accuracy have the figures of the committed measurements."""
     results = ROOT / "tests/bench/results"
     trials = json.loads((results / "trials.json").read_text(encoding="utf-8"))["summary"]
     trace = json.loads((results / "accuracy.json").read_text(encoding="utf-8"))["summary"]["trace"]
     lint = json.loads((results / "lint_precision.json").read_text(encoding="utf-8"))
+    fidelity = json.loads((results / "fidelity.json").read_text(encoding="utf-8"))["summary"]["tools"]
     prose = " ".join(README.split())
     same = trials["cases"] - trials["differing_answers"]
     exact, *_, equal, _ = trace["promises"]
@@ -273,6 +274,11 @@ def test_the_readme_sums_up_what_was_measured() -> None:
     assert f"the other {trials['differing_and_proven']} are proven" in prose
     assert f"a median of {trials['median_trials']:g} trials" in prose
     assert f"to the byte for {exact['share']:.1%} of {exact['of']} models" in prose
+    decisions, ours = (fidelity["oomdoctor"][name] for name in ("oom", "all"))
+    assert f"Against {decisions['rows']} runs" in prose
+    assert f"right in {decisions['right']} whether they ran out" in prose
+    best = min(fidelity[name]["all"]["median"] for name in ("xmem", "dnnmem"))
+    assert f"a median of {ours['median']:.1%} off their peak, where the best other estimator is {best:.1%} off" in prose
     assert f"the maximum for {equal['share']:.1%} of {equal['of']} answers" in prose
     assert f"{lint['verdicts']['true']} of {sum(lint['verdicts'].values())} findings in {lines:,} lines" in prose
 
