@@ -14,8 +14,10 @@ from small_models import CASES, CLASS_WEIGHTS, RIGHT, WEIGHTED, Case, around, cl
 
 from oomdoctor import accumulate, plan_accumulation
 from oomdoctor.results.verify import VerifyResult
+from oomdoctor.verification.expected_randomness import ExpectedRandomness
 from oomdoctor.verification.gradients import Laboratory, distance
 from oomdoctor.verification.judgement import TOLERANCES, Judge, partitions
+from oomdoctor.verification.remedies import REMEDIES
 
 SAMPLES, PARTS = 8, 4
 HERE = [Path(__file__).parent]
@@ -64,14 +66,19 @@ def accumulated(case: Case, **options: Any) -> float:
     return distance([parameter.grad for parameter in lab.parameters if parameter.grad is not None], whole.gradients)
 
 
+def printed_options(result: VerifyResult) -> dict[str, Any]:
+    """What the printed call of `accumulate` gives it."""
+    code = result.remedies[-1].code
+    call = code[code.index("accumulate(") :].splitlines()[0].rstrip(":")
+    names = {"dict": dict, "class_weights": CLASS_WEIGHTS}
+    return eval(call.replace("accumulate(batch, plan, ", "dict("), names)  # type: ignore[no-any-return]  # noqa: S307 - our own text
+
+
 @pytest.mark.parametrize("name", [name for name in WEIGHTED if WEIGHTED[name].names])
 def test_the_code_of_a_weighting_makes_accumulating_equal(name: str) -> None:
     """Run as it is printed, the remedy's call of `accumulate` gives the whole batch's gradient, unequal parts too."""
     case = WEIGHTED[name]
-    code = judge(case).remedies[-1].code
-    call = code[code.index("accumulate(") :].splitlines()[0].rstrip(":")
-    options = eval(call.replace("accumulate(batch, plan, ", "dict("), {"dict": dict, "class_weights": CLASS_WEIGHTS})  # noqa: S307 - our own text
-    assert accumulated(case, **options) < TOLERANCES["fp64"]
+    assert accumulated(case, **printed_options(judge(case))) < TOLERANCES["fp64"]
 
 
 def test_the_remedy_for_batch_norm_makes_it_equal() -> None:
@@ -79,6 +86,49 @@ def test_the_remedy_for_batch_norm_makes_it_equal() -> None:
     code = judge(CASES["batch norm 2d"]).remedies[0].code
     norm = eval(code.splitlines()[0].replace("32", "4"), {"torch": torch, "channels": 8})  # noqa: S307 - our own text
     assert judge(Case(lambda: convolution(norm), images, CASES["batch norm 2d"].step, "equal")).verdict == "equal"
+
+
+class Frozen(torch.nn.Sequential):
+    """Layers whose second one is a batch norm that the remedy's code freezes after each `train()`."""
+
+    code = REMEDIES["batch_norm"].code.splitlines()[1]
+
+    def train(self, mode: bool = True) -> Frozen:  # noqa: FBT002 - torch's own
+        """Do as the code says."""
+        super().train(mode)
+        exec(self.code, {"batch_norm": self[1]})  # noqa: S102 - our own text
+        return self
+
+
+def frozen() -> Frozen:
+    """The layers of the batch norm's case."""
+    return Frozen(*CASES["batch norm"].build())
+
+
+def test_frozen_statistics_make_batch_norm_equal() -> None:
+    """With statistics frozen as the remedy says, the model is equal, and padding is all that is left to weight."""
+    assert judge(Case(frozen, CASES["batch norm"].batch, classify, "equal")).verdict == "equal"
+    padded = Case(frozen, CASES["batch norm and padding"].batch, classify, "equal_if_weighted")
+    result = judge(padded)
+    assert result.verdict == "equal_if_weighted"
+    assert accumulated(padded, **printed_options(result)) < TOLERANCES["fp64"]
+
+
+def test_the_loss_of_a_causal_language_model_of_transformers_is_weighted() -> None:
+    """Llama's own loss over padded labels is a mean over tokens: the printed count makes accumulating equal."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=40, **sizes)
+
+    def batch(samples: int) -> dict[str, torch.Tensor]:
+        tokens = torch.randint(1, 40, (samples, 6))
+        is_padding = torch.arange(6) > torch.randint(2, 6, (samples, 1))
+        return {"input_ids": tokens, "labels": tokens.masked_fill(is_padding, -100)}
+
+    llama = Case(lambda: transformers.LlamaForCausalLM(config), batch, lambda model, part: model(**part).loss, "")
+    result = judge(llama)
+    assert result.verdict == "equal_if_weighted"
+    assert accumulated(llama, **printed_options(result)) < TOLERANCES["fp64"]
 
 
 def views(model: Any, part: Any) -> torch.Tensor:
@@ -147,6 +197,13 @@ def test_the_remedy_for_a_module_makes_it_equal(name: str) -> None:
 def test_a_verdict_of_equal_holds_for_a_loop(name: str) -> None:
     """Where the verdict is equal, a loop over `accumulate` gets the whole batch's gradient without more."""
     assert accumulated(RIGHT[name]) < TOLERANCES["fp64"]
+
+
+@pytest.mark.parametrize("name", ["dropout", "drop path", "noise on inputs"])
+def test_a_verdict_of_random_only_holds_for_a_loop(name: str) -> None:
+    """But for its draws, which are their expected values here, a loop gets the whole batch's gradient without more."""
+    with ExpectedRandomness():
+        assert accumulated(CASES[name]) < TOLERANCES["fp64"]
 
 
 def test_the_state_is_put_back() -> None:
