@@ -97,14 +97,25 @@ def build(target: Target, *, passes: Passes = is_out_of_memory) -> torch.nn.Modu
         passes: Which errors go through as they are, instead of becoming a TargetError.
 
     Raises:
-        TargetError: The function raised, or did not return a module.
+        TargetError: The function raised, or did not return a module whose parameters are all there.
     """
     model = call_user(target, target.build_model, call=target.reference.call, passes=passes)
-    if isinstance(model, torch.nn.Module):
-        return model
-    raise TargetError(
-        f"`{target.reference.call}` returned {described(model)}, not a `torch.nn.Module`", hint=_hint_for_model(model)
-    )
+    if not isinstance(model, torch.nn.Module):
+        raise TargetError(
+            f"`{target.reference.call}` returned {described(model)}, not a `torch.nn.Module`",
+            hint=_hint_for_model(model),
+        )
+    if any(torch.nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise TargetError(
+            "the model has lazy modules whose parameters do not exist yet",
+            hint="run one batch through it at the end of `build_model`, for example `model(make_batch(2))`",
+        )
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise TargetError(
+            "the model was left on the meta device, where its parameters have no memory",
+            hint='build it on the CPU, or give it memory at the end of `build_model`: `model.to_empty(device="cpu")`',
+        )
+    return model
 
 
 def make_one_batch(

@@ -369,16 +369,6 @@ def _build(target: Target, changes: Changes) -> torch.nn.Module:
             hint="let it build the model on the CPU; oomdoctor places it",
             details=str(error),
         ) from None
-    if any(torch.nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
-        raise TargetError(
-            "the model has lazy modules whose parameters do not exist yet",
-            hint="run one batch through it at the end of `build_model`, for example `model(make_batch(2))`",
-        )
-    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        raise TargetError(
-            "the model was left on the meta device, where its parameters have no memory",
-            hint='build it on the CPU, or give it memory at the end of `build_model`: `model.to_empty(device="cpu")`',
-        )
     return model
 
 

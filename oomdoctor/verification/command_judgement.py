@@ -365,10 +365,8 @@ class CommandJudge:
             return
         found, left = self._micro_batches(last), max(1, self.steps // 2)
         if last.optimizer is None or any(event.is_lost for event in backwards(last)):
-            self._notes.append(
-                f"the last {left} micro-batches of an epoch, fewer than {self.steps}, get no optimizer step and are "
-                "lost (`oomdoctor rule OOM204` has more)"
-            )
+            evidence = f"the last {left} micro-batches of an epoch, fewer than {self.steps}, get no optimizer step"
+            self._note_last_window(last, f"{evidence} and are lost (`oomdoctor rule OOM204` has more)")
         elif found > self.steps:
             evidence = (
                 f"the last {left} micro-batches of an epoch are added to the next epoch's first window, which has "
@@ -381,9 +379,13 @@ class CommandJudge:
     def _blame_last_window(self, window: AccumulationWindow, evidence: str) -> None:
         """Name the last window as a cause, or in a note where the script's own epochs have none such."""
         if window.is_even:
-            self._notes.append(f"{evidence}; with as many samples as there are now, no epoch has such a window")
+            self._note_last_window(window, evidence)
         else:
             self._blame("partial_window", window.place, evidence)
+
+    def _note_last_window(self, window: AccumulationWindow, evidence: str) -> None:
+        none_now = "; with as many samples as there are now, no epoch has such a window" if window.is_even else ""
+        self._notes.append(f"{evidence}{none_now}")
 
     def _last_window(self) -> AccumulationWindow | None:
         """Return the third window, which an epoch ends in; None where no end was seen."""

@@ -158,6 +158,7 @@ def test_bad_questions_are_usage_errors(
         ("def training_step(model, batch):\n    return model(batch['tokens']).sum() * float('nan')\n", "is not finite"),
         ("def training_step(model, batch):\n    return model(batch['tokens'])\n", "not a scalar"),
         (STEPPING, "leave both out of `training_step`"),
+        ("def build_model():\n    return torch.nn.LazyLinear(4)\n", "the model has lazy modules"),
         (SINGLE, "`--precision fp32` verifies it in single precision"),
         (
             "def training_step(model, batch):\n    return model(batch['tokens']).sum() * 0\n",

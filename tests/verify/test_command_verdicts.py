@@ -354,6 +354,10 @@ NOTES: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "the last 2 micro-batches of an epoch, fewer than 4, get no optimizer step and are lost",
         [(BOUNDARY, "(index + 1) % accumulation_steps == 0")],
     ),
+    "a window without a step that none of the script's own epochs has": (
+        "OOM204` has more); with as many samples as there are now, no epoch has such a window",
+        [("1004", "1000"), (BOUNDARY, "(index + 1) % accumulation_steps == 0")],
+    ),
     "a partial window that none of the script's own epochs has": (
         "with as many samples as there are now, no epoch has such a window",
         [("1004", "1000"), ("loss / in_window", "loss / accumulation_steps")],
