@@ -2,7 +2,7 @@
 """What a program sees of itself, as text: it is the same in a fork as in a process of its own."""
 
 IDENTITY = """
-import atexit, builtins, json, os, signal, sys
+import atexit, builtins, json, os, signal, subprocess, sys
 print(json.dumps({
     "argv": sys.argv, "orig_argv": getattr(sys, "orig_argv", None), "path": sys.path, "flags": list(map(str, sys.flags)),
     "executable": sys.executable, "prefix": sys.prefix, "warnoptions": sys.warnoptions,
@@ -10,7 +10,7 @@ print(json.dumps({
     "file": __file__, "name": __name__, "package": __package__, "spec": str(__spec__ and __spec__.name),
     "loader": type(__loader__).__name__, "builtins": __builtins__ is builtins, "own": sys.modules["__main__"] is not None,
     "environ": {name: value for name, value in sorted(os.environ.items()) if not name.startswith("OOMDOCTOR_")},
-    "environ of a child": os.popen("env | grep -v OOMDOCTOR_ | grep -v ^_= | sort").read(),
+    "environ of a child": subprocess.check_output("env | grep -v OOMDOCTOR_ | grep -v ^_= | sort", shell=True, text=True),
     "cwd": os.getcwd(), "umask": os.umask(0), "affinity": sorted(os.sched_getaffinity(0)),
     "signals": [str(signal.getsignal(number)).split(" at ")[0] for number in range(1, 32)],
     "mask": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))),
