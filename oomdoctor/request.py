@@ -142,6 +142,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     fresh: bool | None = None,
     guide: bool | None = None,
     inputs: Sequence[str] = (),
+    at: Mapping[str, int] | Sequence[str] = (),
     spelled: Spelling = str,
 ) -> ProbeRequest:
     """Build the question of one probe; None stands for a parameter's default everywhere.
@@ -167,12 +168,17 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         fresh: Whether each trial of a command starts its Pythons anew.
         guide: Whether a trace tells where the search on a real GPU begins.
         inputs: Patterns of files that an answer that is kept depends on, besides those that are recorded.
+        at: Sizes other than the batch, by name or each as `NAME=SIZE`: keywords of the file's `make_batch`, or
+            placeholders of a command.
         spelled: How an error names a parameter.
 
     Raises:
         UsageError: A value is none that its parameter takes.
     """
+    sizes = read_sizes(at, spelled("at"))
     command = _command(target)
+    if command is not None and sizes:
+        command, literals, sizes = *_with_sizes(command, literals, sizes, spelled("at")), {}
     if memory is not None and capacity is not None:
         raise UsageError(
             f"`{spelled('memory')}` and `{spelled('capacity')}` exclude each other",
@@ -184,7 +190,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         directory=Path.cwd() if directory is None else directory,
         target_batch=None if target_batch is None else whole_number(spelled("target_batch"), target_batch),
         world_size=1 if world_size is None else whole_number(spelled("world_size"), world_size),
-        variant=build_variant(precision=precision, optimizer=optimizer, spelled=spelled),
+        variant=build_variant(precision=precision, optimizer=optimizer, axes=sizes, spelled=spelled),
         headroom=DEFAULT_HEADROOM if headroom is None else parse_fraction(str(headroom), option=spelled("headroom")),
         gpu=_text(spelled("gpu"), gpu),
         device=_device(spelled("device"), device),
@@ -247,6 +253,53 @@ def _command(target: object) -> tuple[str, ...] | None:
     if isinstance(target, list | tuple) and target and all(isinstance(word, str) for word in target):
         return tuple(target)
     return None
+
+
+def read_sizes(sizes: Mapping[str, int] | Sequence[str], option: str = "at") -> dict[str, int]:
+    """Read sizes other than the batch, each as `NAME=SIZE` where it is text.
+
+    Raises:
+        UsageError: One has no name, is no whole number above 0, is given twice, or is the batch size.
+    """
+    found: dict[str, int] = {}
+    for text in sizes.items() if isinstance(sizes, Mapping) else sizes:
+        name, _, value = text.partition("=") if isinstance(text, str) else (text[0], "=", str(text[1]))
+        _check_size_name(name, option, f"{option} {name}={value}", found)
+        if not re.fullmatch(r"\d{1,12}", value.strip()) or int(value) < 1:
+            hint = "write the name and the size, as in `sequence_length=512`"
+            raise UsageError(f"`{option} {name}={value}` gives no whole number above 0", hint=hint)
+        found[name] = int(value)
+    return found
+
+
+def _check_size_name(name: object, option: str, given: str, others: Mapping[str, int]) -> None:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise UsageError(f"`{given}` names no size", hint="write the name and the size, as in `sequence_length=512`")
+    if name in _OWN_SIZES:
+        hint = "the micro-batch is what is searched; the sizes to give are others, such as `sequence_length=512`"
+        raise UsageError(f"`{given}` is not for `{option}`", hint=hint)
+    if name in others:
+        raise UsageError(f"`{option}` gives `{name}` twice", hint="give each size once")
+
+
+_OWN_SIZES: Final = ("batch_size", "micro_batch", "accumulation_steps", "world_size")
+
+
+def _with_sizes(
+    command: Sequence[str], literals: Sequence[str], sizes: Mapping[str, int], option: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Fill sizes in where a command, or the literals that are set in its files, have placeholders of their names."""
+    for name in sizes:
+        if not any(f"{{{name}}}" in text for text in (*command, *literals)):
+            hint = f"write `{{{name}}}` where the size goes, as in `-- python train.py --length {{{name}}}`"
+            raise UsageError(f"`{option} {name}={sizes[name]}`: the command has no `{{{name}}}`", hint=hint)
+
+    def filled(text: str) -> str:
+        for name, size in sizes.items():
+            text = text.replace(f"{{{name}}}", str(size))
+        return text
+
+    return tuple(map(filled, command)), tuple(map(filled, literals))
 
 
 def read_override(text: str, option: str = "set") -> LiteralOverride:

@@ -11,7 +11,7 @@ from oomdoctor.trial.probe import probe as run_probe
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from oomdoctor.progress import Progress
     from oomdoctor.request import EngineName
@@ -38,6 +38,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     count_steps: str | None = None,
     fresh: bool = False,
     guide: bool = True,
+    at: Mapping[str, int] | Sequence[str] = (),
     progress: Progress | None = None,
 ) -> ProbeDocument:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch.
@@ -67,6 +68,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
         count_steps: What such a step is: `optimizer`, a step of an optimizer of torch, or `backward`, a backward pass.
         fresh: Whether each trial of a command starts its Pythons anew.
         guide: Whether the search on a real GPU begins at the size that a trace of a file's step foretells.
+        at: Sizes besides the batch: keywords of the file's `make_batch`, such as `{"sequence_length": 512}`, or
+            placeholders of a command.
         progress: Told of each stage and trial; None for silence.
 
     Returns:
@@ -96,5 +99,6 @@ def probe(  # noqa: PLR0913 - one parameter an option
         count_steps=count_steps,
         fresh=fresh,
         guide=guide,
+        at=at,
     )
     return document_of(run_probe(request, progress or SilentProgress()))

@@ -171,6 +171,16 @@ GuideFlag: TypeAlias = Annotated[
         help="On a real GPU, start the search of a file at the size that a trace predicts.",
     ),
 ]
+At: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--at",
+        metavar="NAME=SIZE",
+        help="A size besides the batch: a keyword of the file's `make_batch`, such as `sequence_length=512`, or a "
+        "placeholder of a command; several times for several.",
+        show_default=False,
+    ),
+]
 QuietFlag: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
@@ -194,6 +204,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     count_steps: CountSteps = None,
     fresh: FreshFlag = False,
     guide: GuideFlag = True,
+    at: At = None,
     dry_run: DryRunFlag = False,
     form: Format = None,
     json: JsonFlag = False,
@@ -245,6 +256,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
             count_steps=count_steps,
             fresh=fresh,
             guide=guide,
+            at=at or (),
             spelled=as_option,
         )
         if dry_run:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
     from oomdoctor.search.bracket import SearchResult
-    from oomdoctor.search.probe_search import TrialSource
+    from oomdoctor.search.trial_source import TrialSource
     from oomdoctor.target.literals import FoundLiteral
     from oomdoctor.trial.process import CancelToken
 

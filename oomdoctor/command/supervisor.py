@@ -22,7 +22,8 @@ from oomdoctor.progress import Progress, SilentProgress
 from oomdoctor.results import Outcome
 from oomdoctor.run.environment import with_agent
 from oomdoctor.search.growth import ANSWER_ITERATIONS, MOST_ITERATIONS, PLAIN_ITERATIONS, growth_of, outlasted
-from oomdoctor.search.probe_search import TrialNotes, TrialProblem, TrialSource, micro_steps, share_of
+from oomdoctor.search.probe_search import micro_steps, share_of
+from oomdoctor.search.trial_source import TrialNotes, TrialProblem, TrialSource
 from oomdoctor.target.literals import find_literals
 from oomdoctor.trial.process import CancelToken
 

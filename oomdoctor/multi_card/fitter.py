@@ -27,7 +27,8 @@ from oomdoctor.results import Outcome, Trial
 from oomdoctor.results.fit import CardFit
 from oomdoctor.search.bracket import FIRST_SIZE, revised
 from oomdoctor.search.prediction import largest_placeable
-from oomdoctor.search.probe_search import ProbeSearch, TrialNotes, TrialSource, micro_steps, tested_plan
+from oomdoctor.search.probe_search import ProbeSearch, micro_steps, tested_plan
+from oomdoctor.search.trial_source import TrialNotes, TrialSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.trace.device import EmulatedDevice
     from oomdoctor.multi_card.scaling import MemoryTrace
     from oomdoctor.multi_card.tracer import ArchGroup
-    from oomdoctor.search.probe_search import TrialProblem
+    from oomdoctor.search.trial_source import TrialProblem
     from oomdoctor.trial.trial import Attempt, TrialSetup
 
 

@@ -34,11 +34,9 @@ from oomdoctor.results.lint import Concern, Finding, LintResult, Severity, Unrea
 from oomdoctor.results.prescribe import MeasuredRemedies, Patch, PrescribedCode, PrescribeResult
 from oomdoctor.results.probe import (
     Accumulation,
-    Axis,
     CommandPlan,
     Device,
     EditedLiteral,
-    EnvironmentVariable,
     Guidance,
     MicroBatch,
     ModuleBytes,
@@ -46,13 +44,11 @@ from oomdoctor.results.probe import (
     Phase,
     PhaseMemory,
     PhaseName,
-    Precision,
     ProbeResult,
     Reason,
     StepMemory,
     Trial,
     UniformPlan,
-    Variant,
 )
 from oomdoctor.results.snapshot import (
     Category,
@@ -70,6 +66,7 @@ from oomdoctor.results.snapshot import (
     TimelinePoint,
     TrainingPhase,
 )
+from oomdoctor.results.variant import Axis, EnvironmentVariable, Precision, SearchedSize, Variant
 from oomdoctor.results.verify import GradientError, VerifyCause, VerifyRemedy, VerifyResult
 
 __all__ = [
@@ -136,6 +133,7 @@ __all__ = [
     "ProcessMemory",
     "Reason",
     "Remedy",
+    "SearchedSize",
     "Severity",
     "SnapshotComparison",
     "SnapshotSummary",

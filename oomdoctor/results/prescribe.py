@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from oomdoctor.results.probe import Accumulation, Device, Precision, Reason
+from oomdoctor.results.probe import Accumulation, Device, Reason
+from oomdoctor.results.variant import Precision
 
 PrescribeStatus: TypeAlias = Literal["measured", "reached", "not_reached", "nothing_fits"]
 RemedyOutcome: TypeAlias = Literal["measured", "not_applicable", "raises", "not_measured"]

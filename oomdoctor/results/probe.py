@@ -1,4 +1,4 @@
-"""The result of a probe: trials and their variant, the answer, the plan, memory by phase, category and module."""
+"""The result of a probe: trials, the answer, the plan, memory by phase, category and module."""
 
 from __future__ import annotations
 
@@ -9,55 +9,7 @@ from typing import Literal
 from oomdoctor.codec import ADDED_LATER
 from oomdoctor.errors import NoAnswerError
 from oomdoctor.results.snapshot import Category, CategoryBytes, TimelinePoint
-
-Precision = Literal["fp32", "bf16", "fp16"]
-
-
-@dataclass(frozen=True, slots=True)
-class EnvironmentVariable:
-    """A variable of the worker's environment, such as `PYTORCH_CUDA_ALLOC_CONF`.
-
-    Attributes:
-        name: Its name.
-        value: Its value.
-    """
-
-    name: str
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A size other than the batch that `make_batch` takes as a keyword, such as a sequence length.
-
-    Attributes:
-        name: The keyword.
-        size: Its value.
-    """
-
-    name: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """The difference of a trial from the target's plain step; the default is that step, in fp32.
-
-    `oomdoctor.request.build_variant` makes it, and `oomdoctor.trial.variants` applies it.
-
-    Attributes:
-        precision: How the step runs: `fp32`, or under autocast as `bf16` or `fp16` (with a gradient scaler).
-        optimizer: Name of a `torch.optim` class where the file builds none; None for AdamW.
-        environment: Variables that the worker's environment has besides the parent's, by name.
-        transformations: Names of changes to model, batch, forward or optimizer, in the order in which they are made.
-        axes: Sizes other than the batch, by name.
-    """
-
-    precision: Precision = "fp32"
-    optimizer: str | None = None
-    environment: tuple[EnvironmentVariable, ...] = ()
-    transformations: tuple[str, ...] = ()
-    axes: tuple[Axis, ...] = ()
+from oomdoctor.results.variant import Variant
 
 
 class PhaseName(StrEnum):

@@ -1,37 +1,26 @@
-"""The search of one probe: the contract of a source of trials, the trials that it asks for, and the plan.
-
-A trial is one attempt at one micro-batch size. It runs at least two optimizer steps, because the first creates the
-optimizer's state and only the second has the peak that training has; where gradients will be accumulated, each step has
-two micro-steps, because gradients that stay alive show in the second forward only. It measures what
-`oomdoctor.results.Trial` holds: the peaks of allocated and reserved memory, the bytes that stay between micro-steps,
-memory by phase, and how often the allocator had to give back its cache. Its outcome is `oom` only where the table of
-`oomdoctor.oom` says so of the error, or where the allocator itself ran out and the user's code caught the error; a
-crash is never taken for it. The next trial starts from the memory that the first one started from.
-
-Sources: `oomdoctor.trial.client` (the user's file in a worker), `oomdoctor.command` (the user's own command),
-`oomdoctor.multi_card` (a traced step, placed on a simulated allocator of each card). A test under
-`oomdoctor.pytest_plugin` is measured as a trial is, and nothing searches over its sizes.
+"""The search of one probe: the trials that it asks for, and the plan.
 
 The plan reaches the target batch with micro-batches that fit: exactly, and as evenly as whole samples allow.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from oomdoctor.errors import KINDS, NoAnswerError, OomdoctorError, TargetError, UsageError
+from oomdoctor.errors import NoAnswerError, TargetError, UsageError
 from oomdoctor.results import Accumulation, Outcome, Trial, UniformPlan
 from oomdoctor.search.bracket import SearchResult, find_maximum, find_recommended
 from oomdoctor.units import whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable
 
-    from oomdoctor.agent.messages import UnknownRead
+    from oomdoctor.errors import OomdoctorError
     from oomdoctor.progress import Progress
-    from oomdoctor.search.growth import Growth
+    from oomdoctor.results import SearchedSize
     from oomdoctor.search.prediction import Guess, WarmStart
+    from oomdoctor.search.trial_source import TrialSource
 
 
 # A uniform plan may take this many times the steps of the even one before its plain loop is not worth its time.
@@ -140,118 +129,6 @@ def _uniform_plan(target_batch: int, share: int, maximum: int, steps: int) -> Un
     return None
 
 
-_ERRORS: Final = {kind.__name__: kind for kind in KINDS}
-
-
-@dataclass(frozen=True, slots=True)
-class TrialProblem:
-    """An error of ours as text, such as that of a trial that failed for another reason than memory.
-
-    Attributes:
-        kind: Name of its class in `oomdoctor.errors`.
-        message: What is wrong.
-        hint: What to do; None where nobody can say.
-        details: More lines, such as a traceback; None for none.
-    """
-
-    kind: str
-    message: str
-    hint: str | None
-    details: str | None
-
-    @classmethod
-    def of(cls, error: OomdoctorError) -> Self:
-        """Return an error as text, under the nearest of our classes."""
-        kind = next(base.__name__ for base in type(error).__mro__ if base.__name__ in _ERRORS)
-        return cls(kind, error.message, error.hint, error.details)
-
-    def error(self) -> OomdoctorError:
-        """Return the error."""
-        return _ERRORS[self.kind](self.message, hint=self.hint, details=self.details)
-
-
-@dataclass(slots=True)
-class TrialNotes:
-    """Notes that the trials of one source leave besides their results.
-
-    Attributes:
-        problem: The last trial's that failed for another reason than memory.
-        replaced: Workers that were replaced because a trial had left memory behind.
-        optimizer_name: Class name of the optimizer that ran.
-        loss_is_finite: False once a loss was NaN or infinite.
-        zeros_read: Most times that one trial's step read data back from a null GPU, which answers with zeros.
-        unknown_reads: The target's lines that did so.
-        unknown_calls: Names of CUDA calls that the null GPU was asked for and does not serve.
-        settings: Variables of PyTorch's allocator as the target's file sets them; None where it sets none.
-        memory_fraction: Part of the GPU's memory that the target's code allows PyTorch to take; 1 for all of it.
-        growth: How memory grew from step to step, where a trial gave a reason to look; else None.
-    """
-
-    problem: TrialProblem | None = None
-    replaced: int = 0
-    optimizer_name: str = ""
-    loss_is_finite: bool = True
-    zeros_read: int = 0
-    unknown_reads: tuple[UnknownRead, ...] = ()
-    unknown_calls: tuple[str, ...] = ()
-    settings: Mapping[str, str | None] | None = None
-    memory_fraction: float = 1.0
-    growth: Growth | None = None
-
-    def add(
-        self,
-        *,
-        optimizer_name: str,
-        zeros_read: int,
-        unknown_reads: Iterable[UnknownRead],
-        unknown_calls: Iterable[str],
-    ) -> None:
-        """Take in what one trial showed."""
-        self.optimizer_name = optimizer_name or self.optimizer_name
-        self.zeros_read = max(self.zeros_read, zeros_read)
-        self.unknown_reads = tuple(dict.fromkeys((*self.unknown_reads, *unknown_reads)))
-        self.unknown_calls = tuple(dict.fromkeys((*self.unknown_calls, *unknown_calls)))
-
-
-class TrialSource(Protocol):
-    """Runs trials, each of which finds memory as the one before it found it.
-
-    Attributes:
-        capacity_bytes: Bytes that PyTorch may take, as last measured.
-        notes: What the trials showed besides their results.
-    """
-
-    capacity_bytes: int
-    notes: TrialNotes
-
-    def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
-        """Run one trial.
-
-        Args:
-            micro_batch: Samples in one forward and backward.
-            micro_steps: Micro-batches in each optimizer step.
-            allowed_bytes: Most bytes that the allocator may hold.
-
-        Raises:
-            TargetError: The user's code is at fault.
-            NoAnswerError: A crash or the time limit.
-        """
-
-    def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
-        """Predict the largest size between two that fits; None where that cannot be told.
-
-        Args:
-            low: A size that fits, or 0.
-            high: A size that does not fit, or one above the largest in question.
-            allowed_bytes: Most bytes that the allocator may hold.
-            retries: Whether the allocator may give back its cache and try again.
-        """
-
-    def forget(self) -> None:
-        """Predict nothing more from the trials so far: those that follow do something else."""
-        return
-
-
 _FIRST_RANGE = 4096
 _RANGE_GROWTH = 8
 """Sizes up to the first are searched at once; where all of them fit so many times more, until the target."""
@@ -271,6 +148,8 @@ class ProbeSearch:
         per_device_target: Samples per optimizer step on one device; nothing above it is tried, and below it gradients
             are accumulated. None for steps of one micro-batch, however large.
         warm_start: Guesses what the search will find; None to do without.
+        searched: The size that is searched where that is not the micro-batch; its trials' sizes count its multiples,
+            and all of them accumulate where its micro-batch is below the target.
 
     Attributes:
         trials: Every trial, in the order it ran.
@@ -282,11 +161,16 @@ class ProbeSearch:
         progress: Progress,
         per_device_target: int | None,
         warm_start: WarmStart | None = None,
+        *,
+        searched: SearchedSize | None = None,
     ) -> None:
         self._source = source
         self._progress = progress
-        self._per_device_target = per_device_target
-        self._largest = LARGEST_PLAIN if per_device_target is None else per_device_target
+        self._per_device_target = None if searched else per_device_target
+        self._searched = searched
+        self._steps = None if searched is None else micro_steps(searched.micro_batch, per_device_target)
+        bound = searched.up_to // searched.multiple_of if searched and searched.up_to else LARGEST_PLAIN
+        self._largest = self._per_device_target or bound
         self._warm_start = warm_start
         self._guessed: Guess | None = None
         self._low = 0
@@ -365,7 +249,7 @@ class ProbeSearch:
     def tried(self, micro_batch: int, steps: int) -> Trial:
         """Return a trial of a size with so many micro-batches in a step; run it where none that fits was seen."""
         seen = [trial for trial in self.trials if trial.micro_batch == micro_batch and trial.outcome is Outcome.FITS]
-        if seen and steps <= micro_steps(micro_batch, self._per_device_target):
+        if seen and steps <= self.micro_steps(micro_batch):
             return seen[-1]
         return self.run(micro_batch, self._source.capacity_bytes, steps)
 
@@ -375,11 +259,15 @@ class ProbeSearch:
         Where nothing tells what memory is made of, its peaks and phases are those of this trial.
         """
         if size is not None and size <= maximum:
-            self.tried(size, micro_steps(size, self._per_device_target))
+            self.tried(size, self.micro_steps(size))
+
+    def micro_steps(self, size: int) -> int:
+        """Return how many micro-batches each optimizer step of a trial has."""
+        return self._steps or micro_steps(size, self._per_device_target)
 
     def run(self, micro_batch: int, allowed_bytes: int, steps: int | None = None) -> Trial:
         """Run a trial with so many micro-steps; None for as many as the target asks for."""
-        steps = steps or micro_steps(micro_batch, self._per_device_target)
+        steps = steps or self.micro_steps(micro_batch)
         return self.record(
             micro_batch,
             steps,
@@ -399,7 +287,9 @@ class ProbeSearch:
         except (KeyboardInterrupt, NoAnswerError) as end:
             self._add_proven(end)
             raise
-        is_plainer = steps < micro_steps(micro_batch, self._per_device_target)  # which proves nothing of the others
+        if self._searched is not None and self._low and trial.outcome is Outcome.FAILED:
+            trial = replace(trial, outcome=Outcome.LIMIT)  # what a model cannot do with a larger size is its limit
+        is_plainer = steps < self.micro_steps(micro_batch)  # which proves nothing of the others
         if trial.outcome is Outcome.FITS and not is_plainer:
             self._low = max(self._low, micro_batch)
         elif trial.allowed_bytes >= self._source.capacity_bytes and not is_plainer:  # not with headroom withheld
@@ -410,15 +300,21 @@ class ProbeSearch:
 
     def _add_proven(self, end: BaseException) -> None:
         """Note on what ends the search which sizes it has proven until now, where it has any."""
-        parts = [f"micro-batch {self._low} fits"] if self._low else []
+        parts = [f"{self._named(self._low)} fits"] if self._low else []
         if self._high <= self._largest:
-            parts.append(f"{self._high} does not fit" if parts else f"micro-batch {self._high} does not fit")
+            parts.append(f"{self._named(self._high) if not parts else self._value(self._high)} does not fit")
         if parts:
             end.add_note(f"proven so far: {', and '.join(parts)}")
 
+    def _named(self, size: int) -> str:
+        return f"{'micro-batch' if self._searched is None else self._searched.name} {self._value(size)}"
+
+    def _value(self, size: int) -> int:
+        return size if self._searched is None else size * self._searched.multiple_of
+
     def failure(self, trial: Trial) -> OomdoctorError:
         """Return the error for a trial that failed for another reason than memory."""
-        fitting = [other.micro_batch for other in self.trials if other.outcome is Outcome.FITS]
+        fitting = [self._value(other.micro_batch) for other in self.trials if other.outcome is Outcome.FITS]
         contrast = f", and {max(fitting)} does not" if fitting else ""
         problem = self._source.notes.problem
         if problem is not None and problem.kind == NoAnswerError.__name__:
@@ -427,7 +323,7 @@ class ProbeSearch:
             return error
         hint = None if problem is None else problem.hint
         return TargetError(
-            f"micro-batch {trial.micro_batch} fails{contrast}: {trial.error}",
+            f"{self._named(trial.micro_batch)} fails{contrast}: {trial.error}",
             details=None if problem is None else problem.details,
             hint=hint or "this is not an out-of-memory error; mend it and probe again",
         )

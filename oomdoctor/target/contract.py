@@ -6,7 +6,7 @@ import re
 import sysconfig
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from traceback import StackSummary, TracebackException, format_exception_only, walk_tb
@@ -64,6 +64,8 @@ class Target:
         training_step: The file's, or the default one.
         build_optimizer: The file's; None where it has none.
         found: One entry for each function of the contract.
+        sizes: Sizes other than the batch by keyword, such as a sequence length; `make_batch` takes each, `build_model`
+            those that it has.
     """
 
     reference: Reference
@@ -75,6 +77,7 @@ class Target:
     training_step: Callable[[torch.nn.Module, Any], torch.Tensor]
     build_optimizer: Callable[[torch.nn.Module], object] | None
     found: tuple[FoundFunction, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -118,23 +121,19 @@ def build(target: Target, *, passes: Passes = is_out_of_memory) -> torch.nn.Modu
     return model
 
 
-def make_one_batch(
-    target: Target, batch_size: int, *, sizes: Mapping[str, int] | None = None, passes: Passes = is_out_of_memory
-) -> Any:  # noqa: ANN401 - any nest
+def make_one_batch(target: Target, batch_size: int, *, passes: Passes = is_out_of_memory) -> Any:  # noqa: ANN401 - any nest
     """Have the file make a batch of `batch_size` samples; placing it is left to the caller.
 
     Args:
         target: The user's functions.
         batch_size: Samples.
-        sizes: Other sizes, such as a sequence length, which `make_batch` takes as keywords.
         passes: Which errors go through as they are, instead of becoming a TargetError.
 
     Raises:
         TargetError: The function raised, or returned nothing.
     """
-    sizes = sizes or {}
-    call = f"make_batch({', '.join([str(batch_size), *(f'{name}={size}' for name, size in sizes.items())])})"
-    batch = call_user(target, partial(target.make_batch, **sizes), batch_size, call=call, passes=passes)
+    call = f"make_batch({', '.join([str(batch_size), *(f'{name}={size}' for name, size in target.sizes.items())])})"
+    batch = call_user(target, partial(target.make_batch, **target.sizes), batch_size, call=call, passes=passes)
     if batch is None:
         raise TargetError(f"`{call}` returned None", hint="end `make_batch` with a `return` of the batch")
     return batch

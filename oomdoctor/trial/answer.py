@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Accumulation, Guidance, StepMemory
     from oomdoctor.search.bracket import SearchResult
-    from oomdoctor.search.probe_search import TrialSource
+    from oomdoctor.search.trial_source import TrialSource
     from oomdoctor.trial.dependencies import Dependencies
     from oomdoctor.trial.protocol import LoadedTarget
 

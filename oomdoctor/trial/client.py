@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol, Self, TypeAlias, Ty
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.results import Outcome
 from oomdoctor.search.growth import ANSWER_ITERATIONS, MOST_ITERATIONS, PLAIN_ITERATIONS, growth_of, outlasted
-from oomdoctor.search.probe_search import TrialNotes, TrialSource
+from oomdoctor.search.trial_source import TrialNotes, TrialSource
 from oomdoctor.trial.dependencies import UNWATCHED, Dependencies
 from oomdoctor.trial.process import ChannelClosedError, ChannelTimeoutError, GuardedProcess, channel_to_child
 from oomdoctor.trial.protocol import (

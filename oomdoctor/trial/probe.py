@@ -77,8 +77,7 @@ def probe(
         recommended = 0 if search is None else run.probe_search.find_recommended(search, request.headroom)
         answer = None if search is None else _answer(request, run, search, recommended)
         if search is not None and search.maximum:
-            share = share_of(request.target_batch, request.world_size)
-            run.source.outlast(search.maximum, micro_steps=micro_steps(search.maximum, share))
+            run.source.outlast(search.maximum, micro_steps=run.probe_search.micro_steps(search.maximum))
         if search is not None and (run.engine.kind == "trace" or not request.profiles):
             run.probe_search.try_profiled(request.profile_micro_batch, search.maximum)
         trials = tuple(run.probe_search.trials)
@@ -160,7 +159,7 @@ def _running(
                 f"{format_size(loaded.total_bytes)}",
                 hint="name a larger card with `--gpu`; a local GPU can only play a smaller one",
             )
-        probe_search = ProbeSearch(source, progress, per_device, warm_start)
+        probe_search = ProbeSearch(source, progress, per_device, warm_start, searched=request.variant.searched)
         yield _Run(engine, others, source, loaded, probe_search, warm_start)
         source.dependencies()  # now, while the worker can say
 
@@ -179,6 +178,8 @@ def _warm_start(
 
 def _answer(request: ProbeRequest, run: _Run, search: SearchResult, recommended: int) -> Answer:
     """Return what follows from the maximum: a plan with sizes up to it and one up to the recommended size, each run."""
+    if request.variant.searched is not None:
+        return Answer(recommended)
     probe_search, batch, devices = run.probe_search, request.target_batch, request.world_size
     gradient_bytes = run.loaded.weights_bytes or 0
     plain = plain_maximum(probe_search, run.source, search, share_of(batch, devices), gradient_bytes)

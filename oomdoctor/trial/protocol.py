@@ -20,7 +20,7 @@ from oomdoctor.results import Outcome, Phase, StepMemory, Trial, Variant  # noqa
 from oomdoctor.results.fit import CardFit  # noqa: TC001
 from oomdoctor.results.verify import VerifyResult  # noqa: TC001
 from oomdoctor.search.growth import PLAIN_ITERATIONS
-from oomdoctor.search.probe_search import TrialProblem  # noqa: TC001
+from oomdoctor.search.trial_source import TrialProblem  # noqa: TC001
 from oomdoctor.target.reference import Reference  # noqa: TC001
 from oomdoctor.trial.dependencies import Dependencies  # noqa: TC001
 

@@ -26,7 +26,7 @@ from oomdoctor.oom.classifier import Evidence, classify
 from oomdoctor.remedies.applied import Changes
 from oomdoctor.results import Outcome, Phase, PhaseName, Trial
 from oomdoctor.search.growth import ANSWER_ITERATIONS, PLAIN_ITERATIONS, is_settled
-from oomdoctor.target.contract import Target, step_failure, take_loss
+from oomdoctor.target.contract import Target, make_one_batch, step_failure, take_loss
 from oomdoctor.target.placement import BatchShape, place, tensors_in
 from oomdoctor.trial.device import (
     begin_trial,
@@ -37,7 +37,7 @@ from oomdoctor.trial.device import (
     zeros_read_count,
 )
 from oomdoctor.trial.replay import record_allocations
-from oomdoctor.trial.variants import autocast, gradient_scaler, make_batch, make_optimizer
+from oomdoctor.trial.variants import autocast, gradient_scaler, make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,6 +141,7 @@ class TrialSetup:
         variant: How the step differs from the user's plain one.
         computes: Whether the device does arithmetic, so that a loss means something; the null GPU does not.
         shape: What each batch is checked against.
+        places_model: Whether the model is on the CPU still, so that the trial begins with placing it.
         changes: What the variant changes in model, batch, forward and optimizer.
     """
 
@@ -150,6 +151,7 @@ class TrialSetup:
     variant: Variant
     computes: bool
     shape: BatchShape
+    places_model: bool = False
     changes: Changes = field(default_factory=Changes)
 
 
@@ -348,6 +350,8 @@ def _classified(setup: TrialSetup, error: BaseException, evidence: Evidence) -> 
 
 
 def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
+    if setup.places_model:
+        setup.model.to(setup.device)
     optimizer = make_optimizer(setup.target, setup.model, setup.variant.optimizer)
     optimizer = setup.changes.optimizer(optimizer)
     training.optimizer_name = type(optimizer).__name__
@@ -382,7 +386,7 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
 
 
 def _checked_batch(setup: TrialSetup, micro_batch: int) -> object:
-    make = partial(make_batch, setup.target, setup.variant, passes=_is_outcome)
+    make = partial(make_one_batch, setup.target, passes=_is_outcome)
     batch = make(micro_batch)
     setup.shape.check(batch, micro_batch, make)
     return setup.changes.batch(batch)

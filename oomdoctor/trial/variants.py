@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import difflib
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from oomdoctor.errors import TargetError
-from oomdoctor.target.contract import DEFAULT_OPTIMIZER, build, call_user, is_out_of_memory, make_one_batch
+from oomdoctor.target.contract import DEFAULT_OPTIMIZER, build, call_user, is_out_of_memory
 from oomdoctor.target.placement import described
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.remedies.applied import Changes
     from oomdoctor.results import Variant
-    from oomdoctor.target.contract import Passes, Target
+    from oomdoctor.target.contract import Target
 
 _AUTOCAST_TYPES: Final = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
 
@@ -33,16 +33,6 @@ def build_model(target: Target, changes: Changes) -> torch.nn.Module:
         TargetError: The user's function raised or returned no module, or a change has nothing to change in it.
     """
     return changes.model(build(target, passes=is_out_of_memory))
-
-
-def make_batch(target: Target, variant: Variant, batch_size: int, *, passes: Passes = is_out_of_memory) -> Any:  # noqa: ANN401 - any nest
-    """Have the file make a batch of `batch_size` samples on the CPU, with the sizes of the variant's axes.
-
-    Raises:
-        TargetError: The function raised or returned nothing.
-    """
-    sizes = {axis.name: axis.size for axis in variant.axes}
-    return make_one_batch(target, batch_size, sizes=sizes, passes=passes)
 
 
 def make_optimizer(target: Target, model: torch.nn.Module, name: str | None) -> torch.optim.Optimizer:

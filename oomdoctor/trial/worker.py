@@ -31,10 +31,11 @@ from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.oom.classifier import classify
 from oomdoctor.remedies.applied import Changes
 from oomdoctor.results import Outcome, PhaseName
-from oomdoctor.search.probe_search import TrialProblem
-from oomdoctor.target.contract import Target, blamed, describe, failure, raised_in_user_code
+from oomdoctor.search.trial_source import TrialProblem
+from oomdoctor.target.contract import Target, blamed, describe, failure, make_one_batch, raised_in_user_code
 from oomdoctor.target.importing import load_target
 from oomdoctor.target.placement import BatchShape, check_batch, storage_bytes
+from oomdoctor.target.sizes import check_sizes_change, with_sizes
 from oomdoctor.trial.dependencies import WatchedWorker
 from oomdoctor.trial.device import (
     allocator_variables,
@@ -78,6 +79,7 @@ from oomdoctor.trial.protocol import (
     send,
 )
 from oomdoctor.trial.replay import largest_replayable
+from oomdoctor.trial.sized_trials import SizedTrials
 from oomdoctor.trial.trial import (
     Attempt,
     TrialSetup,
@@ -87,13 +89,12 @@ from oomdoctor.trial.trial import (
     run_trial,
     set_memory_limit,
 )
-from oomdoctor.trial.variants import build_model, make_batch
+from oomdoctor.trial.variants import build_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oomdoctor.multi_card.fitter import Fitter
-    from oomdoctor.results import Variant
     from oomdoctor.trial.protocol import AnyAnswer, AnyQuestion
 
 gc.enable()
@@ -205,14 +206,15 @@ class Worker:
         if question.card_bytes is not None:
             self._cap_bytes = max(0, question.card_bytes - (used_before_bytes - question.others_bytes))
         variables = allocator_variables()
-        target = load_target(question.reference)
+        plain = load_target(question.reference)
+        target = with_sizes(plain, question.variant.sizes_at(1))
         changed = {name: value for name, value in allocator_variables().items() if value != variables[name]}
         if changed and not question.keeps_settings:
             return _settings_changed(changed)
         changes = Changes(question.variant.transformations)
         model = _build(target, changes)
         self._lower_cap(memory_fraction())
-        shape = _check_batches(target, question.variant)
+        shape = _check_batches(target)
         meter = WorkerMeter()
         set_memory_limit(capacity_bytes(self._cap_bytes, self._reserve_bytes))
         error = _place_model(target, model, device, meter)
@@ -221,6 +223,8 @@ class Worker:
         self._setup = TrialSetup(
             target, model, device, question.variant, computes=computes, shape=shape, changes=changes
         )
+        searched = question.variant.searched
+        self._sized = None if searched is None else SizedTrials(plain, self._setup, searched)
         self._start_bytes = torch.cuda.memory_allocated()
         defer_dynamo()
         capability = torch.cuda.get_device_capability(device)
@@ -243,7 +247,7 @@ class Worker:
 
     def run(self, question: RunTrial) -> TrialDone:
         """Run one trial, and wait until its memory is given back."""
-        attempt = run_trial(self._setup, question)
+        attempt = run_trial(self._setup, question) if self._sized is None else self._sized.run(question)
         self._lower_cap(attempt.memory_fraction)
         await_release(self._setup.model, self._start_bytes)
         # Exempt the objects alive after the first clean trial from garbage collection: torch has a million.
@@ -381,14 +385,15 @@ def _settings_changed(variables: dict[str, str | None]) -> SettingsChanged:
     return SettingsChanged(variables)
 
 
-def _check_batches(target: Target, variant: Variant) -> BatchShape:
-    """Check early that `make_batch` heeds its argument; an error raised here is left for the trials to report."""
+def _check_batches(target: Target) -> BatchShape:
+    """Check early that `make_batch` heeds its arguments; an error raised here is left for the trials to report."""
     try:
-        few, more = make_batch(target, variant, 2), make_batch(target, variant, 4)
+        few, more = make_one_batch(target, 2), make_one_batch(target, 4)
     except (torch.OutOfMemoryError, TargetError):
         return BatchShape()
     with blamed(target, "the batch of `make_batch(2)`"):
         check_batch(few)
+        check_sizes_change(target)
         return BatchShape.of(few, 2, more, 4)
 
 

@@ -7,7 +7,8 @@ import pytest
 from oomdoctor.errors import NoAnswerError
 from oomdoctor.progress import SilentProgress
 from oomdoctor.results import Outcome, Trial
-from oomdoctor.search.probe_search import ProbeSearch, TrialNotes, TrialProblem
+from oomdoctor.search.probe_search import ProbeSearch
+from oomdoctor.search.trial_source import TrialNotes, TrialProblem
 
 LARGEST = 100
 CAPACITY_BYTES = 1 << 30

@@ -10,7 +10,7 @@ import pytest
 from oomdoctor.agent.messages import UnknownRead
 from oomdoctor.errors import NoAnswerError
 from oomdoctor.results import Axis, Outcome, Trial, Variant
-from oomdoctor.search.probe_search import TrialProblem
+from oomdoctor.search.trial_source import TrialProblem
 from oomdoctor.target.reference import Reference
 from oomdoctor.trial import protocol
 from oomdoctor.trial.process import Channel

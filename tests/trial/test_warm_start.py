@@ -15,7 +15,8 @@ from oomdoctor.progress import SilentProgress
 from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Guidance, Outcome, Trial
 from oomdoctor.search.prediction import Guess
-from oomdoctor.search.probe_search import ProbeSearch, TrialNotes
+from oomdoctor.search.probe_search import ProbeSearch
+from oomdoctor.search.trial_source import TrialNotes
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial import warm_start
 from oomdoctor.trial.client import WorkerProcess

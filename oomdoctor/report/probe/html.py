@@ -54,7 +54,7 @@ def _facts(result: ProbeResult) -> list[tuple[str, str]]:
     device = result.device
     return [
         *sentences.answer_rows(result),
-        ("target", ", ".join(filter(None, (result.target, result.precision, result.optimizer)))),
+        ("target", ", ".join(sentences.question(result))),
         ("device", f"{device.name}, compute capability {device.compute_capability}"),
         ("how known", sentences.HOW_KNOWN[device.kind]),
         ("capacity", sentences.capacity(result)),

@@ -89,6 +89,7 @@ def _properties(document: ProbeDocument) -> dict[str, object]:
         **steps,
         "capacity_bytes": result.capacity_bytes,
         "device": result.device.name,
+        **(result.variant.sizes if result.variant else {}),
         "precision": result.precision,
         "optimizer": result.optimizer,
         **document.versions,

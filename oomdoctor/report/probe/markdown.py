@@ -50,7 +50,7 @@ def _facts(result: ProbeResult) -> str:
     device = result.device
     rows = [
         *sentences.answer_rows(result),
-        ("target", ", ".join(filter(None, map(code, (result.target, result.precision, result.optimizer))))),
+        ("target", ", ".join(map(code, sentences.question(result)))),
         ("device", f"{code(device.name)}, compute capability {code(device.compute_capability)}"),
         ("how known", sentences.HOW_KNOWN[device.kind]),
         ("capacity", sentences.capacity(result)),

@@ -124,6 +124,21 @@ def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
     return rows
 
 
+def question(result: ProbeResult) -> list[str]:
+    """Return what was asked about, without what is empty: the target, its sizes, the precision and the optimizer."""
+    sizes = result.variant.sizes if result.variant else {}
+    return [
+        part
+        for part in (
+            result.target,
+            *(f"{name} {size}" for name, size in sizes.items()),
+            result.precision,
+            result.optimizer,
+        )
+        if part
+    ]
+
+
 def _recommendation(result: ProbeResult) -> str:
     recommended, free = result.micro_batch.recommended, percent(result.headroom)
     if recommended == 0:

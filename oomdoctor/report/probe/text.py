@@ -86,7 +86,7 @@ def _facts(result: ProbeResult) -> RenderableType:
     device = result.device
     rows = [
         *sentences.answer_rows(result),
-        ("target", ", ".join(filter(None, map(clean, (result.target, result.precision, result.optimizer))))),
+        ("target", ", ".join(map(clean, sentences.question(result)))),
         ("device", f"{clean(device.name)}, compute capability {clean(device.compute_capability)}"),
         ("", sentences.HOW_KNOWN[device.kind]),
         ("capacity", sentences.capacity(result)),

@@ -1,0 +1,86 @@
+"""The difference of a trial from the target's plain step: its precision, optimizer, environment, changes and sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from oomdoctor.codec import ADDED_LATER
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentVariable:
+    """A variable of the worker's environment, such as `PYTORCH_CUDA_ALLOC_CONF`.
+
+    Attributes:
+        name: Its name.
+        value: Its value.
+    """
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A size other than the batch that `make_batch` takes as a keyword, such as a sequence length.
+
+    Attributes:
+        name: The keyword.
+        size: Its value.
+    """
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchedSize:
+    """A size other than the batch that is searched in its place, at one micro-batch.
+
+    Attributes:
+        name: The keyword that `make_batch` takes it as.
+        micro_batch: Samples in one forward and backward.
+        multiple_of: Unit of its steps: only multiples are tried.
+        up_to: Largest value that is tried; None for no bound.
+    """
+
+    name: str
+    micro_batch: int
+    multiple_of: int = 1
+    up_to: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The difference of a trial from the target's plain step; the default is that step, in fp32.
+
+    `oomdoctor.request.build_variant` makes it, and `oomdoctor.trial.variants` applies it.
+
+    Attributes:
+        precision: How the step runs: `fp32`, or under autocast as `bf16` or `fp16` (with a gradient scaler).
+        optimizer: Name of a `torch.optim` class where the file builds none; None for AdamW.
+        environment: Variables that the worker's environment has besides the parent's, by name.
+        transformations: Names of changes to model, batch, forward or optimizer, in the order in which they are made.
+        axes: Sizes other than the batch, by name.
+        searched: The size that is searched, where that is not the micro-batch: a trial's size counts its multiples.
+    """
+
+    precision: Precision = "fp32"
+    optimizer: str | None = None
+    environment: tuple[EnvironmentVariable, ...] = ()
+    transformations: tuple[str, ...] = ()
+    axes: tuple[Axis, ...] = ()
+    searched: SearchedSize | None = field(default=None, metadata=ADDED_LATER)
+
+    def sizes_at(self, trial_size: int) -> dict[str, int]:
+        """Return the sizes of the axes in a trial of this size, with the one that is searched."""
+        searched = {} if self.searched is None else {self.searched.name: trial_size * self.searched.multiple_of}
+        return self.sizes | searched
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the axes by name."""
+        return {axis.name: axis.size for axis in self.axes}

@@ -1,0 +1,140 @@
+"""The contract of a source of trials, and what its trials tell besides their results.
+
+A trial is one attempt at one micro-batch size. It runs at least two optimizer steps, because the first creates the
+optimizer's state and only the second has the peak that training has; where gradients will be accumulated, each step has
+two micro-steps, because gradients that stay alive show in the second forward only. It measures what
+`oomdoctor.results.Trial` holds: the peaks of allocated and reserved memory, the bytes that stay between micro-steps,
+memory by phase, and how often the allocator had to give back its cache. Its outcome is `oom` only where the table of
+`oomdoctor.oom` says so of the error, or where the allocator itself ran out and the user's code caught the error; a
+crash is never taken for it. The next trial starts from the memory that the first one started from.
+
+Sources: `oomdoctor.trial.client` (the user's file in a worker), `oomdoctor.command` (the user's own command),
+`oomdoctor.multi_card` (a traced step, placed on a simulated allocator of each card). A test under
+`oomdoctor.pytest_plugin` is measured as a trial is, and nothing searches over its sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+from oomdoctor.errors import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from oomdoctor.agent.messages import UnknownRead
+    from oomdoctor.errors import OomdoctorError
+    from oomdoctor.results import Trial
+    from oomdoctor.search.growth import Growth
+
+_ERRORS: Final = {kind.__name__: kind for kind in KINDS}
+
+
+@dataclass(frozen=True, slots=True)
+class TrialProblem:
+    """An error of ours as text, such as that of a trial that failed for another reason than memory.
+
+    Attributes:
+        kind: Name of its class in `oomdoctor.errors`.
+        message: What is wrong.
+        hint: What to do; None where nobody can say.
+        details: More lines, such as a traceback; None for none.
+    """
+
+    kind: str
+    message: str
+    hint: str | None
+    details: str | None
+
+    @classmethod
+    def of(cls, error: OomdoctorError) -> Self:
+        """Return an error as text, under the nearest of our classes."""
+        kind = next(base.__name__ for base in type(error).__mro__ if base.__name__ in _ERRORS)
+        return cls(kind, error.message, error.hint, error.details)
+
+    def error(self) -> OomdoctorError:
+        """Return the error."""
+        return _ERRORS[self.kind](self.message, hint=self.hint, details=self.details)
+
+
+@dataclass(slots=True)
+class TrialNotes:
+    """Notes that the trials of one source leave besides their results.
+
+    Attributes:
+        problem: The last trial's that failed for another reason than memory.
+        replaced: Workers that were replaced because a trial had left memory behind.
+        optimizer_name: Class name of the optimizer that ran.
+        loss_is_finite: False once a loss was NaN or infinite.
+        zeros_read: Most times that one trial's step read data back from a null GPU, which answers with zeros.
+        unknown_reads: The target's lines that did so.
+        unknown_calls: Names of CUDA calls that the null GPU was asked for and does not serve.
+        settings: Variables of PyTorch's allocator as the target's file sets them; None where it sets none.
+        memory_fraction: Part of the GPU's memory that the target's code allows PyTorch to take; 1 for all of it.
+        growth: How memory grew from step to step, where a trial gave a reason to look; else None.
+    """
+
+    problem: TrialProblem | None = None
+    replaced: int = 0
+    optimizer_name: str = ""
+    loss_is_finite: bool = True
+    zeros_read: int = 0
+    unknown_reads: tuple[UnknownRead, ...] = ()
+    unknown_calls: tuple[str, ...] = ()
+    settings: Mapping[str, str | None] | None = None
+    memory_fraction: float = 1.0
+    growth: Growth | None = None
+
+    def add(
+        self,
+        *,
+        optimizer_name: str,
+        zeros_read: int,
+        unknown_reads: Iterable[UnknownRead],
+        unknown_calls: Iterable[str],
+    ) -> None:
+        """Take in what one trial showed."""
+        self.optimizer_name = optimizer_name or self.optimizer_name
+        self.zeros_read = max(self.zeros_read, zeros_read)
+        self.unknown_reads = tuple(dict.fromkeys((*self.unknown_reads, *unknown_reads)))
+        self.unknown_calls = tuple(dict.fromkeys((*self.unknown_calls, *unknown_calls)))
+
+
+class TrialSource(Protocol):
+    """Runs trials, each of which finds memory as the one before it found it.
+
+    Attributes:
+        capacity_bytes: Bytes that PyTorch may take, as last measured.
+        notes: What the trials showed besides their results.
+    """
+
+    capacity_bytes: int
+    notes: TrialNotes
+
+    def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
+        """Run one trial.
+
+        Args:
+            micro_batch: Samples in one forward and backward.
+            micro_steps: Micro-batches in each optimizer step.
+            allowed_bytes: Most bytes that the allocator may hold.
+
+        Raises:
+            TargetError: The user's code is at fault.
+            NoAnswerError: A crash or the time limit.
+        """
+
+    def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
+        """Predict the largest size between two that fits; None where that cannot be told.
+
+        Args:
+            low: A size that fits, or 0.
+            high: A size that does not fit, or one above the largest in question.
+            allowed_bytes: Most bytes that the allocator may hold.
+            retries: Whether the allocator may give back its cache and try again.
+        """
+
+    def forget(self) -> None:
+        """Predict nothing more from the trials so far: those that follow do something else."""
+        return
