@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import imports, known_values, unknown_reads
+from . import imports, known_values, lone_rank, unknown_reads
 from .guard import guarded
 
 if TYPE_CHECKING:
@@ -146,6 +146,8 @@ def begin() -> None:
     imports.when_imported("torch.distributions.distribution", validation)
     imports.when_imported("torch.backends.cudnn", guarded(_accept_old_cards))
     imports.when_imported("torch.distributed.distributed_c10d", guarded(_patch_torch))
+    if lone_rank.is_lone():
+        lone_rank.refuse_launches()
     for module, name, make in (
         ("torch.distributed.optim.zero_redundancy_optimizer", "_broadcast_object", _broadcast_object),
         ("accelerate.utils.operations", "pad_across_processes", _pad_nothing),
@@ -189,6 +191,8 @@ def _patch_torch() -> None:
     from . import object_collectives
 
     c10d = sys.modules["torch.distributed.distributed_c10d"]
+    if lone_rank.is_lone():
+        lone_rank.patch_c10d(c10d)
     for name, replacement in object_collectives.replacements(sys.modules["torch"], c10d).items():
         _replace(c10d.__name__, name, replacement)
     _replace("torch.distributed", "_verify_params_across_processes", _verify_nothing)

@@ -15,6 +15,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from . import lone_rank
 from .guard import guarded
 
 if TYPE_CHECKING:
@@ -130,8 +131,16 @@ class _Call:
         self.group = group
         self.given = given
 
-    def exchange(self, kind: str) -> Exchange:
+    def exchange(self, kind: str) -> Exchange | lone_rank.LoneExchange:
+        if lone_rank.is_lone():
+            return self._lone_exchange(kind)
         return Exchange(self._torch, self.c10d, self.group, kind)
+
+    def _lone_exchange(self, kind: str) -> lone_rank.LoneExchange:
+        ranks = ",".join(map(str, self.c10d.get_process_group_ranks(self.group)))
+        _calls[name := f"{ranks}/{kind}"] += 1
+        group, is_gather = self.group, kind == "gather"
+        return lone_rank.LoneExchange(f"{name}/{_calls[name]}", group.rank(), group.size(), is_gather=is_gather)
 
     def peer(self, name: str) -> int:
         """The rank in the group that is called `dst` or `src`, or by its number in the group."""
