@@ -1,6 +1,6 @@
 """How big a batch fits, why it ran out, and what to change.
 
-    from oomdoctor import accumulate, load_result, plan_accumulation, prescribe, probe, verify
+    from oomdoctor import accumulate, frontier, load_result, plan_accumulation, prescribe, probe, verify
 
 Each is imported when it is first used: `import oomdoctor` loads nothing, and only `accumulate` needs torch.
 """
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oomdoctor.api.accumulate import accumulate
+    from oomdoctor.api.frontier import frontier
     from oomdoctor.api.prescribe import prescribe
     from oomdoctor.api.probe import probe
     from oomdoctor.api.verify import verify
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
     from oomdoctor.search.probe_search import plan_accumulation
 
 __version__ = "0.1.0"
-__all__ = ["accumulate", "load_result", "plan_accumulation", "prescribe", "probe", "verify"]
+__all__ = ["accumulate", "frontier", "load_result", "plan_accumulation", "prescribe", "probe", "verify"]
 
 _HOMES: Mapping[str, str] = MappingProxyType(
     {
         "accumulate": "oomdoctor.api.accumulate",
+        "frontier": "oomdoctor.api.frontier",
         "load_result": "oomdoctor.results.saved",
         "plan_accumulation": "oomdoctor.search.probe_search",
         "prescribe": "oomdoctor.api.prescribe",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeVar, get_args
 
 from oomdoctor.errors import UsageError
-from oomdoctor.results import Axis, EnvironmentVariable, Precision, Variant
+from oomdoctor.results import Axis, EnvironmentVariable, Precision, SearchedSize, Variant
 from oomdoctor.units import parse_fraction, parse_size, whole_number
 
 EngineName = Literal["auto", "cuda", "null", "trace"]
@@ -270,6 +270,59 @@ def read_sizes(sizes: Mapping[str, int] | Sequence[str], option: str = "at") -> 
             raise UsageError(f"`{option} {name}={value}` gives no whole number above 0", hint=hint)
         found[name] = int(value)
     return found
+
+
+def read_grid(texts: Mapping[str, Sequence[int]] | Sequence[str], option: str = "over") -> dict[str, list[int]]:
+    """Read sizes with several values each, as `NAME=SIZE,SIZE,...` where they are text.
+
+    Raises:
+        UsageError: As of `read_sizes`; or a value is given twice.
+    """
+    found: dict[str, list[int]] = {}
+    pairs = texts.items() if isinstance(texts, Mapping) else [text.partition("=")[::2] for text in texts]
+    for name, values in pairs:
+        sizes = [
+            read_sizes([f"{name}={value}"], option).popitem()[1]
+            for value in (values.split(",") if isinstance(values, str) else values)
+        ]
+        if name in found or not sizes or len({*sizes}) < len(sizes):
+            raise UsageError(f"`{option}` gives `{name}` twice, or no value", hint="give each size and value once")
+        found[name] = sizes
+    return found
+
+
+def build_searched(
+    largest: str | None,
+    *,
+    micro_batch: int | None = None,
+    multiple_of: int | None = None,
+    up_to: int | None = None,
+    spelled: Spelling = str,
+) -> SearchedSize | None:
+    """Build the size that is searched in place of the micro-batch; None where none is named.
+
+    Raises:
+        UsageError: Its micro-batch is missing, a number is below 1, or the others are given without a name.
+    """
+    others = {"micro_batch": micro_batch, "multiple_of": multiple_of, "up_to": up_to}
+    if largest is None:
+        for name, value in others.items():
+            if value is not None:
+                hint = f"add it, as in `{spelled('largest')} sequence_length`, or drop this"
+                raise UsageError(f"`{spelled(name)}` is for `{spelled('largest')}`, which is missing", hint=hint)
+        return None
+    _check_size_name(largest, spelled("largest"), f"{spelled('largest')} {largest}", {})
+    if micro_batch is None:
+        hint = f"say at which size, as in `{spelled('micro_batch')} 8`"
+        raise UsageError(f"`{spelled('largest')} {largest}` needs a micro-batch", hint=hint)
+    numbers = {name: None if value is None else whole_number(spelled(name), value) for name, value in others.items()}
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise UsageError(f"`{spelled(name)}` is {number}", hint="give a number of 1 or more")
+    unit, bound = numbers["multiple_of"] or 1, numbers["up_to"]
+    if bound is not None and bound < unit:
+        raise UsageError(f"no multiple of {unit} is at most {bound}", hint=f"raise `{spelled('up_to')}`")
+    return SearchedSize(largest, numbers["micro_batch"] or 1, unit, bound)
 
 
 def _check_size_name(name: object, option: str, given: str, others: Mapping[str, int]) -> None:

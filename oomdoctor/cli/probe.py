@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
@@ -12,10 +13,11 @@ from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Outpu
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, OomdoctorError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
+    from oomdoctor.results import Document, FrontierDocument, SearchedSize
 
 
 _DEFAULT_STEPS: Final = 3
@@ -181,6 +183,40 @@ At: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+Over: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--over",
+        metavar="NAME=SIZE,SIZE,...",
+        help="Ask at each of several sizes besides the batch, such as `sequence_length=256,512,1024`; given twice, at "
+        "each combination.",
+        show_default=False,
+    ),
+]
+Largest: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--largest",
+        metavar="NAME",
+        help="Find the largest value of that size at `--micro-batch`, instead of the largest micro-batch.",
+        show_default=False,
+    ),
+]
+MicroBatchSize: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--micro-batch", help="Samples in one forward and backward, for `--largest`.", show_default=False),
+]
+MultipleOf: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--multiple-of", help="Only multiples are tried, for `--largest`. [default: 1]", show_default=False),
+]
+UpTo: TypeAlias = Annotated[
+    int | None, typer.Option("--up-to", help="Largest value that is tried, for `--largest`.", show_default=False)
+]
+Jobs: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", min=1, help="Probes at once [default: one a core].", show_default=False),
+]
 QuietFlag: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
@@ -205,6 +241,12 @@ def probe(  # noqa: PLR0913 - one parameter an option
     fresh: FreshFlag = False,
     guide: GuideFlag = True,
     at: At = None,
+    over: Over = None,
+    largest: Largest = None,
+    micro_batch: MicroBatchSize = None,
+    multiple_of: MultipleOf = None,
+    up_to: UpTo = None,
+    jobs: Jobs = None,
     dry_run: DryRunFlag = False,
     form: Format = None,
     json: JsonFlag = False,
@@ -216,7 +258,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch."""
     from oomdoctor.output import check_writable
     from oomdoctor.report.progress import make_progress
-    from oomdoctor.request import as_option, build_request
+    from oomdoctor.request import as_option, build_request, build_searched, read_grid, read_sizes
     from oomdoctor.trial.answer import document_of
     from oomdoctor.trial.probe import probe as run_probe
 
@@ -237,7 +279,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
             "--fresh": fresh,
         }
         check_target_options(command, for_commands, precision=precision, optimizer=optimizer)
-        request = build_request(
+        build = partial(
+            build_request,
             target[0] if command is None else command,
             target_batch=target_batch,
             world_size=world_size,
@@ -256,20 +299,41 @@ def probe(  # noqa: PLR0913 - one parameter an option
             count_steps=count_steps,
             fresh=fresh,
             guide=guide,
-            at=at or (),
             spelled=as_option,
         )
-        if dry_run:
-            raise typer.Exit(_dry_run(request, progress, output))
-        found = run_probe(request, progress)
+        searched = build_searched(
+            largest, micro_batch=micro_batch, multiple_of=multiple_of, up_to=up_to, spelled=as_option
+        )
+        given = read_sizes(at or (), "--at")
+        if over or searched is not None:
+            if dry_run:
+                raise UsageError("`--dry-run` tries one question", hint="drop `--over` and `--largest`")
+            document: Document = _frontier(build, given, read_grid(over or (), "--over"), searched, jobs, progress)
+        else:
+            request = build(at=given)
+            if dry_run:
+                raise typer.Exit(_dry_run(request, progress, output))
+            document = document_of(run_probe(request, progress))
     except OomdoctorError as error:
         render_failure("probe", error, chosen, output)
         raise
     finally:
         progress.close()
-    document = document_of(found)
     render(document, chosen, output)
     raise typer.Exit(document.exit_code)
+
+
+def _frontier(  # noqa: PLR0913, PLR0917 - one parameter an option
+    build: Callable[..., ProbeRequest],
+    given: Mapping[str, int],
+    over: Mapping[str, Sequence[int]],
+    searched: SearchedSize | None,
+    jobs: int | None,
+    progress: Progress,
+) -> FrontierDocument:
+    from oomdoctor.multi_card.frontier import FrontierRequest, find_frontier
+
+    return find_frontier(FrontierRequest(build, given, over, searched, jobs), progress)
 
 
 def _dry_run(request: ProbeRequest, progress: Progress, output: Path | None) -> int:

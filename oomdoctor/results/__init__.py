@@ -24,12 +24,14 @@ from oomdoctor.results.document import (
     DiagnosisDocument,
     Document,
     FitDocument,
+    FrontierDocument,
     LintDocument,
     PrescribeDocument,
     ProbeDocument,
     VerifyDocument,
 )
 from oomdoctor.results.fit import CardLimit, CardMicroBatch, FitResult, FittedCard
+from oomdoctor.results.frontier import FrontierCell, FrontierResult
 from oomdoctor.results.lint import Concern, Finding, LintResult, Severity, Unreadable
 from oomdoctor.results.prescribe import MeasuredRemedies, Patch, PrescribedCode, PrescribeResult
 from oomdoctor.results.probe import (
@@ -100,6 +102,9 @@ __all__ = [
     "FitResult",
     "FittedCard",
     "Fragmentation",
+    "FrontierCell",
+    "FrontierDocument",
+    "FrontierResult",
     "GradientError",
     "GrowingLine",
     "Guidance",

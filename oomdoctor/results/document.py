@@ -11,6 +11,7 @@ from oomdoctor.errors import UsageError
 from oomdoctor.results.check import CheckResult
 from oomdoctor.results.diagnosis import DiagnosisResult
 from oomdoctor.results.fit import FitResult
+from oomdoctor.results.frontier import FrontierResult
 from oomdoctor.results.lint import LintResult
 from oomdoctor.results.prescribe import PrescribeResult, PrescribeStatus
 from oomdoctor.results.probe import Accumulation, ProbeResult
@@ -216,8 +217,36 @@ class PrescribeDocument(_Planless):
     schema_version: Literal[1] = SCHEMA_VERSION
 
 
+@dataclass(frozen=True, slots=True)
+class FrontierDocument(_Planless):
+    """The document of `oomdoctor probe` over several sizes, or of one size that is searched at a fixed micro-batch.
+
+    Attributes:
+        command: `frontier`.
+        status: `measured` (some cell has a size that fits) or `nothing_fits`.
+        exit_code: What the command exited with.
+        versions: Version by name: `oomdoctor`, `python`, `torch`, `cuda`.
+        result: What the command found.
+        schema_version: Version of this layout.
+    """
+
+    command: Literal["frontier"]
+    status: Literal["measured", "nothing_fits"]
+    exit_code: int
+    versions: dict[str, str]
+    result: FrontierResult
+    schema_version: Literal[1] = SCHEMA_VERSION
+
+
 Document: TypeAlias = (
-    ProbeDocument | DiagnosisDocument | LintDocument | CheckDocument | FitDocument | VerifyDocument | PrescribeDocument
+    ProbeDocument
+    | DiagnosisDocument
+    | LintDocument
+    | CheckDocument
+    | FitDocument
+    | VerifyDocument
+    | PrescribeDocument
+    | FrontierDocument
 )
 
 DOCUMENTS: Final[Mapping[str, type[Document]]] = MappingProxyType(
@@ -229,6 +258,7 @@ DOCUMENTS: Final[Mapping[str, type[Document]]] = MappingProxyType(
         "fit": FitDocument,
         "verify": VerifyDocument,
         "prescribe": PrescribeDocument,
+        "frontier": FrontierDocument,
     }
 )
 """Documents by name: that of its folder in `oomdoctor.report` and of its file in `oomdoctor/schemas`.

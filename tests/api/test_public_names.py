@@ -15,6 +15,7 @@ from targets_for_tests import write_target
 
 import oomdoctor
 from oomdoctor import load_result, plan_accumulation, probe
+from oomdoctor.api.frontier import ProbeOptions
 from oomdoctor.api.probe import probe as probe_function
 from oomdoctor.cli.probe import probe as command
 from oomdoctor.errors import NoAnswerError, TargetError, UsageError
@@ -47,7 +48,8 @@ def test_all_but_accumulate_do_without_torch() -> None:
 
 def test_the_promised_names_are_offered() -> None:
     """Each name of `__all__` is there and listed, and any other is an AttributeError as in every module."""
-    assert oomdoctor.__all__ == ["accumulate", "load_result", "plan_accumulation", "prescribe", "probe", "verify"]
+    names = ["accumulate", "frontier", "load_result", "plan_accumulation", "prescribe", "probe", "verify"]
+    assert names == oomdoctor.__all__
     assert set(oomdoctor.__all__) <= set(dir(oomdoctor))
     assert all(callable(getattr(oomdoctor, name)) for name in oomdoctor.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'prob'"):
@@ -55,9 +57,12 @@ def test_the_promised_names_are_offered() -> None:
 
 
 def test_the_functions_parameters_are_the_commands_options() -> None:
-    """`probe()` takes what `oomdoctor probe` takes under the same names, apart from where the report goes."""
+    """`probe()` and `frontier()` take what `oomdoctor probe` takes, under the same names."""
     options = set(inspect.signature(command).parameters) - _FOR_PRINTING
-    assert set(inspect.signature(probe_function).parameters) - {"progress"} == options
+    of_several = {"over", "largest", "micro_batch", "multiple_of", "up_to", "jobs"}
+    assert set(inspect.signature(probe_function).parameters) - {"progress"} == options - of_several
+    of_frontier = set(inspect.signature(oomdoctor.frontier).parameters) | set(ProbeOptions.__annotations__)
+    assert of_several <= of_frontier - {"options"} <= {*options, "progress"}
 
 
 _USERS_SCRIPT = """\

@@ -14,6 +14,7 @@ import typer
 from check_documents import check
 from diagnosis_documents import out_of_memory
 from fit_documents import fitted
+from frontier_documents import frontier
 from lint_documents import mistakes
 from prescribe_documents import prescribed
 from running import Run
@@ -242,6 +243,7 @@ def test_every_format_has_a_renderer() -> None:
         "gpus": fitted(),
         "verify": verified(),
         "prescribe": prescribed(),
+        "frontier": frontier(),
     }
     assert set(FORMATS) == set(get_args(FormatName))
     assert set(samples) == set(COMMANDS)

@@ -9,6 +9,7 @@ import check_documents
 import diagnosis_documents
 import documents
 import fit_documents
+import frontier_documents
 import hostile_documents
 import lint_documents
 import prescribe_documents
@@ -23,7 +24,7 @@ WICKED = (
 )
 """One text with something for every format."""
 
-COMMANDS = ("lint", "diagnose", "probe", "check", "gpus", "verify", "prescribe")
+COMMANDS = ("lint", "diagnose", "probe", "check", "gpus", "verify", "prescribe", "frontier")
 """Commands whose documents have all formats."""
 
 SAMPLES: dict[str, Document] = {
@@ -45,6 +46,8 @@ SAMPLES: dict[str, Document] = {
     "verify, equal": verify_documents.equal(),
     "prescribe": prescribe_documents.prescribed(),
     "prescribe, not enough": prescribe_documents.not_enough(),
+    "frontier": frontier_documents.frontier(),
+    "frontier, one size": frontier_documents.longest(),
     "check, no entry": CheckDocument("check", "passed", 0, {"oomdoctor": "0.1.0"}, CheckResult("x.toml", None, ())),
 }
 
@@ -76,6 +79,7 @@ def wicked(command: str, text: str = WICKED) -> Document:
         "gpus": fit_documents.filled_with,
         "verify": verify_documents.filled_with,
         "prescribe": prescribe_documents.filled_with,
+        "frontier": frontier_documents.filled_with,
     }
     document: Document = made[command](text)
     return document

@@ -17,6 +17,7 @@ from check_documents import any_check, check
 from diagnosis_documents import any_diagnosis, comparison, out_of_memory
 from documents import any_probe_document, gpt2, nothing_fits
 from fit_documents import fitted
+from frontier_documents import frontier
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lint_documents import any_lint, mistakes
@@ -46,6 +47,7 @@ SAMPLES: dict[str, Document] = {
     "fit": fitted(),
     "verify": verified(),
     "prescribe": prescribed(),
+    "frontier": frontier(),
 }
 any_document = any_probe_document | any_diagnosis | any_lint | any_check
 

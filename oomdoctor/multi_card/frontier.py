@@ -1,0 +1,166 @@
+"""Probe one target at every combination of sizes besides the batch, several at once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from oomdoctor import __version__
+from oomdoctor.errors import EXIT_GATE, EXIT_OK, OomdoctorError, TargetError, UsageError
+from oomdoctor.multi_card.pool import Case, StagedProgress, default_jobs, probe_all
+from oomdoctor.results import Axis, Outcome
+from oomdoctor.results.document import FrontierDocument
+from oomdoctor.results.frontier import FrontierCell, FrontierResult
+from oomdoctor.trial.answer import ProbeRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from oomdoctor.multi_card.pool import Answer
+    from oomdoctor.progress import Progress
+    from oomdoctor.request import ProbeRequest
+    from oomdoctor.results import ProbeResult, SearchedSize, Trial
+
+_MOST_CELLS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierRequest:
+    """One question about several sizes.
+
+    Attributes:
+        build: Makes the question, given the sizes of a cell by name as `at`.
+        given: Sizes that every cell has.
+        over: Values of each size that is varied, by name; none to ask about one cell.
+        searched: The size that is searched, at its micro-batch; None to search the micro-batch.
+        jobs: Most probes at once; None for one a core.
+    """
+
+    build: Callable[..., ProbeRequest]
+    given: Mapping[str, int]
+    over: Mapping[str, Sequence[int]]
+    searched: SearchedSize | None = None
+    jobs: int | None = None
+
+
+def find_frontier(request: FrontierRequest, progress: Progress) -> FrontierDocument:
+    """Probe every cell.
+
+    Args:
+        request: The question.
+        progress: Told of each cell.
+
+    Raises:
+        UsageError: The question contradicts itself, or has too many cells.
+        TargetError: The user's file is at fault in every cell.
+        NoAnswerError: No device, or no cell has an answer.
+    """
+    _check_names(request)
+    grid = [dict(zip(request.over, sizes, strict=True)) for sizes in itertools.product(*request.over.values())]
+    if len(grid) > _MOST_CELLS:
+        raise UsageError(f"{len(grid)} cells are asked about", hint=f"ask about {_MOST_CELLS} at most at once")
+    cases = [Case(_named(sizes), _question(request, sizes)) for sizes in grid]
+    answers = probe_all(cases, StagedProgress(progress, len(cases)), jobs=request.jobs or default_jobs(len(cases)))
+    runs = [answer for answer in answers if isinstance(answer, ProbeRun)]
+    errors = [answer for answer in answers if isinstance(answer, OomdoctorError)]
+    # A size that a model cannot have is a cell's; what every cell says is the target's, and so is what is no target's.
+    for error in errors:
+        if not runs or not isinstance(error, TargetError):
+            raise error
+    cells = tuple(_cell(request, sizes, answer) for sizes, answer in zip(grid, answers, strict=True))
+    return _document(cases[0].request, request, cells, runs[-1])
+
+
+def _check_names(request: FrontierRequest) -> None:
+    searched = [] if request.searched is None else [request.searched.name]
+    names = [*request.given, *request.over, *searched]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(
+            f"`{twice[0]}` is asked about twice", hint="give it with one of `--at`, `--over` and `--largest`"
+        )
+
+
+def _named(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in sizes.items()) or "as it is"
+
+
+def _question(request: FrontierRequest, sizes: Mapping[str, int]) -> ProbeRequest:
+    asked = replace(request.build(at={**request.given, **sizes}), profiles=False, guide=False)
+    if request.searched is None:
+        return asked
+    if asked.command is not None:
+        raise UsageError(
+            f"`{request.searched.name}` is to be searched, and a command is given",
+            hint="put model, batch and step into a file; commands are asked about sizes that are given",
+        )
+    return replace(asked, variant=replace(asked.variant, searched=request.searched))
+
+
+def _cell(request: FrontierRequest, sizes: Mapping[str, int], answer: Answer) -> FrontierCell:
+    axes = tuple(Axis(name, size) for name, size in sizes.items())
+    if isinstance(answer, OomdoctorError):
+        return FrontierCell(axes, 0, 0, "unknown", 0, None, 0, problem=answer.message)
+    result, searched = answer.result, request.searched
+    found = result.micro_batch
+    unit = 1 if searched is None else searched.multiple_of
+    samples = found.maximum if searched is None else searched.micro_batch
+    others = list(sizes.values()) if searched is None else [*sizes.values(), found.maximum * unit]
+    return FrontierCell(
+        sizes=axes,
+        maximum=found.maximum * unit,
+        recommended=found.recommended * unit,
+        limited_by=found.limited_by if result.trials else "model",
+        elements=samples * math.prod(others) if found.maximum else 0,
+        accumulation=result.accumulation,
+        trials=len(result.trials),
+        notes=result.warnings if searched is None else tuple(_limit(result, searched)),
+    )
+
+
+def _limit(result: ProbeResult, searched: SearchedSize) -> Iterator[str]:
+    """Yield what a limit that is not memory was, in the words of the trial that met it."""
+    met: list[Trial] = [trial for trial in result.trials if trial.outcome is Outcome.LIMIT]
+    if result.micro_batch.limited_by == "limit" and met:
+        first = min(met, key=lambda trial: trial.micro_batch)
+        yield f"{searched.name} {first.micro_batch * searched.multiple_of}: {first.error}"
+
+
+def _document(
+    asked: ProbeRequest, request: FrontierRequest, cells: tuple[FrontierCell, ...], last: ProbeRun
+) -> FrontierDocument:
+    result = last.result
+    fits = any(cell.maximum for cell in cells)
+    return FrontierDocument(
+        command="frontier",
+        status="measured" if fits else "nothing_fits",
+        exit_code=EXIT_OK if fits else EXIT_GATE,
+        versions={"oomdoctor": __version__, **last.versions},
+        result=FrontierResult(
+            target=result.target if asked.command is None else asked.target,
+            axes=tuple(request.over),
+            searched_size=request.searched,
+            target_batch=asked.target_batch,
+            world_size=asked.world_size,
+            precision=result.precision,
+            optimizer=result.optimizer,
+            headroom=result.headroom,
+            capacity_bytes=result.capacity_bytes,
+            device=result.device,
+            cells=cells,
+            reasons=result.reasons,
+            notes=tuple(_surprises(request.over, cells)),
+        ),
+    )
+
+
+def _surprises(over: Mapping[str, Sequence[int]], cells: Sequence[FrontierCell]) -> Iterator[str]:
+    """Yield each pair of cells that differ in one size, of which the smaller fits less."""
+    by_sizes = {tuple(axis.size for axis in cell.sizes): cell for cell in cells if cell.problem is None}
+    for place, (name, values) in enumerate(over.items()):
+        for smaller, larger in itertools.pairwise(sorted(set(values))):
+            for sizes, cell in by_sizes.items():
+                other = by_sizes.get((*sizes[:place], larger, *sizes[place + 1 :]))
+                if sizes[place] == smaller and other is not None and cell.maximum < other.maximum:
+                    yield f"{name} {smaller} needs more than {larger}: {cell.maximum} fits, and {other.maximum} there"

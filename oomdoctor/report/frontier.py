@@ -1,0 +1,188 @@
+"""The report of a frontier: a row for each combination of sizes, in every format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.report import gpus
+from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path, target_file
+from oomdoctor.report.plain_text import capitalised, count, sentence, visible
+from oomdoctor.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oomdoctor.output import Terminal
+    from oomdoctor.results import FrontierCell, FrontierDocument, FrontierResult
+
+_LIMITS: Final = {
+    "memory": "memory",
+    "target": "nothing above was asked for",
+    "limit": "a limit that is not memory",
+    "model": "the model alone does not fit",
+    "unknown": "no answer",
+}
+
+
+def text(document: FrontierDocument, terminal: Terminal) -> str:
+    """Render a frontier for a terminal, with a newline at its end."""
+    result = document.result
+    rows = [_row(result, cell) for cell in result.cells]
+    columns = [
+        gpus.Column(heading, [row[place] for row in rows], right=place < len(rows[0]) - 1)
+        for place, heading in enumerate(_columns(result))
+    ]
+    answer = [sentence(_headline(result)), *map(sentence, _warnings(result))]
+    lines = [*gpus.table(columns, terminal), "", *answer, "", *map(sentence, _legend(result))]
+    return "\n".join([*map(visible, lines), ""])
+
+
+# A comment on GitHub holds 65,536 characters; each part has its share of them.
+_ROOM_FOR_TABLE: Final = 30_000
+_ROOM_FOR_WARNINGS: Final = 10_000
+_LONGEST_CELL: Final = 300
+
+
+def markdown(document: FrontierDocument) -> str:
+    """Render a frontier as GitHub-flavoured Markdown, with a newline at its end."""
+    return "\n\n".join(_blocks(document)) + "\n"
+
+
+def _blocks(document: FrontierDocument) -> Iterator[str]:
+    from oomdoctor.report.markdown import code, fitting, prose, table, warning_block
+
+    result = document.result
+    yield f"### {prose(capitalised(_cut(_headline(result))))}"
+    warnings = list(_warnings(result))
+    yield from warning_block((prose(sentence(_cut(text))) for text in warnings), len(warnings), _ROOM_FOR_WARNINGS)
+    rows = list(fitting((tuple(map(_cut, _row(result, cell))) for cell in result.cells), _ROOM_FOR_TABLE))
+    yield table([prose(_cut(heading)) for heading in _columns(result)], rows)
+    if more := len(result.cells) - len(rows):
+        yield f"... and {more} more."
+    yield "\n".join(f"- {prose(sentence(_cut(text)))}" for text in _legend(result))
+    yield ", ".join(code(_cut(f"{name} {version}")) for name, version in document.versions.items())
+
+
+def _cut(text: str) -> str:
+    return visible(text, _LONGEST_CELL)
+
+
+def html(document: FrontierDocument) -> str:
+    """Render a frontier as one self-contained HTML page, with a bar for each cell's maximum."""
+    from oomdoctor.report.html import render_page
+
+    result = document.result
+    most = max((cell.maximum for cell in result.cells), default=0) or 1
+    values = {
+        "document": document,
+        "headline": _headline(result),
+        "warnings": list(_warnings(result)),
+        "columns": _columns(result),
+        "rows": [(_row(result, cell), cell.maximum, round(120 * cell.maximum / most, 1)) for cell in result.cells],
+        "legend": [*_legend(result), *(f"{reason.subject}: {reason.text}" for reason in result.reasons)],
+    }
+    return render_page("frontier.html", values)
+
+
+# --- issues ----------------------------------------------------------------------------------------------------------
+
+_TITLE: Final = "oomdoctor probe"
+_NOTHING_FITS: Final = Rule(
+    "sizes-do-not-fit", "Nothing fits at these sizes", "Make the sizes smaller, or name a larger card.", "error"
+)
+_FITS: Final = Rule("sizes-fit", "What fits at each of the sizes", "Train with the sizes of the result.", "note")
+
+
+def issues(document: FrontierDocument) -> Issues:
+    """Return a cell's answer each, and a warning for each thing to know before relying on them."""
+    result = document.result
+    path = target_file(result.target)
+    found = [_issue(result, cell) for cell in result.cells]
+    warnings = [Issue("warning", _TITLE, (sentence(text),), Location(path)) for text in _warnings(result)]
+    about = {"status": document.status, "precision": result.precision, **document.versions}
+    return Issues(
+        headline=sentence(_headline(result)),
+        groups=[Group(result.target, [*found, *warnings], about)],
+        rules=[rule for rule in (_NOTHING_FITS, _FITS) if any(issue.rule == rule.id for issue in found)],
+        properties={"cells": len(result.cells), "capacity_bytes": result.capacity_bytes},
+    )
+
+
+def _issue(result: FrontierResult, cell: FrontierCell) -> Issue:
+    rule = _FITS if cell.maximum else _NOTHING_FITS
+    path, name, text = target_file(result.target), _named(cell), sentence(_answer(result, cell))
+    return Issue(
+        level=rule.level,
+        title=f"{_TITLE} {result.target}",
+        lines=(text, f"limited by {_LIMITS[cell.limited_by]}"),
+        location=Location(path, name=result.target),
+        subject=name,
+        rule=rule.id,
+        identity=("" if path is None else repository_path(path), result.target, name),
+        case=Case(name=name, group=result.target, kind=cell.limited_by, message=text, body=text),
+    )
+
+
+# --- sentences -------------------------------------------------------------------------------------------------------
+
+
+def _headline(result: FrontierResult) -> str:
+    if len(result.cells) == 1:
+        return _answer(result, result.cells[0])
+    fitting = sum(cell.maximum > 0 for cell in result.cells)
+    of = f"{fitting} of {count(len(result.cells), 'combination')} of sizes"
+    return f"`{result.target}` fits {result.device.name} at {of}"
+
+
+def _answer(result: FrontierResult, cell: FrontierCell) -> str:
+    at = f" at {_named(cell)}" if cell.sizes else ""
+    searched = result.searched_size
+    beside = "" if searched is None else f" at micro-batch {searched.micro_batch}"
+    if cell.problem is not None:
+        return f"there is no answer{at}: {cell.problem}"
+    what = "micro-batch" if searched is None else f"`{searched.name}`"
+    if not cell.maximum:
+        return f"no {what} fits{beside}{at}"
+    return f"{what} {cell.maximum} is the largest that fits{beside}{at}, and {cell.recommended} is recommended"
+
+
+def _named(cell: FrontierCell) -> str:
+    return ", ".join(f"{axis.name} {axis.size}" for axis in cell.sizes) or "as it is"
+
+
+def _columns(result: FrontierResult) -> list[str]:
+    searched = result.searched_size
+    what = "micro-batch" if searched is None else searched.name
+    sizes = [*result.axes, *([] if searched is None else [searched.name])]
+    together = [" x ".join(["samples", *sizes])] if sizes else []
+    steps = ["steps"] if result.target_batch is not None and searched is None else []
+    return [*result.axes, f"largest {what}", "recommended", *steps, *together, "limited by"]
+
+
+def _row(result: FrontierResult, cell: FrontierCell) -> tuple[str, ...]:
+    """Return a cell's texts, one for each of the columns."""
+    maximum, recommended = (str(size) if size else "-" for size in (cell.maximum, cell.recommended))
+    has_steps = result.target_batch is not None and result.searched_size is None
+    steps = [str(cell.accumulation.steps) if cell.accumulation else "-"] if has_steps else []
+    together = [f"{cell.elements:,}" if cell.elements else "-"] if result.axes or result.searched_size else []
+    limit = _LIMITS[cell.limited_by]
+    return (*(str(axis.size) for axis in cell.sizes), maximum, recommended, *steps, *together, limit)
+
+
+def _legend(result: FrontierResult) -> Iterator[str]:
+    batch = "plain steps" if result.target_batch is None else f"a target batch of {result.target_batch}"
+    devices = "" if result.world_size == 1 else f" on {result.world_size} devices"
+    yield f"{result.target}, {result.precision}, {result.optimizer}, {batch}{devices}"
+    yield f"{result.device.name}, {format_size(result.capacity_bytes)} for PyTorch"
+    if result.searched_size is not None and result.searched_size.multiple_of > 1:
+        yield f"`{result.searched_size.name}` was searched in multiples of {result.searched_size.multiple_of}"
+    yield f"recommended: the largest that was run and leaves {result.headroom:.0%} of the capacity free"
+    trials = sum(cell.trials for cell in result.cells)
+    yield f"{count(trials, 'trial')}; every size that is shown was run"
+
+
+def _warnings(result: FrontierResult) -> Iterator[str]:
+    yield from result.notes
+    for cell in result.cells:
+        where = f"{_named(cell)}: " if cell.sizes else ""
+        yield from (f"{where}{note}" for note in (*cell.notes, *([cell.problem] if cell.problem else [])))

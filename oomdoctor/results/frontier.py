@@ -1,0 +1,74 @@
+"""The frontier: what fits at each of several sizes besides the batch, such as sequence lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from oomdoctor.results.probe import Accumulation, Device, Reason
+from oomdoctor.results.variant import Axis, SearchedSize
+
+CellLimit: TypeAlias = Literal["memory", "target", "limit", "model", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierCell:
+    """What fits at one combination of sizes.
+
+    Attributes:
+        sizes: The sizes of this cell.
+        maximum: Largest micro-batch that fits, or largest value of the searched size; 0 where none does.
+        recommended: Largest that was run and leaves the headroom free; 0 where none does.
+        limited_by: What keeps it from being larger: `memory`, `target` (nothing above was asked for), `limit` (a limit
+            that is not memory), `model` (the model alone does not fit); `unknown` where the cell has no answer.
+        elements: Samples of the largest micro-batch times every size, such as tokens; 0 where nothing fits.
+        accumulation: How to reach the target batch; None where nothing fits or there is no target.
+        trials: Trials that it took.
+        notes: What the reader should know.
+        problem: Why the cell has no answer; None where it has one.
+    """
+
+    sizes: tuple[Axis, ...]
+    maximum: int
+    recommended: int
+    limited_by: CellLimit
+    elements: int
+    accumulation: Accumulation | None
+    trials: int
+    notes: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierResult:
+    """The question, and a cell for each combination of sizes.
+
+    Attributes:
+        target: The reference to the user's file, or the command in one line, as it was given.
+        axes: Names of the sizes whose values the cells combine, in the order in which they were given.
+        searched_size: The size that is searched at a fixed micro-batch; None where the micro-batch is searched.
+        target_batch: Samples per optimizer step over all devices; None for plain steps.
+        world_size: Devices that share the target batch.
+        precision: How the step runs: `fp32`, or under autocast as `bf16` or `fp16`; for a command, that nobody knows.
+        optimizer: Name of the optimizer that ran.
+        headroom: Part of the capacity that the recommended size leaves free, between 0 and 1.
+        capacity_bytes: Bytes that PyTorch may take.
+        device: Where the trials ran.
+        cells: The combinations, the last axis fastest.
+        reasons: Where the numbers were had from.
+        notes: What the cells together show, such as a smaller size that needs more.
+    """
+
+    target: str
+    axes: tuple[str, ...]
+    searched_size: SearchedSize | None
+    target_batch: int | None
+    world_size: int
+    precision: str
+    optimizer: str
+    headroom: float
+    capacity_bytes: int
+    device: Device
+    cells: tuple[FrontierCell, ...]
+    reasons: tuple[Reason, ...]
+    notes: tuple[str, ...] = ()

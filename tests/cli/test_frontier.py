@@ -1,0 +1,159 @@
+"""`oomdoctor probe --over` and `--largest`: each cell is a probe of its own, and the edge of a size is exact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from running import Run
+from test_sizes import MODEL
+
+import oomdoctor
+
+pytestmark = [pytest.mark.null_gpu, pytest.mark.usefixtures("forked_workers")]
+
+CARD = ("--gpu", "rtx-4090", "--capacity", "64MiB")
+QUADRATIC = """\
+import torch
+
+
+def build_model():
+    return torch.nn.Linear(64, 64)
+
+
+def make_batch(batch_size, *, length=8):
+    return torch.zeros(batch_size, length, 64)
+
+
+def training_step(model, batch):
+    if batch.shape[1] > 500:
+        raise ValueError("a length above 500")
+    mixed = model(batch)
+    return (mixed @ mixed.transpose(1, 2)).softmax(-1).mean()
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A file whose batch has a length and whose model and batch share a width."""
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    return path
+
+
+def test_each_cell_is_a_probe_with_that_size(model: Path, oomdoctor_here: Run) -> None:
+    """Two lengths and two widths are four cells, in order, each with the answer and the plan of its own probe."""
+    over = ("--over", "length=16,64", "--over", "hidden=32,64")
+    document = json.loads(oomdoctor_here("probe", model.name, *CARD, "--target-batch", "4096", *over, "--json").stdout)
+    cells = document["result"]["cells"]
+
+    assert document["status"] == "measured"
+    assert [[axis["size"] for axis in cell["sizes"]] for cell in cells] == [[16, 32], [16, 64], [64, 32], [64, 64]]
+    for cell in (cells[0], cells[3]):
+        at = [text for axis in cell["sizes"] for text in ("--at", f"{axis['name']}={axis['size']}")]
+        alone = oomdoctor_here("probe", model.name, *CARD, "--target-batch", "4096", *at, "--json")
+        result = json.loads(alone.stdout)["result"]
+        assert (cell["maximum"], cell["recommended"]) == (
+            result["micro_batch"]["maximum"],
+            result["micro_batch"]["recommended"],
+        )
+        assert cell["accumulation"] == result["accumulation"]
+        assert cell["elements"] == cell["maximum"] * cell["sizes"][0]["size"] * cell["sizes"][1]["size"]
+
+
+def fits(run: Run, name: str, micro_batch: int, *at: str) -> bool:
+    """Whether a micro-batch fits plain steps at a size, by a probe of its own."""
+    options = (*(word for text in at for word in ("--at", text)), "--json")
+    result = json.loads(run("probe", name, *CARD, *options).stdout)["result"]
+    return bool(result["micro_batch"]["maximum"] >= micro_batch)
+
+
+@pytest.mark.parametrize("size", ["length", "hidden"])
+def test_the_largest_size_fits_and_the_next_multiple_does_not(model: Path, oomdoctor_here: Run, size: str) -> None:
+    """Whether the model is the same for all sizes or has the size too, the answer is the edge, in multiples."""
+    ended = oomdoctor_here(
+        "probe", model.name, *CARD, "--largest", size, "--micro-batch", "64", "--multiple-of", "16", "--json"
+    )
+    (cell,) = json.loads(ended.stdout)["result"]["cells"]
+
+    assert cell["maximum"] % 16 == 0
+    assert cell["limited_by"] == "memory"
+    assert 0 < cell["recommended"] <= cell["maximum"]
+    assert fits(oomdoctor_here, model.name, 64, f"{size}={cell['maximum']}")
+    assert not fits(oomdoctor_here, model.name, 64, f"{size}={cell['maximum'] + 16}")
+
+
+def test_the_limit_of_the_model_itself_ends_the_search(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """What raises above some length is told, and the largest length below it is the answer."""
+    (tmp_path / "model.py").write_text(QUADRATIC)
+    ended = oomdoctor_here("probe", "model.py", "--gpu", "rtx-4090", "--largest", "length", "--micro-batch", "4")
+
+    assert ended.returncode == 0
+    assert "`length` 500 is the largest that fits at micro-batch 4" in ended.stdout
+    assert "a length above 500" in ended.stdout
+    assert "a limit that is not memory" in ended.stdout
+
+
+def test_nothing_above_the_bound_is_tried(model: Path, oomdoctor_here: Run) -> None:
+    """`--up-to` ends the search where everything below fits."""
+    ended = oomdoctor_here(
+        "probe", model.name, *CARD, "--largest", "length", "--micro-batch", "1", "--up-to", "100", "--json"
+    )
+    (cell,) = json.loads(ended.stdout)["result"]["cells"]
+
+    assert (cell["maximum"], cell["limited_by"]) == (100, "target")
+
+
+def test_a_size_that_the_model_cannot_have_is_its_cells_problem(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """The other cells have their answers; where no cell has one, the error is the target's."""
+    (tmp_path / "model.py").write_text(QUADRATIC)
+    some = oomdoctor_here("probe", "model.py", *CARD, "--over", "length=100,900")
+    none = oomdoctor_here("probe", "model.py", *CARD, "--over", "length=800,900")
+
+    assert some.returncode == 0
+    assert "no answer" in some.stdout
+    assert "a length above 500" in some.stdout
+    assert none.returncode == 2
+    assert "a length above 500" in none.stderr
+
+
+def test_a_smaller_size_that_needs_more_is_told(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """A length below 32 that is padded to 128 fits fewer samples than 64."""
+    padded = MODEL.replace("batch_size, length,", "batch_size, 128 + length if length < 32 else length,")
+    (tmp_path / "model.py").write_text(padded)
+    ended = oomdoctor_here("probe", "model.py", *CARD, "--over", "length=16,64")
+
+    assert "Length 16 needs more than 64:" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--over", "length=1,2", "--at", "length=3"), "`length` is asked about twice"),
+        (("--over", "length"), "`--over length=` gives no whole number above 0"),
+        (("--over", "length=4,4"), "`--over` gives `length` twice"),
+        (("--largest", "length"), "`--largest length` needs a micro-batch"),
+        (("--micro-batch", "8"), "`--micro-batch` is for `--largest`, which is missing"),
+        (("--largest", "length", "--micro-batch", "0"), "`--micro-batch` is 0"),
+        (("--largest", "length", "--micro-batch", "8", "--multiple-of", "9", "--up-to", "8"), "no multiple of 9"),
+        (("--over", "length=" + ",".join(map(str, range(1, 300)))), "299 cells are asked about"),
+        (("--over", "length=8", "--dry-run"), "`--dry-run` tries one question"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(
+    model: Path, oomdoctor_here: Run, arguments: tuple[str, ...], error: str
+) -> None:
+    """Each error says what was wrong before anything runs."""
+    ended = oomdoctor_here("probe", model.name, *CARD, *arguments)
+
+    assert ended.returncode == 2
+    assert error in ended.stderr
+
+
+def test_the_function_gives_the_commands_document(model: Path, oomdoctor_here: Run) -> None:
+    """`oomdoctor.frontier` finds what the command writes."""
+    written = json.loads(oomdoctor_here("probe", model.name, *CARD, "--over", "length=64", "--json").stdout)
+    document = oomdoctor.frontier(model, over={"length": [64]}, gpu="rtx-4090", capacity="64MiB")
+
+    assert document.result.cells[0].maximum == written["result"]["cells"][0]["maximum"]
