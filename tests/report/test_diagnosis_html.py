@@ -129,8 +129,9 @@ def test_hostile_text_is_shown_and_changes_nothing(text: str) -> None:
 @settings(max_examples=40)
 @given(st.text(alphabet="<>&\"'/{}%#!-=a \n\x00\x1b\u202e", max_size=20) | st.text(max_size=20))
 def test_any_text_changes_nothing(text: str) -> None:
-    """No text at all adds a tag or an attribute."""
-    shown = text if clean(text) else "benign"
+    """No text at all adds a tag or an attribute, save that pairs of backticks are code."""
+    plain = text.replace("`", "'")
+    shown = plain if clean(plain) else "benign"
     assert Page(filled_with(shown)).tags == benign_tags()
 
 
