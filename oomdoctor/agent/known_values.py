@@ -25,7 +25,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from . import imports, unknown_reads
+from . import imports, index_bounds, unknown_reads
 from .assumed_values import AssumedValues
 from .guard import guarded, note_failure
 
@@ -93,9 +93,10 @@ class KnownValues:
         self._keys, self._below = c.DispatchKeySet(self._key), c._dispatch_keyset_full_after(self._key)
         self._host_keys = c.DispatchKeySet(c.DispatchKey.CPU)
         self._device_keys = c.DispatchKeySet(c.DispatchKey.CUDA)
-        self._kinds: dict[Any, _Kind] = {}
+        self._kind = functools.lru_cache(maxsize=None)(self._find_kind)
         self._assumes = False
         self._plan = guarded(self._find_plan)
+        self._checks = index_bounds.checks(torch, self.host, self._assumed)
         self._operators = functools.lru_cache(maxsize=None)(self._find_operator)
         self._answer_reads = ctypes.CDLL(None).oomdoctor_null_answer_reads
         self._answer_reads.argtypes = [ctypes.c_uint64, ctypes.c_int]
@@ -272,6 +273,8 @@ class KnownValues:
     def _run(self, keys: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
         """Run an operator of which an argument is a known tensor; where we fail, it runs as it would without us."""
         below, args = keys & self._below, self._with_tensors(operator, args)
+        if operator in self._checks and self.is_plain():
+            self._checks[operator](args)
         planned = self._plan(operator, args, kwargs)
         if planned is None:
             for tensor in _tensors((args, tuple(kwargs.values()))):
@@ -392,12 +395,6 @@ class KnownValues:
             )
         finally:
             self._c._set_tracing_state(traced)
-
-    def _kind(self, operator: Any) -> _Kind:
-        kind = self._kinds.get(operator)
-        if kind is None:
-            kind = self._kinds[operator] = self._find_kind(operator)
-        return kind
 
     def _find_kind(self, operator: Any) -> _Kind:
         name, schema, tag = operator.name(), operator._schema, self._torch.Tag

@@ -50,6 +50,24 @@ def test_known_values_are_read_as_on_a_gpu(python: str) -> None:
     assert [name for name in KNOWN if found[name][1]] == []
 
 
+def test_known_indices_out_of_range_are_errors(python: str) -> None:
+    """What ends on a GPU with a device-side assert raises, with the index and the bound; what nobody knows goes on."""
+    found = _answer(python)["found"]["bounds"][0]
+
+    end = "; a GPU would end with a device-side assert"
+    assert found == {
+        "table": f"index 10 is out of range for the 10 rows of an embedding's table{end}",
+        "negative": f"index -1 is out of range for the 10 rows of an embedding's table{end}",
+        "classes": f"index 9 is out of range for the 5 classes of a loss{end}",
+        "ignored": None,
+        "pixels": f"index 3 is out of range for the 3 classes of a loss{end}",
+        "select": f"index 5 is out of range for the 5 positions that `index_select` takes from{end}",
+        "gather": f"index 5 is out of range for the 5 positions that `gather` takes from{end}",
+        "empty": None,
+        "unknown": None,
+    }
+
+
 def test_unknown_values_are_read_as_zeros_and_named(python: str) -> None:
     """A value that comes from floating-point or random numbers is zero, and the expression that reads it is named."""
     found = _answer(python)["found"]

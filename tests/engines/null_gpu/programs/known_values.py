@@ -61,6 +61,35 @@ noted("gradient", list(table.weight.grad.shape))
 labels.copy_(torch.tensor([7, 8, 9, 1]))
 noted("copied", labels.tolist())
 
+
+def refused(call: object) -> str | None:
+    """The error of an index that is out of range; None where there is none."""
+    try:
+        call()  # type: ignore[operator]
+    except IndexError as error:
+        return str(error)
+    return None
+
+
+known, scores = torch.tensor([0, 9, -100, 3]).cuda(), torch.randn(4, 5, device="cuda")
+labels_of_pixels = torch.full((2, 4, 4), 3, device="cuda")
+noted(
+    "bounds",
+    {
+        "table": refused(lambda: table(torch.arange(11, device="cuda"))),
+        "negative": refused(lambda: table(torch.tensor([-1]).cuda())),
+        "classes": refused(lambda: torch.nn.functional.cross_entropy(scores, known)),
+        "ignored": refused(lambda: torch.nn.functional.cross_entropy(torch.randn(4, 10, device="cuda"), known)),
+        "pixels": refused(
+            lambda: torch.nn.functional.cross_entropy(torch.randn(2, 3, 4, 4, device="cuda"), labels_of_pixels)
+        ),
+        "select": refused(lambda: scores.index_select(1, torch.tensor([4, 5]).cuda())),
+        "gather": refused(lambda: scores.gather(-1, torch.tensor([[5]]).cuda())),
+        "empty": refused(lambda: table(torch.arange(0, device="cuda"))),
+        "unknown": refused(lambda: table((torch.rand(4, device="cuda") * 99).long())),
+    },
+)
+
 floats = torch.randn(10, device="cuda")
 noted("unknown mask", list(floats[floats > 0.5].shape))
 weights = torch.randn(6, 3, device="cuda", requires_grad=True)
@@ -151,6 +180,9 @@ names = (
     "matrix",
     "guessed",
     "is_done",
+    "known",
+    "scores",
+    "labels_of_pixels",
 )
 for name in names:
     del globals()[name]

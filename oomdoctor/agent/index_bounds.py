@@ -1,0 +1,59 @@
+"""Indices that are known and out of range: a GPU ends the process with a device-side assert, a null GPU would go on.
+
+A position beyond an embedding's table, or a label that is no class, is an error of the program at that size.
+"""
+
+# ruff: noqa: ANN401 - torch and what programs hand over have no type here
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def checks(torch: Any, host: Callable[[Any], Any], assumed: Callable[[Any], str]) -> dict[Any, Callable[[Any], None]]:
+    """Return by operator what raises IndexError where one of its known indices is out of range.
+
+    Args:
+        torch: The module.
+        host: Returns the values of a tensor of the device; None where they are not known.
+        assumed: Returns how values were assumed; nothing where they are known.
+    """
+    aten = torch.ops.aten
+
+    def check(indices: Any, limit: int, what: str, ignored: int | None = None) -> None:
+        values = None if assumed(indices) else host(indices)
+        if values is None or not values.numel():
+            return
+        with torch.inference_mode(mode=False), torch.no_grad():
+            counted = values if ignored is None else values[values != ignored]
+            lowest, highest = map(int, counted.aminmax()) if counted.numel() else (0, 0)
+        if lowest < 0 or highest >= limit:
+            wrong = lowest if lowest < 0 else highest
+            raise IndexError(
+                f"index {wrong} is out of range for the {limit} {what}; a GPU would end with a device-side assert"
+            )
+
+    def embedding(args: Any) -> None:
+        check(args[1], args[0].shape[0], "rows of an embedding's table")
+
+    def index_select(args: Any) -> None:
+        if args[0].dim():
+            check(args[2], args[0].shape[args[1]], "positions that `index_select` takes from")
+
+    def gather(args: Any) -> None:
+        if args[0].dim():
+            check(args[2], args[0].shape[args[1]], "positions that `gather` takes from")
+
+    def nll_loss(args: Any) -> None:
+        check(args[1], args[0].shape[1 if args[0].dim() > 1 else 0], "classes of a loss", args[4])
+
+    return {
+        aten.embedding.default: embedding,
+        aten.index_select.default: index_select,
+        aten.gather.default: gather,
+        aten.nll_loss_forward.default: nll_loss,
+        aten.nll_loss2d_forward.default: nll_loss,
+    }
