@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 AllocationTrace = List[int]  # noqa: UP006 - likewise
-"""The allocator's events in order: an allocation is its bytes, a free is -1 less the allocation's position."""
+"""The allocator's events in order: an allocation is its bytes, a free is -1 less the allocation's position.
+
+`STEP_END` stands between optimizer steps, where they were told apart.
+"""
+
+STEP_END = 0
 
 SMALLEST_BLOCK = 512
 """Every request is rounded up to a multiple of this."""
@@ -192,22 +197,27 @@ def _divisions(setting: object) -> tuple[int, ...]:
 # --- traces: what was asked for and given back, whatever the addresses -----------------------------------------------
 
 
-def read_trace(events: Iterable[Mapping[str, Any]]) -> AllocationTrace:
+def read_trace(events: Iterable[Mapping[str, Any]], step_ends: Sequence[int] = ()) -> AllocationTrace:
     """Return the trace of a history, in canonical order and without frees of blocks from before it.
 
     Args:
         events: The events of one device, as a snapshot gives them.
+        step_ends: Allocations and frees until the end of each optimizer step; what comes after the last is left out.
     """
     positions: dict[int, int] = {}
     found: AllocationTrace = []
     allocations = 0
-    for event in events:
+    relevant = [event for event in events if event["action"] in ("alloc", "free_completed")]
+    for count, event in enumerate(relevant[: max(step_ends, default=None)]):
+        if count in step_ends:
+            found.append(STEP_END)
+        address = event["addr"]
         if event["action"] == "alloc":
-            positions[event["addr"]] = allocations
+            positions[address] = allocations
             allocations += 1
             found.append(event["size"])
-        elif event["action"] == "free_completed" and event["addr"] in positions:
-            found.append(-1 - positions.pop(event["addr"]))
+        elif address in positions:
+            found.append(-1 - positions.pop(address))
     return list(canonical_order(found))
 
 
@@ -220,6 +230,12 @@ def canonical_order(events: Iterable[int]) -> Iterator[int]:
     for is_free, events_alike in groupby(events, key=lambda event: event < 0):
         run = list(events_alike)
         yield from sorted(run, reverse=True) if is_free else run
+
+
+def first_steps(trace: AllocationTrace, steps: int) -> AllocationTrace:
+    """Return the trace until so many optimizer steps have ended."""
+    ends = [position for position, event in enumerate(trace) if event == STEP_END]
+    return trace[: ends[steps - 1]] if len(ends) >= steps else trace
 
 
 def pack(trace: AllocationTrace) -> str:

@@ -87,9 +87,10 @@ def largest_simulated(
     Returns:
         None where no two trials did the same at their two sizes.
     """
-    steps = allocation_lines(traces)
-    if steps is None:
+    found = allocation_lines(traces)
+    if found is None:
         return None
+    steps = found.lines
     return largest_placeable(
         low,
         high,

@@ -20,10 +20,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from oomdoctor.agent.allocator_blocks import STEP_END
 from oomdoctor.results import Outcome, PhaseName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from oomdoctor.agent.allocator_blocks import AllocationTrace
     from oomdoctor.results import Trial
@@ -323,7 +324,48 @@ class AllocationLine:
         return max(1, round(self.base_bytes + self.bytes_a_sample * micro_batch))
 
 
-def allocation_lines(traces: Mapping[int, AllocationTrace]) -> list[AllocationLine] | None:
+@dataclass(frozen=True, slots=True)
+class StepAllocations:
+    """Allocations and frees of a trial's optimizer steps.
+
+    Attributes:
+        lines: Of all steps, in order.
+        steps: Number of steps.
+        last_start: Position in `lines` at which the last step begins.
+    """
+
+    lines: list[AllocationLine]
+    steps: int
+    last_start: int
+
+    def with_steps(self, steps: int) -> list[AllocationLine]:
+        """Return the allocations of so many steps, each further one like the last; fewer where it cannot be repeated.
+
+        What a step frees of the one before it, such as the batch and the loss, the next frees of this one.
+        """
+        last = self.lines[self.last_start :]
+        before = sum(line.freed is None for line in self.lines[: self.last_start])
+        own = [line for line in last if line.freed is None]
+        freed = {line.freed for line in last if line.freed is not None}
+        inherited = sorted(position for position in freed if position < before)
+        left = [position for position in range(before, before + len(own)) if position not in freed]
+        allocations = [line for line in self.lines if line.freed is None]
+        if [allocations[one] for one in inherited] != [allocations[one] for one in left]:
+            return self.lines
+        heirs = dict(zip(inherited, left, strict=True))
+        lines = list(self.lines)
+        for step in range(steps - self.steps):
+            shift = step * len(own)
+            for line in last:
+                if line.freed is None:
+                    lines.append(line)
+                else:
+                    position = heirs.get(line.freed, line.freed + len(own)) + shift
+                    lines.append(AllocationLine(0, 0, position))
+        return lines
+
+
+def allocation_lines(traces: Mapping[int, AllocationTrace]) -> StepAllocations | None:
     """Return the allocations as lines through the two largest trials that did the same in the same order.
 
     Args:
@@ -336,12 +378,23 @@ def allocation_lines(traces: Mapping[int, AllocationTrace]) -> list[AllocationLi
     for index, large in enumerate(sizes):
         for small in sizes[index + 1 :]:
             if _shape(traces[small]) == _shape(traces[large]):
-                return [_line(*pair, small, large) for pair in zip(traces[small], traces[large], strict=True)]
+                return _step_allocations(traces[small], traces[large], small, large)
     return None
 
 
+def _step_allocations(small_trace: AllocationTrace, large_trace: AllocationTrace, *sizes: int) -> StepAllocations:
+    lines: list[AllocationLine] = []
+    starts = [0]
+    for pair in zip(small_trace, large_trace, strict=True):
+        if pair[0] == STEP_END:
+            starts.append(len(lines))
+        else:
+            lines.append(_line(*pair, *sizes))
+    return StepAllocations(lines, len(starts), starts[-1])
+
+
 def _shape(trace: AllocationTrace) -> list[int]:
-    return [min(event, 0) for event in trace]
+    return [min(event, 1) for event in trace]
 
 
 def _line(small_event: int, large_event: int, small: int, large: int) -> AllocationLine:
@@ -351,13 +404,25 @@ def _line(small_event: int, large_event: int, small: int, large: int) -> Allocat
     return AllocationLine(small_event - slope * small, slope, None)
 
 
-def live_peak(steps: Sequence[AllocationLine], micro_batch: int) -> int:
-    """Return the most bytes that are alive at one time, as if nothing were lost to packing."""
+def passing_allocations(lines: Sequence[AllocationLine]) -> frozenset[int]:
+    """Return the positions of allocations that are freed before the next one, as workspaces of cuDNN are."""
+    found: set[int] = set()
+    last = -1
+    for line in lines:
+        if line.freed is None:
+            last += 1
+        elif line.freed == last:
+            found.add(last)
+    return frozenset(found)
+
+
+def live_peak(steps: Sequence[AllocationLine], micro_batch: int, optional: Collection[int] = ()) -> int:
+    """Return the most bytes that are alive at one time, as if nothing were lost to packing or taken without need."""
     sizes: list[int] = []
     live = peak = 0
     for step in steps:
         if step.freed is None:
-            sizes.append(step.size_at(micro_batch))
+            sizes.append(0 if len(sizes) in optional else step.size_at(micro_batch))
             live += sizes[-1]
             peak = max(peak, live)
         else:

@@ -3,7 +3,8 @@
 Every allocation of a training step grows by a fixed number of bytes a sample, or not at all. So two trials that fit
 tell the size of each allocation at any micro-batch, and allocating and freeing just that, in that order, shows whether
 the allocator can place it: its rounding, splitting, fragmentation and retries are the real ones, only the computing is
-left out. What is foreseen is never an answer; the search runs it. Runs in the worker.
+left out. Where it had to give back its cache, the last step is replayed until there are as many as a trial takes then.
+What is foreseen is never an answer; the search runs it. Runs in the worker.
 
 Source of the events: `torch.cuda.memory._record_memory_history` and `_snapshot`, torch 2.6 to 2.15.
 """
@@ -15,54 +16,60 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from oomdoctor.agent.allocator_blocks import read_trace
-from oomdoctor.search.prediction import allocation_lines, largest_placeable, live_peak
+from oomdoctor.agent.allocator_blocks import read_trace, unpack
+from oomdoctor.search.growth import ANSWER_ITERATIONS
+from oomdoctor.search.prediction import allocation_lines, largest_placeable, live_peak, passing_allocations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from oomdoctor.agent.allocator_blocks import AllocationTrace
     from oomdoctor.search.prediction import AllocationLine
+    from oomdoctor.trial.protocol import ReplayTrials
 
 
 _MOST_EVENTS = 1_000_000
 
 
 @contextmanager
-def record_allocations(trace: AllocationTrace) -> Iterator[None]:
-    """Fill `trace` with what the allocator does inside; it stays empty where the inside fails."""
+def record_allocations(trace: AllocationTrace, step_ends: Sequence[int] = ()) -> Iterator[None]:
+    """Fill `trace` with what the allocator does inside; it stays empty where the inside fails.
+
+    Args:
+        trace: An empty one.
+        step_ends: What `event_count` returned at the end of each optimizer step.
+    """
+    before = event_count()
     _record("all")
     try:
         yield
-        trace.extend(read_trace(torch.cuda.memory._snapshot()["device_traces"][0]))  # noqa: SLF001 - as above
+        events = torch.cuda.memory._snapshot()["device_traces"][0]  # noqa: SLF001 - as above
+        trace.extend(read_trace(events, [count - before for count in step_ends]))
     finally:
         _record(None)
 
 
-def largest_replayable(
-    traces: Mapping[int, AllocationTrace], low: int, high: int, allowed_bytes: int, *, retries: bool
-) -> int | None:
-    """Return the largest size that a replay can place.
+def largest_replayable(question: ReplayTrials, *, has_workspaces: bool) -> int | None:
+    """Return the largest size that a replay can place; the allocator has been told how much it may hold.
 
     Args:
-        traces: Trace by micro-batch, of trials that fit.
-        low: A size that fits, or 0.
-        high: A size that does not fit, or one above the largest in question.
-        allowed_bytes: Bytes that the allocator may hold; it has been told.
-        retries: Whether the allocator may give back its cache and try again, as it does at the edge.
+        question: The trials and the bounds.
+        has_workspaces: Whether the step has convolutions, whose workspaces PyTorch can do without.
 
     Returns:
         None where no two trials did the same at their two sizes.
     """
-    steps = allocation_lines(traces)
-    if steps is None:
+    found = allocation_lines({trial.micro_batch: unpack(trial.allocations) for trial in question.trials})
+    if found is None:
         return None
-    free_bytes = allowed_bytes - torch.cuda.memory_allocated()
+    free_bytes = question.allowed_bytes - torch.cuda.memory_allocated()
+    lines = found.with_steps(ANSWER_ITERATIONS if question.retries else found.steps)
+    optional = passing_allocations(lines) if has_workspaces and question.retries else frozenset()
     return largest_placeable(
-        low,
-        high,
-        is_live_within=lambda size: live_peak(steps, size) <= free_bytes,
-        can_place=lambda size: _can_place(steps, size, retries=retries),
+        question.low,
+        question.high,
+        is_live_within=lambda size: live_peak(found.lines, size, optional) <= free_bytes,
+        can_place=lambda size: _can_place(lines, size, len(found.lines), optional, retries=question.retries),
     )
 
 
@@ -72,19 +79,31 @@ def _record(enabled: Literal["all"] | None) -> None:
     )
 
 
-def _can_place(steps: Sequence[AllocationLine], micro_batch: int, *, retries: bool) -> bool:
-    """Allocate and free as a step at `micro_batch` would; memory is as before when this returns."""
+def _can_place(
+    lines: Sequence[AllocationLine], micro_batch: int, plain: int, optional: Collection[int], *, retries: bool
+) -> bool:
+    """Allocate and free as a trial at `micro_batch` would; memory is as before when this returns.
+
+    Args:
+        lines: Allocations and frees.
+        micro_batch: The size.
+        plain: Number of those after which a trial ends whose allocator has not had to give back its cache.
+        optional: Positions of allocations that a step can do without.
+        retries: Whether the allocator may give back its cache.
+    """
     before = _retries()
     stream = torch.cuda.current_stream().cuda_stream
-    held: dict[int, int] = {}
+    held: dict[int, int | None] = {}
     allocations = 0
     try:
-        for step in steps:
-            if step.freed is None:
-                held[allocations] = _allocate(step.size_at(micro_batch), stream)
+        for position, line in enumerate(lines):
+            if position == plain and _retries() == before:
+                break
+            if line.freed is None:
+                held[allocations] = _allocate(line.size_at(micro_batch), stream, is_optional=allocations in optional)
                 allocations += 1
             else:
-                _free(held.pop(step.freed))
+                _free(held.pop(line.freed))
     except torch.OutOfMemoryError:
         return False
     finally:
@@ -98,10 +117,23 @@ def _retries() -> int:
     return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
 
 
-def _allocate(size_bytes: int, stream: int) -> int:
-    address: int = torch._C._cuda_cudaCachingAllocator_raw_alloc(size_bytes, stream)  # noqa: SLF001
+def event_count() -> int:
+    """Return the allocations and frees of this process so far."""
+    statistics = torch.cuda.memory_stats()
+    return sum(int(statistics.get(f"allocation.all.{what}", 0)) for what in ("allocated", "freed"))
+
+
+def _allocate(size_bytes: int, stream: int, *, is_optional: bool) -> int | None:
+    """Allocate and return the address; None where there is no room for what is optional."""
+    try:
+        address: int = torch._C._cuda_cudaCachingAllocator_raw_alloc(size_bytes, stream)  # noqa: SLF001
+    except torch.OutOfMemoryError:
+        if not is_optional:
+            raise
+        return None
     return address
 
 
-def _free(address: int) -> None:
-    torch._C._cuda_cudaCachingAllocator_raw_delete(address)  # noqa: SLF001
+def _free(address: int | None) -> None:
+    if address is not None:
+        torch._C._cuda_cudaCachingAllocator_raw_delete(address)  # noqa: SLF001

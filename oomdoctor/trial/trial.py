@@ -36,7 +36,7 @@ from oomdoctor.trial.device import (
     workspaces_given_up,
     zeros_read_count,
 )
-from oomdoctor.trial.replay import record_allocations
+from oomdoctor.trial.replay import event_count, record_allocations
 from oomdoctor.trial.variants import autocast, gradient_scaler, make_optimizer
 
 if TYPE_CHECKING:
@@ -109,10 +109,15 @@ class TrialMeter(WorkerMeter):
     def __init__(self) -> None:
         super().__init__()
         self.trace: AllocationTrace = []
+        self._ends: list[int] = []
 
     def whole(self) -> AbstractContextManager[None]:
         """Record what the whole trial does."""
-        return record_allocations(self.trace)
+        return record_allocations(self.trace, self._ends)
+
+    def step_ended(self) -> None:
+        """Note that an optimizer step has ended."""
+        self._ends.append(event_count())
 
     def micro_phase(self, iteration: int, _micro_step: int, name: PhaseName) -> AbstractContextManager[None]:
         """Record what one phase of one micro-step does."""
@@ -378,6 +383,7 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
         training.ends.append(_stat("requested_bytes.all.current"))  # a block may be larger, which is no growth
+        meter.step_ended()
         is_long = step >= ANSWER_ITERATIONS and time.monotonic() - started > _LONGEST_WATCH_SECONDS
         if training.is_over(question) or (question.until_settled and is_long):
             break

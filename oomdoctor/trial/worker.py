@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
 import torch
+from torch.nn.modules.conv import _ConvNd
 
 from oomdoctor.agent import null_gpu, unknown_reads
-from oomdoctor.agent.allocator_blocks import pack, unpack
+from oomdoctor.agent.allocator_blocks import first_steps, pack
 from oomdoctor.agent.holders import find_holder
 from oomdoctor.agent.messages import has_kernels
 from oomdoctor.engines.catalogue import emulated_card
@@ -258,9 +259,7 @@ class Worker:
             trial=attempt.trial,
             problem=_problem_of(attempt),
             # Those of more steps than other trials took are not alike, and would predict nothing.
-            allocations=""
-            if len(attempt.ends) > question.iterations or question.until_settled
-            else pack(attempt.allocations),
+            allocations="" if question.until_settled else pack(first_steps(attempt.allocations, question.iterations)),
             loss_is_finite=attempt.loss_is_finite,
             zeros_read=attempt.zeros_read,
             unknown_reads=attempt.unknown_reads,
@@ -285,13 +284,11 @@ class Worker:
             allowed_bytes = int(fraction * torch.cuda.get_device_properties(0).total_memory)
             self._cap_bytes = allowed_bytes if self._cap_bytes is None else min(self._cap_bytes, allowed_bytes)
 
-    @staticmethod
-    def replay(question: ReplayTrials) -> PredictedMax:
+    def replay(self, question: ReplayTrials) -> PredictedMax:
         """Replay other sizes' allocations; nothing of the user's runs."""
         set_memory_limit(question.allowed_bytes)
-        traces = {trial.micro_batch: unpack(trial.allocations) for trial in question.trials}
-        size = largest_replayable(traces, question.low, question.high, question.allowed_bytes, retries=question.retries)
-        return PredictedMax(size)
+        has_workspaces = any(isinstance(module, _ConvNd) for module in self._setup.model.modules())
+        return PredictedMax(largest_replayable(question, has_workspaces=has_workspaces))
 
     def profile(self, question: ProfileTrial) -> ProfileDone:
         """Profile one trial; an error in it is a reason in the outcome."""

@@ -228,8 +228,8 @@ def test_a_far_target_is_approached_from_below(tmp_path: Path, oomdoctor_here: R
             largest_fit = max(largest_fit, trial["micro_batch"])
     assert largest_fit > 4096
     assert sum(trial["micro_batches_per_step"] == 2 for trial in result["trials"]) <= 12
-    # At the edge eight steps prove a size, and a replay of two foretells only about where that ends.
-    assert sum(trial["micro_batches_per_step"] == 1 for trial in result["trials"]) <= 14
+    # At the edge eight steps prove a size, and a replay of as many foretells where that ends.
+    assert sum(trial["micro_batches_per_step"] == 1 for trial in result["trials"]) <= 7
 
 
 def test_the_named_optimizer_is_used(tmp_path: Path, oomdoctor_here: Run) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from targets_for_tests import MLP, write_target
 
-from oomdoctor.agent.allocator_blocks import canonical_order
+from oomdoctor.agent.allocator_blocks import STEP_END, AllocationTrace, canonical_order, first_steps
 from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Outcome
+from oomdoctor.search.prediction import StepAllocations, allocation_lines, live_peak, passing_allocations
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerTrialSource
 from oomdoctor.units import GIB
@@ -118,3 +119,48 @@ def test_one_trial_predicts_nothing(tmp_path: Path, start: Callable[[str, int], 
 def test_frees_that_follow_each_other_have_one_order(events: list[int], ordered: list[int]) -> None:
     """Frees between two allocations stand in the order of their allocations, and allocations stay where they are."""
     assert list(canonical_order(events)) == ordered
+
+
+def _steps(micro_batch: int) -> AllocationTrace:
+    """Two steps: a batch that lives until the next one's is there, a state, and a workspace in between."""
+    batch, state, workspace = 8 * micro_batch, 100, micro_batch
+    return [batch, state, workspace, -3, STEP_END, batch, -1, workspace, -5]
+
+
+def _allocations() -> StepAllocations:
+    found = allocation_lines({size: _steps(size) for size in (2, 3)})
+    assert found is not None
+    return found
+
+
+def test_further_steps_are_like_the_last() -> None:
+    """What the second step frees of the first, the third frees of the second; nothing else is left."""
+    lines = _allocations().with_steps(4)
+
+    sizes = [line.size_at(2) if line.freed is None else -1 - line.freed for line in lines]
+    assert sizes == [16, 100, 2, -3, 16, -1, 2, -5, 16, -4, 2, -7, 16, -6, 2, -9]
+
+
+def test_a_step_that_leaves_more_is_not_repeated() -> None:
+    """Where a step frees other things than it leaves, as one that leaks does, nobody knows the next."""
+    found = allocation_lines({size: [size, STEP_END, size, 512] for size in (2, 3)})
+
+    assert found is not None
+    assert found.with_steps(8) == found.lines
+
+
+def test_workspaces_are_what_passes() -> None:
+    """An allocation that is freed before the next one may be a workspace, which a live peak can do without."""
+    found = _allocations()
+
+    assert passing_allocations(found.lines) == {2, 4}
+    assert live_peak(found.lines, 2) == 100 + 2 * 16
+    assert live_peak([*found.lines[:4]], 2, passing_allocations(found.lines)) == 16 + 100
+
+
+def test_longer_trials_have_the_same_first_steps() -> None:
+    """A trial of eight steps predicts by its first two, as one of two does."""
+    two = _steps(2)
+
+    assert first_steps([*two, STEP_END, 16, -4], 2) == two
+    assert first_steps(two, 2) == two
