@@ -5,6 +5,7 @@ OomdoctorError
     ├── TargetError       exit 2   the user's file: not found, not importable, not the contract
     │   └── NotApplicableError     a remedy has nothing to change in it
     └── NoAnswerError     exit 3   nothing is wrong with the question, but no answer could be had
+        └── MemoryGrowsError       a step keeps memory, so that one trace does not tell the next
 
 Library code raises these and never exits; `oomdoctor.cli.main` alone catches them, prints the message and the hint to
 stderr and returns the exit code. Anything else that reaches it is a bug in oomdoctor (exit 70).
@@ -62,5 +63,9 @@ class NoAnswerError(OomdoctorError):
     exit_code = EXIT_NO_ANSWER
 
 
-KINDS = (OomdoctorError, UsageError, TargetError, NotApplicableError, NoAnswerError)
+class MemoryGrowsError(NoAnswerError):
+    """A step keeps memory, so that a trace of two does not tell those that follow."""
+
+
+KINDS = (OomdoctorError, UsageError, TargetError, NotApplicableError, NoAnswerError, MemoryGrowsError)
 """Every class here, as errors travel between processes by their names."""

@@ -31,13 +31,16 @@ from oomdoctor.cli.report import (
     plain_document,
     render,
 )
-from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, NoAnswerError, UsageError
+from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, MemoryGrowsError, NoAnswerError, UsageError
 from oomdoctor.output import MAXIMUM_WIDTH, Terminal, deliver, is_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from oomdoctor.engines.catalogue import Card
+    from oomdoctor.multi_card.fit import FitTable
+    from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import FitDocument
 
@@ -159,14 +162,14 @@ def _fitted(
 ) -> FitDocument:
     """Return what fits each card of these names, each once; each that is known where none is named."""
     from oomdoctor.engines.catalogue import all_cards, find_card
-    from oomdoctor.multi_card.fit import fit_cards, fit_result
+    from oomdoctor.multi_card.fit import fit_result
     from oomdoctor.multi_card.pool import probe_cards
     from oomdoctor.output import check_writable
     from oomdoctor.report.progress import make_progress
     from oomdoctor.results import FitDocument
 
     cards = list({card.key: card for card in map(find_card, gpu)}.values()) if gpu else all_cards()
-    cards = [card.with_reserve(request.reserve_bytes) for card in cards]
+    cards = [_reserved(card, request.reserve_bytes) for card in cards]
     if output is not None:
         check_writable(output)
     progress = make_progress(quiet=quiet)
@@ -174,11 +177,33 @@ def _fitted(
         if request.engine == "null":
             found = probe_cards(request, cards, progress, jobs=jobs)
         else:
-            found = fit_cards(request, cards, progress)
+            found = _traced(request, cards, progress, jobs)
     finally:
         progress.close()
     versions = {**own_versions(), **found.versions}
     return FitDocument("gpus", "fitted", EXIT_OK, versions, fit_result(request, found, cards))
+
+
+def _reserved(card: Card, reserve_bytes: int) -> Card:
+    try:
+        return card.with_reserve(reserve_bytes)
+    except UsageError as error:
+        hint = "lower it, or name with `--gpu` the cards that have more"
+        raise UsageError(f"{card.key}: {error.message}", hint=hint) from None
+
+
+def _traced(request: ProbeRequest, cards: Sequence[Card], progress: Progress, jobs: int | None) -> FitTable:
+    """Place one trace on all cards, or trace the trials of each where what a step does depends on those before it."""
+    from oomdoctor.multi_card.fit import fit_cards
+    from oomdoctor.multi_card.pool import probe_cards
+    from oomdoctor.results import Reason
+
+    try:
+        return fit_cards(request, cards, progress)
+    except MemoryGrowsError:
+        found = probe_cards(request, cards, progress, jobs=jobs)
+        text = "each card had trials of its own, since the target keeps memory from step to step"
+        return replace(found, reasons=(*found.reasons, Reason("trials", text)))
 
 
 def _show_local(*, as_json: bool) -> None:

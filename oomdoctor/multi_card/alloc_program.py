@@ -303,6 +303,11 @@ class Execution:
     workspace_retries: int
     phases: tuple[Phase, ...]
 
+    @property
+    def is_tight(self) -> bool:
+        """Return whether cached blocks had to be given back."""
+        return self.retries + self.workspace_retries > 0
+
 
 def execute(
     program: Program, scripts: CallAllocations, room: CardMemory, settings: Settings, rules: Rules

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.engines.catalogue import emulated_environment
 from oomdoctor.engines.choice import choose_engine, reserve_reasons
-from oomdoctor.errors import UsageError
 from oomdoctor.results import CardMicroBatch, FitResult, FittedCard
-from oomdoctor.search.probe_search import per_device_target
+from oomdoctor.search.probe_search import share_of
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import SettingsChangedError, WorkerProcess
 from oomdoctor.trial.protocol import FitCard, LoadForCards, LoadTarget
@@ -66,10 +65,11 @@ def fit_cards(
     Raises:
         UsageError: The question contradicts itself.
         TargetError: The user's file is at fault.
+        MemoryGrowsError: The target keeps memory, so that each card needs trials of its own.
         NoAnswerError: The step cannot be traced, a crash, or a time limit.
         KeyboardInterrupt: The stop was set.
     """
-    per_device_target(target_batch_of(request), request.world_size)
+    share_of(request.target_batch, request.world_size)
     reference = parse_reference(request.target, directory=request.directory)
     base = request.environment(os.environ)
     engine = choose_engine(engine="trace", gpu=cards[0].key, device=None, memory_bytes=None, base=base)
@@ -90,25 +90,11 @@ def fit_cards(
     )
 
 
-def target_batch_of(request: ProbeRequest) -> int:
-    """Return the target batch, without which cards are not asked about.
-
-    Raises:
-        UsageError: There is none.
-    """
-    if request.target_batch is None:
-        raise UsageError(
-            "`--target-batch` is missing",
-            hint="say how many samples an optimizer step should see, for example `--target-batch 256`",
-        )
-    return request.target_batch
-
-
 def fit_result(request: ProbeRequest, found: FitTable, cards: Sequence[Card]) -> FitResult:
     """Return the question and what fits each card, as the document has them."""
     return FitResult(
         target=request.target,
-        target_batch=target_batch_of(request),
+        target_batch=request.target_batch,
         world_size=request.world_size,
         precision=request.variant.precision,
         optimizer=request.variant.optimizer,
@@ -140,7 +126,7 @@ def load_for_cards(
 ) -> LoadForCards:
     """Return what a worker is told before it is asked about cards; see `oomdoctor.trial.protocol.LoadForCards`."""
     load = LoadTarget(reference, request.variant, memory_bytes=None, watched=False, keeps_settings=False)
-    return LoadForCards(load, tuple(cards), target_batch_of(request), request.world_size, is_expendable)
+    return LoadForCards(load, tuple(cards), request.target_batch, request.world_size, is_expendable)
 
 
 def _load_and_fit(

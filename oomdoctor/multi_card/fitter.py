@@ -21,13 +21,14 @@ from oomdoctor.multi_card.alloc_program import (
     program_of,
     without_empty_calls,
 )
-from oomdoctor.multi_card.tracer import Tracer, without_memory_limit
+from oomdoctor.multi_card.tracer import ArchGroup, Tracer, without_memory_limit
 from oomdoctor.progress import SilentProgress
 from oomdoctor.results import Outcome, Trial
 from oomdoctor.results.fit import CardFit
 from oomdoctor.search.bracket import FIRST_SIZE, revised
+from oomdoctor.search.growth import ANSWER_ITERATIONS
 from oomdoctor.search.prediction import largest_placeable
-from oomdoctor.search.probe_search import ProbeSearch, micro_steps, tested_plan
+from oomdoctor.search.probe_search import LARGEST_PLAIN, ProbeSearch, micro_steps, share_of, tested_plan
 from oomdoctor.search.trial_source import TrialNotes, TrialSource
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.engines.trace.device import EmulatedDevice
     from oomdoctor.multi_card.scaling import MemoryTrace
-    from oomdoctor.multi_card.tracer import ArchGroup
     from oomdoctor.search.trial_source import TrialProblem
     from oomdoctor.trial.trial import Attempt, TrialSetup
 
@@ -57,6 +57,7 @@ class GroupCache:
         programs: What the allocator is asked for, by size, micro-steps and which sections take something.
         unconstrained: Placements that never came near a bound, by size, micro-steps and what operators take on a card.
         live_peaks: Most bytes that are alive at one time, by size, micro-steps and what operators take.
+        longer: The same of trials with as many steps as are run at the edge; None before one was.
     """
 
     tracer: Tracer
@@ -66,6 +67,18 @@ class GroupCache:
     programs: dict[tuple[int, int, object], Program] = field(default_factory=dict)
     unconstrained: dict[_Key, Execution] = field(default_factory=dict)
     live_peaks: dict[_Key, int] = field(default_factory=dict)
+    longer: GroupCache | None = None
+
+    def of_longer_trials(self) -> GroupCache:
+        """Return the same of trials in which the allocator had to give back its cache."""
+        if self.longer is None:
+            group = self.group
+            long_group = ArchGroup(
+                group.card, group.micro_steps, group.largest, group.capacity_bytes, ANSWER_ITERATIONS
+            )
+            self.tracer.prepare(long_group)
+            self.longer = GroupCache(self.tracer, long_group, self.settings, self.rules)
+        return self.longer
 
 
 class CardTrials(TrialSource):
@@ -89,7 +102,7 @@ class CardTrials(TrialSource):
         self._shared = shared
         self._micro_steps = micro_steps
         self._explain = explain
-        self._scripts: dict[tuple[int, int], CallAllocations] = {}
+        self._scripts: dict[tuple[int, int, int], CallAllocations] = {}
         self._placements: dict[tuple[int, int, int], Execution] = {}
         self._same_order: dict[object, set[int]] = {}
         self.capacity_bytes = card.capacity_bytes
@@ -98,7 +111,7 @@ class CardTrials(TrialSource):
     def has_room_for_model(self, micro_batch: int, micro_steps: int) -> bool:
         """Return whether the target can be loaded, as any traced trial tells."""
         steps = self._shared.tracer.at(self._shared.group, micro_batch, micro_steps).steps
-        return steps is None or self._place(steps, micro_batch, micro_steps, self.capacity_bytes).was_loaded
+        return steps is None or self._place(micro_batch, micro_steps, self.capacity_bytes).was_loaded
 
     def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
         """Return the trial as it would end on the card."""
@@ -108,9 +121,10 @@ class CardTrials(TrialSource):
             return replace(traced.attempt.trial, allowed_bytes=allowed_bytes)
         if traced.steps is None:
             raise RuntimeError("there is neither a trace nor an attempt for this trial")
-        placement = self._place(traced.steps, micro_batch, micro_steps, allowed_bytes)
-        if placement.error is None and micro_steps > 1 and micro_batch >= self._shared.group.lowest:
-            shape = allocation_order(self._taken(traced.steps, (micro_batch, micro_steps)))
+        placement = self._place(micro_batch, micro_steps, allowed_bytes)
+        group = self._shared.group
+        if placement.error is None and micro_steps == group.micro_steps and micro_batch >= group.lowest:
+            shape = allocation_order(self._taken(self._shared, traced.steps, (micro_batch, micro_steps)))
             self._same_order.setdefault(shape, set()).add(micro_batch)
         return Trial(
             micro_batch=micro_batch,
@@ -145,55 +159,60 @@ class CardTrials(TrialSource):
 
     def _can_place(self, micro_batch: int, allowed_bytes: int, *, retries: bool) -> bool:
         micro_steps = self._micro_steps(micro_batch)
-        steps = self._shared.tracer.at(self._shared.group, micro_batch, micro_steps).steps
-        if steps is None:
+        if self._shared.tracer.at(self._shared.group, micro_batch, micro_steps).steps is None:
             return False
-        placement = self._place(steps, micro_batch, micro_steps, allowed_bytes)
+        placement = self._place(micro_batch, micro_steps, allowed_bytes)
         return placement.error is None and (retries or not placement.retries)
 
     def _live_peak(self, micro_batch: int) -> int:
-        """Return the peak of live bytes in a step of two micro-batches."""
-        steps = self._shared.tracer.at(self._shared.group, micro_batch, 2).steps
+        """Return the peak of live bytes in a step of as many micro-batches as most sizes have."""
+        shared, size = self._shared, (micro_batch, self._shared.group.micro_steps)
+        steps = shared.tracer.at(shared.group, *size).steps
         if steps is None:
             return 0
-        size, live_peaks = (micro_batch, 2), self._shared.live_peaks
-        key = (*size, self._taken(steps, size))
-        if key not in live_peaks:
-            live_peaks[key] = live_peak(self._program(steps, size, key[2]), key[2])
-        return live_peaks[key]
+        key = (*size, self._taken(shared, steps, size))
+        if key not in shared.live_peaks:
+            shared.live_peaks[key] = live_peak(_program(shared, steps, size, key[2]), key[2])
+        return shared.live_peaks[key]
 
-    def _program(self, steps: MemoryTrace, size: tuple[int, int], scripts: CallAllocations) -> Program:
-        programs = self._shared.programs
-        key = (*size, allocating_calls(scripts))
-        if key not in programs:
-            programs[key] = without_empty_calls(program_of(steps), scripts)
-        return programs[key]
-
-    def _place(self, steps: MemoryTrace, micro_batch: int, micro_steps: int, allowed_bytes: int) -> Execution:
+    def _place(self, micro_batch: int, micro_steps: int, allowed_bytes: int) -> Execution:
+        """Place a trial of two steps, and one of more where the allocator had to give back its cache."""
         key = micro_batch, micro_steps, allowed_bytes
         if key not in self._placements:
-            self._placements[key] = self._placed(steps, micro_batch, micro_steps, allowed_bytes)
+            placement = self._placed(self._shared, *key)
+            if placement.error is None and placement.is_tight:
+                placement = self._placed(self._shared.of_longer_trials(), *key)
+            self._placements[key] = placement
         return self._placements[key]
 
-    def _placed(self, steps: MemoryTrace, micro_batch: int, micro_steps: int, allowed_bytes: int) -> Execution:
+    def _placed(self, shared: GroupCache, micro_batch: int, micro_steps: int, allowed_bytes: int) -> Execution:
         """On an allocator as large as the card's, unless another card has shown that less is enough."""
-        shared, card = self._shared, self._card
-        size = micro_batch, micro_steps
-        key = (*size, self._taken(steps, size))
+        card, size = self._card, (micro_batch, micro_steps)
+        steps = shared.tracer.at(shared.group, *size).steps
+        if steps is None:
+            raise RuntimeError(f"there is no trace of {size}")
+        key = (*size, self._taken(shared, steps, size))
         known = shared.unconstrained.get(key)
         if known is not None and known.peak_reserved_bytes <= allowed_bytes:
             return known
         room = CardMemory(card.total_bytes, card.total_bytes - card.capacity_bytes, allowed_bytes)
-        placement = execute(self._program(steps, size, key[2]), key[2], room, shared.settings, shared.rules)
-        is_tight = placement.retries + placement.workspace_retries > 0
-        if placement.error is None and not is_tight and is_plain(shared.settings):
+        placement = execute(_program(shared, steps, size, key[2]), key[2], room, shared.settings, shared.rules)
+        if placement.error is None and not placement.is_tight and is_plain(shared.settings):
             shared.unconstrained[key] = placement
         return placement
 
-    def _taken(self, steps: MemoryTrace, size: tuple[int, int]) -> CallAllocations:
-        if size not in self._scripts:
-            self._scripts[size] = call_allocations(steps, self._card)
-        return self._scripts[size]
+    def _taken(self, shared: GroupCache, steps: MemoryTrace, size: tuple[int, int]) -> CallAllocations:
+        key = (*size, shared.group.iterations)
+        if key not in self._scripts:
+            self._scripts[key] = call_allocations(steps, self._card)
+        return self._scripts[key]
+
+
+def _program(shared: GroupCache, steps: MemoryTrace, size: tuple[int, int], scripts: CallAllocations) -> Program:
+    key = (*size, allocating_calls(scripts))
+    if key not in shared.programs:
+        shared.programs[key] = without_empty_calls(program_of(steps), scripts)
+    return shared.programs[key]
 
 
 _BLOCKS_BEFORE_A_COLLECTION = 200_000
@@ -218,7 +237,7 @@ class Fitter:
         setup: The model and how it trains.
         device: The emulated device.
         cards: All that will be asked about.
-        target_batch: Samples per optimizer step over all devices.
+        target_batch: Samples per optimizer step over all devices; None to ask about plain steps.
         world_size: Devices that share it.
         start_bytes: What is allocated between trials.
         weights_bytes: Bytes of parameters and buffers.
@@ -232,7 +251,7 @@ class Fitter:
         setup: TrialSetup,
         device: EmulatedDevice,
         cards: Sequence[Card],
-        target_batch: int,
+        target_batch: int | None,
         world_size: int,
         start_bytes: int,
         weights_bytes: int,
@@ -246,7 +265,7 @@ class Fitter:
         self._device = device
         self._cards = {card.key: card for card in cards}
         self._target_batch, self._world_size = target_batch, world_size
-        self._share = target_batch // world_size
+        self._share = share_of(target_batch, world_size)
         self._weights_bytes = weights_bytes
         self._memory_fraction = memory_fraction
         self._explain = explain
@@ -276,15 +295,17 @@ class Fitter:
         if allowed_bytes != card.capacity_bytes:
             card = replace(card, context_bytes=card.total_bytes - allowed_bytes, reserve_bytes=0)
         source = CardTrials(card, self._shared_of(card), lambda size: micro_steps(size, self._share), self._explain)
-        first = min(FIRST_SIZE, max(1, self._share - 1))
+        first = min(FIRST_SIZE, max(1, self._shared_of(card).group.largest))
         if not source.has_room_for_model(first, micro_steps(first, self._share)):
             return CardFit(key, 0, 0, "model", None, ())
         session = ProbeSearch(source, SilentProgress(), self._share)
         search = session.find_maximum(self._weights_bytes)
         recommended = session.find_recommended(search, headroom)
-        plan = tested_plan(
-            session, self._target_batch, self._world_size, maximum=search.maximum, recommended=recommended
-        )
+        plan = None
+        if self._target_batch is not None:
+            plan = tested_plan(
+                session, self._target_batch, self._world_size, maximum=search.maximum, recommended=recommended
+            )
         comfortable = int(allowed_bytes * (1 - headroom))
         recommended = revised(recommended, session.trials, maximum=search.maximum, allowed_bytes=comfortable)
         return CardFit(key, search.maximum, recommended, search.limited_by, plan, search.notes)
@@ -294,7 +315,9 @@ class Fitter:
         if card.compute_capability not in self._shared:
             rivals = [*_by_capability([*self._cards.values()])]
             capacity = max(other.capacity_bytes for other in self._cards.values())
-            group, choices = self._tracer.prepare(card, self._share - 1, capacity)
+            micro_steps, largest = (1, LARGEST_PLAIN) if self._share is None else (2, self._share - 1)
+            group = ArchGroup(card, micro_steps, largest, capacity)
+            choices = self._tracer.prepare(group)
             if not self._shared:
                 gc.freeze()  # torch has a million objects, which every collection would go through
                 gc.set_threshold(_BLOCKS_BEFORE_A_COLLECTION)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
 from oomdoctor.engines.monitor import has_local_gpu
 from oomdoctor.errors import OomdoctorError
-from oomdoctor.multi_card.fit import FitTable, target_batch_of
+from oomdoctor.multi_card.fit import FitTable
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.progress import SilentProgress
 from oomdoctor.results.fit import CardFit
-from oomdoctor.search.probe_search import per_device_target
+from oomdoctor.search.probe_search import share_of
 from oomdoctor.trial.answer import ProbeRun
 from oomdoctor.trial.probe import engine_for, probe
 from oomdoctor.trial.process import CancelToken
@@ -255,7 +255,7 @@ def probe_cards(
         TargetError: The target is at fault.
         NoAnswerError: The null GPU cannot run, a crash, or a time limit.
     """
-    per_device_target(target_batch_of(request), request.world_size)
+    share_of(request.target_batch, request.world_size)
     cases = [Case(card.key, replace(request, gpu=card.key)) for card in cards]
     told = _CardProgress(progress, len(cases))
     answers = probe_all(cases, told, jobs=jobs or default_jobs(len(cases)))

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.errors import NoAnswerError
+from oomdoctor.errors import MemoryGrowsError
 from oomdoctor.multi_card.scaling import LinearScaling, MemoryTrace, does_the_same, linear_scaling
 from oomdoctor.results import Outcome
+from oomdoctor.search.growth import PLAIN_ITERATIONS
 from oomdoctor.trial.protocol import RunTrial
 from oomdoctor.trial.trial import TrialMeter, TrialSetup, await_release, run_trial
 
@@ -48,12 +49,20 @@ class ArchGroup:
 
     Attributes:
         card: One of them.
+        micro_steps: Micro-steps in an optimizer step of sizes below the target.
+        largest: The largest size with so many that is in question; 0 for none.
+        capacity_bytes: The most memory that any card has.
+        iterations: Optimizer steps of a trial.
         traces: Trials by micro-batch and micro-steps.
         scale: All sizes from `lowest` on; None where no line goes through the traces.
         lowest: The smallest size that it holds for.
     """
 
     card: Card
+    micro_steps: int
+    largest: int
+    capacity_bytes: int
+    iterations: int = PLAIN_ITERATIONS
     traces: dict[tuple[int, int], TracedTrial] = field(default_factory=dict)
     scale: LinearScaling | None = None
     lowest: int = 0
@@ -75,41 +84,32 @@ class Tracer:
         self._journal = journal
         self._start_bytes = start_bytes
 
-    def prepare(self, card: Card, largest: int, capacity_bytes: int) -> tuple[ArchGroup, list[list[object]]]:
-        """Trace what tells all sizes, on a card.
-
-        Args:
-            card: What to emulate.
-            largest: The largest size with two micro-steps that is in question.
-            capacity_bytes: The most memory that any card has.
-
-        Returns:
-            The group, and what each of the journal's rivals would have chosen.
-        """
-        group = ArchGroup(card)
-        first = self.at(group, min(_SMALL, max(1, largest)), 2 if largest else 1)
+    def prepare(self, group: ArchGroup) -> list[list[object]]:
+        """Trace what tells all sizes, and return what each of the journal's rivals would have chosen."""
+        first = self.at(group, min(_SMALL, max(1, group.largest)), group.micro_steps if group.largest else 1)
         choices = [*self._journal.choices]
-        if largest > _LARGE and first.steps is not None:
-            self._find_scale(group, largest, capacity_bytes)
-        return group, choices
+        if group.largest > _LARGE and first.steps is not None:
+            self._find_scale(group)
+        return choices
 
     def at(self, group: ArchGroup, micro_batch: int, micro_steps: int) -> TracedTrial:
         """Return a trial at a size: traced, or in line with other traces."""
         key = micro_batch, micro_steps
         if key not in group.traces:
-            in_line = group.scale is not None and micro_steps > 1 and micro_batch >= max(2, group.lowest)
+            is_alike = micro_steps == group.micro_steps and micro_batch >= max(2, group.lowest)
+            in_line = group.scale is not None and is_alike
             told = group.scale.at(micro_batch) if in_line and group.scale else None
-            group.traces[key] = TracedTrial(None, told) if told else self._trace(group.card, micro_batch, micro_steps)
+            group.traces[key] = TracedTrial(None, told) if told else self._trace(group, micro_batch, micro_steps)
         return group.traces[key]
 
-    def _find_scale(self, group: ArchGroup, largest: int, capacity_bytes: int) -> None:
-        small, large = (self.at(group, size, 2).steps for size in (_SMALL, _LARGE))
+    def _find_scale(self, group: ArchGroup) -> None:
+        small, large = (self.at(group, size, group.micro_steps).steps for size in (_SMALL, _LARGE))
         if small is None or large is None:
             return
-        far = min(largest, _LARGEST, _size_that_fills(capacity_bytes, small, large))
+        far = min(group.largest, _LARGEST, _size_that_fills(group.capacity_bytes, small, large))
         if far <= _LARGE:
             far = _LARGE - 1
-        farthest = self.at(group, far, 2).steps
+        farthest = self.at(group, far, group.micro_steps).steps
         if farthest is None:
             return
         scale = linear_scaling(small, _SMALL, large, _LARGE)
@@ -121,28 +121,28 @@ class Tracer:
     def _find_upper_scale(self, group: ArchGroup, large: MemoryTrace, far: int, farthest: MemoryTrace) -> None:
         """A step of few samples may be another: try again without the smallest."""
         middle = (_LARGE + far) // 2
-        between = self.at(group, middle, 2).steps
+        between = self.at(group, middle, group.micro_steps).steps
         scale = linear_scaling(large, _LARGE, farthest, far)
         if scale is not None and between is not None and does_the_same(scale.at(middle), between):
             group.scale, group.lowest = scale, _LARGE
 
-    def _trace(self, card: Card, micro_batch: int, micro_steps: int) -> TracedTrial:
+    def _trace(self, group: ArchGroup, micro_batch: int, micro_steps: int) -> TracedTrial:
         emulated = self._device.card
-        self._device.card = without_memory_limit(card, emulated)
+        self._device.card = without_memory_limit(group.card, emulated)
         self._journal.begin()
         try:
-            question = RunTrial(micro_batch, micro_steps, emulated.total_bytes)
+            question = RunTrial(micro_batch, micro_steps, emulated.total_bytes, group.iterations)
             attempt = run_trial(self._setup, question, _JournalRecorder(self._journal))
         finally:
             await_release(self._setup.model, self._start_bytes)
             self._device.forget_dropout_state()
         if attempt.trial.outcome is not Outcome.FITS:
             return TracedTrial(attempt, None)
-        if not self._journal.is_balanced:
-            raise NoAnswerError(
-                f"the target keeps memory of the trial at micro-batch {micro_batch}, so that the next would begin with "
-                "less",
-                hint="ask about one card at a time, for which every trial has a worker of its own: `oomdoctor probe "
+        if not self._journal.is_balanced or attempt.ends[-1] > attempt.ends[0]:
+            raise MemoryGrowsError(
+                f"the target keeps memory of the trial at micro-batch {micro_batch}, so that the next step would begin "
+                "with less",
+                hint="ask about one card at a time, for which trials take as many steps as they need: `oomdoctor probe "
                 "TARGET --gpu NAME --engine trace`",
             )
         entries, calls = [*self._journal.entries], [*self._journal.calls]

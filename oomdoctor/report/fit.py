@@ -175,10 +175,12 @@ def _answer(card: FittedCard) -> str:
 def _legend(result: FitResult) -> Iterator[str]:
     """Yield what the columns say, and where the answers were had from."""
     devices = "" if result.world_size == 1 else f" on {result.world_size} devices"
-    asked = f"{result.target}, {result.precision}, a target batch of {result.target_batch}{devices}"
+    steps = "plain steps" if result.target_batch is None else f"a target batch of {result.target_batch}{devices}"
+    asked = f"{result.target}, {result.precision}, {steps}"
     yield f"{asked}; {len(result.cards)} cards, {format_size(result.weights_bytes)} of weights"
     yield f"largest: the largest micro-batch; recommended: one that leaves {result.headroom:.0%} of the capacity free"
-    yield "steps: accumulation steps that reach the target batch"
+    if result.target_batch is not None:
+        yield "steps: accumulation steps that reach the target batch"
     yield _HOW[result.engine]
     yield from (f"{reason.subject}: {reason.text}" for reason in result.reasons)
 

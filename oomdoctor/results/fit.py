@@ -21,7 +21,7 @@ class CardFit:
         recommended: The largest that was tried and leaves the headroom free; 0 where none does.
         limited_by: What keeps it from being larger: `memory`, `target` (the whole target fits), `limit` (a limit that
             is not memory), or `model` (the model alone does not fit).
-        plan: How to reach the target batch; None where nothing fits.
+        plan: How to reach the target batch; None where nothing fits, or there is no target.
         notes: What its reader should know.
     """
 
@@ -60,7 +60,7 @@ class FittedCard:
         capacity_bytes: Bytes that PyTorch may take.
         compute_capability: Such as `8.9`.
         micro_batch: The answer.
-        accumulation: How to reach the target batch; None when nothing fits.
+        accumulation: How to reach the target batch; None when nothing fits, or there is no target.
         notes: What the reader should know.
     """
 
@@ -80,7 +80,7 @@ class FitResult:
 
     Attributes:
         target: The reference to the user's file or example as it was given.
-        target_batch: Samples per optimizer step over all devices.
+        target_batch: Samples per optimizer step over all devices; None for plain steps.
         world_size: Devices that share the target batch.
         precision: How the step runs: `fp32`, or under autocast as `bf16` or `fp16`.
         optimizer: Name of a `torch.optim` class, as asked for; None for the file's own or the default.
@@ -93,7 +93,7 @@ class FitResult:
     """
 
     target: str
-    target_batch: int
+    target_batch: int | None
     world_size: int
     precision: Precision
     optimizer: str | None

@@ -167,11 +167,8 @@ def _running(
 def _warm_start(
     request: ProbeRequest, reference: Reference, engine: Engine, stop: CancelToken | None
 ) -> AbstractContextManager[TracedWarmStart | None]:
-    """Return a warm start for trials on a real GPU, whose steps take time; elsewhere a trial is as quick as a trace.
-
-    A plain step has none: the tracer scales steps that accumulate.
-    """
-    if not request.guide or engine.kind != "cuda" or request.target_batch is None:
+    """Return a warm start for trials on a real GPU, whose steps take time; elsewhere a trial is as quick as a trace."""
+    if not request.guide or engine.kind != "cuda":
         return nullcontext()
     return TracedWarmStart(request, reference, engine.environment, stop)
 

@@ -326,14 +326,14 @@ class LoadForCards(Question[LoadedTarget]):
     Attributes:
         load: The target.
         cards: Every card that will be asked about.
-        target_batch: Samples per optimizer step over all devices.
+        target_batch: Samples per optimizer step over all devices; None for plain steps.
         world_size: Devices that share it.
         is_expendable: Whether the kernel shall end this worker first where the host's memory is out.
     """
 
     load: LoadTarget
     cards: tuple[Card, ...]
-    target_batch: int
+    target_batch: int | None
     world_size: int
     is_expendable: bool
 

@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 from running import marked_processes, run_here
+from targets_for_tests import MLP
 
 import oomdoctor
 from oomdoctor.engines.catalogue import find_card
@@ -106,6 +107,22 @@ def test_every_card_has_the_answer_of_its_own_probe(cards: dict[str, Any], tmp_p
     assert [cards[gpu]["micro_batch"]["limited_by"] for gpu in ("gtx-1060-6gb", "h200")] == ["memory", "target"]
 
 
+# Keeps its last five outputs, so that memory grows for some steps.
+KEEPING = "from collections import deque\nKEPT = deque(maxlen=5)\n" + MLP.replace(
+    "    return model(batch)", "    KEPT.append(model(batch).detach())\n    return model(batch)"
+)
+
+
+@pytest.mark.parametrize("target", [MLP, KEEPING], ids=["plain", "keeping"])
+def test_plain_steps_have_the_answer_of_their_own_probe(target: str, tmp_path: Path) -> None:
+    """Without a target batch, at the edge and where memory grows from step to step, a card has its probe's answer."""
+    (card,) = fitted(tmp_path, target, "--gpu", "gtx-1060-6gb").values()
+
+    assert agrees(card, probed(tmp_path, "gtx-1060-6gb", "trace"))
+    assert card["accumulation"] is None
+    assert any("growth ends" in note for note in card["notes"]) == (target is KEEPING)
+
+
 @pytest.mark.slow
 def test_a_search_goes_the_way_of_its_own_probe(tmp_path: Path) -> None:
     """Where a larger size fits again above one that does not, the same of the two is found."""
@@ -178,7 +195,7 @@ def test_a_step_that_cannot_be_traced_is_one_clear_error(tmp_path: Path) -> None
     ("arguments", "says"),
     [
         (("--fit", "nowhere.py", "--target-batch", "8"), "nowhere.py"),
-        (("--fit", "gpt2"), "`--target-batch` is missing"),
+        (("--fit", "gpt2", "--reserve", "64GiB"), "gtx-1060-6gb: `--reserve` leaves nothing"),
         (("--fit", "gpt2", "--target-batch", "9", "--world-size", "2"), "does not divide"),
         (("--fit", "gpt2", "--target-batch", "8", "--known"), "exclude each other"),
         (("--target-batch", "8"), "is for `--fit`"),
