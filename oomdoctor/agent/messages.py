@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, Union, get_args
+from typing import ClassVar, Literal, Union, get_args
 
 from .phase_meter import PhaseMemory  # noqa: TC001 - what reads a message goes by the annotations
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 EventKind = Literal["backward", "zero_grad", "clip", "scheduler", "average"]
 Ending = Literal["steps", "error", "exit", "step"]
@@ -38,38 +35,9 @@ class UnknownRead:
     effect: Literal["size", "decision", "bound", "even", "value"]
 
 
-_EFFECTS = {
-    "size": "the size of a tensor",
-    "decision": "a condition",
-    "bound": "the most rows that there can be",
-    "even": "spread evenly",
-    "value": "a value",
-}
-_MOST_READS = 3
-
 LEAST_GROWTH_BYTES = 1 << 14
 """Bytes in live tensors by which the steps of a command have to end higher to be taken for growth; what scripts keep of
 each step to log it is less."""
-
-
-def describe_reads(reads: Sequence[UnknownRead]) -> str:
-    """Return where values were read that a null GPU does not have, those first on which memory may depend."""
-    ordered = sorted(reads, key=lambda read: list(_EFFECTS).index(read.effect))
-    told = [f"{f'`{read.text}` at ' if read.text else ''}{read.place} ({_EFFECTS[read.effect]})" for read in ordered]
-    rest = [f"{len(told) - _MOST_READS} more"] if len(told) > _MOST_READS else []
-    return ", ".join(told[:_MOST_READS] + rest)
-
-
-def bound_warnings(reads: Sequence[UnknownRead]) -> list[str]:
-    """Return warnings of what was assumed where sizes depend on values that are not known."""
-    found = []
-    for effect, what, then in (
-        ("bound", "rows that depend on values which a null GPU does not have", "training may need less"),
-        ("even", "choices that a null GPU does not compute", "training may need more where they are not"),
-    ):
-        if assumed := [read for read in reads if read.effect == effect]:
-            found.append(f"{what} were counted by an assumption: {describe_reads(assumed)}; {then}")
-    return found
 
 
 @dataclass(frozen=True)

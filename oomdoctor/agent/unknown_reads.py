@@ -25,6 +25,7 @@ from .guard import guarded, note_failure
 from .messages import UnknownRead
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import CodeType, FrameType
 
 Effect = Literal["size", "decision", "bound", "even", "value"]
@@ -32,6 +33,14 @@ Effect = Literal["size", "decision", "bound", "even", "value"]
 _MOST_READS = 20_000
 _LONGEST_SECONDS = 10.0
 """A line that has read so often for so long, without a step in between, waits for a value."""
+_EFFECTS = {
+    "size": "the size of a tensor",
+    "decision": "a condition",
+    "bound": "the most rows that there can be",
+    "even": "spread evenly",
+    "value": "a value",
+}
+_MOST_TOLD = 3
 _MOST_LINES = 200
 _LONGEST_TEXT = 60
 _FINDING = frozenset(
@@ -263,3 +272,42 @@ def _finds(text: str) -> bool:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         return name in _FINDING
     return isinstance(node, ast.Subscript)
+
+
+# --- what is told of them --------------------------------------------------------------------------------------------
+
+
+def describe_reads(reads: Sequence[UnknownRead]) -> str:
+    """Return where values were read that a null GPU does not have, those first on which memory may depend."""
+    ordered = sorted(reads, key=lambda read: list(_EFFECTS).index(read.effect))
+    told = [f"{f'`{read.text}` at ' if read.text else ''}{read.place} ({_EFFECTS[read.effect]})" for read in ordered]
+    rest = [f"{len(told) - _MOST_TOLD} more"] if len(told) > _MOST_TOLD else []
+    return ", ".join(told[:_MOST_TOLD] + rest)
+
+
+def read_warnings(reads: Sequence[UnknownRead], program: str) -> list[str]:
+    """Return warnings of values on which memory may depend, and of what was assumed of them.
+
+    Args:
+        reads: The program's reads; a value that is read to log it is harmless.
+        program: What to call the program, such as `the command`.
+    """
+    found = []
+    if deciding := [read for read in reads if read.effect in ("size", "decision")]:
+        found.append(
+            f"{program} reads values that a null GPU does not have, and got zeros: {describe_reads(deciding)}; "
+            "memory that depends on them is not counted, and training may need more"
+        )
+    return found + bound_warnings(reads)
+
+
+def bound_warnings(reads: Sequence[UnknownRead]) -> list[str]:
+    """Return warnings of what was assumed where sizes depend on values that are not known."""
+    found = []
+    for effect, what, then in (
+        ("bound", "rows that depend on values which a null GPU does not have", "training may need less"),
+        ("even", "choices that a null GPU does not compute", "training may need more where they are not"),
+    ):
+        if assumed := [read for read in reads if read.effect == effect]:
+            found.append(f"{what} were counted by an assumption: {describe_reads(assumed)}; {then}")
+    return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.agent.messages import bound_warnings, describe_reads
+from oomdoctor.agent.unknown_reads import read_warnings
 from oomdoctor.command.outcome import ENOUGH_STEPS, SlowStage, slowest_stage
 from oomdoctor.command.template import ACCUMULATION, accumulates, near_misses
 from oomdoctor.results import Outcome, PhaseName, Reason
@@ -159,8 +159,7 @@ def warnings(
     failed = [trial for trial in trials if trial.outcome is Outcome.FAILED]  # the answer rests on none of them
     return (
         *_command_warnings(request, observations, search),
-        *_read_warnings(_deciding(supervisor)),
-        *bound_warnings(supervisor.notes.unknown_reads),
+        *read_warnings(supervisor.notes.unknown_reads, "the command"),
         *_training_warnings(observations, supervisor.notes.growth),
         *_evaluation_warnings(observations),
         *(f"the command failed when it was run at micro-batch {each.micro_batch}: {each.error}" for each in failed),
@@ -170,14 +169,6 @@ def warnings(
 def _deciding(supervisor: CommandSupervisor) -> list[UnknownRead]:
     """Return the reads on which memory may depend; a value that is read to log it is harmless."""
     return [read for read in supervisor.notes.unknown_reads if read.effect in ("size", "decision")]
-
-
-def _read_warnings(deciding: Sequence[UnknownRead]) -> Iterator[str]:
-    if deciding:
-        yield (
-            f"the command reads values that a null GPU does not have, and got zeros: {describe_reads(deciding)}; "
-            "memory that depends on them is not counted, and training may need more"
-        )
 
 
 def _command_warnings(request: ProbeRequest, seen: Observations, search: SearchResult) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from oomdoctor.agent.messages import describe_reads
+from oomdoctor.agent.unknown_reads import describe_reads
 from oomdoctor.command.template import REQUIRED
 from oomdoctor.command.trial_events import EVALUATING, LOADING, STARTING
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError

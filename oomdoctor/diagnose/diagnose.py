@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.agent.unknown_reads import read_warnings
 from oomdoctor.diagnose import device_causes, library_causes, training_causes
 from oomdoctor.diagnose.events import occurrences, primary_event, read_events
 from oomdoctor.diagnose.evidence import Case, Situation
@@ -86,6 +87,7 @@ def read_sources(sources: Sequence[Source]) -> Case:
         allocator_settings=None if first is None else first.allocator_settings,
         device_names=() if first is None else first.device_names,
         address_space_bytes=None if first is None else first.address_space_bytes,
+        unknown_reads=() if first is None else first.unknown_reads,
         cards=found.cards,
         memory_summary=found.memory_summary,
     )
@@ -225,6 +227,7 @@ def read_notes(situation: Situation) -> Iterator[str]:
         yield f"{format_size(facts.private_pool_bytes)} of what is allocated are in private pools, such as CUDA graphs'"
     if situation.batch_size == 1 and situation.on_gpu:
         yield "the batch is a single sample already, so that a smaller batch is no remedy"
+    yield from read_warnings(situation.case.unknown_reads, "the program")
 
 
 def next_steps(situation: Situation, causes: Sequence[Cause]) -> Iterator[NextStep]:

@@ -16,6 +16,7 @@ from oomdoctor.units import GIB, format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from oomdoctor.agent.messages import UnknownRead
     from oomdoctor.agent.oom_errors import Row
     from oomdoctor.diagnose.text.printed_tables import CardReading, MemorySummary
     from oomdoctor.results import MemoryDevice, MemoryTrend, ProcessMemory, SnapshotSummary, SourceLine
@@ -97,6 +98,7 @@ class Case:
         allocator_settings: What `PYTORCH_CUDA_ALLOC_CONF` or its like was set to, where a run's report tells.
         device_names: Names of the devices that the run used, where its report tells.
         address_space_bytes: Limit of the process's address space, as `ulimit -v` sets it, where a run's report tells.
+        unknown_reads: Lines that read values which a null GPU does not have, where a run's report tells.
         cards: What the last table of `nvidia-smi` in a log says.
         memory_summary: What the last `torch.cuda.memory_summary()` in a log says.
     """
@@ -111,6 +113,7 @@ class Case:
     allocator_settings: str | None = None
     device_names: tuple[str, ...] = ()
     address_space_bytes: int | None = None
+    unknown_reads: tuple[UnknownRead, ...] = ()
     cards: tuple[CardReading, ...] = ()
     memory_summary: MemorySummary | None = None
 

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, get_args
 
+from oomdoctor.agent.messages import UnknownRead
+from oomdoctor.agent.unknown_reads import Effect
 from oomdoctor.errors import UsageError
 from oomdoctor.output import is_closed
 from oomdoctor.results import Category
@@ -142,6 +144,7 @@ class RunReport:
         last_steps: Step and allocated bytes after each of the last steps.
         device_names: Names of the devices that it used.
         address_space_bytes: Limit of its address space; None for none.
+        unknown_reads: Lines that read values which a null GPU does not have.
     """
 
     text: str
@@ -153,6 +156,7 @@ class RunReport:
     last_steps: tuple[tuple[int, int], ...]
     device_names: tuple[str, ...] = ()
     address_space_bytes: int | None = None
+    unknown_reads: tuple[UnknownRead, ...] = ()
 
 
 def looks_like_report(head: bytes) -> bool:
@@ -187,6 +191,7 @@ def read_report(data: bytes, source: str) -> RunReport:
         last_steps=tuple(_steps(report.get("last_steps"))),
         device_names=tuple(str(one["name"]) for one in devices if isinstance(one, dict) and one.get("name")),
         address_space_bytes=_integer(report.get("address_space_bytes")),
+        unknown_reads=tuple(_unknown_reads(report.get("unknown_reads"))),
     )
 
 
@@ -200,6 +205,12 @@ def _steps(entries: object) -> Iterator[tuple[int, int]]:
             step, allocated = _integer(entry.get("step")), _integer(entry.get("allocated_bytes"))
             if step is not None and allocated is not None:
                 yield step, allocated
+
+
+def _unknown_reads(entries: object) -> Iterator[UnknownRead]:
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and entry.get("effect") in get_args(Effect):
+            yield UnknownRead(str(entry.get("place", "")), str(entry.get("text", "")), entry["effect"])
 
 
 def _addresses(categories: object) -> dict[int, Category]:

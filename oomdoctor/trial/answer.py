@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oomdoctor import __version__
-from oomdoctor.agent.messages import bound_warnings, describe_reads
+from oomdoctor.agent.unknown_reads import bound_warnings, describe_reads
 from oomdoctor.engines.catalogue import all_cards
 from oomdoctor.engines.cudnn import cudnn_version
 from oomdoctor.engines.monitor import other_process_bytes

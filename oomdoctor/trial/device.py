@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from oomdoctor.agent.messages import describe_reads
+from oomdoctor.agent.unknown_reads import describe_reads
 from oomdoctor.engines.catalogue import Card, all_cards
 from oomdoctor.engines.choice import ALLOCATOR_VARIABLES
 from oomdoctor.engines.null_gpu import library as null_gpu

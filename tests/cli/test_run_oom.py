@@ -72,6 +72,8 @@ def test_a_script_dies_of_a_real_oom_and_leaves_a_report(
     assert report["steps_done"] == 2
     place = {"place": f"{script.name}:16", "text": "not loss.isnan()", "effect": "decision"}
     assert report["unknown_reads"] == [place]
+    told = "The program reads values that a null GPU does not have, and got zeros: `not loss.isnan()` at train.py:16"
+    assert told in flat(ended.stderr)
     assert report["traceback"].splitlines()[-1] in ended.stderr
     assert report["argv"] == [python, script.name, "200000"]
     (snapshot,) = tmp_path.glob("oomdoctor-*/rank0-*/snapshot.pickle")
