@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -11,9 +12,11 @@ from oomdoctor.diagnose.device_causes import has_free_memory
 from oomdoctor.diagnose.evidence import as_comment
 from oomdoctor.diagnose.tables import compiled, read_table
 from oomdoctor.diagnose.training_causes import GROWS_WITH_THE_BATCH, makes_state
+from oomdoctor.engines.catalogue import find_card
+from oomdoctor.errors import UsageError
 from oomdoctor.request import command_line
 from oomdoctor.results import Category, CauseId, Confidence, Remedy, TrainingPhase
-from oomdoctor.units import GIB
+from oomdoctor.units import GIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +56,7 @@ _OLD_TEMPLATE: Final = "total capacity;"  # up to torch 2.0, which has no expand
 _LOGITS: Final = re.compile(r"cross_entropy|log_softmax|nll_loss|CrossEntropyLoss|lm_head|logits", re.IGNORECASE)
 _ATTENTION: Final = re.compile(r"attn|attention|q @ k|matmul\(q|query|softmax\(", re.IGNORECASE)
 _IN_TRAINING: Final = (None, TrainingPhase.FORWARD, TrainingPhase.BACKWARD)
+_TRAINS: Final = (*_IN_TRAINING, TrainingPhase.OPTIMIZER_STEP)
 _BATCH_MATTERS: Final = (*_IN_TRAINING, TrainingPhase.EVALUATION, TrainingPhase.BATCH_TO_DEVICE)
 
 
@@ -121,6 +125,7 @@ _CONDITIONS: Final[Mapping[str, Callable[[Situation], bool]]] = MappingProxyType
     # An inference server takes its memory beforehand; what it computes with must fit beside that.
     "room_for_others": lambda one: one.is_server,
     "shorter_samples": lambda one: one.batch_size == 1,
+    "measured_remedies": lambda one: one.device == "cuda" and one.phase in _TRAINS and not one.is_server,
     "chunked_loss": lambda one: _LOGITS.search(one.code) is not None,
     "fused_attention": lambda one: _ATTENTION.search(one.code) is not None and _LOGITS.search(one.code) is None,
     "no_foreach": lambda one: not makes_state(one),  # there are no temporaries yet
@@ -160,6 +165,8 @@ def _words(name: str, situation: Situation) -> dict[str, object]:
         "comment": as_comment(line),
         "command_line": command_line(situation.case.command or ("python", "train.py")),
         "probe_batch": _probe(situation, f"--target-batch {size or 256}"),
+        "prescribe": f"oomdoctor prescribe model.py{_card_options(situation)}{f' --need {size}' if size else ''}",
+        "fits": f"micro-batch {size}" if size else "a larger micro-batch",
         "probe_elsewhere": _probe(situation, "--target-batch 1 --gpu a100-sxm4-80gb"),
         "to": "" if size is None else f" to {size // 2}",
         "hint": "; `oomdoctor probe` finds the exact size that fits" if situation.device == "cuda" else "",
@@ -182,6 +189,16 @@ def _probe(situation: Situation, options: str) -> str:
     else:
         words.append("{micro_batch}")
     return f"oomdoctor probe {options} -- {command_line(words)}"
+
+
+def _card_options(situation: Situation) -> str:
+    """Return options that name the card that ran out, with a space before them; nothing where none is known."""
+    named = situation.case.device_names or (() if situation.card is None else (situation.card.name,))
+    total_bytes = situation.facts.total_bytes
+    for name in named[:1]:
+        with suppress(UsageError):
+            return f" --gpu {find_card(name).key}"
+    return "" if total_bytes is None else f" --memory {format_size(total_bytes).replace(' ', '')}"
 
 
 def _grown_bytes(situation: Situation) -> int | None:

@@ -335,7 +335,10 @@ def _difference(found: Movement) -> str:
 # --- issues -----------------------------------------------------------------------------------------------------------
 
 _MOST_MOVEMENTS: Final = 10
-_PROBE: Final = "`oomdoctor probe` of the same target shows where its memory is; `oomdoctor lint` finds what wastes it."
+_PROBE: Final = (
+    "`oomdoctor probe` of the same target shows where its memory is, `oomdoctor lint` what wastes it, and "
+    "`oomdoctor prescribe` measures what frees it."
+)
 _HELP: Final[Mapping[LimitName, str]] = MappingProxyType(
     {
         **dict.fromkeys(LimitName, _PROBE),

@@ -6,11 +6,14 @@ All text here is plain: no colour, no markup. Text that users control is made vi
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.report.issues import target_file
 from oomdoctor.report.plain_text import count, percent, visible
 from oomdoctor.report.probe import sentences as probe_wording
+from oomdoctor.request import command_line
 from oomdoctor.results import FigureKind, LimitName, Verdict
 from oomdoctor.units import format_size
 
@@ -48,6 +51,14 @@ _WORDS_OF_MANY: Final[Mapping[Verdict, str]] = MappingProxyType(
     {Verdict.ERROR: "in error", Verdict.NO_ANSWER: "without an answer", Verdict.FAILED: "failed"}
 )
 _LONGEST_NAME: Final = 200
+_MOST_LINES: Final = 3
+_PRESCRIBED: Final = (
+    LimitName.FITS,
+    LimitName.MIN_MICRO_BATCH,
+    LimitName.MAX_ACCUMULATION_STEPS,
+    LimitName.MAX_MEMORY,
+)
+"""Limits that a larger micro-batch, or less memory at one, keeps."""
 
 
 # --- the sum ---------------------------------------------------------------------------------------------------------
@@ -78,6 +89,8 @@ def advice(result: CheckResult, *, is_page: bool = False) -> Iterator[str]:
     if missing := [entry for entry in entries if entry.baseline == "missing"]:
         these = f"`{name(missing[0])}`" if len(missing) == 1 else f"{len(missing)} entries"
         yield f"`{UPDATE}` writes the baseline of {these}, which the file does not have yet"
+    lines = [line for entry in entries if (line := prescription(entry, result.configuration))]
+    yield from (f"`{line}` measures what makes it fit, and writes the patch" for line in lines[:_MOST_LINES])
     if not is_page and any(True for entry in entries for _ in broken(entry)):
         yield "`oomdoctor check --format html -o check.html` draws where the memory is"
 
@@ -134,6 +147,42 @@ def warnings(entry: CheckedEntry) -> list[str]:
 def asked_anew(entry: CheckedEntry) -> str | None:
     """Return why the next check will take as long again; None where it need not."""
     return None if entry.not_kept is None else f"the next check asks anew: {visible(entry.not_kept, _LONGEST_NAME)}"
+
+
+def prescription(entry: CheckedEntry, configuration: str) -> str | None:
+    """Return the `oomdoctor prescribe` line that answers an entry's broken limit; None where no remedy is asked for.
+
+    Args:
+        entry: The entry; of a command, whose remedies are its own, there is no line.
+        configuration: The configuration file, from whose folder the target is given.
+    """
+    probe = entry.probe
+    limit = next((limit for limit in broken(entry) if limit.name in _PRESCRIBED), None)
+    if limit is None or probe is None or probe.command_plan is not None:
+        return None
+    is_file = target_file(entry.target) is not None
+    target = str(PurePath(configuration).parent / entry.target) if is_file else entry.target
+    plan, batch = probe.accumulation, probe.target_samples
+    world_size = 1 if plan is None else plan.world_size
+    options: dict[str, object | None] = {
+        "--gpu": entry.gpu,
+        "--precision": None if probe.precision == "fp32" else probe.precision,
+        "--target-batch": batch,
+        "--world-size": world_size if world_size > 1 else None,
+        "--capacity": f"{limit.asked}B" if limit.name is LimitName.MAX_MEMORY else None,
+        "--need": _needed(limit, entry, batch and -(-batch // world_size)),
+    }
+    given = (word for name, value in options.items() if value is not None for word in (name, str(value)))
+    return visible(command_line(("oomdoctor", "prescribe", target, *given)), _LONGEST_NAME)
+
+
+def _needed(limit: Limit, entry: CheckedEntry, batch: int | None) -> int | None:
+    """Return the micro-batch with which a limit holds; None where no size tells."""
+    if limit.name is LimitName.MAX_ACCUMULATION_STEPS:
+        return -(-batch // int(limit.asked)) if batch and limit.asked else None
+    if limit.name is LimitName.MAX_MEMORY:
+        return entry.profiled_micro_batch
+    return int(limit.asked or 1)
 
 
 # --- what moved ------------------------------------------------------------------------------------------------------

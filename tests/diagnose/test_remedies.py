@@ -266,6 +266,22 @@ def test_advice_names_the_command_that_ran(command: tuple[str, ...], probe: str)
     assert f"oomdoctor run -- {' '.join(command) or 'python train.py'}" in steps
 
 
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "oomdoctor prescribe model.py --memory 24.00GiB --need 64"),
+        ({"device_names": ("NVIDIA GeForce RTX 4090",)}, "oomdoctor prescribe model.py --gpu rtx-4090 --need 64"),
+        ({"device_names": ("Some Future Card",)}, "oomdoctor prescribe model.py --memory 24.00GiB --need 64"),
+    ],
+)
+def test_prescribe_is_named_with_the_card_and_the_batch(changes: dict[str, object], line: str) -> None:
+    """The card by its name where the run's report tells it and the catalogue knows it, else by its memory."""
+    one = full(phase=TrainingPhase.FORWARD, lines=("batch_size=64",), **changes)
+    assert remedies(one)["measured_remedies"].how == line
+    evaluating = full(phase=TrainingPhase.EVALUATION, lines=("batch_size=64",), **changes)
+    assert "measured_remedies" not in remedies(evaluating)
+
+
 def test_a_leak_that_was_seen_is_all_that_is_treated() -> None:
     """Where memory grows from step to step, nothing that only puts the end off is listed."""
     one = full(phase=TrainingPhase.FORWARD, step=900, trend=trend(first=2, last=22))

@@ -10,6 +10,7 @@ import pytest
 from check_documents import (
     ACTIVATIONS,
     LOST,
+    MOVED,
     TIMED_OUT,
     WEIGHTS,
     any_check,
@@ -21,15 +22,17 @@ from check_documents import (
     passed,
     without_answer,
 )
+from documents import gpt2
 from every_format import SAMPLES, WICKED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from oomdoctor.output import Terminal
+from oomdoctor.report import verdicts as words
 from oomdoctor.report.check import text as render
 from oomdoctor.report.terminal import MINIMUM_WIDTH
-from oomdoctor.results import CheckDocument
+from oomdoctor.results import CheckDocument, Limit, LimitName
 
 REPORT_AT_80 = """\
 verdict  entry                 card       micro-batch  steps
@@ -54,6 +57,9 @@ passed   finetune              a100                32      8
 2 of 3 entries did not pass: 1 in error, 1 failed.
 hint:  if these changes are intended, `oomdoctor check --update` writes them to
        the baseline; commit that file
+hint:  `oomdoctor prescribe 'train/model.py:build_model(depth=24)' --gpu
+       rtx-4090 --precision bf16 --need 8` measures what makes it fit, and
+       writes the patch
 hint:  `oomdoctor check --format html -o check.html` draws where the memory is
 """
 PASSED = """\
@@ -190,3 +196,23 @@ def test_ten_thousand(document: CheckDocument) -> None:
     before = time.process_time()
     plain(document)
     assert time.process_time() - before < 10
+
+
+@pytest.mark.parametrize(
+    ("limit", "options"),
+    [
+        (Limit(LimitName.FITS, 1, 0, holds=False, text=""), "--target-batch 256 --need 1"),
+        (Limit(LimitName.MAX_ACCUMULATION_STEPS, 24, 43, holds=False, text=""), "--target-batch 256 --need 11"),
+        (
+            Limit(LimitName.MAX_MEMORY, 2**33, 2**34, holds=False, text=""),
+            "--target-batch 256 --capacity 8589934592B --need 8",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_broken_limit_names_the_line_that_prescribes(limit: Limit, options: str) -> None:
+    """With the file from here, the card, the batch, and the size or the memory that the limit asks for."""
+    probe = replace(gpt2(precision="fp32").result, target_samples=256)
+    line = words.prescription(broken(target="model.py", limits=(limit,), probe=probe), "train/oomdoctor.toml")
+    assert line == f"oomdoctor prescribe train/model.py --gpu rtx-4090 {options}"
+    assert words.prescription(broken(limits=(MOVED,)), "oomdoctor.toml") is None
