@@ -74,6 +74,7 @@ class ProbeRequest:
         trial_timeout_seconds: Longest time for loading and for each trial.
         profile_micro_batch: Size at which memory is recorded by category and module; None for the maximum.
         profiles: Whether memory is recorded so; else the size is run, where it is given and fits.
+        counts_cost: Whether what a step computes and touches is counted there.
         command: A command whose words have placeholders where the sizes go, instead of a file; None for a file. It
             decides its precision and its optimizer itself.
         literals: Literals of the command's own files that its trials set.
@@ -101,6 +102,7 @@ class ProbeRequest:
     trial_timeout_seconds: float = DEFAULT_TRIAL_TIMEOUT_SECONDS
     profile_micro_batch: int | None = None
     profiles: bool = True
+    counts_cost: bool = False
     command: tuple[str, ...] | None = None
     literals: tuple[LiteralOverride, ...] = ()
     steps: int = DEFAULT_STEPS

@@ -11,8 +11,8 @@ from oomdoctor.engines.choice import choose_engine, reserve_reasons
 from oomdoctor.results import CardMicroBatch, FitResult, FittedCard
 from oomdoctor.search.probe_search import share_of
 from oomdoctor.target.reference import parse_reference
-from oomdoctor.trial.client import SettingsChangedError, WorkerProcess
-from oomdoctor.trial.protocol import FitCard, LoadForCards, LoadTarget
+from oomdoctor.trial.client import WorkerProcess
+from oomdoctor.trial.protocol import FitCard, LoadForCards, LoadTarget, SettingsChangedError
 from oomdoctor.units import TIB
 
 if TYPE_CHECKING:

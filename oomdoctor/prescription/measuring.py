@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.errors import NotApplicableError, OomdoctorError
 from oomdoctor.multi_card.pool import Case, probe_case, run_all
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Trial
+    from oomdoctor.results.prescribe import StepCost
     from oomdoctor.trial.answer import ProbeRun
     from oomdoctor.trial.process import CancelToken
 
@@ -117,7 +118,7 @@ class Measuring:
         return None
 
     def _probed(self, names: Names, request: ProbeRequest, stop: CancelToken | None, size: int | None = None) -> Answer:
-        request = replace(request, profiles=False, profile_micro_batch=size)
+        request = replace(request, profiles=False, profile_micro_batch=size, counts_cost=True)
         return probe_case(Case("+".join(names), request), stop, self.workers.start)
 
     def _row(self, names: Names, answer: Answer) -> MeasuredRemedies:
@@ -127,6 +128,7 @@ class Measuring:
             return _unmeasured(names, "raises", answer.message)
         self.runs[names] = answer
         result, plain = answer.result, self.rows.get(())
+        before = self.runs[()].cost
         sizes = result.micro_batch
         trial = _trial(result.trials, sizes.maximum)
         compared = _trial(result.trials, plain.maximum) if plain else None
@@ -142,6 +144,7 @@ class Measuring:
             host_bytes=answer.host_bytes,
             acts_on=tuple(change.acts_on for change in answer.changes if change.acts_on),
             notes=tuple(change.note for change in answer.changes if change.note),
+            **_cost(answer.cost, before),
         )
 
 
@@ -155,6 +158,22 @@ def _unmeasured(names: Names, outcome: str, problem: str | None) -> MeasuredReme
         cost=tuple(one.cost for one in remedies),
         problem=problem,
     )
+
+
+def _cost(cost: StepCost | None, before: StepCost | None) -> dict[str, Any]:
+    """Return the fields of a row's cost, against that of the target as it is."""
+    if cost is None or before is None or cost.micro_batch != before.micro_batch:
+        return {}
+    return {
+        "recomputed_flops_percent": _more(cost.flops, before.flops),
+        "extra_bytes_percent": _more(cost.touched_bytes, before.touched_bytes),
+        "step_seconds": cost.seconds,
+        "unknown_operators": tuple(sorted({*cost.unknown, *before.unknown})),
+    }
+
+
+def _more(count: int | None, before: int | None) -> float | None:
+    return None if count is None or not before else max(0.0, round(100 * (count / before - 1), 1))
 
 
 def _trial(trials: Sequence[Trial], size: int) -> Trial | None:
@@ -180,6 +199,18 @@ def _told(row: MeasuredRemedies) -> str:
     return f"{' + '.join(row.remedies)}: {found}"
 
 
-def order(row: MeasuredRemedies) -> tuple[int, int, int, tuple[int, ...]]:
+def order(row: MeasuredRemedies) -> tuple[Any, ...]:
     """Return what sorts rows, the best last."""
-    return row.maximum, row.recommended, -(row.compared_peak_bytes or 0), tuple(-part for part in cost(row.remedies))
+    return row.maximum, row.recommended, -(row.compared_peak_bytes or 0), tuple(-part for part in price(row))
+
+
+def price(row: MeasuredRemedies) -> tuple[int, ...]:
+    """Return what sorts rows by what they cost, the cheapest first.
+
+    First what they keep of the numbers, then whether activations go to the host, then the larger of recomputed FLOPs
+    and extra bytes, in whole percent; what has no known count is dearer. Among equals the catalogue's order decides.
+    """
+    kept, *ranks = cost(row.remedies)
+    flops, touched = row.recomputed_flops_percent, row.extra_bytes_percent
+    counted = None if flops is None or touched is None else round(max(flops, touched))
+    return kept, int(row.host_bytes > 0), int(counted is None), counted or 0, *ranks

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from oomdoctor.prescription.measuring import order
-from oomdoctor.remedies.catalogue import BY_ID, EXACTNESS, REMEDIES, cost, remedy
+from oomdoctor.prescription.measuring import order, price
+from oomdoctor.remedies.catalogue import BY_ID, EXACTNESS, REMEDIES, remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -117,7 +117,7 @@ def _cheapest(  # noqa: PLR0913, PLR0917 - what the search knows
 
     enough = best.maximum if need is None else min(need, best.maximum)
     measured = [row for row in rows if row.outcome == "measured" and _is_kept(row, keep)]
-    chosen = min(filter(is_as_good, measured), key=lambda row: cost(row.remedies))
+    chosen = min(filter(is_as_good, measured), key=price)
     more: list[MeasuredRemedies] = []
     for name in sorted(chosen.remedies, key=lambda name: -remedy(name).rank):
         rest = tuple(other for other in chosen.remedies if other != name)
@@ -129,7 +129,7 @@ def _cheapest(  # noqa: PLR0913, PLR0917 - what the search knows
     if whole is not None and _is_enough(chosen, need):
         fewer = _fewest_blocks(measure, chosen, whole, enough, blocks(chosen.remedies))
         more += fewer
-        chosen = min([chosen, *fewer], key=lambda row: (row.maximum < enough, _checkpointed(row), cost(row.remedies)))
+        chosen = min([chosen, *fewer], key=lambda row: (row.maximum < enough, _checkpointed(row), price(row)))
     return chosen, [row for row in more if row not in rows]
 
 
@@ -159,6 +159,6 @@ def with_front(rows: Sequence[MeasuredRemedies]) -> list[MeasuredRemedies]:
     measured = [row for row in rows if row.outcome == "measured"]
 
     def is_beaten(row: MeasuredRemedies) -> bool:
-        return any(other.maximum >= row.maximum and cost(other.remedies) < cost(row.remedies) for other in measured)
+        return any(other.maximum >= row.maximum and price(other) < price(row) for other in measured)
 
     return [replace(row, on_front=row in measured and not is_beaten(row)) for row in rows]

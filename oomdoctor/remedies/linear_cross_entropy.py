@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - as everybody has it
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from oomdoctor.engines.null_gpu import library as null_gpu
 from oomdoctor.remedies.change import Change, refuse
 from oomdoctor.remedies.file_edit import FileEdit
 
@@ -111,6 +112,9 @@ def _fused(logits: _Logits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> to
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    if torch._C._len_torch_dispatch_stack() and null_gpu.is_null_gpu():  # noqa: SLF001 - no public way
+        # Under a dispatch mode PyTorch finds no kernel of a custom operator for a tensor whose values are kept.
+        target = torch.empty(target.shape, dtype=target.dtype, device=target.device)
     loss: torch.Tensor = F.linear_cross_entropy(
         hidden, weight, target, linear_bias=bias, options=torch.nn.LinearCrossEntropyOptions(), **given
     )

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from oomdoctor.output import Terminal
     from oomdoctor.results import MeasuredRemedies, PrescribeDocument, PrescribeResult
 
-_COLUMNS: Final = ("remedies", ">largest", ">recommended", ">saved", ">a sample", ">fixed", "keeps", "")
+_COLUMNS: Final = (
+    *("remedies", ">largest", ">recommended", ">saved", ">a sample", ">fixed"),
+    *(">FLOPs", ">touched", ">to host", "keeps", ""),
+)
 _KEEPS: Final = {"same": "the same numbers", "rounding": "all but rounding", "other": "trains otherwise"}
 _FRONT: Final = "*"
 
@@ -180,9 +183,20 @@ def _row(row: MeasuredRemedies, result: PrescribeResult) -> tuple[str, ...]:
         saved,
         _size(row.bytes_per_sample),
         _size(row.fixed_bytes),
+        *_cost(row),
         row.exactness if row.remedies else "",
         _FRONT if row.on_front else "",
     )
+
+
+def _cost(row: MeasuredRemedies) -> tuple[str, str, str]:
+    """Return recomputed FLOPs, extra bytes touched and bytes to the host; nothing of the target as it is."""
+    if not row.remedies:
+        return "", "", ""
+    counts = (row.recomputed_flops_percent, row.extra_bytes_percent)
+    unknown = "unknown" if row.unknown_operators else "-"
+    flops, touched = (unknown if count is None else f"{count:.1f} %" if count else "0" for count in counts)
+    return flops, touched, format_size(row.host_bytes) if row.host_bytes else "0"
 
 
 def _size(size_bytes: int | None) -> str:
@@ -254,8 +268,23 @@ def _legend(result: PrescribeResult) -> Iterator[str]:
     yield f"saved: bytes that the peak {at} is lower; a sample: what one more takes; fixed: what stays between steps"
     kept = {"same": "the same numbers", "rounding": "all but rounding", "any": "anything"}[result.keep]
     yield f"combined was what keeps {kept} (`--keep`); what goes to the host only where `--with` names it"
+    yield (
+        f"FLOPs: recomputed; touched: bytes that operators read and write more, both of a step {at} as PyTorch "
+        "dispatches it and no measure of time; to host: bytes of a forward"
+    )
+    if unknown := sorted({name for row in (*result.alone, *result.combined) for name in row.unknown_operators}):
+        yield f"operators without a known count: {', '.join(f'`{name}`' for name in unknown[:5])}"
+    yield from _times(result)
     yield "keeps: the same numbers, all but rounding, or other training"
     yield f"{_FRONT}: nothing that costs less reaches as much"
+
+
+def _times(result: PrescribeResult) -> Iterator[str]:
+    """Yield measured step times, where a real GPU ran them."""
+    timed = [row for row in _measured(result) if row.step_seconds is not None]
+    if timed and not timed[0].remedies:
+        times = (f"{' + '.join(row.remedies) or 'as it is'} {1000 * (row.step_seconds or 0):.1f} ms" for row in timed)
+        yield f"time of a forward and backward at micro-batch {result.plain.maximum}, measured: {', '.join(times)}"
 
 
 def _proof(result: PrescribeResult) -> str:

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from oomdoctor.codec import ADDED_LATER
 from oomdoctor.results.probe import Accumulation, Device, Reason
 from oomdoctor.results.variant import Precision
 
 PrescribeStatus: TypeAlias = Literal["measured", "reached", "not_reached", "nothing_fits"]
 RemedyOutcome: TypeAlias = Literal["measured", "not_applicable", "raises", "not_measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Cost of one forward and backward, from the operators that PyTorch dispatched.
+
+    Attributes:
+        micro_batch: The size at which it was counted.
+        flops: Floating-point operations of its products; None where an operator has no known count.
+        touched_bytes: Bytes of each operator's inputs and outputs; None likewise.
+        score_bytes: Bytes of the largest matrix of attention scores that exists as a whole; 0 where none does.
+        unknown: Operators without a known count.
+        seconds: Time that it took, in seconds, after a warm-up; None where no real GPU ran it.
+    """
+
+    micro_batch: int
+    flops: int | None
+    touched_bytes: int | None
+    score_bytes: int = 0
+    unknown: tuple[str, ...] = ()
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +57,11 @@ class MeasuredRemedies:
         problem: Why it was not measured; None where it was.
         notes: What to know besides.
         on_front: Whether nothing that costs less was measured to reach as much.
+        recomputed_flops_percent: Floating-point operations of a step more than as it is, at that maximum, in percent;
+            0 where they are not more, None where that is not known.
+        extra_bytes_percent: Bytes that a step's operators touch more than as it is, likewise.
+        step_seconds: Seconds of a forward and backward there; None where no real GPU ran it.
+        unknown_operators: Operators without a known count, for which the two are not known.
     """
 
     remedies: tuple[str, ...]
@@ -54,6 +81,10 @@ class MeasuredRemedies:
     problem: str | None = None
     notes: tuple[str, ...] = ()
     on_front: bool = False
+    recomputed_flops_percent: float | None = field(default=None, metadata=ADDED_LATER)
+    extra_bytes_percent: float | None = field(default=None, metadata=ADDED_LATER)
+    step_seconds: float | None = field(default=None, metadata=ADDED_LATER)
+    unknown_operators: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from oomdoctor.remedies.file_edit import AppliedChange
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Accumulation, Guidance, StepMemory
+    from oomdoctor.results.prescribe import StepCost
     from oomdoctor.search.bracket import SearchResult
     from oomdoctor.search.trial_source import TrialSource
     from oomdoctor.trial.dependencies import Dependencies
@@ -38,6 +39,7 @@ class ProbeRun:
         dependencies: What the target used.
         changes: What the variant changed in the target.
         host_bytes: Bytes that a forward at the maximum moves to the host, where activations are offloaded.
+        cost: What a step computes and touches; None where that was not asked for or could not be counted.
     """
 
     result: ProbeResult
@@ -45,6 +47,7 @@ class ProbeRun:
     dependencies: Dependencies
     changes: tuple[AppliedChange, ...] = ()
     host_bytes: int = 0
+    cost: StepCost | None = None
 
 
 @dataclass(frozen=True, slots=True)

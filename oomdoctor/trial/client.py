@@ -20,6 +20,7 @@ from oomdoctor.trial.process import ChannelClosedError, ChannelTimeoutError, Gua
 from oomdoctor.trial.protocol import (
     AskDevice,
     Bug,
+    CountCost,
     Died,
     Failed,
     HeldMemory,
@@ -32,11 +33,11 @@ from oomdoctor.trial.protocol import (
     ReportDependencies,
     RunTrial,
     SettingsChanged,
+    SettingsChangedError,
     TrialAllocations,
     answer_type,
-    receive_answer,
-    send,
 )
+from oomdoctor.trial.wire import receive_answer, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Trial
+    from oomdoctor.results.prescribe import StepCost
     from oomdoctor.target.reference import Reference
     from oomdoctor.trial.process import CancelToken
     from oomdoctor.trial.protocol import TrialDone
@@ -74,18 +76,6 @@ def start_interpreter(environment: Mapping[str, str], questions_fd: int, answers
     """Start a worker in an interpreter of its own."""
     worker = [sys.executable, "-P", "-m", _WORKER, str(questions_fd), str(answers_fd)]
     return GuardedProcess(worker, environment, answers_fd, pass_fds=(questions_fd, answers_fd))
-
-
-class SettingsChangedError(Exception):
-    """The target's file sets variables of PyTorch's allocator, so that it needs a worker that has them."""
-
-    def __init__(self, variables: Mapping[str, str | None]) -> None:
-        super().__init__(f"the target's file sets {', '.join(variables)}")
-        self.variables = variables
-
-    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return an environment with the variables as the file has them."""
-        return {name: value for name, value in {**base, **self.variables}.items() if value is not None}
 
 
 class WorkerProcess:
@@ -369,6 +359,21 @@ class WorkerTrialSource(TrialSource):
             return ProfileOutcome(None, error.message, Outcome.FAILED)
         self._keep_or_retire(done.held)
         return done.profile
+
+    def count_cost(self, micro_batch: int) -> StepCost | None:
+        """Count what a forward and backward of a size that fits compute and touch; None where that fails.
+
+        Raises:
+            KeyboardInterrupt: The stop was set.
+        """
+        try:
+            self._ensure_loaded()
+            done = self._ask(CountCost(micro_batch, self.capacity_bytes), f"counting micro-batch {micro_batch}")
+        except OomdoctorError:
+            self._lose()
+            return None
+        self._keep_or_retire(done.held)
+        return done.cost
 
     def on_another_card(self, request: ProbeRequest, environment: Mapping[str, str]) -> WorkerTrialSource:
         """Return a source of trials of the same target in another environment.

@@ -83,11 +83,14 @@ def probe(
         trials = tuple(run.probe_search.trials)
         runner = ProfileRunner(request, run.engine, run.source, trials, progress)
         recorded = runner.record(0 if search is None else search.maximum) if request.profiles else ProfiledAnswer()
+        size = 0 if search is None else request.profile_micro_batch or search.maximum
+        is_counted = request.counts_cost and search is not None and 0 < size <= search.maximum
+        cost = run.source.count_cost(size) if is_counted else None
     guidance = None if run.warm_start is None or search is None else run.warm_start.guidance()
     findings = Findings(run.loaded, search, answer, trials, recorded, run.others.moved(), guidance)
     result = build_result(request, run.engine, run.source, run.others, findings)
     host_bytes = run.source.host_bytes.get(result.micro_batch.maximum, 0)
-    return ProbeRun(result, run.loaded.versions, run.source.dependencies(), run.loaded.changes, host_bytes)
+    return ProbeRun(result, run.loaded.versions, run.source.dependencies(), run.loaded.changes, host_bytes, cost)
 
 
 def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:

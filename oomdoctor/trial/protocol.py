@@ -1,23 +1,21 @@
-"""Messages between the parent and its worker, typed on both sides, and the pipes that they go through.
+"""Messages between the parent and its worker, typed on both sides; `oomdoctor.trial.wire` sends them.
 
-A message is one line of JSON: the protocol's version, the kind of message and its fields. The user's code prints to
-stdout and stderr; those go elsewhere, so that no print can be taken for an answer. A `Question` names the type of its
-answer, so that the type checker sees both sides.
+A `Question` names the type of its answer, so that the type checker sees both sides.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 from oomdoctor.agent.messages import UnknownRead  # noqa: TC001
-from oomdoctor.codec import decode, encode
 
 # What reads a message goes by the annotations of its fields.
 from oomdoctor.engines.catalogue import Card  # noqa: TC001
 from oomdoctor.remedies.file_edit import AppliedChange  # noqa: TC001
 from oomdoctor.results import Outcome, Phase, StepMemory, Trial, Variant  # noqa: TC001
 from oomdoctor.results.fit import CardFit  # noqa: TC001
+from oomdoctor.results.prescribe import StepCost  # noqa: TC001
 from oomdoctor.results.verify import VerifyResult  # noqa: TC001
 from oomdoctor.search.growth import PLAIN_ITERATIONS
 from oomdoctor.search.trial_source import TrialProblem  # noqa: TC001
@@ -27,13 +25,8 @@ from oomdoctor.trial.dependencies import Dependencies  # noqa: TC001
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oomdoctor.trial.process import Channel, Message
-
-PROTOCOL_VERSION: Final = 1
-
 AnswerT = TypeVar("AnswerT")
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
-MessageT = TypeVar("MessageT")
 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
@@ -104,6 +97,18 @@ class SettingsChanged:
     variables: dict[str, str | None]
 
 
+class SettingsChangedError(Exception):
+    """The target's file sets variables of PyTorch's allocator, so that it needs a worker that has them."""
+
+    def __init__(self, variables: Mapping[str, str | None]) -> None:
+        super().__init__(f"the target's file sets {', '.join(variables)}")
+        self.variables = variables
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return an environment with the variables as the file has them."""
+        return {name: value for name, value in {**base, **self.variables}.items() if value is not None}
+
+
 @dataclass(frozen=True, slots=True)
 class TrialDone:
     """One trial has ended.
@@ -139,6 +144,14 @@ class TrialDone:
     holder: str | None = None
     host_bytes: int = 0
     is_fresh: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CostCounted:
+    """Cost of a step, and the memory that is left after it."""
+
+    cost: StepCost
+    held: HeldMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +328,14 @@ class ProfileTrial(Question[ProfileDone]):
 
 
 @dataclass(frozen=True, slots=True)
+class CountCost(Question[CostCounted]):
+    """Run one forward and backward of a size that fits, and count what they compute and touch."""
+
+    micro_batch: int
+    allowed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReportDependencies(Question[DependenciesSeen]):
     """Report the files and variables that the target has used; asked only where it is watched."""
 
@@ -378,6 +399,7 @@ AnyQuestion = (
     | RunTrial
     | ReplayTrials
     | ProfileTrial
+    | CountCost
     | ReportDependencies
     | LoadForCards
     | FitCard
@@ -390,6 +412,7 @@ AnyAnswer = (
     | TrialDone
     | PredictedMax
     | ProfileDone
+    | CostCounted
     | DependenciesSeen
     | CardFitted
     | Verified
@@ -397,8 +420,6 @@ AnyAnswer = (
     | Bug
     | Died
 )
-_QUESTIONS: Final[Mapping[str, type[AnyQuestion]]] = {kind.__name__: kind for kind in get_args(AnyQuestion)}
-_ANSWERS: Final[Mapping[str, type[AnyAnswer]]] = {kind.__name__: kind for kind in get_args(AnyAnswer)}
 
 
 def answer_type(question: Question[AnswerT]) -> type[AnswerT]:
@@ -406,45 +427,3 @@ def answer_type(question: Question[AnswerT]) -> type[AnswerT]:
     base: Any = type(question).__orig_bases__[0]  # type: ignore[attr-defined]
     kind: type[AnswerT] = get_args(base)[0]
     return kind
-
-
-# --- the wire --------------------------------------------------------------------------------------------------------
-
-
-def send(channel: Channel, message: Question[object] | AnyAnswer) -> None:
-    """Write one message.
-
-    Raises ChannelClosedError where the other side is gone.
-    """
-    channel.send({"version": PROTOCOL_VERSION, "kind": type(message).__name__, "fields": encode(message)})
-
-
-def receive_answer(channel: Channel, timeout_seconds: float) -> AnyAnswer:
-    """Read the worker's next message.
-
-    Raises:
-        ChannelClosedError: The worker is gone.
-        ChannelTimeoutError: Nothing came within `timeout_seconds`.
-        KeyboardInterrupt: The stop was set.
-        RuntimeError: It is no answer, or one of another version.
-    """
-    data = channel.receive(timeout_seconds)
-    if data.get("event") == "died":  # the guardian's, which imports nothing of ours
-        return Died(data["return_code"])
-    return _message(_ANSWERS, data)
-
-
-def receive_question(channel: Channel) -> AnyQuestion:
-    """Read the parent's next message.
-
-    Raises:
-        ChannelClosedError: The parent is gone.
-        RuntimeError: It is no question, or one of another version.
-    """
-    return _message(_QUESTIONS, channel.receive())
-
-
-def _message(kinds: Mapping[str, type[MessageT]], data: Message) -> MessageT:
-    if data.get("version") != PROTOCOL_VERSION or data.get("kind") not in kinds:
-        raise RuntimeError(f"not a message of version {PROTOCOL_VERSION} of the protocol: {str(data)[:200]}")
-    return decode(kinds[data["kind"]], data["fields"], data["kind"])

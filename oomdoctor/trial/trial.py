@@ -391,6 +391,16 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
         training.loss_is_finite = bool(torch.isfinite(loss).item())
 
 
+def train_once(setup: TrialSetup, micro_batch: int) -> None:
+    """Take one forward and backward of one micro-batch, without a step of the optimizer."""
+    setup.model.zero_grad(set_to_none=True)
+    batch = place(_checked_batch(setup, micro_batch), setup.device)
+    try:
+        gradient_scaler(setup.variant).scale(_loss(setup, batch)).backward()  # type: ignore[no-untyped-call]
+    finally:
+        setup.changes.end()
+
+
 def _checked_batch(setup: TrialSetup, micro_batch: int) -> object:
     make = partial(make_one_batch, setup.target, passes=_is_outcome)
     batch = make(micro_batch)

@@ -15,8 +15,8 @@ from oomdoctor.errors import OomdoctorError
 from oomdoctor.multi_card.fit import UNLIMITED_BYTES, load_for_cards
 from oomdoctor.results import Guidance
 from oomdoctor.search.prediction import Guess
-from oomdoctor.trial.client import SettingsChangedError, WorkerProcess
-from oomdoctor.trial.protocol import CardFitted, FitCard, LoadedTarget
+from oomdoctor.trial.client import WorkerProcess
+from oomdoctor.trial.protocol import CardFitted, FitCard, LoadedTarget, SettingsChangedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -58,6 +58,8 @@ from oomdoctor.trial.protocol import (
     AskDevice,
     Bug,
     CardFitted,
+    CostCounted,
+    CountCost,
     DependenciesSeen,
     DeviceCard,
     Failed,
@@ -76,8 +78,6 @@ from oomdoctor.trial.protocol import (
     TrialDone,
     Verified,
     VerifyTarget,
-    receive_question,
-    send,
 )
 from oomdoctor.trial.replay import largest_replayable
 from oomdoctor.trial.sized_trials import SizedTrials
@@ -91,6 +91,7 @@ from oomdoctor.trial.trial import (
     set_memory_limit,
 )
 from oomdoctor.trial.variants import build_model
+from oomdoctor.trial.wire import receive_question, send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,7 +168,7 @@ class Worker:
         self._cap_bytes: int | None = None
         self._memory_fraction = 1.0
 
-    def answer(self, question: AnyQuestion) -> AnyAnswer:  # noqa: PLR0911 - one a kind of question
+    def answer(self, question: AnyQuestion) -> AnyAnswer:  # noqa: C901, PLR0911 - one a kind of question
         """Answer one question."""
         match question:
             case AskDevice():
@@ -180,6 +181,8 @@ class Worker:
                 return self.replay(question)
             case ProfileTrial():
                 return self.profile(question)
+            case CountCost():
+                return self.count_cost(question)
             case ReportDependencies():
                 return self.report_dependencies()
             case LoadForCards():
@@ -298,6 +301,16 @@ class Worker:
             found = ProfileOutcome(None, f"{type(error).__name__}: {error}", Outcome.FAILED)
         await_release(self._setup.model, self._start_bytes)
         return ProfileDone(found, held_memory())
+
+    def count_cost(self, question: CountCost) -> CostCounted:
+        """Count what a step computes and touches; an error in it is one of the target."""
+        from oomdoctor.trial.cost import count_cost  # noqa: PLC0415 - only where something is counted
+
+        set_memory_limit(question.allowed_bytes)
+        cost = count_cost(self._setup, question.micro_batch)
+        release_memory(self._setup.model)
+        await_release(self._setup.model, self._start_bytes)
+        return CostCounted(cost, held_memory())
 
     def report_dependencies(self) -> DependenciesSeen:
         """Return what the target has used so far."""

@@ -100,6 +100,24 @@ UNDER_BF16 = """\
     with torch.autocast("cuda", dtype=torch.bfloat16):
         return nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
 """
+OFFLOADED = """\
+    def pack(tensor):
+        base = tensor if tensor._base is None else tensor._base
+        return tensor if isinstance(base, nn.Parameter) else torch.empty_like(tensor, device="meta")
+
+    def unpack(kept):
+        return torch.empty_like(kept, device="cuda") if kept.is_meta else kept
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+"""
+FREED = """\
+    for kept in KEPT:
+        kept.untyped_storage().resize_(0)
+    KEPT.clear()
+    return torch.randint(6000, (batch_size, 512))
+"""
+KEPT_BATCH = f"    KEPT.append(batch)\n{LOSS}\n\nKEPT = []\n"
 BUILT = "    return Model(layers, 256, 6000)\n"
 OPTIMIZER = "\n\ndef build_optimizer(model):\n    return torch.optim.{call}\n"
 
@@ -109,6 +127,8 @@ BY_HAND: dict[str, tuple[tuple[str, str], ...]] = {
     "checkpoint-keep-attention": ((BLOCK, KEPT.format(operators=", ".join(ATTENTION))),),
     "checkpoint-keep-matmuls": ((BLOCK, KEPT.format(operators=", ".join([*MATMULS, *ATTENTION]))),),
     "bf16": ((LOSS, UNDER_BF16),),
+    "offload-activations": ((LOSS, OFFLOADED),),
+    "drop-leftovers": (("    return torch.randint(6000, (batch_size, 512))\n", FREED), (LOSS, KEPT_BATCH)),
     "bf16-weights": ((BUILT, "    return Model(layers, 256, 6000).to(torch.bfloat16)\n"),),
     "optimizer-loop": ((LOSS, LOSS + OPTIMIZER.format(call="AdamW(model.parameters(), foreach=False)")),),
     "optimizer-fused": ((LOSS, LOSS + OPTIMIZER.format(call="AdamW(model.parameters(), fused=True)")),),
@@ -119,10 +139,12 @@ BY_HAND: dict[str, tuple[tuple[str, str], ...]] = {
 NEW_SERVERS = ("--without", "expandable-segments", "--without", "max-split-size")
 
 
-def prescribed(folder: Path, *options: str, source: str = MODEL, target: str = "model.py") -> PrescribeDocument:
+def prescribed(
+    folder: Path, *options: str, source: str = MODEL, target: str = "model.py", settings: tuple[str, ...] = NEW_SERVERS
+) -> PrescribeDocument:
     """What the command says of a file on a small card; settings of the allocator, which cost a new process, are out."""
     (folder / "model.py").write_text(source)
-    done = run_here(["prescribe", target, *CARD, *NEW_SERVERS, *options, "--json", "-q"], folder)
+    done = run_here(["prescribe", target, *CARD, *settings, *options, "--json", "-q"], folder)
     assert done.returncode in (0, 1), done.stderr
     jsonschema.validate(json.loads(done.stdout), json.loads(SCHEMA.read_text()))
     document = from_json(done.stdout, "stdout")
@@ -137,14 +159,15 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> PrescribeDocument:
     return prescribed(tmp_path_factory.mktemp("whole"))
 
 
-def by_hand(folder: Path, *edits: tuple[str, str]) -> tuple[int, int]:
-    """Maximum of a file that is edited by hand, and its peak there."""
+def by_hand(folder: Path, *edits: tuple[str, str], precision: str = "fp32") -> tuple[int, int]:
+    """Maximum of a file that is edited by hand, and its peak there; a scaler is no part of the file."""
     text = MODEL
     for old, new in edits:
         assert old in text
         text = text.replace(old, new)
     (folder / "edited.py").write_text(text)
-    request = build_request("edited.py", directory=folder, target_batch=64, gpu="rtx-4090", capacity="1GiB")
+    card = {"gpu": "rtx-4090", "capacity": "1GiB"}
+    request = build_request("edited.py", directory=folder, target_batch=64, precision=precision, **card)
     result = run_probe(replace(request, profiles=False), SilentProgress()).result
     maximum = result.micro_batch.maximum
     at_maximum = [t for t in result.trials if t.micro_batch == maximum and t.outcome is Outcome.FITS]
@@ -157,6 +180,21 @@ def test_a_row_is_the_probe_of_a_file_edited_by_hand(name: str, everything: Pres
     row = next(row for row in everything.result.alone if row.remedies == (name,))
     assert row.outcome == "measured", row.problem
     assert by_hand(tmp_path, *BY_HAND[name]) == (row.maximum, row.peak_bytes)
+
+
+def test_fp16_is_the_probe_with_that_precision(everything: PrescribeDocument, tmp_path: Path) -> None:
+    """Autocast and a scaler, as `--precision fp16` has them."""
+    row = next(row for row in everything.result.alone if row.remedies == ("fp16",))
+    assert by_hand(tmp_path, precision="fp16") == (row.maximum, row.peak_bytes)
+
+
+def test_an_allocator_setting_is_the_probe_of_a_file_that_makes_it(tmp_path: Path) -> None:
+    """Set by the file before it imports torch."""
+    row = prescribed(tmp_path, *without_all_but("expandable-segments"), settings=()).result.alone[0]
+    assert row.outcome == "measured", row.problem
+    first = "import torch\n"
+    setting = f'import os\n\nos.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"\n{first}'
+    assert by_hand(tmp_path, (first, setting)) == (row.maximum, row.peak_bytes)
 
 
 @pytest.mark.skipif(not HAS_PIECES, reason="needs a PyTorch with `LinearCrossEntropyOptions`")
@@ -184,6 +222,22 @@ def test_every_remedy_has_a_row(everything: PrescribeDocument) -> None:
     offloaded = next(row for row in rows if row.remedies == ("offload-activations",))
     assert offloaded.host_bytes > 0
     assert next(row for row in rows if row.remedies == ("checkpoint",)).acts_on == ("6 of 6 blocks (`blocks.*`)",)
+
+
+def test_what_is_computed_again_is_counted(everything: PrescribeDocument) -> None:
+    """Products of a second forward for a checkpoint, none where they are kept, and none hidden in a fused loss."""
+    flops = {row.remedies: row.recomputed_flops_percent for row in everything.result.alone}
+    touched = {row.remedies: row.extra_bytes_percent for row in everything.result.alone}
+    assert flops["checkpoint",] is not None
+    assert flops["checkpoint-every-2",] is not None
+    assert 33.4 > flops["checkpoint",] > 1.9 * flops["checkpoint-every-2",] > 0
+    assert flops["checkpoint-keep-matmuls",] == flops["drop-leftovers",] == touched["drop-leftovers",] == 0
+    assert (touched["checkpoint-keep-matmuls",] or 0) > 0
+    if HAS_PIECES:
+        assert flops["fused-cross-entropy",] is not None
+        assert flops["fused-cross-entropy",] < 1
+        assert (touched["fused-cross-entropy",] or 0) > 0
+    assert everything.result.plain.recomputed_flops_percent == 0
 
 
 def test_the_patch_is_proven(everything: PrescribeDocument, tmp_path: Path) -> None:

@@ -51,6 +51,25 @@ class Table:
         return search(self.measure, self.row(()), **asked)
 
 
+def counted(*names: str, flops: float | None, touched: float | None, maximum: int = 20) -> MeasuredRemedies:
+    """A row whose step computes and touches so many percent more."""
+    row = MeasuredRemedies(names, "", exactness(names), "measured", maximum, maximum)
+    return replace(row, recomputed_flops_percent=flops, extra_bytes_percent=touched)
+
+
+def test_the_front_is_of_maximum_against_counted_cost() -> None:
+    """Rank decides among equals only, and what is not known is dearer than any number."""
+    rows = [
+        counted(flops=0.0, touched=0.0, maximum=16),
+        counted("checkpoint", flops=17.3, touched=16.4),
+        counted("checkpoint-keep-attention", flops=13.0, touched=14.3),
+        counted("checkpoint-every-2", flops=None, touched=None),
+        counted("fused-cross-entropy", flops=0.0, touched=210.6, maximum=35),
+    ]
+    front = [row.remedies for row in with_front(rows) if row.on_front]
+    assert front == [(), ("checkpoint-keep-attention",), ("fused-cross-entropy",)]
+
+
 def gpt2() -> Table:
     """What GPT-2 has on an RTX 4090."""
     maxima = {

@@ -12,7 +12,7 @@ from oomdoctor.errors import NoAnswerError
 from oomdoctor.results import Axis, Outcome, Trial, Variant
 from oomdoctor.search.trial_source import TrialProblem
 from oomdoctor.target.reference import Reference
-from oomdoctor.trial import protocol
+from oomdoctor.trial import wire
 from oomdoctor.trial.process import Channel
 from oomdoctor.trial.protocol import (
     AskDevice,
@@ -30,10 +30,8 @@ from oomdoctor.trial.protocol import (
     TrialAllocations,
     TrialDone,
     answer_type,
-    receive_answer,
-    receive_question,
-    send,
 )
+from oomdoctor.trial.wire import receive_answer, receive_question, send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +104,7 @@ def test_what_the_guardian_reports_is_an_answer(channel: Channel) -> None:
 def test_another_version_is_refused(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker of another release is not believed."""
     with monkeypatch.context() as patch:
-        patch.setattr(protocol, "PROTOCOL_VERSION", 2)
+        patch.setattr(wire, "PROTOCOL_VERSION", 2)
         send(channel, RunTrial(1, 1, 1))
     with pytest.raises(RuntimeError, match="not a message of version 1"):
         receive_question(channel)

@@ -1,0 +1,76 @@
+"""What a step computes and touches, counted from its operators; no device is needed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from oomdoctor.trial.cost import CostCounter
+
+HAS_PIECES = hasattr(nn, "LinearCrossEntropyOptions")
+ROWS, WIDTH, WORDS = 8, 16, 96
+
+
+def test_products_and_bytes_of_a_linear_layer() -> None:
+    """Two products of rows x width x width: the layer, and its weight's gradient; bytes of inputs and outputs."""
+    layer, x = nn.Linear(WIDTH, WIDTH, bias=False), torch.randn(ROWS, WIDTH)
+    with CostCounter() as counter:
+        y = layer(x)
+    assert counter.flops == 2 * ROWS * WIDTH * WIDTH
+    assert counter.touched_bytes == 4 * (2 * ROWS * WIDTH + WIDTH * WIDTH)
+    with counter:
+        y.sum().backward()
+    assert counter.flops == 4 * ROWS * WIDTH * WIDTH
+    assert not counter.unknown
+
+
+def test_a_checkpoint_computes_its_forward_twice() -> None:
+    """The forward's products once more, and nothing else."""
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+    counts = []
+    for step in (layers, lambda x: checkpoint(layers, x, use_reentrant=False)):
+        with CostCounter() as counter:
+            step(torch.randn(ROWS, WIDTH, requires_grad=True)).sum().backward()
+        counts.append(counter.flops)
+    # the last layer's product is not needed again, and is computed all the same
+    assert counts[1] - counts[0] in (2 * ROWS * WIDTH * WIDTH, 4 * ROWS * WIDTH * WIDTH)
+
+
+def test_an_operator_without_a_formula_is_unknown() -> None:
+    """A custom operator may multiply anything: its name is kept, and nothing is made up."""
+
+    @torch.library.custom_op("oomdoctor_test::square", mutates_args=())
+    def square(x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+    with CostCounter() as counter:
+        square(torch.randn(4, 4))
+    assert counter.unknown == {"oomdoctor_test::square"}
+    with CostCounter() as counter:
+        torch.linalg.inv(torch.eye(4))
+    assert counter.unknown
+
+
+@pytest.mark.skipif(not HAS_PIECES, reason="needs a PyTorch with `LinearCrossEntropyOptions`")
+def test_a_fused_loss_is_counted_by_the_products_inside_of_it() -> None:
+    """Its products hide in one operator: they are those of the two operators that it replaces."""
+    hidden, weight = torch.randn(ROWS, WIDTH, requires_grad=True), torch.randn(WORDS, WIDTH, requires_grad=True)
+    labels = torch.randint(WORDS, (ROWS,))
+    with CostCounter() as plain:
+        nn.functional.cross_entropy(nn.functional.linear(hidden, weight), labels).backward()
+    with CostCounter() as fused:
+        options = nn.LinearCrossEntropyOptions()
+        nn.functional.linear_cross_entropy(hidden, weight, labels, options=options).backward()
+    assert not fused.unknown
+    assert plain.flops == 6 * ROWS * WIDTH * WORDS
+    assert 0 <= fused.flops - plain.flops <= 4 * ROWS * (WIDTH + WORDS)
+
+
+def test_scores_of_attention_are_seen() -> None:
+    """A softmax over a square matrix for each head is attention whose scores exist as a whole."""
+    with CostCounter() as counter:
+        torch.randn(2, 4, 8, 8).softmax(-1)
+        torch.randn(64, 96).softmax(-1)
+    assert counter.score_bytes == 4 * 2 * 4 * 8 * 8
