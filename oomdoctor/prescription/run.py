@@ -17,14 +17,16 @@ from oomdoctor.prescription.measuring import Measuring, order
 from oomdoctor.prescription.search import search, with_front
 from oomdoctor.remedies.catalogue import BY_ID, remedy
 from oomdoctor.remedies.patch import code_by_place, diff_of, merged, patched
+from oomdoctor.report.plain_text import count
 from oomdoctor.request import ProbeRequest  # noqa: TC001
 from oomdoctor.results.document import PrescribeDocument
 from oomdoctor.results.prescribe import Patch, PrescribedCode, PrescribeResult
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.process import CancelToken
+from oomdoctor.units import MIB, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from oomdoctor.prescription.search import Found, Keep
     from oomdoctor.progress import Progress
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from oomdoctor.trial.answer import ProbeRun
 
 DEFAULT_BUDGET: Final = 80
+_RANKS: Final = 8
+"""GPUs of the server that advice is given for."""
 KEEPS: Final = ("same", "rounding", "any")
 
 
@@ -220,6 +224,7 @@ def _document(  # noqa: PLR0913, PLR0917 - the parts of one
             probes=measuring.probes,
             reasons=result.reasons,
             warnings=_warnings(request, result.warnings, patch),
+            advice=tuple(_advice(request.probe, plain, first)),
         ),
     )
 
@@ -231,6 +236,36 @@ def _accumulation(measuring: Measuring, chosen: MeasuredRemedies | None) -> Accu
 def _code(edit: FileEdit, reference: Reference, optimizer: str) -> tuple[PrescribedCode, ...]:
     builder = reference.attribute or "build_model"
     return tuple(PrescribedCode(place, lines) for place, lines in code_by_place(edit, builder, optimizer))
+
+
+def _advice(request: ProbeRequest, plain: ProbeRun, row: MeasuredRemedies) -> Iterator[str]:
+    """Yield what no worker can change by itself, each with the number that there is for it."""
+    scores_bytes = 0 if plain.cost is None else plain.cost.score_bytes
+    if plain.cost is not None and scores_bytes >= MIB:
+        yield (
+            'compute attention by `torch.nn.functional.scaled_dot_product_attention` (`attn_implementation="sdpa"` in '
+            f"transformers), which never holds the scores: they are {format_size(scores_bytes)} a layer at micro-batch "
+            f"{plain.cost.micro_batch}"
+        )
+    if row.fixed_bytes:
+        held = format_size(row.fixed_bytes)
+        less = format_size(row.fixed_bytes * (_RANKS - 1) // _RANKS)
+        yield (
+            f"split weights, gradients and optimizer state over {_RANKS} GPUs (`torch.distributed.fsdp.fully_shard`): "
+            f"at most {less} of the {held} that stay between steps go from each, by division and not measured"
+        )
+    batch = request.target_batch
+    if batch is not None and request.world_size == 1 and row.maximum and batch >= _RANKS:
+        share = -(-batch // _RANKS)
+        yield (
+            f"share the target batch among {_RANKS} GPUs: {count(-(-share // row.maximum), 'accumulation step')} of "
+            f"up to {min(share, row.maximum)} samples on each (`--world-size {_RANKS}`)"
+        )
+    if row.bytes_per_sample:
+        yield (
+            "make sequences shorter or images smaller in `make_batch`: each sample takes "
+            f"{format_size(row.bytes_per_sample)} as it is"
+        )
 
 
 def _warnings(request: PrescribeRequest, warnings: Sequence[str], patch: Patch | None) -> tuple[str, ...]:

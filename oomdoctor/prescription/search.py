@@ -7,7 +7,7 @@ that is needed is reached or nothing gains a sample.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from oomdoctor.prescription.measuring import order, price
 from oomdoctor.remedies.catalogue import BY_ID, EXACTNESS, REMEDIES, remedy
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     Measure = Callable[[Sequence[Names]], list[MeasuredRemedies]]
 
 Keep: TypeAlias = Literal["same", "rounding", "any"]
-_WHOLE: Final = ("checkpoint", "checkpoint-every-2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +124,11 @@ def _cheapest(  # noqa: PLR0913, PLR0917 - what the search knows
             row = measure([rest])[0]
             more += [row]
             chosen = row if is_as_good(row) else chosen
-    whole = next((name for name in chosen.remedies if name in _WHOLE), None)
+    whole = next((name for name in chosen.remedies if remedy(name).kind == "checkpoint"), None)
     if whole is not None and _is_enough(chosen, need):
         fewer = _fewest_blocks(measure, chosen, whole, enough, blocks(chosen.remedies))
         more += fewer
-        chosen = min([chosen, *fewer], key=lambda row: (row.maximum < enough, _checkpointed(row), price(row)))
+        chosen = min((row for row in (chosen, *fewer) if row.maximum >= enough), key=price)
     return chosen, [row for row in more if row not in rows]
 
 
@@ -146,12 +145,6 @@ def _fewest_blocks(
         rows.append(row)
         low, high = (low, middle) if row.maximum >= enough else (middle, high)
     return rows
-
-
-def _checkpointed(row: MeasuredRemedies) -> int:
-    """Return a number that is smaller for fewer checkpointed blocks."""
-    first = [int(name.rpartition("-")[2]) for name in row.remedies if name.startswith("checkpoint-first-")]
-    return first[0] if first else 1 << 30
 
 
 def with_front(rows: Sequence[MeasuredRemedies]) -> list[MeasuredRemedies]:

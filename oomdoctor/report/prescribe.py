@@ -22,6 +22,7 @@ _COLUMNS: Final = (
 )
 _KEEPS: Final = {"same": "the same numbers", "rounding": "all but rounding", "other": "trains otherwise"}
 _FRONT: Final = "*"
+_ADVICE: Final = "What only you can change, and was not measured:"
 
 
 def text(document: PrescribeDocument, terminal: Terminal) -> str:
@@ -42,6 +43,10 @@ def _lines(document: PrescribeDocument, terminal: Terminal) -> Iterator[str]:
     if left := list(_left(result)):
         yield ""
         yield from (visible(sentence(line)) for line in left)
+    if result.advice:
+        yield ""
+        yield _ADVICE
+        yield from (f"  {visible(sentence(line))}" for line in result.advice)
     yield ""
     yield visible(sentence(_headline(result)))
     yield from (visible(sentence(line)) for line in _prescribed(result))
@@ -88,6 +93,9 @@ def _blocks(document: PrescribeDocument) -> Iterator[str]:
     yield table(headings, list(fitting(rows, _ROOM_FOR_TABLE)))
     lines = [(f"- {prose(sentence(_cut(line)))}",) for line in (*_legend(result), *_left(result))]
     yield "\n".join(line for (line,) in fitting(lines, _ROOM_FOR_TEXT))
+    if result.advice:
+        advised = [(f"- {prose(sentence(_cut(line)))}",) for line in result.advice]
+        yield "\n".join([f"{_ADVICE}\n", *(line for (line,) in fitting(advised, _ROOM_FOR_TEXT))])
     for part in result.code[:10]:
         yield f"**{prose(capitalised(_cut(part.place)))}**"
         yield code_lines(map(_cut, part.lines[:_MOST_LINES]))
@@ -117,6 +125,7 @@ def html(document: PrescribeDocument) -> str:
         "columns": [heading.removeprefix(">") or "front" for heading in _COLUMNS],
         "rows": [(_row(row, result), round(100 * row.maximum / most, 1), row.on_front) for row in rows],
         "left": list(_left(result)),
+        "advised": result.advice,
         "code": result.code,
         "proof": "" if result.patch is None else _proof(result),
         "patch": result.patch,

@@ -143,6 +143,7 @@ class PrescribeResult:
         probes: Probes that were run.
         reasons: Where the numbers were had from.
         warnings: What to know before relying on them.
+        advice: What can only be advised, since it is no change that a worker makes, a sentence each.
     """
 
     target: str
@@ -166,3 +167,4 @@ class PrescribeResult:
     probes: int
     reasons: tuple[Reason, ...]
     warnings: tuple[str, ...]
+    advice: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)

@@ -219,6 +219,10 @@ def test_every_remedy_has_a_row(everything: PrescribeDocument) -> None:
     reasons = {row.remedies[0]: row.problem for row in rows if row.outcome == "not_applicable"}
     assert "steps accumulate" in (reasons["optimizer-in-backward"] or "")
     assert "is installed" in (reasons["adamw-8bit"] or "")
+    advised = " ".join(everything.result.advice)
+    assert "fully_shard" in advised
+    assert "`--world-size 8`" in advised
+    assert "the scores" not in advised  # the small GPT's attention holds none
     offloaded = next(row for row in rows if row.remedies == ("offload-activations",))
     assert offloaded.host_bytes > 0
     assert next(row for row in rows if row.remedies == ("checkpoint",)).acts_on == ("6 of 6 blocks (`blocks.*`)",)

@@ -70,6 +70,24 @@ def test_the_front_is_of_maximum_against_counted_cost() -> None:
     assert front == [(), ("checkpoint-keep-attention",), ("fused-cross-entropy",)]
 
 
+def test_fewer_blocks_are_tried_where_another_way_to_checkpoint_is_the_cheaper_one() -> None:
+    """What keeps attention costs 13 %, and all blocks 17 %: five of twelve blocks are enough, and cost 7 %."""
+    table = gpt2()
+    table.maxima[frozenset({"checkpoint-keep-attention"})] = 25
+    plain = table.row
+
+    def row(names: Names) -> MeasuredRemedies:
+        parts = {"checkpoint": 17.0, "checkpoint-keep-attention": 13.0, "checkpoint-every-2": 14.0}
+        blocks = [17.0 * int(name.rpartition("-")[2]) / BLOCKS for name in names if "-first-" in name]
+        percent = sum(blocks) + sum(parts.get(name, 0.0) for name in names)
+        return replace(plain(names), recomputed_flops_percent=percent, extra_bytes_percent=percent)
+
+    table.row = row  # type: ignore[method-assign]
+    found = table.search(need=20)
+    assert found.chosen is not None
+    assert found.chosen.remedies == ("checkpoint-first-5",)
+
+
 def gpt2() -> Table:
     """What GPT-2 has on an RTX 4090."""
     maxima = {

@@ -73,6 +73,7 @@ def prescribed(**changes: Any) -> PrescribeDocument:
         probes=23,
         reasons=(Reason("engine", "null GPU"),),
         warnings=("the loss is not finite",),
+        advice=("the scores of attention exist as a whole", "shorter sequences"),
     )
     return PrescribeDocument("prescribe", "reached", 0, VERSIONS, replace(result, **changes))
 
