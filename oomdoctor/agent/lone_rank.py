@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import hashlib
+import json
 import os
 import re
 import sys
@@ -259,6 +260,19 @@ class LoneExchange:
     def _file(self, name: str) -> Path:
         key = hashlib.sha256(f"{self._name}/{name}".encode()).hexdigest()[:32]
         return Path(os.environ["OOMDOCTOR_LONE_OBJECTS"]) / key
+
+
+def write_peaks(torch: Any, communicators: Any) -> None:
+    """Leave the peaks of this rank beside its objects, for `oomdoctor run`, as it ends."""
+    if not torch.cuda.is_initialized():
+        return
+    told = {
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "communicators": list(communicators),
+    }
+    path = Path(os.environ["OOMDOCTOR_LONE_OBJECTS"]) / f"peaks-{os.environ['RANK']}.json"
+    path.write_text(json.dumps(told), encoding="utf-8")
 
 
 def _refuse_call(what: str, hint: str) -> Callable[..., Any]:

@@ -346,12 +346,11 @@ class Measurements:
         steps: Optimizer steps done.
         idle_optimizers: Optimizers that were made and took no step.
         passes: Backward passes in each step of the one optimizer; None where there is none, or several.
-        cuda: Whether CUDA was initialised.
+        cuda: Whether CUDA was initialised; `communicators`: ranks of each communicator that a null GPU's NCCL made.
         optimizer: Class name.
-        parameter_bytes: Bytes of the parameters that the optimizers hold.
-        gradient_bytes: Bytes of all its gradients, at each optimizer's first step.
-        peak_allocated_bytes: Most bytes in live tensors.
-        peak_reserved_bytes: Most bytes held from the driver.
+        parameter_bytes: Bytes of the parameters that the optimizers hold; `gradient_bytes`: those of all gradients, at
+            each optimizer's first step.
+        peak_allocated_bytes: Most bytes in live tensors; `peak_reserved_bytes`: most bytes held from the driver.
         fixed_bytes: Bytes that stay allocated from one micro-step to the next.
         alloc_retries: Times that the allocator had to give back its cache; `workspace_retries`: for cuDNN's workspaces.
         ooms: Times that it ran out.
@@ -391,6 +390,7 @@ class Measurements:
     zeros_read: int
     unknown_reads: tuple[UnknownRead, ...]
     unknown_calls: tuple[str, ...]
+    communicators: tuple[int, ...]
     error: ErrorChain | None
     step_ends: tuple[int, ...]
     holder: str | None

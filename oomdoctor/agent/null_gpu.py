@@ -91,6 +91,17 @@ def unknown_calls() -> list[str]:
     return buffer.value.decode(errors="replace").splitlines()
 
 
+def communicators() -> tuple[int, ...]:
+    """Return the number of ranks of each NCCL communicator that was made, oldest first."""
+    function = getattr(_library(), "oomdoctor_null_communicators", None)
+    if function is None:
+        return ()
+    function.restype = ctypes.c_uint
+    ranks = (ctypes.c_int * int(function(None, 0)))()
+    function(ranks, ctypes.c_uint(len(ranks)))
+    return tuple(ranks)
+
+
 # --- the end of a process --------------------------------------------------------------------------------------------
 
 

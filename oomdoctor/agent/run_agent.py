@@ -17,7 +17,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from . import exception_hooks, null_gpu, settings
+from . import exception_hooks, lone_rank, null_gpu, settings
 from .guard import guarded
 from .history_frames import FrameRecording
 from .memory_stats import limit_memory, live_categories, step_statistics
@@ -173,6 +173,8 @@ class RunAgent:
             self._prepared = self._collect(sys.exc_info()[1], "exit") or self._prepared
 
     def _at_exit(self) -> None:
+        if lone_rank.is_lone():
+            guarded(lone_rank.write_peaks)(self._torch, null_gpu.communicators())
         self.report_death(exception_hooks.last_error(), "exception")
         if self._prepared is None or self._is_reported or exception_hooks.is_interactive():
             return

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from . import exception_hooks, null_gpu, oom_errors, settings, training_hooks, unknown_reads
+from . import exception_hooks, lone_rank, null_gpu, oom_errors, settings, training_hooks, unknown_reads
 from .allocator_blocks import pack
 from .first_batch import FirstBatch as BatchSearch
 from .guard import FAILURES, guarded
@@ -114,6 +114,8 @@ class TrainingAgent:
 
     def _tell_start(self) -> None:
         rank, world_size = _environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1)
+        if lone_rank.is_lone():
+            world_size = 1  # of those that train together here
         version, torch = ".".join(map(str, sys.version_info[:3])), self._torch
         self._channel.send(TorchImported(rank, world_size, version, str(torch.__version__), torch.version.cuda))
 
@@ -321,6 +323,7 @@ class TrainingAgent:
                 zeros_read=null_gpu.zeros_read(),
                 unknown_reads=unknown_reads.reads(),
                 unknown_calls=tuple(null_gpu.unknown_calls()),
+                communicators=null_gpu.communicators(),
                 error=error,
                 step_ends=tuple(self._step_ends),
                 holder=self._leak.holder,

@@ -86,7 +86,19 @@ TargetBatch: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
-WorldSize: TypeAlias = Annotated[int, typer.Option(help="Devices that share the target batch.")]
+WorldSize: TypeAlias = Annotated[
+    int, typer.Option(help="Devices that share the target batch; for a launcher such as torchrun, ranks of the world.")
+]
+Rank: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--rank",
+        metavar="RANKS",
+        help="Ranks that run where `--world-size` is above the processes that a launcher such as torchrun starts, each "
+        "alone on a null GPU: numbers, `first`, `last`, `all-distinct`. [default: all-distinct]",
+        show_default=False,
+    ),
+]
 Gpu: TypeAlias = Annotated[
     str | None, typer.Option(help="Card to ask about, such as rtx-4090; needs no GPU.", show_default=False)
 ]
@@ -225,6 +237,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     target_batch: TargetBatch = None,
     *,
     world_size: WorldSize = 1,
+    rank: Rank = None,
     gpu: Gpu = None,
     device: Device = None,
     memory: Memory = None,
@@ -284,6 +297,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
             target[0] if command is None else command,
             target_batch=target_batch,
             world_size=world_size,
+            ranks=rank,
             precision=precision,
             optimizer=optimizer,
             headroom=headroom,

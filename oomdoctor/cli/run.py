@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from oomdoctor.cli.probe import Capacity, Device, Gpu, Memory, Reserve
+from oomdoctor.cli.probe import Capacity, Device, Gpu, Memory, Rank, Reserve
 from oomdoctor.errors import EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +47,17 @@ Directory: TypeAlias = Annotated[
 ]
 
 
+WorldSize: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        help="Ranks of the world. Where a launcher such as torchrun starts fewer, one process for each `--rank` takes "
+        "its place, alone on a null GPU.",
+        min=1,
+        show_default=False,
+    ),
+]
+
+
 class CommandExit(SystemExit):
     """Exit of the command; the code is the command's own."""
 
@@ -54,6 +65,8 @@ class CommandExit(SystemExit):
 def run(  # noqa: PLR0913 - one parameter an option
     command: Command = None,
     *,
+    world_size: WorldSize = None,
+    rank: Rank = None,
     gpu: Gpu = None,
     device: Device = None,
     memory: Memory = None,
@@ -85,11 +98,27 @@ def run(  # noqa: PLR0913 - one parameter an option
             device=ShownDevice(gpu, device, memory_bytes, card_bytes, reserve_bytes),
             max_entries=max_entries if history else 0,
             directory=output,
+            world_size=world_size,
+            ranks=rank,
         )
     )
+    _tell_ranks(finished, world_size)
     if finished.exit_code != EXIT_OK:
         _explain(finished, command)
     raise CommandExit(finished.exit_code)
+
+
+def _tell_ranks(finished: FinishedRun, world_size: int | None) -> None:
+    """Say on stderr what each rank needed that ran alone."""
+    from oomdoctor.units import format_size
+
+    for each in finished.ranks:
+        told = "did not say what it needed"
+        if each.peak_allocated_bytes is not None and each.peak_reserved_bytes is not None:
+            allocated, reserved = format_size(each.peak_allocated_bytes), format_size(each.peak_reserved_bytes)
+            groups = ", ".join(map(str, each.communicators)) or "none"
+            told = f"peak {allocated} allocated, {reserved} reserved; NCCL communicators, not counted: {groups}"
+        typer.echo(f"oomdoctor: rank {each.rank} of {world_size}: {told}", err=True)
 
 
 def _explain(finished: FinishedRun, command: Sequence[str]) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.agent.unknown_reads import read_warnings
+from oomdoctor.command.lone_rank import share_of_command
 from oomdoctor.command.outcome import ENOUGH_STEPS, SlowStage, slowest_stage
 from oomdoctor.command.template import ACCUMULATION, accumulates, near_misses
 from oomdoctor.results import Outcome, PhaseName, Reason
-from oomdoctor.search.probe_search import share_of
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Observations:
         evaluation_bytes: Micro-batch, and most bytes of its evaluation and of its training, where the first is more.
         oom_in_evaluation: Micro-batches at which an evaluation ran out of memory.
         processes: Largest number of processes that trained together.
+        communicators: Ranks of each communicator that the null GPU's NCCL made, of the trial that made most.
         failures: Failures of the agent, in order.
         untrained_bytes: Bytes of parameters that an optimizer held and that had no gradient at its first step.
         slow: What took most of a trial's time other than training, where that was long.
@@ -63,6 +64,7 @@ class Observations:
     evaluation_bytes: tuple[int, int, int] | None = None
     oom_in_evaluation: list[int] = field(default_factory=list)
     processes: int = 1
+    communicators: tuple[int, ...] = ()
     failures: dict[str, None] = field(default_factory=dict)
     idle_optimizers: int = 0
     passes: dict[int, int] = field(default_factory=dict)
@@ -80,6 +82,7 @@ class Observations:
             self.oom_in_evaluation.append(micro_batch)
         for measured in events.trainers():
             self.failures.update(dict.fromkeys(measured.failures))
+            self.communicators = max(self.communicators, measured.communicators, key=len)
             self.gradient_bytes = max(self.gradient_bytes, measured.gradient_bytes or 0)
             evaluation, training = measured.evaluation_peak_bytes, measured.training_peak_bytes
             if evaluation is not None and training is not None and evaluation > training:
@@ -172,7 +175,7 @@ def _deciding(supervisor: CommandSupervisor) -> list[UnknownRead]:
 
 
 def _command_warnings(request: ProbeRequest, seen: Observations, search: SearchResult) -> Iterator[str]:
-    share = share_of(request.target_batch, request.world_size)
+    share = share_of_command(request)
     for name, meant in near_misses(request.command or ()).items():
         yield f"`{name}` is no placeholder and was passed on as it is; `{meant}` would be filled in"
     own = seen.own_steps(search.maximum)

@@ -6,15 +6,16 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.command.lone_rank import nccl_memory, share_of_command, sizes_of
 from oomdoctor.command.notes import reasons, warnings
 from oomdoctor.command.supervisor import CommandSupervisor
-from oomdoctor.command.template import Sizes, accumulates, check_command, fill_command, fill_value
+from oomdoctor.command.template import accumulates, check_command, fill_command, fill_value
 from oomdoctor.engines.choice import choose_engine
 from oomdoctor.request import command_line
 from oomdoctor.results import Accumulation, CommandPlan, EditedLiteral, Outcome, UniformPlan
 from oomdoctor.run.environment import find_interpreter, torch_of
 from oomdoctor.search.bracket import FIRST_SIZE, find_plain
-from oomdoctor.search.probe_search import ProbeSearch, micro_steps, plan_accumulation, share_of
+from oomdoctor.search.probe_search import ProbeSearch, micro_steps, plan_accumulation
 from oomdoctor.trial.answer import Answer, DryRun, Findings, OtherProcesses, ProbeRun, ProfiledAnswer, build_result
 from oomdoctor.trial.dependencies import UNWATCHED
 from oomdoctor.trial.protocol import HeldMemory, LoadedTarget
@@ -71,7 +72,7 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
         NoAnswerError: No device, or a time limit.
         KeyboardInterrupt: The stop was set.
     """
-    share = share_of(request.target_batch, request.world_size)
+    share = share_of_command(request)
     engine = engine_for_command(request)
     others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
     with CommandSupervisor(request, engine, stop, progress) as supervisor:
@@ -110,7 +111,8 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
         words = _command_plan(request, supervisor.literals, sizes)
         uses = supervisor.uses
         used = UNWATCHED if uses is None else uses.dependencies(request.command or (), request.directory, os.environ)
-        return ProbeRun(replace(result, command_plan=words), supervisor.versions, used)
+        nccl = nccl_memory(supervisor.observations.communicators) if request.variant.lone_rank else None
+        return ProbeRun(replace(result, command_plan=words, nccl=nccl), supervisor.versions, used)
 
 
 def plain_maximum(
@@ -163,7 +165,7 @@ def _checked_plan(request: ProbeRequest, session: ProbeSearch, maximum: int, rec
 
     A command that is not told its accumulation steps takes one micro-batch in each, whatever the target.
     """
-    share, limit = share_of(request.target_batch, request.world_size), maximum
+    share, limit = share_of_command(request), maximum
     if share is None or request.target_batch is None:
         return None
     if maximum and maximum < share and not accumulates(request.templates):
@@ -215,7 +217,7 @@ def _loaded(supervisor: CommandSupervisor) -> LoadedTarget:
 
 def _command_plan(request: ProbeRequest, literals: Sequence[FoundLiteral], fixed: UniformPlan | None) -> CommandPlan:
     """Return what to start so that it trains with these sizes; None for sizes where nothing fits."""
-    sizes = None if fixed is None else Sizes(fixed.micro_batch, fixed.steps, request.world_size)
+    sizes = None if fixed is None else sizes_of(request, fixed.micro_batch, fixed.steps)
     words = request.command or ()
     edited = tuple(
         EditedLiteral(

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 from oomdoctor.agent.messages import LEAST_GROWTH_BYTES
 from oomdoctor.command.dependencies import CommandDependencies
 from oomdoctor.command.fork_server import ForkServer
+from oomdoctor.command.lone_rank import lone_words, share_of_command, sizes_of
 from oomdoctor.command.notes import Observations
 from oomdoctor.command.outcome import BatchSizeCheck, ClassifiedTrial, classify_trial, unset_error
 from oomdoctor.command.prediction import SimulatedCard, largest_simulated, read_allocations
-from oomdoctor.command.template import Sizes, accumulates, edits_of, fill_command
+from oomdoctor.command.template import accumulates, edits_of, fill_command
 from oomdoctor.command.trial import EndedTrial, SocketDirectory, TrialStart, run_trial
 from oomdoctor.command.trial_events import TrialEvents
 from oomdoctor.engines.allocator.settings import rules_of, settings_from_environment
@@ -22,7 +23,7 @@ from oomdoctor.progress import Progress, SilentProgress
 from oomdoctor.results import Outcome
 from oomdoctor.run.environment import with_agent
 from oomdoctor.search.growth import ANSWER_ITERATIONS, MOST_ITERATIONS, PLAIN_ITERATIONS, growth_of, outlasted
-from oomdoctor.search.probe_search import micro_steps, share_of
+from oomdoctor.search.probe_search import micro_steps
 from oomdoctor.search.trial_source import TrialNotes, TrialProblem, TrialSource
 from oomdoctor.target.literals import find_literals
 from oomdoctor.trial.process import CancelToken
@@ -113,6 +114,8 @@ class CommandSupervisor(TrialSource):
         self._sockets = SocketDirectory()
         kept = {name: value for name, value in engine.environment.items() if not name.startswith(_DROPPED)}
         self._environment = with_agent(kept) | {"OOMDOCTOR_TRIAL_COUNT_STEPS": request.count_steps}
+        self._words, variables = lone_words(request)
+        self._environment |= variables
         self.uses = CommandDependencies(self._sockets.path) if request.watched else None
         if self.uses is not None:
             self._environment |= self.uses.environment
@@ -255,11 +258,11 @@ class CommandSupervisor(TrialSource):
             environment["OOMDOCTOR_TRIAL_DESCRIBE"] = "1"
         if self._forks is not None:
             environment["OOMDOCTOR_FORK_SOCKET"] = str(self._forks.path)
-        sizes = Sizes(micro_batch, micro_steps, request.world_size)
+        sizes = sizes_of(request, micro_batch, micro_steps)
         if self.literals:
             environment["OOMDOCTOR_TRIAL_LITERALS"] = json.dumps(edits_of(self.literals, sizes))
         return TrialStart(
-            command=fill_command(request.command or (), sizes),
+            command=fill_command(self._words, sizes),
             directory=request.directory,
             environment=environment,
             sockets=self._sockets.path,
@@ -339,7 +342,7 @@ class CommandSupervisor(TrialSource):
 
         Only on a null GPU, where two trials do not share memory, and forked, so that it costs no second import.
         """
-        micro_batch, share = below + 1, share_of(self._request.target_batch, self._request.world_size)
+        micro_batch, share = below + 1, share_of_command(self._request)
         is_cheap = self._forks is not None and self._engine.kind == "null" and _CORES >= _CORES_FOR_TWO
         if (
             not is_cheap

@@ -42,11 +42,13 @@ from oomdoctor.results.probe import (
     Guidance,
     MicroBatch,
     ModuleBytes,
+    NcclMemory,
     Outcome,
     Phase,
     PhaseMemory,
     PhaseName,
     ProbeResult,
+    RankResult,
     Reason,
     StepMemory,
     Trial,
@@ -68,7 +70,7 @@ from oomdoctor.results.snapshot import (
     TimelinePoint,
     TrainingPhase,
 )
-from oomdoctor.results.variant import Axis, EnvironmentVariable, Precision, SearchedSize, Variant
+from oomdoctor.results.variant import Axis, EnvironmentVariable, LoneRank, Precision, SearchedSize, Variant
 from oomdoctor.results.verify import GradientError, VerifyCause, VerifyRemedy, VerifyResult
 
 __all__ = [
@@ -114,6 +116,7 @@ __all__ = [
     "LintDocument",
     "LintResult",
     "LiveAllocation",
+    "LoneRank",
     "MeasuredRemedies",
     "MemoryDevice",
     "MemoryLine",
@@ -121,6 +124,7 @@ __all__ = [
     "MicroBatch",
     "ModuleBytes",
     "Movement",
+    "NcclMemory",
     "NextStep",
     "Occurrence",
     "Outcome",
@@ -136,6 +140,7 @@ __all__ = [
     "ProbeResult",
     "Problem",
     "ProcessMemory",
+    "RankResult",
     "Reason",
     "Remedy",
     "SearchedSize",

@@ -312,6 +312,44 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
+class RankResult:
+    """One rank of a world, which ran without the others.
+
+    Attributes:
+        rank: Its number in the world.
+        maximum: Largest micro-batch that fits on it.
+        recommended: Largest that fits with the headroom withheld.
+        limited_by: As in `MicroBatch`.
+        peak_allocated_bytes: Most bytes in live tensors at the answer of all ranks; None where nothing fits.
+        peak_reserved_bytes: Most bytes held from the driver there.
+        phases: Memory by phase there.
+    """
+
+    rank: int
+    maximum: int
+    recommended: int
+    limited_by: Literal["memory", "target", "limit"]
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    phases: tuple[Phase, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NcclMemory:
+    """NCCL's communicators of a rank; their memory is outside of PyTorch's allocator and is in no other figure.
+
+    Attributes:
+        communicators: Number of ranks of each, in the order in which they were made.
+        published_range_bytes: Least and most bytes that a process was reported to hold for its communicators.
+        sources: Where these figures are from.
+    """
+
+    communicators: tuple[int, ...]
+    published_range_bytes: tuple[int, int]
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Guidance:
     """Prediction of the trace engine, at which the search on a real GPU began.
 
@@ -352,6 +390,9 @@ class ProbeResult:
         recommended_accumulation: How to reach the target batch with micro-batches up to the recommended size; None when
             no size is recommended or there is no target batch.
         target_samples: Samples per optimizer step over all devices that were asked for; None where none were.
+        ranks: Ranks of a world that ran without the others, in ascending order; empty where nothing ran so.
+        limited_by_rank: The rank whose maximum is the answer; None where there are no ranks.
+        nccl: Communicators of that rank; None where there are no ranks.
     """
 
     target: str
@@ -374,6 +415,9 @@ class ProbeResult:
     variant: Variant | None = field(default=None, metadata=ADDED_LATER)
     recommended_accumulation: Accumulation | None = field(default=None, metadata=ADDED_LATER)
     target_samples: int | None = field(default=None, metadata=ADDED_LATER)
+    ranks: tuple[RankResult, ...] = field(default=(), metadata=ADDED_LATER)
+    limited_by_rank: int | None = field(default=None, metadata=ADDED_LATER)
+    nccl: NcclMemory | None = field(default=None, metadata=ADDED_LATER)
 
     @property
     def plan(self) -> Accumulation:

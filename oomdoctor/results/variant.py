@@ -54,6 +54,19 @@ class SearchedSize:
 
 
 @dataclass(frozen=True, slots=True)
+class LoneRank:
+    """One rank of a world, which runs without the others.
+
+    Attributes:
+        rank: Its number.
+        world_size: Number of ranks in the world.
+    """
+
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """The difference of a trial from the target's plain step; the default is that step, in fp32.
 
@@ -66,6 +79,7 @@ class Variant:
         transformations: Names of changes to model, batch, forward or optimizer, in the order in which they are made.
         axes: Sizes other than the batch, by name.
         searched: The size that is searched, where that is not the micro-batch: a trial's size counts its multiples.
+        lone_rank: The rank that a trial of a command plays alone; None where all its processes run.
     """
 
     precision: Precision = "fp32"
@@ -74,6 +88,7 @@ class Variant:
     transformations: tuple[str, ...] = ()
     axes: tuple[Axis, ...] = ()
     searched: SearchedSize | None = field(default=None, metadata=ADDED_LATER)
+    lone_rank: LoneRank | None = field(default=None, metadata=ADDED_LATER)
 
     def sizes_at(self, trial_size: int) -> dict[str, int]:
         """Return the sizes of the axes in a trial of this size, with the one that is searched."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -13,10 +14,13 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.errors import UsageError
 from oomdoctor.run.environment import CommandDevice, make_environment
+from oomdoctor.run.launcher import launch_alone, parse_ranks
 from oomdoctor.run.process import KillNotice, explain_kill, read_host_memory, run_process
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from oomdoctor.run.process import ExitStatus
 
 
 REPORT_NAME = "report.json"
@@ -105,12 +109,33 @@ class RunRequest:
         device: The GPU to show it.
         max_entries: Events of the memory history to keep; 0 for no history.
         directory: Where reports go; None for a new name in the working directory.
+        world_size: Ranks of the world; above those that its launcher starts, ranks run alone. None for the launcher's.
+        ranks: Ranks that run then, as given.
     """
 
     command: Sequence[str]
     device: CommandDevice
     max_entries: int
     directory: Path | None = None
+    world_size: int | None = None
+    ranks: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankPeaks:
+    """Memory of a rank that ran alone.
+
+    Attributes:
+        rank: Its number.
+        peak_allocated_bytes: Most bytes in live tensors; None where it did not say.
+        peak_reserved_bytes: Most bytes held from the driver.
+        communicators: Ranks of each of its NCCL communicators.
+    """
+
+    rank: int
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    communicators: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +146,13 @@ class FinishedRun:
         exit_code: The command's, as a shell gives it.
         reports: Directories of reports, one for each process that ran out of memory, first one first.
         notice: What to tell where the kernel ended the command.
+        ranks: Ranks that ran alone, in ascending order.
     """
 
     exit_code: int
     reports: tuple[Path, ...] = ()
     notice: KillNotice | None = None
+    ranks: tuple[RankPeaks, ...] = ()
 
 
 def run(request: RunRequest) -> FinishedRun:
@@ -148,9 +175,43 @@ def run(request: RunRequest) -> FinishedRun:
         max_entries=request.max_entries,
     )
     before = read_host_memory()
-    ending = run_process(request.command, environment)
+    ending, ranks = _run_ranks(request, environment) or (run_process(request.command, environment), ())
     if ending.exit_code == os.EX_OK:
         directory.discard()
-        return FinishedRun(ending.exit_code)
+        return FinishedRun(ending.exit_code, ranks=ranks)
     directory.tidy()
-    return FinishedRun(ending.exit_code, tuple(directory.reports()), explain_kill(ending, before, read_host_memory()))
+    notice = explain_kill(ending, before, read_host_memory())
+    return FinishedRun(ending.exit_code, tuple(directory.reports()), notice, ranks)
+
+
+def _run_ranks(request: RunRequest, environment: Mapping[str, str]) -> tuple[ExitStatus, tuple[RankPeaks, ...]] | None:
+    """Run each rank that is asked for alone, one after the other, until one fails; None where all processes run.
+
+    Raises:
+        UsageError: No launcher starts fewer ranks than the world has, or no null GPU was asked for.
+    """
+    launch = launch_alone(request.command, request.world_size, request.ranks, os.environ)
+    if launch is None or request.world_size is None:
+        return None
+    if "OOMDOCTOR_NULL_NAME" not in environment:
+        raise UsageError("ranks run alone on the null GPU only", hint="name the card with `--gpu`, such as `h100-sxm`")
+    done: list[RankPeaks] = []
+    with tempfile.TemporaryDirectory(prefix="oomdoctor-ranks-") as objects:
+        for rank in parse_ranks(request.ranks, request.world_size, "--rank"):
+            variables = {**launch.variables(rank, request.world_size), "OOMDOCTOR_LONE_OBJECTS": objects}
+            command = launch.command(int(variables["LOCAL_RANK"]))
+            ending = run_process(command, {**environment, **variables})
+            done.append(_peaks_of(rank, Path(objects)))
+            if ending.exit_code != os.EX_OK:
+                break
+    return ending, tuple(done)
+
+
+def _peaks_of(rank: int, folder: Path) -> RankPeaks:
+    """Return what a rank left; the user's code could write there too, so nothing is believed to be there."""
+    try:
+        told = json.loads((folder / f"peaks-{rank}.json").read_text(encoding="utf-8"))
+        figures = int(told["peak_allocated_bytes"]), int(told["peak_reserved_bytes"])
+        return RankPeaks(rank, *figures, tuple(map(int, told["communicators"])))
+    except (OSError, ValueError, TypeError, KeyError):  # it ended by force, or never used the GPU
+        return RankPeaks(rank)

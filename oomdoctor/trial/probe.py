@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.command.lone_rank import launch_of
 from oomdoctor.command.probe import dry_run_command, engine_for_command, plain_maximum, probe_command
+from oomdoctor.command.world import probe_ranks
 from oomdoctor.engines.choice import Engine, choose_engine
 from oomdoctor.engines.null_gpu.library import with_total_bytes
 from oomdoctor.errors import OomdoctorError, UsageError
@@ -69,7 +71,8 @@ def probe(
         KeyboardInterrupt: The stop was set.
     """
     if request.command is not None:
-        return probe_command(request, progress, stop=stop)
+        probe_it = probe_command if launch_of(request) is None else probe_ranks
+        return probe_it(request, progress, stop=stop)
     with _running(request, progress, engine, stop, start) as run:
         search = None if run.loaded.placement_error else run.probe_search.find_maximum(run.loaded.weights_bytes or 0)
         if run.warm_start is not None:

@@ -41,12 +41,26 @@ def sections(result: ProbeResult) -> dict[str, Any]:
         "warnings": sentences.warnings(result),
         "plan": None if (heading := plan_heading(result)) is None else _plan(result, heading),
         "memory": None if result.memory is None else _memory(result, result.memory),
+        "ranks": _ranks(result) if result.ranks else None,
         "trials": _trials(result) if result.trials else None,
         "phases": {"title": sentences.phases_title(result), "rows": result.phases[:_MOST_ROWS]}
         if result.phases
         else None,
         "failure": _failure(result),
         "reasons": result.reasons[:_MOST_ROWS],
+    }
+
+
+def _ranks(result: ProbeResult) -> dict[str, Any]:
+    """Return the ranks side by side: a bar of each, and their phases in columns."""
+    headings, rows = sentences.rank_phases(result)
+    peaks = [each.peak_reserved_bytes or 0 for each in result.ranks]
+    return {
+        "title": sentences.ranks_title(result),
+        "columns": sentences.RANK_COLUMNS,
+        "rows": list(zip(sentences.rank_rows(result), peaks, strict=True))[:_MOST_ROWS],
+        "headings": headings,
+        "phases": rows,
     }
 
 

@@ -34,6 +34,12 @@ def _blocks(document: ProbeDocument) -> Iterator[str]:
     yield _facts(result)
     yield from _plan(result)
     yield from _failure(result)
+    if result.ranks:
+        yield f"**{sentences.ranks_title(result)}**"
+        yield table(tuple(f">{name}" for name in sentences.RANK_COLUMNS), sentences.rank_rows(result))
+        headings, rows = sentences.rank_phases(result)
+        if rows:
+            yield folded("Phases of the ranks", table((*headings[:2], *(f">{name}" for name in headings[2:])), rows))
     if result.phases:
         yield folded(sentences.phases_title(result), _phases(result))
     if result.memory is not None:

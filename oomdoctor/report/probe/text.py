@@ -51,6 +51,8 @@ def _parts(document: ProbeDocument, width: int, *, unicode: bool) -> Iterator[Re
     trial = sentences.failing_trial(result)
     if trial is not None and (line := first_line(trial.error or "")):
         yield section(sentences.failure_title(trial), Text(line))
+    if result.ranks:
+        yield section(sentences.ranks_title(result), *_ranks(result))
     if result.phases:
         yield section(sentences.phases_title(result), *_phases(result, width, _UNICODE_BAR if unicode else _ASCII_BAR))
     if result.memory is not None:
@@ -108,6 +110,20 @@ def _plan(result: ProbeResult, width: int) -> Iterator[RenderableType]:
         yield grid
     for note in plan.plan_notes(result):
         yield Text(note)
+
+
+def _ranks(result: ProbeResult) -> Iterator[RenderableType]:
+    by_rank = table(*(f">{name}" for name in sentences.RANK_COLUMNS[:-1]), sentences.RANK_COLUMNS[-1])
+    for row in sentences.rank_rows(result):
+        by_rank.add_row(*(Text(cell) for cell in row))
+    yield by_rank
+    headings, rows = sentences.rank_phases(result)
+    if rows:
+        by_phase = table(*headings[:2], *(f">{name}" for name in headings[2:]))
+        for row in rows:
+            by_phase.add_row(*(Text(cell) for cell in row))
+        yield Text()
+        yield by_phase
 
 
 # --- memory by phase -------------------------------------------------------------------------------------------------

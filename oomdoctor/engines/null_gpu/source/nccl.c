@@ -51,13 +51,30 @@ SERVED int ncclGetUniqueId(unique_id *id) {
 
 SERVED int ncclCommGetUniqueId(const communicator *c, unique_id *id) { return ncclGetUniqueId(id); }
 
+// Communicators that were made since the process began, and the ranks of each, so that who reads it can look up what a real
+// one would take.
+enum { MAX_COUNTED = 4096 };
+static int counted_ranks[MAX_COUNTED];
+static atomic_uint counted;
+
+SERVED unsigned oomdoctor_null_communicators(int *ranks, unsigned capacity) {
+    unsigned made = atomic_load(&counted) < MAX_COUNTED ? atomic_load(&counted) : MAX_COUNTED;
+    for (unsigned i = 0; i < made && i < capacity; i++)
+        ranks[i] = counted_ranks[i];
+    return made;
+}
+
 static int create(communicator **created, int ranks, int rank, int device) {
     *created = NULL;
     if (ranks < 1 || rank < 0 || rank >= ranks)
         return NCCL_INVALID_ARGUMENT;
     *created = malloc(sizeof **created);
-    if (*created)
+    if (*created) {
         **created = (communicator){ranks, rank, device};
+        unsigned index = atomic_fetch_add(&counted, 1);
+        if (index < MAX_COUNTED)
+            counted_ranks[index] = ranks;
+    }
     return *created ? NCCL_OK : NCCL_UNHANDLED_CUDA_ERROR;
 }
 

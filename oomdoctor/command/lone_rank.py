@@ -1,0 +1,67 @@
+"""A rank of a command that runs alone: its words without the launcher, and what the launcher would set."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from oomdoctor.command.template import Sizes
+from oomdoctor.results import NcclMemory
+from oomdoctor.run.launcher import Launch, launch_alone, read_launch
+from oomdoctor.search.probe_search import share_of
+
+if TYPE_CHECKING:
+    from oomdoctor.request import ProbeRequest
+
+
+PUBLISHED_NCCL_BYTES: Final = (512 << 20, 6_000_000_000)
+NCCL_SOURCES: Final = (
+    "https://github.com/NVIDIA/nccl/issues/2363: 512 MiB for one rank on a B300",
+    "https://github.com/NVIDIA/nccl/issues/964: 544 MB for a group of 2 and 688 MB for a larger one on A100s",
+    "https://github.com/NVIDIA/nccl/issues/864: about 1.6 GB for the first communicator, 6 GB for three",
+    "https://github.com/NVIDIA/nccl/issues/1685: 1.06 GB before and 4.34 GB after the first all-to-all on 8 H100s",
+)
+
+
+def launch_of(request: ProbeRequest) -> Launch | None:
+    """Return the launcher of a command that starts fewer ranks than the world has; None where all processes run.
+
+    Raises:
+        UsageError: Ranks are named, and all of them run or nothing launches them.
+    """
+    return launch_alone(request.command or (), request.world_size, request.ranks, os.environ)
+
+
+def lone_words(request: ProbeRequest) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the words that a trial starts, with placeholders, and the variables that it has besides.
+
+    Raises:
+        UsageError: The launcher cannot say what it would start, or cannot divide the world into machines.
+    """
+    words, alone = request.command or (), request.variant.lone_rank
+    launch = None if alone is None else read_launch(words, os.environ)
+    if alone is None or launch is None:
+        return words, {}
+    variables = launch.variables(alone.rank, alone.world_size)
+    return launch.command(int(variables["LOCAL_RANK"])), variables
+
+
+def share_of_command(request: ProbeRequest) -> int | None:
+    """Return samples per optimizer step on one device; None without a target batch, where nothing is accumulated.
+
+    Raises:
+        UsageError: As `oomdoctor.search.probe_search.share_of`; a lone rank's world needs no target.
+    """
+    if request.variant.lone_rank is not None and request.target_batch is None:
+        return None
+    return share_of(request.target_batch, request.world_size)
+
+
+def sizes_of(request: ProbeRequest, micro_batch: int, steps: int) -> Sizes:
+    """Return the sizes to fill into a command's words."""
+    return Sizes(micro_batch, steps, request.world_size)
+
+
+def nccl_memory(communicators: tuple[int, ...]) -> NcclMemory:
+    """Return what is known of the memory of a rank's communicators."""
+    return NcclMemory(communicators, PUBLISHED_NCCL_BYTES, NCCL_SOURCES)

@@ -1,0 +1,116 @@
+"""Worlds of ranks that do not exist, through the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_running import answer, ask, small_copy
+from running import run_command, run_here
+
+pytestmark = pytest.mark.null_gpu
+
+LAUNCHER = (str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "4")
+SCRIPT = ("uneven_ranks.py", "--batch-size", "{micro_batch}", "--grad-accum", "{accumulation_steps}")
+WORLD, TARGET = 16, 960
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's directory."""
+    return small_copy(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def found(directory: Path) -> dict[str, Any]:
+    """What a probe finds of a world of sixteen whose launcher starts four, and whose last rank holds 64 MiB more."""
+    question = ("--target-batch", str(TARGET), "--world-size", str(WORLD), "--capacity", "300MiB")
+    return answer(directory, *question, "--", *LAUNCHER, *SCRIPT)
+
+
+def test_the_least_of_the_ranks_is_the_answer(found: dict[str, Any]) -> None:
+    """The first and the last rank are asked; the last has the smaller maximum, which is the answer, and is named."""
+    first, last = found["ranks"]
+    assert (first["rank"], last["rank"]) == (0, WORLD - 1)
+    assert last["maximum"] < first["maximum"]
+    assert found["micro_batch"]["maximum"] == last["maximum"]
+    assert found["limited_by_rank"] == WORLD - 1
+    assert found["micro_batch"]["recommended"] == min(first["recommended"], last["recommended"])
+
+
+def test_the_ranks_are_compared_at_one_size(found: dict[str, Any]) -> None:
+    """Peaks of all ranks are those at the answer, where the last has at least its 64 MiB more in each phase."""
+    first, last = found["ranks"]
+    assert last["peak_allocated_bytes"] - first["peak_allocated_bytes"] == 64 << 20
+    peaks = [[phase["peak_allocated_bytes"] for phase in rank["phases"]] for rank in found["ranks"]]
+    assert min(after - before for before, after in zip(*peaks, strict=True)) == 64 << 20
+
+
+def test_the_world_shares_the_target(found: dict[str, Any]) -> None:
+    """Micro-batch, accumulation steps and ranks make the target, and the printed command keeps its launcher."""
+    plan = found["accumulation"]
+    assert plan["steps"] * plan["micro_batches"][0] * WORLD == plan["effective_batch"] == TARGET
+    words = found["command_plan"]["run"]
+    assert words[:4] == [*LAUNCHER, "uneven_ranks.py"]
+    assert words[-1] == str(plan["steps"])
+
+
+def test_the_communicators_are_counted(found: dict[str, Any]) -> None:
+    """Each communicator of the limiting rank is told with its ranks, and what was published of their memory."""
+    assert found["nccl"]["communicators"] == [WORLD]
+    assert found["nccl"]["published_range_bytes"] == [512 << 20, 6_000_000_000]
+    assert len(found["nccl"]["sources"]) == 4
+
+
+def test_every_format_shows_the_ranks(directory: Path, found: dict[str, Any]) -> None:
+    """A saved answer shows its ranks side by side in text, Markdown and HTML."""
+    versions = {"oomdoctor": "0.1.0"}
+    document = {"schema_version": 1, "command": "probe", "status": "fits", "exit_code": 0, "versions": versions}
+    (directory / "saved.json").write_text(json.dumps({**document, "result": found}))
+    size, maxima = found["micro_batch"]["maximum"], [str(rank["maximum"]) for rank in found["ranks"]]
+    for form in ("text", "markdown", "html"):
+        told = run_here(["report", "saved.json", "--format", form], directory).stdout
+        assert f"Ranks at micro-batch {size}, each run alone" in told
+        assert f"{WORLD - 1}, limits" in told
+        assert all(maximum in told for maximum in maxima)
+        assert "1 communicator (of 16 ranks)" in told
+
+
+def test_one_rank_is_asked_where_one_is_named(directory: Path) -> None:
+    """`--rank` names the ranks; one that waits for an object of a rank that is not asked is refused with its line."""
+    words = (*LAUNCHER, *SCRIPT[:3])
+    ended = ask(directory, "--world-size", str(WORLD), "--rank", "5", "--fresh", "--", *words)
+    assert ended.returncode == 2
+    assert "rank 5 runs alone" in ended.stderr
+    assert "waits for an object of another rank" in ended.stderr
+    assert "uneven_ranks.py, line 22" in ended.stderr
+
+
+def test_ranks_without_a_world_are_refused(directory: Path) -> None:
+    """`--rank` says nothing where all processes of the command run."""
+    ended = ask(directory, "--rank", "0", "--", *LAUNCHER, *SCRIPT[:3])
+    assert ended.returncode == 2
+    assert "`--rank` names ranks that run alone" in ended.stderr
+
+
+def test_a_run_tells_what_each_rank_needs(directory: Path) -> None:
+    """`oomdoctor run` runs the ranks that are asked for, one after the other, and tells the peak of each."""
+    command = [*LAUNCHER, "uneven_ranks.py"]
+    options = ["--world-size", str(WORLD), "--rank", "0,last", "--gpu", "rtx-4090", "--no-history"]
+    ended = run_command(["run", *options, "--", *command], cwd=directory)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "trained 0 False\ntrained 15 True\n"
+    first, last = (line for line in ended.stderr.splitlines() if line.startswith("oomdoctor: rank "))
+    assert first.startswith("oomdoctor: rank 0 of 16: peak ")
+    assert last.startswith("oomdoctor: rank 15 of 16: peak ")
+    assert all(line.endswith("NCCL communicators, not counted: 16") for line in (first, last))
+
+
+def test_a_run_of_ranks_needs_a_card(directory: Path) -> None:
+    """Ranks run alone on the null GPU, so a card has to be named."""
+    ended = run_here(["run", "--world-size", "16", "--", *LAUNCHER, "uneven_ranks.py"], directory)
+    assert ended.returncode == 2
+    assert "ranks run alone on the null GPU only" in ended.stderr
