@@ -63,6 +63,7 @@ class ProbeRequest:
         target_batch: Samples per optimizer step over all devices; None to ask about plain steps of one micro-batch.
         world_size: Devices that share the target batch.
         ranks: Ranks that are asked about where a launcher starts fewer than the world has, as given.
+        mesh: Dimensions of the world's device mesh, outermost first; None where all ranks share the target batch.
         variant: How each trial differs from the target's plain step.
         headroom: Part of the capacity that the recommended size leaves free, between 0 and 1.
         gpu: Name of a catalogue card, or None for the local GPU.
@@ -93,6 +94,7 @@ class ProbeRequest:
     target_batch: int | None = None
     world_size: int = 1
     ranks: str | None = None
+    mesh: str | None = None
     variant: Variant = field(default_factory=Variant)
     headroom: float = DEFAULT_HEADROOM
     gpu: str | None = None
@@ -131,6 +133,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     directory: Path | None = None,
     world_size: int | None = None,
     ranks: str | None = None,
+    mesh: str | None = None,
     precision: str | None = None,
     optimizer: str | None = None,
     headroom: float | str | None = None,
@@ -158,6 +161,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         directory: Where relative references start; None for the working directory.
         world_size: Devices that share the target batch.
         ranks: Ranks of a world that a launcher does not start whole: numbers, `first`, `last`, `all-distinct`.
+        mesh: Dimensions of the world's device mesh, such as `dp=8,tp=4`; its product is the world size.
         precision: One of `PRECISIONS`.
         optimizer: Name of a `torch.optim` class where the file builds none.
         headroom: A number in [0, 1), or text such as `5%`.
@@ -197,6 +201,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         target_batch=None if target_batch is None else whole_number(spelled("target_batch"), target_batch),
         world_size=1 if world_size is None else whole_number(spelled("world_size"), world_size),
         ranks=_text(spelled("rank"), ranks),
+        mesh=_text(spelled("mesh"), mesh),
         variant=build_variant(precision=precision, optimizer=optimizer, axes=sizes, spelled=spelled),
         headroom=DEFAULT_HEADROOM if headroom is None else parse_fraction(str(headroom), option=spelled("headroom")),
         gpu=_text(spelled("gpu"), gpu),

@@ -99,6 +99,16 @@ Rank: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+MeshText: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--mesh",
+        metavar="DIMENSIONS",
+        help="Device mesh of these ranks, outermost dimension first, such as `pp=4,dp=8,tp=2`, instead of "
+        "`--world-size`: what is not tensor, context or pipeline parallel shares the target batch.",
+        show_default=False,
+    ),
+]
 Gpu: TypeAlias = Annotated[
     str | None, typer.Option(help="Card to ask about, such as rtx-4090; needs no GPU.", show_default=False)
 ]
@@ -238,6 +248,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     *,
     world_size: WorldSize = 1,
     rank: Rank = None,
+    mesh: MeshText = None,
     gpu: Gpu = None,
     device: Device = None,
     memory: Memory = None,
@@ -298,6 +309,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
             target_batch=target_batch,
             world_size=world_size,
             ranks=rank,
+            mesh=mesh,
             precision=precision,
             optimizer=optimizer,
             headroom=headroom,

@@ -6,8 +6,9 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.command.template import Sizes
+from oomdoctor.errors import UsageError
 from oomdoctor.results import NcclMemory
-from oomdoctor.run.launcher import Launch, launch_alone, read_launch
+from oomdoctor.run.launcher import Launch, Mesh, launch_alone, parse_mesh, read_launch
 from oomdoctor.search.probe_search import share_of
 
 if TYPE_CHECKING:
@@ -23,13 +24,31 @@ NCCL_SOURCES: Final = (
 )
 
 
+def mesh_of(request: ProbeRequest) -> Mesh:
+    """Return the dimensions of a command's world; where nobody gave them, all its ranks are data-parallel.
+
+    Raises:
+        UsageError: They are none, or make another world than the one that was given.
+    """
+    if request.mesh is None:
+        return Mesh({"dp": request.world_size})
+    mesh = parse_mesh(request.mesh, "--mesh")
+    if request.world_size not in (1, mesh.world_size):
+        raise UsageError(
+            f"`--mesh {request.mesh}` has {mesh.world_size} ranks, and `--world-size` says {request.world_size}",
+            hint="drop `--world-size`: the mesh says it",
+        )
+    return mesh
+
+
 def launch_of(request: ProbeRequest) -> Launch | None:
     """Return the launcher of a command that starts fewer ranks than the world has; None where all processes run.
 
     Raises:
-        UsageError: Ranks are named, and all of them run or nothing launches them.
+        UsageError: Ranks or their mesh are named, and all of them run or nothing launches them.
     """
-    return launch_alone(request.command or (), request.world_size, request.ranks, os.environ)
+    world_size = mesh_of(request).world_size
+    return launch_alone(request.command or (), world_size, request.ranks or request.mesh, os.environ)
 
 
 def lone_words(request: ProbeRequest) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -59,7 +78,8 @@ def share_of_command(request: ProbeRequest) -> int | None:
 
 def sizes_of(request: ProbeRequest, micro_batch: int, steps: int) -> Sizes:
     """Return the sizes to fill into a command's words."""
-    return Sizes(micro_batch, steps, request.world_size)
+    alone = request.variant.lone_rank
+    return Sizes(micro_batch, steps, request.world_size if alone is None else alone.world_size)
 
 
 def nccl_memory(communicators: tuple[int, ...]) -> NcclMemory:

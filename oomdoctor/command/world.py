@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from oomdoctor.command.lone_rank import share_of_command
+from oomdoctor.command.lone_rank import mesh_of, share_of_command
 from oomdoctor.command.probe import engine_for_command, probe_command
 from oomdoctor.command.supervisor import CommandSupervisor
 from oomdoctor.errors import UsageError
 from oomdoctor.results import EnvironmentVariable, LoneRank, Outcome, RankResult, Reason
 from oomdoctor.run.launcher import parse_ranks
-from oomdoctor.search.probe_search import micro_steps
+from oomdoctor.search.probe_search import micro_steps, share_of
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -62,7 +62,10 @@ def probe_ranks(request: ProbeRequest, progress: Progress, *, stop: CancelToken 
         NoAnswerError: No null GPU, or a time limit.
         KeyboardInterrupt: The stop was set.
     """
-    ranks = parse_ranks(request.ranks, request.world_size, "--rank")
+    mesh = mesh_of(request)
+    request = replace(request, world_size=mesh.world_size)
+    ranks = parse_ranks(request.ranks, mesh.world_size, "--rank", mesh.pipeline_ranks)
+    share_of(request.target_batch, mesh.data_parallel if request.target_batch else 1)  # refused before anything runs
     if engine_for_command(request).kind != "null":
         raise UsageError(
             "ranks run alone on the null GPU only, and a GPU of this machine was chosen",
@@ -94,7 +97,8 @@ def _request_of(request: ProbeRequest, rank: int, objects: str, known: int) -> P
     """Return the question of one rank; what an earlier one found is run too, so that their memory can be compared."""
     variables = (*request.variant.environment, EnvironmentVariable("OOMDOCTOR_LONE_OBJECTS", objects))
     variant = replace(request.variant, lone_rank=LoneRank(rank, request.world_size), environment=variables)
-    return replace(request, variant=variant, profile_micro_batch=known or request.profile_micro_batch)
+    size = known or request.profile_micro_batch
+    return replace(request, variant=variant, world_size=mesh_of(request).data_parallel, profile_micro_batch=size)
 
 
 def _trial_at(result: ProbeResult, size: int) -> Trial | None:
@@ -129,7 +133,9 @@ def _reasons(request: ProbeRequest, ranks: Sequence[RankResult], limiting: int) 
     ran = f"each of {names} of {world} ran alone on a null GPU, whose NCCL waits for nobody; `--rank` names others"
     found = [Reason("ranks", ran)]
     if request.target_batch is not None:
-        found.append(Reason("accumulation", f"all {world} ranks are taken to share the target batch"))
+        sharing = mesh_of(request).data_parallel
+        who = f"all {world} ranks are taken to" if request.mesh is None else f"{sharing} ranks of `{request.mesh}`"
+        found.append(Reason("accumulation", f"{who} share the target batch"))
     return [*found, Reason("limited_by_rank", f"rank {limiting} {_difference(ranks, limiting)}")]
 
 
@@ -141,7 +147,7 @@ def _difference(ranks: Sequence[RankResult], limiting: int) -> str:
         return f"has the smallest maximum, {own.maximum}; on rank {largest.rank} it is {largest.maximum}"
     least = min(ranks, key=lambda each: each.peak_reserved_bytes or 0)
     if own.peak_reserved_bytes is None or own.peak_reserved_bytes == least.peak_reserved_bytes:
-        return "is the first; all of them reserve the same" if own.maximum else "is the first on which nothing fits"
+        return "is the first of those that ran; all of them reserve the same"
     phase = max(own.phases, key=lambda each: each.peak_allocated_bytes).phase
     more = own.peak_reserved_bytes - (least.peak_reserved_bytes or 0)
     return f"reserves {format_size(more)} more than rank {least.rank}, and its peak is in {phase}"

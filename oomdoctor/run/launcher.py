@@ -7,6 +7,7 @@ is asked itself, since that is much; it is stopped where it would start the rank
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 from dataclasses import dataclass, field
@@ -165,7 +166,7 @@ def launch_alone(
         return launch
     if ranks is not None:
         raise UsageError(
-            "`--rank` names ranks that run alone, and here no launcher starts fewer ranks than the world has",
+            "`--rank` and `--mesh` are of ranks that run alone, and here no launcher starts fewer than the world has",
             hint="give the world with it: `--world-size 64 --rank 0,last -- torchrun --nproc-per-node 8 train.py`",
         )
     return None
@@ -246,18 +247,85 @@ def _with_several(arguments: Sequence[str]) -> list[str]:
 FIRST, LAST, DISTINCT = "first", "last", "all-distinct"
 
 
-def parse_ranks(text: str | None, world_size: int, option: str = "rank") -> tuple[int, ...]:
+DATA_DIMENSIONS: Final = ("dp", "data", "fsdp", "shard", "replicate", "ep")
+MODEL_DIMENSIONS: Final = ("tp", "tensor", "cp", "context", "sp", "sequence")
+PIPELINE_DIMENSIONS: Final = ("pp", "pipeline")
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Dimensions of a world's device mesh, outermost first.
+
+    Attributes:
+        sizes: Ranks along each, by name.
+    """
+
+    sizes: dict[str, int]
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.sizes.values())
+
+    @property
+    def data_parallel(self) -> int:
+        """Number of ranks that share the target batch: those that take samples of their own."""
+        return math.prod(size for name, size in self.sizes.items() if _kind(name) in DATA_DIMENSIONS)
+
+    @property
+    def pipeline_ranks(self) -> set[int]:
+        """The first rank of each pipeline stage."""
+        names = list(self.sizes)
+        for index, name in enumerate(names):
+            if _kind(name) in PIPELINE_DIMENSIONS:
+                stride = math.prod(self.sizes[inner] for inner in names[index + 1 :])
+                return {stage * stride for stage in range(self.sizes[name])}
+        return set()
+
+
+def parse_mesh(text: str, option: str = "mesh") -> Mesh:
+    """Read dimensions such as `dp=8,tp=4`.
+
+    Args:
+        text: Names and sizes, outermost first.
+        option: What the user calls it.
+
+    Raises:
+        UsageError: It is none, or a name says nothing of what is divided along it.
+    """
+    known = (*DATA_DIMENSIONS, *MODEL_DIMENSIONS, *PIPELINE_DIMENSIONS)
+    sizes: dict[str, int] = {}
+    for word in text.split(","):
+        name, _, size = word.strip().partition("=")
+        if _kind(name) not in known or not size.isdigit() or int(size) < 1 or name in sizes:
+            raise UsageError(
+                f"`{option} {text}` is no mesh: `{word.strip()}`",
+                hint=f"give each dimension once and outermost first, as in `dp=8,tp=4`; names: {', '.join(known)}",
+            )
+        sizes[name] = int(size)
+    return Mesh(sizes)
+
+
+def _kind(name: str) -> str:
+    """Return what a dimension's name begins with, as `dp` of `dp_shard`."""
+    return name.partition("_")[0]
+
+
+def parse_ranks(
+    text: str | None, world_size: int, option: str = "rank", distinct: Iterable[int] = ()
+) -> tuple[int, ...]:
     """Return the ranks that are asked about, in ascending order: numbers, `first`, `last` and `all-distinct`.
 
     Args:
         text: Such as `0,last`; None for `all-distinct`, which is the first and the last.
         world_size: Number of ranks.
         option: What the user calls it.
+        distinct: Ranks that `all-distinct` stands for besides.
 
     Raises:
         UsageError: It is none of these, or the world has no such rank.
     """
-    words = {FIRST: {0}, LAST: {world_size - 1}, DISTINCT: {0, world_size - 1}}
+    words = {FIRST: {0}, LAST: {world_size - 1}, DISTINCT: {0, world_size - 1, *distinct}}
     found: set[int] = set()
     for word in (text or DISTINCT).split(","):
         name = word.strip()

@@ -70,8 +70,9 @@ def probe(
         NoAnswerError: No device, a crash, or a time limit.
         KeyboardInterrupt: The stop was set.
     """
+    launch = launch_of(request)
     if request.command is not None:
-        probe_it = probe_command if launch_of(request) is None else probe_ranks
+        probe_it = probe_command if launch is None else probe_ranks
         return probe_it(request, progress, stop=stop)
     with _running(request, progress, engine, stop, start) as run:
         search = None if run.loaded.placement_error else run.probe_search.find_maximum(run.loaded.weights_bytes or 0)

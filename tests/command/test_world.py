@@ -93,7 +93,7 @@ def test_ranks_without_a_world_are_refused(directory: Path) -> None:
     """`--rank` says nothing where all processes of the command run."""
     ended = ask(directory, "--rank", "0", "--", *LAUNCHER, *SCRIPT[:3])
     assert ended.returncode == 2
-    assert "`--rank` names ranks that run alone" in ended.stderr
+    assert "`--rank` and `--mesh` are of ranks that run alone" in ended.stderr
 
 
 def test_a_run_tells_what_each_rank_needs(directory: Path) -> None:
@@ -114,3 +114,24 @@ def test_a_run_of_ranks_needs_a_card(directory: Path) -> None:
     ended = run_here(["run", "--world-size", "16", "--", *LAUNCHER, "uneven_ranks.py"], directory)
     assert ended.returncode == 2
     assert "ranks run alone on the null GPU only" in ended.stderr
+
+
+def test_a_mesh_divides_the_target(directory: Path) -> None:
+    """Of four data-parallel and two tensor-parallel ranks, four share the target; the command is told all eight."""
+    words = ("env", "WORLD={world_size}", *LAUNCHER, *SCRIPT)
+    question = ("--target-batch", "4", "--mesh", "dp=4,tp=2", "--rank", "first", "--fresh")
+    found = answer(directory, *question, "--", *words)
+    assert found["accumulation"]["effective_batch"] == 4
+    assert found["accumulation"]["micro_batches"] == [1]
+    assert "WORLD=8" in found["command_plan"]["run"]
+    assert "4 ranks of `dp=4,tp=2` share the target batch" in [reason["text"] for reason in found["reasons"]]
+
+
+def test_a_mesh_that_is_not_the_world_is_refused(directory: Path) -> None:
+    """A mesh says the world size itself, and has to divide the target."""
+    ended = ask(directory, "--world-size", "16", "--mesh", "dp=4,tp=2", "--", *LAUNCHER, *SCRIPT)
+    assert ended.returncode == 2
+    assert "has 8 ranks, and `--world-size` says 16" in ended.stderr
+    ended = ask(directory, "--target-batch", "6", "--mesh", "dp=4,tp=2", "--", *LAUNCHER, *SCRIPT)
+    assert ended.returncode == 2
+    assert "does not divide by world size 4" in ended.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oomdoctor.errors import UsageError
-from oomdoctor.run.launcher import Launch, launch_alone, parse_ranks, read_launch
+from oomdoctor.run.launcher import Launch, launch_alone, parse_mesh, parse_ranks, read_launch
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_ranks_run_alone_only_where_the_launcher_starts_too_few(environment: dic
     assert launch_alone(command, 8, None, environment) is None
     assert launch_alone(command, None, None, environment) is None
     assert launch_alone(command, 16, "0", environment) is not None
-    with pytest.raises(UsageError, match="`--rank` names ranks that run alone"):
+    with pytest.raises(UsageError, match="`--rank` and `--mesh` are of ranks that run alone"):
         launch_alone(command, 8, "0", environment)
 
 
@@ -111,3 +111,20 @@ def test_accelerate_is_asked_itself() -> None:
     variables = launch.variables(9, 16)
     assert (variables["ACCELERATE_MIXED_PRECISION"], variables["ACCELERATE_USE_FSDP"]) == ("bf16", "true")
     assert (variables["RANK"], variables["LOCAL_RANK"]) == ("9", "1")
+
+
+def test_a_mesh_says_who_shares_the_target_and_which_ranks_are_distinct() -> None:
+    """Tensor, context and pipeline parallel ranks share samples; each pipeline stage has a rank of its own."""
+    mesh = parse_mesh("pp=4, dp_replicate=2, dp_shard=8,tp=2")
+    assert (mesh.world_size, mesh.data_parallel, mesh.pipeline_ranks) == (128, 16, {0, 32, 64, 96})
+    assert parse_ranks(None, 128, distinct=mesh.pipeline_ranks) == (0, 32, 64, 96, 127)
+    inner = parse_mesh("dp=8,pp=2")
+    assert (inner.data_parallel, inner.pipeline_ranks) == (8, {0, 1})
+    assert parse_mesh("dp=64,tp=8").pipeline_ranks == set()
+
+
+@pytest.mark.parametrize("text", ["dp", "dp=0", "dp=x", "dp=2,dp=2", "width=2", ""])
+def test_what_is_no_mesh_is_refused(text: str) -> None:
+    """A dimension without a size, twice, or of a name that says nothing is refused."""
+    with pytest.raises(UsageError, match="is no mesh"):
+        parse_mesh(text)
