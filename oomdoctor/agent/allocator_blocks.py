@@ -208,8 +208,9 @@ def read_trace(events: Iterable[Mapping[str, Any]], step_ends: Sequence[int] = (
     found: AllocationTrace = []
     allocations = 0
     relevant = [event for event in events if event["action"] in ("alloc", "free_completed")]
-    for count, event in enumerate(relevant[: max(step_ends, default=None)]):
-        if count in step_ends:
+    ends = set(step_ends)
+    for count, event in enumerate(relevant[: max(ends, default=None)]):
+        if count in ends:
             found.append(STEP_END)
         address = event["addr"]
         if event["action"] == "alloc":

@@ -3,7 +3,8 @@
 Rows that a mask selects, where the mask comes from what was computed, count with the most that there can be: all of
 them. Choices among a few, as a router's of its experts, are spread evenly: each expert gets as many tokens as the
 others, which is what its training aims at. Whatever the program makes of such choices (`one_hot`, `where`, counts of
-tokens) follows as from values that are known. Indices of a sparse gradient count as different from each other.
+tokens) follows as from values that are known. Values of which the different ones are sought, and indices of a sparse
+gradient, count as different from each other.
 """
 
 # ruff: noqa: ANN401, FBT001, SLF001 - torch has no type here, nor public ways; arguments are those of its operators
@@ -11,6 +12,7 @@ tokens) follows as from values that are known. Indices of a sparse gradient coun
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import unknown_reads
@@ -42,6 +44,8 @@ class AssumedValues:
             warnings.simplefilter("ignore")  # torch 2.6 warns of kernels that are replaced
             for name in ("nonzero", "topk", "argmax", "max.dim"):
                 library.impl(name, getattr(self, f"_{name.partition('.')[0]}"), "CUDA")
+            for name in ("_unique2", "unique_consecutive", "unique_dim"):
+                library.impl(name, partial(self._unique, getattr(self._aten, name)), "AutogradCUDA")
             for key in ("SparseCUDA", "AutogradCUDA"):
                 library.impl("coalesce", self._coalesce, key)
 
@@ -54,6 +58,24 @@ class AssumedValues:
         with self._known.answering(tensor.numel()):
             self._aten.nonzero.out(tensor, out=found)
         return self._known.kept(found, lambda: self._torch.ones(tensor.shape, dtype=self._torch.bool).nonzero())
+
+    def _unique(self, operator: Any, tensor: Any, *args: Any, **options: Any) -> Any:
+        """Find the different values; of values that are not known, every one counts as another."""
+        with self._torch._C._AutoDispatchBelowAutograd():
+            if not guarded(self._is_unknown)(tensor):
+                return operator(tensor, *args, **options)
+            given = dict(zip((argument.name for argument in operator.default._schema.arguments[1:]), args))
+            dim = {**given, **options}.get("dim")
+            count = tensor.numel() if dim is None else tensor.shape[dim]
+            unknown_reads.note("bound")
+            with self._known.answering(count):
+                values, inverse, counts = operator(tensor, *args, **options)
+        ordinals = self._torch.arange(count)
+        return (
+            values,
+            self._known.kept(inverse, lambda: ordinals.reshape(inverse.shape), "bound"),
+            self._known.kept(counts, lambda: self._torch.ones_like(counts, device="cpu"), "bound"),
+        )
 
     def _topk(self, tensor: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002, FBT002 - as of PyTorch
         values, indices = tensor.new_empty(0), tensor.new_empty(0, dtype=self._torch.long)

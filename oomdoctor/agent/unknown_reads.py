@@ -64,6 +64,7 @@ class _Line:
     def __init__(self, place: str, text: str, effect: Effect) -> None:
         self.place, self.text, self.effect = place, text, effect
         self.last = self.since_progress = 0
+        self.error: bytes | None = None  # kept, since C is given its address
 
 
 class _State:
@@ -154,14 +155,17 @@ def _noted(frame: FrameType) -> int | None:
         line = _STATE.lines[key] = _line(reading, program)
     line.since_progress += 1
     line.last = _STATE.total
-    if line.since_progress < _MOST_READS or time.monotonic() - _STATE.progress_at < _LONGEST_SECONDS:
+    if line.effect == "size" or line.since_progress < _MOST_READS:  # nobody waits for a tensor of another size
+        return None
+    if time.monotonic() - _STATE.progress_at < _LONGEST_SECONDS:
         return None
     line.since_progress = 0
-    _STATE.error = (
+    line.error = (
         f"`{line.text}` at {line.place} was read {_MOST_READS:,} times without a step: a loop waits for a value that "
         "the null GPU does not have, since it computes nothing"
     ).encode()
-    return ctypes.cast(ctypes.c_char_p(_STATE.error), ctypes.c_void_p).value
+    _STATE.error = line.error
+    return ctypes.cast(ctypes.c_char_p(line.error), ctypes.c_void_p).value
 
 
 def _reader(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:

@@ -19,7 +19,10 @@ PLAIN_ITERATIONS: Final = 2
 """Optimizer steps of a trial: the first creates the optimizer's state, and the second has the peak of training."""
 
 MOST_ITERATIONS: Final = 64
-"""Steps after which growth that has not ended is taken for a leak."""
+"""Steps of a command after which growth that has not ended is taken for a leak."""
+
+LONGEST_GROWTH: Final = 520
+"""The same of a file, whose steps cost less, at its first size: queues have up to some hundred entries."""
 
 ANSWER_ITERATIONS: Final = 8
 """Steps that are run at the answer where memory goes on growing, and at each size where the allocator gave back its

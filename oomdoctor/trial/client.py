@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol, Self, TypeAlias, Ty
 
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.results import Outcome
-from oomdoctor.search.growth import ANSWER_ITERATIONS, MOST_ITERATIONS, PLAIN_ITERATIONS, growth_of, outlasted
+from oomdoctor.search.growth import ANSWER_ITERATIONS, LONGEST_GROWTH, PLAIN_ITERATIONS, growth_of, outlasted
 from oomdoctor.search.trial_source import TrialNotes, TrialSource
 from oomdoctor.trial.dependencies import UNWATCHED, Dependencies
 from oomdoctor.trial.process import ChannelClosedError, ChannelTimeoutError, GuardedProcess, channel_to_child
@@ -301,7 +301,7 @@ class WorkerTrialSource(TrialSource):
 
     def _watch_growth(self, question: RunTrial) -> None:
         """Run more steps at a size, to see whether memory grows from each to the next, and until when."""
-        done = self._run(replace(question, iterations=MOST_ITERATIONS, until_settled=True))
+        done = self._run(replace(question, iterations=LONGEST_GROWTH, until_settled=True))
         ran_out = done.trial.outcome is not Outcome.FITS
         self.notes.growth = growth_of(done.ends, question.micro_batch, done.holder, ran_out=ran_out)
         self._iterations = self.notes.growth.iterations

@@ -25,7 +25,7 @@ from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.oom.classifier import Evidence, classify
 from oomdoctor.remedies.applied import Changes
 from oomdoctor.results import Outcome, Phase, PhaseName, Trial
-from oomdoctor.search.growth import ANSWER_ITERATIONS, PLAIN_ITERATIONS, is_settled
+from oomdoctor.search.growth import ANSWER_ITERATIONS, MOST_ITERATIONS, PLAIN_ITERATIONS, is_settled
 from oomdoctor.target.contract import Target, make_one_batch, step_failure, take_loss
 from oomdoctor.target.placement import BatchShape, place, tensors_in
 from oomdoctor.trial.device import (
@@ -131,6 +131,8 @@ class TrialMeter(WorkerMeter):
 
 
 _LONGEST_WATCH_SECONDS = 30.0
+_LONGER_WATCH_SECONDS = 3.0
+"""After `MOST_ITERATIONS` most growth is a leak, which need not be watched for longer."""
 _LONGEST_RELEASE_SECONDS = 0.5
 _PAUSE_SECONDS = 0.005
 
@@ -384,7 +386,8 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
             optimizer.zero_grad(set_to_none=True)
         training.ends.append(_stat("requested_bytes.all.current"))  # a block may be larger, which is no growth
         meter.step_ended()
-        is_long = step >= ANSWER_ITERATIONS and time.monotonic() - started > _LONGEST_WATCH_SECONDS
+        seconds = _LONGEST_WATCH_SECONDS if step < MOST_ITERATIONS else _LONGER_WATCH_SECONDS
+        is_long = step >= ANSWER_ITERATIONS and time.monotonic() - started > seconds
         if training.is_over(question) or (question.until_settled and is_long):
             break
     if setup.computes and loss is not None:

@@ -57,6 +57,9 @@ class Experts(nn.Module):
         outputs = [expert(part) for expert, part in zip(self.experts, parts) if len(part)]
         return torch.cat(outputs)[order.argsort()].view(len(tokens), TOP, -1).sum(1)
 
+    def by_value(self, tokens, probabilities):
+        return self.experts[0](tokens[: len(torch.unique((probabilities[:, 0] * 1000).long()))])
+
     def by_threshold(self, tokens, probabilities):
         return self.experts[0](tokens[probabilities[:, 0] > 0.5])
 
@@ -81,7 +84,8 @@ _CAPACITY = 512 << 20  # bytes
         ("by_mask", 2, "`torch.where(mask[number].squeeze(0))` at model.py:24 (spread evenly)"),
         ("by_capacity", 1, "`mask.sum(0).nonzero()` at model.py:32 (spread evenly)"),
         ("by_counts", 2, "`torch.bincount(chosen, minlength=COUNT).tolist()` at model.py:38 (spread evenly)"),
-        ("by_threshold", 1, "`tokens[probabilities[:, 0] > 0.5]` at model.py:44 (the most rows that there can be)"),
+        ("by_value", 1, "`torch.unique((probabilities[:, 0] * 1000).long())` at model.py:44 (the most rows"),
+        ("by_threshold", 1, "`tokens[probabilities[:, 0] > 0.5]` at model.py:47 (the most rows that there can be)"),
     ],
 )
 def test_rows_that_computed_values_choose_are_counted(

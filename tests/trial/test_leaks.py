@@ -91,6 +91,13 @@ def test_a_leak_is_reported(
     assert not any("new process" in warning for warning in found["warnings"])
 
 
+def test_a_long_queue_is_no_leak(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """A queue that is full after seventy steps is waited for at the first size."""
+    queue = {"kept": "deque(maxlen=140)", "in_step": "kept.append(output.detach())"}
+    found = _probed(oomdoctor_here, tmp_path, "--capacity", "400MiB", **queue)
+    assert "growth ends in optimizer step 7" in found["warnings"][0]
+
+
 def test_growth_that_ends_raises_the_peak(oomdoctor_here: Run, tmp_path: Path) -> None:
     """A queue of the last 20 outputs is full after some steps, and the answer is what fits then."""
     found = _probed(oomdoctor_here, tmp_path, kept="deque(maxlen=20)", in_step="kept.append(output.detach())")
