@@ -141,11 +141,19 @@ def question(result: ProbeResult) -> list[str]:
     ]
 
 
+_FAR: Final = 0.85
+"""A recommended size below this part of the maximum is smaller than the headroom alone makes it."""
+
+
 def _recommendation(result: ProbeResult) -> str:
     recommended, free = result.micro_batch.recommended, percent(result.headroom)
     if recommended == 0:
         return f"none: no tested size leaves {free} of the capacity free"
-    return f"{recommended}, which leaves at least {free} of the capacity free"
+    text = f"{recommended}, which leaves at least {free} of the capacity free"
+    if recommended < _FAR * result.micro_batch.maximum and result.micro_batch.limited_by == "memory":
+        # Memory lies in pieces: what is reserved and in no tensor is what a larger size would have to have given back.
+        text += "; to run larger ones, PyTorch is likely to give back its cache and ask again, which takes time"
+    return text
 
 
 def _nothing_fits(result: ProbeResult) -> str:
