@@ -64,8 +64,9 @@ class AssumedValues:
         with self._torch._C._AutoDispatchBelowAutograd():
             if not guarded(self._is_unknown)(tensor):
                 return operator(tensor, *args, **options)
-            given = dict(zip((argument.name for argument in operator.default._schema.arguments[1:]), args))
-            dim = {**given, **options}.get("dim")
+            names = [argument.name for argument in operator.default._schema.arguments[1:]]
+            given = {**dict(zip(names, args)), **options}  # noqa: B905 - Python 3.8 has no `strict`
+            dim = given.get("dim")
             count = tensor.numel() if dim is None else tensor.shape[dim]
             unknown_reads.note("bound")
             with self._known.answering(count):
