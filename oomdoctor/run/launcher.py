@@ -50,7 +50,10 @@ def told(a):
     flags = [bool(a.module), bool(a.no_python)]
     print("\\n" + json.dumps([int(a.nproc_per_node), nodes, *flags, words, made]), flush=True)
     os._exit(0)
+def refused(*_, **__):
+    sys.exit("it would start a single process: give `--multi_gpu`, or a configuration that has several")
 run.run = told
+launch.simple_launcher = launch.sagemaker_launcher = launch.tpu_launcher = launch.tpu_pod_launcher = refused
 parser = launch.launch_command_parser()
 args = parser.parse_args()
 launch.launch_command(args)
@@ -232,21 +235,20 @@ def _ask_accelerate(before: Sequence[str], arguments: Sequence[str], environment
         )
     local, nodes, is_module, has_no_python, rest, made = json.loads(lines[-1])
     words = (*(before[:-1] if has_no_python else (*before, "-u")), *(("-m",) if is_module else ()), *rest)
-    is_own = several != list(arguments)
+    is_own = "--num_processes" in several[: len(several) - len(arguments)]
     return Launch(_ACCELERATE, 1 if is_own else local * nodes, None if is_own else local, words, None, made)
 
 
 def _with_several(arguments: Sequence[str]) -> list[str]:
-    """Have accelerate start several ranks where it is not told how many, since it goes another way for one."""
+    """Have accelerate start several ranks, which it does only for GPUs that it finds, or where it is told to."""
     given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in arguments}
-    if given & {"num_processes", "config_file", "multi_gpu", "use_deepspeed", "use_fsdp"}:
+    if given & {"config_file", "multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm"}:
         return list(arguments)
-    return ["--multi_gpu", "--num_processes", str(_PROCESSES_A_NODE), "--num_machines", "1", *arguments]
+    count = [] if "num_processes" in given else ["--num_processes", str(_PROCESSES_A_NODE)]
+    return ["--multi_gpu", *count, *arguments]
 
 
 FIRST, LAST, DISTINCT = "first", "last", "all-distinct"
-
-
 DATA_DIMENSIONS: Final = ("dp", "data", "fsdp", "shard", "replicate", "ep")
 MODEL_DIMENSIONS: Final = ("tp", "tensor", "cp", "context", "sp", "sequence")
 PIPELINE_DIMENSIONS: Final = ("pp", "pipeline")

@@ -11,6 +11,8 @@ import pytest
 from oomdoctor.errors import UsageError
 from oomdoctor.run.launcher import Launch, launch_alone, parse_mesh, parse_ranks, read_launch
 
+BIN = Path(sys.executable).parent
+
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
@@ -101,16 +103,32 @@ def test_ranks_run_alone_only_where_the_launcher_starts_too_few(environment: dic
         launch_alone(command, 8, "0", environment)
 
 
-def test_accelerate_is_asked_itself() -> None:
+def _accelerate(line: str) -> Launch:
+    return _read(f"accelerate launch {line}", {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"})
+
+
+def test_accelerate_is_asked_itself(tmp_path: Path) -> None:
     """What `accelerate launch` makes of its options reaches the rank, and nothing of it starts the script."""
-    line = "accelerate launch --mixed_precision bf16 --use_fsdp --fsdp_version 2 --num_processes 8 train.py --lr 1"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    launch = _read(line, {**os.environ, "PATH": path})
-    assert launch.command(0)[-4:] == ("-u", "train.py", "--lr", "1")
-    assert (launch.processes, launch.local_world_size) == (8, 8)
-    variables = launch.variables(9, 16)
+    script = tmp_path / "train.py"
+    script.write_text("from pathlib import Path\nPath(__file__).with_name('started').touch()\n")
+    fsdp = _accelerate(f"--mixed_precision bf16 --use_fsdp --fsdp_version 2 --num_processes 8 {script} --lr 1")
+    assert fsdp.command(0)[-4:] == ("-u", str(script), "--lr", "1")
+    assert (fsdp.processes, fsdp.local_world_size) == (8, 8)
+    variables = fsdp.variables(9, 16)
     assert (variables["ACCELERATE_MIXED_PRECISION"], variables["ACCELERATE_USE_FSDP"]) == ("bf16", "true")
     assert (variables["RANK"], variables["LOCAL_RANK"]) == ("9", "1")
+    plain = _accelerate(f"--num_processes 4 {script}")
+    assert (plain.processes, plain.local_world_size) == (4, 4)
+    undecided = _accelerate(f"--mixed_precision fp16 {script}")
+    assert (undecided.processes, undecided.local_world_size) == (1, None)
+    assert not script.with_name("started").exists()
+
+
+def test_accelerate_that_would_start_one_process_is_refused(tmp_path: Path) -> None:
+    """A configuration of a single process is refused, and the script is not started."""
+    (tmp_path / "one.yaml").write_text("distributed_type: 'NO'\nnum_processes: 1\nuse_cpu: false\n")
+    with pytest.raises(UsageError, match="it would start a single process"):
+        _accelerate(f"--config_file {tmp_path / 'one.yaml'} train.py")
 
 
 def test_a_mesh_says_who_shares_the_target_and_which_ranks_are_distinct() -> None:
