@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LARGEST_BYTES = 64 << 20
 """Bytes of a storage up to which values are kept."""
 _KEY = "TESTING_ONLY_GenericWrapper"
-_VALUES = "_oomdoctor_values"
+VALUES = "_oomdoctor_values"
 _MAKERS = (
     "zeros", "ones", "full", "arange", "arange.start", "arange.start_step", "scalar_tensor", "zeros_like", "ones_like",
     "full_like", "new_zeros", "new_ones", "new_full",
@@ -147,7 +147,7 @@ class KnownValues:
         """Return the values of a tensor, as a tensor of the host with its layout; None where they are not known."""
         if tensor.is_cpu:
             return tensor
-        flat = getattr(tensor.untyped_storage(), _VALUES, None) if self._has_key(tensor) else None
+        flat = getattr(tensor.untyped_storage(), VALUES, None) if self._has_key(tensor) else None
         if flat is None:
             return None
         return flat.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
@@ -175,7 +175,7 @@ class KnownValues:
         with self._torch.inference_mode(mode=False):
             # A multiple of any element's size, so that it can be viewed as any type.
             flat = self._torch.zeros(-(-storage.nbytes() // 8) * 8, dtype=self._torch.uint8)
-            setattr(storage, _VALUES, flat)
+            setattr(storage, VALUES, flat)
             self.host(known).copy_(values)
         return known
 
@@ -202,14 +202,14 @@ class KnownValues:
 
     def _assume(self, tensor: Any, how: str) -> None:
         self._assumes = True
-        getattr(tensor.untyped_storage(), _VALUES).assumed = how
+        getattr(tensor.untyped_storage(), VALUES).assumed = how
 
     def _assumed(self, value: Any) -> str:
         """Return how one of the tensors' values was assumed; nothing where all are known."""
         if not self._assumes:
             return ""
         storages = [tensor.untyped_storage() for tensor in _tensors(value) if not tensor.is_cpu]
-        found = (getattr(getattr(storage, _VALUES, None), "assumed", "") for storage in storages)
+        found = (getattr(getattr(storage, VALUES, None), "assumed", "") for storage in storages)
         return next(filter(None, found), "")
 
     @contextmanager
@@ -378,7 +378,7 @@ class KnownValues:
 
     def _forget(self, tensor: Any) -> None:
         if self._has_key(tensor):
-            setattr(tensor.untyped_storage(), _VALUES, None)
+            setattr(tensor.untyped_storage(), VALUES, None)
 
     def _with_tensors(self, operator: Any, args: Any) -> Any:
         """Return the arguments with tensors where they are declared: kernels in Python receive numbers as numbers."""

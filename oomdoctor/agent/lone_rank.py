@@ -14,15 +14,18 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import hashlib
+import inspect
 import json
 import os
 import re
 import sys
 import traceback
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import imports
+from . import imports, known_values
 from .guard import guarded
 
 if TYPE_CHECKING:
@@ -210,6 +213,82 @@ def _alone_on_cpu(gloo: Any) -> Any:
     return ProcessGroupGloo
 
 
+# --- values on which ranks agree -------------------------------------------------------------------------------------
+
+_MOST_BYTES = 1 << 12
+"""Size of a tensor up to which its values are such as ranks vote by, or compare their lengths by."""
+
+
+def agreed_values(c10d: Any) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Return replacements of functions after which a tensor of known integers holds what all ranks would agree on.
+
+    All ranks are taken to vote as this one does; a sum is this rank's value times their number. What this rank
+    broadcasts stays; what another one does is known where that rank has run before.
+    """
+    return {
+        "all_reduce": lambda original: _after(original, lambda given: _reduced(c10d, given)),
+        "broadcast": lambda original: _after(original, lambda given: _broadcast(c10d, given)),
+    }
+
+
+def _after(original: Callable[..., Any], change: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+    """Return a function that gives its tensor values again, which the collective itself makes unknown."""
+    signature = inspect.signature(original)
+
+    def collective(*arguments: Any, **named: Any) -> Any:
+        storage = values = None
+        with suppress(Exception):  # wrong arguments are the original's to refuse
+            given = signature.bind(*arguments, **named)
+            given.apply_defaults()
+            values = _agreed(given.arguments, change)
+            storage = given.arguments["tensor"].untyped_storage()
+        work = original(*arguments, **named)
+        if storage is not None and values is not None:
+            setattr(storage, known_values.VALUES, values)
+        return work
+
+    return collective
+
+
+def _agreed(given: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> Any:
+    """Return the bytes of a tensor's storage after a collective; None where they are not known."""
+    tensor = given["tensor"]
+    values = known_values.host_values(tensor) if tensor.is_cuda else None
+    if values is None or tensor.untyped_storage().nbytes() > _MOST_BYTES:
+        return None
+    changed = change({**given, "values": values.clone()})
+    if changed is None:
+        return None
+    flat = getattr(tensor.untyped_storage(), known_values.VALUES).clone()
+    flat.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(changed)
+    return flat
+
+
+def _reduced(c10d: Any, given: dict[str, Any]) -> Any:
+    group = given.get("group") or c10d._get_default_group()  # noqa: SLF001
+    kinds = c10d.ReduceOp
+    if given["op"] == kinds.SUM:
+        return given["values"] * group.size()
+    return given["values"] if any(given["op"] == kind for kind in (kinds.MIN, kinds.MAX, kinds.AVG)) else None
+
+
+def _broadcast(c10d: Any, given: dict[str, Any]) -> Any:
+    group = given.get("group") or c10d._get_default_group()  # noqa: SLF001
+    source = given.get("group_src")
+    source = c10d.get_group_rank(group, given.get("src") or 0) if source is None else source
+    ranks = ",".join(map(str, c10d.get_process_group_ranks(group)))
+    _broadcasts[ranks] += 1
+    exchange = LoneExchange(f"{ranks}/values/{_broadcasts[ranks]}", group.rank(), group.size(), is_gather=False)
+    if source == group.rank():
+        exchange.give("values", json.dumps(given["values"].tolist()).encode())
+        return given["values"]
+    left = exchange.left("values")
+    return None if left is None else given["values"].new_tensor(json.loads(left))
+
+
+_broadcasts: Counter[str] = Counter()
+
+
 # --- objects ---------------------------------------------------------------------------------------------------------
 
 
@@ -248,11 +327,14 @@ class LoneExchange:
             return self._given[name]
         if self._is_gather and self._given:
             return next(iter(self._given.values()))
-        if self._file(name).is_file():
-            return self._file(name).read_bytes()
-        raise refuse(
-            "waits for an object of another rank", "ask about that rank too, which then runs first: `--rank first,last`"
-        )
+        left = self.left(name)
+        if left is not None:
+            return left
+        raise refuse("waits for an object of another rank", _hint_for_objects())
+
+    def left(self, name: str) -> bytes | None:
+        """Return what a rank left that ran before; None where none did."""
+        return self._file(name).read_bytes() if self._file(name).is_file() else None
 
     def wait_for_all(self) -> None:
         """Pass: nobody else comes."""
@@ -260,6 +342,13 @@ class LoneExchange:
     def _file(self, name: str) -> Path:
         key = hashlib.sha256(f"{self._name}/{name}".encode()).hexdigest()[:32]
         return Path(os.environ["OOMDOCTOR_LONE_OBJECTS"]) / key
+
+
+def _hint_for_objects() -> str:
+    """Return what helps where an object is waited for: of a pipeline, the shapes that its stages ask each other for."""
+    if any("/distributed/pipelining/" in frame.filename for frame in traceback.extract_stack()):
+        return "give `PipelineStage` its `input_args` and `output_args` on `meta`, so that no stage asks for them"
+    return "ask about that rank too, which then runs first: `--rank first,last`"
 
 
 def write_peaks(torch: Any, communicators: Any) -> None:

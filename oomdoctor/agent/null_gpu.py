@@ -204,6 +204,8 @@ def _patch_torch() -> None:
     c10d = sys.modules["torch.distributed.distributed_c10d"]
     if lone_rank.is_lone():
         lone_rank.patch_c10d(c10d)
+        for name, replacement in lone_rank.agreed_values(c10d).items():
+            _replace(c10d.__name__, name, replacement)
     for name, replacement in object_collectives.replacements(sys.modules["torch"], c10d).items():
         _replace(c10d.__name__, name, replacement)
     _replace("torch.distributed", "_verify_params_across_processes", _verify_nothing)

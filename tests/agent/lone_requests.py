@@ -60,6 +60,27 @@ def cpu_values() -> Any:
     return value.tolist()
 
 
+def votes() -> Any:
+    vote, count = torch.tensor([1], device="cuda"), torch.tensor([[3, 4]], device="cuda")
+    dist.all_reduce(vote, op=dist.ReduceOp.MIN)
+    dist.all_reduce(count)
+    return [vote.item(), count.tolist()]
+
+
+def lengths() -> Any:
+    length = torch.tensor([7 if dist.get_rank() == 0 else 0], device="cuda")
+    dist.broadcast(length, src=0)
+    return length.item()
+
+
+def stages() -> Any:
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    stage = PipelineStage(torch.nn.Linear(8, 8).cuda(), dist.get_rank(), dist.get_world_size(), torch.device("cuda"))
+    schedule = ScheduleGPipe(stage, n_microbatches=8, loss_fn=torch.nn.functional.mse_loss)
+    return schedule.step(*([torch.ones(8, 8, device="cuda")] if dist.get_rank() == 0 else []))
+
+
 def splits() -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -94,6 +115,9 @@ ASKED: dict[str, Callable[[], Any]] = {
     "received": received,
     "store_key": store_key,
     "cpu_values": cpu_values,
+    "votes": votes,
+    "lengths": lengths,
+    "stages": stages,
     "splits": splits,
     "spawned": spawned,
     "called": called,

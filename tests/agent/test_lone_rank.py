@@ -119,3 +119,19 @@ def test_what_a_rank_cannot_do_alone_is_refused_by_name(python: str) -> None:
         assert "`gloo`, whose ranks talk through the CPU" in answer["gloo_world"]
         assert "`torch.multiprocessing.spawn`" in answer["spawned"]
         assert "`torch.distributed.rpc`" in answer["called"]
+
+
+@each_python
+def test_ranks_agree_on_votes_and_lengths(python: str) -> None:
+    """A vote is this rank's, a sum is its value from each, and a number that the first rank gave is known."""
+    for answer in _requests(python):
+        assert answer["votes"] == [1, [[24, 32]]]
+        assert answer["lengths"] == 7
+
+
+@each_python
+def test_a_pipeline_that_asks_for_shapes_is_told_what_to_give(python: str) -> None:
+    """Stages that ask each other for the shapes of what they send are refused with the arguments that say them."""
+    for answer in _requests(python):
+        assert "lone_requests.py, line " in answer["stages"]
+        assert "give `PipelineStage` its `input_args` and `output_args`" in answer["stages"]
