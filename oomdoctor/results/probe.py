@@ -8,7 +8,7 @@ from typing import Literal
 
 from oomdoctor.codec import ADDED_LATER
 from oomdoctor.errors import NoAnswerError
-from oomdoctor.results.snapshot import Category, CategoryBytes, TimelinePoint
+from oomdoctor.results.snapshot import Category, CategoryBytes, LineBytes, TimelinePoint
 from oomdoctor.results.variant import Variant
 
 
@@ -100,6 +100,8 @@ class StepMemory:
         phases: Memory by phase, in order.
         timeline: Memory over both iterations, thinned to at most 400 points, each with the number of events until it;
             times are None, so that two runs agree.
+        source_lines: Memory at the peak by operator, the user's line and category, largest first, which sums to the
+            peak; empty where operators could not be watched.
     """
 
     micro_batch: int
@@ -114,6 +116,7 @@ class StepMemory:
     category_peaks: tuple[ModuleBytes, ...]
     phases: tuple[PhaseMemory, ...]
     timeline: tuple[TimelinePoint, ...]
+    source_lines: tuple[LineBytes, ...] = field(default=(), metadata=ADDED_LATER)
 
 
 class Outcome(StrEnum):

@@ -64,6 +64,26 @@ class CategoryBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class LineBytes:
+    """Memory of one category that one operator allocated for one of the user's lines.
+
+    Attributes:
+        operator: Such as `aten::addmm`; None for what no operator allocated while it was watched, such as weights.
+        line: The innermost of the user's lines, such as `model.py:12`; of the backward, the line whose operator's
+            gradient was computed; None where none is known.
+        category: What it is for.
+        allocated_bytes: Bytes in live blocks.
+        blocks: How many blocks.
+    """
+
+    operator: str | None
+    line: str | None
+    category: Category
+    allocated_bytes: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryLine:
     """Memory that one line of code allocated.
 

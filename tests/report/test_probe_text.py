@@ -16,6 +16,7 @@ from memory_documents import profiled, step_memory
 from rich.cells import cell_len
 
 from oomdoctor.output import Terminal
+from oomdoctor.report.probe.html import render as page
 from oomdoctor.report.probe.text import render
 from oomdoctor.report.terminal import MINIMUM_WIDTH
 from oomdoctor.results import (
@@ -23,6 +24,7 @@ from oomdoctor.results import (
     Category,
     CommandPlan,
     Device,
+    LineBytes,
     MicroBatch,
     ModuleBytes,
     Outcome,
@@ -360,3 +362,19 @@ def test_an_answer_without_a_target_says_how_to_ask_for_one() -> None:
     text = plain(gpt2(accumulation=None))
     assert "To reach a target batch" not in text
     assert "steps of one micro-batch; `--target-batch` plans the accumulation" in text
+
+
+def test_lines_of_the_users_code_are_listed() -> None:
+    """The largest first, each with the operator that holds most; what no line accounts for is in the JSON alone."""
+    parts = (
+        ("aten::mm", "model.py:9", Category.GRADIENTS, 3),
+        ("aten::_log_softmax", "model.py:12", Category.ACTIVATIONS, 4),
+        ("aten::add", "model.py:12\x1b[31m", Category.WORKSPACE, 1),
+        (None, None, Category.WEIGHTS, 8),
+    )
+    lines = tuple(LineBytes(name, line, kind, size * 1024 * MIB, 1) for name, line, kind, size in parts)
+    text = plain(gpt2(memory=step_memory(source_lines=lines)))
+    assert "largest lines size mostly model.py:12 4.00 GiB 20% _log_softmax model.py:9 3.00 GiB 15% mm" in text
+    assert "\x1b" not in text
+    assert "outside your lines" not in text
+    assert "outside your lines" in page(gpt2(memory=step_memory(source_lines=lines)))

@@ -14,6 +14,7 @@ from oomdoctor.report.charts.timeline import timeline
 from oomdoctor.report.html import render_page
 from oomdoctor.report.plain_text import CATEGORY_WORDS, first_line, listed, percent
 from oomdoctor.report.probe import sentences
+from oomdoctor.report.probe.lines import line_rows
 from oomdoctor.report.probe.plan import first_plan, plan_heading, plan_notes, plan_rows
 from oomdoctor.report.probe.sentences import module_name, module_rows
 from oomdoctor.results import Category, Outcome
@@ -167,6 +168,7 @@ def _memory(result: ProbeResult, found: StepMemory) -> dict[str, Any]:
         "phases": found.phases[:_MOST_ROWS],
         "columns": _columns(found.phases[:_MOST_ROWS]),
         "modules": [_module(row) for row in module_rows(found.modules)],
+        "lines": line_rows(found, _MOST_ROWS),
         "widest_bytes": max((row.total_bytes for row in module_rows(found.modules)), default=0),
     }
 

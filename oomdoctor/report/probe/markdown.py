@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from oomdoctor.report.markdown import code, code_block, folded, prose, table
 from oomdoctor.report.plain_text import first_line, optional_size, sentence, share
 from oomdoctor.report.probe import plan, sentences
+from oomdoctor.report.probe.lines import memory_lines
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -107,6 +108,12 @@ def _memory(found: StepMemory) -> Iterator[str]:
             (_module(row), format_size(row.total_bytes), share(row.total_bytes, whole), holds) for row, holds in shown
         ]
         yield table(("largest modules", ">size", ">share", "mostly"), by_module)
+    if lines := memory_lines(found):
+        by_line = [
+            (code(row.name), format_size(row.total_bytes), share(row.total_bytes, whole), code(row.mostly))
+            for row in lines
+        ]
+        yield table(("largest lines", ">size", ">share", "mostly"), by_line)
 
 
 def _module(row: ModuleRow) -> str:

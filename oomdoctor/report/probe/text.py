@@ -11,6 +11,7 @@ from rich.text import Text
 
 from oomdoctor.report.plain_text import clean, first_line, optional_size, share
 from oomdoctor.report.probe import plan, sentences
+from oomdoctor.report.probe.lines import memory_lines
 from oomdoctor.report.terminal import aligned, answer, cells, indented, pairs, printed, readable_width, section, table
 from oomdoctor.results import Outcome
 from oomdoctor.units import format_size
@@ -176,6 +177,13 @@ def _memory(found: StepMemory, width: int, *, unicode: bool) -> Iterator[Rendera
         for row, holds in shown:
             name, size = Text(sentences.module_name(row)), Text(format_size(row.total_bytes))
             grid.add_row(name, size, Text(share(row.total_bytes, whole)), Text(holds))
+        yield Text()
+        yield grid
+    if lines := memory_lines(found):
+        grid = table("largest lines", ">size", ">", "mostly", sizes=("size",))
+        for line in lines:
+            part = Text(share(line.total_bytes, whole))
+            grid.add_row(Text(line.name), Text(format_size(line.total_bytes)), part, Text(line.mostly))
         yield Text()
         yield grid
 

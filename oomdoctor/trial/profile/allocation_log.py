@@ -11,8 +11,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.agent.allocator_blocks import AllocatorBlocks, HistoryMismatchError
-from oomdoctor.results import Category, CategoryBytes, ModuleBytes, PhaseMemory, PhaseName, StepMemory, TimelinePoint
-from oomdoctor.trial.profile.marks import Label, Mark, MarkKind, MicroPhase
+from oomdoctor.results import (
+    Category,
+    CategoryBytes,
+    ModuleBytes,
+    PhaseMemory,
+    PhaseName,
+    StepMemory,
+    TimelinePoint,
+)
+from oomdoctor.trial.profile.marks import COUNTED, Label, Mark, MarkKind, MicroPhase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -93,7 +101,7 @@ def build_log(start: HistoryStart, events: Sequence[Mapping[str, Any]], marks: S
     count = start.count
     for event in events:
         action = event["action"]
-        is_counted = action in _COUNTED
+        is_counted = action in COUNTED
         while mark is not None and mark.events <= count and is_counted:
             builder.mark(mark)
             mark = next(waiting, None)
@@ -107,7 +115,6 @@ def build_log(start: HistoryStart, events: Sequence[Mapping[str, Any]], marks: S
     return builder.log
 
 
-_COUNTED = frozenset({"alloc", "free_requested"})
 _RESERVED_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 

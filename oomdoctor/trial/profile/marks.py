@@ -79,6 +79,8 @@ def count_now() -> tuple[int, int]:
     return blocks["allocated"] + blocks["freed"], stats["allocated_bytes"]["all"]["current"]
 
 
+COUNTED: Final = frozenset({"alloc", "free_requested"})
+"""Events that `count_now` counts."""
 _DEVICE = 0  # a worker sees its one device as the first
 
 

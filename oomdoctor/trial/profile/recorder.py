@@ -31,16 +31,20 @@ from oomdoctor.trial.profile.marks import (
     start_recording,
     stop_recording,
 )
+from oomdoctor.trial.profile.operators import OperatorMarker, lines_at
 from oomdoctor.trial.protocol import ProfileOutcome, RunTrial
 from oomdoctor.trial.trial import TrialMeter, run_trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
+    from oomdoctor.trial.profile.allocation_log import AllocationLog
     from oomdoctor.trial.profile.marks import HistoryStart
+    from oomdoctor.trial.profile.operators import Noted
     from oomdoctor.trial.trial import TrialSetup
 
 
@@ -297,11 +301,15 @@ def profile(setup: TrialSetup, question: RunTrial, peak_allocated_bytes: int | N
     """
     found: list[ProfileOutcome] = []
     for detail in _DETAILS:
-        found.append(_record(setup, question, detail))
-        memory = found[-1].memory
-        if memory is not None and memory.peak_allocated_bytes == peak_allocated_bytes:
+        recorder = _recorder(setup, detail)
+        log, outcome = _record(setup, question, recorder)
+        found.append(outcome)
+        memory = outcome.memory
+        if log is not None and memory is not None and memory.peak_allocated_bytes == peak_allocated_bytes:
             reason = f"{found[0].reason or _CHANGES}; so {detail.lack}" if detail.lack else None
-            return replace(found[-1], reason=reason)
+            # Last, since a target may keep what a trial leaves.
+            lines = lines_at(log, recorder.events, _note_operators(setup, question), memory.peak_event)
+            return replace(outcome, memory=replace(memory, source_lines=lines), reason=reason)
     first = next((one for one in found if one.memory is not None), None)
     return found[0] if first is None else replace(first, reason=_DIFFERS)
 
@@ -310,16 +318,60 @@ _CHANGES: Final = "the target allocates other memory while it is profiled"
 _DIFFERS: Final = "no two trials of this target allocate the same memory; these figures are those of one of them"
 
 
-def _record(setup: TrialSetup, question: RunTrial, detail: _Detail) -> ProfileOutcome:
-    named = list(named_modules(setup.model))
-    recorder = ProfileMeter([module for module, _ in named], hooks_modules=detail.modules, hooks_graph=detail.graph)
+class OperatorMeter(TrialMeter):
+    """Records which operator allocates what in a whole trial.
+
+    Args:
+        roots: Directories or files of the user's code.
+
+    Attributes:
+        noted: What was noted; empty until the trial has ended.
+    """
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        super().__init__()
+        self._marker = OperatorMarker(roots)
+        self.noted: Noted = ()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Record what the whole trial does."""
+        with ExitStack() as stack:
+            stack.callback(stop_recording)
+            start = start_recording()
+            with self._marker:
+                yield
+            torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - as where blocks are recorded
+            self.noted = self._marker.allocations(start.count, read_events())
+
+
+def _note_operators(setup: TrialSetup, question: RunTrial) -> Noted:
+    """Return what allocates what; nothing where the step cannot run so, or where the compiler runs it otherwise."""
+    if any(map(_is_compiled, setup.model.modules())):
+        return ()
+    meter = OperatorMeter(setup.target.own_roots)
+    try:
+        outcome = run_trial(setup, question, meter).trial.outcome
+    except Exception:  # noqa: BLE001 - memory is recorded already, and stays right without this
+        return ()
+    return meter.noted if outcome is Outcome.FITS else ()
+
+
+def _recorder(setup: TrialSetup, detail: _Detail) -> ProfileMeter:
+    modules = [module for module, _ in named_modules(setup.model)]
+    return ProfileMeter(modules, hooks_modules=detail.modules, hooks_graph=detail.graph)
+
+
+def _record(
+    setup: TrialSetup, question: RunTrial, recorder: ProfileMeter
+) -> tuple[AllocationLog | None, ProfileOutcome]:
     ended = run_trial(setup, question, recorder).trial
     if ended.outcome is not Outcome.FITS or recorder.start is None:
-        return ProfileOutcome(None, f"the target fails while it is profiled ({ended.error})", ended.outcome)
+        return None, ProfileOutcome(None, f"the target fails while it is profiled ({ended.error})", ended.outcome)
     try:
         log = build_log(recorder.start, recorder.events, recorder.marks)
     except HistoryMismatchError as error:
-        return ProfileOutcome(None, str(error), ended.outcome)
-    names = [name for _, name in named]
+        return None, ProfileOutcome(None, str(error), ended.outcome)
+    names = [name for _, name in named_modules(setup.model)]
     memory = summarise(log, names, question.micro_batch, question.micro_steps, ended.peak_reserved_bytes or 0)
-    return ProfileOutcome(memory, None, ended.outcome)
+    return log, ProfileOutcome(memory, None, ended.outcome)

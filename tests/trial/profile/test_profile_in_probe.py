@@ -9,7 +9,7 @@ from targets_for_tests import MLP, write_target
 
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import ProbeRequest
-from oomdoctor.results import Outcome, ProbeResult
+from oomdoctor.results import Category, Outcome, ProbeResult
 from oomdoctor.trial.probe import probe
 from oomdoctor.units import MIB
 
@@ -21,6 +21,23 @@ pytestmark = [pytest.mark.null_gpu, pytest.mark.slow, pytest.mark.usefixtures("f
 LEAKY = MLP.replace(
     "    return model(batch)", "    KEPT.append(model(batch).square())\n    return model(batch)"
 ).replace("def build_model", "KEPT = []\n\n\ndef build_model")
+LOSS = """\
+import torch
+from torch import nn
+
+
+def build_model():
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2000))
+
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, 512, 64)
+
+
+def training_step(model, batch):
+    logits = model(batch).flatten(0, 1)
+    return nn.functional.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device="cuda"))
+"""
 SUICIDAL = MLP.replace(
     "    return model(batch)", "    if model._forward_hooks:\n        os._exit(3)\n    return model(batch)"
 ).replace("import torch\n", "import os\n\nimport torch\n", 1)
@@ -48,6 +65,18 @@ def test_memory_is_that_of_the_maximum(tmp_path: Path) -> None:
     assert found.memory.peak_allocated_bytes == trial.peak_allocated_bytes
     assert [reason.subject for reason in found.reasons].count("memory") == 1
     assert not found.warnings
+
+
+def test_memory_is_told_by_line_and_operator(tmp_path: Path) -> None:
+    """The line of the loss holds what its backward allocates as well, and all lines sum to the peak."""
+    found = _probe(tmp_path, LOSS)
+    assert found.memory is not None
+    lines = found.memory.source_lines
+    assert sum(part.allocated_bytes for part in lines) == found.memory.peak_allocated_bytes
+    loss = next(number for number, line in enumerate(LOSS.splitlines(), start=1) if "cross_entropy" in line)
+    at_loss = {part.operator for part in lines if part.line == f"model.py:{loss}"}
+    assert "aten::_log_softmax_backward_data" in at_loss
+    assert {part.operator for part in lines if part.category is Category.WEIGHTS} == {None}
 
 
 def test_memory_at_a_size_of_ones_own_is_no_trial(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from oomdoctor.results import Category, PhaseName, StepMemory
 from oomdoctor.trial.profile.allocation_log import AllocationLog, PhaseSpan, ProfiledBlock, summarise
 from oomdoctor.trial.profile.marks import MicroPhase
+from oomdoctor.trial.profile.operators import Origin, lines_at
 
 
 def _summary(changes: list[tuple[ProfiledBlock, int]]) -> StepMemory:
@@ -34,6 +35,31 @@ def test_the_order_in_which_blocks_are_let_go_is_of_no_account() -> None:
 
     assert len(found) == 1
     assert [point.event for point in found.pop().timeline] == [0, 3, 6, 7]
+
+
+SUM, OTHER = Origin("aten::add", "model.py:1", is_sum=True), Origin("aten::mm", "model.py:2")
+
+
+def _aligned(sizes: list[int], noted: list[tuple[int, Origin | None]]) -> list[str | None]:
+    log = AllocationLog([], [(ProfiledBlock(size, Category.WORKSPACE, None), size) for size in sizes])
+    lines = lines_at(log, [{"action": "alloc", "size": size} for size in sizes], noted, len(sizes))
+    assert sum(part.allocated_bytes for part in lines) in (sum(sizes), 0)
+    return sorted((part.operator or "") for part in lines)
+
+
+def test_operators_are_told_by_a_trial_with_more_sums() -> None:
+    """Sums of gradients that are made in place when nobody watches are left out, wherever they are."""
+    noted = [(2048, OTHER), (4096, SUM), (4096, None), (4096, SUM), (2048, OTHER), (4096, SUM)]
+    assert _aligned([2048, 4096, 2048], noted) == ["", "aten::mm"]
+    assert _aligned([2048, 4096, 4096, 2048, 4096], noted) == ["", "aten::add", "aten::mm"]
+
+
+def test_trials_that_differ_tell_nothing() -> None:
+    """Another size, or one that is missing, makes every attribution doubtful."""
+    assert _aligned([2048, 4096], [(2048, OTHER), (8192, OTHER)]) == []
+    assert _aligned([2048, 4096], [(2048, OTHER)]) == []
+    assert _aligned([2048], [(2048, OTHER), (4096, OTHER)]) == []
+    assert _aligned([2048], []) == []
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=1500))

@@ -51,6 +51,7 @@ def test_the_sum_is_exact(case: Case, profiled: Get) -> None:
         assert found.is_repeated
     assert sum(one.allocated_bytes for one in memory.categories) == memory.peak_allocated_bytes
     assert sum(one.allocated_bytes for one in memory.modules) == memory.peak_allocated_bytes
+    assert sum(one.allocated_bytes for one in memory.source_lines) in (memory.peak_allocated_bytes, 0)
     for phase in found.trial.phases:
         parts = [part for part in memory.phases if (part.iteration, part.phase) == (phase.iteration, phase.phase)]
         if case.name != "never_again":
