@@ -259,7 +259,7 @@ def _advice(request: ProbeRequest, plain: ProbeRun, row: MeasuredRemedies) -> It
         share = -(-batch // _RANKS)
         yield (
             f"share the target batch among {_RANKS} GPUs: {count(-(-share // row.maximum), 'accumulation step')} of "
-            f"up to {min(share, row.maximum)} samples on each (`--world-size {_RANKS}`)"
+            f"up to {count(min(share, row.maximum), 'sample')} on each (`--world-size {_RANKS}`)"
         )
     if row.bytes_per_sample:
         yield (
