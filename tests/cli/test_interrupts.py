@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow, pytest.mark.timeout(900)]
 
-MOMENTS = int(os.environ.get("OOMDOCTOR_TEST_MOMENTS", "30"))
+MOMENTS = int(os.environ.get("OOMDOCTOR_TEST_MOMENTS", "20"))
 """`make interrupts` tries 200."""
 AT_ONCE = 4
 LONGEST_SECONDS = 8.0

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -114,7 +114,13 @@ OTHERS = (
     ),
 )
 
-IN_THE_SUITE = tuple(script for script in FRAMEWORKS if script.name in ("trainer.py", "lightning_gpt2.py"))
+_FEWER_BLOCKS = {"trainer.py": "--n_layer=2", "lightning_gpt2.py": "--layers=2"}
+IN_THE_SUITE = tuple(
+    replace(script, options=(*script.options, _FEWER_BLOCKS[script.name]))
+    for script in FRAMEWORKS
+    if script.name in _FEWER_BLOCKS
+)
+"""Those that the suite runs, with few blocks, since each run builds the model."""
 """The two that do most by themselves; `tests/bench/command_truth.py` runs all seven, on two cards."""
 
 

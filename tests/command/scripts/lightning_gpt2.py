@@ -13,10 +13,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 
 class LitGPT2(L.LightningModule):
-    def __init__(self, learning_rate=6e-4):
+    def __init__(self, learning_rate=6e-4, layers=12):
         super().__init__()
         self.save_hyperparameters()
-        self.model = GPT2LMHeadModel(GPT2Config())
+        self.model = GPT2LMHeadModel(GPT2Config(n_layer=layers))
 
     def forward(self, **inputs):
         return self.model(**inputs)
@@ -44,7 +44,7 @@ class TokensDataModule(L.LightningDataModule):
 
 def main(args):
     L.seed_everything(args.seed)
-    model = LitGPT2(learning_rate=args.learning_rate)
+    model = LitGPT2(learning_rate=args.learning_rate, layers=args.layers)
     datamodule = TokensDataModule(batch_size=args.batch_size)
     trainer = L.Trainer(
         accelerator="auto",
@@ -63,5 +63,6 @@ if __name__ == "__main__":
     parser.add_argument("--accumulate-grad-batches", type=int, default=1)
     parser.add_argument("--max-steps", type=int, default=1000)
     parser.add_argument("--learning-rate", type=float, default=6e-4)
+    parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--seed", type=int, default=42)
     main(parser.parse_args())

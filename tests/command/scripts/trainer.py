@@ -20,6 +20,7 @@ from transformers import (
 @dataclass
 class DataArguments:
     block_size: int = field(default=1024, metadata={"help": "Tokens in each training sequence."})
+    n_layer: int = field(default=12, metadata={"help": "Blocks of the model."})
     max_train_samples: int = field(default=100_000, metadata={"help": "How many training sequences there are."})
 
 
@@ -28,7 +29,7 @@ def main():
     data_args, training_args = parser.parse_args_into_dataclasses()
     set_seed(training_args.seed)
 
-    config = GPT2Config()
+    config = GPT2Config(n_layer=data_args.n_layer)
     model = GPT2LMHeadModel(config)
     train_dataset = SyntheticTokens(config.vocab_size, data_args.block_size, data_args.max_train_samples)
 
