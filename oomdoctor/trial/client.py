@@ -210,6 +210,7 @@ class WorkerTrialSource(TrialSource):
         self._is_loaded = False
         self._start: HeldMemory | None = None
         self._allocations: dict[int, str] = {}
+        self._tight_allocations: dict[int, str] = {}
         self._iterations = PLAIN_ITERATIONS
         self._dependencies = Dependencies()
         self.held: HeldMemory | None = None
@@ -287,7 +288,7 @@ class WorkerTrialSource(TrialSource):
         self.capacity_bytes = done.capacity_bytes
         self.host_bytes[micro_batch] = done.host_bytes
         if done.allocations:
-            self._allocations[micro_batch] = done.allocations
+            (self._tight_allocations if done.trial.is_tight else self._allocations)[micro_batch] = done.allocations
         return done.trial
 
     def _question(self, micro_batch: int, micro_steps: int, allowed_bytes: int) -> RunTrial:
@@ -318,16 +319,19 @@ class WorkerTrialSource(TrialSource):
 
     def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
         """Predict by a replay of the earlier trials' allocations; None where no two of them can be replayed."""
-        if len(self._allocations) < 2:  # noqa: PLR2004 - a line needs two points
+        # At the edge a step may do without workspaces, and sizes lie side by side: a line through others is better.
+        found = self._allocations if len(self._allocations) > 1 else self._tight_allocations | self._allocations
+        if len(found) < 2:  # noqa: PLR2004 - a line needs two points
             return None
         self._replace_retired()
-        trials = tuple(starmap(TrialAllocations, self._allocations.items()))
+        trials = tuple(starmap(TrialAllocations, found.items()))
         question = ReplayTrials(trials, low, high, allowed_bytes, retries)
         return self._ask(question, f"a replay between {low} and {high}").size
 
     def forget(self) -> None:
         """Forget the allocations of the trials so far."""
         self._allocations.clear()
+        self._tight_allocations.clear()
 
     def profile(
         self, micro_batch: int, *, micro_steps: int, allowed_bytes: int, peak_allocated_bytes: int | None = None

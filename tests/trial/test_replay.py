@@ -14,6 +14,7 @@ from oomdoctor.results import Outcome
 from oomdoctor.search.prediction import StepAllocations, allocation_lines, live_peak, passing_allocations
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerTrialSource
+from oomdoctor.trial.protocol import PredictedMax, ReplayTrials
 from oomdoctor.units import GIB
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.usefixtures("forked_workers")]
@@ -81,6 +82,25 @@ def test_without_retries_less_is_predicted(start: Callable[[str, int], WorkerTri
     assert comfortable <= largest
     trial = supervisor.run(comfortable, micro_steps=2, allowed_bytes=supervisor.capacity_bytes)
     assert (trial.outcome, trial.alloc_retries) == (Outcome.FITS, 0)
+
+
+def test_trials_at_the_edge_predict_only_where_no_others_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line through sizes that had room is better than one through neighbours that had not."""
+    reference = parse_reference("gpt2", directory=tmp_path)
+    source = WorkerTrialSource(ProbeRequest(target="gpt2", directory=tmp_path, target_batch=None), reference, {})
+    asked: list[set[int]] = []
+
+    def ask(question: ReplayTrials, _what: str) -> PredictedMax:
+        asked.append({trial.micro_batch for trial in question.trials})
+        return PredictedMax(5)
+
+    monkeypatch.setattr(source, "_ask", ask)
+    monkeypatch.setattr(source, "_replace_retired", lambda: None)
+    source._tight_allocations = {300: "", 301: ""}
+    for source._allocations in ({8: "", 24: ""}, {8: ""}):
+        source.predict_max(24, 300, allowed_bytes=GIB, retries=False)
+
+    assert asked == [{8, 24}, {8, 300, 301}]
 
 
 def test_trials_that_are_not_alike_predict_nothing(
