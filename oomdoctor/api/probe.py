@@ -39,6 +39,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
     fresh: bool = False,
     guide: bool = True,
     at: Mapping[str, int] | Sequence[str] = (),
+    rank: str | None = None,
+    mesh: str | None = None,
     progress: Progress | None = None,
 ) -> ProbeDocument:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch.
@@ -70,6 +72,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
         guide: Whether the search on a real GPU begins at the size that a trace of a file's step foretells.
         at: Sizes besides the batch: keywords of the file's `make_batch`, such as `{"sequence_length": 512}`, or
             placeholders of a command.
+        rank: Ranks of a world that a command's launcher does not start whole: numbers, `first`, `last`, `all-distinct`.
+        mesh: Dimensions of that world's device mesh, outermost first, such as `dp=8,tp=4`.
         progress: Told of each stage and trial; None for silence.
 
     Returns:
@@ -100,5 +104,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         fresh=fresh,
         guide=guide,
         at=at,
+        ranks=rank,
+        mesh=mesh,
     )
     return document_of(run_probe(request, progress or SilentProgress()))
