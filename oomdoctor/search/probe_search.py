@@ -199,13 +199,27 @@ class ProbeSearch:
         is_tried = any(trial.micro_batch == target for trial in self.trials)
         if target is None or at_maximum is None or search.limited_by != "memory" or is_tried:
             return search
-        growth = ((at_maximum.peak_allocated_bytes or 0) - (at_maximum.fixed_bytes or 0)) / maximum
-        if (target - maximum) * growth > gradient_bytes:
+        if (target - maximum) * self._growth(at_maximum) > gradient_bytes:
             return search
         if self.run(target, self._source.capacity_bytes).outcome is not Outcome.FITS:
             return search
         note = f"{target} fits because nothing is accumulated then; with accumulation the largest is {maximum}"
         return replace(search, maximum=target, successor=None, limited_by="target", notes=(*search.notes, note))
+
+    def _growth(self, largest: Trial) -> float:
+        """Return bytes by which the peak grows with each sample: at most those above what stays from step to step."""
+        above = ((largest.peak_allocated_bytes or 0) - (largest.fixed_bytes or 0)) / largest.micro_batch
+        smaller = [
+            trial
+            for trial in self.trials
+            if trial.outcome is Outcome.FITS and trial.micro_batch < largest.micro_batch and trial.peak_allocated_bytes
+        ]
+        if not smaller:
+            return above
+        # Part of it may be the same for all sizes, such as what the backward of the weights needs at once.
+        other = min(smaller, key=lambda trial: trial.micro_batch)
+        rise = (largest.peak_allocated_bytes or 0) - (other.peak_allocated_bytes or 0)
+        return min(above, rise / (largest.micro_batch - other.micro_batch))
 
     def _search_up_to(self, largest: int) -> SearchResult:
         return find_maximum(

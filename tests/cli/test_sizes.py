@@ -111,3 +111,12 @@ def test_a_commands_placeholder_is_filled_in(tmp_path: Path, oomdoctor_here: Run
     assert json.loads(filled.stdout)["result"]["command_plan"]["words"][-1] == "512"
     assert missing.returncode == 2
     assert "the command has no `{length}`" in missing.stderr
+
+
+def test_a_target_that_fits_whole_is_found_where_accumulating_needs_more(model: Path, oomdoctor_here: Run) -> None:
+    """Memory that the backward takes at any size is no reason to think that the whole target needs more."""
+    options = ("--gpu", "rtx-4090", "--capacity", "64MiB", "--target-batch", "64", "--at", "hidden=1616", "--json")
+    result = json.loads(oomdoctor_here("probe", model.name, *options).stdout)["result"]
+
+    assert (result["micro_batch"]["maximum"], result["accumulation"]["steps"]) == (64, 1)
+    assert any("with accumulation the largest is 20" in warning for warning in result["warnings"])
