@@ -7,8 +7,10 @@ somebody else would write twice.
 
 from __future__ import annotations
 
+import inspect
 import re
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
@@ -87,7 +89,9 @@ class CheckpointBlocks(Change):
         first = self.argument if "-first-" in self.name else None
         chosen = blocks[:first] if first else blocks[:: self.argument or 1]
         self.count, self.total = len(chosen), len(blocks)
-        self.acts_on = f"{len(chosen)} of {len(blocks)} blocks (`{pattern([name for name, _ in blocks])}`)"
+        self.acts_on = (
+            f"{len(chosen)} of {len(blocks)} blocks (`{pattern([name for name, _ in blocks])}`{_line(blocks)})"
+        )
         return chosen
 
     def _options(self) -> dict[str, Any]:
@@ -155,7 +159,9 @@ class FreezeBlocks(Change):
             raise refuse("no class of modules is repeated in the model, so that there are no blocks to freeze")
         chosen = blocks[: len(blocks) // 2]
         self.count, self.total = len(chosen), len(blocks)
-        self.acts_on = f"{len(chosen)} of {len(blocks)} blocks (`{pattern([name for name, _ in blocks])}`)"
+        self.acts_on = (
+            f"{len(chosen)} of {len(blocks)} blocks (`{pattern([name for name, _ in blocks])}`{_line(blocks)})"
+        )
         self._blocks = _expression(model, [name for name, _ in chosen])
         for _, block in chosen:
             block.requires_grad_(False)  # noqa: FBT003 - torch's own
@@ -172,6 +178,16 @@ class FreezeBlocks(Change):
             "    parameter.requires_grad_(False)",
         ]
         return FileEdit(model=tuple(lines))
+
+
+def _line(blocks: Blocks) -> str:
+    """Return the line that the blocks' class begins in, with a comma before it; nothing where it has none."""
+    kind = type(blocks[0][1])
+    try:
+        file, (_, line) = inspect.getsourcefile(kind), inspect.getsourcelines(kind)
+    except (OSError, TypeError):  # made by code that is in no file
+        return ""
+    return f", `{kind.__name__}` at {Path(file).name}:{line}" if file else ""
 
 
 def _checkpointed(block: nn.Module, options: dict[str, Any]) -> Callable[..., object]:

@@ -225,7 +225,9 @@ def test_every_remedy_has_a_row(everything: PrescribeDocument) -> None:
     assert "the scores" not in advised  # the small GPT's attention holds none
     offloaded = next(row for row in rows if row.remedies == ("offload-activations",))
     assert offloaded.host_bytes > 0
-    assert next(row for row in rows if row.remedies == ("checkpoint",)).acts_on == ("6 of 6 blocks (`blocks.*`)",)
+    assert next(row for row in rows if row.remedies == ("checkpoint",)).acts_on == (
+        "6 of 6 blocks (`blocks.*`, `Block` at model.py:7)",
+    )
 
 
 def test_what_is_computed_again_is_counted(everything: PrescribeDocument) -> None:
