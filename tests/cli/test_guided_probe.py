@@ -97,6 +97,16 @@ def test_two_trials_prove_the_maximum(oomdoctor_here: Run, example: str, for_pla
     assert _said(guided) == [f"the trace engine predicted {maximum}, which the trials confirmed"]
 
 
+def test_plain_steps_are_guided_too(oomdoctor_here: Run) -> None:
+    """Without a target batch the first two trials are the maximum and its successor."""
+    guided = _probe(oomdoctor_here, "gpt2")
+
+    maximum = guided["micro_batch"]["maximum"]
+    trials = [(trial["micro_batch"], trial["outcome"]) for trial in guided["trials"]]
+    assert trials[:2] == [(maximum, "fits"), (maximum + 1, "oom")]
+    assert guided["guide"] == {"guesses": [maximum], "problem": None}
+
+
 def test_without_a_guide_nothing_is_said_of_it(oomdoctor_here: Run, tmp_path: Path) -> None:
     """`--no-guide` starts no second worker, nor does a dry run or a null GPU."""
     write_target(tmp_path, build_model=_LOOKS)
