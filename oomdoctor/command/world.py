@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, replace
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from oomdoctor.command.lone_rank import mesh_of, share_of_command
 from oomdoctor.command.probe import engine_for_command, probe_command
 from oomdoctor.command.supervisor import CommandSupervisor
+from oomdoctor.command.trial import SocketDirectory
 from oomdoctor.errors import UsageError
 from oomdoctor.results import EnvironmentVariable, LoneRank, Outcome, RankResult, Reason
 from oomdoctor.run.launcher import parse_ranks
@@ -71,12 +72,12 @@ def probe_ranks(request: ProbeRequest, progress: Progress, *, stop: CancelToken 
             "ranks run alone on the null GPU only, and a GPU of this machine was chosen",
             hint="name the card with `--gpu`, such as `--gpu h100-sxm`",
         )
-    with TemporaryDirectory(prefix="oomdoctor-ranks-") as objects:
+    with closing(SocketDirectory()) as objects:  # which a guardian removes where this process cannot
         probed: list[_Probed] = []
         for rank in ranks:
             progress.stage(f"rank {rank} of {request.world_size}")
             known = min((each.run.result.micro_batch.maximum for each in probed), default=0)
-            own = _request_of(request, rank, objects, known)
+            own = _request_of(request, rank, str(objects.path), known)
             probed.append(_Probed(rank, own, probe_command(own, progress, stop=stop)))
         limiting = min(probed, key=lambda each: each.order)
         answer = limiting.run.result
