@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any
 from . import comparable_runs, settings, training_hooks
 from .guard import guarded
 from .messages import AccumulationEvent, AccumulationWindow, EventKind
+from .sample_rows import SampleRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 _BUCKETS = 512
-_MASK = 2**62 - 1  # messages have no negative numbers
 _AVERAGING = frozenset(
     [
         *("lerp", "lerp_", "add", "add_", "sub", "sub_", "mul", "mul_"),
@@ -62,6 +62,7 @@ class AccumulationAgent:
         self._send = send
         self._epoch = comparable_runs.ShortEpoch(torch, settings.ACCUMULATION)
         self._weights = comparable_runs.FixedWeights(torch)
+        self._samples = SampleRows(torch, settings.ACCUMULATION[0])
         self._optimizers: list[Any] = []
         self._signs: dict[int, Any] = {}
         self._start = ""
@@ -86,6 +87,7 @@ class AccumulationAgent:
         self._called: Any = None  # the module that is called with the samples
         self._rows: tuple[int, ...] = ()
         self._shape: tuple[int, ...] = ()
+        self._sizes: tuple[int, ...] = ()
         self._random_state: Any = None
 
     def begin(self) -> None:
@@ -187,11 +189,15 @@ class AccumulationAgent:
 
     def _add_rows(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """Add the samples of a forward to those of the next backward, which may be of several forwards' losses."""
-        tensors = list(self._tensors([*arguments[1:], *named.values()]))
-        self._rows += self._hashes(tensors)
-        if tensors and tensors[0].dim():
-            first, *others = tensors[0].shape
-            self._shape = (first + (self._shape[0] if self._shape else 0), *others)
+        self._is_busy = True
+        try:
+            rows, shape = self._samples.of([*arguments[1:], *named.values()])
+        finally:
+            self._is_busy = False
+        self._rows += rows
+        if shape:
+            self._sizes += shape[:1]
+            self._shape = (sum(self._sizes), *shape[1:])
 
     def _note_batch_norms(self, module: Any) -> None:
         norms = self._torch.nn.modules.batchnorm._BatchNorm
@@ -213,7 +219,8 @@ class AccumulationAgent:
         if is_first:
             self._first_sums = sums
         has_moved = sums != self._first_sums
-        self._note("backward", rows=self._rows, shape=self._shape, is_lost=is_lost, has_moved=has_moved)
+        read = {"rows": self._rows, "shape": self._shape, "sizes": self._sizes}
+        self._note("backward", **read, is_lost=is_lost, has_moved=has_moved)
         self._forget_forwards()
 
     def _backward_ended(self) -> None:
@@ -243,7 +250,7 @@ class AccumulationAgent:
         """Note an average of weights: arithmetic on a weight outside of forward, backward and step."""
         if self._depth or self._in_step or self._in_backward or self._is_busy or not self._start:
             return
-        tensors = list(self._tensors(arguments))
+        tensors = list(self._samples.tensors(arguments))
         own = {one.data_ptr() for one in chain.from_iterable(self._parameters())}
         weights = [one for one in tensors if one.data_ptr() in own]
         if not weights or (weights[0].requires_grad and self._torch.is_grad_enabled()):
@@ -394,29 +401,6 @@ class AccumulationAgent:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             state = torch.cat([state, torch.cuda.get_rng_state()])
         return state
-
-    def _tensors(self, held: Any) -> Iterable[Any]:
-        for value in held.values() if isinstance(held, dict) else held:
-            if isinstance(value, self._torch.Tensor):
-                yield value
-            elif isinstance(value, (list, tuple, dict)):
-                yield from self._tensors(value)
-
-    def _hashes(self, tensors: list[Any]) -> tuple[int, ...]:
-        """Return a number for each sample of a module's inputs; the same samples have the same."""
-        torch, self._is_busy = self._torch, True
-        try:
-            inputs = [one.detach() for one in tensors if one.dim() and not one.requires_grad and not one.is_complex()]
-            inputs = [one.to("cpu") for one in inputs if len(one) == len(inputs[0])]
-            if not inputs or not len(inputs[0]):
-                return ()
-            total = torch.zeros(len(inputs[0]), dtype=torch.int64, device="cpu")
-            for one in inputs:
-                rows = one.contiguous().reshape(len(one), -1).view(torch.uint8).to(torch.int64)
-                total = total * 31 + (rows * (torch.arange(1, rows.shape[1] + 1, device="cpu") * 2654435761)).sum(1)
-            return tuple((total & _MASK).tolist())
-        finally:
-            self._is_busy = False
 
 
 def user_line() -> str:

@@ -278,6 +278,7 @@ class AccumulationEvent:
         place: The user's line, as `file:line`; empty where there is none.
         rows: Of a backward: a number for each sample that the model was called with; the same samples have the same.
         shape: Of a backward: shape of the first tensor that the model was called with; of several calls, joined.
+        sizes: Of a backward: samples of each of these calls.
         is_lost: Of a backward: whether the gradients of those before it in the window were gone.
         has_moved: Of a backward: whether the weights were other ones than at the window's first.
         accumulated: Of a backward: sketch of the gradients after it.
@@ -287,6 +288,7 @@ class AccumulationEvent:
     place: str
     rows: tuple[int, ...] = ()
     shape: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
     is_lost: bool = False
     has_moved: bool = False
     accumulated: str = ""

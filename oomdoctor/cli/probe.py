@@ -38,6 +38,9 @@ def as_command(words: Sequence[str], *, sets_literals: bool = False, verb: str =
     if len(words) == 1 and "{micro_batch}" not in words[0] and not sets_literals:
         return None
     file, then = words[0], words[1:2]
+    if len(words) > 1 and all(word.endswith(".py") and shutil.which(word) is None for word in words):
+        given = ", ".join(f"`{word}`" for word in words)
+        raise UsageError(f"several files are given: {given}", hint=f"{verb} one at a time")
     if file.endswith(".py") and shutil.which(file) is None and any(map(shutil.which, then)):
         message = f"a file, `{file}`, and a command, `{then[0]} ...`, are both given"
         raise UsageError(message, hint=f"{verb} one at a time")

@@ -88,7 +88,12 @@ def accumulates(templates: Sequence[str]) -> bool:
 
 
 def check_command(
-    command: Sequence[str], directory: Path, environment: Mapping[str, str], values: Sequence[str] = ()
+    command: Sequence[str],
+    directory: Path,
+    environment: Mapping[str, str],
+    values: Sequence[str] = (),
+    *,
+    takes_literals: bool = True,
 ) -> None:
     """See that the command can be started and will be told its micro-batch.
 
@@ -97,11 +102,18 @@ def check_command(
         directory: Its working directory.
         environment: Its environment, whose `PATH` is searched.
         values: Values that are set in its files.
+        takes_literals: Whether there is a `--set` to hint at.
 
     Raises:
         UsageError: It has no `{micro_batch}`, or there is no such program.
     """
     if not any(REQUIRED in text for text in (*command, *values)):
+        if not takes_literals:
+            hint = (
+                f"put `{REQUIRED}` where its batch size goes, as in `-- python train.py --batch-size {REQUIRED}`; where "
+                "a file has it as a literal, let the script read it from its arguments first"
+            )
+            raise UsageError(f"the command `{command_line(command)}` has no `{REQUIRED}`", hint=hint)
         where = "" if not values else ", nor has what is set in its files"
         raise UsageError(
             f"the command `{command_line(command)}` has no `{REQUIRED}`{where}", hint=_missing_hint(command, directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final
 
@@ -249,8 +250,14 @@ def _shown(error: float, tolerance: float) -> str:
 
 
 def _sizes(error: GradientError) -> str:
-    """Return the sizes of micro-batches, such as `3+3+2`."""
-    return "+".join(map(str, error.sizes))
+    """Return the sizes of micro-batches, such as `3+3+2`; of many, how often each comes: `42x3+2`."""
+    if len(error.sizes) <= _MOST_SIZES:
+        return "+".join(map(str, error.sizes))
+    alike = [(size, len(list(run))) for size, run in groupby(error.sizes)]
+    return "+".join(f"{number}x{size}" if number > 1 else str(size) for size, number in alike)
+
+
+_MOST_SIZES: Final = 8
 
 
 def _cause(item: VerifyCause) -> str:

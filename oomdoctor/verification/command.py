@@ -50,7 +50,7 @@ def verify_command(
         KeyboardInterrupt: The stop was set.
     """
     command = request.command or ()
-    check_command(command, request.directory, os.environ)
+    check_command(command, request.directory, os.environ, takes_literals=False)
     if not accumulates(command):
         raise UsageError(
             f"the command is not told its accumulation steps: it has no `{ACCUMULATION}`",

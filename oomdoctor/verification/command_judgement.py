@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Final
 
 from oomdoctor.results.verify import GradientError, VerifyCause, VerifyCauseId, VerifyRemedy, VerifyResult
 from oomdoctor.verification import sketches
-from oomdoctor.verification.recording import Recording, backwards, early_clip, prefix, rates_of_second_step, rows
+from oomdoctor.verification.recording import (
+    Recording,
+    backwards,
+    check_heeded,
+    data_backwards,
+    early_clip,
+    prefix,
+    rates_of_second_step,
+    rows,
+)
 from oomdoctor.verification.remedies import COMMAND_REMEDIES, REMEDIES
 from oomdoctor.verification.sketches import numbers as _numbers
 
@@ -65,17 +74,12 @@ class CommandJudge:
     def _samples(self) -> int:
         return self.micro_batch * self.steps
 
-    @property
-    def _per_micro_batch(self) -> int:
-        """Backward passes of one micro-batch."""
-        return max(1, len(backwards(self.whole.steps[0])))
-
     def _micro_batches(self, window: AccumulationWindow) -> float:
-        """Return the micro-batches of a window: by its backwards, or by its samples where losses are added up first."""
+        """Return the micro-batches of a window: by its samples where they are known, or by its backwards."""
         whole, parts = self.whole.steps[0], self.parts.steps[0]
-        if len(backwards(parts)) == self._per_micro_batch and rows(whole) and rows(whole) == rows(parts):
+        if rows(whole) and rows(whole) == rows(parts):
             return self.steps * rows(window).total() / rows(whole).total()
-        return len(backwards(window)) / self._per_micro_batch
+        return len(data_backwards(window)) / len(data_backwards(whole))
 
     def judge(self, target: str, notes: Sequence[str] = ()) -> VerifyResult:
         """Return the verdict.
@@ -83,6 +87,9 @@ class CommandJudge:
         Args:
             target: The command in one line.
             notes: What else there is to know.
+
+        Raises:
+            TargetError: The command ignores its placeholders.
         """
         if unknown := self._incomparable():
             self._causes.append(unknown)
@@ -146,6 +153,7 @@ class CommandJudge:
             return VerifyCause(
                 "not_repeatable", None, first.place or None, "no backward was seen before the first step"
             )
+        check_heeded(first, other, self.micro_batch, self.steps, self._tolerance)
         if sketches.error(_numbers(other.weights), _numbers(first.weights)) > self._tolerance:
             return VerifyCause("other_weights", None, None, "the two runs begin with other weights")
         return None
@@ -154,13 +162,9 @@ class CommandJudge:
 
     def _judge_events(self) -> None:
         first = self.parts.steps[0]
-        self._judge_boundary()
-        lost = next((event for event in backwards(first) if event.is_lost), None)
-        if lost is not None:
-            before = reversed(first.events[: first.events.index(lost)])
-            since = takewhile(lambda event: event.kind != "backward", before)
-            place = next((event.place for event in since if event.kind == "zero_grad"), lost.place)
-            self._blame("zero_grad", place, "gradients are zeroed between the micro-batches of one step")
+        if not self._is_equal():
+            self._judge_boundary()
+            self._judge_zeroing(first)
         moved = next((event for event in backwards(first) if event.has_moved), None)
         if moved is not None:
             self._blame("moved_weights", moved.place, "the weights change between the micro-batches of one step")
@@ -177,6 +181,24 @@ class CommandJudge:
             "the average of weights is updated {found} times in an optimizer step, {asked} with the whole batch",
         )
         self._judge_rates()
+
+    def _is_equal(self) -> bool:
+        """Return whether the first two windows stepped with the whole batch's gradients, whatever led to them."""
+        pairs = list(zip(self.whole.steps, self.parts.steps, strict=False))[:_LAST]
+        return all(
+            self._same_samples(index, whole, parts)
+            and sketches.error(_numbers(parts.gradient), _numbers(whole.gradient)) <= self._tolerance
+            for index, (whole, parts) in enumerate(pairs)
+        )
+
+    def _judge_zeroing(self, first: AccumulationWindow) -> None:
+        lost = next((event for event in backwards(first) if event.is_lost), None)
+        if lost is None:
+            return
+        before = reversed(first.events[: first.events.index(lost)])
+        since = takewhile(lambda event: event.kind != "backward", before)
+        place = next((event.place for event in since if event.kind == "zero_grad"), lost.place)
+        self._blame("zero_grad", place, "gradients are zeroed between the micro-batches of one step")
 
     def _judge_rates(self) -> None:
         """See whether learning rates that the script sets itself, without a schedule of PyTorch's, change faster."""
@@ -292,7 +314,8 @@ class CommandJudge:
 
     def _fitted(self, parts: AccumulationWindow, whole: AccumulationWindow) -> list[float] | None:
         """Return the weights of micro-batches, 1 for what the script gives, that make the whole batch's gradient."""
-        ends = backwards(parts)[self._per_micro_batch - 1 :: self._per_micro_batch]
+        passes, each = backwards(parts), len(backwards(whole))
+        ends = data_backwards(parts) if len(passes) % each else passes[each - 1 :: each]
         sums = [_numbers(event.accumulated) for event in ends]
         square = sketches.dot(sums[-1], sums[-1])
         unit = sketches.dot(_numbers(parts.gradient), sums[-1]) / square if square else 0.0
@@ -365,8 +388,7 @@ class CommandJudge:
             return
         found, left = self._micro_batches(last), max(1, self.steps // 2)
         if last.optimizer is None or any(event.is_lost for event in backwards(last)):
-            evidence = f"the last {left} micro-batches of an epoch, fewer than {self.steps}, get no optimizer step"
-            self._note_last_window(last, f"{evidence} and are lost (`oomdoctor rule OOM204` has more)")
+            self._note_lost(last, left)
         elif found > self.steps:
             evidence = (
                 f"the last {left} micro-batches of an epoch are added to the next epoch's first window, which has "
@@ -374,7 +396,25 @@ class CommandJudge:
             )
             self._blame_last_window(last, evidence)
         elif found == self.steps:
+            self._judge_full_last(last, left)
+
+    def _judge_full_last(self, last: AccumulationWindow, left: int) -> None:
+        """See whether a last window that is full has the end of an epoch in it, or was only begun after it."""
+        is_comparable = rows(self.whole.steps[0]) == rows(self.parts.steps[0]) != Counter()
+        ending = rows(self.whole.steps[_LAST]) if len(self.whole.steps) > _LAST else Counter[int]()
+        if is_comparable and ending.total() == left * self.micro_batch and ending - rows(last):
+            self._note_lost(last, left)
+        elif is_comparable and ending:
             self._notes.append("windows run on over the end of an epoch, so none has fewer micro-batches")
+        else:
+            self._notes.append(
+                "no window has fewer micro-batches; whether the last ones of an epoch go on in the next or are lost "
+                "cannot be told, as their samples could not be compared"
+            )
+
+    def _note_lost(self, last: AccumulationWindow, left: int) -> None:
+        evidence = f"the last {left} micro-batches of an epoch, fewer than {self.steps}, get no optimizer step"
+        self._note_last_window(last, f"{evidence} and are lost (`oomdoctor rule OOM204` has more)")
 
     def _blame_last_window(self, window: AccumulationWindow, evidence: str) -> None:
         """Name the last window as a cause, or in a note where the script's own epochs have none such."""

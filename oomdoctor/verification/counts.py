@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 from torch.overrides import TorchFunctionMode
 
-from oomdoctor.target.splitting import parts_of
+from oomdoctor.target.splitting import parts_of, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +70,14 @@ def candidates(batch: object, class_weights: Sequence[torch.Tensor] = ()) -> Ite
             name = "part" + "".join(reach)
             if _is_whole_number(tensor) and bool((tensor < len(weights)).all()):
                 yield Count(f"class_weights[{name}[{name} >= 0]].sum()", reach, _weight_of_labels(weights))
+
+
+def list_size(item: object, samples: int, name: str = "batch") -> str | None:
+    """Return the code of a batch's size, the length of a list with an item a sample; None where there is no such."""
+    if isinstance(item, list | tuple) and len(item) == samples and any(rows_of(part) != samples for part in item):
+        return f"len({name})"
+    found = (list_size(part, samples, name + step) for step, part in parts_of(item))
+    return next((code for code in found if code is not None), None)
 
 
 def _tensors(item: object, reach: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
@@ -171,5 +179,6 @@ class LabelLosses(TorchFunctionMode):
         weight = args[2] if len(args) > 2 else kwargs.get("weight")  # noqa: PLR2004 - input, target, weight
         if weight is not None:
             self.class_weights.append(weight.detach())
-        self.is_mean_over_labels |= labels.numel() > self._samples
+        is_index = labels.numel() == labels.unique().numel()  # of pairs, as in contrastive losses
+        self.is_mean_over_labels |= labels.numel() > self._samples and not is_index
         self.leaves_labels_out |= bool((labels == kwargs.get("ignore_index", IGNORED)).any())

@@ -8,18 +8,18 @@ agree, since a loss over tokens looks right on micro-batches that happen to have
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
 from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.results.verify import GradientError, VerifyCause, VerifyCauseId, VerifyResult
-from oomdoctor.verification.counts import Count, LabelLosses, candidates
+from oomdoctor.verification.counts import Count, LabelLosses, candidates, list_size
 from oomdoctor.verification.coupling import Coupling, find_coupling
 from oomdoctor.verification.gradients import Run, distance, fitted_weights, weighted_sum
-from oomdoctor.verification.remedies import REMEDIES, weighting_remedy
+from oomdoctor.verification.remedies import REMEDIES, normalisation_remedy, weighting_remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -335,10 +335,32 @@ class Judge:
 
     def _remedies(self, best: _Weighted | None, verdict: VerifyVerdict) -> Iterator[VerifyRemedy]:
         for cause in self._causes:
-            yield REMEDIES[cause.id]
+            yield self._called_rightly(self._remedy(cause))
         if best is not None and best.weighting != "mean" and verdict != "cannot_tell":
             code = None if best.count is None else best.count.code
-            yield weighting_remedy(best.weighting, best.errors[0].weights, code)
+            remedy = weighting_remedy(best.weighting, best.errors[0].weights, code and self._with_own_weights(code))
+            yield self._called_rightly(remedy)
+
+    def _remedy(self, cause: VerifyCause) -> VerifyRemedy:
+        modules = dict(self._laboratory.model.named_modules())
+        if cause.id == "batch_norm" and cause.module in modules:
+            return normalisation_remedy(modules[cause.module])
+        return REMEDIES[cause.id]
+
+    def _called_rightly(self, remedy: VerifyRemedy) -> VerifyRemedy:
+        """Return a remedy whose `accumulate` is told how many samples there are, where a list holds them."""
+        size = list_size(self._laboratory.batch, self._laboratory.samples) if self._laboratory.has_lists else None
+        told = "accumulate(batch, plan" + ("" if size is None else f", batch_size={size}")
+        return replace(remedy, code=remedy.code.replace("accumulate(batch, plan", told))
+
+    def _with_own_weights(self, code: str) -> str:
+        """Return a count's code with the weights of classes as the model holds them, where it does."""
+        model = self._laboratory.model
+        used = {weights.data_ptr() for weights in self._losses.class_weights}
+        held = chain(model.named_buffers(), model.named_parameters())
+        named = (name for name, tensor in held if tensor.data_ptr() in used)
+        name = next((name for name in named if all(map(str.isidentifier, name.split(".")))), None)
+        return code if name is None else code.replace("class_weights[", f"model.{name}[")
 
 
 def _check_gradients(expected: Run, drawn: Run) -> None:

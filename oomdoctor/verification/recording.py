@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.command.template import ACCUMULATION, REQUIRED
+from oomdoctor.errors import TargetError
+from oomdoctor.verification.sketches import common_scale
 from oomdoctor.verification.sketches import numbers as _numbers
 
 if TYPE_CHECKING:
@@ -52,6 +55,40 @@ def _is_readable(window: AccumulationWindow) -> bool:
 def backwards(window: AccumulationWindow) -> list[AccumulationEvent]:
     """Return the backward passes of a window."""
     return [event for event in window.events if event.kind == "backward"]
+
+
+def data_backwards(window: AccumulationWindow) -> list[AccumulationEvent]:
+    """Return the backward passes after a call of the model; all where none was called.
+
+    That of a loss of kept outputs, as gradient caching has it, is of no micro-batch.
+    """
+    passes = backwards(window)
+    return [event for event in passes if event.shape] or passes
+
+
+def check_heeded(
+    whole: AccumulationWindow, parts: AccumulationWindow, micro_batch: int, steps: int, tolerance: float
+) -> None:
+    """See that the placeholders made a difference: that the first backwards of both runs were not of the same batch.
+
+    Inputs may be the same though batches differ, such as positions; gradients tell those apart.
+
+    Raises:
+        TargetError: The command ignores one, or both.
+    """
+    first, other = data_backwards(whole)[0], data_backwards(parts)[0]
+    is_same_batch = bool(first.rows) and (first.rows, first.sizes) == (other.rows, other.sizes)
+    if not is_same_batch or not common_scale(_numbers(other.accumulated), _numbers(first.accumulated), tolerance):
+        return
+    is_stepped_alike = len(backwards(whole)) == len(backwards(parts))
+    ignored = f"`{REQUIRED}` and `{ACCUMULATION}`" if is_stepped_alike else f"`{REQUIRED}`"
+    raise TargetError(
+        f"the command ignores {ignored}: with the whole batch of {micro_batch * steps} and with micro-batches of "
+        f"{micro_batch} the same batch of {sum(first.sizes)} reached the model first, so that nothing can be "
+        "compared",
+        hint="put each placeholder where the command's own size goes, and let the script use it; a configuration file "
+        "may set it otherwise",
+    )
 
 
 def rows(window: AccumulationWindow) -> Counter[int]:

@@ -9,6 +9,8 @@ from oomdoctor.results.verify import VerifyCauseId, VerifyRemedy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from oomdoctor.results.verify import Weighting
 
 _GRADIENT_CACHING: Final = """\
@@ -24,7 +26,7 @@ REMEDIES: Final[dict[VerifyCauseId, VerifyRemedy]] = {
         "use statistics that do not depend on the micro-batch: GroupNorm, or batch norm with frozen statistics; else "
         "keep the micro-batch as large as it can be. SyncBatchNorm joins devices, not micro-batches.",
         "torch.nn.GroupNorm(num_groups=32, num_channels=channels)  # in place of BatchNorm2d(channels)\n"
-        "batch_norm.eval()  # or: frozen statistics, after each `model.train()`",
+        "batch_norm.eval()  # or: frozen statistics, after each `model.train()`; in a model file, in `training_step`",
         "OOM209",
     ),
     "module": VerifyRemedy(
@@ -115,7 +117,9 @@ COMMAND_REMEDIES: Final[dict[VerifyCauseId, VerifyRemedy]] = {
     "partial_window": VerifyRemedy(
         "divide the last window of an epoch by the micro-batches that it has, and step after it; or let an epoch have "
         "a multiple of the accumulation steps (`drop_last=True` with the whole batch's size)",
-        "in_window = min(accumulation_steps, len(loader) - first_of_window)\n(loss / in_window).backward()",
+        "in_window = min(accumulation_steps, len(loader) - first_of_window)\n(loss / in_window).backward()\n"
+        "# with Accelerate, which divides by all steps itself:\n"
+        "accelerator.backward(loss * accumulation_steps / in_window)",
         "OOM204",
     ),
     "mixing": VerifyRemedy(
@@ -146,6 +150,24 @@ COMMAND_REMEDIES: Final[dict[VerifyCauseId, VerifyRemedy]] = {
     ),
 }
 """What to do about each cause in a command; of those that are not here, what is said of model files."""
+
+
+def normalisation_remedy(norm: torch.nn.Module) -> VerifyRemedy:
+    """Return the remedy for a batch norm, with its own class and channels, and groups that divide them."""
+    remedy, channels = REMEDIES["batch_norm"], getattr(norm, "num_features", None)
+    if not channels:
+        return remedy
+    sizes = range(1, min(_MOST_GROUPS, channels // _LEAST_CHANNELS) + 1)
+    groups = max((size for size in sizes if channels % size == 0), default=1)
+    frozen = remedy.code.splitlines()[1]
+    replaced = f"in place of {type(norm).__name__}({channels})"
+    code = f"torch.nn.GroupNorm(num_groups={groups}, num_channels={channels})  # {replaced}\n{frozen}"
+    return VerifyRemedy(remedy.change, code, remedy.rule)
+
+
+_MOST_GROUPS: Final = 32
+_LEAST_CHANNELS: Final = 4
+"""Channels of a group: with one, and no other dimension, nothing but zeros is left of it."""
 
 
 def weighting_remedy(weighting: Weighting, weights: Sequence[float], count: str | None) -> VerifyRemedy:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_PARTS: Final = 4
 DEFAULT_TIMEOUT_SECONDS: Final = 300.0
 _SAMPLES_PER_PART: Final = 2
+_LARGEST_BATCH: Final = 10_000_000
 _EXIT_CODES: Final = {"different": EXIT_GATE, "cannot_tell": EXIT_NO_ANSWER}
 
 
@@ -92,6 +93,11 @@ def build_verify_request(  # noqa: PLR0913 - one parameter an option
         raise UsageError(
             f"{samples} samples cannot be cut into {parts} equal micro-batches of {_SAMPLES_PER_PART} or more",
             hint=f"give `{spelled('samples')}` a multiple of {parts}, from {_SAMPLES_PER_PART * parts} on",
+        )
+    if samples > _LARGEST_BATCH:
+        raise UsageError(
+            f"`{spelled('samples')}` is {samples}, more than {_LARGEST_BATCH:,} samples in one optimizer step",
+            hint="a few samples a part show whether accumulating is equal",
         )
     return VerifyRequest(
         target=os.fspath(target) if isinstance(target, str | os.PathLike) else command_line(target),

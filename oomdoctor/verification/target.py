@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.target.contract import build, failure, make_one_batch, step_hint, take_loss
 from oomdoctor.target.importing import load_target
-from oomdoctor.target.placement import check_batch
+from oomdoctor.target.placement import check_batch, check_batch_sizes
 from oomdoctor.target.splitting import is_plain_sequence, parts_of, rows_of, samples_in
 from oomdoctor.units import format_size
 from oomdoctor.verification.expected_randomness import seed_everything
@@ -73,7 +73,7 @@ def verify_target(
         model = build(target).to(device="cpu", dtype=dtype).train()
         batch = _batch(target, samples)
         has_lists = _has_sample_lists(batch, samples)
-        _check_samples(batch, samples, has_lists=has_lists)
+        _check_samples(target, batch, samples, has_lists=has_lists)
         batch = tree_map(partial(_converted, dtype), batch)
         step, backward = partial(_step, target), partial(_backward, target)
         laboratory = Laboratory(model, step, batch, samples, backward, has_lists)
@@ -106,9 +106,10 @@ def _has_sample_lists(item: object, samples: int) -> bool:
     return any(_has_sample_lists(part, samples) for _, part in parts_of(item))
 
 
-def _check_samples(batch: Batch, samples: int, *, has_lists: bool) -> None:
+def _check_samples(target: Target, batch: Batch, samples: int, *, has_lists: bool) -> None:
     found = samples if has_lists else samples_in(batch)
     if found != samples:
+        check_batch_sizes(batch, samples, make_one_batch(target, 2 * samples), 2 * samples)
         raise TargetError(
             f"`make_batch({samples})` returned {found} samples, and verifying cuts them by the leading dimension",
             hint="let each tensor of the batch lead with the samples",

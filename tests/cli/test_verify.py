@@ -137,7 +137,10 @@ def test_what_cannot_be_afforded_is_refused_with_a_smaller_model(model: Path, oo
     [
         (("model.py", "--samples", "7"), "7 samples cannot be cut into 4 equal micro-batches"),
         (("model.py", "--samples", "4"), "give `--samples` a multiple of 4, from 8 on"),
+        (("model.py", "--samples", "99999999999999999996"), "more than 10,000,000 samples in one optimizer step"),
         (("missing.py",), "missing.py"),
+        (("model.py", "other.py"), "several files are given: `model.py`, `other.py`"),
+        (("--", sys.executable, "train.py"), "let the script read it from its arguments first"),
     ],
 )
 def test_bad_questions_are_usage_errors(
@@ -154,6 +157,7 @@ def test_bad_questions_are_usage_errors(
     ("lines", "told"),
     [
         ("def make_batch(batch_size):\n    return torch.randint(1, 50, (12, batch_size))\n", "returned 12 samples"),
+        ("def make_batch(batch_size):\n    return torch.ones(12, 2)\n", "`make_batch` ignores `batch_size`"),
         ("def training_step(model, batch):\n    raise ValueError('no')\n", "the training step raised `ValueError: no`"),
         ("def training_step(model, batch):\n    return model(batch['tokens']).sum() * float('nan')\n", "is not finite"),
         ("def training_step(model, batch):\n    return model(batch['tokens'])\n", "not a scalar"),
