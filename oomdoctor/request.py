@@ -27,6 +27,10 @@ DEFAULT_STEPS: Final = 3
 STEP_COUNTS: Final = ("optimizer", "backward")
 """The first step makes the optimizer's state, the second has the peak that training has, and the third proves it."""
 
+MICRO_BATCH: Final = "{micro_batch}"
+ACCUMULATION: Final = "{accumulation_steps}"
+"""Placeholders of a command."""
+
 _OVERRIDE: Final = re.compile(r"(?P<file>.+?)(?::(?P<line>\d{1,9}))?:(?P<name>[^\W\d]\w*)\s*=(?P<value>.+)")
 _PLACEHOLDER: Final = re.compile(r"\{(micro_batch|accumulation_steps|world_size)\}")
 _PLAIN_WORD: Final = re.compile(r"[\w@%+=:./-]*(\{\w+\}[\w@%+=:./-]*)+")

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.command.template import ACCUMULATION, REQUIRED, accumulates
+from oomdoctor.command.template import REQUIRED, accumulates
 from oomdoctor.config.layers import COMMAND_LINE, PREFIX
 from oomdoctor.config.schema import CheckEntry
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.errors import UsageError
-from oomdoctor.request import DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request, read_override
+from oomdoctor.request import ACCUMULATION, DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request, read_override
 from oomdoctor.search.probe_search import share_of
 from oomdoctor.units import parse_fraction, parse_size
 from oomdoctor.verification.run import VerifyRequest, build_verify_request

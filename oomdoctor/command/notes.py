@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.agent.unknown_reads import read_warnings
 from oomdoctor.command.lone_rank import share_of_command
 from oomdoctor.command.outcome import ENOUGH_STEPS, SlowStage, slowest_stage
-from oomdoctor.command.template import ACCUMULATION, accumulates, near_misses
+from oomdoctor.command.template import accumulates, near_misses
+from oomdoctor.request import ACCUMULATION
 from oomdoctor.results import Outcome, PhaseName, Reason
 from oomdoctor.units import format_size
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.errors import UsageError
-from oomdoctor.request import command_line
+from oomdoctor.request import ACCUMULATION, MICRO_BATCH, command_line
 from oomdoctor.target.literals import batch_size_literals, batch_size_variables, set_options
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ class Sizes:
     world_size: int
 
 
-REQUIRED: Final = "{micro_batch}"
-ACCUMULATION: Final = "{accumulation_steps}"
+REQUIRED: Final = MICRO_BATCH
 PLACEHOLDERS: Final = (REQUIRED, ACCUMULATION, "{world_size}")
 
 _LOOKS_LIKE_ONE: Final = re.compile(r"\{\w+\}")
@@ -110,8 +109,8 @@ def check_command(
     if not any(REQUIRED in text for text in (*command, *values)):
         if not takes_literals:
             hint = (
-                f"put `{REQUIRED}` where its batch size goes, as in `-- python train.py --batch-size {REQUIRED}`; where "
-                "a file has it as a literal, let the script read it from its arguments first"
+                f"put `{REQUIRED}` where its batch size goes, as in `-- python train.py --batch-size {REQUIRED}`; "
+                "where a file has it as a literal, let the script read it from its arguments first"
             )
             raise UsageError(f"the command `{command_line(command)}` has no `{REQUIRED}`", hint=hint)
         where = "" if not values else ", nor has what is set in its files"

@@ -6,10 +6,11 @@ import os
 import signal
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.command.template import ACCUMULATION, Sizes, accumulates, check_command, fill_command
+from oomdoctor.command.template import Sizes, accumulates, check_command, fill_command
 from oomdoctor.command.trial import SocketDirectory, TrialStart, run_trial
 from oomdoctor.command.trial_events import TrialEvents
 from oomdoctor.errors import NoAnswerError, TargetError, UsageError
+from oomdoctor.request import ACCUMULATION
 from oomdoctor.run.environment import with_agent
 from oomdoctor.verification.command_judgement import CommandJudge
 from oomdoctor.verification.recording import Recording

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.command.template import ACCUMULATION, REQUIRED
 from oomdoctor.errors import TargetError
+from oomdoctor.request import ACCUMULATION, MICRO_BATCH
 from oomdoctor.verification.sketches import common_scale
 from oomdoctor.verification.sketches import numbers as _numbers
 
@@ -81,7 +81,7 @@ def check_heeded(
     if not is_same_batch or not common_scale(_numbers(other.accumulated), _numbers(first.accumulated), tolerance):
         return
     is_stepped_alike = len(backwards(whole)) == len(backwards(parts))
-    ignored = f"`{REQUIRED}` and `{ACCUMULATION}`" if is_stepped_alike else f"`{REQUIRED}`"
+    ignored = f"`{MICRO_BATCH}` and `{ACCUMULATION}`" if is_stepped_alike else f"`{MICRO_BATCH}`"
     raise TargetError(
         f"the command ignores {ignored}: with the whole batch of {micro_batch * steps} and with micro-batches of "
         f"{micro_batch} the same batch of {sum(first.sizes)} reached the model first, so that nothing can be "
