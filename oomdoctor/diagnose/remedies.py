@@ -165,12 +165,18 @@ def _words(name: str, situation: Situation) -> dict[str, object]:
         "comment": as_comment(line),
         "command_line": command_line(situation.case.command or ("python", "train.py")),
         "probe_batch": _probe(situation, f"--target-batch {size or 256}"),
-        "prescribe": f"oomdoctor prescribe model.py{_card_options(situation)}{f' --need {size}' if size else ''}",
+        "prescribe": _prescribe(situation),
         "fits": f"micro-batch {size}" if size else "a larger micro-batch",
         "probe_elsewhere": _probe(situation, "--target-batch 1 --gpu a100-sxm4-80gb"),
         "to": "" if size is None else f" to {size // 2}",
         "hint": "; `oomdoctor probe` finds the exact size that fits" if situation.device == "cuda" else "",
     }
+
+
+def _prescribe(situation: Situation) -> str:
+    """Return the command that measures remedies: on a file of functions, which is not what a command was given."""
+    file, size = "YOUR_TARGET.py" if situation.case.command else "model.py", situation.batch_size
+    return f"oomdoctor prescribe {file}{_card_options(situation)}{f' --need {size}' if size else ''}"
 
 
 def _probe(situation: Situation, options: str) -> str:

@@ -64,7 +64,7 @@ def largest_replayable(question: ReplayTrials, *, has_workspaces: bool) -> int |
         return None
     free_bytes = question.allowed_bytes - torch.cuda.memory_allocated()
     lines = found.with_steps(ANSWER_ITERATIONS if question.retries else found.steps)
-    optional = passing_allocations(lines) if has_workspaces and question.retries else frozenset()
+    optional = passing_allocations(lines) if has_workspaces else frozenset()
     return largest_placeable(
         question.low,
         question.high,
@@ -89,9 +89,9 @@ def _can_place(
         micro_batch: The size.
         plain: Number of those after which a trial ends whose allocator has not had to give back its cache.
         optional: Positions of allocations that a step can do without.
-        retries: Whether the allocator may give back its cache.
+        retries: Whether the allocator may give back its cache for more than those.
     """
-    before = _retries()
+    before, excused = _retries(), 0
     stream = torch.cuda.current_stream().cuda_stream
     held: dict[int, int | None] = {}
     allocations = 0
@@ -100,7 +100,9 @@ def _can_place(
             if position == plain and _retries() == before:
                 break
             if line.freed is None:
-                held[allocations] = _allocate(line.size_at(micro_batch), stream, is_optional=allocations in optional)
+                is_optional, earlier = allocations in optional, _retries()
+                held[allocations] = _allocate(line.size_at(micro_batch), stream, is_optional=is_optional)
+                excused += _retries() - earlier if is_optional else 0
                 allocations += 1
             else:
                 _free(held.pop(line.freed))
@@ -110,7 +112,7 @@ def _can_place(
         for address in held.values():
             _free(address)
         torch.cuda.empty_cache()
-    return retries or _retries() == before
+    return retries or _retries() - before == excused
 
 
 def _retries() -> int:

@@ -133,5 +133,7 @@ def test_ranks_agree_on_votes_and_lengths(python: str) -> None:
 def test_a_pipeline_that_asks_for_shapes_is_told_what_to_give(python: str) -> None:
     """Stages that ask each other for the shapes of what they send are refused with the arguments that say them."""
     for answer in _requests(python):
+        if answer["stages"] is None:
+            continue  # torch before 2.7
         assert "lone_requests.py, line " in answer["stages"]
         assert "give `PipelineStage` its `input_args` and `output_args`" in answer["stages"]

@@ -15,7 +15,8 @@ from oomdoctor.check import cache as cache_key
 from oomdoctor.check.cache import key_of
 from oomdoctor.engines.installed import TorchBuild
 from oomdoctor.request import PRECISIONS, LiteralOverride, ProbeRequest
-from oomdoctor.results import Axis, EnvironmentVariable, Variant
+from oomdoctor.results import Axis, EnvironmentVariable, SearchedSize, Variant
+from oomdoctor.results.variant import LoneRank
 
 HERE = Path(__file__).parent
 VARIANTS = st.builds(
@@ -25,6 +26,8 @@ VARIANTS = st.builds(
     environment=st.sampled_from([(), (EnvironmentVariable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)]),
     transformations=st.sampled_from([(), ("a",), ("b", "a")]),
     axes=st.sampled_from([(), (Axis("length", 512),), (Axis("length", 1024),)]),
+    searched=st.none() | st.builds(SearchedSize, st.just("length"), st.integers(1, 2)),
+    lone_rank=st.none() | st.builds(LoneRank, st.integers(0, 1), st.just(2)),
 )
 REQUESTS = st.builds(
     ProbeRequest,
@@ -53,6 +56,9 @@ REQUESTS = st.builds(
     inputs=st.lists(st.sampled_from(["uv.lock", "data/*.json"])).map(tuple),
     guide=st.booleans(),
     watched=st.booleans(),
+    ranks=st.none() | st.just("first"),
+    mesh=st.none() | st.just("dp=2"),
+    counts_cost=st.booleans(),
 )
 ENVIRONMENTS = st.dictionaries(
     st.sampled_from(["PYTORCH_ALLOC_CONF", "TORCH_LOGS", "LD_PRELOAD", "PYTHONPATH"]), st.sampled_from(["", "a", "b"])

@@ -86,6 +86,7 @@ def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
         "step_ends": [],
         "holder": None,
         "cuda": True,
+        "communicators": [],
         "process": None,
         "failures": [],
     }

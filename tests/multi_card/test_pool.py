@@ -56,6 +56,9 @@ def test_an_interrupt_ends_all() -> None:
     ended: list[int] = []
 
     def interrupting(_stop: CancelToken) -> None:
+        time.sleep(
+            0.2
+        )  # until all are handed over: Python's pool joins no thread that an interrupt meets while it starts
         _thread.interrupt_main()
 
     work = [partial(waiting, ended, 1), partial(waiting, ended, 2), interrupting, partial(waiting, ended, 3)]
