@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -75,6 +76,14 @@ def children() -> Children:
         return found
 
     return find
+
+
+def appears(children: Children, name: str) -> bool:
+    """Whether a process with the word is there before long: on a loaded machine it may not have its own words yet."""
+    deadline = time.monotonic() + 10
+    while not (found := children(name)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(found)
 
 
 def trial_of(source: WorkerTrialSource) -> tuple[LoadedTarget, Trial]:
@@ -151,14 +160,14 @@ def test_a_worker_is_a_fresh_interpreter_where_its_server_is_gone(
     server.kill()
     with source(pool.start) as after:
         after.load()
-        assert children("oomdoctor.trial.worker")
+        assert appears(children, "oomdoctor.trial.worker")
 
 
 def test_a_worker_on_a_real_gpu_is_a_fresh_interpreter(pool: WorkerPool, children: Children) -> None:
     """Where the environment has no card to play, nothing is forked."""
     requests, answers = os.pipe()
     worker = pool.start(os.environ, requests, answers)
-    assert children("oomdoctor.trial.worker")
+    assert appears(children, "oomdoctor.trial.worker")
     assert children("worker_server") == []
     worker.close()
     for descriptor in (requests, answers):
