@@ -99,7 +99,7 @@ def _max_memory(asked: int, size: int, result: ProbeResult) -> Limit:
         why = "does not fit" if size > result.micro_batch.maximum else "fits, but its memory could not be measured"
         text = f"micro-batch {size} {why}, {allowed}"
         return Limit(LimitName.MAX_MEMORY, asked, None, holds=False, text=text)
-    text = f"PyTorch holds {format_size(found)} at micro-batch {size}, {allowed}"
+    text = f"PyTorch holds {format_size(found)} at micro-batch {size}{_optional_at(size, result)}, {allowed}"
     return Limit(LimitName.MAX_MEMORY, asked, found, holds=found <= asked, text=text)
 
 
@@ -108,6 +108,15 @@ def _reserved_at(size: int, result: ProbeResult) -> int | None:
     if result.memory is not None and result.memory.micro_batch == size:
         return result.memory.peak_reserved_bytes
     return max((trial.peak_reserved_bytes or 0 for trial in _fitting(size, result)), default=None)
+
+
+def _optional_at(size: int, result: ProbeResult) -> str:
+    """Return what of that is optional, which the limit holds as well; empty where nothing is, or nothing tells."""
+    least = result.least_memory
+    if least is not None and least.micro_batch == size:
+        return f" with cuDNN's optional workspaces ({format_size(least.least_bytes)} is enough to run)"
+    taken = max((trial.workspace_bytes for trial in _fitting(size, result)), default=0)
+    return " with cuDNN's optional workspaces" if taken else ""
 
 
 def _headroom(asked: float, size: int, result: ProbeResult) -> Limit:

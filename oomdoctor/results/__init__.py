@@ -33,13 +33,12 @@ from oomdoctor.results.document import (
 from oomdoctor.results.fit import CardLimit, CardMicroBatch, FitResult, FittedCard
 from oomdoctor.results.frontier import FrontierCell, FrontierResult
 from oomdoctor.results.lint import Concern, Finding, LintResult, Severity, Unreadable
+from oomdoctor.results.plan import Accumulation, CommandPlan, EditedLiteral, UniformPlan
 from oomdoctor.results.prescribe import MeasuredRemedies, Patch, PrescribedCode, PrescribeResult
 from oomdoctor.results.probe import (
-    Accumulation,
-    CommandPlan,
     Device,
-    EditedLiteral,
     Guidance,
+    LeastMemory,
     MicroBatch,
     ModuleBytes,
     NcclMemory,
@@ -52,7 +51,6 @@ from oomdoctor.results.probe import (
     Reason,
     StepMemory,
     Trial,
-    UniformPlan,
 )
 from oomdoctor.results.snapshot import (
     Category,
@@ -112,6 +110,7 @@ __all__ = [
     "GrowingLine",
     "Guidance",
     "HistoryReplay",
+    "LeastMemory",
     "Limit",
     "LimitName",
     "LineBytes",

@@ -13,8 +13,9 @@ from oomdoctor.results.diagnosis import DiagnosisResult
 from oomdoctor.results.fit import FitResult
 from oomdoctor.results.frontier import FrontierResult
 from oomdoctor.results.lint import LintResult
+from oomdoctor.results.plan import Accumulation
 from oomdoctor.results.prescribe import PrescribeResult, PrescribeStatus
-from oomdoctor.results.probe import Accumulation, ProbeResult
+from oomdoctor.results.probe import ProbeResult
 from oomdoctor.results.verify import VerifyResult, VerifyVerdict
 
 if TYPE_CHECKING:

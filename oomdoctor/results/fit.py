@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from oomdoctor.results.probe import Accumulation, Reason
+from oomdoctor.results.plan import Accumulation
+from oomdoctor.results.probe import Reason
 from oomdoctor.results.variant import Precision
 
 CardLimit: TypeAlias = Literal["memory", "target", "limit", "model"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from oomdoctor.results.probe import Accumulation, Device, Reason
+from oomdoctor.results.plan import Accumulation
+from oomdoctor.results.probe import Device, Reason
 from oomdoctor.results.variant import Axis, SearchedSize
 
 CellLimit: TypeAlias = Literal["memory", "target", "limit", "model", "unknown"]

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from oomdoctor.codec import ADDED_LATER
-from oomdoctor.results.probe import Accumulation, Device, Reason
+from oomdoctor.results.plan import Accumulation
+from oomdoctor.results.probe import Device, Reason
 from oomdoctor.results.variant import Precision
 
 PrescribeStatus: TypeAlias = Literal["measured", "reached", "not_reached", "nothing_fits"]

@@ -8,6 +8,7 @@ from typing import Literal
 
 from oomdoctor.codec import ADDED_LATER
 from oomdoctor.errors import NoAnswerError
+from oomdoctor.results.plan import Accumulation, CommandPlan
 from oomdoctor.results.snapshot import Category, CategoryBytes, LineBytes, TimelinePoint
 from oomdoctor.results.variant import Variant
 
@@ -144,6 +145,7 @@ class Trial:
             trial did not get that far.
         alloc_retries: Times the allocator had to give back its cache to go on; above 0 the size runs at the edge.
         workspace_retries: Times that it did so for a workspace of cuDNN, without which PyTorch can do.
+        workspace_bytes: Bytes of the largest workspace that cuDNN took; 0 where none was, or where that cannot be seen.
         swallowed_ooms: OOMs that the user's own code caught.
         seconds: Wall time of the trial.
         phases: Memory by phase, in order; up to the failure.
@@ -165,6 +167,7 @@ class Trial:
     error: str | None = None
     micro_batches_per_step: int | None = field(default=None, metadata=ADDED_LATER)
     workspace_retries: int = field(default=0, metadata=ADDED_LATER)
+    workspace_bytes: int = field(default=0, metadata=ADDED_LATER)
 
     @property
     def is_tight(self) -> bool:
@@ -194,86 +197,22 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class UniformPlan:
-    """A plan for trainers that want one fixed micro-batch size.
+class LeastMemory:
+    """Memory of a size whose convolutions take workspaces, which they give up where there is no room.
 
     Attributes:
-        micro_batch: The one size.
-        steps: Accumulation steps on each device.
-        effective_batch: Samples per optimizer step over all devices; above the target where no divisor is near.
+        micro_batch: The recommended size; the maximum where none is recommended.
+        peak_reserved_bytes: Most bytes held from the driver with all the memory that the size was given.
+        least_bytes: Smallest memory that PyTorch was given in which the size ran.
+        ran_out_bytes: Largest below it in which it ran out; None where it ran in all that were tried.
+        trials: How many were run to find it.
     """
 
     micro_batch: int
-    steps: int
-    effective_batch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Accumulation:
-    """Accumulation plan that reaches the target batch; of a command, what it does as `CommandPlan.run` starts it.
-
-    Attributes:
-        target_batch: Samples per optimizer step over all devices that were asked for.
-        world_size: Devices that share the target batch.
-        steps: Accumulation steps on each device.
-        micro_batches: Size of each micro-batch on one device; they differ by at most one and sum to the device's share.
-        effective_batch: Samples per optimizer step over all devices; equals the target. A command's may be above it,
-            where no divisor is near, and is below it where the command is not told its accumulation steps.
-        uniform: Best plan with one fixed size that sums to the target exactly; None where that would cost more than a
-            quarter more steps.
-        fixed_size: What a trainer with the largest of `micro_batches` as its fixed size would do; it may overshoot.
-    """
-
-    target_batch: int
-    world_size: int
-    steps: int
-    micro_batches: tuple[int, ...]
-    effective_batch: int
-    uniform: UniformPlan | None
-    fixed_size: UniformPlan
-
-
-@dataclass(frozen=True, slots=True)
-class EditedLiteral:
-    """A literal of one of the command's files that its trials set, and that has to be edited to train so.
-
-    Attributes:
-        file: The file, as it was given.
-        line: Line of the value.
-        name: The name that has it.
-        value: What was asked for, with placeholders.
-        text: The value as it stands in the file.
-        new: The value of the plan; None where nothing fits.
-    """
-
-    file: str
-    line: int
-    name: str
-    value: str
-    text: str
-    new: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class CommandPlan:
-    """A command that was probed, and how to start it so that it reaches the target batch, or comes as near as it can.
-
-    Attributes:
-        words: As it was given, with placeholders.
-        run: With the plan's sizes filled in, as it was run; None where nothing fits.
-        sizes: The one size that `run` has, and what it reaches.
-        literals: Literals of its files that were set beside.
-    """
-
-    words: tuple[str, ...]
-    run: tuple[str, ...] | None
-    sizes: UniformPlan | None = None
-    literals: tuple[EditedLiteral, ...] = field(default=(), metadata=ADDED_LATER)
-
-    @property
-    def templates(self) -> tuple[str, ...]:
-        """Texts in which the sizes are filled in: its words, and the values of its literals."""
-        return (*self.words, *(literal.value for literal in self.literals))
+    peak_reserved_bytes: int
+    least_bytes: int
+    ran_out_bytes: int | None
+    trials: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +332,8 @@ class ProbeResult:
         recommended_accumulation: How to reach the target batch with micro-batches up to the recommended size; None when
             no size is recommended or there is no target batch.
         target_samples: Samples per optimizer step over all devices that were asked for; None where none were.
+        least_memory: Memory in which the recommended size still runs, where workspaces make up enough of its peak that
+            it may be less; None where they do not, or where that was not looked for.
         ranks: Ranks of a world that ran without the others, in ascending order; empty where nothing ran so.
         limited_by_rank: The rank whose maximum is the answer; None where there are no ranks.
         nccl: Communicators of that rank; None where there are no ranks.
@@ -418,6 +359,7 @@ class ProbeResult:
     variant: Variant | None = field(default=None, metadata=ADDED_LATER)
     recommended_accumulation: Accumulation | None = field(default=None, metadata=ADDED_LATER)
     target_samples: int | None = field(default=None, metadata=ADDED_LATER)
+    least_memory: LeastMemory | None = field(default=None, metadata=ADDED_LATER)
     ranks: tuple[RankResult, ...] = field(default=(), metadata=ADDED_LATER)
     limited_by_rank: int | None = field(default=None, metadata=ADDED_LATER)
     nccl: NcclMemory | None = field(default=None, metadata=ADDED_LATER)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.choice import Engine
     from oomdoctor.remedies.file_edit import AppliedChange
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import Accumulation, Guidance, StepMemory
+    from oomdoctor.results import Accumulation, Guidance, LeastMemory, StepMemory
     from oomdoctor.results.prescribe import StepCost
     from oomdoctor.search.bracket import SearchResult
     from oomdoctor.search.trial_source import TrialSource
@@ -109,6 +109,7 @@ class Findings:
         recorded: What memory is made of.
         moved: Whether other processes' memory moved meanwhile; None where nobody can say.
         guidance: What the guide said; None where there was none.
+        least_memory: Memory in which the recommended size still runs; None where that was not looked for.
     """
 
     loaded: LoadedTarget
@@ -118,6 +119,7 @@ class Findings:
     recorded: ProfiledAnswer
     moved: bool | None
     guidance: Guidance | None = None
+    least_memory: LeastMemory | None = None
 
 
 def build_result(
@@ -161,6 +163,7 @@ def build_result(
         variant=None if request.command else request.variant,
         recommended_accumulation=answer.recommended_plan,
         target_samples=request.target_batch,
+        least_memory=findings.least_memory,
     )
 
 

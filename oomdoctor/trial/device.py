@@ -160,6 +160,12 @@ def workspace_retries() -> int:
     return null_gpu.workspace_retries() if device is None else device.workspace_retries
 
 
+def workspace_bytes() -> int:
+    """Return the bytes of the largest workspace that cuDNN took in this trial; 0 on a real GPU, which does not tell."""
+    device = _EMULATION.device
+    return null_gpu.workspace_bytes() if device is None else device.workspace_bytes
+
+
 def begin_trial() -> None:
     """Begin a trial, for which no plan of cuDNN from an earlier one is to be used."""
     device = _EMULATION.device

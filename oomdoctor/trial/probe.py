@@ -16,6 +16,7 @@ from oomdoctor.errors import OomdoctorError, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.results import Outcome, Reason
 from oomdoctor.search.bracket import revised
+from oomdoctor.search.least_memory import find_least_memory
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps, share_of, tested_plan
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.answer import (
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.choice import Engine
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import Trial
+    from oomdoctor.results import LeastMemory, Trial
     from oomdoctor.search.bracket import SearchResult
     from oomdoctor.target.reference import Reference
     from oomdoctor.trial.client import WorkerStarter
@@ -90,8 +91,10 @@ def probe(
         size = 0 if search is None else request.profile_micro_batch or search.maximum
         is_counted = request.counts_cost and search is not None and 0 < size <= search.maximum
         cost = run.source.count_cost(size) if is_counted else None
+        # Last, since what a convolution does without is kept by PyTorch for the rest of the process.
+        least = _least_memory(run, recommended or search.maximum) if request.profiles and search is not None else None
     guidance = None if run.warm_start is None or search is None else run.warm_start.guidance()
-    findings = Findings(run.loaded, search, answer, trials, recorded, run.others.moved(), guidance)
+    findings = Findings(run.loaded, search, answer, trials, recorded, run.others.moved(), guidance, least)
     result = build_result(request, run.engine, run.source, run.others, findings)
     host_bytes = run.source.host_bytes.get(result.micro_batch.maximum, 0)
     return ProbeRun(result, run.loaded.versions, run.source.dependencies(), run.loaded.changes, host_bytes, cost)
@@ -178,6 +181,19 @@ def _warm_start(
     if not request.guide or engine.kind != "cuda":
         return nullcontext()
     return TracedWarmStart(request, reference, engine.environment, stop)
+
+
+def _least_memory(run: _Run, size: int) -> LeastMemory | None:
+    """Return the least memory in which a size runs, where workspaces are optional; None where nothing tells of them."""
+    trials = run.probe_search.trials
+    fitting = [trial for trial in trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
+    if not fitting:
+        return None
+    steps = run.probe_search.micro_steps(size)
+    return find_least_memory(
+        max(fitting, key=lambda trial: trial.peak_reserved_bytes or 0),
+        lambda allowed_bytes: run.source.run(size, micro_steps=steps, allowed_bytes=allowed_bytes),
+    )
 
 
 def _answer(request: ProbeRequest, run: _Run, search: SearchResult, recommended: int) -> Answer:

@@ -16,6 +16,7 @@ from oomdoctor.request import ProbeRequest
 from oomdoctor.results import (
     Device,
     FigureKind,
+    LeastMemory,
     Limit,
     LimitName,
     MicroBatch,
@@ -126,6 +127,18 @@ def test_memory_is_that_at_the_size(result: ProbeResult, found: int | None, hold
     judged = limit(result, LimitName.MAX_MEMORY, micro_batch=8, max_memory_bytes=500 * MIB)
     assert (judged.found, judged.holds) == (None if found is None else found * MIB, holds)
     assert text in judged.text
+
+
+def test_memory_says_what_of_it_is_optional() -> None:
+    """The limit holds the peak with workspaces, and its text has the least memory where that is known."""
+    found = answer(12, 11, trial(8, 600, workspace_bytes=MIB))
+    judged = limit(found, LimitName.MAX_MEMORY, micro_batch=8, max_memory_bytes=500 * MIB)
+    assert not judged.holds
+    assert "holds 600.00 MiB at micro-batch 8 with cuDNN's optional workspaces, and" in judged.text
+    least = LeastMemory(8, 600 * MIB, 400 * MIB, None, 3)
+    known = limit(replace(found, least_memory=least), LimitName.MAX_MEMORY, micro_batch=8, max_memory_bytes=500 * MIB)
+    assert not known.holds
+    assert "optional workspaces (400.00 MiB is enough to run), and" in known.text
 
 
 def test_the_smallest_size_that_passes_is_where_memory_is_measured() -> None:

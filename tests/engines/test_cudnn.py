@@ -238,3 +238,24 @@ def _is_in_session(leader: int) -> bool:
     """Whether a process of the session still lives."""
     found = subprocess.run(["pgrep", "-s", str(leader)], capture_output=True, check=False)
     return found.returncode == 0
+
+
+@pytest.mark.parametrize("engine", ["null", "trace"])
+def test_a_probe_tells_the_least_memory_of_a_size_with_workspaces(
+    oomdoctor_here: Run, tmp_path: Path, engine: str
+) -> None:
+    """Beside the peak it names less memory in which the size ran, and a smaller card of that capacity agrees."""
+    (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
+    question = ("--gpu", "rtx-3060", "--target-batch", "32", "--optimizer", "sgd", "--engine", engine)
+    probed = oomdoctor_here("probe", "model.py", *question, "--json")
+    result = json.loads(probed.stdout)["result"]
+    least, workspace = result["least_memory"], max(trial["workspace_bytes"] for trial in result["trials"])
+    assert workspace >= FIRST_CHOICE
+    assert least["micro_batch"] == result["micro_batch"]["recommended"] == 32
+    assert least["least_bytes"] < least["peak_reserved_bytes"] - (20 << 20)
+    assert max(trial["peak_reserved_bytes"] for trial in result["trials"]) == least["peak_reserved_bytes"]
+    tight = oomdoctor_here("probe", "model.py", *question, "--capacity", f"{least['least_bytes']}B", "--json")
+    assert json.loads(tight.stdout)["result"]["micro_batch"]["maximum"] == 32
+    text = oomdoctor_here("probe", "model.py", *question).stdout
+    assert "reserved; " in text
+    assert "is enough, since cuDNN's workspaces are" in " ".join(text.split())

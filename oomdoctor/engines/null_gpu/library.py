@@ -281,6 +281,7 @@ def _library() -> ctypes.CDLL:
         "reads",
         "workspaces_given_up",
         "workspace_retries",
+        "workspace_bytes",
         "has_makeshift_plans",
     ):
         getattr(library, f"oomdoctor_null_{name}").restype = ctypes.c_uint64
@@ -342,6 +343,11 @@ def workspace_retries() -> int:
     PyTorch can do without such a workspace. Each that was given up is counted, too.
     """
     return int(_library().oomdoctor_null_workspace_retries()) if is_null_gpu() else 0
+
+
+def workspace_bytes() -> int:
+    """Return the bytes of the largest workspace of a convolution in this trial; 0 where there is no null GPU."""
+    return int(_library().oomdoctor_null_workspace_bytes()) if is_null_gpu() else 0
 
 
 def begin_trial() -> None:

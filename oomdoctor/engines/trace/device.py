@@ -42,6 +42,7 @@ class EmulatedDevice:
         reads: Number of reads of data on the device, which return zeros.
         workspaces_given_up: Times that there was no room for a workspace, which was done without.
         workspace_retries: Times that the allocator gave back its cache for a workspace.
+        workspace_bytes: Bytes of the largest workspace that was taken since the trial began.
     """
 
     def __init__(self, card: Card, settings: Settings, rules: Rules) -> None:
@@ -50,7 +51,7 @@ class EmulatedDevice:
         self.allocator = CachingAllocator(memory, settings, rules)
         self.history: list[dict[str, Any]] | None = None
         self.op_trace: OpTrace | None = None
-        self.reads = self.workspaces_given_up = self.workspace_retries = 0
+        self.reads = self.workspaces_given_up = self.workspace_retries = self.workspace_bytes = 0
         self._workspaces: dict[object, Allocation | None] = {}
         self._fitted: dict[object, int] = {}
         self._dropout_state: Allocation | None = None
@@ -159,6 +160,7 @@ class EmulatedDevice:
                 counts = self.allocator.heap.statistics
                 ooms, retries = counts.ooms, counts.retries
                 held.append(step.take(self._fitted, self.block, torch.OutOfMemoryError))
+                self.workspace_bytes = max(self.workspace_bytes, self._fitted[step.call])
                 self.workspaces_given_up += counts.ooms - ooms
                 self.workspace_retries += counts.retries - retries
             elif step < 0:
@@ -178,6 +180,7 @@ class EmulatedDevice:
     def begin_trial(self) -> None:
         """Forget what fitted of optional workspaces, as in a process that has run no trial."""
         self._fitted.clear()
+        self.workspace_bytes = 0
 
     def clear_workspaces(self) -> None:
         """Free libraries' workspaces."""

@@ -16,7 +16,16 @@ from oomdoctor.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from oomdoctor.results import ModuleBytes, NcclMemory, Phase, ProbeResult, RankResult, StepMemory, Trial
+    from oomdoctor.results import (
+        LeastMemory,
+        ModuleBytes,
+        NcclMemory,
+        Phase,
+        ProbeResult,
+        RankResult,
+        StepMemory,
+        Trial,
+    )
 
 
 OUTCOME_NAMES = {
@@ -110,6 +119,8 @@ def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
     if not answer.maximum:
         return []
     rows = [("recommended", _recommendation(result))]
+    if (least := result.least_memory) is not None:
+        rows.append(("its memory", _least_memory(least)))
     if (answer.plain_maximum or 0) > answer.maximum:
         text = f"{answer.plain_maximum} fits where nothing is accumulated: no gradients stay alive during the forward"
         rows.append(("plain step", text))
@@ -154,6 +165,13 @@ def _recommendation(result: ProbeResult) -> str:
         # Memory lies in pieces: what is reserved and in no tensor is what a larger size would have to have given back.
         text += "; to run larger ones, PyTorch is likely to give back its cache and ask again, which takes time"
     return text
+
+
+def _least_memory(least: LeastMemory) -> str:
+    peak, runs = format_size(least.peak_reserved_bytes), format_size(least.least_bytes)
+    if least.least_bytes == least.peak_reserved_bytes:
+        return f"{peak} reserved; it ran in no less, although cuDNN's workspaces are optional"
+    return f"{peak} reserved; {runs} is enough, since cuDNN's workspaces are optional"
 
 
 def _nothing_fits(result: ProbeResult) -> str:

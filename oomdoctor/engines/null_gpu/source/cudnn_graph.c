@@ -176,9 +176,19 @@ enum { LOADING = 1 };  // before the first trial: a process of its own has these
 
 static atomic_uint trial = LOADING;
 static atomic_bool has_makeshift;
+static atomic_uint_fast64_t largest_workspace;  // bytes, of the plans that were executed since the trial began
+
+SERVED uint64_t oomdoctor_null_workspace_bytes(void) { return atomic_load(&largest_workspace); }
+
+static void note_workspace(uint64_t bytes) {
+    uint_fast64_t known = atomic_load(&largest_workspace);
+    while (known < bytes && !atomic_compare_exchange_weak(&largest_workspace, &known, bytes))
+        continue;
+}
 
 SERVED void oomdoctor_null_begin_trial(void) {
     atomic_fetch_add(&trial, 1);
+    atomic_store(&largest_workspace, 0);
     atomic_store(&has_makeshift, false);
 }
 
@@ -279,6 +289,7 @@ static int build_plan(descriptor *plan) {
 
 SERVED int cudnnBackendExecute(handle h, const descriptor *plan, handle pack) {
     note_plan(plan);
+    note_workspace((uint64_t)plan->configuration.workspace_bytes);
     if (has_built)
         note_execution(asked_first);
     set_state(false, false);
