@@ -362,6 +362,7 @@ class Measurements:
         allocations: The allocator's events, packed, where memory did not run out and the history is whole; else empty.
         zeros_read: Times that it read data back from a null GPU; `unknown_reads`: the program's lines that did so.
         unknown_calls: CUDA calls that the null GPU does not serve.
+        assumptions: Memory that it counts by a rule, or not at all; see `null_gpu`.
         error: The error that ended it; None where none did.
         step_ends: Bytes in live tensors at the end of each step.
         holder: What holds the memory that steps leave behind, in words; looked for where they go on doing so.
@@ -392,6 +393,7 @@ class Measurements:
     zeros_read: int
     unknown_reads: tuple[UnknownRead, ...]
     unknown_calls: tuple[str, ...]
+    assumptions: tuple[str, ...]
     communicators: tuple[int, ...]
     error: ErrorChain | None
     step_ends: tuple[int, ...]

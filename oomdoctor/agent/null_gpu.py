@@ -91,6 +91,16 @@ def unknown_calls() -> list[str]:
     return buffer.value.decode(errors="replace").splitlines()
 
 
+ASSUMPTIONS = ("cuda-graphs", "cufft", "cusolver")
+"""Memory that it counts by a rule, or not at all, in the order of the bits by which it tells so."""
+
+
+def assumptions() -> tuple[str, ...]:
+    """Return what of `ASSUMPTIONS` this process has used; nothing where there is none."""
+    bits = _count("oomdoctor_null_assumptions")
+    return tuple(name for bit, name in enumerate(ASSUMPTIONS) if bits >> bit & 1)
+
+
 def communicators() -> tuple[int, ...]:
     """Return the number of ranks of each NCCL communicator that was made, oldest first."""
     function = getattr(_library(), "oomdoctor_null_communicators", None)

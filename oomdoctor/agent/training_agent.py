@@ -323,6 +323,7 @@ class TrainingAgent:
                 zeros_read=null_gpu.zeros_read(),
                 unknown_reads=unknown_reads.reads(),
                 unknown_calls=tuple(null_gpu.unknown_calls()),
+                assumptions=null_gpu.assumptions(),
                 communicators=null_gpu.communicators(),
                 error=error,
                 step_ends=tuple(self._step_ends),

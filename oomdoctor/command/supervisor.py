@@ -321,12 +321,7 @@ class CommandSupervisor(TrialSource):
                 classified = classified.with_problem(problem)
             self._keep_allocations(ended, micro_batch)
         for measured in ended.events.trainers():
-            self.notes.add(
-                optimizer_name=measured.optimizer or "",
-                zeros_read=measured.zeros_read,
-                unknown_reads=measured.unknown_reads,
-                unknown_calls=measured.unknown_calls,
-            )
+            self.notes.add(measured)
         self.observations.take(ended.events, classified, micro_batch)
         return classified
 

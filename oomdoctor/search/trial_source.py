@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 from oomdoctor.errors import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from oomdoctor.agent.messages import UnknownRead
     from oomdoctor.errors import OomdoctorError
@@ -58,6 +58,30 @@ class TrialProblem:
         return _ERRORS[self.kind](self.message, hint=self.hint, details=self.details)
 
 
+class EndedProcess(Protocol):
+    """What a process that ran a trial says of it; see `TrialNotes`."""
+
+    @property
+    def optimizer(self) -> str | None:
+        """Return the class name of the optimizer."""
+
+    @property
+    def zeros_read(self) -> int:
+        """Return how often it read data back from a null GPU."""
+
+    @property
+    def unknown_reads(self) -> tuple[UnknownRead, ...]:
+        """Return the lines that did so."""
+
+    @property
+    def unknown_calls(self) -> tuple[str, ...]:
+        """Return the CUDA calls that the null GPU does not serve."""
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Return the memory that it counts by a rule, or not at all."""
+
+
 @dataclass(slots=True)
 class TrialNotes:
     """Notes that the trials of one source leave besides their results.
@@ -70,6 +94,7 @@ class TrialNotes:
         zeros_read: Most times that one trial's step read data back from a null GPU, which answers with zeros.
         unknown_reads: The target's lines that did so.
         unknown_calls: Names of CUDA calls that the null GPU was asked for and does not serve.
+        assumptions: Memory that it counts by a rule, or not at all, by name.
         settings: Variables of PyTorch's allocator as the target's file sets them; None where it sets none.
         memory_fraction: Part of the GPU's memory that the target's code allows PyTorch to take; 1 for all of it.
         growth: How memory grew from step to step, where a trial gave a reason to look; else None.
@@ -82,23 +107,18 @@ class TrialNotes:
     zeros_read: int = 0
     unknown_reads: tuple[UnknownRead, ...] = ()
     unknown_calls: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
     settings: Mapping[str, str | None] | None = None
     memory_fraction: float = 1.0
     growth: Growth | None = None
 
-    def add(
-        self,
-        *,
-        optimizer_name: str,
-        zeros_read: int,
-        unknown_reads: Iterable[UnknownRead],
-        unknown_calls: Iterable[str],
-    ) -> None:
-        """Take in what one trial showed."""
-        self.optimizer_name = optimizer_name or self.optimizer_name
-        self.zeros_read = max(self.zeros_read, zeros_read)
-        self.unknown_reads = tuple(dict.fromkeys((*self.unknown_reads, *unknown_reads)))
-        self.unknown_calls = tuple(dict.fromkeys((*self.unknown_calls, *unknown_calls)))
+    def add(self, ended: EndedProcess) -> None:
+        """Take in what one trial, or one process of it, showed."""
+        self.optimizer_name = ended.optimizer or self.optimizer_name
+        self.zeros_read = max(self.zeros_read, ended.zeros_read)
+        self.unknown_reads = tuple(dict.fromkeys((*self.unknown_reads, *ended.unknown_reads)))
+        self.unknown_calls = tuple(dict.fromkeys((*self.unknown_calls, *ended.unknown_calls)))
+        self.assumptions = tuple(dict.fromkeys((*self.assumptions, *ended.assumptions)))
 
 
 class TrialSource(Protocol):

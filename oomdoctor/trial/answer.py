@@ -289,9 +289,23 @@ def _device_warnings(request: ProbeRequest, engine: Engine, source: TrialSource,
     if source.notes.unknown_calls and engine.kind == "null":
         names = ", ".join(source.notes.unknown_calls)
         found.append(f"the null GPU does not serve {names}: memory there is not counted")
+    found += [_ASSUMED[name] for name in source.notes.assumptions]
     if findings.moved is None:
         found.append("the memory of other processes on this GPU could not be read; if it changed, so may the answer")
     return found
+
+
+_ASSUMED = {
+    "cuda-graphs": "a CUDA graph holds memory beside PyTorch's pools that a GPU alone can tell: it is not counted",
+    "cufft": (
+        "the work areas of Fourier transforms are counted as cuFFT's documentation names the least; lengths with prime "
+        "factors above 7 may take up to eight times as much"
+    ),
+    "cusolver": (
+        "the work areas of cuSOLVER (SVD, eigenvalues, QR, Cholesky) are known on a GPU alone and count as 0; training "
+        "may need more while it runs"
+    ),
+}
 
 
 def _zeros_read(count: int, reads: Sequence[UnknownRead], engine: Engine) -> str:

@@ -276,12 +276,7 @@ class WorkerTrialSource(TrialSource):
             self._watch_growth(RunTrial(micro_batch, micro_steps, allowed_bytes))
             if self._iterations != PLAIN_ITERATIONS:
                 done = self._run(self._question(micro_batch, micro_steps, allowed_bytes))
-        self.notes.add(
-            optimizer_name=done.optimizer,
-            zeros_read=done.zeros_read,
-            unknown_reads=done.unknown_reads,
-            unknown_calls=done.unknown_calls,
-        )
+        self.notes.add(done)
         self.notes.problem = done.problem or self.notes.problem
         self.notes.loss_is_finite = self.notes.loss_is_finite and done.loss_is_finite
         self.notes.memory_fraction = done.memory_fraction

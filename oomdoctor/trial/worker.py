@@ -272,6 +272,7 @@ class Worker:
             held=held_memory(),
             capacity_bytes=capacity_bytes(self._cap_bytes, self._reserve_bytes),
             unknown_calls=unknown_calls(),
+            assumptions=null_gpu.assumptions(),
             memory_fraction=self._memory_fraction,
             ends=attempt.ends,
             host_bytes=self._setup.changes.host_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,80 @@ def test_distributions_of_a_command_are_not_refused(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP, encoding="utf-8")
     done = run_command(["run", "--gpu", "t4", "--", sys.executable, "loop.py"], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "a negative scale on the CPU is refused\n"), done.stderr
+
+
+SECOND_ORDER = """
+import torch
+
+
+class Preconditioned(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            if p.grad.ndim == 2:
+                u = torch.linalg.svd(p.grad, full_matrices=False).U
+                values, vectors = torch.linalg.eigh(p.grad @ p.grad.T)
+                self.state[p]["u"] = u[:, :4].clone()
+                p.sub_(vectors * values.clamp_min(1e-6).pow(-0.25) @ vectors.T @ p.grad)
+
+
+def build_model():
+    return torch.nn.Linear(400, 300)
+
+
+def build_optimizer(model):
+    return Preconditioned(model.parameters())
+
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, 400)
+
+
+def training_step(model, batch):
+    return torch.stft(model(batch), 64, return_complex=True).abs().mean()
+"""
+GRAPHED = """
+import sys, torch
+from torch import nn
+model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+batch = torch.randn(int(sys.argv[1]), 256, device="cuda")
+with torch.cuda.stream(torch.cuda.Stream()):
+    model(batch).mean().backward()
+optimizer.zero_grad(set_to_none=True)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    model(batch).mean().backward()
+for _ in range(9):
+    graph.replay()
+    optimizer.step()
+"""
+
+
+def test_work_areas_that_are_not_known_are_told(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """A model with an STFT and an optimizer with SVD and eigenvalues get an answer, which says what it assumes."""
+    (tmp_path / "model.py").write_text(SECOND_ORDER, encoding="utf-8")
+    done = oomdoctor_here("probe", "model.py", "--target-batch", "8", "--gpu", "t4", "--json", "--quiet")
+    assert done.returncode == 0, done.stderr
+    warnings = " ".join(json.loads(done.stdout)["result"]["warnings"])
+    assert "Fourier transforms" in warnings
+    assert "cuSOLVER" in warnings
+    assert "read data back" not in warnings
+
+
+def test_a_loop_of_cuda_graphs_is_answered_for(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """A command that captures its step and replays it gets an answer, which says what it does not know."""
+    (tmp_path / "loop.py").write_text(GRAPHED, encoding="utf-8")
+    command = ("--trial-timeout", "100", "--", sys.executable, "loop.py", "{micro_batch}")
+    null = ("--engine", "null", "--capacity", "1GiB", "--json", "--quiet")
+    done = oomdoctor_here("probe", "--target-batch", "2", *null, *command)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)["result"]
+    assert result["micro_batch"]["maximum"] == 2
+    assert "CUDA graph" in " ".join(result["warnings"])
 
 
 READS_BESIDE_A_LARGE_TENSOR = """

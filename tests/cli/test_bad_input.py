@@ -115,9 +115,9 @@ CASES = [
     Case(
         "a call that the null GPU does not serve",
         3,
-        ("does not serve `cufft",),
+        ("does not serve `cusparse",),
         "with a CUDA GPU",
-        **_step("return torch.fft.fft(model(batch)).abs().mean()"),
+        **_step("return (torch.eye(8).to_sparse_csr().cuda() @ model.weight).mean()"),
     ),
     Case(
         "lazy modules",

@@ -82,6 +82,7 @@ def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
         "zeros_read": 0,
         "unknown_reads": [],
         "unknown_calls": [],
+        "assumptions": [],
         "error": None,
         "step_ends": [],
         "holder": None,

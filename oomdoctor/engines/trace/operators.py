@@ -75,6 +75,7 @@ def kernels(device: EmulatedDevice) -> dict[object, Callable[..., Any]]:
         "_copy_from": partial(_copy, device),
         "_to_copy": partial(_to_copy, device),
         "_local_scalar_dense": partial(_read_scalar, device),
+        "equal": partial(_compare, device),
         "add.Tensor": _add,
         "abs.out": _absolute,
         "angle": _angle,
@@ -181,6 +182,14 @@ def _read_scalar(device: EmulatedDevice, tensor: torch.Tensor) -> float | bool:
     """Return zero to `item()`, `float()` and `bool()`, as a null GPU does."""
     device.note_read()
     return torch.zeros((), dtype=tensor.dtype).item()
+
+
+def _compare(device: EmulatedDevice, first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether two tensors are equal: what is read is zero, unless there is nothing to read."""
+    if first.shape != second.shape or not first.numel():
+        return first.shape == second.shape
+    device.note_read()
+    return False
 
 
 def _add(first: torch.Tensor, second: torch.Tensor, alpha: float = 1) -> Any:  # noqa: ANN401 - or NotImplemented

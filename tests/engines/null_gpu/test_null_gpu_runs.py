@@ -128,12 +128,41 @@ def test_unknown_calls_are_named_once(python: str) -> None:
     done = run("unknown.py", python=python)
     assert done.returncode == 0, done.stderr
     seen = answer("unknown.py", python=python)
-    assert seen["unknown"] == ["cufftCreate", "cudaStreamBeginCapture"]
-    assert done.stderr.count("oomdoctor null GPU: `cufftCreate` is not served\n") == 1
-    assert done.stderr.count("oomdoctor null GPU: `cudaStreamBeginCapture` is not served\n") == 1
-    assert ["CUFFT_NOT_SUPPORTED" in error for error in seen["errors"]["transform"]] == [True, True]
-    assert "operation not supported" in seen["errors"]["capture"][0]
+    assert seen["unknown"] == ["cusparseCreateCsr", "cudaIpcGetMemHandle"]
+    assert done.stderr.count("oomdoctor null GPU: `cusparseCreateCsr` is not served\n") == 1
+    assert done.stderr.count("oomdoctor null GPU: `cudaIpcGetMemHandle` is not served\n") == 1
+    assert ["usparse" in error for error in seen["errors"]["multiply_sparse"]] == [True, True]
+    assert "operation not supported" in seen["errors"]["share"][0]
     assert seen["still_works"] == 4
+
+
+@each_python
+def test_captures_cuda_graphs(python: str) -> None:
+    """A captured step takes a private pool, in which its streams allocate; replaying it takes nothing more."""
+    oldest = build_of(python).version.startswith("2.6")
+    seen = answer("graphs.py", *([] if oldest else ["waits"]), python=python)
+    assert seen["unknown"] == []
+    assert seen["capturing"] == [True, True, False]
+    assert seen["pool"] >= 40 * MIB + 512 * 1024 * 4
+    assert seen["eager"] < seen["peak"] == seen["replayed"]
+    assert seen["accounts"][0] == seen["accounts"][1]
+    # The cuBLAS workspaces of the captured streams outlive the graph in 2.6.
+    assert (seen["left"], seen["assumptions"]) == (2 * 20 * MIB if oldest else 0, ["cuda-graphs"])
+    assert seen["callable"] > 2 * MIB
+    assert [error.partition("failed")[2] for error in seen["errors"]] == [" due to a previous error during capture"] * (
+        0 if oldest else 2
+    )
+    assert seen["released"] == [[], [7]]
+
+
+@each_python
+def test_transforms_and_decomposes(python: str) -> None:
+    """A transform takes a work area as large as its complex side; every decomposition and its backward run."""
+    done = answer("decompositions.py", python=python)
+    assert (done["errors"], done["unknown"]) == ({}, [])
+    result, halved = 1024 * 64 * 8, 1024 * 33 * 8
+    assert done["peaks"] == {"fft": 2 * result, "rfft": 2 * halved, "fft2": 2 * result}
+    assert done["assumptions"] == [["cufft"], ["cufft", "cusolver"]]
 
 
 @each_python
@@ -179,11 +208,14 @@ def test_host_code_cannot_follow_a_device_pointer() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("python", [sys.executable, *OTHERS[:1]])
 def test_compiles(python: str, tmp_path: Path) -> None:
-    """torch.compile really compiles with Inductor and Triton, and its step takes no more than the eager one."""
+    """torch.compile really compiles with Inductor and Triton, and records graphs; its step takes no more."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
     seen = answer("compiled.py", python=python, timeout=500, **caches)
     assert seen["unknown"] == []
     assert 0 < seen["compiled"] <= seen["eager"]
+    assert seen["assumptions"] == ["cuda-graphs"]
+    assert seen["in_pools"] >= 512 * 1024 * 4
+    assert 0 < seen["graphed"] <= 2 * seen["eager"]
     assert list((tmp_path / "triton").rglob("*.cubin"))
 
 

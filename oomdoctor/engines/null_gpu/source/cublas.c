@@ -79,6 +79,31 @@ SERVED_NO_OP(cublasDtrsmBatched)
 SERVED_NO_OP(cublasCtrsmBatched)
 SERVED_NO_OP(cublasZtrsmBatched)
 
+SERVED_NO_OP(cublasStrmm_v2)
+SERVED_NO_OP(cublasDtrmm_v2)
+SERVED_NO_OP(cublasCtrmm_v2)
+SERVED_NO_OP(cublasZtrmm_v2)
+
+// Decompositions of batches. `state` is on the host: 0 for success. It tells of the arguments alone.
+#define SERVED_BATCHED(type)                                                                                                  \
+    SERVED_NO_OP(cublas##type##getrfBatched)                                                                                  \
+    SERVED int cublas##type##getrsBatched(handle h, int transposed, int n, int columns, handle a, int lda, handle pivots,     \
+                                          handle b, int ldb, int *state, int batch) {                                         \
+        return *state = 0;                                                                                                    \
+    }                                                                                                                         \
+    SERVED int cublas##type##geqrfBatched(handle h, int m, int n, handle a, int lda, handle tau, int *state, int batch) {     \
+        return *state = 0;                                                                                                    \
+    }                                                                                                                         \
+    SERVED int cublas##type##gelsBatched(handle h, int transposed, int m, int n, int columns, handle a, int lda, handle c,    \
+                                         int ldc, int *state, handle states, int batch) {                                     \
+        return *state = 0;                                                                                                    \
+    }
+
+SERVED_BATCHED(S)
+SERVED_BATCHED(D)
+SERVED_BATCHED(C)
+SERVED_BATCHED(Z)
+
 // ---- cuBLASLt ----
 
 SERVED int cublasLtCreate(handle *h) { return cublasCreate_v2(h); }

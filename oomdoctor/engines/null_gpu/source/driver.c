@@ -124,7 +124,7 @@ SERVED int cuCtxSetCurrent(handle c) {
 SERVED int cuCtxPushCurrent_v2(handle c) { return cuCtxSetCurrent(c); }
 SERVED_NO_OP(cuDevicePrimaryCtxRelease_v2)
 SERVED_NO_OP(cuDevicePrimaryCtxSetFlags_v2)
-SERVED_NO_OP(cuCtxSynchronize)
+SERVED int cuCtxSynchronize(void) { return null_wait_for_device(); }
 SERVED_NO_OP(cuCtxSetLimit)
 
 // ---- memory ----
@@ -205,23 +205,23 @@ SERVED int cuStreamDestroy_v2(handle stream) {
     return CUDA_OK;
 }
 
-SERVED int cuStreamIsCapturing(handle stream, int *status) {
-    *status = 0;
+SERVED int cuStreamSynchronize(handle stream) { return null_wait(stream); }
+SERVED_NO_OP(cuStreamQuery)
+
+SERVED int cuStreamWaitEvent(handle stream, handle event, unsigned flags) {
+    null_wait_for_event(stream, event);
     return CUDA_OK;
 }
-
-SERVED int cuStreamGetCaptureInfo_v2(handle stream, int *status) { return cuStreamIsCapturing(stream, status); }
-SERVED_NO_OP(cuStreamSynchronize)
-SERVED_NO_OP(cuStreamQuery)
-SERVED_NO_OP(cuStreamWaitEvent)
-SERVED_NO_OP(cuThreadExchangeStreamCaptureMode)
 
 SERVED int cuEventCreate(handle *event, unsigned flags) {
     *event = null_handle();
     return CUDA_OK;
 }
 
-SERVED_NO_OP(cuEventRecord)
+SERVED int cuEventRecord(handle event, handle stream) {
+    null_record(event, stream);
+    return CUDA_OK;
+}
 
 SERVED int cuEventElapsedTime(float *milliseconds, handle start, handle end) {
     *milliseconds = NULL_ELAPSED_MILLISECONDS;

@@ -16,6 +16,11 @@ static const struct {
     {CUDA_INVALID_CONFIGURATION, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
     {CUDA_INVALID_DEVICE, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {CUDA_NOT_FOUND, "cudaErrorSymbolNotFound", "named symbol not found"},
+    {CUDA_CAPTURE_UNSUPPORTED, "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"},
+    {CUDA_CAPTURE_INVALIDATED, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+    {CUDA_CAPTURE_UNMATCHED, "cudaErrorStreamCaptureUnmatched",
+     "capture was not initiated in this stream, or is not active"},
     {CUDA_NOT_SUPPORTED, "cudaErrorNotSupported", "operation not supported"},
 };
 
@@ -101,3 +106,11 @@ SERVED size_t oomdoctor_null_unknown_calls(char *buffer, size_t capacity) {
     pthread_mutex_unlock(&names_lock);
     return bytes;
 }
+
+// ---- what is assumed ----
+
+static _Atomic uint64_t assumptions;
+
+void null_assume(assumption a) { assumptions |= a; }
+
+SERVED uint64_t oomdoctor_null_assumptions(void) { return assumptions; }

@@ -11,7 +11,10 @@
 //   kernels.c          libcudart: kernels, registered and launched
 //   driver.c           libcuda: the same for callers of the driver
 //   modules.c          kernels compiled at run time: libcuda's modules, and NVRTC
+//   graphs.c           CUDA graphs: captures of streams
 //   cublas.c           cuBLAS and cuBLASLt
+//   cufft.c            cuFFT
+//   cusolver.c         cuSOLVER
 //   cudnn.c            cuDNN: convolution, normalisation, pooling, CTC
 //   cudnn_graph.c      cuDNN: graphs of operations, as PyTorch describes convolutions
 //   cudnn_answers.c    cuDNN: what the real library answers about such a graph
@@ -51,6 +54,9 @@ enum {
     CUDA_INVALID_DEVICE = 101,
     CUDA_NOT_FOUND = 500,
     CUDA_NOT_SUPPORTED = 801,
+    CUDA_CAPTURE_UNSUPPORTED = 900,
+    CUDA_CAPTURE_INVALIDATED = 901,
+    CUDA_CAPTURE_UNMATCHED = 903,
 };
 
 typedef void *handle;
@@ -106,6 +112,7 @@ int null_host_unregister(void *pointer);
 bool null_is_pinned(const void *pointer);
 
 void null_copy(void *destination, const void *source, size_t bytes);
+void null_expect_zeros(const void *device, size_t bytes);  // the next read of them is of what a GPU would have, too
 
 // ---- device.c ----
 
@@ -121,6 +128,13 @@ int null_blocks_per_sm(int threads_per_block, size_t shared_bytes);
 
 handle null_handle(void);  // of something that has no content: a stream, a module, a descriptor
 void *null_driver_function(const char *name);
+
+// ---- graphs.c: what a wait and an event mean for a capture ----
+
+int null_wait(handle stream);
+int null_wait_for_device(void);
+void null_record(handle event, handle stream);
+void null_wait_for_event(handle stream, handle event);
 
 // ---- cudnn.c ----
 
@@ -158,5 +172,9 @@ const char *null_error_name(int error);
 const char *null_error_text(int error);
 int null_fail(int error);  // sets the thread's last libcudart error, and returns it
 void null_report_unknown(const char *name);
+
+// Memory that is counted by a rule, or not at all: bits of what `oomdoctor_null_assumptions` returns.
+typedef enum { ASSUMED_GRAPHS = 1, ASSUMED_CUFFT = 2, ASSUMED_CUSOLVER = 4 } assumption;
+void null_assume(assumption a);
 
 #endif

@@ -37,7 +37,7 @@ SERVED int cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     return CUDA_OK;
 }
 
-SERVED_NO_OP(cudaDeviceSynchronize)
+SERVED int cudaDeviceSynchronize(void) { return null_wait_for_device(); }
 SERVED_NO_OP(cudaProfilerStart)
 SERVED_NO_OP(cudaProfilerStop)
 SERVED_NO_OP(cudaDeviceSetLimit)
@@ -162,8 +162,12 @@ SERVED int cudaStreamGetPriority(handle stream, int *priority) {
 }
 
 SERVED_NO_OP(cudaStreamQuery)
-SERVED_NO_OP(cudaStreamSynchronize)
-SERVED_NO_OP(cudaStreamWaitEvent)
+SERVED int cudaStreamSynchronize(handle stream) { return null_wait(stream); }
+
+SERVED int cudaStreamWaitEvent(handle stream, handle event, unsigned flags) {
+    null_wait_for_event(stream, event);
+    return CUDA_OK;
+}
 
 SERVED int cudaStreamAddCallback(handle stream, void (*callback)(handle, int, void *), void *data, unsigned flags) {
     callback(stream, CUDA_OK, data);
@@ -174,16 +178,6 @@ SERVED int cudaLaunchHostFunc(handle stream, void (*function)(void *), void *dat
     function(data);
     return CUDA_OK;
 }
-
-// No stream is ever being captured: CUDA graphs are not served.
-SERVED int cudaStreamIsCapturing(handle stream, int *status) {
-    *status = 0;
-    return CUDA_OK;
-}
-
-SERVED int cudaStreamGetCaptureInfo(handle stream, int *status) { return cudaStreamIsCapturing(stream, status); }
-SERVED int cudaStreamGetCaptureInfo_v2(handle stream, int *status) { return cudaStreamIsCapturing(stream, status); }
-SERVED_NO_OP(cudaThreadExchangeStreamCaptureMode)
 
 // ---- events ----
 
@@ -199,8 +193,12 @@ SERVED int cudaEventDestroy(handle event) {
     return CUDA_OK;
 }
 
-SERVED_NO_OP(cudaEventRecord)
-SERVED_NO_OP(cudaEventRecordWithFlags)
+SERVED int cudaEventRecord(handle event, handle stream) {
+    null_record(event, stream);
+    return CUDA_OK;
+}
+
+SERVED int cudaEventRecordWithFlags(handle event, handle stream, unsigned flags) { return cudaEventRecord(event, stream); }
 
 // Nothing runs, so no time is true. A long one suits the callers, which are benchmarks that repeat a kernel until it has run
 // long enough: Inductor's autotuning then tries each candidate a few times instead of thousands of times.
