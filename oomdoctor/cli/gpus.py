@@ -169,7 +169,7 @@ def _fitted(
     from oomdoctor.results import FitDocument
 
     cards = list({card.key: card for card in map(find_card, gpu)}.values()) if gpu else all_cards()
-    cards = [_reserved(card, request.reserve_bytes) for card in cards]
+    cards = [_reserved(card.with_loading(os.environ), request.reserve_bytes) for card in cards]
     if output is not None:
         check_writable(output)
     progress = make_progress(quiet=quiet)

@@ -54,6 +54,17 @@ class Card:
         """Bytes that PyTorch may take: the total less the context's and what others hold."""
         return self.total_bytes - self.context_bytes - self.reserve_bytes
 
+    def with_loading(self, environ: Mapping[str, str]) -> Card:
+        """Return the card with the context of a process that loads its kernels as the environment says."""
+        if environ.get("CUDA_MODULE_LOADING", "").upper() != "EAGER":
+            return self
+        more_bytes, source = _eager_loading()
+        return replace(
+            self,
+            context_bytes=self.context_bytes + more_bytes,
+            context_source=f"{self.context_source}; and {format_size(more_bytes)} for {source}",
+        )
+
     def with_reserve(self, reserve_bytes: int) -> Card:
         """Return the card with so many bytes that others hold.
 
@@ -140,10 +151,20 @@ def generic_card(capacity_bytes: int) -> Card:
 
 
 @cache
-def _entries() -> tuple[_Entry, ...]:
+def _eager_loading() -> tuple[int, str]:
+    found = _document()["eager_loading"]
+    return found["bytes"], found["source"]
+
+
+def _document() -> dict[str, Any]:
     import tomllib  # noqa: PLC0415 - workers have a card, and no catalogue
 
-    document = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    return tomllib.loads(_FILE.read_text(encoding="utf-8"))
+
+
+@cache
+def _entries() -> tuple[_Entry, ...]:
+    document = _document()
     return tuple(_read_entry(row, document) for row in document["card"])
 
 

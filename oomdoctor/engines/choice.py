@@ -87,7 +87,7 @@ def choose_engine(  # noqa: PLR0913 - what the command line has, and what runs t
         )
     if gpu is None and memory_bytes is None and card_bytes is None:
         raise _no_gpu(engine)
-    card = card_of(gpu, memory_bytes, card_bytes).with_reserve(reserve_bytes)
+    card = card_of(gpu, memory_bytes, card_bytes, base).with_reserve(reserve_bytes)
     reasons = (*_capacity_reasons(card, memory_bytes), *_allocator_reasons(base))
     if engine == "trace":
         _check_may_trace(may_trace=may_trace)
@@ -175,8 +175,14 @@ def _visible_device(device: str, visible: str | None) -> str:
     return entries[int(device)]
 
 
-def card_of(gpu: str | None, memory_bytes: int | None, card_bytes: int | None) -> Card:
+def card_of(gpu: str | None, memory_bytes: int | None, card_bytes: int | None, base: Mapping[str, str]) -> Card:
     """Return the card to play: that of the catalogue, or a generic one, with the memory that was asked for.
+
+    Args:
+        gpu: Name of a catalogue card; None for a generic one.
+        memory_bytes: Capacity; None for what the card has.
+        card_bytes: Memory of the card in all, instead.
+        base: Environment, which says how kernels are loaded: that decides the context.
 
     Raises:
         UsageError: The card is unknown, or its CUDA context leaves nothing of its memory.
@@ -184,9 +190,9 @@ def card_of(gpu: str | None, memory_bytes: int | None, card_bytes: int | None) -
     if card_bytes is None and memory_bytes is not None:
         if gpu is None:
             return generic_card(memory_bytes)
-        card = find_card(gpu)
+        card = find_card(gpu).with_loading(base)
         return replace(card, total_bytes=memory_bytes + card.context_bytes)
-    card = find_card(_CONTEXT_OF if gpu is None else gpu)
+    card = find_card(_CONTEXT_OF if gpu is None else gpu).with_loading(base)
     if card_bytes is None:
         return card
     if card_bytes <= card.context_bytes:

@@ -202,7 +202,7 @@ def _device_environment(
     asked_bytes = device.memory_bytes or device.card_bytes
     if device.gpu is None and (asked_bytes is None or has_local_gpu()):
         return dict(base), True
-    card = card_of(device.gpu, device.memory_bytes, device.card_bytes).with_reserve(device.reserve_bytes)
+    card = card_of(device.gpu, device.memory_bytes, device.card_bytes, base).with_reserve(device.reserve_bytes)
     return _null_environment(command, base, card), False
 
 

@@ -53,6 +53,17 @@ def test_the_memory_of_a_card_loses_its_context() -> None:
     assert "a100" in reasons["context"]
 
 
+def test_kernels_that_are_loaded_eagerly_are_of_the_context() -> None:
+    """`CUDA_MODULE_LOADING=EAGER` lowers what a card leaves, says so, and changes no capacity that was given."""
+    eager = BASE | {"CUDA_MODULE_LOADING": "EAGER"}
+    options = {"engine": "trace", "gpu": "t4"}
+    more = _choose(**options, base=eager).card.context_bytes - _choose(**options, base=BASE).card.context_bytes
+    assert more == 666_632_192 - 287_047_680
+    assert "362.00 MiB for all kernels" in _reasons(**options, base=eager)["context"]
+    assert "all kernels" not in _reasons(**options, base=BASE | {"CUDA_MODULE_LOADING": "LAZY"})["context"]
+    assert _choose(**options, base=eager, memory_bytes=5 * GIB).card.capacity_bytes == 5 * GIB
+
+
 def test_a_card_without_room_for_its_context_is_refused() -> None:
     """Less memory than the context takes is no card, and the option that means the other is named."""
     with pytest.raises(UsageError, match="the CUDA context takes") as caught:
