@@ -70,10 +70,15 @@ def key(row: Row) -> str:
     return f"{row['model']} {row['optimizer']} {row['batch']} {row['card']}"
 
 
+def target_of(row: Row) -> str:
+    """Return the reference of a row's model."""
+    late = ", late=True" if row["zero_grad"] == LATE else ""
+    return f"published.py:build_model('{row['model']}', '{row['optimizer']}'{late})"
+
+
 def answer(row: Row) -> Row:
     """Run a row: its peak on its card, and whether it fits each cap; where that fails, why."""
-    late = ", late=True" if row["zero_grad"] == LATE else ""
-    target = f"published.py:build_model('{row['model']}', '{row['optimizer']}'{late})"
+    target = target_of(row)
     question = build_request(target, directory=ZOO, gpu=row["card"], memory=row["card_total_bytes"], engine="null")
     found: Row = {"caps": {}}
     try:

@@ -2,9 +2,11 @@
 
 Needs a CUDA GPU and an installed torch, no network. Each question goes to the real card first and then to a null GPU
 that has that card's properties; both answers, their peaks, phases and trials go to one JSON file. It is written after
-every case, so that a run that is cut short keeps what it has and `--resume` goes on from there.
+every case, so that a run that is cut short keeps what it has and `--resume` goes on from there. First come the
+libraries' workspaces, the context and published runs (`gpu_rows.py`), which take a few minutes.
 
 Usage: python tests/bench/gpu_check.py [--examples NAME...] [--caps GIB...] [--resume] [--minutes N]
+                                       [--convolutions N] [--published N]
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run from a checkout, without an installation
 
+import gpu_rows
 from measuring import EXAMPLES, RESULTS, gibibytes, machine, save
 
 from oomdoctor.codec import encode
@@ -198,12 +201,23 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="keep the cases that the results file already has")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where to write the file")
     parser.add_argument("--minutes", type=float, default=60.0, help="start no case after so many minutes")
+    parser.add_argument("--convolutions", type=int, default=gpu_rows.CONVOLUTIONS, metavar="N")
+    parser.add_argument("--published", type=int, default=12, metavar="N", help="published runs; 0 for none")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.minutes * 60
     card = local_card()
     engine = null_engine(card)
     path = arguments.results / f"gpu_check-{card.key}.json"
-    rows: dict[str, Any] = _saved(path) if arguments.resume else {}
+    rows, libraries = _saved(path) if arguments.resume else ({}, {})
+
+    def keep(name: str, row: dict[str, Any]) -> None:
+        libraries[name] = row
+        print(gpu_rows.lines({name: row})[-1], flush=True)
+        _save(path, card, rows, libraries)
+
+    if not libraries:
+        gpu_rows.libraries(card, engine, arguments.convolutions, keep)
+        gpu_rows.published(card, engine, arguments.published, keep)
     with WorkerPool(CancelToken()) as workers:  # forks those of null GPUs; one of the real card is a fresh process
         for case in cases(arguments.examples, arguments.caps):
             if case.key in rows or time.monotonic() > deadline:
@@ -213,22 +227,21 @@ def main() -> int:
             null = ask(case, cap or real.get("capacity_bytes") or card.capacity_bytes, engine, workers.start)
             rows[case.key] = {"real": real, "null": null, "comparison": compare(real, null)}
             print(f"{case.key}: real {_shown(real)} in {real['seconds']} s, null GPU {_shown(null)}", flush=True)
-            _save(path, card, rows)
-    print(table(rows))
-    return int(not rows or any(entry["comparison"] is None for entry in rows.values()))
+            _save(path, card, rows, libraries)
+    print("\n".join([*gpu_rows.lines(libraries), "", table(rows)]))
+    return int(not rows or any(entry["comparison"] is None for entry in (*rows.values(), *libraries.values())))
 
 
-def _save(path: Path, card: Card, rows: dict[str, Any]) -> None:
+def _save(path: Path, card: Card, rows: dict[str, Any], libraries: dict[str, Any]) -> None:
     build = find_torch()
     versions = {"torch": build.version if build else None, "cuda": build.cuda if build else None}
-    save(
-        path, {"machine": machine() | versions, "card": asdict(card), "table": table(rows).splitlines(), "cases": rows}
-    )
+    found = {"machine": machine() | versions, "card": asdict(card), "table": table(rows).splitlines(), "cases": rows}
+    save(path, found | {"libraries": libraries, "libraries_table": gpu_rows.lines(libraries)})
 
 
-def _saved(path: Path) -> dict[str, Any]:
-    rows: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.is_file() else {}
-    return rows
+def _saved(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found.get("cases", {}), found.get("libraries", {})
 
 
 if __name__ == "__main__":

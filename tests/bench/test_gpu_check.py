@@ -17,6 +17,7 @@ from oomdoctor.engines.null_gpu.library import environment
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow]
 
+FEW = ("--convolutions", "5", "--published", "1")
 SCRIPT = str(ROOT / "tests/bench/gpu_check.py")
 
 
@@ -26,7 +27,7 @@ def test_the_check_compares_both_devices_and_writes_a_file(tmp_path: Path) -> No
     assert build is not None
 
     ended = subprocess.run(
-        [sys.executable, SCRIPT, "--examples", "gpt2", "--caps", "8", "0", "--results", str(tmp_path)],
+        [sys.executable, SCRIPT, "--examples", "gpt2", "--caps", "8", "0", "--results", str(tmp_path), *FEW],
         env=environment(find_card("rtx-4090"), build, os.environ),
         capture_output=True,
         text=True,
@@ -37,6 +38,12 @@ def test_the_check_compares_both_devices_and_writes_a_file(tmp_path: Path) -> No
     assert "| gpt2 bf16 full |" in ended.stdout
     found = json.loads((tmp_path / "gpu_check-nvidia-geforce-rtx-4090.json").read_text())
     assert set(found["cases"]) == {f"gpt2 {precision} {cap}" for precision in ("fp32", "bf16") for cap in ("8", "full")}
+    rows = found["libraries"]
+    assert sum(name.startswith("published: ") for name in rows) == 1
+    for name, row in rows.items():
+        figures = row["comparison"]["figures"]
+        assert figures == row["comparison"]["equal"] > 0 or name == "context, loaded eagerly"
+    assert len(rows["workspaces of convolutions"]["real"]) == 2 * 5
     for case in found["cases"].values():
         assert case["real"]["maximum"] == case["null"]["maximum"] > 0
         assert set(case["comparison"]["allocated_relative_errors"]) == {0.0}
