@@ -111,6 +111,12 @@ fidelity: $(INSTALLED)  ## Compare the null GPU with runs that others measured, 
 	$(BIN)/python $(PIP) --no-deps --target build/fidelity torchvision pillow
 	PYTHONPATH=build/fidelity $(BIN)/python tests/bench/fidelity.py
 
+.PHONY: peers
+peers: $(INSTALLED)  ## Compare oomdoctor with other tools that find a batch size, and write it to tests/bench/results
+	$(BIN)/python $(PIP) --no-deps --target build/peers toma torch-max-mem batch-probe batch-finder
+	PYTHONPATH=build/peers $(BIN)/python tests/bench/peers.py
+	PYTHONPATH=build/peers $(BIN)/python tests/bench/peers.py --table
+
 .PHONY: interrupts
 interrupts: $(INSTALLED)  ## End 200 probes of a model and 50 of a command at random moments: nothing may stay
 	OOMDOCTOR_TEST_MOMENTS=200 $(BIN)/pytest tests/cli/test_interrupts.py
