@@ -118,6 +118,7 @@ def worker_pool() -> Iterator[Any]:
 @contextmanager
 def _forking(pool: Any) -> Iterator[None]:
     """Have the probes of this process take their workers from a pool."""
+    from oomdoctor.multi_card import buckets
     from oomdoctor.multi_card import pool as cases
     from oomdoctor.trial import client, probe
     from oomdoctor.trial.process import CancelToken
@@ -135,7 +136,7 @@ def _forking(pool: Any) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "start_interpreter", Shared(CancelToken()).start)
-        for module in (cases, probe):
+        for module in (buckets, cases, probe):
             patch.setattr(module, "WorkerPool", Shared)
         yield
 

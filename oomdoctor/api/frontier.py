@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.progress import Progress
     from oomdoctor.request import EngineName
-    from oomdoctor.results import FrontierDocument, Precision
+    from oomdoctor.results import BucketFormat, FrontierDocument, Precision
 
 
 class ProbeOptions(TypedDict, total=False):
@@ -45,6 +45,7 @@ def frontier(  # noqa: PLR0913 - one parameter an option
     multiple_of: int | None = None,
     up_to: int | None = None,
     at: Mapping[str, int] | Sequence[str] = (),
+    buckets: BucketFormat | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
     **options: Unpack[ProbeOptions],
@@ -61,6 +62,7 @@ def frontier(  # noqa: PLR0913 - one parameter an option
         multiple_of: Only multiples are tried, for `largest`; None for every number.
         up_to: Largest value that is tried, for `largest`; None for no bound.
         at: Sizes that every cell has.
+        buckets: Also train on all cells in turn, and write them for this tool: `nemo`, `lhotse` or `json`.
         jobs: Most probes at once; None for one a core.
         progress: Told of each cell; None for silence.
         options: The options of `oomdoctor.probe` of the same names.
@@ -75,6 +77,6 @@ def frontier(  # noqa: PLR0913 - one parameter an option
     """
     searched = build_searched(largest, micro_batch=micro_batch, multiple_of=multiple_of, up_to=up_to)
     request = FrontierRequest(
-        partial(build_request, target, **options), read_sizes(at), read_grid(over), searched, jobs
+        partial(build_request, target, **options), read_sizes(at), read_grid(over), searched, jobs, buckets
     )
     return find_frontier(request, progress or SilentProgress())

@@ -13,11 +13,11 @@ from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Outpu
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, OomdoctorError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import Document, FrontierDocument, SearchedSize
+    from oomdoctor.results import Document
 
 
 _DEFAULT_STEPS: Final = 3
@@ -238,6 +238,15 @@ MultipleOf: TypeAlias = Annotated[
 UpTo: TypeAlias = Annotated[
     int | None, typer.Option("--up-to", help="Largest value that is tried, for `--largest`.", show_default=False)
 ]
+BucketsFor: TypeAlias = Annotated[
+    Literal["nemo", "lhotse", "json"] | None,
+    typer.Option(
+        "--buckets",
+        help="With `--over`: train on all sizes in turn in one process as well, and print the lines that configure a "
+        "sampler of buckets.",
+        show_default=False,
+    ),
+]
 Jobs: TypeAlias = Annotated[
     int | None,
     typer.Option("--jobs", "-j", min=1, help="Probes at once [default: one a core].", show_default=False),
@@ -273,6 +282,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     micro_batch: MicroBatchSize = None,
     multiple_of: MultipleOf = None,
     up_to: UpTo = None,
+    buckets: BucketsFor = None,
     jobs: Jobs = None,
     dry_run: DryRunFlag = False,
     form: Format = None,
@@ -334,10 +344,13 @@ def probe(  # noqa: PLR0913 - one parameter an option
             largest, micro_batch=micro_batch, multiple_of=multiple_of, up_to=up_to, spelled=as_option
         )
         given = read_sizes(at or (), "--at")
-        if over or searched is not None:
+        if over or searched is not None or buckets is not None:
+            from oomdoctor.multi_card.frontier import FrontierRequest, find_frontier
+
             if dry_run:
-                raise UsageError("`--dry-run` tries one question", hint="drop `--over` and `--largest`")
-            document: Document = _frontier(build, given, read_grid(over or (), "--over"), searched, jobs, progress)
+                raise UsageError("`--dry-run` tries one question", hint="drop `--over`, `--largest` and `--buckets`")
+            asked = FrontierRequest(build, given, read_grid(over or (), "--over"), searched, jobs, buckets)
+            document: Document = find_frontier(asked, progress)
         else:
             request = build(at=given)
             if dry_run:
@@ -350,19 +363,6 @@ def probe(  # noqa: PLR0913 - one parameter an option
         progress.close()
     render(document, chosen, output)
     raise typer.Exit(document.exit_code)
-
-
-def _frontier(  # noqa: PLR0913, PLR0917 - one parameter an option
-    build: Callable[..., ProbeRequest],
-    given: Mapping[str, int],
-    over: Mapping[str, Sequence[int]],
-    searched: SearchedSize | None,
-    jobs: int | None,
-    progress: Progress,
-) -> FrontierDocument:
-    from oomdoctor.multi_card.frontier import FrontierRequest, find_frontier
-
-    return find_frontier(FrontierRequest(build, given, over, searched, jobs), progress)
 
 
 def _dry_run(request: ProbeRequest, progress: Progress, output: Path | None) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from oomdoctor import __version__
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, OomdoctorError, TargetError, UsageError
+from oomdoctor.multi_card.buckets import check_buckets, find_buckets
 from oomdoctor.multi_card.pool import Case, StagedProgress, default_jobs, probe_all
 from oomdoctor.results import Axis, Outcome
 from oomdoctor.results.document import FrontierDocument
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from oomdoctor.multi_card.pool import Answer
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import ProbeResult, SearchedSize, Trial
+    from oomdoctor.results import BucketFormat, Buckets, ProbeResult, SearchedSize, Trial
 
 _MOST_CELLS = 200
 
@@ -36,6 +37,7 @@ class FrontierRequest:
         over: Values of each size that is varied, by name; none to ask about one cell.
         searched: The size that is searched, at its micro-batch; None to search the micro-batch.
         jobs: Most probes at once; None for one a core.
+        buckets: The tool whose buckets the cells are to be; None for no buckets.
     """
 
     build: Callable[..., ProbeRequest]
@@ -43,6 +45,7 @@ class FrontierRequest:
     over: Mapping[str, Sequence[int]]
     searched: SearchedSize | None = None
     jobs: int | None = None
+    buckets: BucketFormat | None = None
 
 
 def find_frontier(request: FrontierRequest, progress: Progress) -> FrontierDocument:
@@ -61,6 +64,9 @@ def find_frontier(request: FrontierRequest, progress: Progress) -> FrontierDocum
     grid = [dict(zip(request.over, sizes, strict=True)) for sizes in itertools.product(*request.over.values())]
     if len(grid) > _MOST_CELLS:
         raise UsageError(f"{len(grid)} cells are asked about", hint=f"ask about {_MOST_CELLS} at most at once")
+    if request.buckets is not None:
+        asked = request.build(at={**request.given, **grid[0]})
+        check_buckets(asked, request.buckets, tuple(request.over), is_searched=request.searched is not None)
     cases = [Case(_named(sizes), _question(request, sizes)) for sizes in grid]
     answers = probe_all(cases, StagedProgress(progress, len(cases)), jobs=request.jobs or default_jobs(len(cases)))
     runs = [answer for answer in answers if isinstance(answer, ProbeRun)]
@@ -70,7 +76,9 @@ def find_frontier(request: FrontierRequest, progress: Progress) -> FrontierDocum
         if not runs or not isinstance(error, TargetError):
             raise error
     cells = tuple(_cell(request, sizes, answer) for sizes, answer in zip(grid, answers, strict=True))
-    return _document(cases[0].request, request, cells, runs[-1])
+    form = request.buckets
+    buckets = None if form is None else find_buckets(cases[0].request, form, cells, progress)
+    return _document(cases[0].request, request, cells, runs[-1], buckets)
 
 
 def _check_names(request: FrontierRequest) -> None:
@@ -128,7 +136,11 @@ def _limit(result: ProbeResult, searched: SearchedSize) -> Iterator[str]:
 
 
 def _document(
-    asked: ProbeRequest, request: FrontierRequest, cells: tuple[FrontierCell, ...], last: ProbeRun
+    asked: ProbeRequest,
+    request: FrontierRequest,
+    cells: tuple[FrontierCell, ...],
+    last: ProbeRun,
+    buckets: Buckets | None,
 ) -> FrontierDocument:
     result = last.result
     fits = any(cell.maximum for cell in cells)
@@ -151,6 +163,7 @@ def _document(
             cells=cells,
             reasons=result.reasons,
             notes=tuple(_surprises(request.over, cells)),
+            buckets=buckets,
         ),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.report import gpus
+from oomdoctor.report import buckets, gpus
 from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path, target_file
 from oomdoctor.report.plain_text import capitalised, count, sentence, visible
 from oomdoctor.units import format_size
@@ -33,7 +33,8 @@ def text(document: FrontierDocument, terminal: Terminal) -> str:
         for place, heading in enumerate(_columns(result))
     ]
     answer = [sentence(_headline(result)), *map(sentence, _warnings(result))]
-    lines = [*gpus.table(columns, terminal), "", *answer, "", *map(sentence, _legend(result))]
+    pasted = [] if result.buckets is None else [*buckets.lines(result.buckets), ""]
+    lines = [*gpus.table(columns, terminal), "", *answer, "", *pasted, *map(sentence, _legend(result))]
     return "\n".join([*map(visible, lines), ""])
 
 
@@ -49,7 +50,7 @@ def markdown(document: FrontierDocument) -> str:
 
 
 def _blocks(document: FrontierDocument) -> Iterator[str]:
-    from oomdoctor.report.markdown import code, fitting, prose, table, warning_block
+    from oomdoctor.report.markdown import code, code_block, fitting, prose, table, warning_block
 
     result = document.result
     yield f"### {prose(capitalised(_cut(_headline(result))))}"
@@ -59,6 +60,8 @@ def _blocks(document: FrontierDocument) -> Iterator[str]:
     yield table([prose(_cut(heading)) for heading in _columns(result)], rows)
     if more := len(result.cells) - len(rows):
         yield f"... and {more} more."
+    if result.buckets is not None:
+        yield code_block("\n".join(buckets.lines(result.buckets)))
     yield "\n".join(f"- {prose(sentence(_cut(text)))}" for text in _legend(result))
     yield ", ".join(code(_cut(f"{name} {version}")) for name, version in document.versions.items())
 
@@ -79,6 +82,7 @@ def html(document: FrontierDocument) -> str:
         "warnings": list(_warnings(result)),
         "columns": _columns(result),
         "rows": [(_row(result, cell), cell.maximum, round(120 * cell.maximum / most, 1)) for cell in result.cells],
+        "pasted": [] if result.buckets is None else buckets.lines(result.buckets),
         "legend": [*_legend(result), *(f"{reason.subject}: {reason.text}" for reason in result.reasons)],
     }
     return render_page("frontier.html", values)
@@ -177,12 +181,18 @@ def _legend(result: FrontierResult) -> Iterator[str]:
     if result.searched_size is not None and result.searched_size.multiple_of > 1:
         yield f"`{result.searched_size.name}` was searched in multiples of {result.searched_size.multiple_of}"
     yield f"recommended: the largest that was run and leaves {result.headroom:.0%} of the capacity free"
+    if result.buckets is not None:
+        yield from buckets.sentences(result.buckets)
     trials = sum(cell.trials for cell in result.cells)
     yield f"{count(trials, 'trial')}; every size that is shown was run"
 
 
 def _warnings(result: FrontierResult) -> Iterator[str]:
     yield from result.notes
+    cells_of: dict[str, list[FrontierCell]] = {}
     for cell in result.cells:
-        where = f"{_named(cell)}: " if cell.sizes else ""
-        yield from (f"{where}{note}" for note in (*cell.notes, *([cell.problem] if cell.problem else [])))
+        for note in (*cell.notes, *([cell.problem] if cell.problem else [])):
+            cells_of.setdefault(note, []).append(cell)
+    for note, cells in cells_of.items():
+        everywhere = len(cells) == len(result.cells)
+        yield note if everywhere else f"{'; '.join(map(_named, cells))}: {note}"

@@ -31,7 +31,7 @@ from oomdoctor.results.document import (
     VerifyDocument,
 )
 from oomdoctor.results.fit import CardLimit, CardMicroBatch, FitResult, FittedCard
-from oomdoctor.results.frontier import FrontierCell, FrontierResult
+from oomdoctor.results.frontier import BucketFormat, Buckets, FrontierCell, FrontierResult
 from oomdoctor.results.lint import Concern, Finding, LintResult, Severity, Unreadable
 from oomdoctor.results.plan import Accumulation, CommandPlan, EditedLiteral, UniformPlan
 from oomdoctor.results.prescribe import MeasuredRemedies, Patch, PrescribedCode, PrescribeResult
@@ -69,13 +69,16 @@ from oomdoctor.results.snapshot import (
     TimelinePoint,
     TrainingPhase,
 )
-from oomdoctor.results.variant import Axis, EnvironmentVariable, LoneRank, Precision, SearchedSize, Variant
+from oomdoctor.results.variant import Axis, Bucket, EnvironmentVariable, LoneRank, Precision, SearchedSize, Variant
 from oomdoctor.results.verify import GradientError, VerifyCause, VerifyRemedy, VerifyResult
 
 __all__ = [
     "SCHEMA_VERSION",
     "Accumulation",
     "Axis",
+    "Bucket",
+    "BucketFormat",
+    "Buckets",
     "CardLimit",
     "CardMicroBatch",
     "Category",

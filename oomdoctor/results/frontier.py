@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from oomdoctor.codec import ADDED_LATER
 from oomdoctor.results.plan import Accumulation
 from oomdoctor.results.probe import Device, Reason
-from oomdoctor.results.variant import Axis, SearchedSize
+from oomdoctor.results.variant import Axis, Bucket, SearchedSize
 
 CellLimit: TypeAlias = Literal["memory", "target", "limit", "model", "unknown"]
 
@@ -40,6 +41,31 @@ class FrontierCell:
     problem: str | None = None
 
 
+BucketFormat: TypeAlias = Literal["nemo", "lhotse", "json"]
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Micro-batches by size that one process trains on in turn: largest first, then shuffled.
+
+    Attributes:
+        form: The tool that reads them.
+        rows: The buckets, in the order of the cells.
+        percent: Their samples in percent of what each cell alone recommends; below 100 where all together ran out.
+        token_budget: Most samples times size, such as tokens, in any micro-batch, at which every size fits: what a
+            sampler with a budget needs; None with several axes, or where that ran out.
+        trials: Trials of all buckets together.
+        cache_returns: Times that PyTorch had to give back its cache in the one whose sizes these are.
+    """
+
+    form: BucketFormat
+    rows: tuple[Bucket, ...]
+    percent: int
+    token_budget: int | None
+    trials: int
+    cache_returns: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class FrontierResult:
     """The question, and a cell for each combination of sizes.
@@ -58,6 +84,7 @@ class FrontierResult:
         cells: The combinations, the last axis fastest.
         reasons: Where the numbers were had from.
         notes: What the cells together show, such as a smaller size that needs more.
+        buckets: The cells as buckets of one training run; None where they were not asked for.
     """
 
     target: str
@@ -73,3 +100,4 @@ class FrontierResult:
     cells: tuple[FrontierCell, ...]
     reasons: tuple[Reason, ...]
     notes: tuple[str, ...] = ()
+    buckets: Buckets | None = field(default=None, metadata=ADDED_LATER)

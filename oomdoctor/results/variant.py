@@ -54,6 +54,19 @@ class SearchedSize:
 
 
 @dataclass(frozen=True, slots=True)
+class Bucket:
+    """Samples of one range of sizes, as a sampler that sorts by length puts them together.
+
+    Attributes:
+        sizes: The largest sizes of the range, to which its samples are padded.
+        micro_batch: Samples in one forward and backward.
+    """
+
+    sizes: tuple[Axis, ...]
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoneRank:
     """One rank of a world, which runs without the others.
 
@@ -80,6 +93,7 @@ class Variant:
         axes: Sizes other than the batch, by name.
         searched: The size that is searched, where that is not the micro-batch: a trial's size counts its multiples.
         lone_rank: The rank that a trial of a command plays alone; None where all its processes run.
+        buckets: Batches of several sizes that one trial trains on in turn; its size is the percentage of their samples.
     """
 
     precision: Precision = "fp32"
@@ -89,11 +103,13 @@ class Variant:
     axes: tuple[Axis, ...] = ()
     searched: SearchedSize | None = field(default=None, metadata=ADDED_LATER)
     lone_rank: LoneRank | None = field(default=None, metadata=ADDED_LATER)
+    buckets: tuple[Bucket, ...] = field(default=(), metadata=ADDED_LATER)
 
     def sizes_at(self, trial_size: int) -> dict[str, int]:
-        """Return the sizes of the axes in a trial of this size, with the one that is searched."""
+        """Return the sizes of the axes in a trial of this size, with the searched one's or the buckets' largest."""
         searched = {} if self.searched is None else {self.searched.name: trial_size * self.searched.multiple_of}
-        return self.sizes | searched
+        axes = sorted((axis for bucket in self.buckets for axis in bucket.sizes), key=lambda axis: axis.size)
+        return self.sizes | searched | {axis.name: axis.size for axis in axes}
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from oomdoctor.command.lone_rank import launch_of
 from oomdoctor.command.probe import dry_run_command, engine_for_command, plain_maximum, probe_command
@@ -98,6 +98,54 @@ def probe(
     result = build_result(request, run.engine, run.source, run.others, findings)
     host_bytes = run.source.host_bytes.get(result.micro_batch.maximum, 0)
     return ProbeRun(result, run.loaded.versions, run.source.dependencies(), run.loaded.changes, host_bytes, cost)
+
+
+class TrialsOfBuckets:
+    """Runs trials of buckets that take turns, in one worker; use it as a context manager.
+
+    Each leaves the headroom of the question free, and accumulates where a target batch is given.
+
+    Args:
+        request: The question.
+        progress: Told of each stage and trial.
+        start: Starts the worker.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        TargetError: The user's file is at fault.
+        NoAnswerError: No device, a crash, or a time limit.
+    """
+
+    def __init__(self, request: ProbeRequest, progress: Progress, start: WorkerStarter) -> None:
+        self._start = start
+        self._request = request
+        self._progress = progress
+        self._end = ExitStack()
+
+    def __enter__(self) -> Self:
+        asked = replace(self._request, guide=False)
+        self._run = self._end.enter_context(_running(asked, self._progress, None, start=self._start))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.close()
+
+    def run(self, percent: int) -> Trial:
+        """Run one trial at a percentage of the buckets' samples.
+
+        Raises:
+            TargetError: It failed for another reason than memory.
+        """
+        source = self._run.source
+        self._progress.stage(f"training on all buckets in turn, at {percent} % of their samples")
+        trial = source.run(
+            percent,
+            micro_steps=1 if self._request.target_batch is None else 2,
+            allowed_bytes=int(source.capacity_bytes * (1 - self._request.headroom)),
+        )
+        if trial.outcome is Outcome.FAILED:
+            raise self._run.probe_search.failure(trial)
+        return trial
 
 
 def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:

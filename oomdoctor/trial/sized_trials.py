@@ -1,26 +1,57 @@
-"""Run the trials of a search over another size than the micro-batch, such as a sequence length. Runs in the worker.
-
-Where `build_model` takes the size as well, each trial builds a model of its own and begins with placing it.
-"""
+"""Run the trials that differ in another size than the micro-batch, such as a sequence length. Runs in the worker."""
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from oomdoctor.results import Outcome
+from oomdoctor.target.contract import make_one_batch
+from oomdoctor.target.placement import BatchShape
 from oomdoctor.target.sizes import model_takes, with_sizes
-from oomdoctor.trial.trial import run_trial
+from oomdoctor.trial.trial import is_about_size, run_trial
 from oomdoctor.trial.variants import build_model
 
 if TYPE_CHECKING:
-    from oomdoctor.results import SearchedSize
+    from collections.abc import Iterator
+
+    from oomdoctor.results import Bucket, SearchedSize, Variant
     from oomdoctor.target.contract import Target
     from oomdoctor.trial.protocol import RunTrial
     from oomdoctor.trial.trial import Attempt, TrialSetup
 
 
+class Trials(Protocol):
+    """Runs trials whose size is not a micro-batch."""
+
+    def run(self, question: RunTrial) -> Attempt:
+        """Run one trial.
+
+        Raises:
+            TargetError: The user's file does not keep the contract.
+        """
+
+
+def trials_of(variant: Variant, plain: Target, setup: TrialSetup) -> Trials | None:
+    """Return what runs a variant's trials; None where their size is the micro-batch.
+
+    Args:
+        variant: The variant.
+        plain: The user's functions, without sizes.
+        setup: The setup of the smallest size, or of the buckets' largest sizes.
+    """
+    if variant.searched is not None:
+        return SizedTrials(plain, setup, variant.searched)
+    return BucketTrials(setup, variant.buckets) if variant.buckets else None
+
+
 class SizedTrials:
     """Runs a trial of any size at the one micro-batch.
+
+    Where `build_model` takes the size as well, each trial builds a model of its own and begins with placing it.
 
     Args:
         plain: The user's functions, without sizes.
@@ -48,3 +79,44 @@ class SizedTrials:
             setup = replace(setup, model=build_model(target, setup.changes).train(), places_model=True)
         attempt = run_trial(setup, replace(question, micro_batch=self._searched.micro_batch))
         return replace(attempt, trial=replace(attempt.trial, micro_batch=question.micro_batch))
+
+
+class BucketTrials:
+    """Runs trials that train on a batch of each bucket, largest first, and then on all of them shuffled.
+
+    Batches of several sizes leave free blocks of several sizes behind, so that what fits alone may run out here.
+
+    Args:
+        setup: The setup of the largest sizes, whose model all buckets share.
+        buckets: The buckets.
+    """
+
+    def __init__(self, setup: TrialSetup, buckets: tuple[Bucket, ...]) -> None:
+        self._setup = setup
+        self._buckets = sorted(buckets, key=lambda bucket: -math.prod(axis.size for axis in bucket.sizes))
+        self._running = self._buckets[0]
+
+    def run(self, question: RunTrial) -> Attempt:
+        """Run one trial, whose size is a percentage of each bucket's samples.
+
+        Raises:
+            TargetError: The user's file does not keep the contract.
+        """
+        batches = self._batches(question.micro_batch)
+        target = replace(self._setup.target, make_batch=lambda _size, **_sizes: next(batches))
+        setup = replace(self._setup, target=target, shape=BatchShape())
+        steps = math.ceil(2 * len(self._buckets) / question.micro_steps)
+        attempt = run_trial(setup, replace(question, micro_batch=1, iterations=steps))
+        trial = replace(attempt.trial, micro_batch=question.micro_batch)
+        if trial.outcome is not Outcome.FITS:
+            at = ", ".join(f"{axis.name} {axis.size}" for axis in self._running.sizes)
+            trial = replace(trial, error=f"in the bucket of {at}: {trial.error}")
+        return replace(attempt, trial=trial)
+
+    def _batches(self, percent: int) -> Iterator[object]:
+        shuffled = random.Random(0).sample(self._buckets, len(self._buckets))  # noqa: S311 - no secret
+        for bucket in itertools.cycle([*self._buckets, *shuffled]):
+            self._running = bucket
+            sizes = {axis.name: axis.size for axis in bucket.sizes}
+            target = replace(self._setup.target, sizes={**self._setup.target.sizes, **sizes})
+            yield make_one_batch(target, max(1, bucket.micro_batch * percent // 100), passes=is_about_size)

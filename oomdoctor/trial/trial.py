@@ -407,13 +407,13 @@ def train_once(setup: TrialSetup, micro_batch: int) -> None:
 
 
 def _checked_batch(setup: TrialSetup, micro_batch: int) -> object:
-    make = partial(make_one_batch, setup.target, passes=_is_outcome)
+    make = partial(make_one_batch, setup.target, passes=is_about_size)
     batch = make(micro_batch)
     setup.shape.check(batch, micro_batch, make)
     return setup.changes.batch(batch)
 
 
-def _is_outcome(error: BaseException) -> bool:
+def is_about_size(error: BaseException) -> bool:
     """Return whether an error of `make_batch` is about the size, and not about the user's code."""
     return classify(error).outcome is not Outcome.FAILED
 

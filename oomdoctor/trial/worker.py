@@ -82,7 +82,7 @@ from oomdoctor.trial.protocol import (
     VerifyTarget,
 )
 from oomdoctor.trial.replay import largest_replayable
-from oomdoctor.trial.sized_trials import SizedTrials
+from oomdoctor.trial.sized_trials import trials_of
 from oomdoctor.trial.trial import (
     Attempt,
     TrialSetup,
@@ -229,8 +229,7 @@ class Worker:
         self._setup = TrialSetup(
             target, model, device, question.variant, computes=computes, shape=shape, changes=changes
         )
-        searched = question.variant.searched
-        self._sized = None if searched is None else SizedTrials(plain, self._setup, searched)
+        self._sized = trials_of(question.variant, plain, self._setup)
         self._start_bytes = torch.cuda.memory_allocated()
         defer_dynamo()
         capability = torch.cuda.get_device_capability(device)

@@ -15,7 +15,7 @@ from oomdoctor.check import cache as cache_key
 from oomdoctor.check.cache import key_of
 from oomdoctor.engines.installed import TorchBuild
 from oomdoctor.request import PRECISIONS, LiteralOverride, ProbeRequest
-from oomdoctor.results import Axis, EnvironmentVariable, SearchedSize, Variant
+from oomdoctor.results import Axis, Bucket, EnvironmentVariable, SearchedSize, Variant
 from oomdoctor.results.variant import LoneRank
 
 HERE = Path(__file__).parent
@@ -28,6 +28,7 @@ VARIANTS = st.builds(
     axes=st.sampled_from([(), (Axis("length", 512),), (Axis("length", 1024),)]),
     searched=st.none() | st.builds(SearchedSize, st.just("length"), st.integers(1, 2)),
     lone_rank=st.none() | st.builds(LoneRank, st.integers(0, 1), st.just(2)),
+    buckets=st.sampled_from([(), (Bucket((Axis("length", 8),), 4),)]),
 )
 REQUESTS = st.builds(
     ProbeRequest,

@@ -7,6 +7,8 @@ from typing import Any
 
 from oomdoctor.results import (
     Axis,
+    Bucket,
+    Buckets,
     Device,
     FrontierCell,
     FrontierDocument,
@@ -58,6 +60,13 @@ def longest() -> FrontierDocument:
     return frontier(axes=(), searched_size=searched, target_batch=None, cells=(found,), notes=())
 
 
+def bucketed() -> FrontierDocument:
+    """Two lengths that one process trained on in turn, with fewer samples than each alone."""
+    cells = (cell(512, 30), cell(1024, 15))
+    rows = tuple(Bucket(found.sizes, found.recommended * 97 // 100) for found in cells)
+    return frontier(cells=cells, notes=(), buckets=Buckets("nemo", rows, 97, 14_335, trials=9, cache_returns=3))
+
+
 def filled_with(text: str) -> FrontierDocument:
     """A document with a text wherever the target or a saved document may put one."""
     hostile = cell(512, 30, sizes=(Axis(text, 512),), notes=(text,))
@@ -71,5 +80,6 @@ def filled_with(text: str) -> FrontierDocument:
         cells=(hostile, replace(hostile, maximum=0, problem=text)),
         reasons=(Reason(text, text),),
         notes=(text,),
+        buckets=Buckets("json", (Bucket(hostile.sizes, 1),), 50, 1, trials=1),
     )
     return replace(found, versions={text: text})

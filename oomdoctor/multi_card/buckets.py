@@ -1,0 +1,120 @@
+"""Prove the cells of a frontier as the buckets of one training run, which batches of all their sizes share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from oomdoctor.errors import NoAnswerError, UsageError
+from oomdoctor.multi_card.workers import WorkerPool
+from oomdoctor.results import Axis, Bucket, Buckets, Outcome
+from oomdoctor.trial.probe import TrialsOfBuckets
+from oomdoctor.trial.process import CancelToken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from oomdoctor.progress import Progress
+    from oomdoctor.request import ProbeRequest
+    from oomdoctor.results import BucketFormat, FrontierCell
+
+_Starter: TypeAlias = "Callable[[ProbeRequest], TrialsOfBuckets]"
+
+_MOST_AXES: Final[Mapping[BucketFormat, int | None]] = {"nemo": 2, "lhotse": 1, "json": None}
+"""Sizes by which a tool's buckets differ at most, as NeMo's of duration and text do."""
+
+
+def check_buckets(request: ProbeRequest, form: BucketFormat, axes: Sequence[str], *, is_searched: bool) -> None:
+    """See that the question is one for buckets.
+
+    Raises:
+        UsageError: It is not.
+    """
+    most = _MOST_AXES[form]
+    if request.command is not None:
+        why, hint = "is for files, and a command is probed", "put model, batch and step into a file"
+    elif is_searched:
+        why, hint = "has a micro-batch for each size, and a size is searched", "drop `--largest`, or this"
+    elif not axes:
+        why, hint = "needs the sizes of the buckets", "name them, as in `--over sequence_length=256,512,1024`"
+    elif most is not None and len(axes) > most:
+        why, hint = f"tells buckets by {most} of {len(axes)} sizes only", "ask for `json`, or vary fewer sizes"
+    else:
+        return
+    raise UsageError(f"`--buckets {form}` {why}", hint=hint)
+
+
+def find_buckets(
+    request: ProbeRequest, form: BucketFormat, cells: Sequence[FrontierCell], progress: Progress
+) -> Buckets:
+    """Find the micro-batch of each cell with which one process trains on all of them in turn.
+
+    Each begins with what its cell recommends. Where all together run out, the largest percentage of it that does not is
+    searched for.
+
+    Args:
+        request: The question of one of the cells.
+        form: The tool that reads them.
+        cells: The cells, each of which fits.
+        progress: Told of the trials.
+
+    Raises:
+        UsageError: A cell fits nothing, so that there is no bucket of its sizes.
+        TargetError: The user's file is at fault.
+        NoAnswerError: Not even a sample of each fits.
+    """
+    if missing := [cell for cell in cells if not cell.recommended]:
+        sizes = ", ".join(f"{axis.name} {axis.size}" for axis in missing[0].sizes)
+        raise UsageError(
+            f"no micro-batch is recommended at {sizes}, so there is no bucket of it", hint="leave that size out"
+        )
+    alone = tuple(Bucket(cell.sizes, cell.recommended) for cell in cells)
+    with WorkerPool(CancelToken()) as workers:
+        return _proven(request, form, alone, partial(TrialsOfBuckets, progress=progress, start=workers.start))
+
+
+def _proven(request: ProbeRequest, form: BucketFormat, alone: tuple[Bucket, ...], trials_of: _Starter) -> Buckets:
+    with trials_of(_with(request, alone)) as together:
+        percent, trials, returns = _largest_percent(together)
+    rows = tuple(replace(bucket, micro_batch=max(1, bucket.micro_batch * percent // 100)) for bucket in alone)
+    budget = _budget(rows)
+    if budget is not None:
+        within = tuple(replace(bucket, micro_batch=budget // bucket.sizes[0].size) for bucket in rows)
+        with trials_of(_with(request, within)) as together:
+            trials += 1
+            budget = budget if together.run(100).outcome is Outcome.FITS else None
+    return Buckets(form, rows, percent, budget, trials, returns)
+
+
+def _with(request: ProbeRequest, buckets: tuple[Bucket, ...]) -> ProbeRequest:
+    names = {axis.name for bucket in buckets for axis in bucket.sizes}
+    given: tuple[Axis, ...] = tuple(axis for axis in request.variant.axes if axis.name not in names)
+    return replace(request, variant=replace(request.variant, axes=given, buckets=buckets))
+
+
+def _largest_percent(together: TrialsOfBuckets) -> tuple[int, int, int]:
+    """Return the largest percentage at which all fit together, the number of trials, and its cache returns."""
+    low, high, size, trials, returns = 0, 101, 100, 0, 0
+    while high - low > 1:
+        trial = together.run(size)
+        trials += 1
+        if trial.outcome is Outcome.FITS:
+            low, returns = size, trial.alloc_retries
+        else:
+            high = size
+        size = (low + high) // 2
+    if low == 0:
+        raise NoAnswerError(
+            f"a sample of each bucket runs out of memory where they take turns: {trial.error}",
+            hint="leave the largest size out, or name a larger card",
+        )
+    return low, trials, returns
+
+
+def _budget(rows: Sequence[Bucket]) -> int | None:
+    """Return the most samples times size of which no bucket has to have more samples than it has."""
+    if any(len(bucket.sizes) > 1 for bucket in rows):
+        return None
+    budget = min((bucket.micro_batch + 1) * bucket.sizes[0].size - 1 for bucket in rows)
+    return budget if budget >= max(bucket.sizes[0].size for bucket in rows) else None
