@@ -180,6 +180,18 @@ def test_the_accuracy_figures_are_those_of_the_results() -> None:
     assert summary["worst_trials"] <= 7
 
 
+def test_the_workspaces_are_those_of_the_results() -> None:
+    """What the documentation says of cuDNN's workspaces was measured: all are equal, and all processes ended."""
+    found = json.loads((ROOT / "tests/bench/results/workspaces.json").read_text(encoding="utf-8"))
+
+    served = sum(card["convolutions"] for card in found["cards"].values())
+    assert served == sum(card["equal"] for card in found["cards"].values())
+    assert f"All {served} for which cuDNN has an engine are equal to the byte" in PROSE
+    assert len(found["cards"]) == 5
+    assert found["exits"] == [50, 50]
+    assert "50 of 50 processes" in PROSE
+
+
 def test_the_speed_figures_are_those_of_the_results() -> None:
     """What the documentation says about speed is what the committed bench measured, and within what it promises."""
     claims = json.loads((ROOT / "tests/bench/results/speed.json").read_text(encoding="utf-8"))["claims"]
