@@ -16,6 +16,7 @@ from oomdoctor import __version__
 from oomdoctor.cli.check import check
 from oomdoctor.cli.diagnose import diagnose
 from oomdoctor.cli.gpus import gpus
+from oomdoctor.cli.init import init
 from oomdoctor.cli.lint import lint
 from oomdoctor.cli.prescribe import prescribe
 from oomdoctor.cli.probe import probe
@@ -49,6 +50,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: Rich doubles the time to show it
 )
 app.command()(probe)
+app.command()(init)
 app.command()(prescribe)
 app.command(add_help_option=False)(check)
 app.command(add_help_option=False)(diagnose)

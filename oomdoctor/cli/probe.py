@@ -76,9 +76,9 @@ TargetArgument: TypeAlias = Annotated[
     list[str],
     typer.Argument(
         metavar="TARGET | -- COMMAND...",
-        help="The file to probe: `model.py`, `pkg.module`, `model.py:build_model(depth=24)`, or an example's name "
-        "such as `gpt2`. Or any training command with a placeholder where its batch size goes: `-- python train.py "
-        "--batch-size {micro_batch} --grad-accum {accumulation_steps}`.",
+        help="The file to probe: `model.py`, `pkg.module`, `model.py:build_model(depth=24)`, an example such as "
+        "`gpt2`, or a model's name such as `timm:resnet50`. Or any training command with a placeholder where its batch "
+        "size goes: `-- python train.py --batch-size {micro_batch} --grad-accum {accumulation_steps}`.",
         show_default=False,
     ),
 ]

@@ -15,9 +15,9 @@ def verify(  # noqa: PLR0913 - one parameter an option
         list[str],
         typer.Argument(
             metavar="TARGET | -- COMMAND...",
-            help="The file to verify: `model.py`, `pkg.module`, `model.py:build_model(layers=2)`, or an example. Or a "
-            "training command with placeholders for both sizes: `-- python train.py --batch-size {micro_batch} "
-            "--grad-accum {accumulation_steps}`.",
+            help="The file to verify: `model.py`, `pkg.module`, `model.py:build_model(layers=2)`, an example, or a "
+            "model's name such as `timm:resnet18`. Or a training command with placeholders for both sizes: `-- python "
+            "train.py --batch-size {micro_batch} --grad-accum {accumulation_steps}`.",
             show_default=False,
         ),
     ],

@@ -66,6 +66,7 @@ class Target:
         found: One entry for each function of the contract.
         sizes: Sizes other than the batch by keyword, such as a sequence length; `make_batch` takes each, `build_model`
             those that it has.
+        choices: What a generated file has chosen, by its name, with where it is from.
     """
 
     reference: Reference
@@ -78,6 +79,7 @@ class Target:
     build_optimizer: Callable[[torch.nn.Module], object] | None
     found: tuple[FoundFunction, ...]
     sizes: Mapping[str, int] = field(default_factory=dict)
+    choices: Mapping[str, str] = field(default_factory=dict)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -178,8 +180,8 @@ def check_loss(loss: object) -> None:
 
 
 def describe(target: Target) -> dict[str, str]:
-    """Return for each function of the contract where it was found, or its default."""
-    return {entry.role: str(entry) for entry in target.found}
+    """Return for each function of the contract where it was found, or its default, and what a generated file chose."""
+    return {entry.role: str(entry) for entry in target.found} | dict(target.choices)
 
 
 def step_failure(target: Target, error: BaseException) -> TargetError:

@@ -6,10 +6,14 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import linecache
 import os
+import re
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,12 +28,12 @@ from oomdoctor.target.contract import (
     raised_in_user_code,
     user_traceback,
 )
+from oomdoctor.target.hubs.generate import generate
 from oomdoctor.target.placement import default_training_step, described
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
 
     from oomdoctor.target.reference import Reference
 
@@ -79,7 +83,8 @@ def bind(reference: Reference, module: ModuleType, own_roots: tuple[Path, ...]) 
         _check_callable(reference, builder_name if role == "build_model" else role, function)
     if builder is None or functions["make_batch"] is None:
         raise _functions_missing(reference, module, functions)
-    _check_call(builder, reference.args, reference.kwargs, f"{reference.location}:{reference.call}")
+    args, kwargs = (reference.args, reference.kwargs) if reference.hub is None else ((), {})
+    _check_call(builder, args, kwargs, f"{reference.location}:{reference.call}")
     for role, function in others.items():
         if function is not None:
             _check_call(function, _ARGUMENTS[role], {}, f"{role}({', '.join(_ARGUMENTS[role])})")
@@ -88,7 +93,7 @@ def bind(reference: Reference, module: ModuleType, own_roots: tuple[Path, ...]) 
         name=reference.text,
         description=next(iter((module.__doc__ or "").strip().splitlines()), ""),
         own_roots=own_roots,
-        build_model=partial(builder, *reference.args, **reference.kwargs),
+        build_model=partial(builder, *args, **kwargs),
         make_batch=functions["make_batch"],
         training_step=functions["training_step"] or default_training_step,
         build_optimizer=functions["build_optimizer"],
@@ -240,12 +245,14 @@ def load_target(reference: Reference) -> Target:
     Raises:
         TargetError: The target cannot be imported, lacks a function, or has one that cannot be called as it has to be.
     """
+    generated = None if reference.hub is None else generate(reference)
     try:
-        module = _import(reference)
+        module = _import(reference) if generated is None else _import_source(reference, generated.source)
     except BaseException as error:  # noqa: BLE001 - an import runs any code, and `exit()` is some
         problem = _import_failure(error, reference)
     else:
-        return bind(reference, module, _own_roots(reference))
+        target = bind(reference, module, _own_roots(reference))
+        return target if generated is None else replace(target, choices=dict(generated.choices))
     raise problem  # outside of the `except`, so that the error and its frames are let go
 
 
@@ -263,6 +270,17 @@ def _import(reference: Reference) -> ModuleType:
     module = importlib.import_module(name)
     # A package of the same name that is already imported would have been taken instead.
     return module if _same_file(module, path) else _import_file(path)
+
+
+def _import_source(reference: Reference, source: str) -> ModuleType:
+    """Import a generated file, which is never written: tracebacks have its lines under the target's name."""
+    linecache.cache[reference.location] = (len(source), None, source.splitlines(keepends=True), reference.location)
+    module = ModuleType(re.sub(r"\W", "_", reference.location))
+    module.__file__ = reference.location
+    sys.modules[module.__name__] = module
+    _put_first_on_path(reference.directory)
+    exec(compile(source, reference.location, "exec"), module.__dict__)  # noqa: S102 - made here, from data
+    return module
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -303,11 +321,18 @@ def _same_file(module: ModuleType, path: Path) -> bool:
 
 def _own_roots(reference: Reference) -> tuple[Path, ...]:
     """Return the roots of the user's code: the file's directory, its package, or the file of an installed module."""
+    if reference.hub is not None:
+        own = str(reference.model) if reference.hub == "lightning" else ""
+        return (Path(reference.location), *_roots_of(own.partition(".")[0]))
     if reference.path is not None:
         path = Path(reference.path)
         root = _import_root(path)
         return (path.parent if root == path.parent else root / path.relative_to(root).parts[0],)
-    spec = _find_top(str(reference.module).partition(".")[0])
+    return _roots_of(str(reference.module).partition(".")[0])
+
+
+def _roots_of(top: str) -> tuple[Path, ...]:
+    spec = _find_top(top) if top else None
     if spec is None:
         return ()
     return tuple(map(Path, spec.submodule_search_locations or filter(None, [spec.origin])))

@@ -124,11 +124,12 @@ def batch_size_literals(path: Path) -> list[LiteralPlace]:
         places = literal_places(data) if len(data) <= _LARGEST_SOURCE else []
     except (OSError, ValueError, SyntaxError, MemoryError, RecursionError):
         return []
-    return [
-        place
-        for place in places
-        if _SIZE_NAME.fullmatch(place.name) and place.text.isdecimal() and not _OTHER_SIZE.search(place.name)
-    ]
+    return [place for place in places if is_batch_size(place.name) and place.text.isdecimal()]
+
+
+def is_batch_size(name: str) -> bool:
+    """Return whether a name is one for the batch size of training."""
+    return _SIZE_NAME.fullmatch(name) is not None and not _OTHER_SIZE.search(name)
 
 
 def batch_size_variables(path: Path) -> list[str]:
@@ -138,7 +139,7 @@ def batch_size_variables(path: Path) -> list[str]:
     except (OSError, ValueError, SyntaxError, MemoryError, RecursionError):
         return []
     found = [name for node in ast.walk(tree) for name in _variables(node)]
-    return [name for name in dict.fromkeys(found) if _SIZE_NAME.fullmatch(name) and not _OTHER_SIZE.search(name)]
+    return [name for name in dict.fromkeys(found) if is_batch_size(name)]
 
 
 def _variables(node: ast.AST) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""References to a target: `model.py`, `pkg.module`, `model.py:build_model(depth=24)`, or an example's name."""
+"""References to a target: `model.py`, `pkg.module`, `model.py:build_model(depth=24)`, an example, or a shorthand."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ from typing import TYPE_CHECKING, Literal
 
 from oomdoctor.errors import TargetError
 from oomdoctor.target.script import refuse_script
+from oomdoctor.target.shorthand import read_shorthand
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from oomdoctor.target.shorthand import Shorthand
+
 
 EXAMPLES_PACKAGE = "oomdoctor.examples"
 _EXAMPLES_DIRECTORY = Path(__file__).parent.parent / "examples"
-_FORMS = "a target looks like `model.py`, `model.py:build_model(depth=24)` or `package.module:build_model`"
+_FORMS = (
+    "a target looks like `model.py`, `model.py:build_model(depth=24)`, `package.module:build_model` or `timm:resnet50`"
+)
 
 # The first colon that a name follows separates, unless it is that of a drive, as in `C:model.py`.
 _SPLIT = re.compile(
@@ -48,6 +53,9 @@ class Reference:
         module: Dotted name of the module; None for a file.
         attribute: Name of what builds the model, None for `build_model`.
         arguments: Source of its arguments as between the parentheses; all are literals.
+        hub: What knows the model of a shorthand by name, such as `timm`; its file is generated from its configuration,
+            and `arguments` are keywords of that.
+        model: Its name there; for a directory, the absolute path.
     """
 
     text: str
@@ -57,6 +65,8 @@ class Reference:
     module: str | None = None
     attribute: str | None = None
     arguments: str | None = None
+    hub: str | None = None
+    model: str | None = None
 
     @property
     def args(self) -> tuple[object, ...]:
@@ -71,11 +81,18 @@ class Reference:
     @property
     def call(self) -> str:
         """Return the call that builds the model, as a person writes it, such as `build_model(depth=24)`."""
-        return f"{self.attribute or 'build_model'}({(self.arguments or '').strip()})"
+        arguments = "" if self.hub is not None else (self.arguments or "").strip()
+        return f"{self.attribute or 'build_model'}({arguments})"
+
+    def with_keywords(self, keywords: str) -> str:
+        """Return the target with keywords for its model, such as `layers=2`, as a person writes it."""
+        return f"{self.location}({keywords})" if self.hub else f"{self.location}:build_model({keywords})"
 
 
 def parse_reference(text: str, *, directory: Path) -> Reference:
     """Read a target's name: `path.py`, `package.module` or a shipped example, each with an optional `:name(literals)`.
+
+    Or a shorthand such as `timm:resnet50`, with optional keywords.
 
     Args:
         text: What was typed.
@@ -89,23 +106,47 @@ def parse_reference(text: str, *, directory: Path) -> Reference:
     if text.endswith(".py") and _kind(directory / text) == "file":
         refuse_script(directory / text, text, "build_model")
         return Reference(text, str(directory), text, path=_absolute(directory / text))
+    if (shorthand := read_shorthand(text)) is not None:
+        return _of_shorthand(text, shorthand, directory)
     match = _SPLIT.fullmatch(text)
     if match is None:
         raise _bad_form(text)
     location, attribute, arguments = match["location"].strip(), match["attribute"], match["arguments"]
+    _check_literals(attribute, arguments)
+    path, module = _locate(text, location, directory)
+    if path is not None:
+        refuse_script(Path(path), location, (attribute or "build_model").partition(".")[0])
+    return Reference(text, str(directory), location, path, module, attribute, arguments)
+
+
+def _of_shorthand(text: str, shorthand: Shorthand, directory: Path) -> Reference:
+    """Return the reference; an `hf:` name is a directory's where there is one."""
+    hub, name, arguments = shorthand
+    whole = text.partition(":")[2]
+    if hub == "hf" and _kind(directory / whole) == "directory":
+        name, arguments = whole, None
+    location = f"{hub}:{name}"
+    _check_literals(location, arguments)
+    if _literal_arguments(arguments or "")[0]:
+        raise TargetError(
+            f"`{location}({arguments})` has an argument without a keyword",
+            hint=f"name each: `{location}(image_size=288)`",
+        )
+    folder = directory / name
+    model = _absolute(folder) if hub == "hf" and _kind(folder) == "directory" else name
+    return Reference(text, str(directory), location, arguments=arguments, hub=hub, model=model)
+
+
+def _check_literals(called: str, arguments: str | None) -> None:
     try:
         _literal_arguments(arguments or "")
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         problem = "cannot be read" if isinstance(error, SyntaxError) else "are not all literals"
         raise TargetError(
-            f"the arguments of `{attribute}({arguments})` {problem}",
+            f"the arguments of `{called}({arguments})` {problem}",
             hint="give numbers, strings, None, True, False, or lists, tuples and dicts of them, in quotes for the "
             "shell: `'model.py:build_model(depth=24, norm=\"layer\")'`",
         ) from None
-    path, module = _locate(text, location, directory)
-    if path is not None:
-        refuse_script(Path(path), location, (attribute or "build_model").partition(".")[0])
-    return Reference(text, str(directory), location, path, module, attribute, arguments)
 
 
 def _locate(text: str, location: str, directory: Path) -> tuple[str | None, str | None]:

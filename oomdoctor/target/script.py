@@ -50,8 +50,20 @@ def refuse_script(path: Path, location: str, builder: str) -> None:
     if not bound & {builder, "make_batch", "*", "__getattr__"} and names & _TRAINS and not names & _DYNAMIC:
         raise TargetError(
             f"`{location}` is a script that trains: it has neither `{builder}` nor `make_batch`, and was not run",
-            hint=_hint(location, [*_options(calls)], batch_size_literals(path), batch_size_variables(path)),
+            hint=command_hint(path, location, tree),
         )
+
+
+def command_hint(path: Path, location: str, tree: ast.Module) -> str:
+    """Return how to probe a script as a command.
+
+    Args:
+        path: The script.
+        location: How it was named.
+        tree: It, parsed.
+    """
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return _hint(location, [*_options(calls)], batch_size_literals(path), batch_size_variables(path))
 
 
 def _bound(statements: list[ast.stmt]) -> Iterator[str]:

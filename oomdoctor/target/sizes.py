@@ -39,8 +39,9 @@ def with_sizes(target: Target, sizes: Mapping[str, int]) -> Target:
         _check_taken(target, name)
         given = target.reference.kwargs.get(name, size)
         if given != size:
+            named = target.reference.text if target.reference.hub else target.reference.call
             raise TargetError(
-                f"`{target.reference.call}` sets `{name}` to {given}, and the batch is asked for with {size}",
+                f"`{named}` sets `{name}` to {given}, and the batch is asked for with {size}",
                 hint=f"drop `{name}={given}` from the target: `build_model` is given the size as well",
             )
     of_model = {name: size for name, size in sizes.items() if model_takes(target, name)}
@@ -83,7 +84,7 @@ def _check_taken(target: Target, name: str) -> None:
     found = ", ".join(f"`{key}`" for key in sizes) or "none besides the batch size"
     hint = f"give it a keyword: `def make_batch(batch_size, *, {name}=...)`; it takes {found}"
     if model_takes(target, name):
-        hint = f"a size of the model alone goes with the target: `{target.reference.location}:build_model({name}=...)`"
+        hint = f"a size of the model alone goes with the target: `{target.reference.with_keywords(f'{name}=...')}`"
     raise TargetError(f"`make_batch` takes no `{name}`", hint=hint)
 
 

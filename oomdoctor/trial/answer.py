@@ -153,6 +153,7 @@ def build_result(
         reasons=(
             *_engine_reasons(engine, source),
             *_measured_reasons(engine, loaded),
+            *choice_reasons(loaded),
             optimizer_reason(request, loaded),
             *findings.recorded.reasons,
             *_guide_reasons(findings.guidance, maximum),
@@ -225,6 +226,11 @@ def _guide_reasons(guidance: Guidance | None, maximum: int) -> list[Reason]:
     return [Reason("guide", f"the trace engine predicted {said}, {verdict}")]
 
 
+def choice_reasons(loaded: LoadedTarget) -> list[Reason]:
+    """Return what a generated file has chosen, of a target that a hub knows by name."""
+    return [Reason(name, text) for name, text in loaded.found.items() if name not in _FUNCTIONS]
+
+
 def optimizer_reason(request: ProbeRequest, loaded: LoadedTarget) -> Reason:
     """Return who chose the optimizer; the file's own goes before `--optimizer`, because training will run it."""
     if request.command is not None:
@@ -236,6 +242,9 @@ def optimizer_reason(request: ProbeRequest, loaded: LoadedTarget) -> Reason:
         found = f"{found}, which goes before `--optimizer {request.variant.optimizer}`"
     return Reason("optimizer", found)
 
+
+_FUNCTIONS = ("build_model", "make_batch", "training_step", "build_optimizer")
+"""The functions of a target's file."""
 
 OWN_PRECISION = "precision of its own"
 """Name of a command's precision, which only the command itself knows."""

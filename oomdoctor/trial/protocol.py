@@ -210,6 +210,13 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetWritten:
+    """The file of a shorthand."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Answer that is an error of ours, after which the parent asks no more."""
 
@@ -395,6 +402,13 @@ class VerifyTarget(Question[Verified]):
     limit_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class WriteTarget(Question[TargetWritten]):
+    """Write the file that a shorthand stands for; nothing is loaded."""
+
+    reference: Reference
+
+
 AnyQuestion = (
     AskDevice
     | LoadTarget
@@ -406,6 +420,7 @@ AnyQuestion = (
     | LoadForCards
     | FitCard
     | VerifyTarget
+    | WriteTarget
 )
 AnyAnswer = (
     DeviceCard
@@ -418,6 +433,7 @@ AnyAnswer = (
     | DependenciesSeen
     | CardFitted
     | Verified
+    | TargetWritten
     | Failed
     | Bug
     | Died

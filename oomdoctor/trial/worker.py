@@ -36,6 +36,7 @@ from oomdoctor.remedies.applied import Changes
 from oomdoctor.results import Outcome, PhaseName
 from oomdoctor.search.trial_source import TrialProblem
 from oomdoctor.target.contract import Target, blamed, describe, failure, make_one_batch, raised_in_user_code
+from oomdoctor.target.hubs.generate import generate
 from oomdoctor.target.importing import load_target
 from oomdoctor.target.placement import BatchShape, check_batch, storage_bytes
 from oomdoctor.target.sizes import check_sizes_change, with_sizes
@@ -77,9 +78,11 @@ from oomdoctor.trial.protocol import (
     ReportDependencies,
     RunTrial,
     SettingsChanged,
+    TargetWritten,
     TrialDone,
     Verified,
     VerifyTarget,
+    WriteTarget,
 )
 from oomdoctor.trial.replay import largest_replayable
 from oomdoctor.trial.sized_trials import trials_of
@@ -193,6 +196,8 @@ class Worker:
                 return self.fit(question)
             case VerifyTarget():
                 return _verify(question)
+            case WriteTarget():
+                return TargetWritten(generate(question.reference).source)
             case _:
                 assert_never(question)
 

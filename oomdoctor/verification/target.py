@@ -241,7 +241,7 @@ def _smaller(target: Target, divisor: int = 4) -> str:
     """Return how to name a smaller model, with the parameters that `build_model` has for its size."""
     if sizes := _divided_sizes(target, divisor):
         smaller = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        return f"verify a smaller model of the same kind: `{target.reference.location}:build_model({smaller})`"
+        return f"verify a smaller model of the same kind: `{target.reference.with_keywords(smaller)}`"
     return _SMALLER
 
 

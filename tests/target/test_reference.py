@@ -240,3 +240,35 @@ def test_torch_is_not_imported() -> None:
     """The parent can name a target without torch's seconds."""
     code = "import sys, pathlib, oomdoctor.target.reference as r; r.parse_reference('gpt2', directory=pathlib.Path()); "
     subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)
+
+
+def test_a_shorthand_names_a_model_of_a_library(tmp_path: Path) -> None:
+    """`timm:resnet50(image_size=288)` is no module; an `hf:` name is a directory's where there is one."""
+    reference = parse_reference("timm:resnet50.a1_in1k (image_size=288)", directory=tmp_path)
+    assert (reference.hub, reference.model, reference.kwargs) == ("timm", "resnet50.a1_in1k", {"image_size": 288})
+    assert (reference.location, reference.path, reference.module) == ("timm:resnet50.a1_in1k", None, None)
+    assert reference.call == "build_model()"
+    assert reference.with_keywords("depth=2") == "timm:resnet50.a1_in1k(depth=2)"
+
+    (tmp_path / "models/a (b)").mkdir(parents=True)
+    for text, model in (
+        ("hf:models/a (b)", str(tmp_path / "models/a (b)")),
+        ("hf:models/c(layers=2)", "models/c"),
+        ("lightning:package.module.Classifier(data='package.Data')", "package.module.Classifier"),
+    ):
+        assert parse_reference(text, directory=tmp_path).model == model
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["timm:", "timm:hf-hub:a/b", "torchvision:a b", "lightning:Classifier", "timm:resnet50(288)", "hf:bert(a=b)"],
+)
+def test_a_shorthand_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
+    """Names that the library cannot have, arguments without a keyword and those that are no literals."""
+    _refused(text, tmp_path)
+
+
+def test_a_file_that_is_called_as_a_library_goes_by_its_name(write: Write, tmp_path: Path) -> None:
+    """`timm.py:build` is the file."""
+    path = write("timm.py")
+    assert parse_reference("timm.py:build", directory=tmp_path).path == str(path)
