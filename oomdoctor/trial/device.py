@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from oomdoctor.agent import null_gpu as agent_null_gpu
 from oomdoctor.agent.unknown_reads import describe_reads
 from oomdoctor.engines.catalogue import Card, all_cards
 from oomdoctor.engines.choice import ALLOCATOR_VARIABLES
@@ -183,6 +184,12 @@ def has_makeshift_plans() -> bool:
 def unknown_calls() -> tuple[str, ...]:
     """Return the CUDA calls that a null GPU was asked for and does not serve."""
     return null_gpu.unknown_calls() if device_kind() == "null" else ()
+
+
+def assumptions() -> tuple[str, ...]:
+    """Return the memory that a null or emulated GPU counts by a rule, or not at all, by name; nothing on a real one."""
+    device = _EMULATION.device
+    return agent_null_gpu.assumptions() if device is None else tuple(sorted(device.assumptions))
 
 
 _REAL_GPU = "probe this target on a machine with a CUDA GPU"

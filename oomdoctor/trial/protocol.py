@@ -122,7 +122,7 @@ class TrialDone:
         optimizer: Class name of the optimizer; empty where it was never built.
         held: Memory that is left; `capacity_bytes`: bytes that PyTorch may take now.
         unknown_calls: Names of CUDA calls that the null GPU was asked for and does not serve.
-        assumptions: Memory that the null GPU counts by a rule, or not at all; see `oomdoctor.agent.null_gpu`.
+        assumptions: Memory that is counted by a rule, or not at all, by name.
         memory_fraction: As in `LoadedTarget`; a step may set it too.
         ends: Bytes in live tensors at the end of each optimizer step.
         holder: What holds the memory that is left, in words; looked for only where the trial went on until settled.

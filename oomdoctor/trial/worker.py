@@ -43,6 +43,7 @@ from oomdoctor.target.sizes import check_sizes_change, with_sizes
 from oomdoctor.trial.dependencies import WatchedWorker
 from oomdoctor.trial.device import (
     allocator_variables,
+    assumptions,
     capacity_bytes,
     current_card,
     current_device,
@@ -276,7 +277,7 @@ class Worker:
             held=held_memory(),
             capacity_bytes=capacity_bytes(self._cap_bytes, self._reserve_bytes),
             unknown_calls=unknown_calls(),
-            assumptions=null_gpu.assumptions(),
+            assumptions=assumptions(),
             memory_fraction=self._memory_fraction,
             ends=attempt.ends,
             host_bytes=self._setup.changes.host_bytes,

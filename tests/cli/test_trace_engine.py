@@ -38,6 +38,12 @@ def training_step(model, batch):
     print(loss.item())
     return loss
 """
+_TRANSFORMS = """
+def training_step(model, batch):
+    window = torch.hann_window(16, device=batch.device)
+    spectrum = torch.stft(model(batch), 16, window=window, return_complex=True)
+    return torch.istft(spectrum, 16, window=window).mean() + torch.linalg.svdvals(model[0].weight).sum()
+"""
 
 
 def _probe(run: Run, *arguments: str, **options: Any) -> dict[str, Any]:
@@ -141,6 +147,17 @@ def test_what_a_step_prints_of_its_loss_is_a_placeholder(oomdoctor_here: Run, tm
     result = _probe(oomdoctor_here, "model.py", "--target-batch", "64", "--gpu", "t4", "--engine", "trace")
 
     assert any("read data back from the GPU" in warning and "in a trace" in warning for warning in result["warnings"])
+
+
+def test_work_areas_that_a_trace_leaves_out_are_told(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """A step with singular values and an inverse STFT, whose window is checked, is traced, and says what it lacks."""
+    write_target(tmp_path, training_step=_TRANSFORMS)
+
+    result = _probe(oomdoctor_here, "model.py", "--target-batch", "8", "--gpu", "t4", "--engine", "trace")
+
+    said = " ".join(result["warnings"])
+    assert "Fourier transforms are not counted in a trace" in said
+    assert "cuSOLVER" in said
 
 
 @pytest.mark.parametrize(

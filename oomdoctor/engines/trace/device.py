@@ -40,6 +40,7 @@ class EmulatedDevice:
         history: Events of the allocator, while they are recorded; else None.
         op_trace: The trace for other sizes and cards, while it is recorded; else None.
         reads: Number of reads of data on the device, which return zeros.
+        assumptions: Work areas that were left out, by the names under which results tell them.
         workspaces_given_up: Times that there was no room for a workspace, which was done without.
         workspace_retries: Times that the allocator gave back its cache for a workspace.
         workspace_bytes: Bytes of the largest workspace that was taken since the trial began.
@@ -52,6 +53,7 @@ class EmulatedDevice:
         self.history: list[dict[str, Any]] | None = None
         self.op_trace: OpTrace | None = None
         self.reads = self.workspaces_given_up = self.workspace_retries = self.workspace_bytes = 0
+        self.assumptions: set[str] = set()
         self._workspaces: dict[object, Allocation | None] = {}
         self._fitted: dict[object, int] = {}
         self._dropout_state: Allocation | None = None

@@ -48,6 +48,12 @@ _TEMPORARIES: Final = {
 _DATA_DEPENDENT: Final = (
     "nonzero", "masked_select", "unique_dim", "_unique", "_unique2", "unique_consecutive",
 )  # fmt: skip
+_DECOMPOSITIONS: Final = frozenset(
+    ("_linalg_svd", "_linalg_eigh", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "linalg_qr", "linalg_eig",
+     "linalg_cholesky_ex", "linalg_inv_ex", "linalg_lu_factor_ex", "linalg_ldl_factor_ex", "linalg_lstsq", "geqrf",
+     "linalg_householder_product", "ormqr")
+)  # fmt: skip
+"""Operators that ask cuSOLVER for the size of a work area."""
 _MATRIX: Final = 2
 
 
@@ -55,6 +61,14 @@ def temporaries_of(call: Call) -> Temporaries:
     """Return the temporaries of a call."""
     function = _TEMPORARIES.get(_operator_name(call.operator))
     return function(call) if function else NO_TEMPORARIES
+
+
+def assumption_of(operator: Any) -> str | None:  # noqa: ANN401 - an operator
+    """Return which library's work area a trace leaves out, by the name under which results tell it; None for none."""
+    name = _operator_name(operator)
+    if name.startswith("_fft_"):
+        return "cufft-traced"
+    return "cusolver" if name in _DECOMPOSITIONS else None
 
 
 def has_temporaries(operator: Any) -> bool:  # noqa: ANN401 - an operator

@@ -12,7 +12,7 @@ import torch
 
 from oomdoctor.engines.trace.layouts import meta_like, pointwise_result, resize
 from oomdoctor.engines.trace.op_trace import Call
-from oomdoctor.engines.trace.operators import has_temporaries, kernels, temporaries_of
+from oomdoctor.engines.trace.operators import assumption_of, has_temporaries, kernels, temporaries_of
 from oomdoctor.engines.trace.refusals import check_same_device, untraceable
 from oomdoctor.engines.trace.torch_internals import below_autograd, strided_view
 
@@ -153,6 +153,8 @@ class Planner:
             results[0] = NewTensor(
                 results[0].size, torch.empty(results[0].size, device="meta").stride(), results[0].dtype
             )
+        if (assumption := assumption_of(operator)) is not None:
+            self._device.assumptions.add(assumption)
         temporaries = temporaries_of(Call(self._device.card, operator, args, kwargs, results))
         call = self._traced_call(operator, args, kwargs, results)
         for index in temporaries.on_host:
