@@ -185,7 +185,8 @@ class TrainingAgent:
         """Return whether a later step may run out where the last that was asked for did not.
 
         Memory is kept from step to step, or so little is left that the allocator gave back its cache: which blocks are
-        in each other's way is another matter in each step then, and the fourth may fail where three fitted.
+        in each other's way is another matter in each step then, and the fourth may fail where three fitted. A step on a
+        stream of its own may warm up for a CUDA graph, which is captured after it and has a pool of its own.
         """
         if not _ENOUGH_STEPS <= self._steps.done < settings.MOST_STEPS or self._peaks is None:
             return False
@@ -194,7 +195,12 @@ class TrainingAgent:
             self._grows_since = self._grows_since or time.monotonic()
             return time.monotonic() < self._grows_since + _LONGEST_GROWTH_SECONDS
         peaks = self._peaks.now()[self._history.device]
-        return self._steps.done < _RETRY_STEPS and peaks.retries + peaks.workspace_retries > 0
+        is_early = self._steps.done < _RETRY_STEPS
+        return is_early and (peaks.retries + peaks.workspace_retries > 0 or self._may_warm_up())
+
+    def _may_warm_up(self) -> bool:
+        cuda, device = self._torch.cuda, self._history.device
+        return cuda.current_stream(device) != cuda.default_stream(device) and not cuda.is_current_stream_capturing()
 
     def _grows(self) -> bool:
         """Return whether no step has ended lower than the one before, and the last have not ended alike."""

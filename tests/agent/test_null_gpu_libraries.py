@@ -123,15 +123,20 @@ from torch import nn
 model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda()
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 batch = torch.randn(int(sys.argv[1]), 256, device="cuda")
-with torch.cuda.stream(torch.cuda.Stream()):
+
+def step():
+    optimizer.zero_grad(set_to_none=True)
     model(batch).mean().backward()
-optimizer.zero_grad(set_to_none=True)
+    optimizer.step()
+
+with torch.cuda.stream(torch.cuda.Stream()):
+    for _ in range(4):
+        step()
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
-    model(batch).mean().backward()
+    step()
 for _ in range(9):
     graph.replay()
-    optimizer.step()
 """
 
 
@@ -147,7 +152,7 @@ def test_work_areas_that_are_not_known_are_told(oomdoctor_here: Run, tmp_path: P
 
 
 def test_a_loop_of_cuda_graphs_is_answered_for(oomdoctor_here: Run, tmp_path: Path) -> None:
-    """A command that captures its step and replays it gets an answer, which says what it does not know."""
+    """A trial of a command goes on until the step that it warms up for is captured, and says what is not known."""
     (tmp_path / "loop.py").write_text(GRAPHED, encoding="utf-8")
     command = ("--trial-timeout", "100", "--", sys.executable, "loop.py", "{micro_batch}")
     null = ("--engine", "null", "--capacity", "1GiB", "--json", "--quiet")
