@@ -56,8 +56,28 @@ def defer_dynamo() -> None:
 
     finder = _SubmoduleFinder()
     sys.meta_path.insert(0, finder)
-    stub = _ModuleStub(_DYNAMO, {"disable": disable, "graph_break": lambda *_, **__: None}, forget)
-    finder.stubs[_DYNAMO] = sys.modules[_DYNAMO] = stub
+    attributes = {"disable": disable, "graph_break": lambda *_, **__: None}
+    finder.stubs[_DYNAMO] = sys.modules[_DYNAMO] = stub = _ModuleStub(_DYNAMO, attributes, forget)
+    stub.config = _DefaultConfig(lambda: stub.real().config)
+
+
+class _DefaultConfig:
+    """The settings of `torch._dynamo` before anyone changes them, of which a checkpoint asks for one.
+
+    Args:
+        real: Imports and returns the real ones, for all else.
+    """
+
+    error_on_nested_fx_trace: Final = True
+
+    def __init__(self, real: Callable[[], Any]) -> None:
+        vars(self)["_real"] = real
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the real ones have
+        return getattr(vars(self)["_real"](), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(vars(self)["_real"](), name, value)
 
 
 class _NeverRaisedError(Exception):
