@@ -58,7 +58,7 @@ def defer_dynamo() -> None:
     sys.meta_path.insert(0, finder)
     attributes = {"disable": disable, "graph_break": lambda *_, **__: None}
     finder.stubs[_DYNAMO] = sys.modules[_DYNAMO] = stub = _ModuleStub(_DYNAMO, attributes, forget)
-    stub.config = _DefaultConfig(lambda: stub.real().config)
+    vars(stub)["config"] = _DefaultConfig(lambda: stub.real().config)
 
 
 class _DefaultConfig:
