@@ -142,7 +142,9 @@ def _patch(
 ) -> tuple[Patch | None, str | None]:
     """Return the patch with its proof, or why there is none."""
     if reference.path is None:
-        return None, f"`{reference.location}` is a module, and patches are made of files"
+        writes = f"; `oomdoctor init '{reference.text}' > model.py` writes this one" if reference.hub else ""
+        kind = "name" if reference.hub else "module"
+        return None, f"`{reference.location}` is a {kind}, and patches are made of files{writes}"
     path = Path(reference.path)
     try:
         source = path.read_bytes().decode("utf-8")

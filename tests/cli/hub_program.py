@@ -6,21 +6,28 @@ Usage: hub_program.py FOLDER, with `configurations.json` in it: type, keywords a
 import contextlib
 import json
 import os
+import shutil
 import socket
 import sys
+import time
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HOME"] = str(Path(sys.argv[1]) / "cache")
 
 
-def closed(*_: object, **__: object) -> None:
-    """Refuse what a connection begins with."""
-    raise AssertionError("a socket was opened")
+opened = []
+
+
+def closed(*address: object, **_: object) -> None:
+    """Note and refuse what a connection begins with."""
+    opened.append(str(address))
+    raise OSError("no network")
 
 
 socket.socket.connect = socket.getaddrinfo = socket.create_connection = closed
 
+import huggingface_hub  # noqa: E402
 import torch  # noqa: E402 - no socket is opened from here on
 
 from oomdoctor.errors import OomdoctorError  # noqa: E402
@@ -44,6 +51,10 @@ def write_configurations() -> None:
         )
         path = FOLDER / name / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **own}))
+    cached = FOLDER / "cache/hub/models--somebody--bert"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs/main").write_text("a" * 40)
+    shutil.copytree(FOLDER / "bert", cached / "snapshots" / ("a" * 40))
 
 
 def answer(text: str) -> dict[str, object]:
@@ -58,7 +69,8 @@ def answer(text: str) -> dict[str, object]:
         loss.backward()
     except OomdoctorError as error:
         return {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
-    tensors = batch.items() if isinstance(batch, dict) else enumerate(batch)
+    parts = batch if isinstance(batch, tuple | list) else [batch]
+    tensors = batch.items() if isinstance(batch, dict) else enumerate(parts)
     return {
         "source": generated.source,
         "choices": dict(generated.choices),
@@ -72,6 +84,10 @@ def answer(text: str) -> dict[str, object]:
 with contextlib.redirect_stdout(sys.stderr):
     write_configurations()
     answers = {text: answer(text) for text in json.loads((FOLDER / "targets.json").read_text())}
+    answers["sockets"] = {"opened": list(opened)}
+    huggingface_hub.constants.HF_HUB_OFFLINE = False
+    time.sleep = lambda _: None  # between the attempts to connect
+    answers["unreachable"] = {**answer("hf:nobody/nothing"), "opened": list(opened)}
     answers["page"] = {"source": generate(parse_reference("timm:resnet50", directory=FOLDER)).source}
     sys.modules["timm"] = None  # as where it is not installed
     answers["missing"] = answer("timm:resnet18")

@@ -46,16 +46,60 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any], str]] = {
     "own_type": ("bert", {**_TEXT, "_written": {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}}, ""),
     "other_head": ("bert", _TEXT, "BertForNextSentencePrediction"),
 }
+MODULES = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Coder(torch.nn.Module):  # what of a LightningModule is used, without the seconds that its import takes
+    automatic_optimization = True
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(16, width), torch.nn.Linear(width, 16))
+        self.example_input_array = torch.randn(3, 16)
+
+    def training_step(self, batch, index):
+        return {"loss": torch.nn.functional.mse_loss(self.layers(batch), batch)}
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+class Classifier(Coder):
+    def training_step(self, batch, index):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.layers(x), y)
+
+
+class ByHand(Coder):
+    automatic_optimization = False
+
+
+class Data:
+    def prepare_data(self):
+        pass
+
+    def setup(self, stage):
+        self.train = TensorDataset(torch.randn(1, 16), torch.zeros(1, dtype=torch.long))
+
+    def train_dataloader(self):
+        return DataLoader(self.train)
+"""
 SHAPES = {
     "timm:test_vit(image_size=96)": {"0": [2, 3, 96, 96], "1": [2]},
     "torchvision:squeezenet1_1(num_classes=10)": {"0": [2, 3, 224, 224], "1": [2]},
     "hf:bert": {"input_ids": [2, 40], "labels": [2, 40]},
+    "hf:somebody/bert": {"input_ids": [2, 40], "labels": [2, 40]},
     "hf:headless": {"input_ids": [2, 40], "labels": [2, 40]},
     "hf:roberta": {"input_ids": [2, 38], "labels": [2]},
     "hf:llama(sequence_length=16)": {"input_ids": [2, 16], "labels": [2, 16]},
     "hf:t5(target_length=8)": {"input_ids": [2, 512], "labels": [2, 8]},
     "hf:vit": {"pixel_values": [2, 3, 32, 32], "labels": [2]},
     "hf:ast": {"input_values": [2, 64, 32], "labels": [2]},
+    "lightning:mine.Coder(width=8)": {"0": [2, 16]},
+    "lightning:mine.Classifier(data='mine.Data')": {"0": [2, 16], "1": [2]},
 }
 REFUSED = {
     "hf:clip": ("`CLIPModel` has several inputs (`text_config`, `vision_config`)", EXIT_USAGE),
@@ -72,6 +116,11 @@ REFUSED = {
     "timm:resnet18(depth=3)": ("timm cannot build `timm:resnet18(depth=3)`: TypeError", EXIT_USAGE),
     "torchvision:fasterrcnn_resnet50_fpn": ("a detector's step depends on the boxes", EXIT_USAGE),
     "hf:bert(sequence_length=8) at 24": ("`hf:bert(sequence_length=8)` sets `sequence_length` to 8", EXIT_USAGE),
+    "lightning:mine.Classifier": ("`training_step` does not take `example_input_array` as a batch", EXIT_USAGE),
+    "lightning:mine.ByHand": ("it optimizes by hand", EXIT_USAGE),
+    "lightning:mine.Data": ("it is no LightningModule", EXIT_USAGE),
+    "lightning:mine.Nothing": ("`mine` has no class `Nothing`", EXIT_USAGE),
+    "unreachable": ("is not in the cache and cannot be fetched: ", EXIT_NO_ANSWER),
     "missing": ("`timm:resnet18` needs timm: timm is not installed", EXIT_NO_ANSWER),
 }  # fmt: skip
 
@@ -82,7 +131,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     folder = tmp_path_factory.mktemp("hubs")
     (folder / "cache").mkdir()
     (folder / "configurations.json").write_text(json.dumps(CONFIGURATIONS))
-    (folder / "targets.json").write_text(json.dumps([*SHAPES, *(text for text in REFUSED if text != "missing")]))
+    (folder / "mine.py").write_text(MODULES)
+    named = [text for text in REFUSED if text not in ("missing", "unreachable")]
+    (folder / "targets.json").write_text(json.dumps([*SHAPES, *named]))
     program = Path(__file__).with_name("hub_program.py")
     ended = run_program(sys.executable, [str(program), str(folder)], dict(os.environ), timeout=200)
     assert ended.returncode == 0, ended.stderr
@@ -97,6 +148,12 @@ def test_a_name_is_a_target_that_trains(answers: dict[str, dict[str, Any]], targ
     assert "error" not in found, found
     assert found["batch"] == SHAPES[target]
     assert found["finite"]
+
+
+def test_no_socket_is_opened_offline(answers: dict[str, dict[str, Any]]) -> None:
+    """Neither for models of libraries nor for a directory, an id in the cache, or one that is not; else one is."""
+    assert answers["sockets"]["opened"] == []
+    assert answers["unreachable"]["opened"]
 
 
 def test_the_choices_are_told_in_the_file(answers: dict[str, dict[str, Any]]) -> None:

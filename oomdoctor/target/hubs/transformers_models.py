@@ -106,6 +106,8 @@ def _fetched(hub: Any, reference: Reference, revision: object) -> Path:  # noqa:
     missing = (hub.errors.RepositoryNotFoundError, hub.errors.EntryNotFoundError, hub.errors.RevisionNotFoundError)
     try:
         return Path(hub.hf_hub_download(name, "config.json", revision=revision))
+    except hub.errors.LocalEntryNotFoundError as error:  # which is one of those that are missing, and says no network
+        problem = summary(error.__cause__ or error)
     except missing as error:  # a private or gated one is told so as well
         raise TargetError(
             f"the hub has no `config.json` of `{name}`: {summary(error)}",
