@@ -2,6 +2,7 @@
 
 OomdoctorError
     ├── UsageError        exit 2   the command line or a configuration
+    │   └── RanksNeededError       a file parallelises its model, and no rank of its world was named
     ├── TargetError       exit 2   the user's file: not found, not importable, not the contract
     │   └── NotApplicableError     a remedy has nothing to change in it
     └── NoAnswerError     exit 3   nothing is wrong with the question, but no answer could be had
@@ -47,6 +48,10 @@ class UsageError(OomdoctorError):
     exit_code = EXIT_USAGE
 
 
+class RanksNeededError(UsageError):
+    """A file parallelises its model for a world, and no rank of it was named; `oomdoctor probe` names them itself."""
+
+
 class TargetError(OomdoctorError):
     """The user's file cannot be found, cannot be imported or does not fit the contract."""
 
@@ -67,5 +72,13 @@ class MemoryGrowsError(NoAnswerError):
     """A step keeps memory, so that a trace of two does not tell those that follow."""
 
 
-KINDS = (OomdoctorError, UsageError, TargetError, NotApplicableError, NoAnswerError, MemoryGrowsError)
+KINDS = (
+    OomdoctorError,
+    UsageError,
+    RanksNeededError,
+    TargetError,
+    NotApplicableError,
+    NoAnswerError,
+    MemoryGrowsError,
+)
 """Every class here, as errors travel between processes by their names."""

@@ -15,10 +15,12 @@ from typing import Final, Literal, TypeVar, get_args
 
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Axis, EnvironmentVariable, Precision, SearchedSize, Variant
+from oomdoctor.results.variant import Parallel
 from oomdoctor.units import parse_fraction, parse_size, whole_number
 
 EngineName = Literal["auto", "cuda", "null", "trace"]
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
+PARALLELS: Final[tuple[Parallel, ...]] = get_args(Parallel)
 ENGINES: Final[tuple[EngineName, ...]] = get_args(EngineName)
 
 DEFAULT_HEADROOM: Final = 0.05
@@ -66,29 +68,26 @@ class ProbeRequest:
         directory: Where relative references start, and where a command runs.
         target_batch: Samples per optimizer step over all devices; None to ask about plain steps of one micro-batch.
         world_size: Devices that share the target batch.
-        ranks: Ranks that are asked about where a launcher starts fewer than the world has, as given.
+        ranks: Ranks that are asked about, of a file's world or where a launcher starts fewer, as given.
         mesh: Dimensions of the world's device mesh, outermost first; None where all ranks share the target batch.
+        parallel: How a file's model is parallelised over the world; None where it says so itself, by `parallelize`.
         variant: How each trial differs from the target's plain step.
         headroom: Part of the capacity that the recommended size leaves free, between 0 and 1.
-        gpu: Name of a catalogue card, or None for the local GPU.
-        device: Index or UUID of the local GPU.
+        gpu: Name of a catalogue card, or None for the local GPU, which `device` names by its index or UUID.
         memory_bytes: Capacity, what PyTorch may take; None for what the device has.
-        card_bytes: Memory of the card in all, from which the CUDA context goes; None for what the device has. At most
-            one of the two is given.
+        card_bytes: Memory of the card in all, from which the CUDA context goes, instead; None for what the device has.
         reserve_bytes: Bytes of the card that others are known to hold, a desktop or NCCL, which lower its capacity.
-        engine: `auto`, or the engine to use.
-        trial_timeout_seconds: Longest time for loading and for each trial.
+        engine: `auto`, or the engine to use; `trial_timeout_seconds` is the longest time for loading and each trial.
         profile_micro_batch: Size at which memory is recorded by category and module; None for the maximum.
         profiles: Whether memory is recorded so; else the size is run, where it is given and fits.
         counts_cost: Whether what a step computes and touches is counted there.
-        command: A command whose words have placeholders where the sizes go, instead of a file; None for a file. It
-            decides its precision and its optimizer itself.
+        fastest: Whether optimizer steps of several sizes are timed as well.
+        command: A command whose words have placeholders where the sizes go; None for a file.
         literals: Literals of the command's own files that its trials set.
         steps: Optimizer steps after which a trial of a command is ended.
         count_steps: What a step of a command is, one of `STEP_COUNTS`.
         fresh: Whether each trial of a command starts its Pythons anew, instead of forking one that has imported torch.
-        guide: Whether a trace of the step tells where the search begins, which only a probe of a file on a real GPU has
-            need of.
+        guide: Whether a trace of the step tells where the search begins; only a file on a real GPU has need of it.
         watched: Whether the files and variables that the target uses are recorded, for an answer that is kept.
         inputs: Patterns of files below `directory` that such an answer depends on, besides those that are recorded.
     """
@@ -99,6 +98,7 @@ class ProbeRequest:
     world_size: int = 1
     ranks: str | None = None
     mesh: str | None = None
+    parallel: Parallel | None = None
     variant: Variant = field(default_factory=Variant)
     headroom: float = DEFAULT_HEADROOM
     gpu: str | None = None
@@ -111,6 +111,7 @@ class ProbeRequest:
     profile_micro_batch: int | None = None
     profiles: bool = True
     counts_cost: bool = False
+    fastest: bool = False
     command: tuple[str, ...] | None = None
     literals: tuple[LiteralOverride, ...] = ()
     steps: int = DEFAULT_STEPS
@@ -127,7 +128,8 @@ class ProbeRequest:
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """Return the environment that the trials start from: `base` with the variant's variables."""
-        return {**base, **{variable.name: variable.value for variable in self.variant.environment}}
+        several = {} if self.variant.devices == 1 else {"OOMDOCTOR_NULL_DEVICES": str(self.variant.devices)}
+        return {**base, **several, **{variable.name: variable.value for variable in self.variant.environment}}
 
 
 def build_request(  # noqa: PLR0913 - one parameter an option
@@ -138,6 +140,8 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     world_size: int | None = None,
     ranks: str | None = None,
     mesh: str | None = None,
+    parallel: str | None = None,
+    devices: int | None = None,
     precision: str | None = None,
     optimizer: str | None = None,
     headroom: float | str | None = None,
@@ -155,6 +159,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     guide: bool | None = None,
     inputs: Sequence[str] = (),
     at: Mapping[str, int] | Sequence[str] = (),
+    fastest: bool | None = None,
     spelled: Spelling = str,
 ) -> ProbeRequest:
     """Build the question of one probe; None stands for a parameter's default everywhere.
@@ -166,6 +171,8 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         world_size: Devices that share the target batch.
         ranks: Ranks of a world that a launcher does not start whole: numbers, `first`, `last`, `all-distinct`.
         mesh: Dimensions of the world's device mesh, such as `dp=8,tp=4`; its product is the world size.
+        parallel: One of `PARALLELS`, for a file whose model has no `parallelize`.
+        devices: Devices of one process, over which `nn.DataParallel` divides each batch of a file.
         precision: One of `PRECISIONS`.
         optimizer: Name of a `torch.optim` class where the file builds none.
         headroom: A number in [0, 1), or text such as `5%`.
@@ -184,6 +191,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         inputs: Patterns of files that an answer that is kept depends on, besides those that are recorded.
         at: Sizes other than the batch, by name or each as `NAME=SIZE`: keywords of the file's `make_batch`, or
             placeholders of a command.
+        fastest: Whether optimizer steps of several sizes are timed as well, on a real GPU.
         spelled: How an error names a parameter.
 
     Raises:
@@ -193,6 +201,9 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     command = _command(target)
     if command is not None and sizes:
         command, literals, sizes = *_with_sizes(command, literals, sizes, spelled("at")), {}
+    if fastest and command is not None:
+        hint = "put model, batch and step into a file; `oomdoctor init` writes one"
+        raise UsageError(f"`{spelled('fastest')}` times the steps of a file, and a command is given", hint=hint)
     if memory is not None and capacity is not None:
         raise UsageError(
             f"`{spelled('memory')}` and `{spelled('capacity')}` exclude each other",
@@ -206,7 +217,8 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         world_size=1 if world_size is None else whole_number(spelled("world_size"), world_size),
         ranks=_text(spelled("rank"), ranks),
         mesh=_text(spelled("mesh"), mesh),
-        variant=build_variant(precision=precision, optimizer=optimizer, axes=sizes, spelled=spelled),
+        parallel=None if parallel is None else _one_of(spelled("parallel"), parallel, PARALLELS),
+        variant=build_variant(precision=precision, optimizer=optimizer, devices=devices, axes=sizes, spelled=spelled),
         headroom=DEFAULT_HEADROOM if headroom is None else parse_fraction(str(headroom), option=spelled("headroom")),
         gpu=_text(spelled("gpu"), gpu),
         device=_device(spelled("device"), device),
@@ -220,6 +232,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         count_steps=_one_of(spelled("count_steps"), count_steps or STEP_COUNTS[0], STEP_COUNTS),
         fresh=bool(fresh),
         guide=guide is not False,
+        fastest=bool(fastest),
         inputs=tuple(inputs),
     )
 
@@ -228,6 +241,7 @@ def build_variant(  # noqa: PLR0913 - one parameter for each way in which a tria
     *,
     precision: str | None = None,
     optimizer: str | None = None,
+    devices: int | None = None,
     environment: Mapping[str, str] | None = None,
     transformations: Sequence[str] = (),
     axes: Mapping[str, int] | None = None,
@@ -238,6 +252,7 @@ def build_variant(  # noqa: PLR0913 - one parameter for each way in which a tria
     Args:
         precision: One of `PRECISIONS`; None for `fp32`.
         optimizer: Name of a `torch.optim` class where the file builds none; None for AdamW.
+        devices: Devices of one process.
         environment: Variables of the worker's environment, such as the allocator's settings.
         transformations: Names of changes of `oomdoctor.remedies`, in the order in which they are made.
         axes: Sizes that `make_batch` takes as keywords besides the batch size.
@@ -252,6 +267,7 @@ def build_variant(  # noqa: PLR0913 - one parameter for each way in which a tria
         environment=tuple(starmap(EnvironmentVariable, sorted((environment or {}).items()))),
         transformations=tuple(transformations),
         axes=tuple(starmap(Axis, sorted((axes or {}).items()))),
+        devices=1 if devices is None else whole_number(spelled("devices"), devices),
     )
 
 
@@ -393,9 +409,8 @@ def read_override(text: str, option: str = "set") -> LiteralOverride:
 def _path(target: object) -> str:
     path = os.fspath(target) if isinstance(target, os.PathLike) else target
     if not isinstance(path, str):
-        raise UsageError(
-            f"`target` is `{target!r}`, which names no file", hint="give the file to probe as text or path"
-        )
+        hint = "give the file to probe as text or path"
+        raise UsageError(f"`target` is `{target!r}`, which names no file", hint=hint)
     return path
 
 

@@ -118,9 +118,10 @@ def worker_pool() -> Iterator[Any]:
 @contextmanager
 def _forking(pool: Any) -> Iterator[None]:
     """Have the probes of this process take their workers from a pool."""
+    from oomdoctor.integrations import sizing
     from oomdoctor.multi_card import buckets
     from oomdoctor.multi_card import pool as cases
-    from oomdoctor.trial import client, probe
+    from oomdoctor.trial import probe, worker_process
     from oomdoctor.trial.process import CancelToken
 
     class Shared(nullcontext[Any]):
@@ -135,10 +136,12 @@ def _forking(pool: Any) -> Iterator[None]:
             return pool.start(same, requests_fd, answers_fd)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "start_interpreter", Shared(CancelToken()).start)
-        for module in (buckets, cases, probe):
+        patch.setattr(worker_process, "start_interpreter", Shared(CancelToken()).start)
+        for module in (buckets, cases, probe, sizing):
             patch.setattr(module, "WorkerPool", Shared)
+        sizing._sizer.cache_clear()
         yield
+        sizing._sizer.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from running import ROOT
 PACKAGE = ROOT / "oomdoctor"
 TIERS = {
     **dict.fromkeys(("cli", "api", "pytest_plugin"), 10),
-    **dict.fromkeys(("check", "prescription"), 9),
+    **dict.fromkeys(("check", "integrations", "prescription"), 9),
     **dict.fromkeys(("multi_card.buckets", "multi_card.pool", "multi_card.worker_server"), 8),
     **dict.fromkeys(("trial.probe", "trial.warm_start", "trial.worker", "verification.run", "verification.command"), 7),
     **dict.fromkeys(("command", "multi_card", "verification"), 6),

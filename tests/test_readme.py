@@ -32,7 +32,7 @@ def test_the_pages_have_commands() -> None:
     """The blocks are found; without this the tests below could pass on nothing."""
     assert len(COMMANDS) >= 8
     scripts = {"model.py", "loop.py", "train.py", "tutorial.py", "test_model.py", "padded.py", "normed.py"}
-    scripts |= {"literal.py", "accumulating.py", "gpt.py", "pretrain.py"}
+    scripts |= {"literal.py", "accumulating.py", "gpt.py", "pretrain.py", "sharded.py"}
     settings = {"pyproject.toml", ".github/workflows/memory.yml", ".pre-commit-config.yaml"}
     assert set(FILES) == scripts | settings | {"train.log"}
     assert all(command.line.startswith("oomdoctor ") for command in COMMANDS)

@@ -41,6 +41,9 @@ def probe(  # noqa: PLR0913 - one parameter an option
     at: Mapping[str, int] | Sequence[str] = (),
     rank: str | None = None,
     mesh: str | None = None,
+    parallel: str | None = None,
+    fastest: bool = False,
+    devices: int | None = None,
     progress: Progress | None = None,
 ) -> ProbeDocument:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch.
@@ -72,8 +75,13 @@ def probe(  # noqa: PLR0913 - one parameter an option
         guide: Whether the search on a real GPU begins at the size that a trace of a file's step foretells.
         at: Sizes besides the batch: keywords of the file's `make_batch`, such as `{"sequence_length": 512}`, or
             placeholders of a command.
-        rank: Ranks of a world that a command's launcher does not start whole: numbers, `first`, `last`, `all-distinct`.
+        rank: Ranks of a file's world, or that a command's launcher does not start: numbers, `first`, `last`,
+            `all-distinct`.
         mesh: Dimensions of that world's device mesh, outermost first, such as `dp=8,tp=4`.
+        parallel: How a file's model is parallelised, where it has no `parallelize(model, mesh)`: `ddp` or `fsdp`.
+        fastest: Whether whole optimizer steps of several sizes are timed as well, on a real GPU; see
+            `result.throughput`.
+        devices: Devices of one process, over which `torch.nn.DataParallel` divides each batch of a file.
         progress: Told of each stage and trial; None for silence.
 
     Returns:
@@ -106,5 +114,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
         at=at,
         ranks=rank,
         mesh=mesh,
+        parallel=parallel,
+        fastest=fastest,
+        devices=devices,
     )
     return document_of(run_probe(request, progress or SilentProgress()))

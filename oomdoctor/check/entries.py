@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.command.lone_rank import world_mesh
 from oomdoctor.command.template import REQUIRED, accumulates
 from oomdoctor.config.layers import COMMAND_LINE, PREFIX
 from oomdoctor.config.schema import CheckEntry
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.errors import UsageError
 from oomdoctor.request import ACCUMULATION, DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request, read_override
+from oomdoctor.run.launcher import parse_ranks
 from oomdoctor.search.probe_search import share_of
 from oomdoctor.units import parse_fraction, parse_size
 from oomdoctor.verification.run import VerifyRequest, build_verify_request
@@ -70,7 +72,7 @@ DEFAULTS: Final = CheckEntry(
 
 _LONGEST_TIMEOUT_SECONDS: Final = 604_800
 _COUNTS: Final = ("target-batch", "world-size", "micro-batch", "min-micro-batch", "max-accumulation-steps", "steps")
-_FOR_FILES: Final = ("precision", "optimizer", "guide")
+_FOR_FILES: Final = ("precision", "optimizer", "guide", "parallel")
 _FOR_COMMANDS: Final = ("set", "steps", "count_steps", "fresh")
 
 
@@ -172,6 +174,9 @@ class _EntryReader:
             directory=folder,
             target_batch=values.target_batch,
             world_size=values.world_size,
+            mesh=values.mesh,
+            ranks=values.rank,
+            parallel=values.parallel,
             precision=values.precision,
             optimizer=values.optimizer,
             headroom=self._share("headroom", values.headroom),
@@ -247,17 +252,24 @@ class _EntryReader:
     def _check_plain(self) -> None:
         """See that nothing is said of a target batch where there is none, and plain steps are asked about."""
         values = self.values
-        found = {"world-size": (values.world_size or 1) - 1, "max-accumulation-steps": values.max_accumulation_steps}
+        has_ranks = any(given is not None for given in (values.mesh, values.rank, values.parallel))
+        sharing = 0 if has_ranks else (values.world_size or 1) - 1
+        found = {"world-size": sharing, "max-accumulation-steps": values.max_accumulation_steps}
         for key, given in found.items():
             if given:
                 hint = "say how many samples an optimizer step sees, as in `target-batch = 256`, or drop it"
+                hint += '; `rank = "all-distinct"` asks about ranks of the world' if key == "world-size" else ""
                 raise self.settled.refusal(key, "is about a target batch, and there is none", hint)
 
     def _check_sizes(self) -> None:
         """See that micro-batches are no larger than what one device trains on, which is the largest that is tried."""
         values = self.values
+        with self._placed("mesh"):
+            mesh = world_mesh(values.mesh, values.world_size or 1)
+        with self._placed("rank"):
+            parse_ranks(values.rank, mesh.world_size, "rank", mesh.pipeline_ranks)
         with self._placed("target-batch"):
-            share = share_of(values.target_batch, values.world_size or 1)
+            share = share_of(values.target_batch, mesh.data_parallel if values.target_batch else 1)
         for key, size in (("micro-batch", values.micro_batch), ("min-micro-batch", values.min_micro_batch)):
             if size is not None and share is not None and size > share:
                 raise self.settled.refusal(key, f"is {size}, and `target-batch` gives each device only {share}")

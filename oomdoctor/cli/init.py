@@ -56,8 +56,8 @@ def _generated(target: str) -> str:
     import os
 
     from oomdoctor.target.reference import parse_reference
-    from oomdoctor.trial.client import WorkerProcess
     from oomdoctor.trial.protocol import WriteTarget
+    from oomdoctor.trial.worker_process import WorkerProcess
 
     reference = parse_reference(target, directory=Path.cwd())
     with WorkerProcess({**os.environ, "CUDA_VISIBLE_DEVICES": ""}) as worker:

@@ -13,7 +13,7 @@ from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Outpu
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, OomdoctorError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
@@ -48,15 +48,14 @@ def as_command(words: Sequence[str], *, sets_literals: bool = False, verb: str =
 
 
 def check_target_options(
-    command: Sequence[str] | None, for_commands: dict[str, bool], *, precision: str | None, optimizer: str | None
+    command: Sequence[str] | None, for_commands: Mapping[str, bool], for_files: Mapping[str, object]
 ) -> None:
     """See that each option goes with what is probed.
 
     Args:
         command: The command that is probed; None for a file.
         for_commands: The options for commands alone, and whether they were given.
-        precision: As given.
-        optimizer: As given.
+        for_files: The options for files alone, as given.
 
     Raises:
         UsageError: One does not.
@@ -65,7 +64,7 @@ def check_target_options(
         given = for_commands
         why, hint = "is for commands, and a file is probed", "a trial of a file takes two optimizer steps"
     else:
-        given = {"--precision": precision is not None, "--optimizer": optimizer is not None}
+        given = {name: value is not None for name, value in for_files.items()}
         why, hint = "is for files, and a command is probed", "give the command the option of its own that says so"
     for option, is_given in given.items():
         if is_given:
@@ -109,6 +108,24 @@ MeshText: TypeAlias = Annotated[
         metavar="DIMENSIONS",
         help="Device mesh of these ranks, outermost dimension first, such as `pp=4,dp=8,tp=2`, instead of "
         "`--world-size`: what is not tensor, context or pipeline parallel shares the target batch.",
+        show_default=False,
+    ),
+]
+Parallel: TypeAlias = Annotated[
+    Literal["ddp", "fsdp"] | None,
+    typer.Option(
+        "--parallel",
+        help="How the ranks of a file's world share its model, where the file has no `parallelize(model, mesh)`: fsdp "
+        "shards the repeated blocks and the root by `fully_shard`.",
+        show_default=False,
+    ),
+]
+Devices: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--devices",
+        min=1,
+        help="Devices of one process, over which `torch.nn.DataParallel` divides each batch of a file.",
         show_default=False,
     ),
 ]
@@ -247,6 +264,13 @@ BucketsFor: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+FastestFlag: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--fastest",
+        help="On a real GPU, time whole optimizer steps with smaller micro-batches too: is the largest the fastest?",
+    ),
+]
 Jobs: TypeAlias = Annotated[
     int | None,
     typer.Option("--jobs", "-j", min=1, help="Probes at once [default: one a core].", show_default=False),
@@ -261,6 +285,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
     world_size: WorldSize = 1,
     rank: Rank = None,
     mesh: MeshText = None,
+    parallel: Parallel = None,
+    devices: Devices = None,
     gpu: Gpu = None,
     device: Device = None,
     memory: Memory = None,
@@ -283,6 +309,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     multiple_of: MultipleOf = None,
     up_to: UpTo = None,
     buckets: BucketsFor = None,
+    fastest: FastestFlag = False,
     jobs: Jobs = None,
     dry_run: DryRunFlag = False,
     form: Format = None,
@@ -315,7 +342,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
             "--count-steps": count_steps is not None,
             "--fresh": fresh,
         }
-        check_target_options(command, for_commands, precision=precision, optimizer=optimizer)
+        for_files = {"--precision": precision, "--optimizer": optimizer, "--parallel": parallel, "--devices": devices}
+        check_target_options(command, for_commands, for_files)
         build = partial(
             build_request,
             target[0] if command is None else command,
@@ -323,6 +351,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
             world_size=world_size,
             ranks=rank,
             mesh=mesh,
+            parallel=parallel,
+            devices=devices,
             precision=precision,
             optimizer=optimizer,
             headroom=headroom,
@@ -338,6 +368,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
             count_steps=count_steps,
             fresh=fresh,
             guide=guide,
+            fastest=fastest,
             spelled=as_option,
         )
         searched = build_searched(
@@ -347,8 +378,10 @@ def probe(  # noqa: PLR0913 - one parameter an option
         if over or searched is not None or buckets is not None:
             from oomdoctor.multi_card.frontier import FrontierRequest, find_frontier
 
-            if dry_run:
-                raise UsageError("`--dry-run` tries one question", hint="drop `--over`, `--largest` and `--buckets`")
+            for option, is_given in (("--dry-run", dry_run), ("--fastest", fastest)):
+                if is_given:
+                    hint = "drop `--over`, `--largest` and `--buckets`"
+                    raise UsageError(f"`{option}` tries one question", hint=hint)
             asked = FrontierRequest(build, given, read_grid(over or (), "--over"), searched, jobs, buckets)
             document: Document = find_frontier(asked, progress)
         else:

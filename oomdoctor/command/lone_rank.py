@@ -25,20 +25,49 @@ NCCL_SOURCES: Final = (
 
 
 def mesh_of(request: ProbeRequest) -> Mesh:
-    """Return the dimensions of a command's world; where nobody gave them, all its ranks are data-parallel.
+    """Return the dimensions of a question's world; where nobody gave them, all its ranks are data-parallel.
 
     Raises:
         UsageError: They are none, or make another world than the one that was given.
     """
-    if request.mesh is None:
-        return Mesh({"dp": request.world_size})
-    mesh = parse_mesh(request.mesh, "--mesh")
-    if request.world_size not in (1, mesh.world_size):
+    return world_mesh(request.mesh, request.world_size)
+
+
+def world_mesh(text: str | None, world_size: int) -> Mesh:
+    """Return the dimensions of a world, as `mesh_of` does for a question.
+
+    Args:
+        text: The mesh, such as `dp=8,tp=8`; None for ranks that are all data-parallel.
+        world_size: Number of ranks where no mesh says it.
+    """
+    if text is None:
+        return Mesh({"dp": world_size})
+    mesh = parse_mesh(text, "--mesh")
+    if world_size not in (1, mesh.world_size):
         raise UsageError(
-            f"`--mesh {request.mesh}` has {mesh.world_size} ranks, and `--world-size` says {request.world_size}",
+            f"`--mesh {text}` has {mesh.world_size} ranks, and `--world-size` says {world_size}",
             hint="drop `--world-size`: the mesh says it",
         )
     return mesh
+
+
+def names_ranks(request: ProbeRequest) -> bool:
+    """Return whether the question itself is about ranks of a file's world; else the file says it, by `parallelize`.
+
+    Raises:
+        UsageError: It is, and the world has one rank, or one process is to have several devices.
+    """
+    given = {"--rank": request.ranks, "--mesh": request.mesh, "--parallel": request.parallel}
+    names = [name for name, value in given.items() if value is not None]
+    if request.variant.devices > 1 and (names or request.world_size > 1):
+        raise UsageError(
+            f"`{[*names, '--world-size'][0]}` is about processes with a device each, and `--devices` about one process",
+            hint="drop `--devices`: DistributedDataParallel takes `--world-size 4 --parallel ddp`",
+        )
+    if names and mesh_of(request).world_size == 1:
+        hint = "give the world: `--world-size 64`, or `--mesh dp=8,tp=8`"
+        raise UsageError(f"`{names[0]}` is of ranks that run alone, and the world has one", hint=hint)
+    return bool(names)
 
 
 def launch_of(request: ProbeRequest) -> Launch | None:

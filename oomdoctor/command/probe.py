@@ -18,7 +18,7 @@ from oomdoctor.search.bracket import FIRST_SIZE, find_plain
 from oomdoctor.search.probe_search import ProbeSearch, micro_steps, plan_accumulation
 from oomdoctor.trial.answer import Answer, DryRun, Findings, OtherProcesses, ProbeRun, ProfiledAnswer, build_result
 from oomdoctor.trial.dependencies import UNWATCHED
-from oomdoctor.trial.protocol import HeldMemory, LoadedTarget
+from oomdoctor.trial.worker_answers import HeldMemory, LoadedTarget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,17 +11,18 @@ from oomdoctor.command.probe import engine_for_command, probe_command
 from oomdoctor.command.supervisor import CommandSupervisor
 from oomdoctor.command.trial import SocketDirectory
 from oomdoctor.errors import UsageError
-from oomdoctor.results import EnvironmentVariable, LoneRank, Outcome, RankResult, Reason
+from oomdoctor.results import EnvironmentVariable, LoneRank, Outcome, PhaseName, RankResult, Reason
 from oomdoctor.run.launcher import parse_ranks
 from oomdoctor.search.probe_search import micro_steps, share_of
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from oomdoctor.engines.choice import Engine
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import ProbeResult, Trial
+    from oomdoctor.results import Phase, ProbeResult, Trial
     from oomdoctor.trial.answer import ProbeRun
     from oomdoctor.trial.process import CancelToken
 
@@ -49,13 +50,39 @@ class _Probed:
         return result.micro_batch.maximum, result.micro_batch.recommended, -peak
 
 
-def probe_ranks(request: ProbeRequest, progress: Progress, *, stop: CancelToken | None = None) -> ProbeRun:
+@dataclass(frozen=True, slots=True)
+class RankProbes:
+    """Way to probe one rank, which is another one for a file than for a command.
+
+    Attributes:
+        engine_for: Returns where the trials of a question run.
+        probe: Probes the one rank of a question; the number is the least maximum of the ranks before it, else 0.
+        run_at: Runs that rank once at a size.
+    """
+
+    engine_for: Callable[[ProbeRequest], Engine]
+    probe: Callable[[ProbeRequest, int], ProbeRun]
+    run_at: Callable[[ProbeRequest, int], Trial]
+
+
+def probe_ranks_of_command(request: ProbeRequest, progress: Progress, *, stop: CancelToken | None = None) -> ProbeRun:
+    """Probe ranks of a command whose launcher starts fewer than its world has; see `probe_ranks`."""
+
+    def run_at(own: ProbeRequest, size: int) -> Trial:
+        with CommandSupervisor(replace(own, fresh=True), engine_for_command(own), stop) as supervisor:
+            return supervisor.first(size, micro_steps(size, share_of_command(own)))
+
+    ways = RankProbes(engine_for_command, lambda own, _: probe_command(own, progress, stop=stop), run_at)
+    return probe_ranks(request, progress, ways)
+
+
+def probe_ranks(request: ProbeRequest, progress: Progress, ways: RankProbes) -> ProbeRun:
     """Probe each rank that is asked about, alone, and answer with the one whose maximum is the smallest.
 
     Args:
-        request: The question; its launcher starts fewer ranks than its world has.
-        progress: Told of each stage and trial.
-        stop: Ends the probe from another thread.
+        request: The question.
+        progress: Told of each rank.
+        ways: How one rank is probed.
 
     Raises:
         UsageError: The question contradicts itself.
@@ -65,27 +92,22 @@ def probe_ranks(request: ProbeRequest, progress: Progress, *, stop: CancelToken 
     """
     mesh = mesh_of(request)
     request = replace(request, world_size=mesh.world_size)
-    ranks = parse_ranks(request.ranks, mesh.world_size, "--rank", mesh.pipeline_ranks)
-    share_of(request.target_batch, mesh.data_parallel if request.target_batch else 1)  # refused before anything runs
-    if engine_for_command(request).kind != "null":
-        raise UsageError(
-            "ranks run alone on the null GPU only, and a GPU of this machine was chosen",
-            hint="name the card with `--gpu`, such as `--gpu h100-sxm`",
-        )
+    ranks = _ranks_of(request, ways.engine_for)
     with closing(SocketDirectory()) as objects:  # which a guardian removes where this process cannot
         probed: list[_Probed] = []
         for rank in ranks:
             progress.stage(f"rank {rank} of {request.world_size}")
             known = min((each.run.result.micro_batch.maximum for each in probed), default=0)
             own = _request_of(request, rank, str(objects.path), known)
-            probed.append(_Probed(rank, own, probe_command(own, progress, stop=stop)))
+            probed.append(_Probed(rank, own, ways.probe(own, known)))
         limiting = min(probed, key=lambda each: each.order)
         answer = limiting.run.result
-        told = tuple(_rank_result(each, answer.micro_batch.maximum, stop) for each in probed)
+        told = tuple(_rank_result(each, answer.micro_batch.maximum, ways) for each in probed)
     recommended = min(each.recommended for each in told)
     result = replace(
         answer,
         micro_batch=replace(answer.micro_batch, recommended=recommended),
+        variant=answer.variant and replace(request.variant, lone_rank=limiting.request.variant.lone_rank),
         ranks=told,
         limited_by_rank=limiting.rank,
         reasons=(*answer.reasons, *_reasons(request, told, limiting.rank)),
@@ -94,11 +116,43 @@ def probe_ranks(request: ProbeRequest, progress: Progress, *, stop: CancelToken 
     return replace(limiting.run, result=result)
 
 
+def rank_for_dry_run(request: ProbeRequest, engine_for: Callable[[ProbeRequest], Engine], objects: str) -> ProbeRequest:
+    """Return the question of the first rank that is asked about.
+
+    Args:
+        request: The question.
+        engine_for: Returns where its trials run.
+        objects: Folder for what the rank tells others.
+    """
+    request = replace(request, world_size=mesh_of(request).world_size)
+    return _request_of(request, _ranks_of(request, engine_for)[0], objects, 0)
+
+
+def _ranks_of(request: ProbeRequest, engine_for: Callable[[ProbeRequest], Engine]) -> tuple[int, ...]:
+    """Return the ranks that are asked about, once it is clear that they can run.
+
+    Raises:
+        UsageError: They cannot.
+    """
+    mesh = mesh_of(request)
+    share_of(request.target_batch, mesh.data_parallel if request.target_batch else 1)  # refused before anything runs
+    if (kind := engine_for(request).kind) != "null":
+        chosen = "a GPU of this machine" if kind == "cuda" else "a trace"
+        raise UsageError(
+            f"ranks run alone on the null GPU only, and {chosen} was chosen",
+            hint="name the card with `--gpu`, such as `--gpu h100-sxm`; `--engine null` says what is missing",
+        )
+    return parse_ranks(request.ranks, mesh.world_size, "--rank", mesh.pipeline_ranks)
+
+
 def _request_of(request: ProbeRequest, rank: int, objects: str, known: int) -> ProbeRequest:
     """Return the question of one rank; what an earlier one found is run too, so that their memory can be compared."""
     variables = (*request.variant.environment, EnvironmentVariable("OOMDOCTOR_LONE_OBJECTS", objects))
-    variant = replace(request.variant, lone_rank=LoneRank(rank, request.world_size), environment=variables)
-    size = known or request.profile_micro_batch
+    alone = LoneRank(rank, request.world_size)
+    if request.command is None:
+        alone = replace(alone, mesh=request.mesh, parallel=request.parallel)
+    variant = replace(request.variant, lone_rank=alone, environment=variables)
+    size = request.profile_micro_batch or known or None
     return replace(request, variant=variant, world_size=mesh_of(request).data_parallel, profile_micro_batch=size)
 
 
@@ -107,9 +161,9 @@ def _trial_at(result: ProbeResult, size: int) -> Trial | None:
     return max(found, key=lambda trial: trial.allowed_bytes, default=None)
 
 
-def _rank_result(probed: _Probed, size: int, stop: CancelToken | None) -> RankResult:
+def _rank_result(probed: _Probed, size: int, ways: RankProbes) -> RankResult:
     result = probed.run.result
-    trial = _trial_at(result, size) or _run_at(probed.request, size, stop)
+    trial = _trial_at(result, size) or (ways.run_at(probed.request, size) if size else None)
     return RankResult(
         rank=probed.rank,
         maximum=result.micro_batch.maximum,
@@ -117,16 +171,14 @@ def _rank_result(probed: _Probed, size: int, stop: CancelToken | None) -> RankRe
         limited_by=result.micro_batch.limited_by,
         peak_allocated_bytes=None if trial is None else trial.peak_allocated_bytes,
         peak_reserved_bytes=None if trial is None else trial.peak_reserved_bytes,
-        phases=() if trial is None else trial.phases,
+        phases=() if trial is None else (*_loading(result, trial), *trial.phases),
     )
 
 
-def _run_at(request: ProbeRequest, size: int, stop: CancelToken | None) -> Trial | None:
-    """Run a rank at the answer of another; None where nothing fits."""
-    if size == 0:
-        return None
-    with CommandSupervisor(replace(request, fresh=True), engine_for_command(request), stop) as supervisor:
-        return supervisor.first(size, micro_steps(size, share_of_command(request)))
+def _loading(result: ProbeResult, trial: Trial) -> list[Phase]:
+    """Return the phase of loading, where that was before all trials and so is in none."""
+    known = {phase.phase for phase in trial.phases}
+    return [phase for phase in result.phases if phase.phase is PhaseName.LOAD and phase.phase not in known]
 
 
 def _reasons(request: ProbeRequest, ranks: Sequence[RankResult], limiting: int) -> list[Reason]:
@@ -146,7 +198,14 @@ def _difference(ranks: Sequence[RankResult], limiting: int) -> str:
     largest = max(ranks, key=lambda each: each.maximum)
     if own.maximum < largest.maximum:
         return f"has the smallest maximum, {own.maximum}; on rank {largest.rank} it is {largest.maximum}"
+    largest = max(ranks, key=lambda each: each.recommended)
+    if own.recommended < largest.recommended:
+        return (
+            f"has the smallest recommended size, {own.recommended}; on rank {largest.rank} it is {largest.recommended}"
+        )
     least = min(ranks, key=lambda each: each.peak_reserved_bytes or 0)
+    if len(ranks) == 1:
+        return "is the only one that ran"
     if own.peak_reserved_bytes is None or own.peak_reserved_bytes == least.peak_reserved_bytes:
         return "is the first of those that ran; all of them reserve the same"
     phase = max(own.phases, key=lambda each: each.peak_allocated_bytes).phase

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SeverityName: TypeAlias = Literal["note", "warning", "error"]
 PrecisionName: TypeAlias = Literal["fp32", "bf16", "fp16"]
 StepName: TypeAlias = Literal["optimizer", "backward"]
+ParallelName: TypeAlias = Literal["ddp", "fsdp"]
 EngineName: TypeAlias = Literal["auto", "cuda", "null", "trace"]
 
 EXAMPLE = "example"
@@ -72,6 +73,9 @@ class SharedKeys:
         reserve: Memory that others hold, as a size; PyTorch may not take it.
         target_batch: Samples per optimizer step over all devices.
         world_size: Devices that share them.
+        mesh: Dimensions of the world's device mesh, outermost first.
+        rank: Ranks of that world that run alone: numbers, `first`, `last`, `all-distinct`.
+        parallel: How a file's model is parallelised over it, where the file has no `parallelize`.
         precision: How the step runs.
         optimizer: A `torch.optim` class, where the target's file builds none.
         headroom: Part of the capacity that has to stay free, as a share.
@@ -92,6 +96,9 @@ class SharedKeys:
     reserve: str | None = field(default=None, metadata={EXAMPLE: '"1GiB"'})
     target_batch: int | None = field(default=None, metadata={EXAMPLE: "256"})
     world_size: int | None = field(default=None, metadata={EXAMPLE: "8"})
+    mesh: str | None = field(default=None, metadata={EXAMPLE: '"dp=8,tp=8"'})
+    rank: str | None = field(default=None, metadata={EXAMPLE: '"first,last"'})
+    parallel: ParallelName | None = field(default=None, metadata={EXAMPLE: '"fsdp"'})
     precision: PrecisionName | None = field(default=None, metadata={EXAMPLE: '"bf16"'})
     optimizer: str | None = field(default=None, metadata={EXAMPLE: '"SGD"'})
     headroom: str | float | None = field(default=None, metadata={EXAMPLE: '"5%"'})

@@ -11,8 +11,9 @@ from oomdoctor.engines.choice import choose_engine, reserve_reasons
 from oomdoctor.results import CardMicroBatch, FitResult, FittedCard
 from oomdoctor.search.probe_search import share_of
 from oomdoctor.target.reference import parse_reference
-from oomdoctor.trial.client import WorkerProcess
-from oomdoctor.trial.protocol import FitCard, LoadForCards, LoadTarget, SettingsChangedError
+from oomdoctor.trial.protocol import FitCard, LoadForCards, LoadTarget
+from oomdoctor.trial.worker_answers import SettingsChangedError
+from oomdoctor.trial.worker_process import WorkerProcess
 from oomdoctor.units import TIB
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from oomdoctor.results.fit import CardFit
     from oomdoctor.target.reference import Reference
     from oomdoctor.trial.process import CancelToken
-    from oomdoctor.trial.protocol import CardFitted, LoadedTarget
+    from oomdoctor.trial.worker_answers import CardFitted, LoadedTarget
 
 
 UNLIMITED_BYTES = 4 * TIB
@@ -125,7 +126,8 @@ def load_for_cards(
     request: ProbeRequest, reference: Reference, cards: Sequence[Card], *, is_expendable: bool = False
 ) -> LoadForCards:
     """Return what a worker is told before it is asked about cards; see `oomdoctor.trial.protocol.LoadForCards`."""
-    load = LoadTarget(reference, request.variant, memory_bytes=None, watched=False, keeps_settings=False)
+    world = request.world_size
+    load = LoadTarget(reference, request.variant, memory_bytes=None, watched=False, world_size=world)
     return LoadForCards(load, tuple(cards), request.target_batch, request.world_size, is_expendable)
 
 

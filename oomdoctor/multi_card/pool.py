@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Variant
-    from oomdoctor.trial.client import WorkerStarter
+    from oomdoctor.trial.worker_process import WorkerStarter
 
 
 T = TypeVar("T")

@@ -11,8 +11,9 @@ from oomdoctor.errors import MemoryGrowsError
 from oomdoctor.multi_card.scaling import LinearScaling, MemoryTrace, does_the_same, linear_scaling
 from oomdoctor.results import Outcome
 from oomdoctor.search.growth import PLAIN_ITERATIONS
+from oomdoctor.trial.meters import TrialMeter
 from oomdoctor.trial.protocol import RunTrial
-from oomdoctor.trial.trial import TrialMeter, TrialSetup, await_release, run_trial
+from oomdoctor.trial.trial import TrialSetup, await_release, run_trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

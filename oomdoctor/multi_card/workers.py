@@ -17,19 +17,19 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Self
 
-from oomdoctor.trial.client import start_interpreter
 from oomdoctor.trial.process import GuardedProcess, OutputTail
+from oomdoctor.trial.worker_process import start_interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oomdoctor.trial.client import WorkerHandle
     from oomdoctor.trial.process import CancelToken
+    from oomdoctor.trial.worker_process import WorkerHandle
 
 READY: Final = b"+"
 """Word of a server once it can fork, and again for each worker."""
-_OF_ONE_WORKER: Final = ("OOMDOCTOR_NULL_", "OOMDOCTOR_EMULATED_CARD")
-"""Beginnings of the variables that tell a worker its card; all others are the server's, too."""
+_OF_ONE_WORKER: Final = ("OOMDOCTOR_NULL_", "OOMDOCTOR_EMULATED_CARD", "OOMDOCTOR_LONE_")
+"""Beginnings of the variables that tell a worker its card or its rank; all others are the server's, too."""
 _END_SECONDS: Final = 15.0
 
 

@@ -37,8 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker, and refuse what the options cannot mean."""
     config.addinivalue_line(
         "markers",
-        "gpu_memory(limit, *, gpu): fail the test if it allocates more GPU memory than `limit`, a size such as "
-        '"20 GiB" or bytes; with `gpu`, such as "rtx-4090", it runs on that card, played by a null GPU.',
+        "gpu_memory(limit, *, gpu, world_size, rank): fail the test if it allocates more GPU memory than "
+        '`limit`, a size such as "20 GiB" or bytes; with `gpu`, such as "rtx-4090", it runs on that card, played by '
+        "a null GPU; with `world_size` and `rank` (0) as that rank of a world, whose other ranks do not run.",
     )
     if any(config.getoption(name) or config.getini(name) for name in _OPTIONS):
         from oomdoctor.pytest_plugin.remote_runner import check_options  # noqa: PLC0415 - see above

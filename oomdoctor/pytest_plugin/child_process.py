@@ -11,15 +11,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from oomdoctor.command.trial import SocketDirectory
 from oomdoctor.engines.choice import choose_engine
 from oomdoctor.errors import NoAnswerError
 from oomdoctor.request import build_request
+from oomdoctor.run.launcher import lone_variables
 from oomdoctor.trial.process import ChannelClosedError, ChannelTimeoutError, Message, channel_to_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import pytest
+
+    from oomdoctor.results import LoneRank
 
 
 _BOOT: Final = str(Path(__file__).with_name("child_main.py"))
@@ -34,13 +38,16 @@ class ChildProcess:
     Args:
         config: Of the session that people started.
         card: Key of the card that its null GPU plays.
-        start: What it is told first, see `oomdoctor.pytest_plugin.serving`.
+        start: What it is told first, see `oomdoctor.pytest_plugin.child_session`.
+        rank: The rank of a world that it plays alone; None for a process without others.
 
     Raises:
         OomdoctorError: The null GPU cannot be had here.
     """
 
-    def __init__(self, config: pytest.Config, card: str, start: Mapping[str, Any]) -> None:
+    def __init__(
+        self, config: pytest.Config, card: str, start: Mapping[str, Any], rank: LoneRank | None = None
+    ) -> None:
         self._card = card
         command, directory = (*_interpreter(), _BOOT), Path(config.invocation_params.dir)
         request = build_request(command, target_batch=1, directory=directory, gpu=card)
@@ -52,6 +59,10 @@ class ChildProcess:
             base=request.environment(os.environ),
             may_trace=False,
         )
+        self._objects = None if rank is None else SocketDirectory()
+        variables = {} if rank is None else lone_variables(rank)
+        if self._objects is not None:
+            variables["OOMDOCTOR_LONE_OBJECTS"] = str(self._objects.path)
         with (
             channel_to_child() as (self._channel, channel_fds),
             _uncaptured(config),
@@ -62,7 +73,7 @@ class ChildProcess:
                 [*command, *map(str, fds)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
-                env=engine.environment,
+                env=engine.environment | variables,
                 cwd=request.directory,
             )
 
@@ -101,6 +112,8 @@ class ChildProcess:
             self._wait()
         with suppress(OSError):
             self._channel.close()
+        if self._objects is not None:
+            self._objects.close()
 
     def interrupt(self) -> None:
         """End it amid a test, as Ctrl-C does; a terminal has sent it that already, and leaves it time to clean up."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from _pytest.terminal import TerminalReporter, pytest_report_teststatus
 
+from oomdoctor.agent import imports, lone_rank, null_gpu
 from oomdoctor.pytest_plugin.measurement import Measurement
 from oomdoctor.pytest_plugin.plan import PLAN, Plan
 from oomdoctor.pytest_plugin.protocol import IN_CHILD, key_of, pack, pack_warning
@@ -54,6 +55,8 @@ def serve(config: pytest.Config, start: Message, channel: Channel) -> None:
     if hasattr(config.known_args_namespace, "cov_append"):
         # pytest-cov erases all data files that lie there, and those of xdist's workers that have ended are among them.
         config.known_args_namespace.cov_append = True
+    if lone_rank.is_lone():
+        imports.when_imported("torch", null_gpu.begin)
     config.pluginmanager.register(ChildSession(channel, start))
     config.pluginmanager.register(Measurement())
 

@@ -59,7 +59,9 @@ _MOST_CRASHES: Final = 5
 
 
 class RemoteRunner:
-    """Runs the tests of each card in one process of their own, which is started when the first of them is due.
+    """Runs the tests of each card, and of each rank on it, in one process of their own.
+
+    It is started when the first of them is due.
 
     Args:
         session: With all its tests collected and planned.
@@ -118,9 +120,9 @@ class RemoteRunner:
         if plan.problem is not None:
             _report_problem(item, "setup", plan.problem)
             return
-        card = str(plan.card)
+        card = str(plan.process)
         try:
-            session = self._session(card)
+            session = self._session(card, plan)
         except OomdoctorError as error:
             _report_problem(item, "setup", explained(error))
             return
@@ -140,7 +142,7 @@ class RemoteRunner:
             session.interrupt()
             raise
 
-    def _session(self, card: str) -> ChildProcess:
+    def _session(self, card: str, plan: Plan) -> ChildProcess:
         if card in self._broken:
             raise self._broken[card]
         if card not in self._sessions:
@@ -154,7 +156,7 @@ class RemoteRunner:
                     "basetemp": None if factory is None else str(factory.getbasetemp() / f"null-gpu-{card}"),
                     "worker": _worker_input(self._config),
                 }
-                self._sessions[card] = ChildProcess(self._config, card, start)
+                self._sessions[card] = ChildProcess(self._config, str(plan.card), start, plan.rank)
             except OomdoctorError as error:
                 self._broken[card] = error
                 raise
@@ -237,7 +239,7 @@ def _remote_plan(item: pytest.Item) -> Plan | None:
 
 def _card(item: pytest.Item) -> str | None:
     plan = item.stash.get(PLAN, None)
-    return None if plan is None or plan.problem is not None else plan.card
+    return None if plan is None or plan.problem is not None else plan.process
 
 
 def _report_problem(item: pytest.Item, when: Any, text: str) -> None:  # noqa: ANN401 - one of pytest's own literals

@@ -90,7 +90,7 @@ class CheckpointBlocks(Change):
         chosen = blocks[:first] if first else blocks[:: self.argument or 1]
         self.count, self.total = len(chosen), len(blocks)
         self.acts_on = (
-            f"{len(chosen)} of {len(blocks)} blocks (`{pattern([name for name, _ in blocks])}`{_line(blocks)})"
+            f"{len(chosen)} of {len(blocks)} blocks (`{pattern([name for name, _ in blocks])}`{class_line(blocks)})"
         )
         return chosen
 
@@ -160,7 +160,7 @@ class FreezeBlocks(Change):
         chosen = blocks[: len(blocks) // 2]
         self.count, self.total = len(chosen), len(blocks)
         self.acts_on = (
-            f"{len(chosen)} of {len(blocks)} blocks (`{pattern([name for name, _ in blocks])}`{_line(blocks)})"
+            f"{len(chosen)} of {len(blocks)} blocks (`{pattern([name for name, _ in blocks])}`{class_line(blocks)})"
         )
         self._blocks = _expression(model, [name for name, _ in chosen])
         for _, block in chosen:
@@ -180,7 +180,7 @@ class FreezeBlocks(Change):
         return FileEdit(model=tuple(lines))
 
 
-def _line(blocks: Blocks) -> str:
+def class_line(blocks: Blocks) -> str:
     """Return the line that the blocks' class begins in, with a comma before it; nothing where it has none."""
     kind = type(blocks[0][1])
     try:

@@ -37,6 +37,7 @@ from oomdoctor.results.plan import Accumulation, CommandPlan, EditedLiteral, Uni
 from oomdoctor.results.prescribe import MeasuredRemedies, Patch, PrescribedCode, PrescribeResult
 from oomdoctor.results.probe import (
     Device,
+    DevicePeak,
     Guidance,
     LeastMemory,
     MicroBatch,
@@ -69,6 +70,7 @@ from oomdoctor.results.snapshot import (
     TimelinePoint,
     TrainingPhase,
 )
+from oomdoctor.results.throughput import SizeThroughput, Throughput
 from oomdoctor.results.variant import Axis, Bucket, EnvironmentVariable, LoneRank, Precision, SearchedSize, Variant
 from oomdoctor.results.verify import GradientError, VerifyCause, VerifyRemedy, VerifyResult
 
@@ -93,6 +95,7 @@ __all__ = [
     "Concern",
     "Confidence",
     "Device",
+    "DevicePeak",
     "DiagnosisDocument",
     "DiagnosisResult",
     "DifferingLine",
@@ -149,10 +152,12 @@ __all__ = [
     "Remedy",
     "SearchedSize",
     "Severity",
+    "SizeThroughput",
     "SnapshotComparison",
     "SnapshotSummary",
     "SourceLine",
     "StepMemory",
+    "Throughput",
     "TimelinePoint",
     "TrainingPhase",
     "Trial",

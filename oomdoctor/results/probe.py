@@ -10,6 +10,7 @@ from oomdoctor.codec import ADDED_LATER
 from oomdoctor.errors import NoAnswerError
 from oomdoctor.results.plan import Accumulation, CommandPlan
 from oomdoctor.results.snapshot import Category, CategoryBytes, LineBytes, TimelinePoint
+from oomdoctor.results.throughput import Throughput
 from oomdoctor.results.variant import Variant
 
 
@@ -130,6 +131,21 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """Memory of one of several devices of a process.
+
+    Attributes:
+        index: Its number; device 0 is the one that a trial's other figures are of.
+        peak_allocated_bytes: Most bytes in live tensors.
+        peak_reserved_bytes: Most bytes held from the driver.
+    """
+
+    index: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """One attempt at one micro-batch size.
 
@@ -152,6 +168,7 @@ class Trial:
         error: Text of the error, trimmed to what its reader needs; None when it fits.
         micro_batches_per_step: Micro-batches in each of its optimizer steps: 1 for a plain step, 2 or more
             where gradients are accumulated; None in documents from before it was kept.
+        other_devices: Peaks of the devices of the process besides the first; empty where there is one.
     """
 
     micro_batch: int
@@ -168,6 +185,7 @@ class Trial:
     micro_batches_per_step: int | None = field(default=None, metadata=ADDED_LATER)
     workspace_retries: int = field(default=0, metadata=ADDED_LATER)
     workspace_bytes: int = field(default=0, metadata=ADDED_LATER)
+    other_devices: tuple[DevicePeak, ...] = field(default=(), metadata=ADDED_LATER)
 
     @property
     def is_tight(self) -> bool:
@@ -337,6 +355,7 @@ class ProbeResult:
         ranks: Ranks of a world that ran without the others, in ascending order; empty where nothing ran so.
         limited_by_rank: The rank whose maximum is the answer; None where there are no ranks.
         nccl: Communicators of that rank; None where there are no ranks.
+        throughput: How fast each of several sizes trains; None where that was not asked for.
     """
 
     target: str
@@ -363,6 +382,7 @@ class ProbeResult:
     ranks: tuple[RankResult, ...] = field(default=(), metadata=ADDED_LATER)
     limited_by_rank: int | None = field(default=None, metadata=ADDED_LATER)
     nccl: NcclMemory | None = field(default=None, metadata=ADDED_LATER)
+    throughput: Throughput | None = field(default=None, metadata=ADDED_LATER)
 
     @property
     def plan(self) -> Accumulation:

@@ -8,6 +8,7 @@ from typing import Literal
 from oomdoctor.codec import ADDED_LATER
 
 Precision = Literal["fp32", "bf16", "fp16"]
+Parallel = Literal["ddp", "fsdp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,14 @@ class LoneRank:
     Attributes:
         rank: Its number.
         world_size: Number of ranks in the world.
+        mesh: Dimensions of its device mesh, of a file's model; None for one dimension, `dp`.
+        parallel: How the model is parallelised where the file has no `parallelize`; None where it has.
     """
 
     rank: int
     world_size: int
+    mesh: str | None = field(default=None, metadata=ADDED_LATER)
+    parallel: Parallel | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,8 @@ class Variant:
         transformations: Names of changes to model, batch, forward or optimizer, in the order in which they are made.
         axes: Sizes other than the batch, by name.
         searched: The size that is searched, where that is not the micro-batch: a trial's size counts its multiples.
-        lone_rank: The rank that a trial of a command plays alone; None where all its processes run.
+        lone_rank: The rank that a trial plays alone; None where all processes run, or a whole model.
+        devices: Devices of one process, over which `nn.DataParallel` divides each batch.
         buckets: Batches of several sizes that one trial trains on in turn; its size is the percentage of their samples.
     """
 
@@ -104,6 +110,7 @@ class Variant:
     searched: SearchedSize | None = field(default=None, metadata=ADDED_LATER)
     lone_rank: LoneRank | None = field(default=None, metadata=ADDED_LATER)
     buckets: tuple[Bucket, ...] = field(default=(), metadata=ADDED_LATER)
+    devices: int = field(default=1, metadata=ADDED_LATER)
 
     def sizes_at(self, trial_size: int) -> dict[str, int]:
         """Return the sizes of the axes in a trial of this size, with the searched one's or the buckets' largest."""

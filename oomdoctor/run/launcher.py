@@ -20,6 +20,8 @@ from oomdoctor.run.environment import find_interpreter
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from oomdoctor.results import LoneRank
+
 
 _TORCH, _OLD_TORCH, _ACCELERATE, _DEEPSPEED = "torchrun", "torch.distributed.launch", "accelerate", "deepspeed"
 _PROGRAMS: Final = {"torchrun": _TORCH, "accelerate-launch": _ACCELERATE, "deepspeed": _DEEPSPEED}
@@ -114,6 +116,13 @@ class Launch:
         named = {"ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "none"} if self.launcher != _DEEPSPEED else {}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         return {**texts, **named, **meeting, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **self.environment}
+
+
+def lone_variables(alone: LoneRank) -> dict[str, str]:
+    """Return the variables of a rank that nothing launches, on a machine of its own."""
+    numbers = {"RANK": alone.rank, "WORLD_SIZE": alone.world_size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    return {name: str(number) for name, number in numbers.items()} | meeting
 
 
 def read_launch(command: Sequence[str], environment: Mapping[str, str]) -> Launch | None:

@@ -98,6 +98,7 @@ class TrialNotes:
         settings: Variables of PyTorch's allocator as the target's file sets them; None where it sets none.
         memory_fraction: Part of the GPU's memory that the target's code allows PyTorch to take; 1 for all of it.
         growth: How memory grew from step to step, where a trial gave a reason to look; else None.
+        communicators: Number of ranks of each NCCL communicator of a rank.
     """
 
     problem: TrialProblem | None = None
@@ -111,6 +112,7 @@ class TrialNotes:
     settings: Mapping[str, str | None] | None = None
     memory_fraction: float = 1.0
     growth: Growth | None = None
+    communicators: tuple[int, ...] = ()
 
     def add(self, ended: EndedProcess) -> None:
         """Take in what one trial, or one process of it, showed."""

@@ -1,4 +1,4 @@
-"""The four functions of the user's file, what each has to give back, and their errors cut down to the user's lines."""
+"""The functions of the user's file, what each has to give back, and their errors cut down to the user's lines."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from oomdoctor.target.placement import default_training_step, described, loss_in
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from torch.distributed.device_mesh import DeviceMesh
+
     from oomdoctor.target.reference import Reference
 
 
-Role = Literal["build_model", "make_batch", "training_step", "build_optimizer"]
+Role = Literal["build_model", "make_batch", "training_step", "build_optimizer", "parallelize"]
 Result = TypeVar("Result")
 Passes = Callable[[BaseException], bool]
 
@@ -63,6 +65,7 @@ class Target:
         make_batch: Makes a batch of so many samples.
         training_step: The file's, or the default one.
         build_optimizer: The file's; None where it has none.
+        parallelize: The file's, of a model and a device mesh; None where it has none.
         found: One entry for each function of the contract.
         sizes: Sizes other than the batch by keyword, such as a sequence length; `make_batch` takes each, `build_model`
             those that it has.
@@ -80,6 +83,7 @@ class Target:
     found: tuple[FoundFunction, ...]
     sizes: Mapping[str, int] = field(default_factory=dict)
     choices: Mapping[str, str] = field(default_factory=dict)
+    parallelize: Callable[[torch.nn.Module, DeviceMesh], object] | None = None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -94,12 +98,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
-def build(target: Target, *, passes: Passes = is_out_of_memory) -> torch.nn.Module:
+def build(target: Target, *, passes: Passes = is_out_of_memory, on_meta: bool = False) -> torch.nn.Module:
     """Build the model, where the user's code builds it; placing it is left to the caller.
 
     Args:
         target: The user's functions.
         passes: Which errors go through as they are, instead of becoming a TargetError.
+        on_meta: Whether the model may be on the meta device, for its caller to give it memory.
 
     Raises:
         TargetError: The function raised, or did not return a module whose parameters are all there.
@@ -115,7 +120,7 @@ def build(target: Target, *, passes: Passes = is_out_of_memory) -> torch.nn.Modu
             "the model has lazy modules whose parameters do not exist yet",
             hint="run one batch through it at the end of `build_model`, for example `model(make_batch(2))`",
         )
-    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+    if not on_meta and any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise TargetError(
             "the model was left on the meta device, where its parameters have no memory",
             hint='build it on the CPU, or give it memory at the end of `build_model`: `model.to_empty(device="cpu")`',

@@ -42,6 +42,7 @@ _ARGUMENTS: dict[Role, tuple[str, ...]] = {
     "make_batch": ("batch_size",),
     "training_step": ("model", "batch"),
     "build_optimizer": ("model",),
+    "parallelize": ("model", "mesh"),
 }
 _DEFAULTS: dict[Role, str] = {
     "training_step": 'default: the model is called on the batch; its scalar, `.loss` or ["loss"] is taken',
@@ -97,7 +98,12 @@ def bind(reference: Reference, module: ModuleType, own_roots: tuple[Path, ...]) 
         make_batch=functions["make_batch"],
         training_step=functions["training_step"] or default_training_step,
         build_optimizer=functions["build_optimizer"],
-        found=tuple(_found(reference, role, function) for role, function in functions.items()),
+        parallelize=functions["parallelize"],
+        found=tuple(
+            _found(reference, role, function)
+            for role, function in functions.items()
+            if function is not None or role in _DEFAULTS
+        ),
     )
 
 

@@ -10,7 +10,7 @@ from oomdoctor.agent.unknown_reads import bound_warnings, describe_reads
 from oomdoctor.engines.catalogue import all_cards
 from oomdoctor.engines.cudnn import cudnn_version
 from oomdoctor.engines.monitor import other_process_bytes
-from oomdoctor.errors import EXIT_GATE, EXIT_OK
+from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK
 from oomdoctor.results import Device, MicroBatch, Outcome, ProbeDocument, ProbeResult, Reason, Trial
 from oomdoctor.units import format_size
 
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Accumulation, Guidance, LeastMemory, StepMemory
     from oomdoctor.results.prescribe import StepCost
+    from oomdoctor.results.throughput import Throughput
     from oomdoctor.search.bracket import SearchResult
     from oomdoctor.search.trial_source import TrialSource
     from oomdoctor.trial.dependencies import Dependencies
-    from oomdoctor.trial.protocol import LoadedTarget
+    from oomdoctor.trial.worker_answers import LoadedTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ class Findings:
         moved: Whether other processes' memory moved meanwhile; None where nobody can say.
         guidance: What the guide said; None where there was none.
         least_memory: Memory in which the recommended size still runs; None where that was not looked for.
+        throughput: How fast each of several sizes trains; None where that was not asked for.
     """
 
     loaded: LoadedTarget
@@ -120,6 +122,7 @@ class Findings:
     moved: bool | None
     guidance: Guidance | None = None
     least_memory: LeastMemory | None = None
+    throughput: Throughput | None = None
 
 
 def build_result(
@@ -165,6 +168,7 @@ def build_result(
         recommended_accumulation=answer.recommended_plan,
         target_samples=request.target_batch,
         least_memory=findings.least_memory,
+        throughput=findings.throughput,
     )
 
 
@@ -243,7 +247,7 @@ def optimizer_reason(request: ProbeRequest, loaded: LoadedTarget) -> Reason:
     return Reason("optimizer", found)
 
 
-_FUNCTIONS = ("build_model", "make_batch", "training_step", "build_optimizer")
+_FUNCTIONS = ("build_model", "make_batch", "training_step", "build_optimizer", "parallelize")
 """The functions of a target's file."""
 
 OWN_PRECISION = "precision of its own"
@@ -381,7 +385,14 @@ def document_of(found: ProbeRun) -> ProbeDocument:
     return ProbeDocument(
         command="probe",
         status="nothing_fits" if not answer.maximum else "limited" if answer.limited_by == "limit" else "fits",
-        exit_code=EXIT_OK if answer.maximum else EXIT_GATE,
+        exit_code=_exit_code(found.result),
         versions={"oomdoctor": __version__, **found.versions},
         result=found.result,
     )
+
+
+def _exit_code(result: ProbeResult) -> int:
+    if not result.micro_batch.maximum:
+        return EXIT_GATE
+    was_asked_in_vain = result.throughput is not None and result.throughput.fastest is None
+    return EXIT_NO_ANSWER if was_asked_in_vain else EXIT_OK

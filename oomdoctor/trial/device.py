@@ -16,7 +16,7 @@ from oomdoctor.engines.choice import ALLOCATOR_VARIABLES
 from oomdoctor.engines.null_gpu import library as null_gpu
 from oomdoctor.errors import NoAnswerError, OomdoctorError
 from oomdoctor.target.contract import summary
-from oomdoctor.trial.protocol import HeldMemory
+from oomdoctor.trial.worker_answers import HeldMemory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
-from oomdoctor.command.lone_rank import launch_of
+from oomdoctor.command.lone_rank import launch_of, names_ranks, nccl_memory, share_of_command
 from oomdoctor.command.probe import dry_run_command, engine_for_command, plain_maximum, probe_command
-from oomdoctor.command.world import probe_ranks
+from oomdoctor.command.trial import SocketDirectory
+from oomdoctor.command.world import RankProbes, probe_ranks, probe_ranks_of_command, rank_for_dry_run
 from oomdoctor.engines.choice import Engine, choose_engine
-from oomdoctor.engines.null_gpu.library import with_total_bytes
-from oomdoctor.errors import OomdoctorError, UsageError
+from oomdoctor.errors import OomdoctorError, RanksNeededError, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.results import Outcome, Reason
 from oomdoctor.search.bracket import revised
 from oomdoctor.search.least_memory import find_least_memory
-from oomdoctor.search.probe_search import ProbeSearch, micro_steps, share_of, tested_plan
+from oomdoctor.search.probe_search import ProbeSearch, tested_plan
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.answer import (
     Answer,
@@ -30,22 +30,24 @@ from oomdoctor.trial.answer import (
     optimizer_reason,
 )
 from oomdoctor.trial.client import WorkerTrialSource
+from oomdoctor.trial.fastest import ThroughputRunner
 from oomdoctor.trial.process import CancelToken
-from oomdoctor.trial.protocol import ProfileOutcome
+from oomdoctor.trial.profile_runner import ProfileRunner
+from oomdoctor.trial.several_devices import check_devices, told_devices, with_ddp
 from oomdoctor.trial.warm_start import TracedWarmStart
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from oomdoctor.engines.choice import Engine
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import LeastMemory, Trial
+    from oomdoctor.results import LeastMemory, ProbeResult, Trial
     from oomdoctor.search.bracket import SearchResult
     from oomdoctor.target.reference import Reference
-    from oomdoctor.trial.client import WorkerStarter
-    from oomdoctor.trial.protocol import LoadedTarget
+    from oomdoctor.trial.worker_answers import LoadedTarget
+    from oomdoctor.trial.worker_process import WorkerStarter
 
 
 def probe(
@@ -71,10 +73,59 @@ def probe(
         NoAnswerError: No device, a crash, or a time limit.
         KeyboardInterrupt: The stop was set.
     """
-    launch = launch_of(request)
     if request.command is not None:
-        probe_it = probe_command if launch is None else probe_ranks
+        probe_it = probe_command if launch_of(request) is None else probe_ranks_of_command
         return probe_it(request, progress, stop=stop)
+    if request.variant.devices > 1:
+        return _probe_devices(request, progress, stop, start)
+    try:
+        if not names_ranks(request):
+            return _probe_file(request, progress, engine, stop, start)
+    except RanksNeededError:
+        pass
+    with WorkerPool(stop or CancelToken()) as workers:
+        return _probe_ranks(request, progress, stop, start or workers.start)
+
+
+def _probe_devices(
+    request: ProbeRequest, progress: Progress, stop: CancelToken | None, start: WorkerStarter | None
+) -> ProbeRun:
+    """Probe several devices of one process, and as many processes with a device each besides."""
+    names_ranks(request)  # which refuses both at once
+    check_devices(request, engine_for(request).kind)
+    run = _probe_file(replace(request, profiles=False), progress, None, stop, start)
+    progress.stage("DistributedDataParallel on as many devices")
+    try:
+        ddp: ProbeResult | OomdoctorError = probe(with_ddp(request), progress, stop=stop, start=start).result
+    except OomdoctorError as error:
+        ddp = error
+    return told_devices(run, request.variant.devices, ddp)
+
+
+def _probe_ranks(request: ProbeRequest, progress: Progress, stop: CancelToken | None, start: WorkerStarter) -> ProbeRun:
+    """Probe ranks of a file's world; see `oomdoctor.command.world`."""
+
+    def probe_one(own: ProbeRequest, known: int) -> ProbeRun:
+        asked = request.profile_micro_batch  # whose memory each rank tells
+        return _probe_file(own, progress, None, stop, start, known=0 if asked else known)
+
+    def run_at(own: ProbeRequest, size: int) -> Trial:
+        with _running(own, progress, None, stop, start) as run:
+            return run.probe_search.run(size, run.source.capacity_bytes)
+
+    return probe_ranks(request, progress, RankProbes(engine_for, probe_one, run_at))
+
+
+def _probe_file(  # noqa: PLR0913 - as `probe`
+    request: ProbeRequest,
+    progress: Progress,
+    engine: Engine | None,
+    stop: CancelToken | None,
+    start: WorkerStarter | None,
+    *,
+    known: int = 0,
+) -> ProbeRun:
+    """Probe a file; where a rank before this one fits `known`, memory is recorded only if this one fits less."""
     with _running(request, progress, engine, stop, start) as run:
         search = None if run.loaded.placement_error else run.probe_search.find_maximum(run.loaded.weights_bytes or 0)
         if run.warm_start is not None:
@@ -83,10 +134,18 @@ def probe(
         answer = None if search is None else _answer(request, run, search, recommended)
         if search is not None and search.maximum:
             run.source.outlast(search.maximum, micro_steps=run.probe_search.micro_steps(search.maximum))
+        if known:
+            request = replace(request, profiles=request.profiles and search is not None and 0 < search.maximum < known)
+            if request.profiles:
+                request = replace(request, profile_micro_batch=None)
         if search is not None and (run.engine.kind == "trace" or not request.profiles):
             run.probe_search.try_profiled(request.profile_micro_batch, search.maximum)
+        throughput = None
+        if request.fastest and search is not None and search.maximum:
+            timing = ThroughputRunner(request, run.source, run.probe_search, run.engine.kind == "cuda", progress)
+            throughput = timing.run(search.maximum, recommended)
         trials = tuple(run.probe_search.trials)
-        runner = ProfileRunner(request, run.engine, run.source, trials, progress)
+        runner = ProfileRunner(request, run.engine, run.source, trials, share_of_command(request), progress)
         recorded = runner.record(0 if search is None else search.maximum) if request.profiles else ProfiledAnswer()
         size = 0 if search is None else request.profile_micro_batch or search.maximum
         is_counted = request.counts_cost and search is not None and 0 < size <= search.maximum
@@ -94,8 +153,12 @@ def probe(
         # Last, since what a convolution does without is kept by PyTorch for the rest of the process.
         least = _least_memory(run, recommended or search.maximum) if request.profiles and search is not None else None
     guidance = None if run.warm_start is None or search is None else run.warm_start.guidance()
-    findings = Findings(run.loaded, search, answer, trials, recorded, run.others.moved(), guidance, least)
+    findings = Findings(run.loaded, search, answer, trials, recorded, run.others.moved(), guidance, least, throughput)
     result = build_result(request, run.engine, run.source, run.others, findings)
+    if request.variant.lone_rank is not None:
+        parallel = Reason("parallel", run.loaded.found["parallelize"])
+        nccl = nccl_memory(run.source.notes.communicators)
+        result = replace(result, nccl=nccl, reasons=(*result.reasons, parallel))
     host_bytes = run.source.host_bytes.get(result.micro_batch.maximum, 0)
     return ProbeRun(result, run.loaded.versions, run.source.dependencies(), run.loaded.changes, host_bytes, cost)
 
@@ -158,6 +221,16 @@ def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:
     """
     if request.command is not None:
         return dry_run_command(request, progress)
+    with closing(SocketDirectory()) as objects:
+        try:
+            if not names_ranks(request):
+                return _dry_run_file(request, progress)
+        except RanksNeededError:
+            pass
+        return _dry_run_file(rank_for_dry_run(request, engine_for, str(objects.path)), progress)
+
+
+def _dry_run_file(request: ProbeRequest, progress: Progress) -> DryRun:
     with _running(replace(request, guide=False), progress, None) as run:
         found = {**run.loaded.found, "build_optimizer": optimizer_reason(request, run.loaded).text}
         trial = None if run.loaded.placement_error else _smallest(run)
@@ -194,7 +267,8 @@ def _running(
     start: WorkerStarter | None = None,
 ) -> Iterator[_Run]:
     """Check the question before anything is started, start a worker, and end it with all that it started."""
-    per_device = share_of(request.target_batch, request.world_size)
+    is_for_file_to_say = request.target_batch is None and request.world_size > 1  # which may have ranks
+    per_device = None if is_for_file_to_say else share_of_command(request)
     reference = parse_reference(request.target, directory=request.directory)
     engine = engine or engine_for(request)
     others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
@@ -209,6 +283,7 @@ def _running(
         if warm_start is not None:
             warm_start.begin(source.device())
         loaded = source.load()
+        per_device = share_of_command(request)
         asked_bytes = request.memory_bytes or request.card_bytes
         if asked_bytes is not None and asked_bytes > loaded.total_bytes:
             option = "--memory" if request.memory_bytes is None else "--capacity"
@@ -250,7 +325,7 @@ def _answer(request: ProbeRequest, run: _Run, search: SearchResult, recommended:
         return Answer(recommended)
     probe_search, batch, devices = run.probe_search, request.target_batch, request.world_size
     gradient_bytes = run.loaded.weights_bytes or 0
-    plain = plain_maximum(probe_search, run.source, search, share_of(batch, devices), gradient_bytes)
+    plain = plain_maximum(probe_search, run.source, search, share_of_command(request), gradient_bytes)
     if batch is None:
         return Answer(recommended)
     plan = tested_plan(probe_search, batch, devices, maximum=search.maximum, recommended=recommended)
@@ -280,102 +355,3 @@ def engine_for(request: ProbeRequest) -> Engine:
         reserve_bytes=request.reserve_bytes,
         base=request.environment(os.environ),
     )
-
-
-_LARGER: Final = (8, 64)
-"""So many times larger cards are played where a size that was asked for does not fit."""
-
-
-_NOT_TRACED = "a trace does not show which tensors hold it; `--engine null` and a real GPU do"
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileRunner:
-    """Runs the profile of a probe's memory.
-
-    Attributes:
-        request: The probe's question.
-        engine: Where the trials ran.
-        source: What ran them.
-        trials: Every trial so far.
-        progress: Is informed of it.
-    """
-
-    request: ProbeRequest
-    engine: Engine
-    source: WorkerTrialSource
-    trials: Sequence[Trial]
-    progress: Progress
-
-    def record(self, maximum: int) -> ProfiledAnswer:
-        """Record memory at the size that was asked for, else at the maximum.
-
-        Args:
-            maximum: Largest micro-batch that fits; 0 when none does.
-
-        Raises:
-            KeyboardInterrupt: The stop was set.
-        """
-        size = self.request.profile_micro_batch or maximum
-        if size == 0:
-            return ProfiledAnswer()
-        if self.engine.kind == "trace":
-            return ProfiledAnswer(reasons=(Reason("memory", _NOT_TRACED),))
-        self.progress.stage(f"recording memory at micro-batch {size}")
-        if maximum > 0 and not (
-            self._plain_trial(size) is None and any(trial.micro_batch == size for trial in self.trials)
-        ):
-            found = self._ask(self.source, size, self._plain_trial(size))
-            if found.outcome not in (Outcome.OOM, Outcome.LIMIT):
-                return self._answer(size, found)
-        if self.engine.kind == "null":
-            return self._record_on_larger_cards(size)
-        if maximum == 0:
-            return ProfiledAnswer(warnings=(f"memory at micro-batch {size} could not be recorded: it does not fit",))
-        answer = self._answer(maximum, self._ask(self.source, maximum, self._plain_trial(maximum)))
-        warning = f"micro-batch {size} does not fit, so memory was recorded at {maximum}, the largest that does"
-        return replace(answer, warnings=(warning, *answer.warnings))
-
-    def _record_on_larger_cards(self, size: int) -> ProfiledAnswer:
-        """Play a card with more memory, so that it can be answer what has become too large."""
-        found = ProfileOutcome(None, "it does not fit any null GPU either", Outcome.OOM)
-        for factor in _LARGER:
-            total_bytes = (self.engine.card.total_bytes if self.engine.card else 0) * factor
-            found = self._on_larger_card(size, total_bytes)
-            if found.outcome not in (Outcome.OOM, Outcome.LIMIT):
-                answer = self._answer(size, found)
-                card = f"a null GPU with {format_size(total_bytes)}"
-                warning = f"micro-batch {size} does not fit, so its memory was recorded on {card}"
-                return replace(answer, warnings=(warning, *answer.warnings)) if answer.memory else answer
-        return self._answer(size, found)
-
-    def _on_larger_card(self, size: int, total_bytes: int) -> ProfileOutcome:
-        environment = with_total_bytes(self.engine.environment, total_bytes)
-        request = replace(self.request, memory_bytes=None, card_bytes=None)
-        try:
-            with self.source.on_another_card(request, environment) as source:
-                if source.load().placement_error:
-                    return ProfileOutcome(None, "the weights alone do not fit", Outcome.OOM)
-                return self._ask(source, size, None)
-        except OomdoctorError as error:
-            return ProfileOutcome(None, error.message, Outcome.FAILED)
-
-    def _ask(self, source: WorkerTrialSource, size: int, plain: Trial | None) -> ProfileOutcome:
-        return source.profile(
-            size,
-            micro_steps=micro_steps(size, share_of(self.request.target_batch, self.request.world_size)),
-            allowed_bytes=plain.allowed_bytes if plain else source.capacity_bytes,
-            peak_allocated_bytes=plain.peak_allocated_bytes if plain else None,
-        )
-
-    def _plain_trial(self, size: int) -> Trial | None:
-        """Return the trial at this size with which the profile is compared; of several the one with the most memory."""
-        fitting = [trial for trial in self.trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
-        return max(fitting, key=lambda trial: trial.allowed_bytes, default=None)
-
-    def _answer(self, size: int, found: ProfileOutcome) -> ProfiledAnswer:
-        if found.memory is None:
-            why = found.reason or "nobody can say why"
-            return ProfiledAnswer(warnings=(f"memory at micro-batch {size} could not be recorded: {why}",))
-        text = f"the history of PyTorch's allocator over a trial of its own at micro-batch {size}"
-        return ProfiledAnswer(found.memory, (Reason("memory", text),), (found.reason,) if found.reason else ())

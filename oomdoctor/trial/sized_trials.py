@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from oomdoctor.errors import UsageError
 from oomdoctor.results import Outcome
 from oomdoctor.target.contract import make_one_batch
 from oomdoctor.target.placement import BatchShape
@@ -57,6 +58,9 @@ class SizedTrials:
         plain: The user's functions, without sizes.
         setup: The setup of the smallest size; its model leaves the device where each size has a model of its own.
         searched: The size.
+
+    Raises:
+        UsageError: Each size has a model of its own, and the model is divided over devices.
     """
 
     def __init__(self, plain: Target, setup: TrialSetup, searched: SearchedSize) -> None:
@@ -64,6 +68,11 @@ class SizedTrials:
         self._setup = setup
         self._searched = searched
         self._rebuilds = model_takes(plain, searched.name)
+        if self._rebuilds and not setup.placement.is_whole:
+            raise UsageError(
+                f"`build_model` takes `{searched.name}`, and the model of a rank, or on several devices, is built once",
+                hint=f"ask at each size: `--over {searched.name}=...`",
+            )
         if self._rebuilds:
             setup.model.to("cpu")
 

@@ -11,7 +11,6 @@ import gc
 import itertools
 import time
 import traceback
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,11 +19,10 @@ import torch
 
 from oomdoctor.agent import unknown_reads
 from oomdoctor.agent.oom_errors import walk_chain
-from oomdoctor.agent.phase_meter import Counts, PhaseMeter
 from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.oom.classifier import Evidence, classify
 from oomdoctor.remedies.applied import Changes
-from oomdoctor.results import Outcome, Phase, PhaseName, Trial
+from oomdoctor.results import Outcome, PhaseName, Trial
 from oomdoctor.search.growth import ANSWER_ITERATIONS, MOST_ITERATIONS, PLAIN_ITERATIONS, is_settled
 from oomdoctor.target.contract import Target, make_one_batch, step_failure, take_loss
 from oomdoctor.target.placement import BatchShape, place, tensors_in
@@ -35,107 +33,16 @@ from oomdoctor.trial.device import (
     workspace_bytes,
     workspace_retries,
     workspaces_given_up,
-    zeros_read_count,
 )
-from oomdoctor.trial.replay import event_count, record_allocations
+from oomdoctor.trial.meters import TrialMeter
+from oomdoctor.trial.placement import Placement
 from oomdoctor.trial.variants import autocast, gradient_scaler, make_optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
     from oomdoctor.agent.allocator_blocks import AllocationTrace
     from oomdoctor.agent.messages import UnknownRead
     from oomdoctor.results import Variant
     from oomdoctor.trial.protocol import RunTrial
-
-
-_WHEN = ("current", "peak")
-
-
-def _counts() -> Counts:
-    figures = torch.cuda.memory_stats_as_nested_dict()  # not flattened: 200 µs less, a tenth of a small trial
-    empty: dict[str, dict[str, int]] = {"all": {}}
-    return Counts(
-        *(
-            figures.get(f"{name}_bytes", empty)["all"].get(what, 0)
-            for name in ("allocated", "reserved")
-            for what in _WHEN
-        )
-    )
-
-
-class WorkerMeter:
-    """Meter of the worker's device by phase; it counts reads of a null GPU, too.
-
-    Attributes:
-        zeros_read: Times that a forward or backward read data back from a null GPU, which answers with zeros.
-    """
-
-    def __init__(self) -> None:
-        self._meter: PhaseMeter[PhaseName, Phase] = PhaseMeter(_counts, torch.cuda.reset_peak_memory_stats, Phase)
-        self.zeros_read = 0
-
-    @contextmanager
-    def phase(self, iteration: int, name: PhaseName) -> Iterator[None]:
-        """Record what happens inside, up to a failure where there is one."""
-        self._meter.begin(iteration, name)
-        mark, before = unknown_reads.mark(), zeros_read_count()
-        has_ended = False
-        try:
-            yield
-            has_ended = True
-        finally:
-            # What an optimizer of PyTorch reads is its own; what the program's own optimizer reads has a line.
-            if name in (PhaseName.FORWARD, PhaseName.BACKWARD) or unknown_reads.reads(mark):
-                self.zeros_read += zeros_read_count() - before
-            self._meter.end(has_failed=not has_ended)
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """Memory of all phases that have ended, in the order in which they first began."""
-        return self._meter.phases
-
-    @property
-    def peak_allocated_bytes(self) -> int:
-        """Return the most bytes in live tensors over all phases so far; before the first, what is allocated now."""
-        return self._meter.peak_allocated_bytes
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        """Most bytes held from the driver so far."""
-        return self._meter.peak_reserved_bytes
-
-
-class TrialMeter(WorkerMeter):
-    """Meter of a whole trial; a profile watches it more closely.
-
-    Attributes:
-        trace: Allocations and frees, once the trial has ended without an error; see `oomdoctor.agent.allocator_blocks`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trace: AllocationTrace = []
-        self._ends: list[int] = []
-
-    def whole(self) -> AbstractContextManager[None]:
-        """Record what the whole trial does."""
-        return record_allocations(self.trace, self._ends)
-
-    def step_ended(self) -> None:
-        """Note that an optimizer step has ended."""
-        self._ends.append(event_count())
-
-    def micro_phase(self, iteration: int, _micro_step: int, name: PhaseName) -> AbstractContextManager[None]:
-        """Record what one phase of one micro-step does."""
-        return self.phase(iteration, name)
-
-    def placed(self, batch: object) -> None:
-        """Note that the batch is on the device, in a forward."""
-
-    def computed(self, loss: torch.Tensor) -> None:
-        """Note that the forward has ended with this loss, whose backward comes next."""
 
 
 _LONGEST_WATCH_SECONDS = 30.0
@@ -158,6 +65,7 @@ class TrialSetup:
         shape: What each batch is checked against.
         places_model: Whether the model is on the CPU still, so that the trial begins with placing it.
         changes: What the variant changes in model, batch, forward and optimizer.
+        placement: How the model is on the device, or divided over several.
     """
 
     target: Target
@@ -168,6 +76,12 @@ class TrialSetup:
     shape: BatchShape
     places_model: bool = False
     changes: Changes = field(default_factory=Changes)
+    placement: Placement = field(default_factory=Placement)
+
+    def end_trial(self) -> None:
+        """Let go of what belongs to one trial."""
+        self.changes.end()
+        self.placement.end_trial()
 
 
 @dataclass(slots=True)
@@ -255,13 +169,14 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
     """
     begin_trial()
     set_memory_limit(question.allowed_bytes)
+    setup.placement.begin_trial(question.allowed_bytes)
     limit = memory_fraction()
     training = _Training(_ooms(), _stat("num_alloc_retries"), workspace_retries(), meter or TrialMeter())
     reads_before, started = unknown_reads.mark(), time.monotonic()
     try:
         end = _train_to_end(setup, training, question)
     finally:
-        setup.changes.end()
+        setup.end_trial()
     own_limit = memory_fraction()
     if own_limit > limit and training.meter.peak_reserved_bytes > question.allowed_bytes:
         end = _TrialEnd(Outcome.OOM, _LIFTED)
@@ -280,6 +195,7 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
         phases=training.meter.phases,
         error=_SWALLOWED if swallowed else end.text,
         seconds=time.monotonic() - started,
+        other_devices=setup.placement.device_peaks(),
     )
     release_memory(setup.model)
     return Attempt(
@@ -385,7 +301,7 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
                     batch = loss = None
                 batch = place(_checked_batch(setup, question.micro_batch), setup.device)
                 meter.placed(batch)
-                loss = _loss(setup, batch)
+                loss = loss_of(setup, batch)
                 meter.computed(loss)
             with meter.micro_phase(iteration, micro_step, PhaseName.BACKWARD):
                 scaler.scale(loss / question.micro_steps).backward()  # type: ignore[no-untyped-call]
@@ -409,9 +325,9 @@ def train_once(setup: TrialSetup, micro_batch: int) -> None:
     setup.model.zero_grad(set_to_none=True)
     batch = place(_checked_batch(setup, micro_batch), setup.device)
     try:
-        gradient_scaler(setup.variant).scale(_loss(setup, batch)).backward()  # type: ignore[no-untyped-call]
+        gradient_scaler(setup.variant).scale(loss_of(setup, batch)).backward()  # type: ignore[no-untyped-call]
     finally:
-        setup.changes.end()
+        setup.end_trial()
 
 
 def _checked_batch(setup: TrialSetup, micro_batch: int) -> object:
@@ -426,7 +342,8 @@ def is_about_size(error: BaseException) -> bool:
     return classify(error).outcome is not Outcome.FAILED
 
 
-def _loss(setup: TrialSetup, batch: object) -> torch.Tensor:
+def loss_of(setup: TrialSetup, batch: object) -> torch.Tensor:
+    """Return the loss of a batch that is on the device."""
     with setup.changes.forward(), autocast(setup.variant):
         output = setup.target.training_step(setup.model, batch)
     return take_loss(output)

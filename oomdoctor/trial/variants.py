@@ -15,6 +15,7 @@ import torch
 from oomdoctor.errors import TargetError
 from oomdoctor.target.contract import DEFAULT_OPTIMIZER, build, call_user, is_out_of_memory
 from oomdoctor.target.placement import described
+from oomdoctor.trial.lone_rank import hinted_for_meta
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
 _AUTOCAST_TYPES: Final = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
 
 
-def build_model(target: Target, changes: Changes) -> torch.nn.Module:
-    """Build the model on the CPU and change it.
+def build_model(target: Target, changes: Changes, *, on_meta: bool = False) -> torch.nn.Module:
+    """Build the model on the CPU, or on the meta device for a rank that shards it, and change it.
 
     Raises:
         TargetError: The user's function raised or returned no module, or a change has nothing to change in it.
     """
-    return changes.model(build(target, passes=is_out_of_memory))
+    if not on_meta:
+        return changes.model(build(target, passes=is_out_of_memory))
+    with torch.device("meta"), hinted_for_meta():
+        return changes.model(build(target, passes=is_out_of_memory, on_meta=True))
 
 
 def make_optimizer(target: Target, model: torch.nn.Module, name: str | None) -> torch.optim.Optimizer:

@@ -15,8 +15,9 @@ from oomdoctor.errors import OomdoctorError
 from oomdoctor.multi_card.fit import UNLIMITED_BYTES, load_for_cards
 from oomdoctor.results import Guidance
 from oomdoctor.search.prediction import Guess
-from oomdoctor.trial.client import WorkerProcess
-from oomdoctor.trial.protocol import CardFitted, FitCard, LoadedTarget, SettingsChangedError
+from oomdoctor.trial.protocol import FitCard
+from oomdoctor.trial.worker_answers import CardFitted, LoadedTarget, SettingsChangedError
+from oomdoctor.trial.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeVar, get_args
 
 from oomdoctor.codec import decode, encode
-from oomdoctor.trial.protocol import AnyAnswer, AnyQuestion, Died
+from oomdoctor.trial.protocol import AnyAnswer, AnyQuestion
+from oomdoctor.trial.worker_answers import Died
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

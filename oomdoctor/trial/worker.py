@@ -18,6 +18,7 @@ import platform
 import sys
 import traceback
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -31,9 +32,8 @@ from oomdoctor.agent.messages import has_kernels
 from oomdoctor.engines.catalogue import emulated_card
 from oomdoctor.engines.trace.compiler_stubs import defer_dynamo
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
-from oomdoctor.oom.classifier import classify
 from oomdoctor.remedies.applied import Changes
-from oomdoctor.results import Outcome, PhaseName
+from oomdoctor.results import Outcome
 from oomdoctor.search.trial_source import TrialProblem
 from oomdoctor.target.contract import Target, blamed, describe, failure, make_one_batch, raised_in_user_code
 from oomdoctor.target.hubs.generate import generate
@@ -56,32 +56,23 @@ from oomdoctor.trial.device import (
     unknown_calls,
     zeros_read_count,
 )
+from oomdoctor.trial.loading import build_on_host, place_model
+from oomdoctor.trial.lone_rank import RankOfFile, check_ranks
+from oomdoctor.trial.meters import WorkerMeter
+from oomdoctor.trial.placement import Placement, Replicas
 from oomdoctor.trial.process import Channel, ChannelClosedError, die_with_parent
 from oomdoctor.trial.profile.recorder import profile
 from oomdoctor.trial.protocol import (
     AskDevice,
-    Bug,
-    CardFitted,
-    CostCounted,
     CountCost,
-    DependenciesSeen,
-    DeviceCard,
-    Failed,
     FitCard,
-    LoadedTarget,
     LoadForCards,
     LoadTarget,
-    PredictedMax,
-    ProfileDone,
-    ProfileOutcome,
     ProfileTrial,
     ReplayTrials,
     ReportDependencies,
     RunTrial,
-    SettingsChanged,
-    TargetWritten,
-    TrialDone,
-    Verified,
+    TimeStep,
     VerifyTarget,
     WriteTarget,
 )
@@ -90,14 +81,30 @@ from oomdoctor.trial.sized_trials import trials_of
 from oomdoctor.trial.trial import (
     Attempt,
     TrialSetup,
-    WorkerMeter,
     await_release,
     release_memory,
     run_trial,
     set_memory_limit,
 )
-from oomdoctor.trial.variants import build_model
 from oomdoctor.trial.wire import receive_question, send
+from oomdoctor.trial.worker_answers import (
+    Bug,
+    CardFitted,
+    CostCounted,
+    DependenciesSeen,
+    DeviceCard,
+    Failed,
+    HeldMemory,
+    LoadedTarget,
+    PredictedMax,
+    ProfileDone,
+    ProfileOutcome,
+    SettingsChanged,
+    StepTimed,
+    TargetWritten,
+    TrialDone,
+    Verified,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,7 +181,7 @@ class Worker:
         self._cap_bytes: int | None = None
         self._memory_fraction = 1.0
 
-    def answer(self, question: AnyQuestion) -> AnyAnswer:  # noqa: C901, PLR0911 - one a kind of question
+    def answer(self, question: AnyQuestion) -> AnyAnswer:  # noqa: C901, PLR0911, PLR0912 - one a kind of question
         """Answer one question."""
         match question:
             case AskDevice():
@@ -189,6 +196,8 @@ class Worker:
                 return self.profile(question)
             case CountCost():
                 return self.count_cost(question)
+            case TimeStep():
+                return self.time_step(question)
             case ReportDependencies():
                 return self.report_dependencies()
             case LoadForCards():
@@ -220,20 +229,31 @@ class Worker:
         variables = allocator_variables()
         plain = load_target(question.reference)
         target = with_sizes(plain, question.variant.sizes_at(1))
+        check_ranks(target, question.variant, question.world_size)
         changed = {name: value for name, value in allocator_variables().items() if value != variables[name]}
         if changed and not question.keeps_settings:
             return _settings_changed(changed)
         changes = Changes(question.variant.transformations)
-        model = _build(target, changes)
+        alone = question.variant.lone_rank
+        placement = Placement() if question.variant.devices == 1 else Replicas()
+        placement = placement if alone is None else RankOfFile.join(target, alone)
+        model = build_on_host(target, changes, placement)
         self._lower_cap(memory_fraction())
         shape = _check_batches(target)
         meter = WorkerMeter()
         set_memory_limit(capacity_bytes(self._cap_bytes, self._reserve_bytes))
-        error = _place_model(target, model, device, meter)
+        model, error = place_model(target, model, device, meter, placement)
         release_memory(model)
         computes = device_kind() == "cuda"
         self._setup = TrialSetup(
-            target, model, device, question.variant, computes=computes, shape=shape, changes=changes
+            target,
+            model,
+            device,
+            question.variant,
+            computes=computes,
+            shape=shape,
+            changes=changes,
+            placement=placement,
         )
         self._sized = trials_of(question.variant, plain, self._setup)
         self._start_bytes = torch.cuda.memory_allocated()
@@ -250,7 +270,7 @@ class Worker:
             placement_error=error,
             held=held_memory(),
             phases=meter.phases,
-            found=describe(target),
+            found=describe(target) | ({"parallelize": placement.how} if placement.how else {}),
             versions=_versions(),
             memory_fraction=self._memory_fraction,
             changes=changes.applied(),
@@ -274,7 +294,7 @@ class Worker:
             zeros_read=attempt.zeros_read,
             unknown_reads=attempt.unknown_reads,
             optimizer=attempt.optimizer_name,
-            held=held_memory(),
+            held=self._held(attempt.trial.outcome),
             capacity_bytes=capacity_bytes(self._cap_bytes, self._reserve_bytes),
             unknown_calls=unknown_calls(),
             assumptions=assumptions(),
@@ -282,8 +302,14 @@ class Worker:
             ends=attempt.ends,
             host_bytes=self._setup.changes.host_bytes,
             is_fresh=attempt.is_fresh,
+            communicators=null_gpu.communicators(),
             holder=find_holder(self._setup.model, self._is_own) if question.until_settled else None,
         )
+
+    def _held(self, outcome: Outcome) -> HeldMemory:
+        """Return what is held after a trial, and whether another one can follow it."""
+        is_spent = outcome is not Outcome.FITS and not self._setup.placement.outlives_failures
+        return replace(held_memory(), is_spent=is_spent)
 
     def _is_own(self, file: str) -> bool:
         return any(Path(file).is_relative_to(root) for root in self.own_roots)
@@ -308,7 +334,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - the answer is there already, and stays right without this
             found = ProfileOutcome(None, f"{type(error).__name__}: {error}", Outcome.FAILED)
         await_release(self._setup.model, self._start_bytes)
-        return ProfileDone(found, held_memory())
+        return ProfileDone(found, self._held(found.outcome))
 
     def count_cost(self, question: CountCost) -> CostCounted:
         """Count what a step computes and touches; an error in it is one of the target."""
@@ -319,6 +345,15 @@ class Worker:
         release_memory(self._setup.model)
         await_release(self._setup.model, self._start_bytes)
         return CostCounted(cost, held_memory())
+
+    def time_step(self, question: TimeStep) -> StepTimed:
+        """Time an optimizer step; an error in it is one of the target."""
+        from oomdoctor.trial.timing import time_step  # noqa: PLC0415 - only where something is timed
+
+        seconds = time_step(self._setup, question)
+        peak_bytes = torch.cuda.max_memory_reserved()
+        await_release(self._setup.model, self._start_bytes)
+        return StepTimed(seconds, peak_bytes, self._held(Outcome.OOM if seconds is None else Outcome.FITS))
 
     def report_dependencies(self) -> DependenciesSeen:
         """Return what the target has used so far."""
@@ -382,18 +417,6 @@ def _problem_of(attempt: Attempt) -> TrialProblem | None:
     return TrialProblem.of(fault_of(attempt.problem, attempt.zeros_read, attempt.unknown_reads))
 
 
-def _build(target: Target, changes: Changes) -> torch.nn.Module:
-    try:
-        model = build_model(target, changes)
-    except torch.OutOfMemoryError as error:
-        raise TargetError(
-            "`build_model` itself ran out of GPU memory",
-            hint="let it build the model on the CPU; oomdoctor places it",
-            details=str(error),
-        ) from None
-    return model
-
-
 def _settings_changed(variables: dict[str, str | None]) -> SettingsChanged:
     if device_kind() != "cuda" and any("cudaMallocAsync" in (value or "") for value in variables.values()):
         raise NoAnswerError(
@@ -413,36 +436,6 @@ def _check_batches(target: Target) -> BatchShape:
         check_batch(few)
         check_sizes_change(target)
         return BatchShape.of(few, 2, more, 4)
-
-
-def _place_model(target: Target, model: torch.nn.Module, device: torch.device, meter: WorkerMeter) -> str | None:
-    """Move the model; the text of the OOM where it does not fit, and then it is back on the CPU."""
-    try:
-        with meter.phase(0, PhaseName.LOAD), blamed(target, "placing the model", passes=_is_lack_of_memory):
-            _move(model, device)
-            model.train()
-    except Exception as error:
-        if not _is_lack_of_memory(error):
-            raise
-        text = str(error)
-    else:
-        return None
-    model.to("cpu")
-    return text
-
-
-def _move(model: torch.nn.Module, device: torch.device) -> None:
-    """Move the model; a quantised one that is there already, and refuses to be moved, is left as it is."""
-    try:
-        model.to(device)
-    except Exception as error:
-        tensors = (*model.parameters(), *model.buffers())
-        if _is_lack_of_memory(error) or not all(tensor.device.type == device.type for tensor in tensors):
-            raise
-
-
-def _is_lack_of_memory(error: BaseException) -> bool:
-    return classify(error).outcome is Outcome.OOM
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, UsageError
 from oomdoctor.request import command_line
 from oomdoctor.results.document import VerifyDocument
 from oomdoctor.target.reference import parse_reference
-from oomdoctor.trial.client import WorkerProcess
 from oomdoctor.trial.protocol import VerifyTarget
+from oomdoctor.trial.worker_process import WorkerProcess
 from oomdoctor.units import whole_number
 from oomdoctor.verification.command import verify_command
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from oomdoctor.progress import Progress
     from oomdoctor.request import Spelling
-    from oomdoctor.trial.client import WorkerStarter
     from oomdoctor.trial.process import CancelToken
+    from oomdoctor.trial.worker_process import WorkerStarter
 
 DEFAULT_PARTS: Final = 4
 DEFAULT_TIMEOUT_SECONDS: Final = 300.0

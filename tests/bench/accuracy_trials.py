@@ -24,7 +24,7 @@ from oomdoctor.search.probe_search import ProbeSearch
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerTrialSource
 from oomdoctor.trial.probe import engine_for
-from oomdoctor.trial.protocol import LoadedTarget
+from oomdoctor.trial.worker_answers import LoadedTarget
 
 Row = dict[str, Any]
 LARGEST_GIB = max(CAPACITIES_GIB)

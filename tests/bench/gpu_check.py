@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -44,7 +44,7 @@ from oomdoctor.trial.process import CancelToken
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.trial.client import WorkerStarter
+    from oomdoctor.trial.worker_process import WorkerStarter
 
 CAPS_GIB = (8, 16, 24, 40, 0)
 """0 stands for the whole card."""
@@ -151,6 +151,17 @@ def ask(case: Case, memory_bytes: int | None, engine: Engine | None, start: Work
     return found | {"seconds": round(time.perf_counter() - started, 2)}
 
 
+def time_steps(example: str, start: WorkerStarter) -> dict[str, Any]:
+    """Have the real card time optimizer steps of an example with micro-batches of several sizes."""
+    started = time.perf_counter()
+    request = replace(Case(example, "bf16", 0).request(None), fastest=True, profiles=False)
+    try:
+        found = encode(probe(request, SilentProgress(), start=start).result.throughput)
+    except OomdoctorError as error:
+        found = {"error": error.message, "details": error.details}
+    return found | {"seconds": round(time.perf_counter() - started, 2)}
+
+
 def compare(real: dict[str, Any], null: dict[str, Any]) -> dict[str, Any] | None:
     """Relative errors of the null GPU at every micro-batch that fits on both."""
     if "error" in real or "error" in null:
@@ -202,18 +213,19 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where to write the file")
     parser.add_argument("--minutes", type=float, default=60.0, help="start no case after so many minutes")
     parser.add_argument("--convolutions", type=int, default=gpu_rows.CONVOLUTIONS, metavar="N")
+    parser.add_argument("--timed", nargs="*", default=["resnet50", "gpt2"], metavar="NAME", help="examples to time")
     parser.add_argument("--published", type=int, default=12, metavar="N", help="published runs; 0 for none")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.minutes * 60
     card = local_card()
     engine = null_engine(card)
     path = arguments.results / f"gpu_check-{card.key}.json"
-    rows, libraries = _saved(path) if arguments.resume else ({}, {})
+    rows, libraries, throughput = _saved(path) if arguments.resume else ({}, {}, {})
 
     def keep(name: str, row: dict[str, Any]) -> None:
         libraries[name] = row
         print(gpu_rows.lines({name: row})[-1], flush=True)
-        _save(path, card, rows, libraries)
+        _save(path, card, rows, libraries, throughput)
 
     if not libraries:
         gpu_rows.libraries(card, engine, arguments.convolutions, keep)
@@ -227,21 +239,26 @@ def main() -> int:
             null = ask(case, cap or real.get("capacity_bytes") or card.capacity_bytes, engine, workers.start)
             rows[case.key] = {"real": real, "null": null, "comparison": compare(real, null)}
             print(f"{case.key}: real {_shown(real)} in {real['seconds']} s, null GPU {_shown(null)}", flush=True)
-            _save(path, card, rows, libraries)
+            _save(path, card, rows, libraries, throughput)
+        for name in arguments.timed:
+            if name not in throughput and time.monotonic() <= deadline:
+                throughput[name] = time_steps(name, workers.start)
+                _save(path, card, rows, libraries, throughput)
     print("\n".join([*gpu_rows.lines(libraries), "", table(rows)]))
     return int(not rows or any(entry["comparison"] is None for entry in (*rows.values(), *libraries.values())))
 
 
-def _save(path: Path, card: Card, rows: dict[str, Any], libraries: dict[str, Any]) -> None:
+def _save(path: Path, card: Card, rows: dict[str, Any], libraries: dict[str, Any], throughput: dict[str, Any]) -> None:
     build = find_torch()
     versions = {"torch": build.version if build else None, "cuda": build.cuda if build else None}
     found = {"machine": machine() | versions, "card": asdict(card), "table": table(rows).splitlines(), "cases": rows}
-    save(path, found | {"libraries": libraries, "libraries_table": gpu_rows.lines(libraries)})
+    found |= {"libraries": libraries, "libraries_table": gpu_rows.lines(libraries), "throughput": throughput}
+    save(path, found)
 
 
-def _saved(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _saved(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found.get("cases", {}), found.get("libraries", {})
+    return found.get("cases", {}), found.get("libraries", {}), found.get("throughput", {})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from oomdoctor.engines.null_gpu.library import environment
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.slow]
 
-FEW = ("--convolutions", "5", "--published", "1")
+FEW = ("--convolutions", "5", "--published", "1", "--timed")
 SCRIPT = str(ROOT / "tests/bench/gpu_check.py")
 
 

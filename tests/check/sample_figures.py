@@ -98,6 +98,7 @@ any_circumstances = st.builds(
     optimizer=NAMES,
     target_batch=st.none() | NUMBERS,
     world_size=st.none() | NUMBERS,
+    rank=st.none() | NAMES,
 )
 
 

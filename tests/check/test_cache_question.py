@@ -27,8 +27,9 @@ VARIANTS = st.builds(
     transformations=st.sampled_from([(), ("a",), ("b", "a")]),
     axes=st.sampled_from([(), (Axis("length", 512),), (Axis("length", 1024),)]),
     searched=st.none() | st.builds(SearchedSize, st.just("length"), st.integers(1, 2)),
-    lone_rank=st.none() | st.builds(LoneRank, st.integers(0, 1), st.just(2)),
+    lone_rank=st.none() | st.builds(LoneRank, st.integers(0, 1), st.just(2), st.none() | st.just("dp=2")),
     buckets=st.sampled_from([(), (Bucket((Axis("length", 8),), 4),)]),
+    devices=st.integers(1, 2),
 )
 REQUESTS = st.builds(
     ProbeRequest,
@@ -59,7 +60,9 @@ REQUESTS = st.builds(
     watched=st.booleans(),
     ranks=st.none() | st.just("first"),
     mesh=st.none() | st.just("dp=2"),
+    parallel=st.none() | st.just("fsdp"),
     counts_cost=st.booleans(),
+    fastest=st.booleans(),
 )
 ENVIRONMENTS = st.dictionaries(
     st.sampled_from(["PYTORCH_ALLOC_CONF", "TORCH_LOGS", "LD_PRELOAD", "PYTHONPATH"]), st.sampled_from(["", "a", "b"])

@@ -120,9 +120,30 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, hint: str) -> N
     assert (caught.value.message, caught.value.hint) == (f"no entry of `oomdoctor.toml` is called `{name}`", hint)
 
 
+def test_ranks_of_a_world_reach_the_probe() -> None:
+    """A world, its mesh and the ranks that run alone are the question's; not all of them share a target batch."""
+    keys = 'target-batch = 256\nmesh = "dp=32,tp=8"\nrank = "first,last"\nmin-micro-batch = 8\n'
+    (entry,) = chosen_entries(configured(PRETRAIN + keys))
+    assert (entry.request.world_size, entry.request.mesh, entry.request.ranks) == (1, "dp=32,tp=8", "first,last")
+    (plain,) = chosen_entries(configured(PRETRAIN + 'world-size = 64\nparallel = "fsdp"\n'))
+    assert (plain.request.world_size, plain.request.parallel, plain.request.target_batch) == (64, "fsdp", None)
+
+
 @pytest.mark.parametrize(
     ("keys", "message", "hint"),
     [
+        (
+            'target-batch = 256\nmesh = "dp=32,tp=8"\nmin-micro-batch = 9',
+            "`min-micro-batch` of `pretrain` in `oomdoctor.toml` is 9, and `target-batch` gives each device only 8",
+            "",
+        ),
+        (
+            'world-size = 8\nmesh = "dp=32,tp=8"',
+            "`mesh` of `pretrain` in `oomdoctor.toml` is wrong: `--mesh dp=32,tp=8` has 256 ranks",
+            "the mesh says it",
+        ),
+        ('world-size = 8\nrank = "8"', "`rank` of `pretrain` in `oomdoctor.toml` is wrong: ", ""),
+        ("world-size = 2", "`world-size` of `pretrain` in `oomdoctor.toml` is about a target", "asks about ranks"),
         ("world-size = 2", "`world-size` of `pretrain` in `oomdoctor.toml` is about a target", "`target-batch = 256`"),
         ("max-accumulation-steps = 2", "`max-accumulation-steps` of `pretrain` in `oomdoctor.toml` is", "drop it"),
         ("target-batch = 0", "`target-batch` of `pretrain` in `oomdoctor.toml` is 0, not 1 or more", ""),

@@ -18,8 +18,10 @@ from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Trial
 from oomdoctor.target.reference import parse_reference
-from oomdoctor.trial.client import LoadedTarget, WorkerStarter, WorkerTrialSource
+from oomdoctor.trial.client import WorkerTrialSource
 from oomdoctor.trial.process import CancelToken
+from oomdoctor.trial.worker_answers import LoadedTarget
+from oomdoctor.trial.worker_process import WorkerStarter
 
 pytestmark = pytest.mark.null_gpu
 

@@ -39,8 +39,11 @@ _WRONG = {
     "(True)": "the limit is a size or a positive number of bytes, and not True",
     "(1, 2)": "it takes one limit, and not 2",
     '(1, limit="1 GiB")': "its limit is given twice",
-    "(max=1)": "it takes `limit` and `gpu`, and not `max`",
+    "(max=1)": "it takes `limit`, `gpu`, `world_size` and `rank`, and not `max`",
     '(gpu="rtx-9999")': "no GPU called `rtx-9999` is known",
+    "(rank=1)": "`rank` is one of a world, and `world_size` is not given",
+    "(world_size=0)": "`world_size` is a positive number of ranks, and not 0",
+    "(world_size=4, rank=4)": "`rank` is a number below the world size of 4, and not 4",
     "(gpu=4090)": "`gpu` is the name of a card, and not 4090",
 }
 
@@ -130,7 +133,7 @@ def test_wrong_markers_of_tests_that_do_not_run_do_not_matter(pytester: pytest.P
 def test_marker_is_declared(pytester: pytest.Pytester) -> None:
     """`pytest --markers` explains the marker, so that `--strict-markers` takes it."""
     result = _run_pytest(pytester, "--markers")
-    result.stdout.fnmatch_lines(["@pytest.mark.gpu_memory(limit, [*], gpu): fail the test if *"])
+    result.stdout.fnmatch_lines(["@pytest.mark.gpu_memory(limit, [*], gpu, world_size, rank): fail the test if *"])
 
 
 def test_report_without_a_measured_test(pytester: pytest.Pytester) -> None:

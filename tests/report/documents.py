@@ -25,7 +25,9 @@ from oomdoctor.results import (
     ProbeDocument,
     ProbeResult,
     Reason,
+    SizeThroughput,
     StepMemory,
+    Throughput,
     TimelinePoint,
     Trial,
     UniformPlan,
@@ -108,6 +110,29 @@ def gpt2(**changes: Any) -> ProbeDocument:
     versions = {"oomdoctor": "0.1.0", "python": "3.11.9", "torch": "2.15.0+cu132", "cuda": "13.2"}
     document = ProbeDocument(command="probe", status="fits", exit_code=0, versions=versions, result=result)
     return replace(document, result=replace(result, **changes))
+
+
+def timed() -> ProbeDocument:
+    """GPT-2 on a GPU of the machine, which trains as fast with half of the largest micro-batch."""
+    sizes = (
+        SizeThroughput(19, 14, 41.25, (40.0, 42.5), 6, 23_600 * MIB),
+        SizeThroughput(16, 16, 43.1, (42.6, 43.6), 24, 20_100 * MIB),
+        SizeThroughput(8, 32, 43.0, (42.5, 43.5), 24, 11_900 * MIB),
+        SizeThroughput(4, 64, 31.0, None, 3, 7_800 * MIB),
+        SizeThroughput(2, 128, None, None, 0, ran_out=True),
+    )
+    plan = Accumulation(256, 1, 32, (8,) * 32, 256, UniformPlan(8, 32, 256), UniformPlan(8, 32, 256))
+    return gpt2(throughput=Throughput(8, plan, sizes, 57, is_settled=False), target_samples=256)
+
+
+def untimed() -> ProbeDocument:
+    """The same without a GPU: exit code 3."""
+    sizes = (
+        SizeThroughput(19, 14, None, None, 0, 23_600 * MIB, flops=3 * 10**14, touched_bytes=900_000 * MIB),
+        SizeThroughput(9, 29, None, None, 0, 12_600 * MIB),
+    )
+    found = Throughput(None, None, sizes, 0, is_settled=False, problem="no GPU runs the steps")
+    return replace(gpt2(throughput=found), exit_code=3)
 
 
 def command(**changes: Any) -> ProbeDocument:

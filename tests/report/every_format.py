@@ -36,6 +36,8 @@ SAMPLES: dict[str, Document] = {
     "diagnose, not memory": diagnosis_documents.not_memory(),
     "diagnose, nothing": diagnosis_documents.nothing_found(),
     "probe": documents.gpt2(target="train/model.py:build(depth=2)"),
+    "probe, timed": documents.timed(),
+    "probe, not timed": documents.untimed(),
     "probe, a command": documents.command(),
     "probe, nothing fits": documents.nothing_fits(target="pkg.module"),
     "check": check_documents.check(),

@@ -16,22 +16,16 @@ from oomdoctor.trial import wire
 from oomdoctor.trial.process import Channel
 from oomdoctor.trial.protocol import (
     AskDevice,
-    Bug,
-    DeviceCard,
-    Died,
-    Failed,
     FitCard,
-    HeldMemory,
     LoadTarget,
-    PredictedMax,
     ProfileTrial,
     ReplayTrials,
     RunTrial,
     TrialAllocations,
-    TrialDone,
     answer_type,
 )
 from oomdoctor.trial.wire import receive_answer, receive_question, send
+from oomdoctor.trial.worker_answers import Bug, DeviceCard, Died, Failed, HeldMemory, PredictedMax, TrialDone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

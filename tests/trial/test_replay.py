@@ -14,7 +14,8 @@ from oomdoctor.results import Outcome
 from oomdoctor.search.prediction import StepAllocations, allocation_lines, live_peak, passing_allocations
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerTrialSource
-from oomdoctor.trial.protocol import PredictedMax, ReplayTrials
+from oomdoctor.trial.protocol import ReplayTrials
+from oomdoctor.trial.worker_answers import PredictedMax
 from oomdoctor.units import GIB
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.usefixtures("forked_workers")]

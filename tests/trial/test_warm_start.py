@@ -19,8 +19,8 @@ from oomdoctor.search.probe_search import ProbeSearch
 from oomdoctor.search.trial_source import TrialNotes
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial import warm_start
-from oomdoctor.trial.client import WorkerProcess
 from oomdoctor.trial.warm_start import TracedWarmStart
+from oomdoctor.trial.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from pathlib import Path

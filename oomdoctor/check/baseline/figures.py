@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
+from oomdoctor.codec import ADDED_LATER
 from oomdoctor.command.template import accumulates
 from oomdoctor.results import Category, Outcome, PhaseName
 
@@ -111,6 +112,7 @@ class Circumstances:
         optimizer: Name of the optimizer that ran.
         target_batch: Samples per optimizer step over all devices; None where nothing fits.
         world_size: Devices that share it; None where nothing fits.
+        rank: The rank that limits the answer, its world and its mesh; None where no rank ran alone.
     """
 
     torch: str | None
@@ -121,6 +123,7 @@ class Circumstances:
     optimizer: str
     target_batch: int | None
     world_size: int | None
+    rank: str | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,7 @@ def figures_of(result: ProbeResult, versions: Mapping[str, str] | None = None, s
             optimizer=result.optimizer,
             target_batch=plan.target_batch if plan else None,
             world_size=plan.world_size if plan else None,
+            rank=_rank_of(result),
         ),
         maximum=result.micro_batch.maximum,
         limited_by=result.micro_batch.limited_by,
@@ -219,6 +223,13 @@ def figures_of(result: ProbeResult, versions: Mapping[str, str] | None = None, s
         if (result.command_plan is not None or result.device.kind == "trace")
         else {},
     )
+
+
+def _rank_of(result: ProbeResult) -> str | None:
+    alone = result.variant.lone_rank if result.variant else None
+    if alone is None:
+        return None if result.limited_by_rank is None else f"rank {result.limited_by_rank}"
+    return ", ".join(filter(None, (f"rank {alone.rank} of {alone.world_size}", alone.mesh, alone.parallel)))
 
 
 def memory_figures(memory: StepMemory) -> MemoryFigures:

@@ -13,7 +13,7 @@ from oomdoctor.report.charts.scales import SCALE, Words, longest_fitting
 from oomdoctor.report.charts.timeline import timeline
 from oomdoctor.report.html import render_page
 from oomdoctor.report.plain_text import CATEGORY_WORDS, first_line, listed, percent
-from oomdoctor.report.probe import sentences
+from oomdoctor.report.probe import sentences, throughput
 from oomdoctor.report.probe.lines import line_rows
 from oomdoctor.report.probe.plan import first_plan, plan_heading, plan_notes, plan_rows
 from oomdoctor.report.probe.sentences import module_name, module_rows
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from oomdoctor.report.charts.trials import TrialsChart
     from oomdoctor.report.probe.sentences import ModuleRow
     from oomdoctor.results import PhaseMemory, ProbeDocument, ProbeResult, StepMemory
+    from oomdoctor.results.throughput import Throughput
 
 
 _MOST_ROWS: Final = 200
@@ -43,12 +44,25 @@ def sections(result: ProbeResult) -> dict[str, Any]:
         "plan": None if (heading := plan_heading(result)) is None else _plan(result, heading),
         "memory": None if result.memory is None else _memory(result, result.memory),
         "ranks": _ranks(result) if result.ranks else None,
+        "throughput": None if result.throughput is None else _throughput(result.throughput),
         "trials": _trials(result) if result.trials else None,
         "phases": {"title": sentences.phases_title(result), "rows": result.phases[:_MOST_ROWS]}
         if result.phases
         else None,
         "failure": _failure(result),
         "reasons": result.reasons[:_MOST_ROWS],
+    }
+
+
+def _throughput(found: Throughput) -> dict[str, Any]:
+    """Return the throughput of each size, with its memory beside it."""
+    return {
+        "title": throughput.title(found),
+        "columns": throughput.columns(found),
+        "rows": list(zip(found.sizes, throughput.rows(found), strict=True))[:_MOST_ROWS],
+        "highest": max((size.samples_per_second or 0 for size in found.sizes), default=0),
+        "fastest": found.fastest,
+        "notes": list(throughput.notes(found)),
     }
 
 

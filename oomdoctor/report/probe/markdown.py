@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.report.markdown import code, code_block, folded, prose, table
 from oomdoctor.report.plain_text import first_line, optional_size, sentence, share
-from oomdoctor.report.probe import plan, sentences
+from oomdoctor.report.probe import plan, sentences, throughput
 from oomdoctor.report.probe.lines import memory_lines
 from oomdoctor.units import format_size
 
@@ -35,6 +35,10 @@ def _blocks(document: ProbeDocument) -> Iterator[str]:
     yield _facts(result)
     yield from _plan(result)
     yield from _failure(result)
+    if (timed := result.throughput) is not None:
+        yield f"**{throughput.title(timed)}**"
+        yield table(tuple(f">{name}" for name in throughput.columns(timed)), throughput.rows(timed))
+        yield "\n".join(f"- {prose(sentence(note))}" for note in throughput.notes(timed))
     if result.ranks:
         yield f"**{sentences.ranks_title(result)}**"
         yield table(tuple(f">{name}" for name in sentences.RANK_COLUMNS), sentences.rank_rows(result))

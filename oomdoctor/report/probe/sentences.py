@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.report.plain_text import CATEGORY_WORDS, optional_size, percent, visible
+from oomdoctor.report.probe import throughput
 from oomdoctor.results import Category, Outcome, PhaseName
 from oomdoctor.units import format_size
 
@@ -128,6 +129,8 @@ def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
         rows.append(
             ("steps", "of one micro-batch; `--target-batch` plans the accumulation that reaches a larger batch")
         )
+    if result.throughput is not None:
+        rows.append(("fastest", throughput.answer(result.throughput)))
     if answer.smallest > 1:
         rows.append(("smallest", f"{answer.smallest}, since the model refuses smaller micro-batches"))
     if result.weights_bytes is not None:
@@ -147,6 +150,9 @@ def question(result: ProbeResult) -> list[str]:
             *(f"{name} {size}" for name, size in sizes.items()),
             result.precision,
             result.optimizer,
+            f"`nn.DataParallel` over {result.variant.devices} devices"
+            if result.variant and result.variant.devices > 1
+            else "",
         )
         if part
     ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from oomdoctor.report.plain_text import clean, first_line, optional_size, share
-from oomdoctor.report.probe import plan, sentences
+from oomdoctor.report.probe import plan, sentences, throughput
 from oomdoctor.report.probe.lines import memory_lines
 from oomdoctor.report.terminal import aligned, answer, cells, indented, pairs, printed, readable_width, section, table
 from oomdoctor.results import Outcome
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from oomdoctor.output import Terminal
     from oomdoctor.results import Phase, ProbeDocument, ProbeResult, StepMemory, Trial
+    from oomdoctor.results.throughput import Throughput
     from oomdoctor.trial.answer import DryRun
-    from oomdoctor.trial.protocol import LoadedTarget
+    from oomdoctor.trial.worker_answers import LoadedTarget
 
 
 _COLUMNS_BESIDE_BAR = 56
@@ -52,6 +53,8 @@ def _parts(document: ProbeDocument, width: int, *, unicode: bool) -> Iterator[Re
     trial = sentences.failing_trial(result)
     if trial is not None and (line := first_line(trial.error or "")):
         yield section(sentences.failure_title(trial), Text(line))
+    if result.throughput is not None:
+        yield section(throughput.title(result.throughput), *_throughput(result.throughput))
     if result.ranks:
         yield section(sentences.ranks_title(result), *_ranks(result))
     if result.phases:
@@ -111,6 +114,14 @@ def _plan(result: ProbeResult, width: int) -> Iterator[RenderableType]:
         yield grid
     for note in plan.plan_notes(result):
         yield Text(note)
+
+
+def _throughput(found: Throughput) -> Iterator[RenderableType]:
+    by_size = table(*(f">{name}" for name in throughput.columns(found)))
+    for size, row in zip(found.sizes, throughput.rows(found), strict=True):
+        by_size.add_row(*(Text(cell, "bold" if size.micro_batch == found.fastest else "") for cell in row))
+    yield by_size
+    yield from map(Text, throughput.notes(found))
 
 
 def _ranks(result: ProbeResult) -> Iterator[RenderableType]:

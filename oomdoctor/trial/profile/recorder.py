@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from oomdoctor.agent.allocator_blocks import HistoryMismatchError
 from oomdoctor.results import Outcome, PhaseName
 from oomdoctor.target.placement import tensors_in
+from oomdoctor.trial.meters import TrialMeter
 from oomdoctor.trial.profile.allocation_log import build_log, summarise
 from oomdoctor.trial.profile.marks import (
     MarkKind,
@@ -32,8 +33,8 @@ from oomdoctor.trial.profile.marks import (
     stop_recording,
 )
 from oomdoctor.trial.profile.operators import OperatorMarker, lines_at
-from oomdoctor.trial.protocol import ProfileOutcome, RunTrial
-from oomdoctor.trial.trial import TrialMeter, run_trial
+from oomdoctor.trial.trial import run_trial
+from oomdoctor.trial.worker_answers import ProfileOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from oomdoctor.trial.profile.allocation_log import AllocationLog
     from oomdoctor.trial.profile.marks import HistoryStart
     from oomdoctor.trial.profile.operators import Noted
+    from oomdoctor.trial.protocol import RunTrial
     from oomdoctor.trial.trial import TrialSetup
 
 

@@ -59,7 +59,7 @@ SERVED uint64_t oomdoctor_null_capacity(void) {
 
 // ---- devices ----
 
-// There is one device, except in a process that a launcher started beside others on the same machine: each process uses the
+// There is one device, except where OOMDOCTOR_NULL_DEVICES says how many, and in a process that a launcher started beside others on the same machine: each process uses the
 // device of its own LOCAL_RANK, so there are LOCAL_WORLD_SIZE devices. All are the same card, each with its own memory. The
 // memory counted is this process's: what another rank allocates on "the same" device is not counted here.
 
@@ -67,7 +67,8 @@ static _Thread_local int current_device;
 
 // The environment is read at each call: a process that was forked before CUDA was initialised may have another one by now.
 int null_device_count(void) {
-    const char *text = getenv("LOCAL_WORLD_SIZE");
+    const char *own = getenv("OOMDOCTOR_NULL_DEVICES");
+    const char *text = own ? own : getenv("LOCAL_WORLD_SIZE");
     long count = text ? strtol(text, NULL, 10) : 1;
     return count < 1 ? 1 : count > MAX_DEVICES ? MAX_DEVICES : (int)count;
 }

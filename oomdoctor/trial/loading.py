@@ -1,0 +1,57 @@
+"""Build the target's model and place it on the device, whole or as a rank has it. Runs in the worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from oomdoctor.errors import TargetError
+from oomdoctor.oom.classifier import classify
+from oomdoctor.results import Outcome, PhaseName
+from oomdoctor.target.contract import Target, blamed
+from oomdoctor.trial.variants import build_model
+
+if TYPE_CHECKING:
+    from oomdoctor.remedies.applied import Changes
+    from oomdoctor.trial.meters import WorkerMeter
+    from oomdoctor.trial.placement import Placement
+
+
+def build_on_host(target: Target, changes: Changes, placement: Placement) -> torch.nn.Module:
+    """Build the model where it takes no memory of the device.
+
+    Raises:
+        TargetError: The user's function raised, or returned no module, or ran out of the device's memory itself.
+    """
+    try:
+        model = build_model(target, changes, on_meta=placement.builds_on_meta)
+    except torch.OutOfMemoryError as error:
+        raise TargetError(
+            "`build_model` itself ran out of GPU memory",
+            hint="let it build the model on the CPU; oomdoctor places it",
+            details=str(error),
+        ) from None
+    return model
+
+
+def place_model(
+    target: Target, model: torch.nn.Module, device: torch.device, meter: WorkerMeter, placement: Placement
+) -> tuple[torch.nn.Module, str | None]:
+    """Move the model, and with it the text of the OOM where it does not fit; then it is not on the device."""
+    try:
+        with meter.phase(0, PhaseName.LOAD), blamed(target, "placing the model", passes=_is_lack_of_memory):
+            model = placement.place(model, device)
+            model.train()
+    except Exception as error:
+        if not _is_lack_of_memory(error):
+            raise
+        text = str(error)
+    else:
+        return model, None
+    placement.leave(model)
+    return model, text
+
+
+def _is_lack_of_memory(error: BaseException) -> bool:
+    return classify(error).outcome is Outcome.OOM
