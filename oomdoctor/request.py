@@ -13,6 +13,7 @@ from itertools import starmap
 from pathlib import Path
 from typing import Final, Literal, TypeVar, get_args
 
+from oomdoctor.axes import check_size_name, fill_sizes, read_sizes
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Axis, EnvironmentVariable, Precision, SearchedSize, Variant
 from oomdoctor.results.variant import Parallel
@@ -200,7 +201,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     sizes = read_sizes(at, spelled("at"))
     command = _command(target)
     if command is not None and sizes:
-        command, literals, sizes = *_with_sizes(command, literals, sizes, spelled("at")), {}
+        command, literals, sizes = *fill_sizes(command, literals, sizes, spelled("at")), {}
     if fastest and command is not None:
         hint = "put model, batch and step into a file; `oomdoctor init` writes one"
         raise UsageError(f"`{spelled('fastest')}` times the steps of a file, and a command is given", hint=hint)
@@ -287,42 +288,6 @@ def _command(target: object) -> tuple[str, ...] | None:
     return None
 
 
-def read_sizes(sizes: Mapping[str, int] | Sequence[str], option: str = "at") -> dict[str, int]:
-    """Read sizes other than the batch, each as `NAME=SIZE` where it is text.
-
-    Raises:
-        UsageError: One has no name, is no whole number above 0, is given twice, or is the batch size.
-    """
-    found: dict[str, int] = {}
-    for text in sizes.items() if isinstance(sizes, Mapping) else sizes:
-        name, _, value = text.partition("=") if isinstance(text, str) else (text[0], "=", str(text[1]))
-        _check_size_name(name, option, f"{option} {name}={value}", found)
-        if not re.fullmatch(r"\d{1,12}", value.strip()) or int(value) < 1:
-            hint = "write the name and the size, as in `sequence_length=512`"
-            raise UsageError(f"`{option} {name}={value}` gives no whole number above 0", hint=hint)
-        found[name] = int(value)
-    return found
-
-
-def read_grid(texts: Mapping[str, Sequence[int]] | Sequence[str], option: str = "over") -> dict[str, list[int]]:
-    """Read sizes with several values each, as `NAME=SIZE,SIZE,...` where they are text.
-
-    Raises:
-        UsageError: As of `read_sizes`; or a value is given twice.
-    """
-    found: dict[str, list[int]] = {}
-    pairs = texts.items() if isinstance(texts, Mapping) else [text.partition("=")[::2] for text in texts]
-    for name, values in pairs:
-        sizes = [
-            read_sizes([f"{name}={value}"], option).popitem()[1]
-            for value in (values.split(",") if isinstance(values, str) else values)
-        ]
-        if name in found or not sizes or len({*sizes}) < len(sizes):
-            raise UsageError(f"`{option}` gives `{name}` twice, or no value", hint="give each size and value once")
-        found[name] = sizes
-    return found
-
-
 def build_searched(
     largest: str | None,
     *,
@@ -343,7 +308,7 @@ def build_searched(
                 hint = f"add it, as in `{spelled('largest')} sequence_length`, or drop this"
                 raise UsageError(f"`{spelled(name)}` is for `{spelled('largest')}`, which is missing", hint=hint)
         return None
-    _check_size_name(largest, spelled("largest"), f"{spelled('largest')} {largest}", {})
+    check_size_name(largest, spelled("largest"), f"{spelled('largest')} {largest}", {})
     if micro_batch is None:
         hint = f"say at which size, as in `{spelled('micro_batch')} 8`"
         raise UsageError(f"`{spelled('largest')} {largest}` needs a micro-batch", hint=hint)
@@ -355,36 +320,6 @@ def build_searched(
     if bound is not None and bound < unit:
         raise UsageError(f"no multiple of {unit} is at most {bound}", hint=f"raise `{spelled('up_to')}`")
     return SearchedSize(largest, numbers["micro_batch"] or 1, unit, bound)
-
-
-def _check_size_name(name: object, option: str, given: str, others: Mapping[str, int]) -> None:
-    if not isinstance(name, str) or not name.isidentifier():
-        raise UsageError(f"`{given}` names no size", hint="write the name and the size, as in `sequence_length=512`")
-    if name in _OWN_SIZES:
-        hint = "the micro-batch is what is searched; the sizes to give are others, such as `sequence_length=512`"
-        raise UsageError(f"`{given}` is not for `{option}`", hint=hint)
-    if name in others:
-        raise UsageError(f"`{option}` gives `{name}` twice", hint="give each size once")
-
-
-_OWN_SIZES: Final = ("batch_size", "micro_batch", "accumulation_steps", "world_size")
-
-
-def _with_sizes(
-    command: Sequence[str], literals: Sequence[str], sizes: Mapping[str, int], option: str
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Fill sizes in where a command, or the literals that are set in its files, have placeholders of their names."""
-    for name in sizes:
-        if not any(f"{{{name}}}" in text for text in (*command, *literals)):
-            hint = f"write `{{{name}}}` where the size goes, as in `-- python train.py --length {{{name}}}`"
-            raise UsageError(f"`{option} {name}={sizes[name]}`: the command has no `{{{name}}}`", hint=hint)
-
-    def filled(text: str) -> str:
-        for name, size in sizes.items():
-            text = text.replace(f"{{{name}}}", str(size))
-        return text
-
-    return tuple(map(filled, command)), tuple(map(filled, literals))
 
 
 def read_override(text: str, option: str = "set") -> LiteralOverride:

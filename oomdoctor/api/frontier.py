@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
+from oomdoctor.axes import read_grid, read_sizes
 from oomdoctor.multi_card.frontier import FrontierRequest, find_frontier
 from oomdoctor.progress import SilentProgress
-from oomdoctor.request import build_request, build_searched, read_grid, read_sizes
+from oomdoctor.request import build_request, build_searched
 
 if TYPE_CHECKING:
     import os

@@ -1,13 +1,15 @@
-"""Entries of a check: read from the configuration, validated, one for each card."""
+"""Entries of a check: read from the configuration, validated, one for each combination of sizes and each card."""
 
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.axes import fill_sizes, read_grid, read_sizes
 from oomdoctor.command.lone_rank import world_mesh
 from oomdoctor.command.template import REQUIRED, accumulates
 from oomdoctor.config.layers import COMMAND_LINE, PREFIX
@@ -21,7 +23,7 @@ from oomdoctor.units import parse_fraction, parse_size
 from oomdoctor.verification.run import VerifyRequest, build_verify_request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from oomdoctor.config.check import CheckConfiguration, SettledEntry
@@ -33,10 +35,11 @@ DEFAULT_TOLERANCE: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One `[[check]]` on one card.
+    """One `[[check]]` on one card, at one combination of sizes.
 
     Attributes:
-        name: Its name; with the card behind it, as `pretrain on rtx-4090`, where the entry names several.
+        name: Its name; with what distinguishes it behind it, as `pretrain at context 512 on rtx-4090`, where the entry
+            names several sizes or cards.
         request: The question.
         micro_batch: Size at which memory is recorded; None to go by the baseline, or else by the answer.
         min_micro_batch: Smallest maximum micro-batch that passes.
@@ -81,7 +84,7 @@ def chosen_entries(configuration: CheckConfiguration, names: Sequence[str] = ())
 
     Args:
         configuration: What holds.
-        names: As the configuration has them, or with one card behind them as reports do.
+        names: As the configuration has them, or with sizes and a card behind them as reports do.
 
     Raises:
         UsageError: There is no such entry, a value cannot be, or two contradict each other; the message names the entry
@@ -124,32 +127,45 @@ class _EntryReader:
     values: CheckEntry
 
     def entries(self, folder: Path) -> Iterator[Entry]:
-        """Yield one entry a card."""
+        """Yield one entry for each combination of sizes and each card."""
         self._check_kind()
         self._check_counts()
         self._check_sizes()
         self._check_device()
         cards = self._cards()
-        for gpu in cards:
-            name = f"{self.settled.name} on {gpu}" if len(cards) > 1 else self.settled.name
-            values = self.values
-            yield (
-                Entry(
-                    name=name,
-                    request=self._request(folder, gpu),
-                    micro_batch=values.micro_batch,
-                    min_micro_batch=values.min_micro_batch,
-                    max_accumulation_steps=values.max_accumulation_steps,
-                    max_memory_bytes=self._size("max-memory", values.max_memory),
-                    headroom=self._share("headroom", values.headroom),
-                    baseline=bool(values.baseline),
-                    tolerance=_given_or(self._share("tolerance", values.tolerance), DEFAULT_TOLERANCE),
-                    verification=self._verification(folder) if values.verify else None,
-                )
-            )
+        for sizes, gpu in itertools.product(self._combinations(), cards):
+            words = [self.settled.name]
+            if self.values.over:
+                words.append("at " + ", ".join(f"{name} {sizes[name]}" for name in self.values.over))
+            yield self._entry(" ".join([*words, *([f"on {gpu}"] if len(cards) > 1 else [])]), folder, sizes, gpu)
 
-    def _verification(self, folder: Path) -> VerifyRequest:
-        command = self.values.command
+    def _entry(self, name: str, folder: Path, sizes: Mapping[str, int], gpu: str | None) -> Entry:
+        values, request = self.values, self._request(folder, sizes, gpu)
+        return Entry(
+            name=name,
+            request=request,
+            micro_batch=values.micro_batch,
+            min_micro_batch=values.min_micro_batch,
+            max_accumulation_steps=values.max_accumulation_steps,
+            max_memory_bytes=self._size("max-memory", values.max_memory),
+            headroom=self._share("headroom", values.headroom),
+            baseline=bool(values.baseline),
+            tolerance=_given_or(self._share("tolerance", values.tolerance), DEFAULT_TOLERANCE),
+            verification=self._verification(folder, request.command) if values.verify else None,
+        )
+
+    def _combinations(self) -> Iterator[dict[str, int]]:
+        """Yield the sizes besides the batch, once for each combination of those that have several values."""
+        with self._placed("at"):
+            given = read_sizes(self.values.at or {})
+        with self._placed("over"):
+            grid = read_grid(self.values.over or {})
+        if both := given.keys() & grid.keys():
+            raise self.settled.refusal("over", f"has values of `{min(both)}`, and `at` has one", "drop one of the two")
+        for sizes in itertools.product(*grid.values()):
+            yield {**given, **dict(zip(grid, sizes, strict=True))}
+
+    def _verification(self, folder: Path, command: tuple[str, ...] | None) -> VerifyRequest:
         if command is not None and not accumulates(command):
             hint = f'let the command take its accumulation steps, as in `"--grad-accum", "{ACCUMULATION}"`'
             raise self.settled.refusal("verify", f"needs `{ACCUMULATION}` in the command", hint)
@@ -159,7 +175,7 @@ class _EntryReader:
             directory=folder,
         )
 
-    def _request(self, folder: Path, gpu: str | None) -> ProbeRequest:
+    def _request(self, folder: Path, sizes: Mapping[str, int], gpu: str | None) -> ProbeRequest:
         values = self.values
         for pattern in self.values.inputs or ():
             if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
@@ -169,8 +185,9 @@ class _EntryReader:
         if not 1 <= seconds <= _LONGEST_TIMEOUT_SECONDS:
             problem = f"is {seconds:g}, not from 1 to {_LONGEST_TIMEOUT_SECONDS} seconds"
             raise self.settled.refusal("trial-timeout", problem)
+        command, literals = self._filled(sizes)
         return build_request(
-            (values.target or "").strip() if values.command is None else values.command,
+            (values.target or "").strip() if command is None else command,
             directory=folder,
             target_batch=values.target_batch,
             world_size=values.world_size,
@@ -185,7 +202,7 @@ class _EntryReader:
             capacity=None if self._overridden() == "capacity" else self._size("capacity", values.capacity),
             reserve=self._size("reserve", values.reserve),
             trial_timeout=seconds,
-            literals=values.set or (),
+            literals=literals,
             steps=values.steps,
             count_steps=values.count_steps,
             fresh=values.fresh,
@@ -193,7 +210,19 @@ class _EntryReader:
             device=values.device,
             guide=values.guide,
             inputs=self.values.inputs or (),
+            at=sizes if command is None else (),
         )
+
+    def _filled(self, sizes: Mapping[str, int]) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+        """Return the command and the literals that it sets, with sizes where they have placeholders of their names."""
+        command, literals = self.values.command, self.values.set or ()
+        if command is not None:
+            with self._placed("over" if self.values.over else "at"):
+                command, literals = fill_sizes(command, literals, sizes, "at")
+        with self._placed("set"):
+            for text in literals:
+                read_override(text)
+        return command, literals
 
     def _check_kind(self) -> None:
         """See that a file has no keys of a command, and a command none of a file's and a place for its size."""
@@ -211,9 +240,6 @@ class _EntryReader:
             hint = f"put it where the batch size goes, as in {line}; for a literal add `set = "
             hint += f'["train.py:BATCH={REQUIRED}"]`'
             raise self.settled.refusal("command", f"has no `{REQUIRED}`", hint)
-        with self._placed("set"):
-            for text in self.values.set or ():
-                read_override(text)
         if command is not None and any("\0" in word for word in command):
             raise self.settled.refusal("command", "has a null character, which no program can be given")
 

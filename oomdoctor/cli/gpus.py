@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from oomdoctor.cli.probe import (
+    At,
     Headroom,
     OptimizerName,
+    Over,
     PrecisionName,
     QuietFlag,
     Reserve,
@@ -31,7 +34,7 @@ from oomdoctor.cli.report import (
     plain_document,
     render,
 )
-from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, MemoryGrowsError, NoAnswerError, UsageError
+from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, NoAnswerError, UsageError
 from oomdoctor.output import MAXIMUM_WIDTH, Terminal, deliver, is_terminal
 
 if TYPE_CHECKING:
@@ -39,9 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from oomdoctor.engines.catalogue import Card
-    from oomdoctor.multi_card.fit import FitTable
-    from oomdoctor.progress import Progress
-    from oomdoctor.request import ProbeRequest
+    from oomdoctor.multi_card.frontier import FrontierRequest
     from oomdoctor.results import FitDocument
 
 
@@ -70,6 +71,8 @@ def gpus(  # noqa: PLR0913 - one parameter an option
         typer.Option(help="How `--fit` answers: traced, in seconds, or by a probe of each card on a null GPU."),
     ] = "trace",
     trial_timeout: TrialTimeout = 300.0,
+    at: At = None,
+    over: Over = None,
     gpu: Annotated[
         list[str] | None,
         typer.Option(
@@ -101,9 +104,12 @@ def gpus(  # noqa: PLR0913 - one parameter an option
     if fit is not None:
         if known:
             raise UsageError("`--fit` and `--known` exclude each other", hint="`--fit` asks about every known card")
+        from oomdoctor.axes import read_grid, read_sizes
+        from oomdoctor.multi_card.frontier import FrontierRequest
         from oomdoctor.request import as_option, build_request
 
-        request = build_request(
+        build = partial(
+            build_request,
             fit,
             target_batch=target_batch,
             world_size=world_size,
@@ -115,11 +121,11 @@ def gpus(  # noqa: PLR0913 - one parameter an option
             engine=engine,
             spelled=as_option,
         )
-        render(_fitted(request, gpu, jobs, output, quiet=quiet), chosen, output)
+        asked = FrontierRequest(build, read_sizes(at or (), "--at"), read_grid(over or (), "--over"), jobs=jobs)
+        render(_fitted(asked, gpu, output, quiet=quiet), chosen, output)
         return
-    _check_for_fit(
-        chosen, {"--target-batch": target_batch, "--gpu": gpu, "--jobs": jobs, "--output": output, "--reserve": reserve}
-    )
+    given = {"--target-batch": target_batch, "--gpu": gpu, "--jobs": jobs, "--output": output, "--reserve": reserve}
+    _check_for_fit(chosen, {**given, "--at": at, "--over": over})
     if known:
         _show_catalogue(as_json=chosen == "json")
     else:
@@ -157,31 +163,26 @@ def _show_catalogue(*, as_json: bool) -> None:
     deliver(render_cards(cards, _terminal()))
 
 
-def _fitted(
-    request: ProbeRequest, gpu: Sequence[str] | None, jobs: int | None, output: Path | None, *, quiet: bool
-) -> FitDocument:
+def _fitted(request: FrontierRequest, gpu: Sequence[str] | None, output: Path | None, *, quiet: bool) -> FitDocument:
     """Return what fits each card of these names, each once; each that is known where none is named."""
     from oomdoctor.engines.catalogue import all_cards, find_card
-    from oomdoctor.multi_card.fit import fit_result
-    from oomdoctor.multi_card.pool import probe_cards
+    from oomdoctor.multi_card.fit_sizes import fit_sizes
     from oomdoctor.output import check_writable
     from oomdoctor.report.progress import make_progress
     from oomdoctor.results import FitDocument
 
     cards = list({card.key: card for card in map(find_card, gpu)}.values()) if gpu else all_cards()
-    cards = [_reserved(card.with_loading(os.environ), request.reserve_bytes) for card in cards]
+    reserve_bytes = request.build().reserve_bytes
+    cards = [_reserved(card.with_loading(os.environ), reserve_bytes) for card in cards]
     if output is not None:
         check_writable(output)
     progress = make_progress(quiet=quiet)
     try:
-        if request.engine == "null":
-            found = probe_cards(request, cards, progress, jobs=jobs)
-        else:
-            found = _traced(request, cards, progress, jobs)
+        found = fit_sizes(request, cards, progress)
     finally:
         progress.close()
     versions = {**own_versions(), **found.versions}
-    return FitDocument("gpus", "fitted", EXIT_OK, versions, fit_result(request, found, cards))
+    return FitDocument("gpus", "fitted", EXIT_OK, versions, found.result)
 
 
 def _reserved(card: Card, reserve_bytes: int) -> Card:
@@ -190,20 +191,6 @@ def _reserved(card: Card, reserve_bytes: int) -> Card:
     except UsageError as error:
         hint = "lower it, or name with `--gpu` the cards that have more"
         raise UsageError(f"{card.key}: {error.message}", hint=hint) from None
-
-
-def _traced(request: ProbeRequest, cards: Sequence[Card], progress: Progress, jobs: int | None) -> FitTable:
-    """Place one trace on all cards, or trace the trials of each where what a step does depends on those before it."""
-    from oomdoctor.multi_card.fit import fit_cards
-    from oomdoctor.multi_card.pool import probe_cards
-    from oomdoctor.results import Reason
-
-    try:
-        return fit_cards(request, cards, progress)
-    except MemoryGrowsError:
-        found = probe_cards(request, cards, progress, jobs=jobs)
-        text = "each card had trials of its own, since the target keeps memory from step to step"
-        return replace(found, reasons=(*found.reasons, Reason("trials", text)))
 
 
 def _show_local(*, as_json: bool) -> None:

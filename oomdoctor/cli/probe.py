@@ -320,9 +320,10 @@ def probe(  # noqa: PLR0913 - one parameter an option
     quiet: QuietFlag = False,
 ) -> None:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch."""
+    from oomdoctor.axes import read_grid, read_sizes
     from oomdoctor.output import check_writable
     from oomdoctor.report.progress import make_progress
-    from oomdoctor.request import as_option, build_request, build_searched, read_grid, read_sizes
+    from oomdoctor.request import as_option, build_request, build_searched
     from oomdoctor.trial.answer import document_of
     from oomdoctor.trial.probe import probe as run_probe
 

@@ -139,6 +139,8 @@ class CheckEntry(SharedKeys):
         min_micro_batch: Smallest maximum micro-batch that passes.
         max_accumulation_steps: Most accumulation steps that pass.
         max_memory: Most memory that PyTorch may hold at `micro_batch`, as a size.
+        at: Sizes besides the batch, by keyword of the file's `make_batch` or placeholder of the command.
+        over: Several values of such sizes; each combination makes an entry of its own.
     """
 
     name: str | None = field(default=None, metadata={EXAMPLE: '"pretrain"'})
@@ -155,6 +157,10 @@ class CheckEntry(SharedKeys):
     min_micro_batch: int | None = field(default=None, metadata={EXAMPLE: "8"})
     max_accumulation_steps: int | None = field(default=None, metadata={EXAMPLE: "32"})
     max_memory: str | None = field(default=None, metadata={EXAMPLE: '"20GiB"'})
+    at: dict[str, int] | None = field(default=None, metadata={EXAMPLE: "{ sequence_length = 512 }"})
+    over: dict[str, tuple[int, ...]] | None = field(
+        default=None, metadata={EXAMPLE: "{ sequence_length = [256, 512, 1024] }"}
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from oomdoctor.engines.catalogue import emulated_environment
-from oomdoctor.engines.choice import choose_engine, reserve_reasons
-from oomdoctor.results import CardMicroBatch, FitResult, FittedCard
+from oomdoctor.engines.choice import choose_engine
 from oomdoctor.search.probe_search import share_of
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.protocol import FitCard, LoadForCards, LoadTarget
@@ -17,7 +16,7 @@ from oomdoctor.trial.worker_process import WorkerProcess
 from oomdoctor.units import TIB
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.progress import Progress
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from oomdoctor.target.reference import Reference
     from oomdoctor.trial.process import CancelToken
     from oomdoctor.trial.worker_answers import CardFitted, LoadedTarget
+    from oomdoctor.trial.worker_process import WorkerStarter
 
 
 UNLIMITED_BYTES = 4 * TIB
@@ -53,7 +53,12 @@ class FitTable:
 
 
 def fit_cards(
-    request: ProbeRequest, cards: Sequence[Card], progress: Progress, *, stop: CancelToken | None = None
+    request: ProbeRequest,
+    cards: Sequence[Card],
+    progress: Progress,
+    *,
+    stop: CancelToken | None = None,
+    start: WorkerStarter | None = None,
 ) -> FitTable:
     """Find what `probe` with `--engine trace` would find for each of some cards.
 
@@ -62,6 +67,7 @@ def fit_cards(
         cards: The cards.
         progress: Told of each stage.
         stop: Ends it from another thread.
+        start: Starts its worker; None for a fresh interpreter.
 
     Raises:
         UsageError: The question contradicts itself.
@@ -78,47 +84,18 @@ def fit_cards(
     environment = emulated_environment(boundless, engine.environment)
     question = load_for_cards(request, reference, cards)
     try:
-        loaded, answers = _load_and_fit(request, question, environment, progress, stop)
+        with WorkerProcess(environment, stop, start) as child:
+            loaded, answers = _load_and_fit(request, question, child, progress)
     except SettingsChangedError as changed:
         question = replace(question, load=replace(question.load, keeps_settings=True))
-        loaded, answers = _load_and_fit(request, question, changed.environment(environment), progress, stop)
+        with WorkerProcess(changed.environment(environment), stop, start) as child:
+            loaded, answers = _load_and_fit(request, question, child, progress)
     return FitTable(
         tuple(answer.fit for answer in answers),
         loaded.weights_bytes or 0,
         loaded.versions,
         tuple(reason for reason in engine.reasons if reason.subject == "allocator"),
         answers[-1].questions if answers else (),
-    )
-
-
-def fit_result(request: ProbeRequest, found: FitTable, cards: Sequence[Card]) -> FitResult:
-    """Return the question and what fits each card, as the document has them."""
-    return FitResult(
-        target=request.target,
-        target_batch=request.target_batch,
-        world_size=request.world_size,
-        precision=request.variant.precision,
-        optimizer=request.variant.optimizer,
-        headroom=request.headroom,
-        engine="null" if request.engine == "null" else "trace",
-        weights_bytes=found.weights_bytes,
-        questions=found.questions,
-        reasons=(*found.reasons, *reserve_reasons(request.reserve_bytes)),
-        cards=tuple(
-            (
-                FittedCard(
-                    gpu=card.key,
-                    name=card.name,
-                    total_bytes=card.total_bytes,
-                    capacity_bytes=card.capacity_bytes,
-                    compute_capability=".".join(map(str, card.compute_capability)),
-                    micro_batch=CardMicroBatch(row.maximum, row.recommended, row.limited_by),
-                    accumulation=row.plan,
-                    notes=row.notes,
-                )
-            )
-            for card, row in zip(cards, found.rows, strict=True)
-        ),
     )
 
 
@@ -132,17 +109,12 @@ def load_for_cards(
 
 
 def _load_and_fit(
-    request: ProbeRequest,
-    question: LoadForCards,
-    environment: Mapping[str, str],
-    progress: Progress,
-    stop: CancelToken | None,
+    request: ProbeRequest, question: LoadForCards, child: WorkerProcess, progress: Progress
 ) -> tuple[LoadedTarget, list[CardFitted]]:
     """Load the target in a worker, and have it answer for each card."""
     seconds = request.trial_timeout_seconds
-    with WorkerProcess(environment, stop) as child:
-        progress.stage(f"loading {request.target}")
-        loaded = child.ask(question, what="loading the target", timeout_seconds=seconds)
-        progress.stage(f"placing a step of it on {len(question.cards)} cards")
-        questions = [FitCard(card.key, request.headroom, capacity_bytes=None) for card in question.cards]
-        return loaded, [child.ask(one, what=f"fitting {one.gpu}", timeout_seconds=seconds) for one in questions]
+    progress.stage(f"loading {request.target}")
+    loaded = child.ask(question, what="loading the target", timeout_seconds=seconds)
+    progress.stage(f"placing a step of it on {len(question.cards)} cards")
+    questions = [FitCard(card.key, request.headroom, capacity_bytes=None) for card in question.cards]
+    return loaded, [child.ask(one, what=f"fitting {one.gpu}", timeout_seconds=seconds) for one in questions]

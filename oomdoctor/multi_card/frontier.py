@@ -60,14 +60,11 @@ def find_frontier(request: FrontierRequest, progress: Progress) -> FrontierDocum
         TargetError: The user's file is at fault in every cell.
         NoAnswerError: No device, or no cell has an answer.
     """
-    _check_names(request)
-    grid = [dict(zip(request.over, sizes, strict=True)) for sizes in itertools.product(*request.over.values())]
-    if len(grid) > _MOST_CELLS:
-        raise UsageError(f"{len(grid)} cells are asked about", hint=f"ask about {_MOST_CELLS} at most at once")
+    grid = combinations(request)
     if request.buckets is not None:
         asked = request.build(at={**request.given, **grid[0]})
         check_buckets(asked, request.buckets, tuple(request.over), is_searched=request.searched is not None)
-    cases = [Case(_named(sizes), _question(request, sizes)) for sizes in grid]
+    cases = [Case(named(sizes), _question(request, sizes)) for sizes in grid]
     answers = probe_all(cases, StagedProgress(progress, len(cases)), jobs=request.jobs or default_jobs(len(cases)))
     runs = [answer for answer in answers if isinstance(answer, ProbeRun)]
     errors = [answer for answer in answers if isinstance(answer, OomdoctorError)]
@@ -81,6 +78,24 @@ def find_frontier(request: FrontierRequest, progress: Progress) -> FrontierDocum
     return _document(cases[0].request, request, cells, runs[-1], buckets)
 
 
+def combinations(request: FrontierRequest) -> list[dict[str, int]]:
+    """Return the sizes of each cell by name, the last fastest; one without any where none is varied.
+
+    Raises:
+        UsageError: A size is asked about twice, or there are too many cells.
+    """
+    _check_names(request)
+    grid = [dict(zip(request.over, sizes, strict=True)) for sizes in itertools.product(*request.over.values())]
+    if len(grid) > _MOST_CELLS:
+        raise UsageError(f"{len(grid)} cells are asked about", hint=f"ask about {_MOST_CELLS} at most at once")
+    return grid
+
+
+def named(sizes: Mapping[str, int]) -> str:
+    """Return what to call a cell."""
+    return ", ".join(f"{name} {size}" for name, size in sizes.items()) or "as it is"
+
+
 def _check_names(request: FrontierRequest) -> None:
     searched = [] if request.searched is None else [request.searched.name]
     names = [*request.given, *request.over, *searched]
@@ -88,10 +103,6 @@ def _check_names(request: FrontierRequest) -> None:
         raise UsageError(
             f"`{twice[0]}` is asked about twice", hint="give it with one of `--at`, `--over` and `--largest`"
         )
-
-
-def _named(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {size}" for name, size in sizes.items()) or "as it is"
 
 
 def _question(request: FrontierRequest, sizes: Mapping[str, int]) -> ProbeRequest:

@@ -1,6 +1,6 @@
-"""The report of `oomdoctor gpus --fit`: a card a row, in every format.
+"""The report of `oomdoctor gpus --fit`: a card a row, with a column for each size where sizes are varied.
 
-Text, Markdown and the page show one table; `issues` gives a note for each card, of which none fails anything.
+Text, Markdown and the page show one table; `issues` gives a note for each card and size, of which none fails anything.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _LIMITS: Final = {
     "target": "target batch",
     "limit": "a limit that is not memory",
     "model": "the model alone does not fit",
+    "unknown": "no answer",
 }
 _HOW: Final = {
     "trace": "traced: what a step allocates was placed on a simulated allocator of each card's size",
@@ -34,10 +35,10 @@ _HOW: Final = {
 def text(document: FitDocument, terminal: Terminal) -> str:
     """Render what fits each card for a terminal, with a newline at its end."""
     result = document.result
-    rows = [_row(card) for card in result.cards]
+    rows = list(_rows(result))
     columns = [
         gpus.Column(heading.removeprefix(">"), [row[place] for row in rows], right=heading.startswith(">"))
-        for place, heading in enumerate(_COLUMNS)
+        for place, heading in enumerate(_columns(result))
     ]
     return "\n".join([*gpus.table(columns, terminal), "", *map(visible, [*_legend(result), *_warnings(result)]), ""])
 
@@ -60,10 +61,11 @@ def _blocks(document: FitDocument) -> Iterator[str]:
     yield f"### {prose(capitalised(_cut(_headline(result))))}"
     warnings = list(_warnings(result))
     yield from warning_block((prose(sentence(_cut(text))) for text in warnings), len(warnings), _ROOM_FOR_WARNINGS)
-    every = ((code(_cut(card.gpu)), *_row(card)[1:]) for card in result.cards)
-    rows = list(fitting(every, _ROOM_FOR_TABLE))
-    yield table(("card", *_COLUMNS[1:]), rows)
-    if more := len(result.cards) - len(rows):
+    every = list(_rows(result))
+    rows = list(fitting(((code(_cut(row[0])), *row[1:]) for row in every), _ROOM_FOR_TABLE))
+    headings = ((">" if heading[0] == ">" else "", heading.removeprefix(">")) for heading in _columns(result)[1:])
+    yield table(("card", *(mark + prose(_cut(heading)) for mark, heading in headings)), rows)
+    if more := len(every) - len(rows):
         yield f"... and {more} more."
     yield "\n".join(f"- {prose(sentence(_cut(text)))}" for text in _legend(result))
     yield ", ".join(code(_cut(f"{name} {version}")) for name, version in document.versions.items())
@@ -81,13 +83,14 @@ def html(document: FitDocument) -> str:
     from oomdoctor.report.html import render_page
 
     result = document.result
+    rows = list(_rows(result))
     values = {
         "document": document,
         "headline": _headline(result),
         "warnings": list(_warnings(result))[:_MOST_ROWS],
-        "columns": [heading.removeprefix(">") for heading in _COLUMNS],
-        "rows": [_row(card) for card in result.cards[:_MOST_ROWS]],
-        "more": max(0, len(result.cards) - _MOST_ROWS),
+        "columns": [heading.removeprefix(">") for heading in _columns(result)],
+        "rows": rows[:_MOST_ROWS],
+        "more": max(0, len(rows) - _MOST_ROWS),
         "legend": list(_legend(result)),
     }
     return render_page("fit.html", values)
@@ -140,10 +143,10 @@ def _issue(result: FitResult, card: FittedCard) -> Issue:
         title=f"{_TITLE} {result.target}",
         lines=(text, f"limited by {_LIMITS[card.micro_batch.limited_by]}"),
         location=Location(path, name=result.target),
-        subject=card.gpu,
+        subject=_named(card),
         rule=rule.id,
-        identity=("" if path is None else repository_path(path), result.target, card.gpu),
-        case=Case(name=card.gpu, group=result.target, kind=card.micro_batch.limited_by, message=text, body=text),
+        identity=("" if path is None else repository_path(path), result.target, _named(card)),
+        case=Case(name=_named(card), group=result.target, kind=card.micro_batch.limited_by, message=text, body=text),
     )
 
 
@@ -152,7 +155,46 @@ def _issue(result: FitResult, card: FittedCard) -> Issue:
 
 def _headline(result: FitResult) -> str:
     fitting = sum(card.micro_batch.maximum > 0 for card in result.cards)
-    return f"{result.target} fits {fitting} of {count(len(result.cards), 'card')}"
+    what = "combination of card and size" if result.varied_sizes else "card"
+    several = "combinations of card and size" if result.varied_sizes else "cards"
+    return f"{result.target} fits {fitting} of {count(len(result.cards), what, several)}"
+
+
+def _columns(result: FitResult) -> tuple[str, ...]:
+    if not result.varied_sizes:
+        return _COLUMNS
+    return (*_COLUMNS[:2], *(f">{named}" for named in dict.fromkeys(_sizes(card) for card in result.cards)))
+
+
+def _rows(result: FitResult) -> Iterator[tuple[str, ...]]:
+    """Yield a card's cells, one for each column."""
+    if not result.varied_sizes:
+        yield from map(_row, result.cards)
+        return
+    columns = _columns(result)[2:]
+    by_card: dict[str, dict[str, FittedCard]] = {}
+    for card in result.cards:
+        by_card.setdefault(card.gpu, {})[f">{_sizes(card)}"] = card
+    for gpu, found in by_card.items():
+        cells = (found.get(column) for column in columns)
+        size = format_size(next(iter(found.values())).total_bytes)
+        yield gpu, size, *("" if card is None else _both(card) for card in cells)
+
+
+def _both(card: FittedCard) -> str:
+    """Return the largest size, and the recommended one in brackets."""
+    sizes = card.micro_batch
+    if sizes.limited_by == "unknown":
+        return "no answer"
+    return f"{sizes.maximum} ({sizes.recommended or '-'})" if sizes.maximum else "-"
+
+
+def _sizes(card: FittedCard) -> str:
+    return ", ".join(f"{axis.name} {axis.size}" for axis in card.at_sizes)
+
+
+def _named(card: FittedCard) -> str:
+    return f"{card.gpu} at {_sizes(card)}" if card.at_sizes else card.gpu
 
 
 def _row(card: FittedCard) -> tuple[str, ...]:
@@ -165,21 +207,30 @@ def _row(card: FittedCard) -> tuple[str, ...]:
 
 def _answer(card: FittedCard) -> str:
     sizes, plan = card.micro_batch, card.accumulation
+    if sizes.limited_by == "unknown":
+        return f"there is no answer for {_named(card)}: {'; '.join(card.notes)}"
     if not sizes.maximum:
         why = "the model alone does not fit" if sizes.limited_by == "model" else "not even the smallest size"
-        return f"nothing fits {card.gpu}: {why}"
+        return f"nothing fits {_named(card)}: {why}"
     steps = "" if plan is None else f", {count(plan.steps, 'accumulation step')}"
-    return f"micro-batch {sizes.maximum} is the largest that fits {card.gpu}, {sizes.recommended} is recommended{steps}"
+    largest = f"micro-batch {sizes.maximum} is the largest that fits {_named(card)}"
+    return f"{largest}, {sizes.recommended} is recommended{steps}"
 
 
 def _legend(result: FitResult) -> Iterator[str]:
     """Yield what the columns say, and where the answers were had from."""
     devices = "" if result.world_size == 1 else f" on {result.world_size} devices"
     steps = "plain steps" if result.target_batch is None else f"a target batch of {result.target_batch}{devices}"
-    asked = f"{result.target}, {result.precision}, {steps}"
-    yield f"{asked}; {len(result.cards)} cards, {format_size(result.weights_bytes)} of weights"
-    yield f"largest: the largest micro-batch; recommended: one that leaves {result.headroom:.0%} of the capacity free"
-    if result.target_batch is not None:
+    at = "".join(f", {axis.name} {axis.size}" for axis in result.given_sizes)
+    asked, cards = f"{result.target}{at}, {result.precision}, {steps}", len({card.gpu for card in result.cards})
+    most = "at most " if result.varied_sizes else ""
+    yield f"{asked}; {count(cards, 'card')}, {most}{format_size(result.weights_bytes)} of weights"
+    recommended = f"one that leaves {result.headroom:.0%} of the capacity free"
+    if result.varied_sizes:
+        yield f"each size has the largest micro-batch, and in brackets the recommended one: {recommended}"
+    else:
+        yield f"largest: the largest micro-batch; recommended: {recommended}"
+    if result.target_batch is not None and not result.varied_sizes:
         yield "steps: accumulation steps that reach the target batch"
     yield _HOW[result.engine]
     yield from (f"{reason.subject}: {reason.text}" for reason in result.reasons)
@@ -190,4 +241,14 @@ def _warnings(result: FitResult) -> Iterator[str]:
         asked = ", ".join(f"`{question}`" for question in result.questions)
         told = f"the target asks about its GPU ({asked}), and was answered for one card"
         yield f"note: {told}; `probe --gpu` asks for each"
-    yield from (f"{card.gpu}: {note}" for card in result.cards for note in card.notes)
+    every = len({card.gpu for card in result.cards})
+    cards_of: dict[tuple[str, str], list[str]] = {}
+    for card in result.cards:
+        for note in card.notes:
+            cards_of.setdefault((_sizes(card), note), []).append(card.gpu)
+    for (sizes, note), cards in cards_of.items():
+        # What a size has no answer for, it has none for on every card.
+        if sizes and len(cards) == every:
+            yield f"{sizes}: {note}"
+        else:
+            yield from (f"{card} at {sizes}: {note}" if sizes else f"{card}: {note}" for card in cards)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from oomdoctor.codec import ADDED_LATER
 from oomdoctor.results.plan import Accumulation
 from oomdoctor.results.probe import Reason
-from oomdoctor.results.variant import Precision
+from oomdoctor.results.variant import Axis, Precision
 
-CardLimit: TypeAlias = Literal["memory", "target", "limit", "model"]
+CardLimit: TypeAlias = Literal["memory", "target", "limit", "model", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class CardFit:
         maximum: The largest micro-batch; 0 where none fits.
         recommended: The largest that was tried and leaves the headroom free; 0 where none does.
         limited_by: What keeps it from being larger: `memory`, `target` (the whole target fits), `limit` (a limit that
-            is not memory), or `model` (the model alone does not fit).
+            is not memory), `model` (the model alone does not fit), or `unknown` (there is no answer at these sizes).
         plan: How to reach the target batch; None where nothing fits, or there is no target.
         notes: What its reader should know.
     """
@@ -42,7 +43,7 @@ class CardMicroBatch:
         maximum: Largest micro-batch that fits; 0 when none does.
         recommended: Largest that was tried and leaves the headroom free; 0 when none does.
         limited_by: What keeps it from being larger: `memory`, `target` (the whole target fits), `limit` (a limit that
-            is not memory) or `model` (the model alone does not fit).
+            is not memory), `model` (the model alone does not fit) or `unknown` (no answer at these sizes).
     """
 
     maximum: int
@@ -52,7 +53,7 @@ class CardMicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class FittedCard:
-    """One card's answer.
+    """One card's answer, at one combination of sizes.
 
     Attributes:
         gpu: What `--gpu` calls it.
@@ -62,7 +63,8 @@ class FittedCard:
         compute_capability: Such as `8.9`.
         micro_batch: The answer.
         accumulation: How to reach the target batch; None when nothing fits, or there is no target.
-        notes: What the reader should know.
+        notes: What the reader should know, or why there is no answer.
+        at_sizes: The sizes besides the batch that are varied; none where none is.
     """
 
     gpu: str
@@ -73,6 +75,7 @@ class FittedCard:
     micro_batch: CardMicroBatch
     accumulation: Accumulation | None
     notes: tuple[str, ...]
+    at_sizes: tuple[Axis, ...] = field(default=(), metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +90,13 @@ class FitResult:
         optimizer: Name of a `torch.optim` class, as asked for; None for the file's own or the default.
         headroom: Part of the capacity that the recommended size leaves free, between 0 and 1.
         engine: What the answers were had from: `trace`, or a probe of each card on a `null` GPU.
-        weights_bytes: Bytes of the model's parameters and buffers.
+        weights_bytes: Bytes of the model's parameters and buffers; the most where they depend on a size.
         questions: What the target asked about its GPU, and was answered for one card.
         reasons: What decided besides the cards.
-        cards: The cards that were asked about, in the order in which they were named, else in the catalogue's.
+        cards: The cards that were asked about, in the order in which they were named, else in the catalogue's; each
+            at every combination of sizes, the last axis fastest.
+        given_sizes: Sizes besides the batch that hold for all.
+        varied_sizes: Names of those that are varied, in the order in which they were given.
     """
 
     target: str
@@ -104,3 +110,5 @@ class FitResult:
     questions: tuple[str, ...]
     reasons: tuple[Reason, ...]
     cards: tuple[FittedCard, ...]
+    given_sizes: tuple[Axis, ...] = field(default=(), metadata=ADDED_LATER)
+    varied_sizes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)

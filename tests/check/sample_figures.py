@@ -99,6 +99,7 @@ any_circumstances = st.builds(
     target_batch=st.none() | NUMBERS,
     world_size=st.none() | NUMBERS,
     rank=st.none() | NAMES,
+    axes=st.none() | NAMES,
 )
 
 

@@ -11,7 +11,7 @@ from oomdoctor.config.check import CheckConfiguration, configure_check
 from oomdoctor.config.schema import CheckKeys
 from oomdoctor.errors import UsageError
 from oomdoctor.request import ProbeRequest
-from oomdoctor.results import Variant
+from oomdoctor.results import Axis, Variant
 from oomdoctor.units import GIB
 
 PRETRAIN = '[[check]]\nname = "pretrain"\ntarget = "train/model.py"\n'
@@ -129,9 +129,50 @@ def test_ranks_of_a_world_reach_the_probe() -> None:
     assert (plain.request.world_size, plain.request.parallel, plain.request.target_batch) == (64, "fsdp", None)
 
 
+def test_sizes_besides_the_batch_reach_the_probe() -> None:
+    """Sizes hold for an entry; each combination of those with several values is an entry on each card."""
+    keys = 'at = { side = 64 }\nover = { context = [256, 512], width = [8] }\ngpus = ["t4", "l4"]\n'
+    found = configured(PRETRAIN + keys)
+    every = [f"pretrain at context {context}, width 8 on {gpu}" for context in (256, 512) for gpu in ("t4", "l4")]
+    assert (names(found), names(found, every[1])) == (every, every[1:2])
+    entry = chosen_entries(found)[-1]
+    assert entry.request.variant.axes == (Axis("context", 512), Axis("side", 64), Axis("width", 8))
+    assert names(configured(PRETRAIN + "at = { side = 64 }\n")) == ["pretrain"]
+
+
+def test_sizes_are_filled_in_where_a_command_has_them() -> None:
+    """What a command's trials run, and its verification, has no placeholder left but those of the batch."""
+    command = '[[check]]\nname = "own"\ncommand = ["python", "a.py", "{micro_batch}", "{accumulation_steps}"]\n'
+    keys = 'set = ["a.py:LENGTH={length}"]\nover = { length = [8, 16] }\nverify = true\n'
+    entries = chosen_entries(configured(command + keys))
+    assert [entry.name for entry in entries] == ["own at length 8", "own at length 16"]
+    assert [entry.request.literals[0].value for entry in entries] == ["8", "16"]
+    placed = command.replace("a.py", "a{length}.py") + "over = { length = [8] }\nverify = true\n"
+    (entry,) = chosen_entries(configured(placed))
+    assert entry.verification is not None
+    assert entry.request.command == entry.verification.command
+    assert entry.request.command == ("python", "a8.py", "{micro_batch}", "{accumulation_steps}")
+
+
 @pytest.mark.parametrize(
     ("keys", "message", "hint"),
     [
+        (
+            "at = { side = 0 }",
+            "`at` of `pretrain` in `oomdoctor.toml` is wrong: `at side=0` gives no whole number above 0",
+            "as in `sequence_length=512`",
+        ),
+        ("at = { side = 'a' }", '`check.pretrain.at.side` in `oomdoctor.toml` is `"a"`, not an integer', "= 512 }"),
+        (
+            "over = { side = [] }",
+            "`over` of `pretrain` in `oomdoctor.toml` is wrong: `over` gives `side` twice, or no value",
+            "once",
+        ),
+        (
+            "at = { side = 1 }\nover = { side = [2] }",
+            "`over` of `pretrain` in `oomdoctor.toml` has values of `side`, and `at` has one",
+            "drop one of the two",
+        ),
         (
             'target-batch = 256\nmesh = "dp=32,tp=8"\nmin-micro-batch = 9',
             "`min-micro-batch` of `pretrain` in `oomdoctor.toml` is 9, and `target-batch` gives each device only 8",

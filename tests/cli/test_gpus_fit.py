@@ -107,6 +107,48 @@ def test_every_card_has_the_answer_of_its_own_probe(cards: dict[str, Any], tmp_p
     assert [cards[gpu]["micro_batch"]["limited_by"] for gpu in ("gtx-1060-6gb", "h200")] == ["memory", "target"]
 
 
+# A length beside the batch, above which its model cannot be built.
+SIZED = ATTENDING.replace(
+    "(size):\n    return torch.randint(1000, (size, 1024))",
+    """(size, *, length=64):
+    return torch.randint(1000, (size, length))""",
+).replace(
+    "def build_model():\n",
+    """def build_model(*, length=64):
+    if length > 512:
+        raise ValueError(f"{length} positions")
+""",
+)
+
+
+def test_cards_by_lengths(tmp_path: Path) -> None:
+    """Each card at each length has the answer of its own probe; a length that the model cannot have has none."""
+    (tmp_path / "train.py").write_text(SIZED)
+    gpus = [word for gpu in ("gtx-1060-6gb", "rtx-3060-12gb") for word in ("--gpu", gpu)]
+    question = ["gpus", "--fit", "train.py", *gpus, "--over", "length=256,512,1024", "--target-batch", "600", "-q"]
+    finished = run_here([*question, "--json"], tmp_path)
+    document = json.loads(finished.stdout)
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    rows = document["result"]["cards"]
+    assert [row["gpu"] for row in rows] == [gpu for gpu in gpus[1::2] for _ in range(3)]
+    for row in (rows[0], rows[4]):
+        at = "--at=length=" + str(row["at_sizes"][0]["size"])
+        assert agrees(row, probed(tmp_path, row["gpu"], "trace", "--target-batch", "600", at))
+        (alone,) = fitted(tmp_path, SIZED, "--target-batch", "600", "--gpu", row["gpu"], at).values()
+        assert {**alone, "at_sizes": row["at_sizes"]} == row
+    assert [row["micro_batch"]["limited_by"] for row in rows[2::3]] == ["unknown"] * 2
+    assert "1024 positions" in rows[2]["notes"][0]
+
+
+def test_a_size_that_fits_no_option_is_refused(tmp_path: Path) -> None:
+    """A size that no function takes is the target's fault at every size; without `--fit` sizes mean nothing."""
+    (tmp_path / "train.py").write_text(SIZED)
+    finished = run_here(["gpus", "--fit", "train.py", "--gpu", "t4", "--over", "width=1,2", "-q"], tmp_path)
+    assert (finished.returncode, "`make_batch` takes no `width`" in finished.stderr) == (2, True)
+    finished = run_here(["gpus", "--at", "length=8"], tmp_path)
+    assert (finished.returncode, "`--at` is for `--fit`" in finished.stderr) == (2, True)
+
+
 # Keeps its last five outputs, so that memory grows for some steps.
 KEEPING = "from collections import deque\nKEPT = deque(maxlen=5)\n" + MLP.replace(
     "    return model(batch)", "    KEPT.append(model(batch).detach())\n    return model(batch)"

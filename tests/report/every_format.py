@@ -43,6 +43,7 @@ SAMPLES: dict[str, Document] = {
     "check": check_documents.check(),
     "check, passed": check_documents.check(check_documents.passed()),
     "gpus": fit_documents.fitted(),
+    "gpus, at sizes": fit_documents.fitted_at_sizes(),
     "gpus, a question": fit_documents.fitted(questions=("torch.cuda.mem_get_info",), engine="null", world_size=2),
     "verify": verify_documents.verified(),
     "verify, equal": verify_documents.equal(),

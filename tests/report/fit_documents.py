@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from oomdoctor.results import CardMicroBatch, FitDocument, FitResult, FittedCard, Reason
+from oomdoctor.results import Axis, CardMicroBatch, FitDocument, FitResult, FittedCard, Reason
 from oomdoctor.search.probe_search import plan_accumulation
 
 GIB = 2**30
@@ -31,6 +32,19 @@ def fitted(target: str = "train.py", **changes: Any) -> FitDocument:
     }
     versions = {"oomdoctor": "0.1.0", "python": "3.11.7", "torch": "2.15.0+cu132", "cuda": "13.2"}
     return FitDocument("gpus", "fitted", 0, versions, FitResult(**(result | changes)))
+
+
+def fitted_at_sizes() -> FitDocument:
+    """A table of two cards at two sizes, of which the model cannot have one."""
+    sizes = [(Axis("width", 8), Axis("context", size)) for size in (512, 2048)]
+    found = [(100, 94, "memory"), (0, 0, "unknown"), (0, 0, "model"), (0, 0, "unknown")]
+    problem = "`build_model` raised ValueError: 2048 positions"
+    rows = [
+        replace(card(gpu, gpu, gib, found[2 * place + at], *([problem] if at else [])), at_sizes=each)
+        for place, (gpu, gib) in enumerate((("rtx-4090", 24), ("gtx-1650", 4)))
+        for at, each in enumerate(sizes)
+    ]
+    return fitted(cards=tuple(rows), varied_sizes=("width", "context"), given_sizes=(Axis("side", 64),))
 
 
 def card(gpu: str, name: str, gib: int, sizes: tuple[int, int, Any], *notes: str) -> FittedCard:

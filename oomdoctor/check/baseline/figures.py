@@ -113,6 +113,7 @@ class Circumstances:
         target_batch: Samples per optimizer step over all devices; None where nothing fits.
         world_size: Devices that share it; None where nothing fits.
         rank: The rank that limits the answer, its world and its mesh; None where no rank ran alone.
+        axes: Sizes of a file besides the batch, such as `context 512`; None for the file's own.
     """
 
     torch: str | None
@@ -124,6 +125,7 @@ class Circumstances:
     target_batch: int | None
     world_size: int | None
     rank: str | None = field(default=None, metadata=ADDED_LATER)
+    axes: str | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,7 @@ def figures_of(result: ProbeResult, versions: Mapping[str, str] | None = None, s
             target_batch=plan.target_batch if plan else None,
             world_size=plan.world_size if plan else None,
             rank=_rank_of(result),
+            axes=_axes_of(result),
         ),
         maximum=result.micro_batch.maximum,
         limited_by=result.micro_batch.limited_by,
@@ -230,6 +233,11 @@ def _rank_of(result: ProbeResult) -> str | None:
     if alone is None:
         return None if result.limited_by_rank is None else f"rank {result.limited_by_rank}"
     return ", ".join(filter(None, (f"rank {alone.rank} of {alone.world_size}", alone.mesh, alone.parallel)))
+
+
+def _axes_of(result: ProbeResult) -> str | None:
+    axes = result.variant.axes if result.variant else ()
+    return ", ".join(f"{axis.name} {axis.size}" for axis in axes) or None
 
 
 def memory_figures(memory: StepMemory) -> MemoryFigures:

@@ -1,0 +1,98 @@
+"""Sizes besides the batch, as people write them: `sequence_length=512`, several values, a command's `{name}`.
+
+What they are in the user's file is in `oomdoctor.target.sizes`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from oomdoctor.errors import UsageError
+
+_OWN_SIZES: Final = ("batch_size", "micro_batch", "accumulation_steps", "world_size")
+
+
+def read_sizes(sizes: Mapping[str, int] | Sequence[str], option: str = "at") -> dict[str, int]:
+    """Read sizes other than the batch, each as `NAME=SIZE` where it is text.
+
+    Raises:
+        UsageError: One has no name, is no whole number above 0, is given twice, or is the batch size.
+    """
+    found: dict[str, int] = {}
+    for text in sizes.items() if isinstance(sizes, Mapping) else sizes:
+        name, _, value = text.partition("=") if isinstance(text, str) else (text[0], "=", str(text[1]))
+        check_size_name(name, option, f"{option} {name}={value}", found)
+        if not re.fullmatch(r"\d{1,12}", value.strip()) or int(value) < 1:
+            hint = "write the name and the size, as in `sequence_length=512`"
+            raise UsageError(f"`{option} {name}={value}` gives no whole number above 0", hint=hint)
+        found[name] = int(value)
+    return found
+
+
+def read_grid(texts: Mapping[str, Sequence[int]] | Sequence[str], option: str = "over") -> dict[str, list[int]]:
+    """Read sizes with several values each, as `NAME=SIZE,SIZE,...` where they are text.
+
+    Raises:
+        UsageError: As of `read_sizes`; or a value is given twice.
+    """
+    found: dict[str, list[int]] = {}
+    pairs = texts.items() if isinstance(texts, Mapping) else [text.partition("=")[::2] for text in texts]
+    for name, values in pairs:
+        sizes = [
+            read_sizes([f"{name}={value}"], option).popitem()[1]
+            for value in (values.split(",") if isinstance(values, str) else values)
+        ]
+        if name in found or not sizes or len({*sizes}) < len(sizes):
+            raise UsageError(f"`{option}` gives `{name}` twice, or no value", hint="give each size and value once")
+        found[name] = sizes
+    return found
+
+
+def check_size_name(name: object, option: str, given: str, others: Mapping[str, int]) -> None:
+    """See that a size besides the batch can have a name.
+
+    Args:
+        name: The name.
+        option: The option that gives it.
+        given: What was given, for the error.
+        others: The sizes that the option gave before.
+
+    Raises:
+        UsageError: It is no name, is given twice, or is a size that a probe searches or plans itself.
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise UsageError(f"`{given}` names no size", hint="write the name and the size, as in `sequence_length=512`")
+    if name in _OWN_SIZES:
+        hint = "the micro-batch is what is searched; the sizes to give are others, such as `sequence_length=512`"
+        raise UsageError(f"`{given}` is not for `{option}`", hint=hint)
+    if name in others:
+        raise UsageError(f"`{option}` gives `{name}` twice", hint="give each size once")
+
+
+def fill_sizes(
+    command: Sequence[str], literals: Sequence[str], sizes: Mapping[str, int], option: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Fill sizes in where a command, or the literals that are set in its files, have placeholders of their names.
+
+    Args:
+        command: The command's words.
+        literals: Literals to set in its files, as text.
+        sizes: Sizes by name.
+        option: The option that gave them, for the error.
+
+    Raises:
+        UsageError: There is no placeholder of a size's name.
+    """
+    for name in sizes:
+        if not any(f"{{{name}}}" in text for text in (*command, *literals)):
+            hint = f"write `{{{name}}}` where the size goes, as in `-- python train.py --length {{{name}}}`"
+            raise UsageError(f"`{option} {name}={sizes[name]}`: the command has no `{{{name}}}`", hint=hint)
+
+    def filled(text: str) -> str:
+        for name, size in sizes.items():
+            text = text.replace(f"{{{name}}}", str(size))
+        return text
+
+    return tuple(map(filled, command)), tuple(map(filled, literals))
