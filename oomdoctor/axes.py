@@ -71,6 +71,22 @@ def check_size_name(name: object, option: str, given: str, others: Mapping[str, 
         raise UsageError(f"`{option}` gives `{name}` twice", hint="give each size once")
 
 
+def check_placeholder(name: str, texts: Sequence[str], given: str) -> None:
+    """See that a command is told a size.
+
+    Args:
+        name: The size's name.
+        texts: The command's words, and the literals that are set in its files.
+        given: What was given, for the error.
+
+    Raises:
+        UsageError: It has no placeholder of that name.
+    """
+    if not any(f"{{{name}}}" in text for text in texts):
+        hint = f"write `{{{name}}}` where the size goes, as in `-- python train.py --length {{{name}}}`"
+        raise UsageError(f"`{given}`: the command has no `{{{name}}}`", hint=hint)
+
+
 def fill_sizes(
     command: Sequence[str], literals: Sequence[str], sizes: Mapping[str, int], option: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -86,9 +102,7 @@ def fill_sizes(
         UsageError: There is no placeholder of a size's name.
     """
     for name in sizes:
-        if not any(f"{{{name}}}" in text for text in (*command, *literals)):
-            hint = f"write `{{{name}}}` where the size goes, as in `-- python train.py --length {{{name}}}`"
-            raise UsageError(f"`{option} {name}={sizes[name]}`: the command has no `{{{name}}}`", hint=hint)
+        check_placeholder(name, (*command, *literals), f"{option} {name}={sizes[name]}")
 
     def filled(text: str) -> str:
         for name, size in sizes.items():

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import starmap
 from pathlib import Path
 from typing import Final, Literal, TypeVar, get_args
@@ -35,7 +35,7 @@ ACCUMULATION: Final = "{accumulation_steps}"
 """Placeholders of a command."""
 
 _OVERRIDE: Final = re.compile(r"(?P<file>.+?)(?::(?P<line>\d{1,9}))?:(?P<name>[^\W\d]\w*)\s*=(?P<value>.+)")
-_PLACEHOLDER: Final = re.compile(r"\{(micro_batch|accumulation_steps|world_size)\}")
+_PLACEHOLDER: Final = r"\{(?:micro_batch|accumulation_steps|world_size)\}"
 _PLAIN_WORD: Final = re.compile(r"[\w@%+=:./-]*(\{\w+\}[\w@%+=:./-]*)+")
 
 Word = TypeVar("Word", bound=str)
@@ -160,6 +160,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     guide: bool | None = None,
     inputs: Sequence[str] = (),
     at: Mapping[str, int] | Sequence[str] = (),
+    searched: SearchedSize | None = None,
     fastest: bool | None = None,
     spelled: Spelling = str,
 ) -> ProbeRequest:
@@ -192,6 +193,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         inputs: Patterns of files that an answer that is kept depends on, besides those that are recorded.
         at: Sizes other than the batch, by name or each as `NAME=SIZE`: keywords of the file's `make_batch`, or
             placeholders of a command.
+        searched: A size other than the batch that is searched in its place, as `build_searched` returns it.
         fastest: Whether optimizer steps of several sizes are timed as well, on a real GPU.
         spelled: How an error names a parameter.
 
@@ -210,6 +212,8 @@ def build_request(  # noqa: PLR0913 - one parameter an option
             f"`{spelled('memory')}` and `{spelled('capacity')}` exclude each other",
             hint="the first is the card's memory in all, the second what PyTorch may take of it; give one",
         )
+    variant = build_variant(precision=precision, optimizer=optimizer, devices=devices, axes=sizes, spelled=spelled)
+    own_sizes = () if searched is None else (searched.name,)
     return ProbeRequest(
         target=_path(target) if command is None else command_line(command),
         command=command,
@@ -219,7 +223,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         ranks=_text(spelled("rank"), ranks),
         mesh=_text(spelled("mesh"), mesh),
         parallel=None if parallel is None else _one_of(spelled("parallel"), parallel, PARALLELS),
-        variant=build_variant(precision=precision, optimizer=optimizer, devices=devices, axes=sizes, spelled=spelled),
+        variant=replace(variant, searched=searched),
         headroom=DEFAULT_HEADROOM if headroom is None else parse_fraction(str(headroom), option=spelled("headroom")),
         gpu=_text(spelled("gpu"), gpu),
         device=_device(spelled("device"), device),
@@ -228,7 +232,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         reserve_bytes=_bytes(spelled("reserve"), reserve) or 0,
         engine=_one_of(spelled("engine"), "auto" if engine is None else engine, ENGINES),
         trial_timeout_seconds=_seconds(spelled("trial_timeout"), trial_timeout),
-        literals=tuple(read_override(text, spelled("set")) for text in literals),
+        literals=tuple(read_override(text, spelled("set"), own_sizes) for text in literals),
         steps=DEFAULT_STEPS if steps is None else whole_number(spelled("steps"), steps),
         count_steps=_one_of(spelled("count_steps"), count_steps or STEP_COUNTS[0], STEP_COUNTS),
         fresh=bool(fresh),
@@ -322,8 +326,13 @@ def build_searched(
     return SearchedSize(largest, numbers["micro_batch"] or 1, unit, bound)
 
 
-def read_override(text: str, option: str = "set") -> LiteralOverride:
+def read_override(text: str, option: str = "set", sizes: Sequence[str] = ()) -> LiteralOverride:
     """Read `FILE:NAME=VALUE` or `FILE:LINE:NAME=VALUE`.
+
+    Args:
+        text: The text.
+        option: The option that gives it, for the error.
+        sizes: Names of placeholders besides those that every command has.
 
     Raises:
         UsageError: It is none, or the value is no literal.
@@ -334,7 +343,7 @@ def read_override(text: str, option: str = "set") -> LiteralOverride:
         raise UsageError(f"`{option} {text}` names no literal of a file", hint=hint)
     value = match["value"].strip()
     try:
-        ast.literal_eval(_PLACEHOLDER.sub("1", value))
+        ast.literal_eval(re.sub("|".join((_PLACEHOLDER, *(f"[{{]{name}[}}]" for name in sizes))), "1", value))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         hint = "give a number or a `'text'`, or a placeholder such as `{micro_batch}`"
         raise UsageError(f"`{value}` in `{option} {text}` is no literal of Python", hint=hint) from None

@@ -222,6 +222,20 @@ def test_the_tables_of_accuracy_are_those_of_the_results() -> None:
     assert found["summary"]["trace"]["cases"] >= 38
 
 
+def test_the_models_by_name_are_those_of_the_results() -> None:
+    """What the documentation says of models by name was run and committed, and those by hand have the same answers."""
+    results = json.loads((ROOT / "tests/bench/results/hub.json").read_text(encoding="utf-8"))
+    rows = {row.pop("target"): row for row in results["rows"] if row.pop("seconds")}
+    by_hand = {name.removesuffix(", by hand"): rows.pop(name) for name in [*rows] if name.endswith(", by hand")}
+    answered = [name for name, row in rows.items() if row["maximum"]]
+
+    kinds = [sum(name.startswith(kind) for name in answered) for kind in ("timm:", "torchvision:", "hf:")]
+    assert "{} models of timm, {} of torchvision and {} of transformers".format(*kinds) in PROSE
+    assert f"{len(answered)} of {len(rows)} have an answer and {len(results['connections'])} connections" in PROSE
+    assert len(by_hand) == 10
+    assert all(rows[name] == row for name, row in by_hand.items())
+
+
 def test_the_figures_of_check_are_those_of_the_results() -> None:
     """What the documentation says of a check's time is what was measured and committed, and within what it promises."""
     results = json.loads((ROOT / "tests/bench/results/check_speed.json").read_text(encoding="utf-8"))

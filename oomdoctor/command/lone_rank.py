@@ -9,7 +9,7 @@ from oomdoctor.command.template import Sizes
 from oomdoctor.errors import UsageError
 from oomdoctor.results import NcclMemory
 from oomdoctor.run.launcher import Launch, Mesh, launch_alone, parse_mesh, read_launch
-from oomdoctor.search.probe_search import share_of
+from oomdoctor.search.probe_search import micro_steps, share_of
 
 if TYPE_CHECKING:
     from oomdoctor.request import ProbeRequest
@@ -105,10 +105,25 @@ def share_of_command(request: ProbeRequest) -> int | None:
     return share_of(request.target_batch, request.world_size)
 
 
-def sizes_of(request: ProbeRequest, micro_batch: int, steps: int) -> Sizes:
-    """Return the sizes to fill into a command's words."""
-    alone = request.variant.lone_rank
-    return Sizes(micro_batch, steps, request.world_size if alone is None else alone.world_size)
+def sizes_of(request: ProbeRequest, size: int, steps: int) -> Sizes:
+    """Return the sizes to fill into a command's words.
+
+    Args:
+        request: The question.
+        size: The trial's: a micro-batch, or multiples of the size that is searched.
+        steps: Accumulation steps.
+    """
+    alone, searched = request.variant.lone_rank, request.variant.searched
+    world_size = request.world_size if alone is None else alone.world_size
+    if searched is None:
+        return Sizes(size, steps, world_size)
+    return Sizes(searched.micro_batch, steps, world_size, (searched.name, size * searched.multiple_of))
+
+
+def steps_of(request: ProbeRequest, size: int) -> int:
+    """Return the micro-batches in each optimizer step of a trial of this size."""
+    searched = request.variant.searched
+    return micro_steps(size if searched is None else searched.micro_batch, share_of_command(request))
 
 
 def nccl_memory(communicators: tuple[int, ...]) -> NcclMemory:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oomdoctor.agent.messages import ErrorChain, Measurements, UnknownRead
     from oomdoctor.command.trial import EndedTrial
     from oomdoctor.command.trial_events import TrialEvents
+    from oomdoctor.results import SearchedSize
     from oomdoctor.target.literals import FoundLiteral
 
 
@@ -271,14 +272,16 @@ _SAME_SHARE: Final = 0.001
 
 @dataclass(slots=True)
 class BatchSizeCheck:
-    """Check that the micro-batch that was filled in reaches the model, from batches and peaks of several trials.
+    """Check that the size that was filled in reaches the model, from batches and peaks of several trials.
 
     Attributes:
-        leading: Leading dimensions of the first batch, by micro-batch.
-        peaks: Most bytes allocated, by micro-batch.
+        searched: The size that is searched; None where that is the micro-batch.
+        shapes: Shapes of the first batch, by the trial's size; of a micro-batch the leading dimensions.
+        peaks: Most bytes allocated, by the trial's size.
     """
 
-    leading: dict[int, frozenset[int]] = field(default_factory=dict)
+    searched: SearchedSize | None = None
+    shapes: dict[int, frozenset[tuple[int, ...]]] = field(default_factory=dict)
     peaks: dict[int, int] = field(default_factory=dict)
 
     def problem_of(self, micro_batch: int, events: TrialEvents, peak_bytes: int | None) -> OomdoctorError | None:
@@ -291,32 +294,34 @@ class BatchSizeCheck:
         """
         others = {size: peak for size, peak in self.peaks.items() if size != micro_batch}
         batches = [batch for pid, batch in events.batches.items() if pid in events.devices]
-        self.leading[micro_batch] = frozenset(shape[0] for batch in batches for shape in batch.shapes if shape)
+        told = 1 if self.searched is None else None
+        self.shapes[micro_batch] = frozenset(shape[:told] for batch in batches for shape in batch.shapes if shape)
         self.peaks[micro_batch] = peak_bytes or 0
         if self._is_cut(micro_batch):
             return TargetError(
-                f"micro-batch {micro_batch} was asked for, and a batch of {max(self.leading[micro_batch])} reached the "
-                "model",
+                f"micro-batch {micro_batch} was asked for, and a batch of {max(self.shapes[micro_batch])[0]} reached "
+                "the model",
                 hint="its data may have no more samples than that: give it more, or ask for a smaller `--target-batch`",
             )
         for size, peak in others.items():
             has_same_memory = abs(self.peaks[micro_batch] - peak) <= _SAME_SHARE * max(self.peaks[micro_batch], peak)
-            if has_same_memory and self.leading[micro_batch] == self.leading[size]:
-                return _ignored_error(micro_batch, size)
+            if has_same_memory and self.shapes[micro_batch] == self.shapes[size]:
+                return _ignored_error(micro_batch, size, self.searched)
         return None
 
     def _is_cut(self, micro_batch: int) -> bool:
         """Fewer samples than asked for reached the model, where at another size just as many did."""
-        seen = self.leading[micro_batch]
-        follows = any(size in leading for size, leading in self.leading.items() if size != micro_batch)
-        return follows and bool(seen) and max(seen) < micro_batch
+        seen = self.shapes[micro_batch]
+        follows = any((size,) in shapes for size, shapes in self.shapes.items() if size != micro_batch)
+        return follows and bool(seen) and max(seen) < (micro_batch,)
 
 
-def _ignored_error(first: int, second: int) -> OomdoctorError:
-    low, high = sorted((first, second))
+def _ignored_error(first: int, second: int, searched: SearchedSize | None) -> OomdoctorError:
+    unit, placeholder = (1, REQUIRED) if searched is None else (searched.multiple_of, f"{{{searched.name}}}")
+    low, high = (size * unit for size in sorted((first, second)))
     return TargetError(
-        f"the command does not heed `{REQUIRED}`: at {low} and at {high} the same batch reached the model, and "
+        f"the command does not heed `{placeholder}`: at {low} and at {high} the same batch reached the model, and "
         "training took the same memory",
-        hint="put the placeholder where the command's own batch size goes; a configuration file may set it otherwise, "
+        hint="put the placeholder where the command's own size goes; a configuration file may set it otherwise, "
         "and a literal that `--set` names may not be the one that counts",
     )

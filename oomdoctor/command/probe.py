@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.axes import check_placeholder
 from oomdoctor.command.lone_rank import nccl_memory, share_of_command, sizes_of
 from oomdoctor.command.notes import reasons, warnings
 from oomdoctor.command.supervisor import CommandSupervisor
@@ -14,8 +15,8 @@ from oomdoctor.engines.choice import choose_engine
 from oomdoctor.request import command_line
 from oomdoctor.results import Accumulation, CommandPlan, EditedLiteral, Outcome, UniformPlan
 from oomdoctor.run.environment import find_interpreter, torch_of
-from oomdoctor.search.bracket import FIRST_SIZE, find_plain
-from oomdoctor.search.probe_search import ProbeSearch, micro_steps, plan_accumulation
+from oomdoctor.search.bracket import find_plain
+from oomdoctor.search.probe_search import ProbeSearch, plan_accumulation
 from oomdoctor.trial.answer import Answer, DryRun, Findings, OtherProcesses, ProbeRun, ProfiledAnswer, build_result
 from oomdoctor.trial.dependencies import UNWATCHED
 from oomdoctor.trial.worker_answers import HeldMemory, LoadedTarget
@@ -45,6 +46,8 @@ def engine_for_command(request: ProbeRequest) -> Engine:
     """
     command = request.command or ()
     check_command(command, request.directory, os.environ, [each.value for each in request.literals])
+    if (searched := request.variant.searched) is not None:
+        check_placeholder(searched.name, request.templates, f"--largest {searched.name}")
     return choose_engine(
         engine=request.engine,
         gpu=request.gpu,
@@ -76,23 +79,25 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
     engine = engine_for_command(request)
     others = OtherProcesses((request.device or "0") if engine.kind == "cuda" else None)
     with CommandSupervisor(request, engine, stop, progress) as supervisor:
-        session = ProbeSearch(supervisor, progress, share)
+        searched = request.variant.searched
+        session = ProbeSearch(supervisor, progress, share, searched=searched)
         progress.stage(f"starting {request.target}")
-        first = FIRST_SIZE if share is None else min(FIRST_SIZE, share)
-        steps = micro_steps(first, share)
+        first = session.first_size
+        steps = session.micro_steps(first)
         session.record(first, steps, lambda: supervisor.first(first, steps))
         search = session.find_maximum(supervisor.observations.gradient_bytes)
         session.try_profiled(request.profile_micro_batch, search.maximum)
         recommended = session.find_recommended(search, request.headroom)
         plain = None
-        if accumulates(request.templates):
+        if accumulates(request.templates) and searched is None:
             plain = plain_maximum(session, supervisor, search, share, supervisor.observations.gradient_bytes)
         size = recommended or search.maximum
         own = 1 if accumulates(request.templates) else supervisor.observations.own_steps(size)
-        plan = _checked_plan(request, session, search.maximum, recommended) if own == 1 else None
+        has_plan = own == 1 and searched is None
+        plan = _checked_plan(request, session, search.maximum, recommended) if has_plan else None
         supervisor.settle()
         if search.maximum:
-            supervisor.outlast(search.maximum, micro_steps=micro_steps(search.maximum, share))
+            supervisor.outlast(search.maximum, micro_steps=session.micro_steps(search.maximum))
         findings = Findings(
             loaded=_loaded(supervisor),
             search=search,
@@ -106,7 +111,7 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
         )
         result = build_result(request, engine, supervisor, others, findings)
         sizes = None if plan is None else plan.fixed_size
-        if plan is None and size and (own > 1 or request.target_batch is None):
+        if plan is None and searched is None and size and (own > 1 or request.target_batch is None):
             sizes = UniformPlan(size, own, size * own * request.world_size)
         words = _command_plan(request, supervisor.literals, sizes)
         uses = supervisor.uses

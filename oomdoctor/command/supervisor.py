@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 from oomdoctor.agent.messages import LEAST_GROWTH_BYTES
 from oomdoctor.command.dependencies import CommandDependencies
 from oomdoctor.command.fork_server import ForkServer
-from oomdoctor.command.lone_rank import lone_words, share_of_command, sizes_of
+from oomdoctor.command.lone_rank import lone_words, share_of_command, sizes_of, steps_of
 from oomdoctor.command.notes import Observations
 from oomdoctor.command.outcome import BatchSizeCheck, ClassifiedTrial, classify_trial, unset_error
 from oomdoctor.command.prediction import SimulatedCard, largest_simulated, read_allocations
@@ -23,7 +23,6 @@ from oomdoctor.progress import Progress, SilentProgress
 from oomdoctor.results import Outcome
 from oomdoctor.run.environment import with_agent
 from oomdoctor.search.growth import ANSWER_ITERATIONS, MOST_ITERATIONS, PLAIN_ITERATIONS, growth_of, outlasted
-from oomdoctor.search.probe_search import micro_steps
 from oomdoctor.search.trial_source import TrialNotes, TrialProblem, TrialSource
 from oomdoctor.target.literals import find_literals
 from oomdoctor.trial.process import CancelToken
@@ -123,7 +122,7 @@ class CommandSupervisor(TrialSource):
         self._forks: ForkServer | None = None
         self._has_port = False
         self._speculative = SpeculativeTrial()
-        self._batch_size_check = BatchSizeCheck()
+        self._batch_size_check = BatchSizeCheck(request.variant.searched)
         self._allocations: dict[int, AllocationTrace] = {}
         self._environment_at_torch: Mapping[str, str] = engine.environment
         self._count = 0
@@ -164,6 +163,7 @@ class CommandSupervisor(TrialSource):
         """Run one trial, or take the speculative one.
 
         Raises:
+            TargetError: The command does not heed the size that is searched.
             KeyboardInterrupt: The stop was set.
         """
         ended = self._speculative.take((micro_batch, micro_steps, allowed_bytes))
@@ -317,6 +317,8 @@ class CommandSupervisor(TrialSource):
             problem = unset_error(self.literals, ended.events) or self._batch_size_check.problem_of(
                 micro_batch, ended.events, classified.trial.peak_allocated_bytes
             )
+            if problem is not None and self._request.variant.searched is not None:
+                raise problem  # else it would pass for a limit of the command's own
             if problem is not None:
                 classified = classified.with_problem(problem)
             self._keep_allocations(ended, micro_batch)
@@ -337,20 +339,27 @@ class CommandSupervisor(TrialSource):
 
         Only on a null GPU, where two trials do not share memory, and forked, so that it costs no second import.
         """
-        micro_batch, share = below + 1, share_of_command(self._request)
+        micro_batch, largest = below + 1, self._largest()
         is_cheap = self._forks is not None and self._engine.kind == "null" and _CORES >= _CORES_FOR_TWO
         if (
             not is_cheap
             or self._has_port
-            or (share is not None and micro_batch > share)
+            or (largest is not None and micro_batch > largest)
             or allowed_bytes < self.capacity_bytes
         ):
             self._speculative.drop()
             return
-        is_plain = steps < micro_steps(below, share)
-        size = (micro_batch, steps if is_plain else micro_steps(micro_batch, share), allowed_bytes)
+        is_plain = steps < steps_of(self._request, below)
+        size = (micro_batch, steps if is_plain else steps_of(self._request, micro_batch), allowed_bytes)
         start = self._start(*size)
         self._speculative.begin(size, lambda stop: self._end(start, stop))
+
+    def _largest(self) -> int | None:
+        """Return the largest size that is tried; None for no bound."""
+        searched = self._request.variant.searched
+        if searched is None:
+            return share_of_command(self._request)
+        return None if searched.up_to is None else searched.up_to // searched.multiple_of
 
     # --- what the first trial shows ----------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import ast
 import difflib
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -23,17 +23,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes to fill in; the placeholders are called as the fields.
+    """Sizes to fill in; the placeholders are called as the fields, and that of a searched size as it is called.
 
     Attributes:
         micro_batch: Samples in one forward and backward on one device.
         accumulation_steps: Micro-batches per optimizer step on one device.
         world_size: Devices that share the target batch.
+        searched: Name and value of the size that is searched; None where that is the micro-batch.
     """
 
     micro_batch: int
     accumulation_steps: int
     world_size: int
+    searched: tuple[str, int] | None = None
+
+    @property
+    def by_placeholder(self) -> dict[str, str]:
+        """Texts of the sizes by placeholder."""
+        numbers = {"micro_batch": self.micro_batch, "accumulation_steps": self.accumulation_steps}
+        searched = () if self.searched is None else (self.searched,)
+        named = {**numbers, "world_size": self.world_size, **dict(searched)}
+        return {f"{{{name}}}": str(size) for name, size in named.items()}
 
 
 REQUIRED: Final = MICRO_BATCH
@@ -51,7 +61,7 @@ def fill_command(command: Sequence[str], sizes: Sizes) -> list[str]:
         command: Its words; no shell takes them apart.
         sizes: The sizes to fill in.
     """
-    values = {f"{{{name}}}": str(value) for name, value in asdict(sizes).items()}
+    values = sizes.by_placeholder
     pattern = re.compile("|".join(map(re.escape, values)))
     return [pattern.sub(lambda match: values[match[0]], word) for word in command]
 

@@ -6,14 +6,14 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from oomdoctor.command.lone_rank import mesh_of, share_of_command
+from oomdoctor.command.lone_rank import mesh_of, steps_of
 from oomdoctor.command.probe import engine_for_command, probe_command
 from oomdoctor.command.supervisor import CommandSupervisor
 from oomdoctor.command.trial import SocketDirectory
 from oomdoctor.errors import UsageError
 from oomdoctor.results import EnvironmentVariable, LoneRank, Outcome, PhaseName, RankResult, Reason
 from oomdoctor.run.launcher import parse_ranks
-from oomdoctor.search.probe_search import micro_steps, share_of
+from oomdoctor.search.probe_search import share_of
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def probe_ranks_of_command(request: ProbeRequest, progress: Progress, *, stop: C
 
     def run_at(own: ProbeRequest, size: int) -> Trial:
         with CommandSupervisor(replace(own, fresh=True), engine_for_command(own), stop) as supervisor:
-            return supervisor.first(size, micro_steps(size, share_of_command(own)))
+            return supervisor.first(size, steps_of(own, size))
 
     ways = RankProbes(engine_for_command, lambda own, _: probe_command(own, progress, stop=stop), run_at)
     return probe_ranks(request, progress, ways)

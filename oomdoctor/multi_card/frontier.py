@@ -106,15 +106,8 @@ def _check_names(request: FrontierRequest) -> None:
 
 
 def _question(request: FrontierRequest, sizes: Mapping[str, int]) -> ProbeRequest:
-    asked = replace(request.build(at={**request.given, **sizes}), profiles=False, guide=False)
-    if request.searched is None:
-        return asked
-    if asked.command is not None:
-        raise UsageError(
-            f"`{request.searched.name}` is to be searched, and a command is given",
-            hint="put model, batch and step into a file; commands are asked about sizes that are given",
-        )
-    return replace(asked, variant=replace(asked.variant, searched=request.searched))
+    asked = request.build(at={**request.given, **sizes}, searched=request.searched)
+    return replace(asked, profiles=False, guide=False)
 
 
 def _cell(request: FrontierRequest, sizes: Mapping[str, int], answer: Answer) -> FrontierCell:

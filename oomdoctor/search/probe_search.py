@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.errors import NoAnswerError, TargetError, UsageError
 from oomdoctor.results import Accumulation, Outcome, Trial, UniformPlan
-from oomdoctor.search.bracket import SearchResult, find_maximum, find_recommended
+from oomdoctor.search.bracket import FIRST_SIZE, SearchResult, find_maximum, find_recommended
 from oomdoctor.units import whole_number
 
 if TYPE_CHECKING:
@@ -176,6 +176,11 @@ class ProbeSearch:
         self._low = 0
         self._high = self._largest + 1
         self.trials: list[Trial] = []
+
+    @property
+    def first_size(self) -> int:
+        """Size that is tried first."""
+        return min(FIRST_SIZE, self._largest)
 
     def find_maximum(self, gradient_bytes: int) -> SearchResult:
         """Find the largest micro-batch up to the per-device target that fits.

@@ -1,11 +1,16 @@
 """The one-line targets of timm, torchvision and transformers: each probed, ten beside a file that is written by hand.
 
+Two probes run at once. A row tells the largest micro-batch, the recommended one and the peak of each trial; a file that
+is written by hand must have the same, to the byte. Every connection that a worker begins is counted, and there must be
+none.
+
 Usage: python tests/bench/hub.py [NAME_CONTAINS]
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
 import tempfile
 import time
@@ -18,13 +23,12 @@ from hub_by_hand import BY_HAND
 from measuring import RESULTS, machine, save
 
 from oomdoctor.errors import OomdoctorError
-from oomdoctor.multi_card.workers import WorkerPool
-from oomdoctor.progress import SilentProgress
+from oomdoctor.multi_card.pool import Answer, Case, probe_all
 from oomdoctor.request import build_request
-from oomdoctor.trial.probe import probe
-from oomdoctor.trial.process import CancelToken
+from oomdoctor.results import Outcome
 
 CAPACITY = "6GiB"
+JOBS = 2
 TIMM = (
     *("resnet18", "resnet50", "resnet50d", "resnext50_32x4d", "wide_resnet50_2", "seresnet50", "densenet121"),
     *("efficientnet_b0", "efficientnet_b3", "tf_efficientnetv2_s", "mobilenetv3_large_100", "mobilenetv4_conv_small"),
@@ -77,46 +81,100 @@ def write_configuration(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def answer(pool: WorkerPool, target: str, folder: Path) -> dict[str, object]:
-    """What a probe finds, or how it ends."""
-    request = build_request(target, gpu="rtx-4090", memory=CAPACITY, directory=folder, engine="null")
-    request = replace(request, profiles=False)
-    began = time.perf_counter()
-    try:
-        result = probe(request, SilentProgress(), start=pool.start).result
-    except OomdoctorError as error:
-        return {"error": error.message, "details": (error.details or "")[-2000:]}
-    found = {"maximum": result.micro_batch.maximum, "recommended": result.micro_batch.recommended}
-    return {**found, "seconds": round(time.perf_counter() - began, 1)}
+_COUNTING = """
+import os
+import sys
 
 
-def main() -> int:
-    """Run the bench; 1 where a target has no answer, or another one than the file that is written by hand."""
-    words = sys.argv[1] if len(sys.argv) > 1 else ""
+def _note(event, arguments, path=os.environ["OOMDOCTOR_BENCH_CONNECTIONS"]):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
+        with open(path, "a") as file:
+            print(event, arguments[-1], file=file)
+
+
+sys.addaudithook(_note)
+"""
+"""Module that each interpreter imports as it starts, and which notes the connections that it begins."""
+
+
+class Progress:
+    """Prints each target as it ends, and keeps its seconds."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def started(self, case: Case) -> None:
+        """Pass over it."""
+
+    def finished(self, case: Case, answer: Answer, *, seconds: float) -> None:
+        """Keep the seconds, and print how it ended."""
+        self.seconds[case.name] = round(seconds, 1)
+        print(f"{case.name}: {findings(answer)['maximum'] or answer}, {seconds:.1f} s", flush=True)
+
+
+def findings(answer: Answer) -> dict[str, Any]:
+    """What a probe found, with the peaks of all its trials that fit, by size; or why there is no answer."""
+    if isinstance(answer, OomdoctorError):
+        return {"maximum": 0, "error": answer.message, "details": (answer.details or "")[-2000:]}
+    sizes = answer.result.micro_batch
+    trials = [trial for trial in answer.result.trials if trial.outcome is Outcome.FITS]
+    peaks = {
+        str(trial.micro_batch): [trial.peak_allocated_bytes, trial.peak_reserved_bytes]
+        for trial in sorted(trials, key=lambda trial: trial.micro_batch)
+    }
+    return {"maximum": sizes.maximum, "recommended": sizes.recommended, "peak_bytes": peaks}
+
+
+def cases_in(folder: Path, words: str) -> list[Case]:
+    """Return every target with these letters in its name, and the files that are written by hand."""
     targets = [
         *(f"timm:{name}" for name in TIMM),
         *(f"torchvision:{name}" for name in TORCHVISION),
         *(f"hf:{name}{KEYWORDS.get(name, '')}" for name in TRANSFORMERS),
     ]
-    rows, failures = [], 0
-    with tempfile.TemporaryDirectory() as name, WorkerPool(CancelToken()) as pool:
-        folder = Path(name)
-        for target in (target for target in targets if words in target):
-            if target.startswith("hf:"):
-                write_configuration(folder, target.removeprefix("hf:").partition("(")[0])
-            row = {"target": target, **answer(pool, target, folder)}
-            if target in BY_HAND:
-                (folder / "by_hand.py").write_text(BY_HAND[target], encoding="utf-8")
-                row["by_hand"] = answer(pool, "by_hand.py", folder)
-            sizes = [(one.get("maximum"), one.get("recommended")) for one in (row, row.get("by_hand", row))]
-            failures += "error" in row or sizes[0] != sizes[1]
-            print(row, flush=True)
-            rows.append(row)
+    named = {}
+    for place, target in enumerate(target for target in targets if words in target):
+        if target.startswith("hf:"):
+            write_configuration(folder, target.removeprefix("hf:").partition("(")[0])
+        named[target] = target
+        if target in BY_HAND:
+            named[f"{target}, by hand"] = f"by_hand_{place}.py"
+            (folder / f"by_hand_{place}.py").write_text(BY_HAND[target], encoding="utf-8")
+    question = {"gpu": "rtx-4090", "memory": CAPACITY, "directory": folder, "engine": "null"}
+    return [
+        Case(name, replace(build_request(target, **question), profiles=False))  # type: ignore[arg-type]
+        for name, target in named.items()
+    ]
+
+
+def main() -> int:
+    """Run the bench; 1 where a target has no answer, another one than the file by hand, or a connection began."""
+    words = sys.argv[1] if len(sys.argv) > 1 else ""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder, connections = Path(name), Path(name) / "connections"
+        (folder / "counting").mkdir()
+        (folder / "counting/sitecustomize.py").write_text(_COUNTING, encoding="utf-8")
+        connections.touch()
+        os.environ |= {
+            "HF_HUB_OFFLINE": "1",
+            "OOMDOCTOR_BENCH_CONNECTIONS": str(connections),
+            "PYTHONPATH": os.pathsep.join([str(folder / "counting"), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        }
+        progress, cases = Progress(), cases_in(folder, words)
+        answers = probe_all(cases, progress, jobs=JOBS)
+        opened = connections.read_text(encoding="utf-8").splitlines()
+    found = {case.name: findings(answer) for case, answer in zip(cases, answers, strict=True)}
+    rows = [{"target": name, **found[name], "seconds": progress.seconds[name]} for name in found]
+    wrong = [name for name in found if "error" in found[name]]
+    wrong += [name for name in BY_HAND if name in found and found[name] != found[f"{name}, by hand"]]
     versions = {name: importlib.metadata.version(name) for name in ("torch", "timm", "torchvision", "transformers")}
     if not words:
-        save(RESULTS / "hub.json", {"machine": machine(), "versions": versions, "memory": CAPACITY, "rows": rows})
-    print(f"{len(rows)} targets, {failures} without an answer or with another one than by hand")
-    return 1 if failures else 0
+        about = {"machine": machine(), "versions": versions, "memory": CAPACITY, "jobs": JOBS}
+        seconds = round(time.perf_counter() - began, 1)
+        save(RESULTS / "hub.json", {**about, "seconds": seconds, "connections": opened, "rows": rows})
+    print(f"{len(rows)} probes, {len(opened)} connections; no answer or another one than by hand: {wrong}")
+    return 1 if wrong or opened else 0
 
 
 if __name__ == "__main__":
