@@ -85,6 +85,7 @@ bench: $(INSTALLED)  ## Measure what the documentation claims, and write it to t
 	$(BIN)/python tests/bench/check_speed.py
 	$(BIN)/python tests/bench/allocator_speed.py
 	$(BIN)/python tests/bench/trace_speed.py
+	$(BIN)/python tests/bench/frontier_speed.py
 	$(BIN)/python tests/bench/verify_speed.py
 	$(BIN)/python tests/bench/workspaces.py
 	$(BIN)/python tests/bench/hub.py

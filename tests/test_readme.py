@@ -222,6 +222,17 @@ def test_the_tables_of_accuracy_are_those_of_the_results() -> None:
     assert found["summary"]["trace"]["cases"] >= 38
 
 
+def test_the_speed_of_a_frontier_is_the_measured_one() -> None:
+    """What the documentation says of twelve lengths was measured, is within the promise, and each cell is a file's."""
+    results = json.loads((ROOT / "tests/bench/results/frontier_speed.json").read_text(encoding="utf-8"))
+    wall = results["wall"]
+
+    assert f"take {wall['command']} s on two cores, {wall['times']} times as long as `import torch`" in PROSE
+    assert wall["command"] < results["below_seconds"] == 20
+    assert len(results["cells"]) == 12
+    assert results["cells"] == results["of_files"]
+
+
 def test_the_models_by_name_are_those_of_the_results() -> None:
     """What the documentation says of models by name was run and committed, and those by hand have the same answers."""
     results = json.loads((ROOT / "tests/bench/results/hub.json").read_text(encoding="utf-8"))
