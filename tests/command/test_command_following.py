@@ -85,4 +85,4 @@ def test_only_processes_with_a_gpu_are_looked_at() -> None:
 
     assert following.problem_of(4, first, 100 * MIB) is None
     assert following.problem_of(8, second, 100 * MIB) is None
-    assert following.leading == {4: {4}, 8: {8}}
+    assert following.shapes == {4: {(4,)}, 8: {(8,)}}
