@@ -4,7 +4,7 @@ Rows that a mask selects, where the mask comes from what was computed, count wit
 them. Choices among a few, as a router's of its experts, are spread evenly: each expert gets as many tokens as the
 others, which is what its training aims at. Whatever the program makes of such choices (`one_hot`, `where`, counts of
 tokens) follows as from values that are known. Values of which the different ones are sought, and indices of a sparse
-gradient, count as different from each other.
+gradient, count as different from each other. Factors of a product are not zero.
 """
 
 # ruff: noqa: ANN401, FBT001, SLF001 - torch has no type here, nor public ways; arguments are those of its operators
@@ -27,6 +27,8 @@ _MOST_CHOICES = 512
 """Choices up to which they are taken for a router's; more are a vocabulary's or a batch's."""
 _MOST_FOUND = 1 << 30
 """Elements up to which PyTorch counts in one go."""
+_PRODUCTS = ("ProdBackward", "CumprodBackward")
+"""Nodes of autograd that look for zeros among the factors, since without any they take less time and memory."""
 
 
 class AssumedValues:
@@ -49,6 +51,7 @@ class AssumedValues:
             for key in ("SparseCUDA", "AutogradCUDA"):
                 library.impl("coalesce", self._coalesce, key)
             library.impl("_linalg_check_errors", _find_no_errors, "CUDA")
+            library.impl("eq.Scalar", self._eq, "CUDA")
 
     def _nonzero(self, tensor: Any) -> Any:
         """Find what is not zero; of values that are not known, everything."""
@@ -59,6 +62,17 @@ class AssumedValues:
         with self._known.answering(tensor.numel()):
             self._aten.nonzero.out(tensor, out=found)
         return self._known.kept(found, lambda: self._torch.ones(tensor.shape, dtype=self._torch.bool).nonzero())
+
+    def _eq(self, tensor: Any, other: Any) -> Any:
+        """Compare with a number; the factors of a product, of which its backward asks that, are not zero."""
+        equal = self._aten.eq.Tensor(tensor, self._torch.tensor(other, device="cpu"))
+        if not (self._is_of_factors() and guarded(self._is_unknown)(tensor)):
+            return equal
+        return self._known.kept(equal, lambda: self._torch.zeros(tensor.shape, dtype=self._torch.bool))
+
+    def _is_of_factors(self) -> bool:
+        node = self._torch._C._current_autograd_node()
+        return node is not None and node.name().startswith(_PRODUCTS)
 
     def _unique(self, operator: Any, tensor: Any, *args: Any, **options: Any) -> Any:
         """Find the different values; of values that are not known, every one counts as another."""

@@ -110,6 +110,14 @@ def test_choices_among_a_few_are_spread_evenly(python: str) -> None:
     assert answer["effects"]["torch.where(mask[2])"] == "even"
 
 
+def test_the_gradient_of_a_product_takes_factors_as_not_zero(python: str) -> None:
+    """PyTorch's own question for zeros among the factors is no read of the program's, and is answered with none."""
+    found = _answer(python)["found"]
+
+    assert found["products"] == [0, []]
+    assert found["compared"] == [False, ["bool((products.grad == 0).any())"]]
+
+
 def test_unknown_rows_of_a_sparse_tensor_count_as_different(python: str) -> None:
     """Where the indices are not known, coalescing leaves as many as there are, and that is told as a bound."""
     answer = _answer(python)

@@ -9,7 +9,7 @@ from reporting import leave_with
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
-from oomdoctor.agent import guard, known_values, unknown_reads
+from oomdoctor.agent import guard, known_values, null_gpu, unknown_reads
 
 known_values.install()
 unknown_reads.begin()
@@ -111,6 +111,11 @@ noted("largest", torch.randn(6, 4, device="cuda").max(1).indices.tolist())
 noted("logged", (torch.randn(6, 4, device="cuda").argmax(1) == 0).sum().item())
 noted("unknown any", bool((floats > 0).any()))
 noted("unknown item", floats.sum().item())
+products = torch.randn(4, 3, device="cuda", requires_grad=True)
+before = null_gpu.zeros_read()
+(products.prod() + products.prod(1).sum() + products.cumprod(0).sum()).backward()
+noted("products", null_gpu.zeros_read() - before)
+noted("compared", bool((products.grad == 0).any()))
 labels.random_()
 noted("random", labels.tolist())
 grid.copy_(torch.randn(4, 5, device="cuda"))
@@ -168,6 +173,7 @@ names = (
     "table",
     "floats",
     "weights",
+    "products",
     "router",
     "chosen",
     "mask",
