@@ -40,6 +40,19 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "max_length": 64, "num_mel_bins": 32},
         "ASTForAudioClassification",
     ),
+    "mamba2": (
+        "mamba2",
+        {"hidden_size": 32, "num_hidden_layers": 1, "num_heads": 8, "head_dim": 8, "state_size": 8, "vocab_size": 99},
+        "Mamba2ForCausalLM",
+    ),
+    "perceiver": (
+        "perceiver",
+        {"num_latents": 8, "d_latents": 16, "num_blocks": 1, "num_self_attends_per_block": 1, "num_labels": 4}
+        | {"num_cross_attention_heads": 1, "num_self_attention_heads": 2},
+        "PerceiverForImageClassificationConvProcessing",
+    ),
+    "teacher": ("deit", {}, "DeiTForImageClassificationWithTeacher"),
+    "language": ("xmod", {}, "XmodForMaskedLM"),
     "clip": ("clip", {}, "CLIPModel"),
     "quantised": ("bert", {**_TEXT, "_written": {"quantization_config": {"quant_method": "gptq"}}}, "BertForMaskedLM"),
     "own_code": ("bert", {**_TEXT, "_written": {"auto_map": {"AutoModel": "mine.Mine"}}}, "MineForCausalLM"),
@@ -98,6 +111,8 @@ SHAPES = {
     "hf:t5(target_length=8)": {"input_ids": [2, 512], "labels": [2, 8]},
     "hf:vit": {"pixel_values": [2, 3, 32, 32], "labels": [2]},
     "hf:ast": {"input_values": [2, 64, 32], "labels": [2]},
+    "hf:mamba2(sequence_length=16)": {"input_ids": [2, 16], "labels": [2, 16]},
+    "hf:perceiver": {"pixel_values": [2, 3, 56, 56], "labels": [2]},
     "lightning:mine.Coder(width=8)": {"0": [2, 16]},
     "lightning:mine.Classifier(data='mine.Data')": {"0": [2, 16], "1": [2]},
 }
@@ -107,6 +122,9 @@ REFUSED = {
     "hf:own_code": ("`MineForCausalLM` is no class of transformers; code of a repository is not run", EXIT_USAGE),
     "hf:own_type": ("its `model_type` is `mine`, which is code of its repository", EXIT_USAGE),
     "hf:other_head": ("it may be trained as BertForMaskedLM, ", EXIT_USAGE),
+    "hf:teacher": ("`DeiTForImageClassificationWithTeacher` takes no labels, so that it has no loss", EXIT_USAGE),
+    "hf:language": ('name one as it does: `default_language="en_XX"`', EXIT_USAGE),
+    "timm:deepseek_vit_412m_enc": ("it has no classifier", EXIT_USAGE),
     "hf:bert(layers=3)": ("the configuration of `hf:bert` has no `layers`", EXIT_USAGE),
     "hf:bert(sequence_length=0)": ("is 0, not a whole number above 0", EXIT_USAGE),
     "hf:cache": ("`hf:cache` has no `config.json`", EXIT_USAGE),
@@ -163,6 +181,8 @@ def test_the_choices_are_told_in_the_file(answers: dict[str, dict[str, Any]]) ->
     assert answers["hf:llama(sequence_length=16)"]["types"] == ["torch.bfloat16"]
     assert "38 tokens, all positions that the model has" in answers["hf:roberta"]["source"]
     assert answers["hf:t5(target_length=8)"]["model"] == "T5ForConditionalGeneration"
+    assert answers["hf:perceiver"]["model"] == "PerceiverForImageClassificationConvProcessing"
+    assert '"time_step_limit": [0.0, float("inf")]' in answers["hf:mamba2(sequence_length=16)"]["source"]
     assert "7 classes" in answers["hf:vit"]["choices"]["labels"]
     call = 'timm.create_model("test_vit", pretrained=False, img_size=image_size)'
     assert call in answers["timm:test_vit(image_size=96)"]["source"]

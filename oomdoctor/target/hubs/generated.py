@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -81,7 +82,16 @@ def called(name: str, *arguments: object, **keywords: object) -> str:
 
 
 def literal(value: object) -> str:
-    """Return a value as source, with the quotes that formatters write."""
+    """Return a value as source, with the quotes that formatters write; infinity and NaN are calls."""
+    match value:
+        case float() if not math.isfinite(value):
+            return f'float("{value}")'
+        case dict():
+            return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
+        case list():
+            return f"[{', '.join(map(literal, value))}]"
+        case tuple():
+            return f"({', '.join(map(literal, value))}{',' * (len(value) == 1)})"
     text = repr(value)
     return text if '"' in text or "\\" in text else text.replace("'", '"')
 

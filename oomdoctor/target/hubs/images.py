@@ -73,9 +73,10 @@ def of_timm(reference: Reference) -> GeneratedTarget:
     if classes == 0 and "num_classes" not in keywords:
         classes = keywords["num_classes"] = _IMAGENET_CLASSES
         note = "as ImageNet has; its weights are without a classifier"
-    elif not isinstance(classes, int) or classes < 1:
+        model = _built(reference, partial(timm.create_model, name, pretrained=False, **keywords))
+    if not isinstance(model.num_classes, int) or model.num_classes < 1:
         raise refused(reference, "it has no classifier, so that there is nothing to train it by")
-    elif "num_classes" in keywords:
+    if "num_classes" in reference.kwargs:
         note = "as given"
     channels, height, width = model.pretrained_cfg["input_size"]
     if "in_chans" in keywords:

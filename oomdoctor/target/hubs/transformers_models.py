@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -25,6 +26,14 @@ _NOT_KEPT: Final = (
     *("transformers_version", "architectures", "auto_map", "dtype", "torch_dtype", "id2label", "label2id"),
     *("_name_or_path", "_attn_implementation_autoset"),
 )
+_LABELS: Final = ("labels", "start_positions", "bool_masked_pos", "noise")
+"""Parameters of which a model that has a loss takes one; the last is of those that mask images by themselves."""
+_REFUSED: Final = {
+    "blt": "it cuts bytes into patches by their values, on which its memory depends",
+    "bros": "its step takes a box for each token, which its configuration does not tell",
+    "prophetnet": "its step asserts what the tokens are, which without a GPU nobody computes",
+}
+"""Why, by type of model, what a step takes or allocates cannot be known."""
 _ID: Final = re.compile(r"[\w.\-]+(/[\w.\-]+)?")
 _MODALITIES: Final = ("vision", "audio", "image", "speech")
 """Words in the names of the parts of configurations that are of several inputs."""
@@ -49,10 +58,8 @@ def of_transformers(reference: Reference) -> GeneratedTarget:
     dtype, dtype_note = _dtype(reference, config, keywords)
     if getattr(config, "use_cache", False):
         config.use_cache = False
-    if task.auto == "AutoModelForSequenceClassification" and getattr(config, "pad_token_id", 0) is None:
-        config.pad_token_id = 0
-    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    _complete(task, config)
+    config.architectures = [name]
     auto = getattr(transformers, task.auto)
     try:
         model = without_memory(lambda: auto.from_config(config, dtype=torch.float32, trust_remote_code=False))
@@ -60,6 +67,8 @@ def of_transformers(reference: Reference) -> GeneratedTarget:
         raise refused(reference, f"transformers cannot build `{name}`: {summary(error)}") from None
     if type(model).__name__ != name:
         raise refused(reference, f"it asks for `{name}`, and transformers makes `{type(model).__name__}`")
+    if not _takes_labels(model):
+        raise refused(reference, f"`{name}` takes no labels, so that it has no loss")
     settings = Settings(reference, config, keywords, dtype, _positions(model, config), _preprocessor(path))
     batch = task.batch(settings)
     choices = {
@@ -69,7 +78,28 @@ def of_transformers(reference: Reference) -> GeneratedTarget:
         **batch.choices,
         "loss": "the model's own",
     }
-    return GeneratedTarget(reference.text, choices, _body(task, _kept(config), dtype, batch))
+    several = len(_names(_mapping(task.mapping).get(config.model_type))) > 1
+    kept = _kept(config) | ({"architectures": [name]} if several else {})
+    return GeneratedTarget(reference.text, choices, _body(task, kept, dtype, batch))
+
+
+def _takes_labels(model: Any) -> bool:  # noqa: ANN401 - of any class
+    """Return whether a model's step can have a loss; one that hands all that it is given to its base class may."""
+    parameters = inspect.signature(type(model).forward).parameters
+    named = [name for name, one in parameters.items() if one.kind is not one.VAR_KEYWORD and name != "self"]
+    return not named or any(name in named for name in _LABELS)
+
+
+def _complete(task: Task, config: Any) -> None:  # noqa: ANN401 - a configuration of any class
+    """Set what a step asks of a configuration, where it leaves that open."""
+    has_pads = task.auto == "AutoModelForSequenceClassification" or config.is_encoder_decoder
+    if has_pads and getattr(config, "pad_token_id", 0) is None:
+        config.pad_token_id = 0
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    if task.auto == "AutoModelForSequenceClassification" and config.problem_type is None and config.num_labels > 1:
+        # Of any kind the model would find so by itself; one of them looks for the labels' values first.
+        config.problem_type = "single_label_classification"
 
 
 def _config_file(reference: Reference, keywords: dict[str, object]) -> Path:
@@ -177,6 +207,10 @@ def _head(
 ) -> tuple[Task, str, str]:
     """Return what is trained: the task, the class, and where that is from."""
     kind, sections = config.model_type, [*getattr(config, "sub_configs", ())]
+    if kind in _REFUSED:
+        raise refused(reference, _REFUSED[kind])
+    if getattr(config, "default_language", "") is None:
+        raise refused(reference, 'its step takes a language; name one as it does: `default_language="en_XX"`')
     if any(word in name for name in sections for word in _MODALITIES):
         listed = ", ".join(f"`{name}`" for name in sorted(sections))
         raise refused(reference, f"`{architecture or kind}` has several inputs ({listed}), whose sizes nothing tells")
@@ -234,7 +268,10 @@ def _positions(model: Any, config: Any) -> int | None:  # noqa: ANN401 - a confi
     most = getattr(config, "max_position_embeddings", None)
     if not isinstance(most, int):
         return None
-    tokens = getattr(model, "get_input_embeddings", lambda: None)()
+    try:
+        tokens = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):  # a model without a table of tokens
+        tokens = None
     tables = [one for one in model.modules() if isinstance(one, torch.nn.Embedding) and one is not tokens]
     of_positions = [one for one in tables if most <= one.num_embeddings <= most + _MOST_NEAR]
     # Where a row stands for padding, positions begin after it.
