@@ -331,8 +331,14 @@ class ProbeSearch:
     def _value(self, size: int) -> int:
         return size if self._searched is None else size * self._searched.multiple_of
 
-    def failure(self, trial: Trial) -> OomdoctorError:
-        """Return the error for a trial that failed for another reason than memory."""
+    def failure(self, trial: Trial, *, named: str = "", hint: str = "mend it and probe again") -> OomdoctorError:
+        """Return the error for a trial that failed for another reason than memory.
+
+        Args:
+            trial: The trial.
+            named: What was tried; empty for its size.
+            hint: What to do about it, where the problem itself has no hint.
+        """
         fitting = [self._value(other.micro_batch) for other in self.trials if other.outcome is Outcome.FITS]
         contrast = f", and {max(fitting)} does not" if fitting else ""
         problem = self._source.notes.problem
@@ -340,11 +346,11 @@ class ProbeSearch:
             error = problem.error()
             self._add_proven(error)
             return error
-        hint = None if problem is None else problem.hint
+        own = None if problem is None else problem.hint
         return TargetError(
-            f"{self._named(trial.micro_batch)} fails{contrast}: {trial.error}",
+            f"{named or self._named(trial.micro_batch)} fails{contrast}: {trial.error}",
             details=None if problem is None else problem.details,
-            hint=hint or "this is not an out-of-memory error; mend it and probe again",
+            hint=own or f"this is not an out-of-memory error; {hint}",
         )
 
 

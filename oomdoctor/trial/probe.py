@@ -207,7 +207,8 @@ class TrialsOfBuckets:
             allowed_bytes=int(source.capacity_bytes * (1 - self._request.headroom)),
         )
         if trial.outcome is Outcome.FAILED:
-            raise self._run.probe_search.failure(trial)
+            hint = "all buckets share one model, built at their largest sizes; leave out a size that is the model's own"
+            raise self._run.probe_search.failure(trial, named="training on all buckets in turn", hint=hint)
         return trial
 
 

@@ -126,6 +126,15 @@ def test_what_has_no_buckets_is_refused(
     assert error in ended.stderr
 
 
+def test_buckets_of_several_models_are_refused(model: Path, oomdoctor_here: Run) -> None:
+    """A width that the model has too cannot vary in one training run; the error names the bucket that fails."""
+    ended = oomdoctor_here("probe", model.name, *CARD, "--over", "hidden=32,64", "--buckets", "json")
+
+    assert ended.returncode == 2
+    assert "training on all buckets in turn fails: in the bucket of hidden 32: " in ended.stderr
+    assert "all buckets share one model, built at their largest sizes" in ended.stderr
+
+
 def test_a_command_has_no_buckets(oomdoctor_here: Run) -> None:
     """Its batches are its own, so that nothing can train on all sizes in turn."""
     command = ("python", "loop.py", "{micro_batch}", "{length}")
