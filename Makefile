@@ -89,6 +89,7 @@ bench: $(INSTALLED)  ## Measure what the documentation claims, and write it to t
 	$(BIN)/python tests/bench/verify_speed.py
 	$(BIN)/python tests/bench/workspaces.py
 	$(BIN)/python tests/bench/hub.py
+	$(BIN)/python tests/bench/sweep.py
 
 .PHONY: bench-lint
 bench-lint: $(INSTALLED)  ## Measure lint on installed projects: make bench-lint PROJECTS="folder folder"
