@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import comparable_runs, settings, training_hooks
+from .accumulation_messages import AccumulationEvent, AccumulationWindow, EventKind
 from .guard import guarded
-from .messages import AccumulationEvent, AccumulationWindow, EventKind
 from .sample_rows import SampleRows
 
 if TYPE_CHECKING:

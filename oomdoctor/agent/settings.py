@@ -51,3 +51,6 @@ LITERALS = os.environ.get("OOMDOCTOR_TRIAL_LITERALS", "")
 _ACCUMULATION = os.environ.get("OOMDOCTOR_TRIAL_ACCUMULATION", "").split(",")
 ACCUMULATION = tuple(map(int, _ACCUMULATION)) if len(_ACCUMULATION) == 3 else ()  # noqa: PLR2004
 """Micro-batch, accumulation steps and samples of an epoch, where the accumulation is to be recorded; else empty."""
+
+REMEDIES = os.environ.get("OOMDOCTOR_TRIAL_REMEDIES", "")
+"""Remedies to apply to what the program makes, as JSON; see `remedies`."""

@@ -78,6 +78,10 @@ class TrialAgent:
             from .accumulation_agent import AccumulationAgent
 
             guarded(AccumulationAgent(torch, self._channel.send).begin)()
+        if settings.REMEDIES:
+            from .remedies import RemedyAgent
+
+            RemedyAgent(torch, self._channel).begin()
         self._training = TrainingAgent(torch, self._channel)
         self._training.begin()
         self._writes.watch_torch(torch)

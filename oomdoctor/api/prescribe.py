@@ -12,7 +12,7 @@ from oomdoctor.request import DEFAULT_HEADROOM, DEFAULT_TRIAL_TIMEOUT_SECONDS, b
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from oomdoctor.prescription.search import Keep
     from oomdoctor.progress import Progress
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def prescribe(  # noqa: PLR0913 - one parameter an option
-    target: str | os.PathLike[str],
+    target: str | os.PathLike[str] | Sequence[str],
     *,
     target_batch: int | None = None,
     need: int | None = None,
@@ -37,8 +37,12 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
     memory: int | str | None = None,
     capacity: int | str | None = None,
     reserve: int | str | None = None,
-    precision: Precision = "fp32",
+    precision: Precision | None = None,
     optimizer: str | None = None,
+    at: Mapping[str, int] | None = None,
+    set: Sequence[str] = (),  # noqa: A002 - as the option is called
+    steps: int | None = None,
+    count_steps: str | None = None,
     headroom: float | str = DEFAULT_HEADROOM,
     engine: EngineName = "auto",
     trial_timeout: float = DEFAULT_TRIAL_TIMEOUT_SECONDS,
@@ -49,7 +53,8 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
         prescribe("model.py", gpu="rtx-4090", target_batch=256, need=64).result.prescribed
 
     Args:
-        target: The file: `model.py`, `pkg.module`, `model.py:build_model(layers=2)`, or an example's name.
+        target: The file: `model.py`, `pkg.module`, `model.py:build_model(layers=2)`, or an example's name; or a
+            command, as a list of words with `{micro_batch}` in one of them, or in `set`.
         target_batch: Samples per optimizer step over all devices; None for plain steps.
         need: Micro-batch that is needed; None for as large as can be.
         keep: What combinations have to keep: `same`, `rounding` or `any`.
@@ -64,8 +69,12 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
         memory: Memory of the card in all.
         capacity: What PyTorch may take; instead of `memory`.
         reserve: Memory that others hold; PyTorch may not take it.
-        precision: Precision of the target as it is.
+        precision: Precision of a file as it is; None for fp32.
         optimizer: A `torch.optim` class, where the file builds none; None for AdamW.
+        at: Sizes besides the batch, by name.
+        set: Literals of a command's own files to set, such as `train.py:BATCH={micro_batch}`; no file is changed.
+        steps: Optimizer steps after which a trial of a command is ended; None for 3.
+        count_steps: What such a step is: `optimizer` or `backward`.
         headroom: Part of the capacity that the recommended size leaves free.
         engine: Where to run: `auto`, `cuda`, `null` or `trace`.
         trial_timeout: Longest time that a trial may take, in seconds.
@@ -93,6 +102,10 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
         reserve=reserve,
         engine=engine,
         trial_timeout=trial_timeout,
+        literals=set,
+        steps=steps,
+        count_steps=count_steps,
+        at=at or {},
         guide=False,
     )
     file = None if write is None else Path(write)

@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 import typer
 
 from oomdoctor.cli.probe import (
+    At,
     Capacity,
+    CountSteps,
     Device,
     EngineName,
     Gpu,
@@ -18,10 +20,13 @@ from oomdoctor.cli.probe import (
     PrecisionName,
     QuietFlag,
     Reserve,
+    SetLiterals,
+    Steps,
     TargetBatch,
     TrialTimeout,
     WorldSize,
     as_command,
+    check_target_options,
 )
 from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render, render_failure
 from oomdoctor.errors import OomdoctorError
@@ -31,8 +36,9 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
     target: Annotated[
         list[str],
         typer.Argument(
-            metavar="TARGET",
-            help="The file: `model.py`, `pkg.module`, `model.py:build_model(layers=2)`, or an example such as `gpt2`.",
+            metavar="TARGET | -- COMMAND...",
+            help="The file: `model.py`, `pkg.module`, `model.py:build_model(layers=2)`, or an example such as `gpt2`. "
+            "Or a training command, as `probe` takes it: `-- python train.py --batch-size {micro_batch}`.",
             show_default=False,
         ),
     ],
@@ -77,6 +83,10 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
     precision: PrecisionName = None,
     optimizer: OptimizerName = None,
     headroom: Headroom = "5%",
+    at: At = None,
+    set: SetLiterals = None,  # noqa: A002 - as the option is called
+    steps: Steps = None,
+    count_steps: CountSteps = None,
     engine: EngineName = "auto",
     trial_timeout: TrialTimeout = 300.0,
     form: Format = None,
@@ -98,7 +108,9 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
         check_writable(output)
     progress = make_progress(quiet=quiet)
     try:
-        command = as_command(target, verb="prescribe")
+        command = as_command(target, sets_literals=bool(set), verb="prescribe")
+        for_commands = {"--set": bool(set), "--steps": steps is not None, "--count-steps": count_steps is not None}
+        check_target_options(command, for_commands, {"--precision": precision, "--optimizer": optimizer})
         request = build_request(
             target[0] if command is None else command,
             target_batch=target_batch,
@@ -113,6 +125,10 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
             reserve=reserve,
             engine=engine,
             trial_timeout=trial_timeout,
+            literals=set or (),
+            steps=steps,
+            count_steps=count_steps,
+            at=at or (),
             guide=False,
             spelled=as_option,
         )

@@ -57,6 +57,7 @@ class Observations:
         rising: Micro-batch of a trial that fits in which each complete step needed more than the one before, or None.
         passes: Backward passes in each optimizer step, by the micro-batch of a trial that fits.
         idle_optimizers: Most optimizers of a trial that fits which were made and took no step in it.
+        host_bytes: Bytes that a forward moves to the host, by micro-batch.
     """
 
     written: dict[str, None] = field(default_factory=dict)
@@ -72,6 +73,7 @@ class Observations:
     untrained_bytes: int = 0
     slow: SlowStage | None = None
     rising: int | None = None
+    host_bytes: dict[int, int] = field(default_factory=dict)
 
     def take(self, events: TrialEvents, classified: ClassifiedTrial, micro_batch: int) -> None:
         """Take in a trial that has ended."""
@@ -88,6 +90,7 @@ class Observations:
             evaluation, training = measured.evaluation_peak_bytes, measured.training_peak_bytes
             if evaluation is not None and training is not None and evaluation > training:
                 self.evaluation_bytes = (micro_batch, evaluation, training)
+        self.host_bytes[micro_batch] = max((told.host_bytes for told in events.remedies), default=0)
         if classified.trial.outcome is Outcome.FITS:
             for measured in events.trainers():
                 self._take_changes(measured, micro_batch)

@@ -117,7 +117,9 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
         uses = supervisor.uses
         used = UNWATCHED if uses is None else uses.dependencies(request.command or (), request.directory, os.environ)
         nccl = nccl_memory(supervisor.observations.communicators) if request.variant.lone_rank else None
-        return ProbeRun(replace(result, command_plan=words, nccl=nccl), supervisor.versions, used)
+        host_bytes = supervisor.observations.host_bytes.get(search.maximum, 0)
+        result = replace(result, command_plan=words, nccl=nccl)
+        return ProbeRun(result, supervisor.versions, used, supervisor.changes, host_bytes)
 
 
 def plain_maximum(

@@ -14,6 +14,7 @@ from oomdoctor.command.lone_rank import lone_words, share_of_command, sizes_of, 
 from oomdoctor.command.notes import Observations
 from oomdoctor.command.outcome import BatchSizeCheck, ClassifiedTrial, classify_trial, unset_error
 from oomdoctor.command.prediction import SimulatedCard, largest_simulated, read_allocations
+from oomdoctor.command.remedies import applied_changes, remedy_settings
 from oomdoctor.command.template import accumulates, edits_of, fill_command
 from oomdoctor.command.trial import EndedTrial, SocketDirectory, TrialStart, run_trial
 from oomdoctor.command.trial_events import TrialEvents
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from oomdoctor.agent.allocator_blocks import AllocationTrace
     from oomdoctor.agent.messages import DeviceInfo, Measurements
     from oomdoctor.engines.choice import Engine
+    from oomdoctor.remedies.file_edit import AppliedChange
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Trial
 
@@ -97,7 +99,7 @@ class CommandSupervisor(TrialSource):
         literals: Literals that each trial sets in the command's files.
         uses: Dependencies of the command, where that was asked for.
         device: The device that CUDA showed the first trial.
-        versions: Versions of Python, torch and CUDA in it, by name.
+        versions: Versions of Python, torch and CUDA in it, by name; `changes`: remedies that were applied in it.
         fork_reason: Reason why trials are not forked, or the proof that they may be; None before that was tried.
         capacity_bytes: Bytes that PyTorch may take; see `oomdoctor.search.probe_search` for this and the notes.
         notes: Notes of the trials for the result; nobody looks at a command's loss.
@@ -114,7 +116,7 @@ class CommandSupervisor(TrialSource):
         kept = {name: value for name, value in engine.environment.items() if not name.startswith(_DROPPED)}
         self._environment = with_agent(kept) | {"OOMDOCTOR_TRIAL_COUNT_STEPS": request.count_steps}
         self._words, variables = lone_words(request)
-        self._environment |= variables
+        self._environment |= variables | remedy_settings(request.variant)
         self.uses = CommandDependencies(self._sockets.path) if request.watched else None
         if self.uses is not None:
             self._environment |= self.uses.environment
@@ -129,6 +131,7 @@ class CommandSupervisor(TrialSource):
         self.observations = Observations()
         self.device: DeviceInfo | None = None
         self.versions: dict[str, str] = {}
+        self.changes: tuple[AppliedChange, ...] = ()
         self.fork_reason: str | None = None
         self.capacity_bytes = engine.card.capacity_bytes if engine.card else request.memory_bytes or 0
         self.notes = TrialNotes()
@@ -150,6 +153,7 @@ class CommandSupervisor(TrialSource):
         start = self._start(micro_batch, micro_steps, 0, describe=not self._request.fresh)
         ended = self._end(start)
         self._learn(ended)
+        self.changes = applied_changes(self._request.variant, ended.events)
         first = classify_trial(ended, micro_batch, self.capacity_bytes, self._steps(micro_steps)).trial
         if not self._request.fresh and first.outcome is not Outcome.FAILED:
             self._fork_from(ended, first, micro_steps)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from oomdoctor.agent.accumulation_messages import AccumulationWindow
 from oomdoctor.agent.channel import PROTOCOL
 from oomdoctor.agent.messages import (
     KINDS,
-    AccumulationWindow,
     DeviceInfo,
     Evaluation,
     FileWritten,
@@ -20,6 +20,7 @@ from oomdoctor.agent.messages import (
     NoOptimizer,
     OutOfMemory,
     PythonWithoutTorch,
+    RemediesApplied,
     StepDone,
     TorchImported,
 )
@@ -77,6 +78,7 @@ class TrialEvents:
         without_optimizer: Most backward passes of a process that had made no optimizer of torch.
         stages: What the command did, and since when, in seconds of the monotonic clock, as its processes told.
         windows: Optimizer steps of each process, where the accumulation is recorded.
+        remedies: What processes have applied of a trial's remedies, or why they could not.
         survived: Processes that took an optimizer step, or ended well, after they had run out of memory.
     """
 
@@ -92,6 +94,7 @@ class TrialEvents:
     without_optimizer: int = 0
     stages: list[tuple[str, float]] = field(default_factory=lambda: [(STARTING, time.monotonic())])
     windows: dict[int, list[AccumulationWindow]] = field(default_factory=dict)
+    remedies: list[RemediesApplied] = field(default_factory=list)
     survived: set[int] = field(default_factory=set)
 
     def add(self, data: Mapping[str, Any]) -> None:
@@ -123,6 +126,8 @@ class TrialEvents:
                 self.without_optimizer = max(self.without_optimizer, message.backwards)
             case AccumulationWindow() if len(found := self.windows.setdefault(message.pid, [])) < _MOST_MESSAGES:
                 found.append(message)
+            case RemediesApplied() if len(self.remedies) < _MOST_MESSAGES:
+                self.remedies.append(message)
             case FileWritten() if len(self.written) < _MOST_MESSAGES:
                 self.written.setdefault(message.path)
             case LiteralsSet() if len(self.edited) < _MOST_MESSAGES:
@@ -156,6 +161,11 @@ class TrialEvents:
     def has_failed(self) -> bool:
         """Whether a training process has ended by an error that nobody handled."""
         return any(measured.ending == "error" for measured in self.measured.values())
+
+    @property
+    def has_refused_remedies(self) -> bool:
+        """Whether a process could not apply the trial's remedies."""
+        return any(told.problem is not None for told in self.remedies)
 
     @property
     def has_died_of_oom(self) -> bool:

@@ -108,6 +108,8 @@ class Measuring:
         request = self.request
         for name in names:
             one = remedy(name)
+            if request.command is not None and one.not_in_commands is not None:
+                return one.not_in_commands
             if not one.accumulates and request.target_batch is not None:
                 return "steps accumulate gradients, which it would apply after each micro-batch"
             if one.precision is not None and request.variant.precision != "fp32":

@@ -16,7 +16,7 @@ from oomdoctor.output import check_writable
 from oomdoctor.prescription.measuring import Measuring, order
 from oomdoctor.prescription.search import search, with_front
 from oomdoctor.remedies.catalogue import BY_ID, remedy
-from oomdoctor.remedies.patch import code_by_place, diff_of, merged, patched
+from oomdoctor.remedies.patch import code_by_place, code_of_program, diff_of, merged, patched
 from oomdoctor.report.plain_text import count
 from oomdoctor.request import ProbeRequest  # noqa: TC001
 from oomdoctor.results.document import PrescribeDocument
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from oomdoctor.trial.answer import ProbeRun
 
 DEFAULT_BUDGET: Final = 80
+_NO_PATCH_OF_COMMANDS: Final = "the code is for the command's own files, and goes where it says"
 _RANKS: Final = 8
 """GPUs of the server that advice is given for."""
 KEEPS: Final = ("same", "rounding", "any")
@@ -70,12 +71,12 @@ class PrescribeRequest:
         """See that it can be asked.
 
         Raises:
-            UsageError: It names no remedy that there is, needs what is no size, or is about a command.
+            UsageError: It names no remedy that there is, needs what is no size, or wants the patch of a command.
         """
-        if self.probe.command is not None:
+        if self.probe.command is not None and self.write is not None:
             raise UsageError(
-                "a command is given, and remedies are measured on files alone",
-                hint="put model, batch and step into a file, as `docs/commands/probe.md` says",
+                "a command is given, and patches are made of files alone",
+                hint="leave `--write` out; the code of what is prescribed is printed",
             )
         for name in (*self.without, *self.beside):
             if name not in BY_ID:
@@ -106,7 +107,9 @@ def prescribe(request: PrescribeRequest, progress: Progress) -> PrescribeDocumen
         NoAnswerError: No device, a crash, or a time limit.
     """
     request.check()
-    reference = parse_reference(request.probe.target, directory=request.probe.directory)
+    reference = None
+    if request.probe.command is None:
+        reference = parse_reference(request.probe.target, directory=request.probe.directory)
     is_local = request.probe.gpu is None and has_local_gpu()
     jobs = 1 if is_local else request.jobs or default_jobs(len(BY_ID))
     with WorkerPool(CancelToken()) as workers:
@@ -124,7 +127,9 @@ def prescribe(request: PrescribeRequest, progress: Progress) -> PrescribeDocumen
             blocks=lambda names: max((change.total for change in measuring.runs[names].changes), default=0),
         )
         edit = _edit(measuring, found)
-        patch, problem = _patch(request, measuring, reference, found, edit) if edit is not None else (None, None)
+        patch, problem = None, None if edit is None else _NO_PATCH_OF_COMMANDS
+        if edit is not None and reference is not None:
+            patch, problem = _patch(request, measuring, reference, found, edit)
     return _document(request, measuring, plain, found, edit, reference, patch, problem)
 
 
@@ -182,7 +187,7 @@ def _document(  # noqa: PLR0913, PLR0917 - the parts of one
     plain: ProbeRun,
     found: Found,
     edit: FileEdit | None,
-    reference: Reference,
+    reference: Reference | None,
     patch: Patch | None,
     problem: str | None,
 ) -> PrescribeDocument:
@@ -235,7 +240,9 @@ def _accumulation(measuring: Measuring, chosen: MeasuredRemedies | None) -> Accu
     return None if chosen is None else measuring.runs[chosen.remedies].result.accumulation
 
 
-def _code(edit: FileEdit, reference: Reference, optimizer: str) -> tuple[PrescribedCode, ...]:
+def _code(edit: FileEdit, reference: Reference | None, optimizer: str) -> tuple[PrescribedCode, ...]:
+    if reference is None:
+        return tuple(PrescribedCode(place, lines) for place, lines in code_of_program(edit))
     builder = reference.attribute or "build_model"
     return tuple(PrescribedCode(place, lines) for place, lines in code_by_place(edit, builder, optimizer))
 
@@ -264,8 +271,9 @@ def _advice(request: ProbeRequest, plain: ProbeRun, row: MeasuredRemedies) -> It
             f"up to {count(min(share, row.maximum), 'sample')} on each (`--world-size {_RANKS}`)"
         )
     if row.bytes_per_sample:
+        where = " in `make_batch`" if request.command is None else ""
         yield (
-            "make sequences shorter or images smaller in `make_batch`: each sample takes "
+            f"make sequences shorter or images smaller{where}: each sample takes "
             f"{format_size(row.bytes_per_sample)} as it is"
         )
 

@@ -93,6 +93,11 @@ class Changes:
             optimizer = change.optimizer(optimizer)
         return optimizer
 
+    def held_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Change an optimizer that a program has made; see `Change.held_optimizer`."""
+        for change in self._changes:
+            change.held_optimizer(optimizer)
+
     @property
     def drops_leftovers(self) -> bool:
         """Whether batch and loss go before the next batch is made."""

@@ -46,6 +46,7 @@ class Remedy:
         accumulates: Whether it works where gradients are accumulated.
         on_request: Whether it is measured only where `--with` names it.
         alone: Whether it is combined with others only where `--with` names it, since it costs out of proportion.
+        not_in_commands: Why it cannot be measured on a command; None where it can.
     """
 
     id: str
@@ -61,6 +62,7 @@ class Remedy:
     accumulates: bool = True
     on_request: bool = False
     alone: bool = False
+    not_in_commands: str | None = None
 
     def added_to(self, variant: Variant) -> Variant:
         """Return the variant with this remedy on top."""
@@ -83,6 +85,9 @@ class Remedy:
             return FileEdit(top=("import os", f'os.environ["{ALLOCATOR_VARIABLE}"] = "{self.allocator}"'))
         return FileEdit()
 
+
+_HOLDS_OPTIMIZER: Final = "the program makes its optimizer itself, and holds it"
+_HOLDS_PARAMETERS: Final = "the program's optimizer holds the weights before the model is called"
 
 _CHECKPOINT: Final = ("https://docs.pytorch.org/docs/stable/checkpoint.html",)
 _AMP: Final = ("https://docs.pytorch.org/docs/stable/amp.html",)
@@ -170,6 +175,7 @@ REMEDIES: Final = (
         "a scaler, and steps skipped where a gradient overflows",
         _AMP,
         precision="fp16",
+        not_in_commands="the program's loop has no gradient scaler, which its own lines have to call",
     ),
     Remedy(
         "bf16-weights",
@@ -180,6 +186,7 @@ REMEDIES: Final = (
         "small updates are lost to rounding",
         ("https://docs.pytorch.org/docs/stable/tensor_attributes.html#torch.dtype",),
         change="bf16-weights",
+        not_in_commands=_HOLDS_PARAMETERS,
     ),
     Remedy(
         "optimizer-fused",
@@ -211,6 +218,7 @@ REMEDIES: Final = (
         ("https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html",),
         change="optimizer-in-backward",
         accumulates=False,
+        not_in_commands=_HOLDS_OPTIMIZER,
     ),
     Remedy(
         "adafactor",
@@ -221,6 +229,7 @@ REMEDIES: Final = (
         "another optimizer: its learning rate is to be found",
         ("https://docs.pytorch.org/docs/stable/generated/torch.optim.Adafactor.html",),
         change="adafactor",
+        not_in_commands=_HOLDS_OPTIMIZER,
     ),
     Remedy(
         "adamw-8bit",
@@ -231,6 +240,7 @@ REMEDIES: Final = (
         "a coarser state",
         ("https://github.com/pytorch/ao/tree/main/torchao/optim",),
         change="adamw-8bit",
+        not_in_commands=_HOLDS_OPTIMIZER,
     ),
     Remedy(
         "drop-leftovers",
@@ -241,6 +251,7 @@ REMEDIES: Final = (
         "nothing",
         ("https://docs.pytorch.org/docs/stable/notes/faq.html",),
         change="drop-leftovers",
+        not_in_commands="what its loop keeps is in the program's own variables",
     ),
     Remedy(
         "expandable-segments",
@@ -272,6 +283,7 @@ REMEDIES: Final = (
         ("https://docs.pytorch.org/docs/stable/notes/autograd.html#setting-requires-grad",),
         change="freeze-half",
         on_request=True,
+        not_in_commands=_HOLDS_PARAMETERS,
     ),
 )
 """Every remedy, in the order in which they are measured: the likeliest first."""

@@ -71,6 +71,13 @@ class Change:
         """
         return optimizer
 
+    def held_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Change an optimizer that a program has made and keeps, before its first step.
+
+        Raises:
+            NotApplicableError: It cannot be changed.
+        """
+
     def end(self) -> None:
         """Let go of what belongs to one trial."""
 

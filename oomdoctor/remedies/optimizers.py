@@ -55,15 +55,25 @@ class OptimizerFlag(Change):
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Make it again."""
-        kind = _own_class(optimizer)
+        make: Callable[..., torch.optim.Optimizer] = _own_class(optimizer)
+        flags = self._flags_of(optimizer)
+        return make([{**group, **flags} for group in optimizer.param_groups], **self.flags)
+
+    def held_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set them in its groups of parameters, which each step reads."""
+        flags = self._flags_of(optimizer)
+        for group in optimizer.param_groups:
+            group.update(flags)
+
+    def _flags_of(self, optimizer: torch.optim.Optimizer) -> dict[str, bool | None]:
+        """Return the flags with those that they exclude."""
+        kind = type(optimizer).__name__
         missing = [name for name in self.flags if name not in optimizer.defaults]
         if missing:
-            raise refuse(f"`{kind.__name__}` has no `{missing[0]}`")
+            raise refuse(f"`{kind}` has no `{missing[0]}`")
         if all(group[name] is value for group in optimizer.param_groups for name, value in self.flags.items()):
-            raise refuse(f"the file's `{kind.__name__}` has it already")
-        free = {name: None for name in ("foreach", "fused") if name in optimizer.defaults}
-        make: Callable[..., torch.optim.Optimizer] = kind
-        return make([{**group, **free, **self.flags} for group in optimizer.param_groups], **self.flags)
+            raise refuse(f"its `{kind}` has it already")
+        return {name: None for name in ("foreach", "fused") if name in optimizer.defaults} | dict(self.flags)
 
     def edit(self) -> FileEdit:
         """Return keywords of the optimizer's call."""

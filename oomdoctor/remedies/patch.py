@@ -67,6 +67,27 @@ def code_by_place(edit: FileEdit, builder: str, optimizer: str) -> Iterator[tupl
             yield place.format(builder=builder), lines
 
 
+_PROGRAM_PLACES: Final = (
+    ("top", "before the first import of torch"),
+    ("imports", "with the imports"),
+    ("definitions", "with the functions"),
+    ("model", "where `model` has been built"),
+    ("decorators", "around the forward and the loss"),
+    ("keywords", "in the optimizer's call"),
+    ("loop", "in the training loop"),
+)
+
+
+def code_of_program(edit: FileEdit) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each place of a program that is no file of functions, in words, and the lines that go there."""
+    for name, place in _PROGRAM_PLACES:
+        lines = getattr(edit, name)
+        if name == "decorators":
+            lines = tuple(f"with {line}:" for line in lines)
+        if lines:
+            yield place, lines
+
+
 def patched(source: str, edit: FileEdit, builder: str, optimizer: str) -> str:
     """Return a file's source with an edit.
 

@@ -269,8 +269,9 @@ def _left(result: PrescribeResult) -> Iterator[str]:
 
 def _legend(result: PrescribeResult) -> Iterator[str]:
     batch = "plain steps" if result.target_batch is None else f"a target batch of {result.target_batch}"
+    target = f"`{result.target}`" if " " in result.target else result.target
     yield (
-        f"{result.target}, {result.precision}, {batch}; {result.device.name}, {format_size(result.capacity_bytes)} for "
+        f"{target}, {result.precision}, {batch}; {result.device.name}, {format_size(result.capacity_bytes)} for "
         f"PyTorch; {result.probes} probes"
     )
     at = f"at micro-batch {result.plain.maximum}" if result.plain.maximum else "where sizes can be compared"

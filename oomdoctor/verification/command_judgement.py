@@ -30,7 +30,7 @@ from oomdoctor.verification.sketches import numbers as _numbers
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from oomdoctor.agent.messages import AccumulationWindow
+    from oomdoctor.agent.accumulation_messages import AccumulationWindow
     from oomdoctor.results.verify import VerifyVerdict
 
 _TOLERANCE: Final = 1e-3

@@ -15,7 +15,7 @@ from oomdoctor.verification.sketches import numbers as _numbers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oomdoctor.agent.messages import AccumulationEvent, AccumulationWindow
+    from oomdoctor.agent.accumulation_messages import AccumulationEvent, AccumulationWindow
 
 _SAME_RATE: Final = 1e-6
 """Relative difference of learning rates up to which they are the same."""

@@ -393,10 +393,3 @@ def test_bad_questions(arguments: tuple[str, ...], message: str, oomdoctor_here:
     done = oomdoctor_here("prescribe", "model.py", *CARD, *arguments)
     assert done.returncode == 2
     assert message in done.stderr
-
-
-def test_a_command_is_refused(oomdoctor_here: Run) -> None:
-    """Remedies are measured on files alone."""
-    done = oomdoctor_here("prescribe", "--", "python", "train.py", "--batch-size", "{micro_batch}")
-    assert done.returncode == 2
-    assert "remedies are measured on files alone" in done.stderr

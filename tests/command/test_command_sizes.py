@@ -48,7 +48,7 @@ def _cells(ended: Any) -> list[dict[str, Any]]:
 def _fits(run: Run, samples: int, length: int) -> bool:
     """Whether a probe with that length, as a constant in its words, finds that so many samples fit."""
     words = (PYTHON, "loop.py", "{micro_batch}", str(length))
-    answered = json.loads(run("probe", *_CARD, "--json", "-q", "--", *words).stdout)
+    answered = json.loads(run("probe", *_CARD, "--target-batch", str(samples), "--json", "-q", "--", *words).stdout)
     return bool(answered["result"]["micro_batch"]["maximum"] >= samples)
 
 

@@ -1,0 +1,140 @@
+"""Remedies of a command: each row is the command whose program does the same by itself, and what cannot be is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_running import PYTHON
+from running import Run
+
+from oomdoctor.remedies.catalogue import BY_ID
+from oomdoctor.remedies.file_edit import FileEdit
+from oomdoctor.remedies.patch import code_of_program
+
+pytestmark = pytest.mark.null_gpu
+
+_PROGRAM = """
+import sys
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+WAYS = sys.argv[2:]
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(1000, 64), nn.Linear(64, 1000)
+        self.blocks = nn.ModuleList(Block() for _ in range(1 if "one" in WAYS else 4))
+
+    def forward(self, x):
+        x = self.words(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if "checkpoint" in WAYS else block(x)
+        return self.head(x)
+
+
+model = Model().cuda()
+optimizer = torch.optim.AdamW(model.parameters(), **({"fused": True} if "optimizer-fused" in WAYS else {}))
+for _ in range(10):
+    words = torch.randint(1000, (int(sys.argv[1]), 64)).cuda()
+    with torch.autocast("cuda", torch.bfloat16, enabled="bf16" in WAYS):
+        loss = nn.functional.cross_entropy(model(words).flatten(0, 1), words.flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+_CARD = ("--gpu", "rtx-4090", "--target-batch", "16", "--json", "-q")
+_BY_HAND = """
+import gc, runpy, sys, torch
+for way in sys.argv[1:]:
+    sys.argv = ["train.py", "16", way]
+    torch.cuda.reset_peak_memory_stats()
+    runpy.run_path("train.py")
+    print(torch.cuda.max_memory_allocated())
+    gc.collect()  # of what the program has left
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, oomdoctor_here: Run) -> Run:
+    """The command line in a directory with the program."""
+    (tmp_path / "train.py").write_text(_PROGRAM)
+    return oomdoctor_here
+
+
+def _rows(run: Run, remedies: Sequence[str], *ways: str) -> dict[str, Any]:
+    """Rows of a prescription by remedy; the whole target fits, so that each is a few trials."""
+    without = [word for name in BY_ID if name not in remedies for word in ("--without", name)]
+    done = run("prescribe", *_CARD, *without, "--", PYTHON, "train.py", "{micro_batch}", *ways)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)["result"]
+    return {"+".join(row["remedies"]): row for row in (result["plain"], *result["alone"])}
+
+
+def test_a_row_is_the_probe_of_a_program_that_does_it_by_itself(
+    run: Run, tmp_path: Path, null_environment: Callable[[int], dict[str, str]]
+) -> None:
+    """Checkpointing, autocast and the fused optimizer take the same memory to the byte as written in the program."""
+    ways = ("checkpoint", "bf16", "optimizer-fused")
+    rows = _rows(run, ways)
+
+    command = (PYTHON, "-c", _BY_HAND, *ways)
+    by_hand = subprocess.run(
+        command, cwd=tmp_path, env=null_environment(2**34), capture_output=True, text=True, check=True
+    )
+    peaks = dict(zip(ways, map(int, by_hand.stdout.split()), strict=True))
+    assert {name: rows[name]["peak_bytes"] for name in ways} == peaks
+    assert len({rows[""]["peak_bytes"], *peaks.values()}) == 4
+    assert rows["checkpoint"]["acts_on"] == ["4 of 4 blocks (`blocks.*`, `Block` at train.py:10)"]
+
+
+def test_what_cannot_be_applied_says_why(run: Run) -> None:
+    """A program with autocast of its own and one block is measured as it is, and each remedy says what it lacks."""
+    rows = _rows(run, ("checkpoint", "bf16", "offload-activations", "bf16-weights"), "bf16", "one")
+
+    assert rows[""]["outcome"] == rows["offload-activations"]["outcome"] == "measured"
+    assert rows["offload-activations"]["host_bytes"] > 2**20
+    assert rows["bf16"]["problem"] == "the program runs its forward under autocast already"
+    assert "no blocks to checkpoint" in rows["checkpoint"]["problem"]
+    assert rows["bf16-weights"]["problem"] == "the program's optimizer holds the weights before the model is called"
+
+
+def test_code_of_a_program_is_for_its_places() -> None:
+    """Lines say where in a program without the functions of a file they go; decorators become contexts."""
+    edit = FileEdit(
+        imports=("import torch",),
+        model=("model.train()",),
+        decorators=('torch.autocast("cuda", dtype=torch.bfloat16)',),
+        keywords=("fused=True",),
+    )
+
+    assert dict(code_of_program(edit)) == {
+        "with the imports": ("import torch",),
+        "where `model` has been built": ("model.train()",),
+        "around the forward and the loss": ('with torch.autocast("cuda", dtype=torch.bfloat16):',),
+        "in the optimizer's call": ("fused=True",),
+    }
+
+
+def test_no_file_of_a_command_is_patched(run: Run) -> None:
+    """`--write` is refused before anything is probed."""
+    done = run("prescribe", *_CARD, "--write", "patched.py", "--", PYTHON, "train.py", "{micro_batch}")
+
+    assert done.returncode == 2
+    assert "patches are made of files alone" in done.stderr
