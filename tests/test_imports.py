@@ -17,6 +17,7 @@ TIERS = {
     **dict.fromkeys(("command", "multi_card", "verification"), 6),
     "trial": 5,
     **dict.fromkeys(("diagnose", "lint", "report", "search"), 4),
+    "agent.remedies": 4,  # loads `remedies` in a trial that has some; the rest of the agent loads nothing of oomdoctor
     **dict.fromkeys(("remedies", "run"), 3),
     **dict.fromkeys(("engines", "oom", "target", "examples", "schemas", "request"), 2),
     **dict.fromkeys(("agent", "config", "results"), 1),
