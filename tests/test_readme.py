@@ -33,6 +33,7 @@ def test_the_pages_have_commands() -> None:
     assert len(COMMANDS) >= 8
     scripts = {"model.py", "loop.py", "train.py", "tutorial.py", "test_model.py", "padded.py", "normed.py"}
     scripts |= {"literal.py", "accumulating.py", "gpt.py", "pretrain.py", "sharded.py"}
+    scripts |= {"training.py", "optuna_sweep.py", "ray_sweep.py"}
     settings = {"pyproject.toml", ".github/workflows/memory.yml", ".pre-commit-config.yaml"}
     assert set(FILES) == scripts | settings | {"train.log"}
     assert all(command.line.startswith("oomdoctor ") for command in COMMANDS)
@@ -190,6 +191,19 @@ def test_the_workspaces_are_those_of_the_results() -> None:
     assert len(found["cards"]) == 5
     assert found["exits"] == [50, 50]
     assert "50 of 50 processes" in PROSE
+
+
+def test_the_speed_of_sweeps_is_the_measured_one() -> None:
+    """What the documentation says of sweeps was measured: none of their trials is lost, and sizes are quick."""
+    found = json.loads((ROOT / "tests/bench/results/sweep.json").read_text(encoding="utf-8"))
+    sizes, sweeps = found["sizes"], (found["one_node"], found["two_nodes"])
+
+    assert sizes["interpreters"] == 1
+    assert sizes["seconds"] < found["below_seconds"] == 90
+    assert f"{sizes['configurations']} configurations are sized in {sizes['seconds']:g} s" in PROSE
+    assert all(f"{sweep['trials']} trials" in PROSE and f" {sweep['seconds']:g} s on " in PROSE for sweep in sweeps)
+    assert all(sweep["errors"] == [] and sweep["effective_batches"] == [512] for sweep in sweeps)
+    assert found["two_nodes"]["killed_after"] == [20]
 
 
 def test_the_speed_figures_are_those_of_the_results() -> None:
