@@ -163,11 +163,12 @@ class _Parts:
             self._take([ast.Expr(collate)], scope, set())
         collated = "torch.utils.data.default_collate" if collate is None else ast.unparse(collate)
         self._imports_torch = True
-        lines = [
-            f"dataset = {ast.unparse(dataset)}",
-            "samples = [dataset[index % len(dataset)] for index in range(batch_size)]",
-            f"return {collated}(samples)",
-        ]
+        name, lines = ast.unparse(dataset), []
+        if not isinstance(dataset, ast.Name):
+            # Not `dataset = dataset["train"]`, which would read the function's own name.
+            value, name = name, "samples" if "dataset" in names_in(dataset) else "dataset"
+            lines = [f"{name} = {value}"]
+        lines.append(f"return {collated}([{name}[index % len({name})] for index in range(batch_size)])")
         return _function("make_batch(batch_size)", lines)
 
     def _optimizer_part(self) -> str:

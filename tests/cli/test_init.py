@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from running import Run
@@ -188,6 +189,20 @@ def test_what_cannot_be_told_is_refused_with_the_reason(tmp_path: Path, why: str
         target_of_script(_written(tmp_path, REFUSED[why]))
     assert why in caught.value.message
     assert "oomdoctor probe " in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("given", ["dataset", 'dataset["train"]', 'splits["train"]'])
+def test_a_data_set_keeps_its_own_name(tmp_path: Path, given: str) -> None:
+    """`make_batch` reads the module's `dataset` where the script's loader has that or a part of it."""
+    loop = "for x, y in torch.utils.data.DataLoader(GIVEN):\n    loss = criterion(model(x), y)\n    loss.backward()\n"
+    source = STEPS[: STEPS.index("for step")] + loop
+    whole = 'splits = {"train": [([1.0], 2)]}\ndataset = splits["train"] if GIVEN_IS_WHOLE else splits\n'
+    whole = whole.replace("GIVEN_IS_WHOLE", str(given == "dataset"))
+    made = target_of_script(_written(tmp_path, source.replace("for x", whole + "for x").replace("GIVEN", given)))
+    names: dict[str, Any] = {}
+    exec(made.replace("torch.utils.data.default_collate", "list"), names)  # noqa: S102 - the file that is written
+
+    assert names["make_batch"](3) == [([1.0], 2)] * 3
 
 
 def test_other_files_are_no_scripts(tmp_path: Path) -> None:
