@@ -13,6 +13,7 @@ from oomdoctor.request import build_request, build_searched
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
+    from concurrent.futures import Executor
     from typing import Unpack
 
     from oomdoctor.progress import Progress
@@ -48,6 +49,7 @@ def frontier(  # noqa: PLR0913 - one parameter an option
     at: Mapping[str, int] | Sequence[str] = (),
     buckets: BucketFormat | None = None,
     jobs: int | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
     **options: Unpack[ProbeOptions],
 ) -> FrontierDocument:
@@ -65,6 +67,7 @@ def frontier(  # noqa: PLR0913 - one parameter an option
         at: Sizes that every cell has.
         buckets: Also train on all cells in turn, and write them for this tool: `nemo`, `lhotse` or `json`.
         jobs: Most probes at once; None for one a core.
+        executor: Runs the probes elsewhere, such as `oomdoctor.integrations.ray_executor.RayExecutor`; None for here.
         progress: Told of each cell; None for silence.
         options: The options of `oomdoctor.probe` of the same names.
 
@@ -78,6 +81,6 @@ def frontier(  # noqa: PLR0913 - one parameter an option
     """
     searched = build_searched(largest, micro_batch=micro_batch, multiple_of=multiple_of, up_to=up_to)
     request = FrontierRequest(
-        partial(build_request, target, **options), read_sizes(at), read_grid(over), searched, jobs, buckets
+        partial(build_request, target, **options), read_sizes(at), read_grid(over), searched, jobs, buckets, executor
     )
     return find_frontier(request, progress or SilentProgress())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
@@ -14,6 +15,8 @@ from oomdoctor.errors import EXIT_GATE, EXIT_OK, OomdoctorError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from concurrent.futures import Executor
+    from contextlib import AbstractContextManager
 
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
@@ -275,6 +278,10 @@ Jobs: TypeAlias = Annotated[
     int | None,
     typer.Option("--jobs", "-j", min=1, help="Probes at once [default: one a core].", show_default=False),
 ]
+ExecutorName: TypeAlias = Annotated[
+    Literal["ray"] | None,
+    typer.Option(help="Where the probes of `--over` run: `ray` for the cores of a Ray cluster.", show_default=False),
+]
 QuietFlag: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
@@ -311,6 +318,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     buckets: BucketsFor = None,
     fastest: FastestFlag = False,
     jobs: Jobs = None,
+    executor: ExecutorName = None,
     dry_run: DryRunFlag = False,
     form: Format = None,
     json: JsonFlag = False,
@@ -383,8 +391,12 @@ def probe(  # noqa: PLR0913 - one parameter an option
                 if is_given:
                     hint = "drop `--over`, `--largest` and `--buckets`"
                     raise UsageError(f"`{option}` tries one question", hint=hint)
-            asked = FrontierRequest(build, given, read_grid(over or (), "--over"), searched, jobs, buckets)
-            document: Document = find_frontier(asked, progress)
+            with _executor(executor) as elsewhere:
+                sizes = read_grid(over or (), "--over")
+                asked = FrontierRequest(build, given, sizes, searched, jobs, buckets, elsewhere)
+                document: Document = find_frontier(asked, progress)
+        elif executor is not None:
+            raise UsageError("`--executor` is for many probes", hint="name sizes with `--over`")
         else:
             request = build(at=given)
             if dry_run:
@@ -397,6 +409,14 @@ def probe(  # noqa: PLR0913 - one parameter an option
         progress.close()
     render(document, chosen, output)
     raise typer.Exit(document.exit_code)
+
+
+def _executor(name: Literal["ray"] | None) -> AbstractContextManager[Executor | None]:
+    if name is None:
+        return nullcontext()
+    from oomdoctor.integrations.ray_executor import RayExecutor
+
+    return RayExecutor(Path.cwd())
 
 
 def _dry_run(request: ProbeRequest, progress: Progress, output: Path | None) -> int:

@@ -18,6 +18,7 @@ from oomdoctor.trial.answer import ProbeRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
 
     from oomdoctor.multi_card.pool import Answer
     from oomdoctor.progress import Progress
@@ -38,6 +39,7 @@ class FrontierRequest:
         searched: The size that is searched, at its micro-batch; None to search the micro-batch.
         jobs: Most probes at once; None for one a core.
         buckets: The tool whose buckets the cells are to be; None for no buckets.
+        executor: Runs the probes elsewhere; None for this machine.
     """
 
     build: Callable[..., ProbeRequest]
@@ -46,6 +48,7 @@ class FrontierRequest:
     searched: SearchedSize | None = None
     jobs: int | None = None
     buckets: BucketFormat | None = None
+    executor: Executor | None = None
 
 
 def find_frontier(request: FrontierRequest, progress: Progress) -> FrontierDocument:
@@ -65,7 +68,8 @@ def find_frontier(request: FrontierRequest, progress: Progress) -> FrontierDocum
         asked = request.build(at={**request.given, **grid[0]})
         check_buckets(asked, request.buckets, tuple(request.over), is_searched=request.searched is not None)
     cases = [Case(named(sizes), _question(request, sizes)) for sizes in grid]
-    answers = probe_all(cases, StagedProgress(progress, len(cases)), jobs=request.jobs or default_jobs(len(cases)))
+    jobs = request.jobs or default_jobs(len(cases))
+    answers = probe_all(cases, StagedProgress(progress, len(cases)), jobs=jobs, executor=request.executor)
     runs = [answer for answer in answers if isinstance(answer, ProbeRun)]
     errors = [answer for answer in answers if isinstance(answer, OomdoctorError)]
     # A size that a model cannot have is a cell's; what every cell says is the target's, and so is what is no target's.

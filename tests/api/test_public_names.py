@@ -60,7 +60,7 @@ def test_the_promised_names_are_offered() -> None:
 def test_the_functions_parameters_are_the_commands_options() -> None:
     """`probe()` and `frontier()` take what `oomdoctor probe` takes, under the same names."""
     options = set(inspect.signature(command).parameters) - _FOR_PRINTING
-    of_several = {"over", "largest", "micro_batch", "multiple_of", "up_to", "buckets", "jobs"}
+    of_several = {"over", "largest", "micro_batch", "multiple_of", "up_to", "buckets", "jobs", "executor"}
     assert set(inspect.signature(probe_function).parameters) - {"progress"} == options - of_several
     of_frontier = set(inspect.signature(oomdoctor.frontier).parameters) | set(ProbeOptions.__annotations__)
     assert of_several <= of_frontier - {"options"} <= {*options, "progress"}

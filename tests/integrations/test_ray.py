@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ from ray.exceptions import ActorDiedError
 from ray.train import ScalingConfig
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
+from running import run_here
 from sweep_targets import TARGET, WIDTHS
 from targets_for_tests import write_target
 
@@ -34,6 +36,8 @@ pytestmark = [
 OOM = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 14.74 GiB of which 1.10 GiB is free."
 )
+
+LENGTHS = WIDTHS.replace("make_batch(batch_size)", "make_batch(batch_size, length=64)").replace("16384", "256 * length")
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +131,19 @@ def test_a_question_is_probed_once_in_the_cluster(cluster: Path) -> None:
         with pytest.raises(OomdoctorError, match="no such file"):
             sizer.ask(replace(question, target="modle.py"))
         assert sizer.probes() == count
+
+
+def test_a_frontier_is_the_same_in_a_cluster(cluster: Path) -> None:
+    """Cells that are probed as Ray's tasks make the same document, to the byte, as those of this machine."""
+    write_target(cluster, LENGTHS, "lengths.py")
+    words = ["probe", "lengths.py", "--over", "length=64,128", "--target-batch", "48", "--capacity", "1GiB", "--json"]
+    here, there = (run_here([*words, "--gpu", "t4", *more], cluster) for more in ([], ["--executor", "ray"]))
+    assert there.stdout == here.stdout
+    assert there.returncode == 0, there.stderr
+    cells = json.loads(there.stdout)["result"]["cells"]
+    assert len({cell["maximum"] for cell in cells}) == len(cells) == 2
+    alone = run_here(["probe", "lengths.py", "--executor", "ray"], cluster)
+    assert (alone.returncode, "name sizes with `--over`" in alone.stderr) == (2, True)
 
 
 def test_what_ends_its_sizer_is_asked_again() -> None:

@@ -1,0 +1,68 @@
+"""An executor with the interface of `concurrent.futures`, whose calls are tasks in a Ray cluster."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from oomdoctor.integrations import need
+from oomdoctor.multi_card.pool import Case
+
+need("ray", "ray")
+
+import ray  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+_OWN_DIRECTORY: Final = Path()
+_MOST_RETRIES: Final = 3
+"""Nodes that a task may lose; more is the task's own doing."""
+
+
+class RayExecutor(Executor):
+    """Runs calls on the cluster that Ray finds, a core each; without one on this machine.
+
+    Files travel to the nodes as the `working_dir` of Ray's runtime environment. A program that has started Ray itself
+    keeps its own: where its job has no `working_dir`, each node needs the files at the same place.
+
+    Args:
+        directory: Directory with the files of the cases.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._is_own = not ray.is_initialized()
+        if self._is_own:
+            ray.init(runtime_env={"working_dir": str(directory)}, logging_level="ERROR", log_to_driver=False)
+        self._travels = bool(ray.get_runtime_context().runtime_env.get("working_dir"))
+        self._tasks: list[Any] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:  # noqa: ANN401 - as its base
+        """Begin a call on some node, and again on another where that one dies; a case's files are those of the node."""
+        moved = [_moved(one, _OWN_DIRECTORY) if self._travels else one for one in args]
+        self._tasks.append(_TASK.remote(fn, moved, kwargs))
+        future: Future[Any] = self._tasks[-1].future()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - its base's
+        """End the tasks that are left, and Ray where it was started here."""
+        del wait, cancel_futures
+        for task in self._tasks:
+            ray.cancel(task, force=True)
+        if self._is_own:
+            ray.shutdown()
+
+
+def _called(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any call's
+    here = [_moved(one, one.request.directory.resolve()) if isinstance(one, Case) else one for one in args]
+    return function(*here, **kwargs)
+
+
+def _moved(one: Any, directory: Path) -> Any:  # noqa: ANN401 - any argument
+    return replace(one, request=replace(one.request, directory=directory)) if isinstance(one, Case) else one
+
+
+_TASK: Final = ray.remote(num_cpus=1, max_retries=_MOST_RETRIES)(_called)
