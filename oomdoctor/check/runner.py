@@ -27,6 +27,7 @@ from oomdoctor.verification.run import verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from concurrent.futures import Executor
 
     from oomdoctor.check.baseline.figures import Figures
     from oomdoctor.check.cache import Cache
@@ -64,12 +65,14 @@ class Answerer:
         progress: Told of each question.
         cache: Answers that are known; None to ask anew and to keep nothing.
         not_kept: Why an answer cannot be used again, by name, where its target is the reason.
+        executor: Runs the probes elsewhere; None for this machine.
     """
 
     jobs: int
     progress: CheckProgress
     cache: Cache | None = None
     not_kept: dict[str, str] = field(default_factory=dict)
+    executor: Executor | None = None
 
     def answers(self, requests: Mapping[str, ProbeRequest]) -> dict[str, Answer]:
         """Return the answers to questions by their names, in their order.
@@ -80,7 +83,7 @@ class Answerer:
         requests = {name: replace(one, watched=self.cache is not None) for name, one in requests.items()}
         known = {name: found for name, request in requests.items() if (found := self._known(name, request))}
         cases = [Case(name, request) for name, request in requests.items() if name not in known]
-        asked = probe_all(cases, self, jobs=self.jobs) if cases else []
+        asked = probe_all(cases, self, jobs=self.jobs, executor=self.executor) if cases else []
         answers: dict[str, Answer] = known | {case.name: each for case, each in zip(cases, asked, strict=True)}
         return {name: answers[name] for name in requests}
 
@@ -144,7 +147,9 @@ class Check:
     versions: dict[str, str]
 
 
-def check(plan: Plan, progress: CheckProgress, *, jobs: int, cache: Cache | None = None) -> Check:
+def check(
+    plan: Plan, progress: CheckProgress, *, jobs: int, cache: Cache | None = None, executor: Executor | None = None
+) -> Check:
     """Run every entry, and hold it to what is asked for.
 
     Args:
@@ -152,6 +157,7 @@ def check(plan: Plan, progress: CheckProgress, *, jobs: int, cache: Cache | None
         progress: Told of each entry.
         jobs: Most probes at once.
         cache: Answers that are known; None to ask anew.
+        executor: Runs the probes elsewhere; None for this machine.
 
     Raises:
         UsageError: The baseline cannot be read or written, or an update is asked for and no entry has one.
@@ -165,7 +171,7 @@ def check(plan: Plan, progress: CheckProgress, *, jobs: int, cache: Cache | None
             for entry in plan.entries
         ),
     )
-    answerer = Answerer(jobs, progress, cache)
+    answerer = Answerer(jobs, progress, cache, executor=executor)
     answers = answerer.answers({entry.name: entry.request for entry in plan.entries})
     is_written = plan.update and not any(isinstance(answer, OomdoctorError) for answer in answers.values())
     standing = BaselineState(known, plan.update, is_written)

@@ -9,7 +9,7 @@ import typer
 
 from oomdoctor import __version__
 from oomdoctor.cli.lint import ConfigFile, VerboseFlag
-from oomdoctor.cli.probe import Capacity, Memory, QuietFlag, Reserve
+from oomdoctor.cli.probe import Capacity, Memory, QuietFlag, Reserve, executor_called
 from oomdoctor.cli.report import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render, say
 from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, EXIT_USAGE
 
@@ -45,6 +45,12 @@ Jobs: TypeAlias = Annotated[
     int | None,
     typer.Option("--jobs", "-j", min=1, help="Entries that run at once [default: one a core].", show_default=False),
 ]
+ExecutorName: TypeAlias = Annotated[
+    Literal["ray"] | None,
+    typer.Option(
+        help="Where entries run: `ray` for the cores of a Ray cluster, with `--no-cache`.", show_default=False
+    ),
+]
 UpdateFlag: TypeAlias = Annotated[
     bool, typer.Option("--update", help="Write the results to the baseline; the limits still apply.")
 ]
@@ -71,6 +77,7 @@ def check(  # noqa: PLR0913 - one parameter an option
     tolerance: Tolerance = None,
     update: UpdateFlag = False,
     jobs: Jobs = None,
+    executor: ExecutorName = None,
     no_cache: NoCacheFlag = False,
     config: ConfigFile = None,
     verbose: VerboseFlag = False,
@@ -124,9 +131,12 @@ def check(  # noqa: PLR0913 - one parameter an option
     at_once = configuration.jobs or default_jobs(len(plan.entries))
     if verbose:
         say([*configuration.lines(), f"running at once: {at_once}"])
-    kept_in = None if no_cache else cache_folder(Path(configuration.file), os.environ)
+    # What a target used on another machine is nothing that this one could see change.
+    kept_in = None if no_cache or executor is not None else cache_folder(Path(configuration.file), os.environ)
     cache = None if kept_in is None else Cache(kept_in, environment=os.environ)
-    document = document_of(run_check(plan, CheckProgress(quiet=quiet), jobs=at_once, cache=cache))
+    with executor_called(executor, Path(configuration.file).parent) as elsewhere:
+        found = run_check(plan, CheckProgress(quiet=quiet), jobs=at_once, cache=cache, executor=elsewhere)
+    document = document_of(found)
     render(document, chosen, output)
     raise typer.Exit(document.exit_code)
 

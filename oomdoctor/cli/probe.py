@@ -391,7 +391,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
                 if is_given:
                     hint = "drop `--over`, `--largest` and `--buckets`"
                     raise UsageError(f"`{option}` tries one question", hint=hint)
-            with _executor(executor) as elsewhere:
+            with executor_called(executor, Path.cwd()) as elsewhere:
                 sizes = read_grid(over or (), "--over")
                 asked = FrontierRequest(build, given, sizes, searched, jobs, buckets, elsewhere)
                 document: Document = find_frontier(asked, progress)
@@ -411,12 +411,13 @@ def probe(  # noqa: PLR0913 - one parameter an option
     raise typer.Exit(document.exit_code)
 
 
-def _executor(name: Literal["ray"] | None) -> AbstractContextManager[Executor | None]:
+def executor_called(name: Literal["ray"] | None, directory: Path) -> AbstractContextManager[Executor | None]:
+    """Return what `--executor` names, to which the files of a directory travel; of no name, None for this machine."""
     if name is None:
         return nullcontext()
     from oomdoctor.integrations.ray_executor import RayExecutor
 
-    return RayExecutor(Path.cwd())
+    return RayExecutor(directory)
 
 
 def _dry_run(request: ProbeRequest, progress: Progress, output: Path | None) -> int:

@@ -39,6 +39,24 @@ OOM = (
 
 LENGTHS = WIDTHS.replace("make_batch(batch_size)", "make_batch(batch_size, length=64)").replace("16384", "256 * length")
 
+CHECKED = """
+gpu = "t4"
+capacity = "1GiB"
+target-batch = 48
+
+[[check]]
+name = "small"
+target = "model.py:build_model(width=64)"
+
+[[check]]
+name = "large"
+target = "model.py:build_model(width=8192)"
+
+[[check]]
+name = "gone"
+target = "modle.py"
+"""
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -144,6 +162,21 @@ def test_a_frontier_is_the_same_in_a_cluster(cluster: Path) -> None:
     assert len({cell["maximum"] for cell in cells}) == len(cells) == 2
     alone = run_here(["probe", "lengths.py", "--executor", "ray"], cluster)
     assert (alone.returncode, "name sizes with `--over`" in alone.stderr) == (2, True)
+
+
+def test_entries_are_checked_in_a_cluster(cluster: Path) -> None:
+    """A check whose entries run as Ray's tasks has the verdicts and figures of one on this machine."""
+    (cluster / "oomdoctor.toml").write_text(CHECKED)
+    ran = [run_here(["check", "--no-cache", "--json", *more], cluster) for more in ([], ["--executor", "ray"])]
+    here, there = ([_untimed(one) for one in json.loads(each.stdout)["result"]["entries"]] for each in ran)
+    assert there == here
+    assert [entry["name"] for entry in there] == ["small", "large", "gone"]
+    assert [each.returncode for each in ran] == [2, 2]
+
+
+def _untimed(entry: dict[str, Any]) -> dict[str, Any]:
+    trials = [{**trial, "seconds": 0} for trial in (entry.get("probe") or {}).get("trials", [])]
+    return {**entry, "seconds": 0, **({"probe": {**entry["probe"], "trials": trials}} if trials else {})}
 
 
 def test_what_ends_its_sizer_is_asked_again() -> None:
