@@ -18,6 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from oomdoctor.errors import NoAnswerError
+from oomdoctor.oom.classifier import classify
+from oomdoctor.results import Outcome
 from oomdoctor.results.prescribe import StepCost
 from oomdoctor.trial.trial import train_once
 
@@ -140,10 +143,16 @@ def count_cost(setup: TrialSetup, micro_batch: int) -> StepCost:
         micro_batch: A size that fits.
 
     Raises:
+        NoAnswerError: Counting keeps tensors a moment longer than the step alone does, and there is no room for that.
         Exception: What the user's code raises.
     """
-    with CostCounter() as counter:
-        train_once(setup, micro_batch)
+    try:
+        with CostCounter() as counter:
+            train_once(setup, micro_batch)
+    except Exception as error:
+        if classify(error).outcome is Outcome.FAILED:
+            raise
+        raise NoAnswerError(f"counting micro-batch {micro_batch} runs out of memory") from None
     is_known = not counter.unknown
     return StepCost(
         micro_batch=micro_batch,

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from oomdoctor.multi_card.pool import Case, probe_case
+from oomdoctor.multi_card.workers import WorkerPool
+from oomdoctor.request import build_request
+from oomdoctor.trial.answer import ProbeRun
 from oomdoctor.trial.cost import CostCounter
+from oomdoctor.trial.process import CancelToken
 
 HAS_PIECES = hasattr(nn, "LinearCrossEntropyOptions")
 ROWS, WIDTH, WORDS = 8, 16, 96
@@ -74,3 +82,40 @@ def test_scores_of_attention_are_seen() -> None:
         torch.randn(2, 4, 8, 8).softmax(-1)
         torch.randn(64, 96).softmax(-1)
     assert counter.score_bytes == 4 * 2 * 4 * 8 * 8
+
+
+COUNTED_IN_VAIN = """\
+import operator
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+
+def build_model():
+    return torch.nn.Linear(8, 8)
+
+
+def make_batch(batch_size):
+    return torch.zeros(batch_size, 8)
+
+
+def training_step(model, batch):
+    loss = model(batch).mean()
+    if _get_current_dispatch_mode() is not None:  # with what counts operators, the backward needs more than there is
+        loss.register_hook(operator.methodcaller("repeat", 2**40))
+    return loss
+"""
+
+
+@pytest.mark.null_gpu
+@pytest.mark.usefixtures("forked_workers")
+def test_a_step_that_runs_out_while_it_is_counted_has_no_known_cost(tmp_path: Path) -> None:
+    """Counting keeps tensors longer; where only that runs out, the answer stands without a cost."""
+    (tmp_path / "model.py").write_text(COUNTED_IN_VAIN)
+    request = build_request("model.py", directory=tmp_path, gpu="rtx-4090", capacity="64MiB", target_batch=4)
+    with WorkerPool(CancelToken()) as workers:
+        found = probe_case(Case("model", replace(request, profiles=False, counts_cost=True)), None, workers.start)
+
+    assert isinstance(found, ProbeRun)
+    assert found.result.micro_batch.maximum == 4
+    assert found.cost is None
