@@ -16,12 +16,13 @@ from typing import Final, Literal, TypeVar, get_args
 from oomdoctor.axes import check_size_name, fill_sizes, read_sizes
 from oomdoctor.errors import UsageError
 from oomdoctor.results import Axis, EnvironmentVariable, Precision, SearchedSize, Variant
-from oomdoctor.results.variant import Parallel
+from oomdoctor.results.variant import Mode, Parallel
 from oomdoctor.units import parse_fraction, parse_size, whole_number
 
 EngineName = Literal["auto", "cuda", "null", "trace"]
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 PARALLELS: Final[tuple[Parallel, ...]] = get_args(Parallel)
+MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 ENGINES: Final[tuple[EngineName, ...]] = get_args(EngineName)
 
 DEFAULT_HEADROOM: Final = 0.05
@@ -162,6 +163,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     at: Mapping[str, int] | Sequence[str] = (),
     searched: SearchedSize | None = None,
     fastest: bool | None = None,
+    mode: str | None = None,
     spelled: Spelling = str,
 ) -> ProbeRequest:
     """Build the question of one probe; None stands for a parameter's default everywhere.
@@ -195,6 +197,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
             placeholders of a command.
         searched: A size other than the batch that is searched in its place, as `build_searched` returns it.
         fastest: Whether optimizer steps of several sizes are timed as well, on a real GPU.
+        mode: One of `MODES`: what the trials of a file do with its model.
         spelled: How an error names a parameter.
 
     Raises:
@@ -212,7 +215,21 @@ def build_request(  # noqa: PLR0913 - one parameter an option
             f"`{spelled('memory')}` and `{spelled('capacity')}` exclude each other",
             hint="the first is the card's memory in all, the second what PyTorch may take of it; give one",
         )
-    variant = build_variant(precision=precision, optimizer=optimizer, devices=devices, axes=sizes, spelled=spelled)
+    if mode is not None and mode != MODES[0]:
+        of_training = {
+            "target_batch": target_batch is not None,
+            "optimizer": optimizer is not None,
+            "fastest": bool(fastest),
+            "world_size": world_size not in (None, 1),
+            "rank": ranks is not None,
+            "mesh": mesh is not None,
+            "parallel": parallel is not None,
+            "devices": devices is not None,
+        }
+        _check_mode(mode, command, [spelled(name) for name, is_given in of_training.items() if is_given], spelled)
+    variant = build_variant(
+        precision=precision, optimizer=optimizer, devices=devices, axes=sizes, mode=mode, spelled=spelled
+    )
     own_sizes = () if searched is None else (searched.name,)
     return ProbeRequest(
         target=_path(target) if command is None else command_line(command),
@@ -250,6 +267,7 @@ def build_variant(  # noqa: PLR0913 - one parameter for each way in which a tria
     environment: Mapping[str, str] | None = None,
     transformations: Sequence[str] = (),
     axes: Mapping[str, int] | None = None,
+    mode: str | None = None,
     spelled: Spelling = str,
 ) -> Variant:
     """Build a variant; `oomdoctor.trial.variants` applies it.
@@ -261,6 +279,7 @@ def build_variant(  # noqa: PLR0913 - one parameter for each way in which a tria
         environment: Variables of the worker's environment, such as the allocator's settings.
         transformations: Names of changes of `oomdoctor.remedies`, in the order in which they are made.
         axes: Sizes that `make_batch` takes as keywords besides the batch size.
+        mode: One of `MODES`; None for `train`.
         spelled: How an error names a parameter.
 
     Raises:
@@ -273,7 +292,18 @@ def build_variant(  # noqa: PLR0913 - one parameter for each way in which a tria
         transformations=tuple(transformations),
         axes=tuple(starmap(Axis, sorted((axes or {}).items()))),
         devices=1 if devices is None else whole_number(spelled("devices"), devices),
+        mode=_one_of(spelled("mode"), MODES[0] if mode is None else mode, MODES),
     )
+
+
+def _check_mode(mode: str, command: object, of_training: Sequence[str], spelled: Spelling) -> None:
+    """See that a question about another mode than training holds nothing that only training has."""
+    if command is not None:
+        hint = "give the command that evaluates, or put model and batch into a file; `oomdoctor init` writes one"
+        raise UsageError(f"`{spelled('mode')}` is for files, and a command is given", hint=hint)
+    for option in of_training:
+        hint = f"drop it, or ask about training without `{spelled('mode')}`"
+        raise UsageError(f"`{option}` is for training, and `{spelled('mode')}` asks for `{mode}`", hint=hint)
 
 
 def command_line(command: Sequence[str]) -> str:

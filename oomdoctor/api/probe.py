@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from oomdoctor.progress import Progress
     from oomdoctor.request import EngineName
     from oomdoctor.results import Precision, ProbeDocument
+    from oomdoctor.results.variant import Mode
 
 
 def probe(  # noqa: PLR0913 - one parameter an option
@@ -44,6 +45,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     parallel: str | None = None,
     fastest: bool = False,
     devices: int | None = None,
+    mode: Mode = "train",
     progress: Progress | None = None,
 ) -> ProbeDocument:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch.
@@ -82,6 +84,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         fastest: Whether whole optimizer steps of several sizes are timed as well, on a real GPU; see
             `result.throughput`.
         devices: Devices of one process, over which `torch.nn.DataParallel` divides each batch of a file.
+        mode: What is done with a file's model: `train` it, or `eval` it batch after batch without gradients.
         progress: Told of each stage and trial; None for silence.
 
     Returns:
@@ -117,5 +120,6 @@ def probe(  # noqa: PLR0913 - one parameter an option
         parallel=parallel,
         fastest=fastest,
         devices=devices,
+        mode=mode,
     )
     return document_of(run_probe(request, progress or SilentProgress()))

@@ -274,6 +274,15 @@ FastestFlag: TypeAlias = Annotated[
         help="On a real GPU, time whole optimizer steps with smaller micro-batches too: is the largest the fastest?",
     ),
 ]
+ModeName: TypeAlias = Annotated[
+    Literal["train", "eval"] | None,
+    typer.Option(
+        "--mode",
+        help="What is done with a file's model: train it, or evaluate it batch after batch without gradients, by the "
+        "file's `evaluation_step(model, batch)` where it has one. [default: train]",
+        show_default=False,
+    ),
+]
 Jobs: TypeAlias = Annotated[
     int | None,
     typer.Option("--jobs", "-j", min=1, help="Probes at once [default: one a core].", show_default=False),
@@ -317,6 +326,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
     up_to: UpTo = None,
     buckets: BucketsFor = None,
     fastest: FastestFlag = False,
+    mode: ModeName = None,
     jobs: Jobs = None,
     executor: ExecutorName = None,
     dry_run: DryRunFlag = False,
@@ -351,7 +361,13 @@ def probe(  # noqa: PLR0913 - one parameter an option
             "--count-steps": count_steps is not None,
             "--fresh": fresh,
         }
-        for_files = {"--precision": precision, "--optimizer": optimizer, "--parallel": parallel, "--devices": devices}
+        for_files = {
+            "--precision": precision,
+            "--optimizer": optimizer,
+            "--parallel": parallel,
+            "--devices": devices,
+            "--mode": mode,
+        }
         check_target_options(command, for_commands, for_files)
         build = partial(
             build_request,
@@ -378,6 +394,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
             fresh=fresh,
             guide=guide,
             fastest=fastest,
+            mode=mode,
             spelled=as_option,
         )
         searched = build_searched(

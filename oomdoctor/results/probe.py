@@ -385,6 +385,11 @@ class ProbeResult:
     throughput: Throughput | None = field(default=None, metadata=ADDED_LATER)
 
     @property
+    def is_evaluation(self) -> bool:
+        """Whether the model was evaluated, and not trained."""
+        return self.variant is not None and self.variant.mode == "eval"
+
+    @property
     def plan(self) -> Accumulation:
         """Accumulation plan, for a training script that cannot go on without it.
 
@@ -394,7 +399,9 @@ class ProbeResult:
         if self.accumulation is None:
             problem = "no sizes that ran reach the target batch" if self.micro_batch.maximum else "nothing fits"
             hint = "probe it again after a change; whoever can go on without a plan reads `result.accumulation`"
-            if self.micro_batch.maximum and self.target_samples is None:
+            if self.is_evaluation:
+                problem, hint = "an evaluation accumulates nothing", "its answer is `result.micro_batch`"
+            elif self.micro_batch.maximum and self.target_samples is None:
                 problem, hint = "no target batch was given", "probe it with a target batch: `--target-batch 256`"
             raise NoAnswerError(f"there is no plan for `{self.target}` on {self.device.name}: {problem}", hint=hint)
         return self.accumulation

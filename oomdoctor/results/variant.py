@@ -9,6 +9,7 @@ from oomdoctor.codec import ADDED_LATER
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Parallel = Literal["ddp", "fsdp"]
+Mode = Literal["train", "eval"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ class Variant:
         searched: The size that is searched, where that is not the micro-batch: a trial's size counts its multiples.
         lone_rank: The rank that a trial plays alone; None where all processes run, or a whole model.
         devices: Devices of one process, over which `nn.DataParallel` divides each batch.
+        mode: What a trial does with the model: `train` it, or `eval` it batch after batch without gradients.
         buckets: Batches of several sizes that one trial trains on in turn; its size is the percentage of their samples.
     """
 
@@ -111,6 +113,7 @@ class Variant:
     lone_rank: LoneRank | None = field(default=None, metadata=ADDED_LATER)
     buckets: tuple[Bucket, ...] = field(default=(), metadata=ADDED_LATER)
     devices: int = field(default=1, metadata=ADDED_LATER)
+    mode: Mode = field(default="train", metadata=ADDED_LATER)
 
     def sizes_at(self, trial_size: int) -> dict[str, int]:
         """Return the sizes of the axes in a trial of this size, with the searched one's or the buckets' largest."""

@@ -52,18 +52,21 @@ class Growth:
     micro_batch: int
     dies_in_step: int | None = None
 
-    def warning(self) -> str | None:
-        """Return a sentence for the result; None for what stays the same from the second step on."""
+    def warning(self, step: str = "step") -> str | None:
+        """Return a sentence for the result; None for what stays the same from the second step on.
+
+        Args:
+            step: What a step is: `step` for one of the optimizer, or `batch` in an evaluation.
+        """
+        each = "optimizer step" if step == "step" else step
         held = f"; {self.holder} holds it" if self.holder else ""
         if self.goes_on:
-            died = f", and runs out of memory in step {self.dies_in_step}" if self.dies_in_step else ""
-            kept = (
-                f"micro-batch {self.micro_batch} keeps {format_size(self.bytes_a_step)} more with each optimizer step"
-            )
+            died = f", and runs out of memory in {step} {self.dies_in_step}" if self.dies_in_step else ""
+            kept = f"micro-batch {self.micro_batch} keeps {format_size(self.bytes_a_step)} more with each {each}"
             return f"a leak: {kept}{died}{held}"
         if self.iterations > PLAIN_ITERATIONS:
             steps = self.iterations - 1
-            return f"growth ends in optimizer step {steps}, so each trial took {self.iterations} of them{held}"
+            return f"growth ends in {each} {steps}, so each trial took {self.iterations} of them{held}"
         return None
 
 

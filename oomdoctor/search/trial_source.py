@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from oomdoctor.errors import KINDS
+from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,6 +83,30 @@ class EndedProcess(Protocol):
         """Return the memory that it counts by a rule, or not at all."""
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationGraph:
+    """Graph of an evaluation, for a backward that never comes.
+
+    Attributes:
+        micro_batch: Size at which it was measured.
+        peak_bytes: Peak of the evaluation as it is.
+        peak_without_bytes: Peak of the same under `torch.no_grad()`.
+    """
+
+    micro_batch: int
+    peak_bytes: int
+    peak_without_bytes: int
+
+    def warning(self) -> str:
+        """Return a sentence for the result: what the graph costs, and how to do without."""
+        saved = format_size(max(0, self.peak_bytes - self.peak_without_bytes))
+        return (
+            f"the evaluation builds a graph for a backward that never comes: {saved} of its peak of "
+            f"{format_size(self.peak_bytes)} at micro-batch {self.micro_batch}; put `@torch.no_grad()` above "
+            "`evaluation_step`"
+        )
+
+
 @dataclass(slots=True)
 class TrialNotes:
     """Notes that the trials of one source leave besides their results.
@@ -99,6 +124,8 @@ class TrialNotes:
         memory_fraction: Part of the GPU's memory that the target's code allows PyTorch to take; 1 for all of it.
         growth: How memory grew from step to step, where a trial gave a reason to look; else None.
         communicators: Number of ranks of each NCCL communicator of a rank.
+        builds_graph: Whether an evaluation built a graph, for a backward that never comes.
+        graph: Peaks of an evaluation at one size with its graph and without; None where it built none.
     """
 
     problem: TrialProblem | None = None
@@ -113,6 +140,8 @@ class TrialNotes:
     memory_fraction: float = 1.0
     growth: Growth | None = None
     communicators: tuple[int, ...] = ()
+    builds_graph: bool = False
+    graph: EvaluationGraph | None = None
 
     def add(self, ended: EndedProcess) -> None:
         """Take in what one trial, or one process of it, showed."""

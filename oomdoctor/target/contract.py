@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from oomdoctor.target.reference import Reference
 
 
-Role = Literal["build_model", "make_batch", "training_step", "build_optimizer", "parallelize"]
+Role = Literal["build_model", "make_batch", "training_step", "build_optimizer", "parallelize", "evaluation_step"]
 Result = TypeVar("Result")
 Passes = Callable[[BaseException], bool]
 
@@ -70,6 +70,7 @@ class Target:
         sizes: Sizes other than the batch by keyword, such as a sequence length; `make_batch` takes each, `build_model`
             those that it has.
         choices: What a generated file has chosen, by its name, with where it is from.
+        evaluation_step: The file's, whose outputs an evaluation keeps; None where it has none.
     """
 
     reference: Reference
@@ -84,6 +85,7 @@ class Target:
     sizes: Mapping[str, int] = field(default_factory=dict)
     choices: Mapping[str, str] = field(default_factory=dict)
     parallelize: Callable[[torch.nn.Module, DeviceMesh], object] | None = None
+    evaluation_step: Callable[[torch.nn.Module, Any], object] | None = None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

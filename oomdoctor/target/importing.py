@@ -43,6 +43,7 @@ _ARGUMENTS: dict[Role, tuple[str, ...]] = {
     "training_step": ("model", "batch"),
     "build_optimizer": ("model",),
     "parallelize": ("model", "mesh"),
+    "evaluation_step": ("model", "batch"),
 }
 _DEFAULTS: dict[Role, str] = {
     "training_step": 'default: the model is called on the batch; its scalar, `.loss` or ["loss"] is taken',
@@ -99,6 +100,7 @@ def bind(reference: Reference, module: ModuleType, own_roots: tuple[Path, ...]) 
         training_step=functions["training_step"] or default_training_step,
         build_optimizer=functions["build_optimizer"],
         parallelize=functions["parallelize"],
+        evaluation_step=functions["evaluation_step"],
         found=tuple(
             _found(reference, role, function)
             for role, function in functions.items()

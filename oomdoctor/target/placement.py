@@ -201,11 +201,14 @@ def default_training_step(model: torch.nn.Module, batch: Any) -> torch.Tensor:  
     Raises:
         TargetError: The output holds no loss.
     """
+    return loss_of(call_model(model, batch))
+
+
+def call_model(model: torch.nn.Module, batch: Any) -> object:  # noqa: ANN401 - any nest
+    """Call the model on the batch: a tuple or list is spread over positional arguments, a mapping over keywords."""
     if isinstance(batch, Mapping):
-        return loss_of(model(**batch))
-    if isinstance(batch, tuple | list):
-        return loss_of(model(*batch))
-    return loss_of(model(batch))
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
 
 
 def loss_of(output: object) -> torch.Tensor:

@@ -236,9 +236,14 @@ def choice_reasons(loaded: LoadedTarget) -> list[Reason]:
 
 
 def optimizer_reason(request: ProbeRequest, loaded: LoadedTarget) -> Reason:
-    """Return who chose the optimizer; the file's own goes before `--optimizer`, because training will run it."""
+    """Return who chose the optimizer; the file's own goes before `--optimizer`, because training will run it.
+
+    An evaluation has no optimizer, and the reason is that of its step.
+    """
     if request.command is not None:
         return Reason("optimizer", "the command's own")
+    if request.variant.mode != "train":
+        return Reason("evaluation_step", loaded.found.get("evaluation_step", _OWN_EVALUATION))
     found = loaded.found["build_optimizer"]
     if not found.startswith("`"):
         found = f"`--optimizer {request.variant.optimizer}`" if request.variant.optimizer else found
@@ -247,8 +252,10 @@ def optimizer_reason(request: ProbeRequest, loaded: LoadedTarget) -> Reason:
     return Reason("optimizer", found)
 
 
-_FUNCTIONS = ("build_model", "make_batch", "training_step", "build_optimizer", "parallelize")
+_FUNCTIONS = ("build_model", "make_batch", "training_step", "build_optimizer", "parallelize", "evaluation_step")
 """The functions of a target's file."""
+
+_OWN_EVALUATION = "default: the model in evaluation mode, called as in training but without gradients"
 
 OWN_PRECISION = "precision of its own"
 """Name of a command's precision, which only the command itself knows."""
@@ -276,8 +283,11 @@ def _warnings(request: ProbeRequest, engine: Engine, source: TrialSource, findin
         found.append(f"the target's code caught out-of-memory errors itself at micro-batch {sizes}; they count")
     if not source.notes.loss_is_finite:
         found.append("the loss was NaN or infinite; memory does not depend on it, training does")
-    if source.notes.growth and (grown := source.notes.growth.warning()):
+    step = "step" if request.variant.mode == "train" else "batch"
+    if source.notes.growth and (grown := source.notes.growth.warning(step)):
         found.insert(0, grown)
+    if (graph := source.notes.graph) is not None:
+        found.insert(0, graph.warning())
     return [*found, *_device_warnings(request, engine, source, findings), *findings.recorded.warnings]
 
 

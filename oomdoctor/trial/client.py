@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.results import Outcome
 from oomdoctor.search.growth import ANSWER_ITERATIONS, LONGEST_GROWTH, PLAIN_ITERATIONS, growth_of, outlasted
-from oomdoctor.search.trial_source import TrialNotes, TrialSource
+from oomdoctor.search.trial_source import EvaluationGraph, TrialNotes, TrialSource
 from oomdoctor.trial.dependencies import UNWATCHED, Dependencies
 from oomdoctor.trial.protocol import (
     AskDevice,
@@ -154,6 +154,7 @@ class WorkerTrialSource(TrialSource):
                 done = self._run(self._question(micro_batch, micro_steps, allowed_bytes))
         self.notes.add(done)
         self.notes.communicators = done.communicators
+        self.notes.builds_graph = self.notes.builds_graph or done.builds_graph
         self.notes.problem = done.problem or self.notes.problem
         self.notes.loss_is_finite = self.notes.loss_is_finite and done.loss_is_finite
         self.notes.memory_fraction = done.memory_fraction
@@ -188,6 +189,16 @@ class WorkerTrialSource(TrialSource):
         ran_out = done.trial.outcome is not Outcome.FITS
         room = self.capacity_bytes - (done.trial.peak_allocated_bytes or 0)
         self.notes.growth = outlasted(growth, done.ends, micro_batch, room, ran_out=ran_out)
+
+    def weigh_graph(self, micro_batch: int) -> None:
+        """Note what the graph of an evaluation costs at a size that fits, where it builds one."""
+        if not self.notes.builds_graph:
+            return
+        question = self._question(micro_batch, 1, self.capacity_bytes)
+        peaks = [
+            self._run(replace(question, without_graph=without)).trial.peak_allocated_bytes for without in (False, True)
+        ]
+        self.notes.graph = EvaluationGraph(micro_batch, peaks[0] or 0, peaks[1] or 0)
 
     def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
         """Predict by a replay of the earlier trials' allocations; None where no two of them can be replayed."""

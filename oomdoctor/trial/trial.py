@@ -34,6 +34,7 @@ from oomdoctor.trial.device import (
     workspace_retries,
     workspaces_given_up,
 )
+from oomdoctor.trial.evaluation import Evaluation, evaluating
 from oomdoctor.trial.meters import TrialMeter
 from oomdoctor.trial.placement import Placement
 from oomdoctor.trial.variants import autocast, gradient_scaler, make_optimizer
@@ -96,6 +97,7 @@ class _Training:
     loss_is_finite: bool = True
     optimizer_name: str = ""
     ends: list[int] = field(default_factory=list)
+    builds_graph: bool = False
 
     @property
     def ooms(self) -> int:
@@ -142,6 +144,7 @@ class Attempt:
         memory_fraction: Part of the GPU's memory that the target's code set while the trial ran; 1 where it set none.
         ends: Bytes that live tensors asked for at the end of each optimizer step.
         is_fresh: Whether a process that had run no trial would have done the same, as far as that is known.
+        builds_graph: Whether an evaluation built a graph, for a backward that never comes.
     """
 
     trial: Trial
@@ -154,6 +157,7 @@ class Attempt:
     memory_fraction: float
     ends: tuple[int, ...]
     is_fresh: bool
+    builds_graph: bool = False
 
 
 def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = None) -> Attempt:
@@ -209,6 +213,7 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
         1.0 if own_limit == limit else own_limit,
         tuple(training.ends),
         not has_makeshift_plans(),
+        training.builds_graph,
     )
 
 
@@ -257,7 +262,8 @@ def _train_to_end(setup: TrialSetup, training: _Training, question: RunTrial) ->
     """Train and return how it ended; the frames of a failed step, and with them its tensors, are gone by then."""
     try:
         with training.meter.whole():
-            _train(setup, training, question)
+            run = _train if setup.variant.mode == "train" else _evaluate
+            run(setup, training, question)
     except (TargetError, NoAnswerError):  # the latter from an emulated device, of an operator that it cannot trace
         raise
     except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is an outcome, `exit()` too
@@ -293,9 +299,7 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
     for step in itertools.count(1):
         iteration = min(step, PLAIN_ITERATIONS)  # all that come after the first are one, whose highest figures count
         for micro_step in range(1, question.micro_steps + 1):
-            training.fixed_bytes = torch.cuda.memory_allocated() - sum(
-                tensor.nbytes for tensor in tensors_in((batch, loss)) if tensor.is_cuda
-            )
+            training.fixed_bytes = _fixed_bytes((batch, loss))
             with meter.micro_phase(iteration, micro_step, PhaseName.FORWARD):
                 if setup.changes.drops_leftovers:
                     batch = loss = None
@@ -309,15 +313,46 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
-        requested = torch.cuda.memory_stats_as_nested_dict().get("requested_bytes", {})
-        training.ends.append(requested.get("all", {}).get("current", 0))  # a block may be larger, which is no growth
-        meter.step_ended()
-        seconds = _LONGEST_WATCH_SECONDS if step < MOST_ITERATIONS else _LONGER_WATCH_SECONDS
-        is_long = step >= ANSWER_ITERATIONS and time.monotonic() - started > seconds
-        if training.is_over(question) or (question.until_settled and is_long):
+        if _was_last(training, question, started):
             break
     if setup.computes and loss is not None:
         training.loss_is_finite = bool(torch.isfinite(loss).item())
+
+
+def _evaluate(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
+    """Evaluate batch after batch; as in a loop, the last one's output is alive while the next is evaluated."""
+    if setup.places_model:
+        setup.model.to(setup.device)
+    evaluation = Evaluation(setup, without_graph=question.without_graph)
+    meter, batch, output = training.meter, None, None
+    started = time.monotonic()
+    with evaluating(setup.model):
+        for step in itertools.count(1):
+            training.fixed_bytes = _fixed_bytes((batch, output))
+            with meter.micro_phase(min(step, PLAIN_ITERATIONS), 1, PhaseName.FORWARD):
+                batch = place(_checked_batch(setup, question.micro_batch), setup.device)
+                meter.placed(batch)
+                output = evaluation.run(batch)
+            training.builds_graph = evaluation.builds_graph
+            if _was_last(training, question, started):
+                break
+
+
+def _fixed_bytes(temporary: object) -> int:
+    """Return the bytes in tensors besides those of a nest."""
+    held = (tensor.nbytes for tensor in tensors_in(temporary) if tensor.is_cuda)
+    return torch.cuda.memory_allocated() - sum(held)
+
+
+def _was_last(training: _Training, question: RunTrial, started: float) -> bool:
+    """Note what a step has left behind, and return whether none has to follow it."""
+    requested = torch.cuda.memory_stats_as_nested_dict().get("requested_bytes", {})
+    training.ends.append(requested.get("all", {}).get("current", 0))  # a block may be larger, which is no growth
+    training.meter.step_ended()
+    step = len(training.ends)
+    seconds = _LONGEST_WATCH_SECONDS if step < MOST_ITERATIONS else _LONGER_WATCH_SECONDS
+    is_long = step >= ANSWER_ITERATIONS and time.monotonic() - started > seconds
+    return training.is_over(question) or (question.until_settled and is_long)
 
 
 def train_once(setup: TrialSetup, micro_batch: int) -> None:

@@ -303,6 +303,7 @@ class Worker:
             host_bytes=self._setup.changes.host_bytes,
             is_fresh=attempt.is_fresh,
             communicators=null_gpu.communicators(),
+            builds_graph=attempt.builds_graph,
             holder=find_holder(self._setup.model, self._is_own) if question.until_settled else None,
         )
 

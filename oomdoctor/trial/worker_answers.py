@@ -118,6 +118,7 @@ class TrialDone:
         host_bytes: Most bytes that a forward has moved to the host, where activations are offloaded.
         is_fresh: Whether a new worker would have done the same.
         communicators: Number of ranks of each NCCL communicator of a rank.
+        builds_graph: Whether an evaluation built a graph, for a backward that never comes.
     """
 
     trial: Trial
@@ -137,6 +138,7 @@ class TrialDone:
     host_bytes: int = 0
     is_fresh: bool = True
     communicators: tuple[int, ...] = ()
+    builds_graph: bool = False
 
 
 @dataclass(frozen=True, slots=True)

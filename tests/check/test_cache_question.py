@@ -30,6 +30,7 @@ VARIANTS = st.builds(
     lone_rank=st.none() | st.builds(LoneRank, st.integers(0, 1), st.just(2), st.none() | st.just("dp=2")),
     buckets=st.sampled_from([(), (Bucket((Axis("length", 8),), 4),)]),
     devices=st.integers(1, 2),
+    mode=st.sampled_from(["train", "eval"]),
 )
 REQUESTS = st.builds(
     ProbeRequest,

@@ -71,7 +71,7 @@ def headline(result: ProbeResult) -> str:
     answer = result.micro_batch
     if answer.maximum == 0:
         return _nothing_fits(result)
-    fits = f"micro-batch {answer.maximum} {_fits(result)}"
+    fits = f"{'an evaluation batch of' if result.is_evaluation else 'micro-batch'} {answer.maximum} {_fits(result)}"
     if answer.limited_by == "target":
         return f"{fits}; {_target_is_met(result)}"
     return f"{fits}; {answer.maximum + 1} {_verdict(result, failing_trial(result))}"
@@ -125,7 +125,7 @@ def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
     if (answer.plain_maximum or 0) > answer.maximum:
         text = f"{answer.plain_maximum} fits where nothing is accumulated: no gradients stay alive during the forward"
         rows.append(("plain step", text))
-    if result.target_samples is None and result.accumulation is None:
+    if result.target_samples is None and result.accumulation is None and not result.is_evaluation:
         rows.append(
             ("steps", "of one micro-batch; `--target-batch` plans the accumulation that reaches a larger batch")
         )
@@ -148,6 +148,7 @@ def question(result: ProbeResult) -> list[str]:
         for part in (
             result.target,
             *(f"{name} {size}" for name, size in sizes.items()),
+            "evaluation" if result.is_evaluation else "",
             result.precision,
             result.optimizer,
             f"`nn.DataParallel` over {result.variant.devices} devices"
