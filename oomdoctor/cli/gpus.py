@@ -6,12 +6,14 @@ import os
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from oomdoctor.cli.probe import (
     At,
+    ExecutorName,
     Headroom,
     OptimizerName,
     Over,
@@ -21,6 +23,7 @@ from oomdoctor.cli.probe import (
     TargetBatch,
     TrialTimeout,
     WorldSize,
+    executor_called,
 )
 from oomdoctor.cli.report import (
     Format,
@@ -39,7 +42,6 @@ from oomdoctor.output import MAXIMUM_WIDTH, Terminal, deliver, is_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.multi_card.frontier import FrontierRequest
@@ -81,6 +83,7 @@ def gpus(  # noqa: PLR0913 - one parameter an option
             show_default=False,
         ),
     ] = None,
+    executor: ExecutorName = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -121,10 +124,14 @@ def gpus(  # noqa: PLR0913 - one parameter an option
             engine=engine,
             spelled=as_option,
         )
-        asked = FrontierRequest(build, read_sizes(at or (), "--at"), read_grid(over or (), "--over"), jobs=jobs)
-        render(_fitted(asked, gpu, output, quiet=quiet), chosen, output)
+        sizes = read_sizes(at or (), "--at"), read_grid(over or (), "--over")
+        with executor_called(executor, Path.cwd()) as elsewhere:
+            asked = FrontierRequest(build, *sizes, jobs=jobs, executor=elsewhere)
+            document = _fitted(asked, gpu, output, quiet=quiet)
+        render(document, chosen, output)
         return
     given = {"--target-batch": target_batch, "--gpu": gpu, "--jobs": jobs, "--output": output, "--reserve": reserve}
+    given["--executor"] = executor
     _check_for_fit(chosen, {**given, "--at": at, "--over": over})
     if known:
         _show_catalogue(as_json=chosen == "json")

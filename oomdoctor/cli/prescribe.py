@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +14,7 @@ from oomdoctor.cli.probe import (
     CountSteps,
     Device,
     EngineName,
+    ExecutorName,
     Gpu,
     Headroom,
     Memory,
@@ -27,6 +29,7 @@ from oomdoctor.cli.probe import (
     WorldSize,
     as_command,
     check_target_options,
+    executor_called,
 )
 from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render, render_failure
 from oomdoctor.errors import OomdoctorError
@@ -74,6 +77,7 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
         Path | None,
         typer.Option(metavar="PATH", help="Write the patched file there, once it is proven.", show_default=False),
     ] = None,
+    executor: ExecutorName = None,
     world_size: WorldSize = 1,
     gpu: Gpu = None,
     device: Device = None,
@@ -133,7 +137,8 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
             spelled=as_option,
         )
         question = PrescribeRequest(request, need, keep, tuple(without or ()), tuple(beside or ()), budget, jobs, write)
-        document = run_prescribe(question, progress)
+        with executor_called(executor, Path.cwd()) as elsewhere:
+            document = run_prescribe(replace(question, executor=elsewhere), progress)
     except OomdoctorError as error:
         render_failure("prescribe", error, chosen, output)
         raise

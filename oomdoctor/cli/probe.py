@@ -289,7 +289,7 @@ Jobs: TypeAlias = Annotated[
 ]
 ExecutorName: TypeAlias = Annotated[
     Literal["ray"] | None,
-    typer.Option(help="Where the probes of `--over` run: `ray` for the cores of a Ray cluster.", show_default=False),
+    typer.Option(help="Where several probes run: `ray` for the cores of a Ray cluster.", show_default=False),
 ]
 QuietFlag: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.integrations import need
 from oomdoctor.multi_card.pool import Case
+from oomdoctor.request import ProbeRequest
 
 need("ray", "ray")
 
@@ -57,12 +58,16 @@ class RayExecutor(Executor):
 
 
 def _called(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - any call's
-    here = [_moved(one, one.request.directory.resolve()) if isinstance(one, Case) else one for one in args]
-    return function(*here, **kwargs)
+    return function(*(_moved(one, None) for one in args), **kwargs)
 
 
-def _moved(one: Any, directory: Path) -> Any:  # noqa: ANN401 - any argument
-    return replace(one, request=replace(one.request, directory=directory)) if isinstance(one, Case) else one
+def _moved(one: Any, directory: Path | None) -> Any:  # noqa: ANN401 - any argument
+    """Return a case or a question about the files of another directory; of None, with its own as it is found here."""
+    if isinstance(one, Case):
+        return replace(one, request=_moved(one.request, directory))
+    if isinstance(one, ProbeRequest):
+        return replace(one, directory=one.directory.resolve() if directory is None else directory)
+    return one
 
 
 _TASK: Final = ray.remote(num_cpus=1, max_retries=_MOST_RETRIES)(_called)

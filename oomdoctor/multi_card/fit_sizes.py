@@ -10,7 +10,7 @@ from oomdoctor.engines.choice import reserve_reasons
 from oomdoctor.errors import MemoryGrowsError, OomdoctorError, TargetError, UsageError
 from oomdoctor.multi_card.fit import FitTable, fit_cards
 from oomdoctor.multi_card.frontier import combinations, named
-from oomdoctor.multi_card.pool import Case, StagedProgress, default_jobs, probe_cards, run_all
+from oomdoctor.multi_card.pool import Case, StagedProgress, default_jobs, probe_cards, run_all, run_elsewhere
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.progress import SilentProgress
 from oomdoctor.results import Axis, CardMicroBatch, FitResult, FittedCard, Reason
@@ -63,7 +63,7 @@ def fit_sizes(request: FrontierRequest, cards: Sequence[Card], progress: Progres
         hint = "name the cards with `--gpu`, or give fewer sizes"
         raise UsageError(f"{len(grid) * len(cards)} rows are asked about, more than {_MOST_ROWS}", hint=hint)
     cases = [Case(named(sizes), request.build(at={**request.given, **sizes})) for sizes in grid]
-    answers = _answers(cases, cards, progress, request.jobs)
+    answers = _answers(cases, cards, progress, request)
     tables = [answer for answer in answers if isinstance(answer, FitTable)]
     for answer in answers:
         if isinstance(answer, OomdoctorError) and not (tables and isinstance(answer, TargetError)):
@@ -76,27 +76,35 @@ def fit_sizes(request: FrontierRequest, cards: Sequence[Card], progress: Progres
     return Fit(_result(request, cases[0].request, tables, rows), tables[-1].versions)
 
 
-def _answers(cases: Sequence[Case], cards: Sequence[Card], progress: Progress, jobs: int | None) -> list[Answer]:
+def _answers(
+    cases: Sequence[Case], cards: Sequence[Card], progress: Progress, request: FrontierRequest
+) -> list[Answer]:
     if cases[0].request.engine == "null":
-        return [_probed(case.request, cards, progress, jobs) for case in cases]
-    if len(cases) == 1:
+        return [_probed(case.request, cards, progress, request) for case in cases]
+    if len(cases) == 1 and request.executor is None:
         found = [_traced(cases[0].request, cards, progress)]
     else:
-        found = _all_traced(cases, cards, StagedProgress(progress, len(cases)), jobs or default_jobs(len(cases)))
+        found = _all_traced(cases, cards, StagedProgress(progress, len(cases)), request)
     return [
-        _trials_of_each(case.request, cards, progress, jobs) if isinstance(answer, MemoryGrowsError) else answer
+        _trials_of_each(case.request, cards, progress, request) if isinstance(answer, MemoryGrowsError) else answer
         for case, answer in zip(cases, found, strict=True)
     ]
 
 
-def _all_traced(cases: Sequence[Case], cards: Sequence[Card], progress: StagedProgress, jobs: int) -> list[Answer]:
-    """Trace several combinations at once, in workers that are forked."""
+def _all_traced(
+    cases: Sequence[Case], cards: Sequence[Card], progress: StagedProgress, request: FrontierRequest
+) -> list[Answer]:
+    """Trace several combinations at once, in workers that are forked or elsewhere."""
+    executor = request.executor
 
     def traced(case: Case, start: WorkerStarter, stop: CancelToken) -> Answer:
         progress.started(case)
+        if executor is not None:
+            return run_elsewhere(executor, _traced, case.request, cards, SilentProgress(), stop=stop)
         return _traced(case.request, cards, SilentProgress(), stop, start)
 
     stop = CancelToken()
+    jobs = len(cases) if executor is not None else request.jobs or default_jobs(len(cases))
     with WorkerPool(stop) as workers:
         return run_all([partial(traced, case, workers.start) for case in cases], jobs, stop)
 
@@ -114,16 +122,16 @@ def _traced(
         return error
 
 
-def _probed(request: ProbeRequest, cards: Sequence[Card], progress: Progress, jobs: int | None) -> Answer:
+def _probed(request: ProbeRequest, cards: Sequence[Card], progress: Progress, asked: FrontierRequest) -> Answer:
     try:
-        return probe_cards(request, cards, progress, jobs=jobs)
+        return probe_cards(request, cards, progress, jobs=asked.jobs, executor=asked.executor)
     except OomdoctorError as error:
         return error
 
 
-def _trials_of_each(request: ProbeRequest, cards: Sequence[Card], progress: Progress, jobs: int | None) -> Answer:
+def _trials_of_each(request: ProbeRequest, cards: Sequence[Card], progress: Progress, asked: FrontierRequest) -> Answer:
     """Trace the trials of each card, where what a step does depends on those before it."""
-    found = _probed(request, cards, progress, jobs)
+    found = _probed(request, cards, progress, asked)
     text = "each card had trials of its own, since the target keeps memory from step to step"
     return replace(found, reasons=(*found.reasons, Reason("trials", text))) if isinstance(found, FitTable) else found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,6 +42,7 @@ T = TypeVar("T")
 Answer: TypeAlias = ProbeRun | OomdoctorError
 """A finished probe, or the reason why there is none."""
 
+_LOOKS_FOR_STOP_SECONDS: Final = 0.2
 _MOST_JOBS: Final = 8
 """Each job holds a model in the host's memory, and few machines have that for every core."""
 
@@ -198,6 +199,22 @@ def run_all(pieces: Sequence[Callable[[CancelToken], T]], jobs: int, stop: Cance
         pool.shutdown(cancel_futures=True)
 
 
+def run_elsewhere(executor: Executor, function: Callable[..., T], *args: object, stop: CancelToken | None = None) -> T:
+    """Run one picklable call elsewhere, and wait for it.
+
+    Raises:
+        KeyboardInterrupt: The stop was set meanwhile.
+    """
+    future = executor.submit(function, *args)
+    while True:
+        done, _ = wait([future], _LOOKS_FOR_STOP_SECONDS)
+        if done:
+            return future.result()
+        if stop is not None and stop.is_set:
+            future.cancel()
+            raise KeyboardInterrupt
+
+
 def _all_results(futures: Sequence[Future[T]]) -> list[T]:
     for future in as_completed(futures):
         future.result()  # the first that failed ends the rest
@@ -241,6 +258,7 @@ def probe_cards(
     progress: Progress,
     *,
     jobs: int | None = None,
+    executor: Executor | None = None,
 ) -> FitTable:
     """Probe the target on each of some cards, several at once; the first error ends all.
 
@@ -249,6 +267,7 @@ def probe_cards(
         cards: The cards.
         progress: Told of each.
         jobs: Most probes at once; None for one a core.
+        executor: Runs the probes elsewhere; None for this machine.
 
     Raises:
         UsageError: The question contradicts itself.
@@ -258,7 +277,7 @@ def probe_cards(
     share_of(request.target_batch, request.world_size)
     cases = [Case(card.key, replace(request, gpu=card.key)) for card in cards]
     told = _CardProgress(progress, len(cases))
-    answers = probe_all(cases, told, jobs=jobs or default_jobs(len(cases)))
+    answers = probe_all(cases, told, jobs=jobs or default_jobs(len(cases)), executor=executor)
     found = [answer for answer in answers if isinstance(answer, ProbeRun)]
     rows = tuple(_row(card, answer) for card, answer in zip(cards, found, strict=True))
     last = found[-1]

@@ -9,13 +9,14 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.errors import NotApplicableError, OomdoctorError
-from oomdoctor.multi_card.pool import Case, probe_case, run_all
+from oomdoctor.multi_card.pool import Case, probe_case, run_all, run_elsewhere
 from oomdoctor.remedies.catalogue import ALLOCATOR_VARIABLE, cost, exactness, remedy, with_remedies
 from oomdoctor.results import Outcome
 from oomdoctor.results.prescribe import MeasuredRemedies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Executor
 
     from oomdoctor.multi_card.pool import Answer
     from oomdoctor.multi_card.workers import WorkerPool
@@ -41,6 +42,7 @@ class Measuring:
         workers: Starts the workers.
         jobs: Most probes at once.
         budget: Most probes in all.
+        executor: Runs the probes of remedies elsewhere; None for this machine.
         runs: Finished probes by their remedies.
         rows: Their rows.
         probes: How many were begun.
@@ -51,6 +53,7 @@ class Measuring:
     workers: WorkerPool
     jobs: int
     budget: int
+    executor: Executor | None = None
     runs: dict[Names, ProbeRun] = field(default_factory=dict)
     rows: dict[Names, MeasuredRemedies] = field(default_factory=dict)
     probes: int = 0
@@ -88,7 +91,7 @@ class Measuring:
                 self.probes += 1
                 pieces.append(partial(self._measure, names))
         if pieces:
-            run_all(pieces, min(self.jobs, len(pieces)))
+            run_all(pieces, min(self.jobs, len(pieces)) if self.executor is None else len(pieces))
         return [self.rows[names] for names in sets]
 
     def again(self, request: ProbeRequest) -> Answer:
@@ -121,7 +124,10 @@ class Measuring:
 
     def _probed(self, names: Names, request: ProbeRequest, stop: CancelToken | None, size: int | None = None) -> Answer:
         request = replace(request, profiles=False, profile_micro_batch=size, counts_cost=True)
-        return probe_case(Case("+".join(names), request), stop, self.workers.start)
+        case = Case("+".join(names), request)
+        if self.executor is not None and names:
+            return run_elsewhere(self.executor, probe_case, case, stop=stop)
+        return probe_case(case, stop, self.workers.start)
 
     def _row(self, names: Names, answer: Answer) -> MeasuredRemedies:
         if isinstance(answer, NotApplicableError):

@@ -27,6 +27,7 @@ from oomdoctor.units import MIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from concurrent.futures import Executor
 
     from oomdoctor.prescription.search import Found, Keep
     from oomdoctor.progress import Progress
@@ -56,6 +57,7 @@ class PrescribeRequest:
         budget: Most probes.
         jobs: Most probes at once; None for one a core.
         write: Where the patched file goes; None to write none.
+        executor: Runs the probes of remedies elsewhere; None for this machine.
     """
 
     probe: ProbeRequest
@@ -66,6 +68,7 @@ class PrescribeRequest:
     budget: int = DEFAULT_BUDGET
     jobs: int | None = None
     write: Path | None = None
+    executor: Executor | None = None
 
     def check(self) -> None:
         """See that it can be asked.
@@ -113,7 +116,7 @@ def prescribe(request: PrescribeRequest, progress: Progress) -> PrescribeDocumen
     is_local = request.probe.gpu is None and has_local_gpu()
     jobs = 1 if is_local else request.jobs or default_jobs(len(BY_ID))
     with WorkerPool(CancelToken()) as workers:
-        measuring = Measuring(request.probe, progress, workers, jobs, request.budget)
+        measuring = Measuring(request.probe, progress, workers, jobs, request.budget, request.executor)
         progress.stage(f"probing {request.probe.target} as it is")
         plain = measuring.plain()
         progress.stage(f"as it is: {plain.result.micro_batch.maximum}")

@@ -142,6 +142,9 @@ REFUSED = {
     "it has no `for` loop over batches": STEPS.replace("scaler.scale(loss).backward()", "pass"),
     "it calls `backward()` in several places": STEPS + "    loss.backward()\n",
     "no name in it is called as a batch size": STEPS.replace("BATCH_SIZE", "N"),
+    "no name in it is called as a batch": STEPS.replace('    x = torch.randn(BATCH_SIZE, 100, device="cuda")', "")
+    .replace("    y = torch.randint(0, 10, (BATCH_SIZE,)).cuda()", "    x, y = get_batch('train')")
+    .replace("for step", "def get_batch(split):\n    return load(split)\n\n\nfor step"),
     "the loss of `step_of(batch).backward()` has no name": STEPS.replace("scaler.scale(loss)", "step_of(batch)"),
     "the loss is not computed from the model": STEPS.replace("criterion(model(x), y)", "criterion(x, y)"),
     "where `weights` is from cannot be seen": STEPS.replace("Loss()", "Loss(weights)"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,6 +162,22 @@ def test_a_frontier_is_the_same_in_a_cluster(cluster: Path) -> None:
     assert len({cell["maximum"] for cell in cells}) == len(cells) == 2
     alone = run_here(["probe", "lengths.py", "--executor", "ray"], cluster)
     assert (alone.returncode, "name sizes with `--over`" in alone.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("gpus", "--fit", "lengths.py", "--over", "length=64,128", "--gpu", "t4", "--gpu", "rtx-4090"),
+        ("gpus", "--fit", "lengths.py", "--engine", "null", "--target-batch", "8", "--gpu", "t4"),
+        ("prescribe", "lengths.py", "--target-batch", "8", "--gpu", "t4", "--budget", "3"),
+    ],
+)
+def test_many_probes_are_the_same_in_a_cluster(cluster: Path, words: Sequence[str]) -> None:
+    """Cards and remedies that are asked about as Ray's tasks make the same document, to the byte."""
+    write_target(cluster, LENGTHS, "lengths.py")
+    here, there = (run_here([*words, "--json", *more], cluster) for more in ([], ["--executor", "ray"]))
+    assert there.stdout == here.stdout
+    assert (there.returncode, here.returncode) == (0, 0), there.stderr
 
 
 def test_entries_are_checked_in_a_cluster(cluster: Path) -> None:
