@@ -66,8 +66,11 @@ def torch_files() -> str:
 
 
 def installed_packages() -> str:
-    """Of all packages: the names of what lies beside them have their versions; and of what extends Python's path."""
-    folders = [Path(entry) for entry in sys.path if not _INSTALLED.isdisjoint(Path(entry).parts)]
+    """Of all packages: the names of what lies beside them have their versions; and of what extends Python's path.
+
+    A folder inside a package does not count: Ray puts one of its own on the path of a process that imports it.
+    """
+    folders = [Path(entry) for entry in sys.path if Path(entry).name in _INSTALLED]
     return _digest(part for folder in folders if folder.is_dir() for part in _folder(folder))
 
 

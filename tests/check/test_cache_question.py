@@ -196,6 +196,11 @@ def test_other_packages_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (site / "project.pth").write_text("/two\n")
     seen.add(cache_key.installed_packages())
     assert len(seen) == 3
+    (site / "ray" / "thirdparty_files").mkdir(parents=True)
+    seen.add(cache_key.installed_packages())
+    sys.path.insert(0, str(site / "ray" / "thirdparty_files"))
+    seen.add(cache_key.installed_packages())
+    assert len(seen) == 4, "a package's own folder on the path counted"
 
 
 def test_the_code_that_probes_is_part_of_the_question() -> None:

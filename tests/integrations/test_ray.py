@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,12 +67,28 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("job")
     write_target(folder, WIDTHS)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a test's module, which workers cannot import
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, _process_as_it_was():
         patch.chdir(folder)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         ray.init("local", num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False)
         yield folder
         ray.shutdown()
+
+
+@contextmanager
+def _process_as_it_was() -> Iterator[None]:
+    """Undo what Ray leaves to the tests that follow: a debugger's variable, folders of modules, Tune's handlers."""
+    environment, path = dict(os.environ), list(sys.path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+        sys.path[:] = path
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _fit(trainable: Any, folder: Path, space: dict[str, Any], **options: Any) -> tune.ResultGrid:
