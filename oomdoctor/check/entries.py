@@ -6,7 +6,7 @@ import difflib
 import itertools
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.axes import fill_sizes, read_grid, read_sizes
@@ -75,8 +75,12 @@ DEFAULTS: Final = CheckEntry(
 
 _LONGEST_TIMEOUT_SECONDS: Final = 604_800
 _COUNTS: Final = ("target-batch", "world-size", "micro-batch", "min-micro-batch", "max-accumulation-steps", "steps")
-_FOR_FILES: Final = ("precision", "optimizer", "guide", "parallel")
+_FOR_FILES: Final = ("precision", "optimizer", "guide", "parallel", "mode")
 _FOR_COMMANDS: Final = ("set", "steps", "count_steps", "fresh")
+_OF_TRAINING: Final = (
+    *("target_batch", "optimizer", "world_size", "mesh", "rank", "parallel", "verify", "max_accumulation_steps"),
+)
+"""What an evaluation has no use for."""
 
 
 def chosen_entries(configuration: CheckConfiguration, names: Sequence[str] = ()) -> tuple[Entry, ...]:
@@ -110,13 +114,29 @@ def _entries(configuration: CheckConfiguration) -> list[tuple[str, Entry]]:
     found = [
         (settled.name, entry)
         for settled in configuration.entries
-        for entry in _EntryReader(settled, settled.settled.values).entries(configuration.folder)
+        for entry in _EntryReader(settled, _for_mode(settled)).entries(configuration.folder)
     ]
     for name, count in Counter(entry.name for _, entry in found).items():
         if count > 1:
             hint = "give each a `name` of its own, and name each card once"
             raise UsageError(f"{count} entries of `{configuration.file}` are called `{name}`", hint=hint)
     return found
+
+
+def _for_mode(settled: SettledEntry) -> CheckEntry:
+    """Return what holds for an entry; for one that evaluates, without what the file says of all entries' training.
+
+    Raises:
+        UsageError: It says so itself.
+    """
+    values, origins = settled.settled.values, settled.settled.origins
+    if values.mode in (None, "train"):
+        return values
+    for key in _OF_TRAINING:
+        if getattr(values, key) and origins.get(key) == settled.file:
+            problem = f"is for training, and `mode` asks for `{values.mode}`"
+            raise settled.refusal(key.replace("_", "-"), problem, "drop one of the two")
+    return replace(values, **dict.fromkeys(_OF_TRAINING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +230,7 @@ class _EntryReader:
             device=values.device,
             guide=values.guide,
             inputs=self.values.inputs or (),
+            mode=values.mode,
             at=sizes if command is None else (),
         )
 

@@ -18,6 +18,7 @@ SeverityName: TypeAlias = Literal["note", "warning", "error"]
 PrecisionName: TypeAlias = Literal["fp32", "bf16", "fp16"]
 StepName: TypeAlias = Literal["optimizer", "backward"]
 ParallelName: TypeAlias = Literal["ddp", "fsdp"]
+ModeName: TypeAlias = Literal["train", "eval"]
 EngineName: TypeAlias = Literal["auto", "cuda", "null", "trace"]
 
 EXAMPLE = "example"
@@ -141,6 +142,7 @@ class CheckEntry(SharedKeys):
         max_memory: Most memory that PyTorch may hold at `micro_batch`, as a size.
         at: Sizes besides the batch, by keyword of the file's `make_batch` or placeholder of the command.
         over: Several values of such sizes; each combination makes an entry of its own.
+        mode: What is done with a file's model: `train` it, or `eval`uate it.
     """
 
     name: str | None = field(default=None, metadata={EXAMPLE: '"pretrain"'})
@@ -161,6 +163,7 @@ class CheckEntry(SharedKeys):
     over: dict[str, tuple[int, ...]] | None = field(
         default=None, metadata={EXAMPLE: "{ sequence_length = [256, 512, 1024] }"}
     )
+    mode: ModeName | None = field(default=None, metadata={EXAMPLE: '"eval"'})
 
 
 @dataclass(frozen=True, slots=True)

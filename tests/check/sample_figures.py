@@ -100,6 +100,7 @@ any_circumstances = st.builds(
     world_size=st.none() | NUMBERS,
     rank=st.none() | NAMES,
     axes=st.none() | NAMES,
+    mode=st.none() | NAMES,
 )
 
 

@@ -320,6 +320,7 @@ def test_a_baseline_without_memory_says_so() -> None:
         ({"precision": "fp32"}, "made with bf16, this check ran with fp32"),
         ({"target_batch": 128}, "made with a target batch of 256, this check ran with a target batch of 128"),
         ({"axes": "context 512"}, "made with no size besides the batch, this check ran with context 512"),
+        ({"mode": "eval"}, "made with the mode `train`, this check ran with the mode `eval`"),
         ({"rank": "rank 6 of 7"}, "made with no rank that runs alone, this check ran with rank 6 of 7"),
     ],
 )

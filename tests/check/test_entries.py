@@ -140,6 +140,18 @@ def test_sizes_besides_the_batch_reach_the_probe() -> None:
     assert names(configured(PRETRAIN + "at = { side = 64 }\n")) == ["pretrain"]
 
 
+def test_an_entry_that_evaluates_passes_over_training() -> None:
+    """What the file says of all entries' training is none of its business; what the entry says so itself is refused."""
+    shared = 'target-batch = 256\noptimizer = "SGD"\n'
+    (entry,) = chosen_entries(configured(shared + PRETRAIN + 'mode = "eval"\nmin-micro-batch = 512\n'))
+    assert (entry.request.variant.mode, entry.request.target_batch) == ("eval", None)
+    assert (entry.request.variant.optimizer, entry.min_micro_batch) == (None, 512)
+    with pytest.raises(UsageError) as caught:
+        chosen_entries(configured(PRETRAIN + 'mode = "eval"\ntarget-batch = 8\n'))
+    assert "`target-batch` of `pretrain`" in caught.value.message
+    assert "is for training, and `mode` asks for `eval`" in caught.value.message
+
+
 def test_sizes_are_filled_in_where_a_command_has_them() -> None:
     """What a command's trials run, and its verification, has no placeholder left but those of the batch."""
     command = '[[check]]\nname = "own"\ncommand = ["python", "a.py", "{micro_batch}", "{accumulation_steps}"]\n'

@@ -151,6 +151,8 @@ def differences(before: Figures, after: Figures) -> tuple[str, ...]:
         found.append(_sentence(*("no target batch" if is_plain else "a target batch" for is_plain in plain)))
     if old.rank != new.rank:
         found.append(_sentence(*(one.rank or "no rank that runs alone" for one in (old, new))))
+    if old.mode != new.mode:
+        found.append(_sentence(*(f"the mode `{one.mode or 'train'}`" for one in (old, new))))
     if old.axes != new.axes:
         found.append(_sentence(*(one.axes or "no size besides the batch" for one in (old, new))))
     if old.capacity_bytes != new.capacity_bytes:

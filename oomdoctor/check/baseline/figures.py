@@ -114,6 +114,7 @@ class Circumstances:
         world_size: Devices that share it; None where nothing fits.
         rank: The rank that limits the answer, its world and its mesh; None where no rank ran alone.
         axes: Sizes of a file besides the batch, such as `context 512`; None for the file's own.
+        mode: What is done with the model where it is not trained, such as `eval`; None where it is.
     """
 
     torch: str | None
@@ -126,6 +127,7 @@ class Circumstances:
     world_size: int | None
     rank: str | None = field(default=None, metadata=ADDED_LATER)
     axes: str | None = field(default=None, metadata=ADDED_LATER)
+    mode: str | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,7 @@ def figures_of(result: ProbeResult, versions: Mapping[str, str] | None = None, s
             world_size=plan.world_size if plan else None,
             rank=_rank_of(result),
             axes=_axes_of(result),
+            mode=result.variant.mode if result.variant and result.variant.mode != "train" else None,
         ),
         maximum=result.micro_batch.maximum,
         limited_by=result.micro_batch.limited_by,
