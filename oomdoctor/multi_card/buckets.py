@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -23,6 +24,9 @@ _Starter: TypeAlias = "Callable[[ProbeRequest], TrialsOfBuckets]"
 
 _MOST_AXES: Final[Mapping[BucketFormat, int | None]] = {"nemo": 2, "lhotse": 1, "json": None}
 """Sizes by which a tool's buckets differ at most, as NeMo's of duration and text do."""
+
+_MOST_BUDGETS: Final = 8
+"""Budgets that are tried, each a tenth smaller: sizes that fit alone may fragment together."""
 
 
 def check_buckets(request: ProbeRequest, form: BucketFormat, axes: Sequence[str], *, is_searched: bool) -> None:
@@ -78,13 +82,33 @@ def _proven(request: ProbeRequest, form: BucketFormat, alone: tuple[Bucket, ...]
     with trials_of(_with(request, alone)) as together:
         percent, trials, returns = _largest_percent(together)
     rows = tuple(replace(bucket, micro_batch=max(1, bucket.micro_batch * percent // 100)) for bucket in alone)
-    budget = _budget(rows)
-    if budget is not None:
-        within = tuple(replace(bucket, micro_batch=budget // bucket.sizes[0].size) for bucket in rows)
+    budget, tried, why = _proven_budget(request, form, rows, trials_of)
+    return Buckets(form, rows, percent, budget, trials + tried, returns, why)
+
+
+def _proven_budget(
+    request: ProbeRequest, form: BucketFormat, rows: tuple[Bucket, ...], trials_of: _Starter
+) -> tuple[int | None, int, str | None]:
+    """Return the largest budget with which one process trains on all, the number of trials, or why there is none."""
+    if form != "json" and any(len(bucket.sizes) > 1 for bucket in rows):
+        return None, 0, f"{form}'s budget is of one size, and the buckets differ by {len(rows[0].sizes)}"
+    least = max(map(_elements, rows))
+    budget = min((bucket.micro_batch + 1) * _elements(bucket) - 1 for bucket in rows)
+    trials = 0
+    while budget >= least and trials < _MOST_BUDGETS:
+        within = tuple(replace(bucket, micro_batch=budget // _elements(bucket)) for bucket in rows)
         with trials_of(_with(request, within)) as together:
             trials += 1
-            budget = budget if together.run(100).outcome is Outcome.FITS else None
-    return Buckets(form, rows, percent, budget, trials, returns)
+            if together.run(100).outcome is Outcome.FITS:
+                return budget, trials, None
+        budget = budget * 9 // 10
+    if trials:
+        return None, trials, "one process ran out of memory with each that was tried"
+    return None, 0, f"{budget:,} would suit the other sizes, and a sample of the largest is {least:,}"
+
+
+def _elements(bucket: Bucket) -> int:
+    return math.prod(axis.size for axis in bucket.sizes)
 
 
 def _with(request: ProbeRequest, buckets: tuple[Bucket, ...]) -> ProbeRequest:
@@ -110,11 +134,3 @@ def _largest_percent(together: TrialsOfBuckets) -> tuple[int, int, int]:
             hint="leave the largest size out, or name a larger card",
         )
     return low, trials, returns
-
-
-def _budget(rows: Sequence[Bucket]) -> int | None:
-    """Return the most samples times size of which no bucket has to have more samples than it has."""
-    if any(len(bucket.sizes) > 1 for bucket in rows):
-        return None
-    budget = min((bucket.micro_batch + 1) * bucket.sizes[0].size - 1 for bucket in rows)
-    return budget if budget >= max(bucket.sizes[0].size for bucket in rows) else None

@@ -131,6 +131,7 @@ class Reading:
         ooms: Times that the allocator ran out.
         reads: Times that data was read back from a null GPU, each time zeros.
         unknown_calls: Functions of CUDA's libraries that the null GPU does not serve.
+        workspace_bytes: Bytes of the largest workspace that cuDNN took; 0 on a real GPU, which does not tell.
     """
 
     peak_bytes: int
@@ -141,6 +142,7 @@ class Reading:
     ooms: int
     reads: int
     unknown_calls: tuple[str, ...]
+    workspace_bytes: int = 0
 
 
 class Meter:
@@ -183,6 +185,7 @@ class Meter:
             ooms=sum(one.ooms for one in peaks.values()) - self._ooms,
             reads=null_gpu.reads() - self._reads,
             unknown_calls=null_gpu.unknown_calls() if on_null else (),
+            workspace_bytes=null_gpu.workspace_bytes(),
         )
 
     def snapshot(self) -> dict[str, Any] | None:
@@ -212,6 +215,7 @@ class Meter:
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - no public way; else the first test alone has them
         torch.cuda.empty_cache()
+        null_gpu.begin_trial()
         self._starts = {index: torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())}
         for index in self._starts:
             torch.cuda.reset_peak_memory_stats(index)

@@ -97,6 +97,11 @@ def explanation(reading: Reading, lines: Sequence[Held] | None, root: Path) -> s
     where = [f"on {visible(reading.name)}, of which PyTorch may take {format_size(reading.capacity_bytes)}"]
     if reading.start_bytes:
         where.append(f"{format_size(reading.start_bytes)} of it was allocated before the test's setup began")
+    if reading.workspace_bytes:
+        where.append(
+            f"the peak may hold cuDNN's workspaces, the largest of {format_size(reading.workspace_bytes)}: "
+            "where memory is short PyTorch does with smaller ones"
+        )
     if lines is None:
         where.append(
             "which lines allocated it was not recorded: CUDA was not in use when the test began; mark the test"

@@ -68,5 +68,7 @@ def sentences(buckets: Buckets) -> Iterator[str]:
             f"a sampler with a budget: {buckets.token_budget:,} is the most samples x {' x '.join(names)} in a "
             "micro-batch at which every size fits"
         )
+    elif buckets.without_budget is not None:
+        yield f"no budget of samples x {' x '.join(names)} is told: {buckets.without_budget}"
     if buckets.form != "json":
         yield f"the bounds are in units of {' and '.join(f'`{name}`' for name in names)}"

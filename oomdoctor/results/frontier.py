@@ -53,9 +53,10 @@ class Buckets:
         rows: The buckets, in the order of the cells.
         percent: Their samples in percent of what each cell alone recommends; below 100 where all together ran out.
         token_budget: Most samples times size, such as tokens, in any micro-batch, at which every size fits: what a
-            sampler with a budget needs; None with several axes, or where that ran out.
+            sampler with a budget needs; None where there is none. Of several sizes it is their product, such as pixels.
         trials: Trials of all buckets together.
         cache_returns: Times that PyTorch had to give back its cache in the one whose sizes these are.
+        without_budget: Why there is no budget; None where there is one.
     """
 
     form: BucketFormat
@@ -64,6 +65,7 @@ class Buckets:
     token_budget: int | None
     trials: int
     cache_returns: int = 0
+    without_budget: str | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -104,6 +105,52 @@ def test_buckets_that_hold_memory_together_become_smaller(tmp_path: Path, oomdoc
         {"length": length, "micro_batch": size} for length, size in zip((16, 64), sizes, strict=True)
     ]
     assert f"so each has {buckets['percent']} % of them" in printed
+
+
+def test_a_budget_of_two_sizes_is_of_their_product(model: Path, oomdoctor_here: Run) -> None:
+    """As pixels are: every bucket takes the samples that the budget allows, and one more would be too many for one."""
+    model.write_text(
+        MODEL.replace("*, length=8", "*, height=8, length=8").replace("size, length", "size, height * length")
+    )
+    over = ("--over", "length=16,64", "--over", "height=4,8")
+    oomdoctor_here("probe", model.name, *CARD, *over, "--buckets", "json", "--output", "found.json")
+    found = json.loads((model.parent / "found.json").read_text())["result"]["buckets"]
+    rows = [(math.prod(size["size"] for size in row["sizes"]), row["micro_batch"]) for row in found["rows"]]
+    budget = found["token_budget"]
+
+    assert len(rows) == 4
+    assert all(1 <= budget // elements <= micro_batch for elements, micro_batch in rows)
+    assert any((budget + 1) // elements > micro_batch for elements, micro_batch in rows)
+    assert f"{budget:,} is the most samples x length x height" in " ".join(
+        oomdoctor_here("report", "found.json").stdout.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "over", "why"),
+    [
+        ("lhotse", ("length=16,4096",), "a sample of the largest is 4,096"),
+        ("nemo", ("length=8,16", "kind=1,2"), "nemo's budget is of one size, and the buckets differ by 2"),
+    ],
+)
+def test_why_there_is_no_budget_is_told(
+    model: Path, oomdoctor_here: Run, form: str, over: tuple[str, ...], why: str
+) -> None:
+    """Where samples need the same whatever their length, a budget that suits the short ones has no long sample."""
+    model.write_text(
+        MODEL.replace("batch_size, length, hidden", "batch_size, length + kind, hidden").replace(
+            "return model(batch).mean()",
+            "return model(batch).mean() + torch.zeros(len(batch), 2**19, device=batch.device).sigmoid().mean()",
+        )
+    )
+    axes = [word for each in over for word in ("--over", each)]
+    ended = oomdoctor_here("probe", model.name, *CARD, *axes, "--buckets", form)
+
+    assert ended.returncode == 0, ended.stderr
+    assert f"no budget of samples x {' x '.join(each.split('=')[0] for each in over)} is told: " in " ".join(
+        ended.stdout.lower().split()
+    )
+    assert why in " ".join(ended.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,13 @@ _MARKED = """
         take(120)
 
 
+    @pytest.mark.gpu_memory("1 MiB")
+    def test_convolves():
+        import torch
+
+        torch.nn.Conv2d(64, 64, 3, padding=1, device="cuda")(torch.empty(64, 64, 56, 56, device="cuda"))
+
+
     def test_reads_values():
         import torch
 
@@ -209,6 +216,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> PytestRun:
         ("test_resets_the_peak", "failure"),
         ("test_out_of_memory", "failure"),
         ("test_after_a_failure", "passed"),
+        ("test_convolves", "failure"),
         ("test_reads_values", "failure"),
         ("test_warns", "passed"),
         ("test_debugs", "failure"),
@@ -230,6 +238,13 @@ def test_failure_says_how_much_and_where(suite: PytestRun) -> None:
     assert "on NVIDIA GeForce RTX 4090 (null GPU), of which PyTorch may take 23.20 GiB" in text
     assert "300.00 MiB    5 blocks  test_marked.py:16 in take    return torch.empty(mib << 20" in text
     assert "printed by the test" in suite.output
+
+
+def test_workspaces_in_the_peak_are_named(suite: PytestRun) -> None:
+    """A limit holds what cuDNN takes where there is room, which is said of a test that convolves, and of no other."""
+    note = "the peak may hold cuDNN's workspaces, the largest of "
+    assert note in suite.text("test_convolves")
+    assert suite.output.count(note) == 1
 
 
 def test_short_summary_names_the_peak(suite: PytestRun) -> None:
