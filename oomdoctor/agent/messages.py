@@ -338,6 +338,7 @@ class Measurements:
         peak_allocated_bytes: Most bytes in live tensors; `peak_reserved_bytes`: most bytes held from the driver.
         fixed_bytes: Bytes that stay allocated from one micro-step to the next.
         alloc_retries: Times that the allocator had to give back its cache; `workspace_retries`: for cuDNN's workspaces.
+        workspace_bytes: Bytes of the largest of these; 0 where a real GPU does not tell.
         ooms: Times that it ran out.
         training_peak_bytes: Most bytes in training.
         evaluation_peak_bytes: Most bytes in an evaluation; None where there was none.
@@ -368,6 +369,7 @@ class Measurements:
     fixed_bytes: int | None
     alloc_retries: int | None
     workspace_retries: int | None
+    workspace_bytes: int
     ooms: int | None
     training_peak_bytes: int | None
     evaluation_peak_bytes: int | None

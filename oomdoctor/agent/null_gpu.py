@@ -70,6 +70,11 @@ def workspace_retries() -> int:
     return _count("oomdoctor_null_workspace_retries")
 
 
+def workspace_bytes() -> int:
+    """Return the bytes of the largest workspace that a convolution took; 0 where there is none, or on a real GPU."""
+    return _count("oomdoctor_null_workspace_bytes")
+
+
 def _count(name: str) -> int:
     function = getattr(_library(), name, None)
     if function is None:

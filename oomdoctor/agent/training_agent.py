@@ -321,6 +321,7 @@ class TrainingAgent:
                 fixed_bytes=guarded(_fixed_bytes)(used, steps.done),
                 alloc_retries=peaks.retries,
                 workspace_retries=peaks.workspace_retries,
+                workspace_bytes=null_gpu.workspace_bytes(),
                 ooms=peaks.ooms,
                 training_peak_bytes=_highest(part for part in used if part.start.phase not in (LOAD, EVALUATION)),
                 evaluation_peak_bytes=_highest(part for part in used if part.start.phase == EVALUATION),

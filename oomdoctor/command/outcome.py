@@ -224,6 +224,7 @@ def _trial(ended: EndedTrial, micro_batch: int, allowed_bytes: int, outcome: Out
         fixed_bytes=None if most is None else most.fixed_bytes,
         alloc_retries=_most(measured.alloc_retries for measured in trainers) or 0,
         workspace_retries=_most(measured.workspace_retries for measured in trainers) or 0,
+        workspace_bytes=_most(measured.workspace_bytes for measured in trainers) or 0,
         swallowed_ooms=len(ended.events.ooms) if ended.events.has_survived else 0,
         seconds=ended.seconds,
         phases=() if most is None else _phases(most, ended.events),

@@ -16,6 +16,7 @@ from oomdoctor.request import command_line
 from oomdoctor.results import Accumulation, CommandPlan, EditedLiteral, Outcome, UniformPlan
 from oomdoctor.run.environment import find_interpreter, torch_of
 from oomdoctor.search.bracket import find_plain
+from oomdoctor.search.least_memory import find_least_memory
 from oomdoctor.search.probe_search import ProbeSearch, plan_accumulation
 from oomdoctor.trial.answer import Answer, DryRun, Findings, OtherProcesses, ProbeRun, ProfiledAnswer, build_result
 from oomdoctor.trial.dependencies import UNWATCHED
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.choice import Engine
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
+    from oomdoctor.results import LeastMemory, Trial
     from oomdoctor.search.bracket import SearchResult
     from oomdoctor.search.trial_source import TrialSource
     from oomdoctor.target.literals import FoundLiteral
@@ -109,6 +111,8 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
             ),
             moved=others.moved(),
         )
+        if request.profiles and size:
+            findings = replace(findings, least_memory=_least_memory(session, supervisor, size, progress))
         result = build_result(request, engine, supervisor, others, findings)
         sizes = None if plan is None else plan.fixed_size
         if plan is None and searched is None and size and (own > 1 or request.target_batch is None):
@@ -120,6 +124,18 @@ def probe_command(request: ProbeRequest, progress: Progress, *, stop: CancelToke
         host_bytes = supervisor.observations.host_bytes.get(search.maximum, 0)
         result = replace(result, command_plan=words, nccl=nccl)
         return ProbeRun(result, supervisor.versions, used, supervisor.changes, host_bytes)
+
+
+def _least_memory(
+    session: ProbeSearch, supervisor: CommandSupervisor, size: int, progress: Progress
+) -> LeastMemory | None:
+    steps = session.micro_steps(size)
+
+    def run(allowed_bytes: int) -> Trial:
+        progress.stage(f"running micro-batch {size} with less memory, for cuDNN's workspaces are optional")
+        return supervisor.run_within(size, micro_steps=steps, allowed_bytes=allowed_bytes)
+
+    return find_least_memory(session.trials, size, run)
 
 
 def plain_maximum(

@@ -180,6 +180,15 @@ class CommandSupervisor(TrialSource):
             self.notes.problem = TrialProblem.of(classified.problem)
         return classified.trial
 
+    def run_within(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
+        """Run a size that fits with less memory; how that ends says nothing of the command.
+
+        Raises:
+            KeyboardInterrupt: The stop was set.
+        """
+        ended = self._end(self._start(micro_batch, micro_steps, allowed_bytes))
+        return classify_trial(ended, micro_batch, allowed_bytes, self._request.steps).trial
+
     def outlast(self, micro_batch: int, *, micro_steps: int) -> None:
         """Note in which step a size runs out of memory, where memory goes on growing."""
         growth = self.notes.growth

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor.results import LeastMemory, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from oomdoctor.results import Trial
 
@@ -18,27 +18,32 @@ _CLOSE: Final = 0.05
 _MOST_TRIALS: Final = 3
 
 
-def find_least_memory(trial: Trial, run: Callable[[int], Trial]) -> LeastMemory | None:
-    """Bisect the memory in which a size runs, down from what it takes.
+def find_least_memory(trials: Iterable[Trial], size: int, run: Callable[[int], Trial]) -> LeastMemory | None:
+    """Bisect the memory in which a size runs, down from the most that it took.
 
     Args:
-        trial: A trial of the size that fits.
+        trials: The trials so far.
+        size: Its micro-batch.
         run: Runs the size with so many bytes for the allocator.
 
     Returns:
-        What was found, each figure of it tested; None where workspaces are too small a part of the peak, so that
-        nothing is run.
+        What was found, each figure of it tested; None where the size fits in no trial, or workspaces are too small a
+        part of the peak, so that nothing is run.
     """
+    fitting = [trial for trial in trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
+    if not fitting:
+        return None
+    trial = max(fitting, key=lambda trial: trial.peak_reserved_bytes or 0)
     reserved, allocated = trial.peak_reserved_bytes or 0, trial.peak_allocated_bytes or 0
     if trial.workspace_bytes <= _WORTH * reserved:
         return None
     # What is left without the largest workspace cannot be given up, whatever else is.
-    least, below, ran_out, trials = reserved, allocated - trial.workspace_bytes, None, 0
-    while trials < _MOST_TRIALS and least - below > _CLOSE * reserved:
-        middle, trials = (least + below) // 2, trials + 1
+    least, below, ran_out, runs = reserved, allocated - trial.workspace_bytes, None, 0
+    while runs < _MOST_TRIALS and least - below > _CLOSE * reserved:
+        middle, runs = (least + below) // 2, runs + 1
         tried = run(middle)
         if tried.outcome is Outcome.FITS:
             least = middle
         else:
             below = ran_out = middle
-    return LeastMemory(trial.micro_batch, reserved, least, ran_out, trials)
+    return LeastMemory(size, reserved, least, ran_out, runs)

@@ -311,13 +311,10 @@ def _warm_start(
 
 def _least_memory(run: _Run, size: int) -> LeastMemory | None:
     """Return the least memory in which a size runs, where workspaces are optional; None where nothing tells of them."""
-    trials = run.probe_search.trials
-    fitting = [trial for trial in trials if trial.micro_batch == size and trial.outcome is Outcome.FITS]
-    if not fitting:
-        return None
     steps = run.probe_search.micro_steps(size)
     return find_least_memory(
-        max(fitting, key=lambda trial: trial.peak_reserved_bytes or 0),
+        run.probe_search.trials,
+        size,
         lambda allowed_bytes: run.source.run(size, micro_steps=steps, allowed_bytes=allowed_bytes),
     )
 

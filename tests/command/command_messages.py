@@ -74,6 +74,7 @@ def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
         "fixed_bytes": 4000,
         "alloc_retries": 0,
         "workspace_retries": 0,
+        "workspace_bytes": 0,
         "ooms": 0,
         "training_peak_bytes": 100_000,
         "evaluation_peak_bytes": None,

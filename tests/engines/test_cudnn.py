@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from running import WITHOUT_COMPILER
 
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.engines.choice import choose_engine
@@ -92,6 +93,33 @@ def make_batch(batch_size):
 def training_step(model, batch):
     return model(batch).mean()
 """
+
+
+TRAIN = """
+import sys
+
+import torch
+from model import build_model, make_batch, training_step
+
+model = build_model().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    training_step(model, make_batch(int(sys.argv[1])).cuda()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_command_tells_the_least_memory_of_its_size(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """A command's size runs in less than it takes as the file's does, and in the same."""
+    (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
+    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
+    card = ("--gpu", "rtx-3060", "--capacity", "1GiB", "--target-batch", "16")
+    asked = (("model.py", "--optimizer", "sgd"), ("--", sys.executable, "train.py", "{micro_batch}"))
+    ended = [oomdoctor_here("probe", *card, "--json", *words, **WITHOUT_COMPILER) for words in asked]
+    of_file, of_command = (json.loads(each.stdout)["result"]["least_memory"] for each in ended)
+    assert of_command["least_bytes"] == pytest.approx(of_file["least_bytes"], abs=4096)  # small tensors differ
+    assert of_command["least_bytes"] < of_command["peak_reserved_bytes"]
 
 
 def test_a_size_fits_that_does_without_a_workspace(oomdoctor_here: Run, tmp_path: Path) -> None:

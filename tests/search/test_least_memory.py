@@ -20,7 +20,7 @@ def test_least_memory_is_bisected_and_tested() -> None:
         asked.append(allowed_bytes)
         return _trial(Outcome.FITS if allowed_bytes >= 730 else Outcome.OOM, allowed_bytes, 100)
 
-    found = find_least_memory(_trial(Outcome.FITS, 2000, 400), run)
+    found = find_least_memory([_trial(Outcome.FITS, 2000, 400)], 8, run)
     assert found is not None
     assert asked == [750, 625, 687]  # from 500 to 1000
     assert (found.peak_reserved_bytes, found.least_bytes, found.ran_out_bytes) == (1000, 750, 687)
@@ -34,12 +34,12 @@ def test_nothing_is_run_where_workspaces_are_small() -> None:
         raise AssertionError(allowed_bytes)
 
     for workspace_bytes in (0, 20):  # of 1000
-        assert find_least_memory(_trial(Outcome.FITS, 2000, workspace_bytes), run) is None
+        assert find_least_memory([_trial(Outcome.FITS, 2000, workspace_bytes)], 8, run) is None
 
 
 def test_a_size_that_runs_in_no_less_keeps_its_peak() -> None:
     """Where every smaller memory runs out, the peak is the least, and the largest that ran out is named."""
-    found = find_least_memory(_trial(Outcome.FITS, 2000, 400), lambda allowed: _trial(Outcome.OOM, allowed, 0))
+    found = find_least_memory([_trial(Outcome.FITS, 2000, 400)], 8, lambda allowed: _trial(Outcome.OOM, allowed, 0))
     assert found is not None
     assert (found.least_bytes, found.ran_out_bytes) == (1000, 937)
 
@@ -47,6 +47,6 @@ def test_a_size_that_runs_in_no_less_keeps_its_peak() -> None:
 def test_few_trials_where_little_is_optional() -> None:
     """Of a size that could do with a tenth less, half of that is looked for."""
     sized = replace(_trial(Outcome.FITS, 2000, 50), peak_allocated_bytes=950)
-    found = find_least_memory(sized, lambda allowed: _trial(Outcome.FITS, allowed, 0))
+    found = find_least_memory([sized], 8, lambda allowed: _trial(Outcome.FITS, allowed, 0))
     assert found is not None
     assert (found.trials, found.least_bytes, found.ran_out_bytes) == (1, 950, None)
