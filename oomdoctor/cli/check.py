@@ -105,9 +105,9 @@ def check(  # noqa: PLR0913 - one parameter an option
     from oomdoctor.check.runner import check as run_check
     from oomdoctor.config.check import configure_check
     from oomdoctor.config.schema import CheckKeys
-    from oomdoctor.multi_card.pool import default_jobs
     from oomdoctor.output import check_writable
     from oomdoctor.report.progress import CheckProgress
+    from oomdoctor.trial.parallel import default_jobs
 
     chosen = format_name(form, json=json, markdown=markdown, html=html, output=output)
     if output is not None:

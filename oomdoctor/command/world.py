@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, Final
 
 from oomdoctor.command.lone_rank import mesh_of, steps_of
 from oomdoctor.command.probe import engine_for_command, probe_command
@@ -14,6 +16,8 @@ from oomdoctor.errors import UsageError
 from oomdoctor.results import EnvironmentVariable, LoneRank, Outcome, PhaseName, RankResult, Reason
 from oomdoctor.run.launcher import parse_ranks
 from oomdoctor.search.probe_search import share_of
+from oomdoctor.trial.parallel import NamedProgress, default_jobs, free_host_bytes, run_all
+from oomdoctor.trial.process import CancelToken
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -24,7 +28,10 @@ if TYPE_CHECKING:
     from oomdoctor.request import ProbeRequest
     from oomdoctor.results import Phase, ProbeResult, Trial
     from oomdoctor.trial.answer import ProbeRun
-    from oomdoctor.trial.process import CancelToken
+
+
+_BYTES_OF_A_RANK: Final = 2 << 30
+"""Host memory that a rank of a large model is taken to need: its processes have no data, and hold what torch does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +63,12 @@ class RankProbes:
 
     Attributes:
         engine_for: Returns where the trials of a question run.
-        probe: Probes the one rank of a question; the number is the least maximum of the ranks before it, else 0.
+        probe: Probes the one rank of a question; the number is the maximum of the first rank, or 0 for that one.
         run_at: Runs that rank once at a size.
     """
 
     engine_for: Callable[[ProbeRequest], Engine]
-    probe: Callable[[ProbeRequest, int], ProbeRun]
+    probe: Callable[[ProbeRequest, int, Progress, CancelToken | None], ProbeRun]
     run_at: Callable[[ProbeRequest, int], Trial]
 
 
@@ -72,17 +79,24 @@ def probe_ranks_of_command(request: ProbeRequest, progress: Progress, *, stop: C
         with CommandSupervisor(replace(own, fresh=True), engine_for_command(own), stop) as supervisor:
             return supervisor.first(size, steps_of(own, size))
 
-    ways = RankProbes(engine_for_command, lambda own, _: probe_command(own, progress, stop=stop), run_at)
-    return probe_ranks(request, progress, ways)
+    def probe_one(own: ProbeRequest, _: int, told: Progress, ended: CancelToken | None) -> ProbeRun:
+        return probe_command(own, told, stop=ended)
+
+    return probe_ranks(request, progress, RankProbes(engine_for_command, probe_one, run_at), stop)
 
 
-def probe_ranks(request: ProbeRequest, progress: Progress, ways: RankProbes) -> ProbeRun:
+def probe_ranks(
+    request: ProbeRequest, progress: Progress, ways: RankProbes, stop: CancelToken | None = None
+) -> ProbeRun:
     """Probe each rank that is asked about, alone, and answer with the one whose maximum is the smallest.
+
+    The first is probed by itself: what is wrong with the question shows there, and its maximum is run by all others.
 
     Args:
         request: The question.
         progress: Told of each rank.
         ways: How one rank is probed.
+        stop: Ends the probes from another thread.
 
     Raises:
         UsageError: The question contradicts itself.
@@ -94,12 +108,15 @@ def probe_ranks(request: ProbeRequest, progress: Progress, ways: RankProbes) -> 
     request = replace(request, world_size=mesh.world_size)
     ranks = _ranks_of(request, ways.engine_for)
     with closing(SocketDirectory()) as objects:  # which a guardian removes where this process cannot
-        probed: list[_Probed] = []
-        for rank in ranks:
-            progress.stage(f"rank {rank} of {request.world_size}")
-            known = min((each.run.result.micro_batch.maximum for each in probed), default=0)
+
+        def ask(rank: int, known: int, told: Progress, ended: CancelToken | None) -> _Probed:
+            told.stage(f"rank {rank} of {request.world_size}")
             own = _request_of(request, rank, str(objects.path), known)
-            probed.append(_Probed(rank, own, ways.probe(own, known)))
+            return _Probed(rank, own, ways.probe(own, known, told, ended))
+
+        first = ask(ranks[0], 0, progress, stop)
+        others = partial(ask, known=first.run.result.micro_batch.maximum)
+        probed = [first, *_side_by_side(others, ranks[1:], progress, stop)]
         limiting = min(probed, key=lambda each: each.order)
         answer = limiting.run.result
         told = tuple(_rank_result(each, answer.micro_batch.maximum, ways) for each in probed)
@@ -114,6 +131,22 @@ def probe_ranks(request: ProbeRequest, progress: Progress, ways: RankProbes) -> 
         warnings=(*answer.warnings, *_others_warnings(probed, limiting)),
     )
     return replace(limiting.run, result=result)
+
+
+def _side_by_side(
+    ask: Callable[..., _Probed], ranks: Sequence[int], progress: Progress, stop: CancelToken | None
+) -> list[_Probed]:
+    """Probe ranks at once, as many as there are cores and as the host has memory for."""
+    free = free_host_bytes()
+    jobs = default_jobs(len(ranks)) if free is None else min(default_jobs(len(ranks)), free // _BYTES_OF_A_RANK)
+    if jobs <= 1:
+        return [ask(rank, told=progress, ended=stop) for rank in ranks]
+    lock = Lock()
+
+    def piece(rank: int, ended: CancelToken) -> _Probed:
+        return ask(rank, told=NamedProgress(progress, f"rank {rank}", lock), ended=ended)
+
+    return run_all([partial(piece, rank) for rank in ranks], jobs, CancelToken(stop))
 
 
 def rank_for_dry_run(request: ProbeRequest, engine_for: Callable[[ProbeRequest], Engine], objects: str) -> ProbeRequest:

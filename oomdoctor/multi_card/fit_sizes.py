@@ -10,11 +10,12 @@ from oomdoctor.engines.choice import reserve_reasons
 from oomdoctor.errors import MemoryGrowsError, OomdoctorError, TargetError, UsageError
 from oomdoctor.multi_card.fit import FitTable, fit_cards
 from oomdoctor.multi_card.frontier import combinations, named
-from oomdoctor.multi_card.pool import Case, StagedProgress, default_jobs, probe_cards, run_all, run_elsewhere
+from oomdoctor.multi_card.pool import Case, StagedProgress, probe_cards, run_elsewhere
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.progress import SilentProgress
 from oomdoctor.results import Axis, CardMicroBatch, FitResult, FittedCard, Reason
 from oomdoctor.results.fit import CardFit
+from oomdoctor.trial.parallel import default_jobs, run_all
 from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from oomdoctor import __version__
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, OomdoctorError, TargetError, UsageError
 from oomdoctor.multi_card.buckets import check_buckets, find_buckets
-from oomdoctor.multi_card.pool import Case, StagedProgress, default_jobs, probe_all
+from oomdoctor.multi_card.pool import Case, StagedProgress, probe_all
 from oomdoctor.results import Axis, Outcome
 from oomdoctor.results.document import FrontierDocument
 from oomdoctor.results.frontier import FrontierCell, FrontierResult
 from oomdoctor.trial.answer import ProbeRun
+from oomdoctor.trial.parallel import default_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

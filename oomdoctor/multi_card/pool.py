@@ -6,9 +6,8 @@ together when one raises what is no answer, or somebody interrupts.
 
 from __future__ import annotations
 
-import os
 import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import wait
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,12 +22,13 @@ from oomdoctor.progress import SilentProgress
 from oomdoctor.results.fit import CardFit
 from oomdoctor.search.probe_search import share_of
 from oomdoctor.trial.answer import ProbeRun
+from oomdoctor.trial.parallel import all_results, default_jobs, run_all
 from oomdoctor.trial.probe import engine_for, probe
 from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
 
     from oomdoctor.engines.catalogue import Card
     from oomdoctor.progress import Progress
@@ -43,8 +43,6 @@ Answer: TypeAlias = ProbeRun | OomdoctorError
 """A finished probe, or the reason why there is none."""
 
 _LOOKS_FOR_STOP_SECONDS: Final = 0.2
-_MOST_JOBS: Final = 8
-"""Each job holds a model in the host's memory, and few machines have that for every core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +121,6 @@ def cases_of(request: ProbeRequest, variants: Mapping[str, Variant], cards: Sequ
     ]
 
 
-def default_jobs(cases: int) -> int:
-    """Return how many cases to run at once where nobody says: one for each core that this process may use."""
-    return max(1, min(cases, len(os.sched_getaffinity(0)), _MOST_JOBS))
-
-
 def probe_all(
     cases: Sequence[Case], progress: CasesProgress, *, jobs: int, executor: Executor | None = None
 ) -> list[Answer]:
@@ -146,7 +139,7 @@ def probe_all(
         BaseException: An exception that is no `OomdoctorError`, or an interrupt; the other probes have been stopped.
     """
     if executor is not None:
-        return _all_results([_submitted(executor, case, progress) for case in cases])
+        return all_results([_submitted(executor, case, progress) for case in cases])
     stop = CancelToken()
     _build_null_gpu(cases)
     local = Lock() if any(case.request.gpu is None for case in cases) and has_local_gpu() else None
@@ -176,29 +169,6 @@ def probe_case(case: Case, stop: CancelToken | None = None, start: WorkerStarter
         return error
 
 
-def run_all(pieces: Sequence[Callable[[CancelToken], T]], jobs: int, stop: CancelToken | None = None) -> list[T]:
-    """Run all pieces of work in threads, so many at once.
-
-    Args:
-        pieces: The work; each is handed the token that tells it to end.
-        jobs: Most pieces at once.
-        stop: The token, which is set in the end; None to make one.
-
-    Returns:
-        The pieces' results, in their order.
-
-    Raises:
-        BaseException: The exception of a piece, or an interrupt; the other pieces have been stopped.
-    """
-    stop = stop or CancelToken()
-    pool = ThreadPoolExecutor(jobs, thread_name_prefix="oomdoctor-probe")
-    try:
-        return _all_results([pool.submit(piece, stop) for piece in pieces])
-    finally:
-        stop.set()
-        pool.shutdown(cancel_futures=True)
-
-
 def run_elsewhere(executor: Executor, function: Callable[..., T], *args: object, stop: CancelToken | None = None) -> T:
     """Run one picklable call elsewhere, and wait for it.
 
@@ -213,12 +183,6 @@ def run_elsewhere(executor: Executor, function: Callable[..., T], *args: object,
         if stop is not None and stop.is_set:
             future.cancel()
             raise KeyboardInterrupt
-
-
-def _all_results(futures: Sequence[Future[T]]) -> list[T]:
-    for future in as_completed(futures):
-        future.result()  # the first that failed ends the rest
-    return [future.result() for future in futures]
 
 
 def _submitted(executor: Executor, case: Case, progress: CasesProgress) -> Future[Answer]:

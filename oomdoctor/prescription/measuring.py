@@ -9,10 +9,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.errors import NotApplicableError, OomdoctorError
-from oomdoctor.multi_card.pool import Case, probe_case, run_all, run_elsewhere
+from oomdoctor.multi_card.pool import Case, probe_case, run_elsewhere
 from oomdoctor.remedies.catalogue import ALLOCATOR_VARIABLE, cost, exactness, remedy, with_remedies
 from oomdoctor.results import Outcome
 from oomdoctor.results.prescribe import MeasuredRemedies
+from oomdoctor.trial.parallel import run_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

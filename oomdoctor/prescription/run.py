@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 from oomdoctor import __version__
 from oomdoctor.engines.monitor import has_local_gpu
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, NotApplicableError, OomdoctorError, UsageError
-from oomdoctor.multi_card.pool import default_jobs
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.output import check_writable
 from oomdoctor.prescription.measuring import Measuring, order
@@ -22,6 +21,7 @@ from oomdoctor.request import ProbeRequest  # noqa: TC001
 from oomdoctor.results.document import PrescribeDocument
 from oomdoctor.results.prescribe import Patch, PrescribedCode, PrescribeResult
 from oomdoctor.target.reference import parse_reference
+from oomdoctor.trial.parallel import default_jobs
 from oomdoctor.trial.process import CancelToken
 from oomdoctor.units import MIB, format_size
 

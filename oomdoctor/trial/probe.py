@@ -105,15 +105,15 @@ def _probe_devices(
 def _probe_ranks(request: ProbeRequest, progress: Progress, stop: CancelToken | None, start: WorkerStarter) -> ProbeRun:
     """Probe ranks of a file's world; see `oomdoctor.command.world`."""
 
-    def probe_one(own: ProbeRequest, known: int) -> ProbeRun:
+    def probe_one(own: ProbeRequest, known: int, told: Progress, ended: CancelToken | None) -> ProbeRun:
         asked = request.profile_micro_batch  # whose memory each rank tells
-        return _probe_file(own, progress, None, stop, start, known=0 if asked else known)
+        return _probe_file(own, told, None, ended, start, known=0 if asked else known)
 
     def run_at(own: ProbeRequest, size: int) -> Trial:
         with _running(own, progress, None, stop, start) as run:
             return run.probe_search.run(size, run.source.capacity_bytes)
 
-    return probe_ranks(request, progress, RankProbes(engine_for, probe_one, run_at))
+    return probe_ranks(request, progress, RankProbes(engine_for, probe_one, run_at), stop)
 
 
 def _probe_file(  # noqa: PLR0913 - as `probe`

@@ -28,6 +28,7 @@ from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -277,14 +278,28 @@ class CancelToken:
 
     Python interrupts only its main thread, and a thread that waits for its worker would wait on.
 
+    Args:
+        parent: Another, which sets this one too; None for none. This one leaves it as it is.
+
     Attributes:
         fd: Readable from the moment that the word was given.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parent: CancelToken | None = None) -> None:
         self.fd, self._write_fd = os.pipe()
         self._lock = threading.Lock()
+        self._children: WeakSet[CancelToken] = WeakSet()
+        self._parent = parent  # which has to live as long
         self.is_set = False
+        if parent is not None:
+            parent.adopt(self)
+
+    def adopt(self, child: CancelToken) -> None:
+        """Set another token when this one is set, at once where it is."""
+        with self._lock:
+            self._children.add(child)
+        if self.is_set:
+            child.set()
 
     def set(self) -> None:
         """Give the word; a second time changes nothing."""
@@ -292,6 +307,9 @@ class CancelToken:
             if not self.is_set:
                 self.is_set = True
                 os.close(self._write_fd)  # the end of the pipe, which every reader sees and none takes from another
+            children = tuple(self._children)
+        for child in children:
+            child.set()
 
     def __del__(self) -> None:
         self.set()

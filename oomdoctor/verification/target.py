@@ -9,7 +9,6 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import torch
@@ -22,6 +21,7 @@ from oomdoctor.target.contract import build, failure, make_one_batch, step_hint,
 from oomdoctor.target.importing import load_target
 from oomdoctor.target.placement import check_batch, check_batch_sizes
 from oomdoctor.target.splitting import is_plain_sequence, parts_of, rows_of, samples_in
+from oomdoctor.trial.parallel import free_host_bytes
 from oomdoctor.units import format_size
 from oomdoctor.verification.expected_randomness import seed_everything
 from oomdoctor.verification.gradients import Laboratory
@@ -163,21 +163,13 @@ _OTHER_TYPE: Final = re.compile(r"dtype|scalar type|float32|fp32")
 def _check_memory(target: Target, model: torch.nn.Module, parts: int) -> None:
     """See that the gradients of all parts find room: each is as large as the weights."""
     weights_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    needed, free = weights_bytes * (3 * parts + 8), _free_bytes()
+    needed, free = weights_bytes * (3 * parts + 8), free_host_bytes()
     if free is not None and needed > free:
         raise NoAnswerError(
             f"verifying needs about {format_size(needed)} of host memory for the gradients of the micro-batches, and "
             f"{format_size(free)} are free",
             hint=_smaller(target),
         )
-
-
-def _free_bytes() -> int | None:
-    """Return the host's free memory; None where the system does not say."""
-    with suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    return None
 
 
 def _check_cost(target: Target, laboratory: Laboratory, parts: int, dtype: torch.dtype, limit_seconds: float) -> None:

@@ -146,6 +146,23 @@ def test_ranks_of_uneven_shards_are_told(folder: Path) -> None:
     assert told["limited_by_rank"].startswith(f"rank {limiting.rank} ")
 
 
+def test_ranks_are_probed_side_by_side(folder: Path, oomdoctor_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the first run at once where the host has the cores; the answer is as one after another, line for line."""
+    asked = ("probe", "model.py", "--world-size", "7", "--rank", "0,3,6", "--gpu", "rtx-4090", "--capacity", "200MiB")
+    answers = []
+    for cores in (1, 3):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _pid, cores=cores: set(range(cores)))
+        answers.append(oomdoctor_here(*asked, "--json"))
+    results = [json.loads(each.stdout)["result"] for each in answers]
+    for result in results:
+        for trial in result["trials"]:
+            del trial["seconds"]
+    assert [rank["rank"] for rank in results[1]["ranks"]] == [0, 3, 6]
+    assert results[0] == results[1]
+    assert "rank 6: micro-batch" in answers[1].stderr
+    assert "rank 6: micro-batch" not in answers[0].stderr
+
+
 def test_trials_after_one_that_ran_out_start_afresh(folder: Path) -> None:
     """A trial that failed in the middle of a step changes nothing in those that follow it in the same worker."""
     result = ask(folder / "model.py", world_size=4, rank="0")

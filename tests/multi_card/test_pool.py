@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from oomdoctor.errors import TargetError
-from oomdoctor.multi_card.pool import Answer, Case, cases_of, default_jobs, probe_all, run_all
+from oomdoctor.multi_card.pool import Answer, Case, cases_of, probe_all
 from oomdoctor.request import ProbeRequest, build_variant
+from oomdoctor.trial.parallel import default_jobs, run_all
 from oomdoctor.trial.process import CancelToken
 
 SECONDS = 20
@@ -98,6 +99,19 @@ def test_a_stop_is_heard_by_everyone_and_forever() -> None:
     stop.set()
     assert stop.is_set
     assert all(select.select([stop.fd], [], [], 0)[0] for _ in range(3))
+
+
+def test_a_stop_sets_those_below_it() -> None:
+    """A token made for part of the work hears its parent, also where that was set before, and not the other way."""
+    parent = CancelToken()
+    child, finished = CancelToken(parent), CancelToken(parent)
+    finished.set()
+    assert not parent.is_set
+    assert not child.is_set
+    parent.set()
+    assert select.select([child.fd], [], [], 0)[0]
+    assert child.is_set
+    assert CancelToken(parent).is_set
 
 
 class Told:

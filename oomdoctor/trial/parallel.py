@@ -1,0 +1,96 @@
+"""Work side by side in threads: probes wait for their workers, and all are ended together."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from oomdoctor.trial.process import CancelToken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from threading import Lock
+
+    from oomdoctor.progress import Progress
+    from oomdoctor.results import Trial
+
+T = TypeVar("T")
+
+_MOST_JOBS: Final = 8
+"""Each job holds a model in the host's memory, and few machines have that for every core."""
+
+
+def default_jobs(pieces: int) -> int:
+    """Return how many pieces of work to run at once where nobody says: one for each core that this process may use."""
+    return max(1, min(pieces, len(os.sched_getaffinity(0)), _MOST_JOBS))
+
+
+def free_host_bytes() -> int | None:
+    """Return the host's free memory; None where the system does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+    return None
+
+
+def run_all(pieces: Sequence[Callable[[CancelToken], T]], jobs: int, stop: CancelToken | None = None) -> list[T]:
+    """Run all pieces of work in threads, so many at once.
+
+    Args:
+        pieces: The work; each is handed the token that tells it to end.
+        jobs: Most pieces at once.
+        stop: The token, which is set in the end; None to make one.
+
+    Returns:
+        The pieces' results, in their order.
+
+    Raises:
+        BaseException: The exception of a piece, or an interrupt; the other pieces have been stopped.
+    """
+    stop = stop or CancelToken()
+    pool = ThreadPoolExecutor(jobs, thread_name_prefix="oomdoctor-probe")
+    try:
+        return all_results([pool.submit(piece, stop) for piece in pieces])
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def all_results(futures: Sequence[Future[T]]) -> list[T]:
+    """Return the results in order, once all are there; the first exception is raised at once."""
+    for future in as_completed(futures):
+        future.result()  # the first that failed ends the rest
+    return [future.result() for future in futures]
+
+
+class NamedProgress:
+    """Tells a progress, which hears one thread at a time, of one probe among several, a line a trial.
+
+    Args:
+        progress: The progress.
+        name: What the probe is called, before each line.
+        lock: Held while the progress is told; the same for all of its probes.
+    """
+
+    def __init__(self, progress: Progress, name: str, lock: Lock) -> None:
+        self._progress = progress
+        self._name = name
+        self._lock = lock
+
+    def stage(self, text: str) -> None:
+        """Tell of the stage."""
+        with self._lock:
+            self._progress.stage(f"{self._name}: {text}")
+
+    def trial_started(self, micro_batch: int, low: int, high: int) -> None:
+        """Pass over it: brackets of several searches would be taken for one."""
+
+    def trial_finished(self, trial: Trial) -> None:
+        """Tell the size and its outcome."""
+        self.stage(f"micro-batch {trial.micro_batch}, {trial.outcome.value.replace('_', ' ')}, {trial.seconds:.2f} s")
+
+    def close(self) -> None:
+        """Do nothing: the others go on."""
