@@ -81,19 +81,19 @@ def deliver(
         ) from error
 
 
-def check_writable(path: Path) -> None:
-    """See before long work that a report can be written to `path` after it.
+def check_writable(path: Path, option: str = "--output") -> None:
+    """See before long work that a report can be written to `path`, which `option` names, after it.
 
     Raises:
         UsageError: It is a directory, or its directory does not exist or may not be written to.
     """
-    with _explained(path):
+    with _explained(path, option):
         target = _target(path)
         if not os.access(target if target.exists() else target.parent, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str, option: str = "--output") -> None:
     """Write `text` as UTF-8 so that `path` holds either what it held before or all of `text`, at every moment.
 
     A symbolic link is followed, an existing file's mode is kept; pipes and devices such as `/dev/stdout` are written to
@@ -102,7 +102,7 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         UsageError: `path` is a directory, its directory does not exist, or writing failed.
     """
-    with _explained(path):
+    with _explained(path, option):
         target = _target(path)
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8", errors="replace", newline="")
@@ -121,13 +121,15 @@ def _target(path: Path) -> Path:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Path, option: str) -> Iterator[None]:
     """Raise a UsageError in place of what the file system, or a path that is none, raises."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"`{path}` cannot be written: {reason}", hint="choose another file with `--output`") from error
+        raise UsageError(
+            f"`{path}` cannot be written: {reason}", hint=f"choose another file with `{option}`"
+        ) from error
 
 
 def replace_atomically(target: Path, content: bytes) -> None:

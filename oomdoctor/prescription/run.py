@@ -11,7 +11,7 @@ from oomdoctor import __version__
 from oomdoctor.engines.monitor import has_local_gpu
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, NotApplicableError, OomdoctorError, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
-from oomdoctor.output import check_writable
+from oomdoctor.output import check_writable, write_atomically
 from oomdoctor.prescription.measuring import Measuring, order
 from oomdoctor.prescription.search import search, with_front
 from oomdoctor.remedies.catalogue import BY_ID, remedy
@@ -74,7 +74,8 @@ class PrescribeRequest:
         """See that it can be asked.
 
         Raises:
-            UsageError: It names no remedy that there is, needs what is no size, or wants the patch of a command.
+            UsageError: It names no remedy that there is, or one both with and without, needs what is no size, or wants
+                the patch of a command.
         """
         if self.probe.command is not None and self.write is not None:
             raise UsageError(
@@ -84,6 +85,10 @@ class PrescribeRequest:
         for name in (*self.without, *self.beside):
             if name not in BY_ID:
                 raise UsageError(f"there is no remedy `{name}`", hint=f"there are {', '.join(BY_ID)}")
+        if both := {*self.without} & {*self.beside}:
+            raise UsageError(
+                f"`{min(both)}` is asked for with `--with` and left out with `--without`", hint="drop one of the two"
+            )
         if self.keep not in KEEPS:
             raise UsageError(f"`keep` is `{self.keep}`, which is none of its values", hint="one of same, rounding, any")
         if self.need is not None and self.need < 1:
@@ -94,7 +99,7 @@ class PrescribeRequest:
                 hint="raise the target batch, above which no micro-batch is tried",
             )
         if self.write is not None:
-            check_writable(self.write)
+            check_writable(self.write, "--write")
 
 
 def prescribe(request: PrescribeRequest, progress: Progress) -> PrescribeDocument:
@@ -105,7 +110,7 @@ def prescribe(request: PrescribeRequest, progress: Progress) -> PrescribeDocumen
         progress: Told of each row.
 
     Raises:
-        UsageError: The question contradicts itself.
+        UsageError: The question contradicts itself, or the patched file cannot be written.
         TargetError: The user's file is at fault.
         NoAnswerError: No device, a crash, or a time limit.
     """
@@ -173,7 +178,7 @@ def _patch(
     if maximum != expected:
         return None, f"the patched copy has a maximum of {maximum}, and what is prescribed {expected}"
     if request.write is not None:
-        request.write.write_bytes(after.encode("utf-8"))
+        write_atomically(request.write, after, "--write")
     written = None if request.write is None else str(request.write)
     return Patch(reference.location, diff_of(reference.location, source, after), maximum, written), None
 

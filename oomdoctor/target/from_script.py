@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import textwrap
 import warnings
 from typing import TYPE_CHECKING, Final
@@ -47,7 +48,7 @@ def target_of_script(path: Path) -> str:
         raise TargetError(f"`{path}` is not Python: {error}", hint="name a training script") from None
     script = Script(tree, source)
     if {"build_model", "make_batch"} <= {name for one in tree.body for name in script.bound(one)}:
-        raise TargetError(f"`{path}` is a target already", hint=f"`oomdoctor probe {path}`")
+        raise TargetError(f"`{path}` is a target already", hint=f"`oomdoctor probe {shlex.quote(str(path))}`")
     try:
         return _Parts(script).source(path.name)
     except UnreadableError as error:
@@ -81,7 +82,9 @@ class _Parts:
         batch, step = self._batch_part()
         optimizer = self._optimizer_part()
         shared = "\n".join(self._shared())
-        title = f'"""Target of oomdoctor, of the parts of `{name}` that train; see that its batch is the largest."""\n'
+        about = [f"Target of oomdoctor, of the parts of `{name}` that train; see that its batch is the largest."]
+        about += _precision(self._script, self._loop, self._loop_scope)
+        title = f'"""{about[0]}"""\n' if len(about) == 1 else '"""{}\n\n{}\n"""\n'.format(*about)
         text = "\n\n\n".join(part for part in (title + "\n" + shared, model, batch, step, optimizer) if part)
         text = re.sub(r"\n{4,}", "\n\n\n", text) + "\n"
         try:
@@ -340,6 +343,24 @@ def _loss(call: ast.Call) -> str:
         if isinstance(inner, ast.Name):
             return inner.id
     raise UnreadableError(f"the loss of `{ast.unparse(call)}` has no name")
+
+
+def _precision(script: Script, loop: ast.For, scope: Scope) -> list[str]:
+    """Return a sentence on the autocast that a script's step runs under, which a probe has an option for."""
+    blocks = [one for each in script.statements(scope) for one in ast.walk(each) if isinstance(one, ast.With)]
+    around = [one for one in blocks if one in ast.walk(loop) or loop in ast.walk(one)]
+    contexts = [item.context_expr for one in around for item in one.items]
+    calls = [one for one in contexts if isinstance(one, ast.Call) and _called(one) == "autocast"]
+    if not calls:
+        return []
+    types = [ast.unparse(one.value) for one in calls[0].keywords if one.arg in ("dtype", "fast_dtype")]
+    types += [ast.unparse(one) for one in calls[0].args[1:2]]
+    # What CUDA's autocast computes in unless it is told.
+    kind = types[0] if types else "torch.float16"
+    known = "`bf16`" if "bfloat16" in kind else "`fp16`" if "float16" in kind else f"what `{kind}` is"
+    text = re.sub(r"[\"\\\\]", "'", ast.unparse(calls[0]))
+    told = f"Its step runs under `{text}` there: give `--precision` {known}, without which it is asked about in fp32."
+    return [textwrap.fill(told, 100, break_long_words=False, break_on_hyphens=False)]
 
 
 def _iterated(loop: ast.For) -> tuple[ast.expr, ast.expr]:

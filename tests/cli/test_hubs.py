@@ -86,6 +86,15 @@ class Classifier(Coder):
         return torch.nn.functional.cross_entropy(self.layers(x), y)
 
 
+class WithLoader(Coder):
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(1, 16)), collate_fn=lambda rows: torch.stack([x for x, in rows]))
+
+
+class Heir(WithLoader):
+    pass
+
+
 class ByHand(Coder):
     automatic_optimization = False
 
@@ -114,6 +123,7 @@ SHAPES = {
     "hf:mamba2(sequence_length=16)": {"input_ids": [2, 16], "labels": [2, 16]},
     "hf:perceiver": {"pixel_values": [2, 3, 56, 56], "labels": [2]},
     "lightning:mine.Coder(width=8)": {"0": [2, 16]},
+    "lightning:mine.Heir": {"0": [2, 16]},
     "lightning:mine.Classifier(data='mine.Data')": {"0": [2, 16], "1": [2]},
 }
 REFUSED = {
@@ -129,6 +139,9 @@ REFUSED = {
     "hf:bert(sequence_length=0)": ("is 0, not a whole number above 0", EXIT_USAGE),
     "hf:cache": ("`hf:cache` has no `config.json`", EXIT_USAGE),
     "hf:no such": ("`no such` is neither a directory", EXIT_USAGE),
+    "hf:../nowhere": ("`../nowhere` is neither a directory", EXIT_USAGE),
+    "hf:für/mich": ("`für/mich` is neither a directory", EXIT_USAGE),
+    "hf:nobody/nothing(revision=3)": ("`revision` of `hf:nobody/nothing(revision=3)` is 3, not text", EXIT_USAGE),
     "hf:nobody/nothing": ("is not in the cache, and `HF_HUB_OFFLINE` is set", EXIT_NO_ANSWER),
     "timm:resnet51": ("timm has no model `resnet51`", EXIT_USAGE),
     "timm:resnet18(depth=3)": ("timm cannot build `timm:resnet18(depth=3)`: TypeError", EXIT_USAGE),
@@ -183,6 +196,7 @@ def test_the_choices_are_told_in_the_file(answers: dict[str, dict[str, Any]]) ->
     assert answers["hf:t5(target_length=8)"]["model"] == "T5ForConditionalGeneration"
     assert answers["hf:perceiver"]["model"] == "PerceiverForImageClassificationConvProcessing"
     assert '"time_step_limit": [0.0, float("inf")]' in answers["hf:mamba2(sequence_length=16)"]["source"]
+    assert answers["lightning:mine.Heir"]["choices"]["batch"] == "of its own `train_dataloader`"
     assert "7 classes" in answers["hf:vit"]["choices"]["labels"]
     call = 'timm.create_model("test_vit", pretrained=False, img_size=image_size)'
     assert call in answers["timm:test_vit(image_size=96)"]["source"]

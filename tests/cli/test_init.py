@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,26 @@ def test_a_batch_that_the_loop_makes_is_told_from_its_step(tmp_path: Path) -> No
     assert target_of_script(_written(tmp_path, STEPS)) == STEPS_TARGET
 
 
+@pytest.mark.parametrize(
+    ("context", "told"),
+    [
+        ('torch.autocast("cuda")', "runs under `torch.autocast('cuda')` there: give `--precision` `fp16`"),
+        ("torch.amp.autocast('cuda', torch.bfloat16)", "give `--precision` `bf16`"),
+        ("torch.cuda.amp.autocast(dtype=kind)", "give `--precision` what `kind` is"),
+        ("torch.no_grad()", None),
+    ],
+)
+def test_the_precision_of_the_step_is_told(tmp_path: Path, context: str, told: str | None) -> None:
+    """A step under autocast is written without it, and the file says with which option to ask about it."""
+    source = STEPS.replace(
+        "    loss = criterion(model(x), y)", f"    with {context}:\n        loss = criterion(model(x), y)"
+    )
+    written = target_of_script(_written(tmp_path, source))
+    about = " ".join((ast.get_docstring(ast.parse(written)) or "").split())
+    assert (told or "largest.") in about
+    assert ("--precision" in about) == (told is not None)
+
+
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_cannot_be_told_is_refused_with_the_reason(tmp_path: Path, why: str) -> None:
     """Half a target is none: the reason is told, and the command to probe instead."""
@@ -213,6 +234,10 @@ def test_other_files_are_no_scripts(tmp_path: Path) -> None:
     for source, why in ((BY_HAND, "is a target already"), ("def", "is not Python")):
         with pytest.raises(TargetError, match=why):
             target_of_script(_written(tmp_path, source))
+    (tmp_path / "a folder").mkdir()
+    with pytest.raises(TargetError) as caught:
+        target_of_script(_written(tmp_path / "a folder", BY_HAND))
+    assert (caught.value.hint or "").endswith("/a folder/train.py'`")
     with pytest.raises(TargetError, match="No such file"):
         target_of_script(tmp_path / "nowhere.py")
 

@@ -383,6 +383,7 @@ def test_the_budget_bounds_the_probes(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--without", "magic"), "there is no remedy `magic`"),
+        (("--with", "bf16", "--without", "bf16"), "`bf16` is asked for with `--with` and left out with `--without`"),
         (("--need", "65"), "a micro-batch of 65 is needed, and the target batch is 64"),
         (("--write", "no/such/file.py"), "no/such"),
     ],
@@ -393,3 +394,15 @@ def test_bad_questions(arguments: tuple[str, ...], message: str, oomdoctor_here:
     done = oomdoctor_here("prescribe", "model.py", *CARD, *arguments)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_a_file_that_can_no_longer_be_written_is_named(tmp_path: Path) -> None:
+    """Exit code 2 and no traceback where the folder for the patched file went away during the probes."""
+    (tmp_path / "gone").mkdir()
+    source = MODEL + "\n\nimport pathlib, shutil\n\nshutil.rmtree(pathlib.Path(__file__).with_name('gone'), True)\n"
+    (tmp_path / "model.py").write_text(source)
+    options = ("--write", "gone/better.py", "--need", "24", *without_all_but("checkpoint"))
+    done = run_here(["prescribe", "model.py", *CARD, *options, "-q"], tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "`gone/better.py` cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -39,6 +39,8 @@ def make_batch(batch_size):
     example = build_model().example_input_array
     return tree_map(lambda tensor: tensor[torch.arange(batch_size) % len(tensor)], example)
 """
+_LIGHTNING: Final = ("lightning", "pytorch_lightning", "lightning_fabric")
+"""Packages of Lightning itself, whatever it was installed as."""
 
 
 def of_lightning(reference: Reference) -> GeneratedTarget:
@@ -63,7 +65,7 @@ def of_lightning(reference: Reference) -> GeneratedTarget:
         imports.append(f"from {owner.__module__} import {owner.__name__}")
         setup, note = _FROM_DATA.format(data=owner.__name__), f"of `{data}`, as `data` says"
         _run(reference, str(data), lambda: _check_loader(reference, _loader_of(owner())))
-    elif "train_dataloader" in vars(kind):
+    elif _has_own_loader(kind):
         setup, note = _FROM_MODULE, "of its own `train_dataloader`"
         _run(reference, "train_dataloader()", lambda: _check_loader(reference, model.train_dataloader()))
     else:
@@ -99,6 +101,12 @@ def build_optimizer(model):
 """
     )
     return GeneratedTarget(reference.text, choices, body)
+
+
+def _has_own_loader(kind: type[Any]) -> bool:
+    """Return whether a class or one of its bases has a `train_dataloader`; Lightning's own only raises."""
+    owner = next((one for one in kind.__mro__ if "train_dataloader" in vars(one)), None)
+    return owner is not None and owner.__module__.partition(".")[0] not in _LIGHTNING
 
 
 def _class(reference: Reference, name: str) -> type[Any]:

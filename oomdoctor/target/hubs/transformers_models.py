@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +33,6 @@ _REFUSED: Final = {
     "prophetnet": "its step asserts what the tokens are, which without a GPU nobody computes",
 }
 """Why, by type of model, what a step takes or allocates cannot be known."""
-_ID: Final = re.compile(r"[\w.\-]+(/[\w.\-]+)?")
 _MODALITIES: Final = ("vision", "audio", "image", "speech")
 """Words in the names of the parts of configurations that are of several inputs."""
 _MOST_NEAR: Final = 8
@@ -114,13 +112,20 @@ def _config_file(reference: Reference, keywords: dict[str, object]) -> Path:
             f"`{reference.location}` has no `config.json`{': ' * bool(why)}{why}",
             hint="name the directory of a model that `save_pretrained` wrote, or its id on the hub",
         )
-    if not _ID.fullmatch(name):
+    hub: Any = library("huggingface_hub", reference)
+    try:
+        hub.utils.validate_repo_id(name)
+    except hub.errors.HFValidationError:
         raise TargetError(
             f"`{name}` is neither a directory in `{reference.directory}` nor a model's id",
             hint="name a directory with a `config.json`, or an id such as `hf:bert-base-uncased`",
-        )
-    hub: Any = library("huggingface_hub", reference)
+        ) from None
     revision = keywords.get("revision")
+    if not isinstance(revision, str | None):
+        raise TargetError(
+            f"`revision` of `{reference.text}` is {revision!r}, not text",
+            hint="name a branch, a tag or a commit: `revision='main'`",
+        )
     cached = hub.try_to_load_from_cache(name, "config.json", revision=revision)
     return Path(cached) if isinstance(cached, str) else _fetched(hub, reference, revision)
 
