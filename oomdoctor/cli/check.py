@@ -9,7 +9,13 @@ import typer
 
 from oomdoctor import __version__
 from oomdoctor.cli.lint import ConfigFile, VerboseFlag
-from oomdoctor.cli.probe import Capacity, Memory, QuietFlag, Reserve, executor_called
+from oomdoctor.cli.probe import executor_called
+from oomdoctor.cli.probe_options import (
+    Capacity,
+    Memory,
+    QuietFlag,
+    Reserve,
+)
 from oomdoctor.cli.report import Format, Help, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render, say
 from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK, EXIT_USAGE
 

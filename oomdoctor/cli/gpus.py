@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from oomdoctor.cli.probe import (
+from oomdoctor.cli.probe import executor_called
+from oomdoctor.cli.probe_options import (
     At,
     ExecutorName,
     Headroom,
@@ -23,7 +24,6 @@ from oomdoctor.cli.probe import (
     TargetBatch,
     TrialTimeout,
     WorldSize,
-    executor_called,
 )
 from oomdoctor.cli.report import (
     Format,

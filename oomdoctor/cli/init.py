@@ -7,7 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-from oomdoctor.cli.probe import QuietFlag
+from oomdoctor.cli.probe_options import (
+    QuietFlag,
+)
 from oomdoctor.cli.report import Output
 
 _TIMEOUT_SECONDS: Final = 300.0

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from oomdoctor.cli.probe import (
+from oomdoctor.cli.probe import as_command, check_target_options, executor_called
+from oomdoctor.cli.probe_options import (
     At,
     Capacity,
     CountSteps,
@@ -27,9 +28,6 @@ from oomdoctor.cli.probe import (
     TargetBatch,
     TrialTimeout,
     WorldSize,
-    as_command,
-    check_target_options,
-    executor_called,
 )
 from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render, render_failure
 from oomdoctor.errors import OomdoctorError

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from oomdoctor.cli.probe import Capacity, Device, Gpu, Memory, Rank, Reserve
+from oomdoctor.cli.probe_options import (
+    Capacity,
+    Device,
+    Gpu,
+    Memory,
+    Rank,
+    Reserve,
+)
 from oomdoctor.errors import EXIT_OK, UsageError
 
 if TYPE_CHECKING:

@@ -6,7 +6,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from oomdoctor.cli.probe import QuietFlag, TrialTimeout, as_command
+from oomdoctor.cli.probe import as_command
+from oomdoctor.cli.probe_options import (
+    QuietFlag,
+    TrialTimeout,
+)
 from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render
 
 

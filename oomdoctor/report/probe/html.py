@@ -13,7 +13,7 @@ from oomdoctor.report.charts.scales import SCALE, Words, longest_fitting
 from oomdoctor.report.charts.timeline import timeline
 from oomdoctor.report.html import render_page
 from oomdoctor.report.plain_text import CATEGORY_WORDS, first_line, listed, percent
-from oomdoctor.report.probe import sentences, throughput
+from oomdoctor.report.probe import ranks, sentences, throughput
 from oomdoctor.report.probe.lines import line_rows
 from oomdoctor.report.probe.plan import first_plan, plan_heading, plan_notes, plan_rows
 from oomdoctor.report.probe.sentences import module_name, module_rows
@@ -68,12 +68,12 @@ def _throughput(found: Throughput) -> dict[str, Any]:
 
 def _ranks(result: ProbeResult) -> dict[str, Any]:
     """Return the ranks side by side: a bar of each, and their phases in columns."""
-    headings, rows = sentences.rank_phases(result)
+    headings, rows = ranks.rank_phases(result)
     peaks = [each.peak_reserved_bytes or 0 for each in result.ranks]
     return {
-        "title": sentences.ranks_title(result),
-        "columns": sentences.RANK_COLUMNS,
-        "rows": list(zip(sentences.rank_rows(result), peaks, strict=True))[:_MOST_ROWS],
+        "title": ranks.ranks_title(result),
+        "columns": ranks.RANK_COLUMNS,
+        "rows": list(zip(ranks.rank_rows(result), peaks, strict=True))[:_MOST_ROWS],
         "headings": headings,
         "phases": rows,
     }
@@ -188,7 +188,7 @@ def _memory(result: ProbeResult, found: StepMemory) -> dict[str, Any]:
 
 
 def _peak(result: ProbeResult, found: StepMemory) -> str:
-    where = f"in the {sentences.PHASE_WORDS[found.peak_phase]} of iteration {found.peak_iteration}"
+    where = f"in the {found.peak_phase.value} of iteration {found.peak_iteration}"
     # Memory may have been recorded at a size that was asked for and does not fit.
     excess = found.peak_allocated_bytes - result.capacity_bytes
     beyond = f", {format_size(excess)} above the capacity" if excess > 0 else ""
@@ -199,7 +199,7 @@ def _timeline(result: ProbeResult, found: StepMemory) -> object:
     return timeline(
         found.timeline,
         result.capacity_bytes,
-        peak_note=f", {sentences.PHASE_WORDS[found.peak_phase]} of iteration {found.peak_iteration}",
+        peak_note=f", {found.peak_phase.value} of iteration {found.peak_iteration}",
         strips=tuple(filter(None, (phases.phases(found), phases.iterations(found)))),
     )
 

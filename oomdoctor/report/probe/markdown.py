@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from oomdoctor.report.markdown import code, code_block, folded, prose, table
 from oomdoctor.report.plain_text import first_line, optional_size, sentence, share
-from oomdoctor.report.probe import plan, sentences, throughput
+from oomdoctor.report.probe import plan, ranks, sentences, throughput
 from oomdoctor.report.probe.lines import memory_lines
 from oomdoctor.units import format_size
 
@@ -40,9 +40,9 @@ def _blocks(document: ProbeDocument) -> Iterator[str]:
         yield table(tuple(f">{name}" for name in throughput.columns(timed)), throughput.rows(timed))
         yield "\n".join(f"- {prose(sentence(note))}" for note in throughput.notes(timed))
     if result.ranks:
-        yield f"**{sentences.ranks_title(result)}**"
-        yield table(tuple(f">{name}" for name in sentences.RANK_COLUMNS), sentences.rank_rows(result))
-        headings, rows = sentences.rank_phases(result)
+        yield f"**{ranks.ranks_title(result)}**"
+        yield table(tuple(f">{name}" for name in ranks.RANK_COLUMNS), ranks.rank_rows(result))
+        headings, rows = ranks.rank_phases(result)
         if rows:
             yield folded("Phases of the ranks", table((*headings[:2], *(f">{name}" for name in headings[2:])), rows))
     if result.phases:
@@ -91,7 +91,7 @@ def _phases(result: ProbeResult) -> str:
     rows = [
         (
             str(phase.iteration or ""),
-            sentences.PHASE_WORDS[phase.phase],
+            phase.phase.value,
             format_size(phase.end_allocated_bytes),
             format_size(phase.peak_allocated_bytes),
             share(phase.peak_allocated_bytes, result.capacity_bytes),

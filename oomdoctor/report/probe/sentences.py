@@ -9,8 +9,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.report.plain_text import CATEGORY_WORDS, optional_size, percent, visible
+from oomdoctor.report.plain_text import CATEGORY_WORDS, percent, visible
 from oomdoctor.report.probe import throughput
+from oomdoctor.report.probe.ranks import nccl
 from oomdoctor.results import Category, Outcome, PhaseName
 from oomdoctor.units import format_size
 
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
     from oomdoctor.results import (
         LeastMemory,
         ModuleBytes,
-        NcclMemory,
-        Phase,
         ProbeResult,
-        RankResult,
         StepMemory,
         Trial,
     )
@@ -44,14 +42,6 @@ OUTCOME_WORDS = {
     Outcome.FAILED: "failed",
 }
 """How a trial ended, as the end of a sentence that begins with its size."""
-
-PHASE_WORDS = {
-    PhaseName.LOAD: "load",
-    PhaseName.FORWARD: "forward",
-    PhaseName.BACKWARD: "backward",
-    PhaseName.OPTIMIZER: "optimizer",
-    PhaseName.EVALUATION: "evaluation",
-}
 
 HOW_KNOWN = {
     "cuda": "measured on this GPU",
@@ -208,7 +198,7 @@ def _where(trial: Trial) -> str:
     last = trial.phases[-1]
     if last.phase is PhaseName.LOAD:
         return "while the model is loaded"
-    phase = "the optimizer step" if last.phase is PhaseName.OPTIMIZER else PHASE_WORDS[last.phase]
+    phase = "the optimizer step" if last.phase is PhaseName.OPTIMIZER else last.phase.value
     return f"in {phase}, iteration {last.iteration}"
 
 
@@ -348,7 +338,7 @@ def memory_title(found: StepMemory) -> str:
 
 def memory_peak(found: StepMemory) -> str:
     """Return the peak, such as `22.62 GiB at the peak, in backward, iteration 2; 22.83 GiB reserved`."""
-    phase = "the optimizer step" if found.peak_phase is PhaseName.OPTIMIZER else PHASE_WORDS[found.peak_phase]
+    phase = "the optimizer step" if found.peak_phase is PhaseName.OPTIMIZER else found.peak_phase.value
     allocated, reserved = format_size(found.peak_allocated_bytes), format_size(found.peak_reserved_bytes)
     return f"{allocated} at the peak, in {phase}, iteration {found.peak_iteration}; {reserved} reserved"
 
@@ -377,72 +367,3 @@ def _mostly(row: ModuleRow) -> str:
     """Return the category that most of a module's memory is of; empty where it holds none."""
     largest = max(row.parts, key=lambda part: part[1], default=None)
     return "" if largest is None else CATEGORY_WORDS[largest[0]]
-
-
-# --- ranks -----------------------------------------------------------------------------------------------------------
-
-RANK_COLUMNS: Final = ("rank", "maximum", "recommended", "peak allocated", "peak reserved", "peak in")
-_MOST_RANKS: Final = 6
-
-
-def ranks_title(result: ProbeResult) -> str:
-    """Return the heading of the ranks' table."""
-    size = result.micro_batch.maximum
-    return f"Ranks at micro-batch {size}, each run alone" if size else "Ranks, each run alone"
-
-
-def rank_rows(result: ProbeResult) -> list[tuple[str, ...]]:
-    """Return a row of text for each rank, in the order of `RANK_COLUMNS`; the one that limits the answer says so."""
-    return [
-        (
-            f"{each.rank}, limits" if each.rank == result.limited_by_rank and len(result.ranks) > 1 else str(each.rank),
-            str(each.maximum),
-            str(each.recommended),
-            optional_size(each.peak_allocated_bytes),
-            optional_size(each.peak_reserved_bytes),
-            ", ".join(PHASE_WORDS[phase.phase] for phase in _highest_phase(each)),
-        )
-        for each in result.ranks
-    ]
-
-
-def _highest_phase(rank: RankResult) -> list[Phase]:
-    return sorted(rank.phases, key=lambda phase: -phase.peak_allocated_bytes)[:1]
-
-
-def rank_phases(result: ProbeResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return headings and rows of the ranks' peaks by phase, side by side; no rows where nothing fits or one rank ran.
-
-    Iterations that repeat the one before are left out.
-    """
-    ranks = [each for each in result.ranks if each.phases][:_MOST_RANKS]
-    if len(ranks) < 2:  # noqa: PLR2004 - nothing to compare
-        return (), []
-    peaks = [{(phase.iteration, phase.phase): phase.peak_allocated_bytes for phase in each.phases} for each in ranks]
-    repeated = set.intersection(*(set(_repeated(each.phases)) for each in ranks))
-    keys = [key for key in dict.fromkeys(key for each in peaks for key in each) if key[0] not in repeated]
-    rows = [
-        (str(iteration or ""), PHASE_WORDS[phase], *(optional_size(each.get((iteration, phase))) for each in peaks))
-        for iteration, phase in keys
-    ]
-    return ("iteration", "peak in", *(f"rank {each.rank}" for each in ranks)), rows
-
-
-def _repeated(phases: Sequence[Phase]) -> list[int]:
-    """Return the iterations whose peaks are those of the iteration before."""
-    peaks: dict[int, dict[PhaseName, int]] = defaultdict(dict)
-    for phase in phases:
-        peaks[phase.iteration][phase.phase] = phase.peak_allocated_bytes
-    return [iteration for iteration in peaks if peaks[iteration] == peaks.get(iteration - 1)]
-
-
-def nccl(found: NcclMemory) -> str:
-    """Return what is known of the memory of NCCL's communicators, which is in no other figure."""
-    count = len(found.communicators)
-    sizes = ", ".join(map(str, found.communicators[:_MOST_RANKS])) + (", ..." if count > _MOST_RANKS else "")
-    made = f"{count} communicator{'' if count == 1 else 's'} (of {sizes} ranks)" if count else "no communicator"
-    least, most = map(format_size, found.published_range_bytes)
-    return (
-        f"{made}; their memory is outside of PyTorch's allocator and not counted: {least} to {most} a process were "
-        "reported; `--reserve SIZE` takes what yours need off the capacity"
-    )

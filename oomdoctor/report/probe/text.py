@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from oomdoctor.report.plain_text import clean, first_line, optional_size, share
-from oomdoctor.report.probe import plan, sentences, throughput
+from oomdoctor.report.probe import plan, ranks, sentences, throughput
 from oomdoctor.report.probe.lines import memory_lines
 from oomdoctor.report.terminal import aligned, answer, cells, indented, pairs, printed, readable_width, section, table
 from oomdoctor.results import Outcome
@@ -56,7 +56,7 @@ def _parts(document: ProbeDocument, width: int, *, unicode: bool) -> Iterator[Re
     if result.throughput is not None:
         yield section(throughput.title(result.throughput), *_throughput(result.throughput))
     if result.ranks:
-        yield section(sentences.ranks_title(result), *_ranks(result))
+        yield section(ranks.ranks_title(result), *_ranks(result))
     if result.phases:
         yield section(sentences.phases_title(result), *_phases(result, width, _UNICODE_BAR if unicode else _ASCII_BAR))
     if result.memory is not None:
@@ -125,11 +125,11 @@ def _throughput(found: Throughput) -> Iterator[RenderableType]:
 
 
 def _ranks(result: ProbeResult) -> Iterator[RenderableType]:
-    by_rank = table(*(f">{name}" for name in sentences.RANK_COLUMNS[:-1]), sentences.RANK_COLUMNS[-1])
-    for row in sentences.rank_rows(result):
+    by_rank = table(*(f">{name}" for name in ranks.RANK_COLUMNS[:-1]), ranks.RANK_COLUMNS[-1])
+    for row in ranks.rank_rows(result):
         by_rank.add_row(*(Text(cell) for cell in row))
     yield by_rank
-    headings, rows = sentences.rank_phases(result)
+    headings, rows = ranks.rank_phases(result)
     if rows:
         by_phase = table(*headings[:2], *(f">{name}" for name in headings[2:]))
         for row in rows:
@@ -150,7 +150,7 @@ def _phases(result: ProbeResult, width: int, characters: tuple[str, str, str]) -
     for phase in result.phases:
         cells = [
             Text("" if phase.iteration in (0, previous) else str(phase.iteration), "dim"),
-            Text(sentences.PHASE_WORDS[phase.phase]),
+            Text(phase.phase.value),
             Text(format_size(phase.end_allocated_bytes)),
             Text(format_size(phase.peak_allocated_bytes), "bold" if phase.peak_allocated_bytes == highest else ""),
             Text(share(phase.peak_allocated_bytes, result.capacity_bytes)),
