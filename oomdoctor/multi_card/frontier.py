@@ -173,6 +173,7 @@ def _document(
             reasons=result.reasons,
             notes=tuple(_surprises(request.over, cells)),
             buckets=buckets,
+            mode=asked.variant.mode,
         ),
     )
 

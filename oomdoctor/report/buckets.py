@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oomdoctor.results import Buckets
+    from oomdoctor.results.variant import Mode
 
 
 def lines(buckets: Buckets) -> list[str]:
@@ -46,9 +47,10 @@ def _lhotse(bins: list[int] | list[list[int]], samples: list[int]) -> list[str]:
     ]
 
 
-def sentences(buckets: Buckets) -> Iterator[str]:
+def sentences(buckets: Buckets, mode: Mode) -> Iterator[str]:
     """Yield what was proven of the buckets."""
-    together = "one process trained on every bucket, largest first and then shuffled"
+    done = "evaluated" if mode == "eval" else "trained on"
+    together = f"one process {done} every bucket, largest first and then shuffled"
     if buckets.percent == 100:  # noqa: PLR2004 - the whole
         yield f"{together}, in {count(buckets.trials, 'trial')}: each has the size that is recommended for it alone"
     else:

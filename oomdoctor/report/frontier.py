@@ -176,13 +176,14 @@ def _row(result: FrontierResult, cell: FrontierCell) -> tuple[str, ...]:
 def _legend(result: FrontierResult) -> Iterator[str]:
     batch = "plain steps" if result.target_batch is None else f"a target batch of {result.target_batch}"
     devices = "" if result.world_size == 1 else f" on {result.world_size} devices"
-    yield f"{result.target}, {result.precision}, {result.optimizer}, {batch}{devices}"
+    trained = "evaluation" if result.mode == "eval" else f"{result.optimizer}, {batch}{devices}"
+    yield f"{result.target}, {result.precision}, {trained}"
     yield f"{result.device.name}, {format_size(result.capacity_bytes)} for PyTorch"
     if result.searched_size is not None and result.searched_size.multiple_of > 1:
         yield f"`{result.searched_size.name}` was searched in multiples of {result.searched_size.multiple_of}"
     yield f"recommended: the largest that was run and leaves {result.headroom:.0%} of the capacity free"
     if result.buckets is not None:
-        yield from buckets.sentences(result.buckets)
+        yield from buckets.sentences(result.buckets, result.mode)
     trials = sum(cell.trials for cell in result.cells)
     yield f"{count(trials, 'trial')}; every size that is shown was run"
 

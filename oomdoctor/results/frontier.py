@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from oomdoctor.codec import ADDED_LATER
 from oomdoctor.results.plan import Accumulation
 from oomdoctor.results.probe import Device, Reason
-from oomdoctor.results.variant import Axis, Bucket, SearchedSize
+from oomdoctor.results.variant import Axis, Bucket, Mode, SearchedSize
 
 CellLimit: TypeAlias = Literal["memory", "target", "limit", "model", "unknown"]
 
@@ -87,6 +87,7 @@ class FrontierResult:
         reasons: Where the numbers were had from.
         notes: What the cells together show, such as a smaller size that needs more.
         buckets: The cells as buckets of one training run; None where they were not asked for.
+        mode: What each step does with the model: `train` it, or `eval` it without gradients.
     """
 
     target: str
@@ -103,3 +104,4 @@ class FrontierResult:
     reasons: tuple[Reason, ...]
     notes: tuple[str, ...] = ()
     buckets: Buckets | None = field(default=None, metadata=ADDED_LATER)
+    mode: Mode = field(default="train", metadata=ADDED_LATER)

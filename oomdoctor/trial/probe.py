@@ -201,7 +201,8 @@ class TrialsOfBuckets:
             TargetError: It failed for another reason than memory.
         """
         source = self._run.source
-        self._progress.stage(f"training on all buckets in turn, at {percent} % of their samples")
+        doing = "evaluating" if self._request.variant.mode == "eval" else "training on"
+        self._progress.stage(f"{doing} all buckets in turn, at {percent} % of their samples")
         trial = source.run(
             percent,
             micro_steps=1 if self._request.target_batch is None else 2,
@@ -209,7 +210,7 @@ class TrialsOfBuckets:
         )
         if trial.outcome is Outcome.FAILED:
             hint = "all buckets share one model, built at their largest sizes; leave out a size that is the model's own"
-            raise self._run.probe_search.failure(trial, named="training on all buckets in turn", hint=hint)
+            raise self._run.probe_search.failure(trial, named=f"{doing} all buckets in turn", hint=hint)
         return trial
 
 

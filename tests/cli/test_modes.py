@@ -120,6 +120,20 @@ def test_every_format_says_that_it_is_an_evaluation(tmp_path: Path, oomdoctor_he
     assert "--target-batch" not in shown
 
 
+def test_other_sizes_and_buckets_say_that_they_are_of_an_evaluation(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """The legend has no optimizer and no training, and the model only ever evaluates."""
+    sized = MODEL.replace("make_batch(batch_size)", "make_batch(batch_size, *, length=64)").replace(
+        "64, 256)", "length, 256)"
+    )
+    (tmp_path / "model.py").write_text(sized)
+    ended = oomdoctor_here("probe", "model.py", "--mode", "eval", *PROBE, "--over", "length=32,64", "--buckets", "json")
+    assert ended.returncode == 0, ended.stderr
+    assert "model.py, fp32, evaluation.\n" in ended.stdout
+    assert "One process evaluated every bucket" in ended.stdout
+    assert "evaluating all buckets in turn" in ended.stderr
+    assert "train" not in ended.stdout + ended.stderr
+
+
 @pytest.mark.parametrize("step", [BUILDS_GRAPH, BUILDS_GRAPH_UNSEEN])
 def test_a_forgotten_no_grad_is_named_with_its_bytes(tmp_path: Path, oomdoctor_here: Run, step: str) -> None:
     """At the maximum, what the graph costs; also where the step returns nothing that has one."""
