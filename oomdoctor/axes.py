@@ -24,6 +24,8 @@ def read_sizes(sizes: Mapping[str, int] | Sequence[str], option: str = "at") -> 
     for text in sizes.items() if isinstance(sizes, Mapping) else sizes:
         name, _, value = text.partition("=") if isinstance(text, str) else (text[0], "=", str(text[1]))
         check_size_name(name, option, f"{option} {name}={value}", found)
+        if re.fullmatch(r"\d{13,}", value.strip()):
+            raise UsageError(f"`{option} {name}={value}` is larger than any size", hint="give a smaller one")
         if not re.fullmatch(r"\d{1,12}", value.strip()) or int(value) < 1:
             hint = "write the name and the size, as in `sequence_length=512`"
             raise UsageError(f"`{option} {name}={value}` gives no whole number above 0", hint=hint)
@@ -44,8 +46,11 @@ def read_grid(texts: Mapping[str, Sequence[int]] | Sequence[str], option: str = 
             read_sizes([f"{name}={value}"], option).popitem()[1]
             for value in (values.split(",") if isinstance(values, str) else values)
         ]
-        if name in found or not sizes or len({*sizes}) < len(sizes):
-            raise UsageError(f"`{option}` gives `{name}` twice, or no value", hint="give each size and value once")
+        if not sizes:
+            raise UsageError(f"`{option}` gives `{name}` no value", hint=f"give some, as in `{name}=256,512`")
+        if name in found or len({*sizes}) < len(sizes):
+            twice = name if name in found else next(f"{name}={one}" for one in sizes if sizes.count(one) > 1)
+            raise UsageError(f"`{option}` gives `{twice}` twice", hint="give each size and value once")
         found[name] = sizes
     return found
 

@@ -18,7 +18,7 @@ from oomdoctor.engines.catalogue import find_card
 from oomdoctor.errors import UsageError
 from oomdoctor.request import ACCUMULATION, DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request, read_override
 from oomdoctor.run.launcher import parse_ranks
-from oomdoctor.search.probe_search import share_of
+from oomdoctor.search.probe_search import LARGEST_PLAIN, share_of
 from oomdoctor.units import parse_fraction, parse_size
 from oomdoctor.verification.run import VerifyRequest, build_verify_request
 
@@ -320,6 +320,8 @@ class _EntryReader:
         for key, size in (("micro-batch", values.micro_batch), ("min-micro-batch", values.min_micro_batch)):
             if size is not None and share is not None and size > share:
                 raise self.settled.refusal(key, f"is {size}, and `target-batch` gives each device only {share}")
+            if size is not None and share is None and size > LARGEST_PLAIN:
+                raise self.settled.refusal(key, f"is {size}, and no micro-batch above {LARGEST_PLAIN} is tried")
         if values.max_memory is not None and values.micro_batch is None and values.min_micro_batch is None:
             raise self.settled.refusal(
                 "max-memory", "does not say at which size", "add `micro-batch = 8`, the size that you train with"

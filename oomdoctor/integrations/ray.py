@@ -16,6 +16,7 @@ card in the whole cluster.
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, cast
@@ -76,7 +77,7 @@ def sized(
         options: Options of `oomdoctor.probe`.
 
     Raises:
-        UsageError: A figure of `infeasible` is not finite, or there is none.
+        UsageError: A figure of `infeasible` is no finite number, or there is none.
     """
     figures = _finite(infeasible)
     cluster = ClusterSizer()
@@ -131,8 +132,13 @@ class _SizedTrial:
         return found
 
 
-def _finite(figures: Mapping[str, float]) -> dict[str, float]:
+def _finite(figures: Mapping[str, Any]) -> dict[str, float]:
     for name, value in figures.items():
+        if not isinstance(value, numbers.Real):
+            raise UsageError(
+                f"`infeasible` gives `{name}` as {value!r}, which is no number",
+                hint="name a number that is worse than any real one",
+            )
         if not math.isfinite(value):
             raise UsageError(
                 f"`infeasible` gives `{name}` as {value}, which is not finite",

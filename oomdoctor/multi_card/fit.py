@@ -115,6 +115,7 @@ def _load_and_fit(
     seconds = request.trial_timeout_seconds
     progress.stage(f"loading {request.target}")
     loaded = child.ask(question, what="loading the target", timeout_seconds=seconds)
-    progress.stage(f"placing a step of it on {len(question.cards)} cards")
+    cards = "1 card" if len(question.cards) == 1 else f"{len(question.cards)} cards"
+    progress.stage(f"placing a step of it on {cards}")
     questions = [FitCard(card.key, request.headroom, capacity_bytes=None) for card in question.cards]
     return loaded, [child.ask(one, what=f"fitting {one.gpu}", timeout_seconds=seconds) for one in questions]

@@ -169,7 +169,7 @@ def _columns(result: FitResult) -> tuple[str, ...]:
 def _rows(result: FitResult) -> Iterator[tuple[str, ...]]:
     """Yield a card's cells, one for each column."""
     if not result.varied_sizes:
-        yield from map(_row, result.cards)
+        yield from (_row(card, has_target=result.target_batch is not None) for card in result.cards)
         return
     columns = _columns(result)[2:]
     by_card: dict[str, dict[str, FittedCard]] = {}
@@ -197,12 +197,13 @@ def _named(card: FittedCard) -> str:
     return f"{card.gpu} at {_sizes(card)}" if card.at_sizes else card.gpu
 
 
-def _row(card: FittedCard) -> tuple[str, ...]:
+def _row(card: FittedCard, *, has_target: bool) -> tuple[str, ...]:
     """Return a card's cells, one for each of `_COLUMNS`."""
     sizes, plan = card.micro_batch, card.accumulation
     maximum, recommended = (str(size) if size else "-" for size in (sizes.maximum, sizes.recommended))
     steps = "-" if plan is None else str(plan.steps)
-    return card.gpu, format_size(card.total_bytes), maximum, recommended, steps, _LIMITS[sizes.limited_by]
+    limit = _LIMITS[sizes.limited_by] if has_target or sizes.limited_by != "target" else "nothing above is tried"
+    return card.gpu, format_size(card.total_bytes), maximum, recommended, steps, limit
 
 
 def _answer(card: FittedCard) -> str:

@@ -177,8 +177,8 @@ def test_sizes_are_filled_in_where_a_command_has_them() -> None:
         ("at = { side = 'a' }", '`check.pretrain.at.side` in `oomdoctor.toml` is `"a"`, not an integer', "= 512 }"),
         (
             "over = { side = [] }",
-            "`over` of `pretrain` in `oomdoctor.toml` is wrong: `over` gives `side` twice, or no value",
-            "once",
+            "`over` of `pretrain` in `oomdoctor.toml` is wrong: `over` gives `side` no value",
+            "as in `side=256,512`",
         ),
         (
             "at = { side = 1 }\nover = { side = [2] }",
@@ -199,6 +199,11 @@ def test_sizes_are_filled_in_where_a_command_has_them() -> None:
         ("world-size = 2", "`world-size` of `pretrain` in `oomdoctor.toml` is about a target", "asks about ranks"),
         ("world-size = 2", "`world-size` of `pretrain` in `oomdoctor.toml` is about a target", "`target-batch = 256`"),
         ("max-accumulation-steps = 2", "`max-accumulation-steps` of `pretrain` in `oomdoctor.toml` is", "drop it"),
+        (
+            "min-micro-batch = 2_000_000",
+            "`min-micro-batch` of `pretrain` in `oomdoctor.toml` is 2000000, and no micro-batch above 1048576 is tried",
+            "",
+        ),
         ("target-batch = 0", "`target-batch` of `pretrain` in `oomdoctor.toml` is 0, not 1 or more", ""),
         (
             "target-batch = 100\nworld-size = 8",

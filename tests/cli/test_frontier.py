@@ -132,7 +132,7 @@ def test_a_smaller_size_that_needs_more_is_told(tmp_path: Path, oomdoctor_here: 
     [
         (("--over", "length=1,2", "--at", "length=3"), "`length` is asked about twice"),
         (("--over", "length"), "`--over length=` gives no whole number above 0"),
-        (("--over", "length=4,4"), "`--over` gives `length` twice"),
+        (("--over", "length=4,4"), "`--over` gives `length=4` twice"),
         (("--largest", "length"), "`--largest length` needs a micro-batch"),
         (("--micro-batch", "8"), "`--micro-batch` is for `--largest`, which is missing"),
         (("--largest", "length", "--micro-batch", "0"), "`--micro-batch` is 0"),

@@ -396,6 +396,14 @@ def test_bad_questions(arguments: tuple[str, ...], message: str, oomdoctor_here:
     assert message in done.stderr
 
 
+def test_more_than_is_ever_tried_is_refused(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """Exit code 2 instead of a search for a size that no probe reaches."""
+    (tmp_path / "model.py").write_text(MODEL)
+    done = oomdoctor_here("prescribe", "model.py", *CARD[:4], "--need", "1048577")
+    assert done.returncode == 2
+    assert "none above 1048576 is tried" in done.stderr
+
+
 def test_a_file_that_can_no_longer_be_written_is_named(tmp_path: Path) -> None:
     """Exit code 2 and no traceback where the folder for the patched file went away during the probes."""
     (tmp_path / "gone").mkdir()

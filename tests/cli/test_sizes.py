@@ -76,6 +76,7 @@ def test_the_model_has_the_size_too_where_it_takes_it(model: Path, oomdoctor_her
         (("--at", "kind=8"), "`kind` changes no tensor", "leave the size out"),
         (("--at", "length"), "`--at length=` gives no whole number above 0", "`sequence_length=512`"),
         (("--at", "length=0"), "`--at length=0` gives no whole number above 0", "`sequence_length=512`"),
+        (("--at", "length=9223372036854775808"), "is larger than any size", "give a smaller one"),
         (("--at", "1st=2"), "`--at 1st=2` names no size", "`sequence_length=512`"),
         (("--at", "micro_batch=2"), "is not for `--at`", "the micro-batch is what is searched"),
         (("--at", "length=2", "--at", "length=3"), "`--at` gives `length` twice", "give each size once"),

@@ -248,8 +248,8 @@ def test_workers_of_a_trainer_share_the_target(tmp_path: Path, monkeypatch: pyte
         size_for(scaling, TARGET, {"width": 8192}, target_batch=512, capacity="256MiB")
 
 
-@pytest.mark.parametrize("figures", [{"loss": float("inf")}, {"loss": float("nan")}, {}])
-def test_an_infeasible_value_is_finite(figures: dict[str, float]) -> None:
+@pytest.mark.parametrize("figures", [{"loss": float("inf")}, {"loss": float("nan")}, {}, {"loss": "9"}])
+def test_an_infeasible_value_is_finite(figures: dict[str, Any]) -> None:
     """An infinite value, which breaks Bayesian searchers, is refused before anything starts."""
     with pytest.raises(UsageError, match="infeasible"):
         sized(_train, target=TARGET, target_batch=8, infeasible=figures)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fit_documents import fitted_at_sizes
+from fit_documents import fitted, fitted_at_sizes
 
 from oomdoctor.output import Terminal
 from oomdoctor.report import fit
@@ -29,3 +29,10 @@ def test_each_size_is_a_column() -> None:
         "rtx-4090 at width 8, context 512",
         "rtx-4090 at width 8, context 2048",
     ]
+
+
+def test_without_a_target_batch_nothing_is_limited_by_one() -> None:
+    """The largest size that is ever tried is the limit where nobody named a target."""
+    shown = fit.text(fitted(target_batch=None), Terminal(width=120))
+    assert "target batch" not in shown
+    assert "nothing above is tried" in shown
