@@ -320,7 +320,7 @@ def indices_of(loader: Any, indices: Sequence[int] | None) -> Sequence[int]:  # 
         indices: Those that the user names, such as the longest; None for all in order.
 
     Raises:
-        UsageError: It is no loader whose batches a sampler makes, or has no sample.
+        UsageError: It is no loader whose batches a sampler makes, or has no sample, or none of an index.
     """
     if not isinstance(loader, torch.utils.data.DataLoader):
         raise UsageError(
@@ -336,4 +336,10 @@ def indices_of(loader: Any, indices: Sequence[int] | None) -> Sequence[int]:  # 
     found = range(len(loader.dataset)) if indices is None else indices  # type: ignore[arg-type]
     if not found:
         raise UsageError("there is no sample to make batches of", hint="give the trainer some training data")
+    size = len(loader.dataset)  # type: ignore[arg-type]
+    if beyond := [index for index in found if not -size <= index < size]:
+        raise UsageError(
+            f"`samples` names {beyond[0]}, and the training data have {size} samples",
+            hint="give indices of the data set, from 0",
+        )
     return found

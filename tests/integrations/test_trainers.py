@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from running import ROOT, python_path, run_command
 from targets_for_tests import write_target
 from trainer_models import TARGETS, target
 
 from oomdoctor import probe
-from oomdoctor.integrations.trainers import _fixed_plan
+from oomdoctor.errors import UsageError
+from oomdoctor.integrations.trainers import _fixed_plan, indices_of
 
 HERE = Path(__file__).parent
 
@@ -110,3 +112,11 @@ def test_wrong_use_says_what_to_do(sized: dict[str, Any], use: str, kind: str, w
 def test_the_examples_of_the_page_run(sized: dict[str, Any]) -> None:
     """Both scripts are sized and train on."""
     assert sized["examples"] == ["2048 x 1, at most 2048", "256 x 1, at most 256"]
+
+
+def test_a_sample_that_the_data_do_not_have_is_named() -> None:
+    """An index beyond the data set is refused before anything is tried; one counted from its end is not."""
+    loader = torch.utils.data.DataLoader([1.0, 2.0, 3.0])
+    assert indices_of(loader, [-3, 2]) == [-3, 2]
+    with pytest.raises(UsageError, match="`samples` names 3, and the training data have 3 samples"):
+        indices_of(loader, [0, 3])
