@@ -37,6 +37,17 @@ def step_statistics(torch: Any, device: int) -> dict[str, int]:
     }
 
 
+def kept_bytes(tree: dict[str, Any]) -> int:
+    """Return the bytes that live tensors take, of the allocator's tree of statistics; two alike count the same.
+
+    A large block may be larger than was asked for by up to 1 MiB, which is no growth, and those bytes are left out. A
+    small one is of whole 512 bytes however little was asked for, as of a loss.
+    """
+    small = tree.get("allocated_bytes", {}).get("small_pool", {}).get("current", 0)
+    large = (tree.get("requested_bytes") or tree.get("allocated_bytes", {})).get("large_pool", {}).get("current", 0)
+    return int(small + large)
+
+
 def device_statistics(torch: Any, device: int) -> dict[str, Any]:
     """Return what the allocator counted on one device, and the device's name and size."""
     tree = torch._C._cuda_memoryStats(device)

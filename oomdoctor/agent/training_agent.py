@@ -21,7 +21,7 @@ from .allocator_blocks import pack
 from .first_batch import FirstBatch as BatchSearch
 from .guard import FAILURES, guarded
 from .holders import LeakSearch
-from .memory_stats import DevicePeaks, PeakKeeper, limit_memory
+from .memory_stats import DevicePeaks, PeakKeeper, kept_bytes, limit_memory
 from .messages import (
     LEAST_GROWTH_BYTES,
     DeviceInfo,
@@ -175,11 +175,8 @@ class TrainingAgent:
             self._channel.stand_still()
 
     def _live_bytes(self) -> int:
-        """Return the bytes that live tensors asked for: a block may be larger by up to 1 MiB, which is no growth."""
-        if not self._has_cuda:
-            return 0
-        statistics = self._torch._C._cuda_memoryStats(self._history.device)
-        return int(statistics.get("requested_bytes", statistics["allocated_bytes"])["all"]["current"])
+        """Return the bytes that live tensors keep."""
+        return kept_bytes(self._torch._C._cuda_memoryStats(self._history.device)) if self._has_cuda else 0
 
     def _may_need_more(self) -> bool:
         """Return whether a later step may run out where the last that was asked for did not.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from oomdoctor.agent import unknown_reads
+from oomdoctor.agent.memory_stats import kept_bytes
 from oomdoctor.agent.oom_errors import walk_chain
 from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.oom.classifier import Evidence, classify
@@ -346,8 +347,7 @@ def _fixed_bytes(temporary: object) -> int:
 
 def _was_last(training: _Training, question: RunTrial, started: float) -> bool:
     """Note what a step has left behind, and return whether none has to follow it."""
-    requested = torch.cuda.memory_stats_as_nested_dict().get("requested_bytes", {})
-    training.ends.append(requested.get("all", {}).get("current", 0))  # a block may be larger, which is no growth
+    training.ends.append(kept_bytes(torch.cuda.memory_stats_as_nested_dict()))
     training.meter.step_ended()
     step = len(training.ends)
     seconds = _LONGEST_WATCH_SECONDS if step < MOST_ITERATIONS else _LONGER_WATCH_SECONDS

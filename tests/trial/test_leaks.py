@@ -91,6 +91,15 @@ def test_a_leak_is_reported(
     assert not any("new process" in warning for warning in found["warnings"])
 
 
+@pytest.mark.parametrize("options", [(), ("--engine", "trace")])
+def test_a_leak_of_losses_keeps_whole_blocks(oomdoctor_here: Run, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """A list of losses takes 512 bytes each, the least that PyTorch hands out, though each is of 4 bytes."""
+    kept = "kept.append(output.mean().detach())"
+    found = _probed(oomdoctor_here, tmp_path, "--target-batch", "4", *options, in_step=kept)
+    leaked = re.match(r"a leak: micro-batch 4 keeps 512 bytes more with each optimizer step", found["warnings"][0])
+    assert leaked, found["warnings"]
+
+
 def test_a_long_queue_is_no_leak(oomdoctor_here: Run, tmp_path: Path) -> None:
     """A queue that is full after seventy steps is waited for at the first size."""
     queue = {"kept": "deque(maxlen=140)", "in_step": "kept.append(output.detach())"}
