@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import ast
-import math
-import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
 from pathlib import Path
-from typing import Final, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from oomdoctor.axes import check_size_name, fill_sizes, read_sizes
 from oomdoctor.errors import UsageError
-from oomdoctor.results import Axis, EnvironmentVariable, Precision, SearchedSize, Variant
-from oomdoctor.results.variant import Mode, Parallel
-from oomdoctor.units import parse_fraction, parse_size, whole_number
+from oomdoctor.option_values import device_text, one_of, path_text, seconds, size_in_bytes, text_or_none
+from oomdoctor.results import Axis, EnvironmentVariable, Generation, Precision, SearchedSize, Variant
+from oomdoctor.results.variant import CacheKind, Mode, Parallel
+from oomdoctor.units import parse_fraction, whole_number
+
+if TYPE_CHECKING:
+    import os
 
 EngineName = Literal["auto", "cuda", "null", "trace"]
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 PARALLELS: Final[tuple[Parallel, ...]] = get_args(Parallel)
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
+CACHES: Final[tuple[CacheKind, ...]] = get_args(CacheKind)
 ENGINES: Final[tuple[EngineName, ...]] = get_args(EngineName)
 
 DEFAULT_HEADROOM: Final = 0.05
@@ -39,7 +42,6 @@ _OVERRIDE: Final = re.compile(r"(?P<file>.+?)(?::(?P<line>\d{1,9}))?:(?P<name>[^
 _PLACEHOLDER: Final = r"\{(?:micro_batch|accumulation_steps|world_size)\}"
 _PLAIN_WORD: Final = re.compile(r"[\w@%+=:./-]*(\{\w+\}[\w@%+=:./-]*)+")
 
-Word = TypeVar("Word", bound=str)
 Spelling = Callable[[str], str]
 """How the caller's user writes the name of a parameter, such as `--target-batch` for `target_batch`."""
 
@@ -164,6 +166,9 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     searched: SearchedSize | None = None,
     fastest: bool | None = None,
     mode: str | None = None,
+    prompt: int | None = None,
+    new_tokens: int | None = None,
+    cache: str | None = None,
     spelled: Spelling = str,
 ) -> ProbeRequest:
     """Build the question of one probe; None stands for a parameter's default everywhere.
@@ -198,6 +203,9 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         searched: A size other than the batch that is searched in its place, as `build_searched` returns it.
         fastest: Whether optimizer steps of several sizes are timed as well, on a real GPU.
         mode: One of `MODES`: what the trials of a file do with its model.
+        prompt: Tokens of each prompt, where the mode is `generate`.
+        new_tokens: Tokens that are generated for each.
+        cache: How keys and values are kept: one of `CACHES`; None for `dynamic`.
         spelled: How an error names a parameter.
 
     Raises:
@@ -230,28 +238,29 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     variant = build_variant(
         precision=precision, optimizer=optimizer, devices=devices, axes=sizes, mode=mode, spelled=spelled
     )
+    generation = build_generation(variant.mode, prompt, new_tokens, cache, spelled)
     own_sizes = () if searched is None else (searched.name,)
     return ProbeRequest(
-        target=_path(target) if command is None else command_line(command),
+        target=path_text(target) if command is None else command_line(command),
         command=command,
         directory=Path.cwd() if directory is None else directory,
         target_batch=None if target_batch is None else whole_number(spelled("target_batch"), target_batch),
         world_size=1 if world_size is None else whole_number(spelled("world_size"), world_size),
-        ranks=_text(spelled("rank"), ranks),
-        mesh=_text(spelled("mesh"), mesh),
-        parallel=None if parallel is None else _one_of(spelled("parallel"), parallel, PARALLELS),
-        variant=replace(variant, searched=searched),
+        ranks=text_or_none(spelled("rank"), ranks),
+        mesh=text_or_none(spelled("mesh"), mesh),
+        parallel=None if parallel is None else one_of(spelled("parallel"), parallel, PARALLELS),
+        variant=replace(variant, searched=searched, generation=generation),
         headroom=DEFAULT_HEADROOM if headroom is None else parse_fraction(str(headroom), option=spelled("headroom")),
-        gpu=_text(spelled("gpu"), gpu),
-        device=_device(spelled("device"), device),
-        memory_bytes=_bytes(spelled("capacity"), capacity),
-        card_bytes=_bytes(spelled("memory"), memory),
-        reserve_bytes=_bytes(spelled("reserve"), reserve) or 0,
-        engine=_one_of(spelled("engine"), "auto" if engine is None else engine, ENGINES),
-        trial_timeout_seconds=_seconds(spelled("trial_timeout"), trial_timeout),
+        gpu=text_or_none(spelled("gpu"), gpu),
+        device=device_text(spelled("device"), device),
+        memory_bytes=size_in_bytes(spelled("capacity"), capacity),
+        card_bytes=size_in_bytes(spelled("memory"), memory),
+        reserve_bytes=size_in_bytes(spelled("reserve"), reserve) or 0,
+        engine=one_of(spelled("engine"), "auto" if engine is None else engine, ENGINES),
+        trial_timeout_seconds=seconds(spelled("trial_timeout"), trial_timeout, DEFAULT_TRIAL_TIMEOUT_SECONDS),
         literals=tuple(read_override(text, spelled("set"), own_sizes) for text in literals),
         steps=DEFAULT_STEPS if steps is None else whole_number(spelled("steps"), steps),
-        count_steps=_one_of(spelled("count_steps"), count_steps or STEP_COUNTS[0], STEP_COUNTS),
+        count_steps=one_of(spelled("count_steps"), count_steps or STEP_COUNTS[0], STEP_COUNTS),
         fresh=bool(fresh),
         guide=guide is not False,
         fastest=bool(fastest),
@@ -286,13 +295,13 @@ def build_variant(  # noqa: PLR0913 - one parameter for each way in which a tria
         UsageError: A value is none that its parameter takes.
     """
     return Variant(
-        precision=_one_of(spelled("precision"), "fp32" if precision is None else precision, PRECISIONS),
-        optimizer=_text(spelled("optimizer"), optimizer),
+        precision=one_of(spelled("precision"), "fp32" if precision is None else precision, PRECISIONS),
+        optimizer=text_or_none(spelled("optimizer"), optimizer),
         environment=tuple(starmap(EnvironmentVariable, sorted((environment or {}).items()))),
         transformations=tuple(transformations),
         axes=tuple(starmap(Axis, sorted((axes or {}).items()))),
         devices=1 if devices is None else whole_number(spelled("devices"), devices),
-        mode=_one_of(spelled("mode"), MODES[0] if mode is None else mode, MODES),
+        mode=one_of(spelled("mode"), MODES[0] if mode is None else mode, MODES),
     )
 
 
@@ -304,6 +313,31 @@ def _check_mode(mode: str, command: object, of_training: Sequence[str], spelled:
     for option in of_training:
         hint = f"drop it, or ask about training without `{spelled('mode')}`"
         raise UsageError(f"`{option}` is for training, and `{spelled('mode')}` asks for `{mode}`", hint=hint)
+
+
+def build_generation(
+    mode: Mode, prompt: int | None, new_tokens: int | None, cache: str | None, spelled: Spelling
+) -> Generation | None:
+    """Build what the mode `generate` needs; None for the other modes.
+
+    Raises:
+        UsageError: A number of tokens is missing or below 1, or one is given for another mode.
+    """
+    tokens = {"prompt": prompt, "new_tokens": new_tokens}
+    given = [name for name, value in {**tokens, "cache": cache}.items() if value is not None]
+    if mode != "generate":
+        if given:
+            hint = f"add `{spelled('mode')} generate`, or drop this"
+            raise UsageError(f"`{spelled(given[0])}` is for `{spelled('mode')} generate`", hint=hint)
+        return None
+    for name, value in tokens.items():
+        if value is None:
+            hint = f"say how many tokens, as in `{spelled('prompt')} 512 {spelled('new_tokens')} 256`"
+            raise UsageError(f"`{spelled('mode')} generate` needs `{spelled(name)}`", hint=hint)
+        if whole_number(spelled(name), value) < 1:
+            raise UsageError(f"`{spelled(name)}` is {value}", hint="give a number of 1 or more")
+    kind = one_of(spelled("cache"), "dynamic" if cache is None else cache, CACHES)
+    return Generation(prompt or 1, new_tokens or 1, kind)
 
 
 def command_line(command: Sequence[str]) -> str:
@@ -378,47 +412,3 @@ def read_override(text: str, option: str = "set", sizes: Sequence[str] = ()) -> 
         hint = "give a number or a `'text'`, or a placeholder such as `{micro_batch}`"
         raise UsageError(f"`{value}` in `{option} {text}` is no literal of Python", hint=hint) from None
     return LiteralOverride(match["file"], int(match["line"]) if match["line"] else None, match["name"], value)
-
-
-def _path(target: object) -> str:
-    path = os.fspath(target) if isinstance(target, os.PathLike) else target
-    if not isinstance(path, str):
-        hint = "give the file to probe as text or path"
-        raise UsageError(f"`target` is `{target!r}`, which names no file", hint=hint)
-    return path
-
-
-def _bytes(name: str, memory: int | str | None) -> int | None:
-    """Bytes are as good as a size with its unit, and held to the same limits; parts of a byte are a mistake."""
-    if memory is None:
-        return None
-    text = memory if isinstance(memory, str) else f"{whole_number(name, memory)}B"
-    return parse_size(text, option=name)
-
-
-def _text(name: str, value: str | None) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    raise UsageError(f"`{name}` is `{value!r}`, which is no text", hint="give its name as text")
-
-
-def _device(name: str, device: int | str | None) -> str | None:
-    if device is None or isinstance(device, str):
-        return device
-    return str(whole_number(name, device))
-
-
-def _seconds(name: str, value: object) -> float:
-    if value is None:
-        return DEFAULT_TRIAL_TIMEOUT_SECONDS
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-        return float(value)
-    raise UsageError(f"`{name}` is `{value!r}`, which is no length of time", hint="give seconds, above 0")
-
-
-def _one_of(name: str, value: object, words: tuple[Word, ...]) -> Word:
-    for word in words:
-        if word == value:
-            return word
-    known = ", ".join(f"`{word}`" for word in words)
-    raise UsageError(f"`{name}` is `{value!r}`, which is none of its values", hint=f"one of {known}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from oomdoctor.progress import Progress
     from oomdoctor.request import EngineName
     from oomdoctor.results import Precision, ProbeDocument
-    from oomdoctor.results.variant import Mode
+    from oomdoctor.results.variant import CacheKind, Mode
 
 
 def probe(  # noqa: PLR0913 - one parameter an option
@@ -46,6 +46,9 @@ def probe(  # noqa: PLR0913 - one parameter an option
     fastest: bool = False,
     devices: int | None = None,
     mode: Mode = "train",
+    prompt: int | None = None,
+    new_tokens: int | None = None,
+    cache: CacheKind | None = None,
     progress: Progress | None = None,
 ) -> ProbeDocument:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch.
@@ -84,7 +87,12 @@ def probe(  # noqa: PLR0913 - one parameter an option
         fastest: Whether whole optimizer steps of several sizes are timed as well, on a real GPU; see
             `result.throughput`.
         devices: Devices of one process, over which `torch.nn.DataParallel` divides each batch of a file.
-        mode: What is done with a file's model: `train` it, or `eval` it batch after batch without gradients.
+        mode: What is done with a file's model: `train` it, `eval` it batch after batch without gradients, or `generate`
+            tokens with it, as a decoder of transformers does.
+        prompt: Tokens of each sample's prompt, where the mode is `generate`.
+        new_tokens: Tokens that are generated for each sample.
+        cache: How keys and values are kept: `dynamic`, which grows with each token, or `static`, of the full length;
+            None for `dynamic`.
         progress: Told of each stage and trial; None for silence.
 
     Returns:
@@ -121,5 +129,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
         fastest=fastest,
         devices=devices,
         mode=mode,
+        prompt=prompt,
+        new_tokens=new_tokens,
+        cache=cache,
     )
     return document_of(run_probe(request, progress or SilentProgress()))

@@ -13,6 +13,7 @@ import typer
 from oomdoctor.cli.probe_options import (
     At,
     BucketsFor,
+    CacheName,
     Capacity,
     CountSteps,
     Device,
@@ -32,10 +33,12 @@ from oomdoctor.cli.probe_options import (
     MicroBatchSize,
     ModeName,
     MultipleOf,
+    NewTokens,
     OptimizerName,
     Over,
     Parallel,
     PrecisionName,
+    Prompt,
     QuietFlag,
     Rank,
     Reserve,
@@ -140,6 +143,9 @@ def probe(  # noqa: PLR0913 - one parameter an option
     buckets: BucketsFor = None,
     fastest: FastestFlag = False,
     mode: ModeName = None,
+    prompt: Prompt = None,
+    new_tokens: NewTokens = None,
+    cache: CacheName = None,
     jobs: Jobs = None,
     executor: ExecutorName = None,
     dry_run: DryRunFlag = False,
@@ -180,6 +186,9 @@ def probe(  # noqa: PLR0913 - one parameter an option
             "--parallel": parallel,
             "--devices": devices,
             "--mode": mode,
+            "--prompt": prompt,
+            "--new-tokens": new_tokens,
+            "--cache": cache,
         }
         check_target_options(command, for_commands, for_files)
         build = partial(
@@ -208,6 +217,9 @@ def probe(  # noqa: PLR0913 - one parameter an option
             guide=guide,
             fastest=fastest,
             mode=mode,
+            prompt=prompt,
+            new_tokens=new_tokens,
+            cache=cache,
             spelled=as_option,
         )
         searched = build_searched(

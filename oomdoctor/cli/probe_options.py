@@ -211,11 +211,30 @@ FastestFlag: TypeAlias = Annotated[
     ),
 ]
 ModeName: TypeAlias = Annotated[
-    Literal["train", "eval"] | None,
+    Literal["train", "eval", "generate"] | None,
     typer.Option(
         "--mode",
-        help="What is done with a file's model: train it, or evaluate it batch after batch without gradients, by the "
-        "file's `evaluation_step(model, batch)` where it has one. [default: train]",
+        help="What is done with a file's model: train it; evaluate it batch after batch without gradients, by the "
+        "file's `evaluation_step(model, batch)` where it has one; or generate tokens with it. [default: train]",
+        show_default=False,
+    ),
+]
+Prompt: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--prompt", min=1, help="With `--mode generate`: tokens of each sample's prompt.", show_default=False),
+]
+NewTokens: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--new-tokens", min=1, help="With `--mode generate`: tokens that are generated for each.", show_default=False
+    ),
+]
+CacheName: TypeAlias = Annotated[
+    Literal["dynamic", "static"] | None,
+    typer.Option(
+        "--cache",
+        help="With `--mode generate`: how keys and values are kept, in tensors that grow with each token or that have "
+        "the full length at once. [default: dynamic]",
         show_default=False,
     ),
 ]

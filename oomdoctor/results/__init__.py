@@ -38,6 +38,7 @@ from oomdoctor.results.prescribe import MeasuredRemedies, Patch, PrescribedCode,
 from oomdoctor.results.probe import (
     Device,
     DevicePeak,
+    GenerationMemory,
     Guidance,
     LeastMemory,
     MicroBatch,
@@ -71,7 +72,16 @@ from oomdoctor.results.snapshot import (
     TrainingPhase,
 )
 from oomdoctor.results.throughput import SizeThroughput, Throughput
-from oomdoctor.results.variant import Axis, Bucket, EnvironmentVariable, LoneRank, Precision, SearchedSize, Variant
+from oomdoctor.results.variant import (
+    Axis,
+    Bucket,
+    EnvironmentVariable,
+    Generation,
+    LoneRank,
+    Precision,
+    SearchedSize,
+    Variant,
+)
 from oomdoctor.results.verify import GradientError, VerifyCause, VerifyRemedy, VerifyResult
 
 __all__ = [
@@ -112,6 +122,8 @@ __all__ = [
     "FrontierCell",
     "FrontierDocument",
     "FrontierResult",
+    "Generation",
+    "GenerationMemory",
     "GradientError",
     "GrowingLine",
     "Guidance",

@@ -11,7 +11,7 @@ from oomdoctor.errors import NoAnswerError
 from oomdoctor.results.plan import Accumulation, CommandPlan
 from oomdoctor.results.snapshot import Category, CategoryBytes, LineBytes, TimelinePoint
 from oomdoctor.results.throughput import Throughput
-from oomdoctor.results.variant import Variant
+from oomdoctor.results.variant import Mode, Variant
 
 
 class PhaseName(StrEnum):
@@ -21,7 +21,14 @@ class PhaseName(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    PREFILL = "prefill"  # of generating: the prompts' keys and values
+    DECODE = "decode"
     EVALUATION = "evaluation"  # of a command: forwards between `model.eval()` and `model.train()`
+
+    @property
+    def calls_model(self) -> bool:
+        """Whether modules run in it, of a file's step."""
+        return self in {PhaseName.FORWARD, PhaseName.BACKWARD, PhaseName.PREFILL, PhaseName.DECODE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +222,28 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationMemory:
+    """What generating takes besides the model, at one size.
+
+    Attributes:
+        micro_batch: Samples that are generated at once.
+        cache_bytes: Bytes of all keys and values at the end.
+        logits_bytes: Bytes of the logits that the prompts' forward returned.
+        logits_argument: Argument of the model's forward that was given as 1, so that it computed the logits of the last
+            tokens alone, as `generate()` does; None where it has none.
+        all_logits_bytes: Bytes of the prompts' logits without that; None where it has none, or that ran out.
+        runs_without: Whether the size runs without it too; None where it has none.
+    """
+
+    micro_batch: int
+    cache_bytes: int
+    logits_bytes: int
+    logits_argument: str | None
+    all_logits_bytes: int | None = None
+    runs_without: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LeastMemory:
     """Memory of a size whose convolutions take workspaces, which they give up where there is no room.
 
@@ -356,6 +385,7 @@ class ProbeResult:
         limited_by_rank: The rank whose maximum is the answer; None where there are no ranks.
         nccl: Communicators of that rank; None where there are no ranks.
         throughput: How fast each of several sizes trains; None where that was not asked for.
+        generation: What generating takes at the maximum; None in the other modes, or where nothing fits.
     """
 
     target: str
@@ -383,11 +413,12 @@ class ProbeResult:
     limited_by_rank: int | None = field(default=None, metadata=ADDED_LATER)
     nccl: NcclMemory | None = field(default=None, metadata=ADDED_LATER)
     throughput: Throughput | None = field(default=None, metadata=ADDED_LATER)
+    generation: GenerationMemory | None = field(default=None, metadata=ADDED_LATER)
 
     @property
-    def is_evaluation(self) -> bool:
-        """Whether the model was evaluated, and not trained."""
-        return self.variant is not None and self.variant.mode == "eval"
+    def mode(self) -> Mode:
+        """What was done with the model."""
+        return "train" if self.variant is None else self.variant.mode
 
     @property
     def plan(self) -> Accumulation:
@@ -399,8 +430,8 @@ class ProbeResult:
         if self.accumulation is None:
             problem = "no sizes that ran reach the target batch" if self.micro_batch.maximum else "nothing fits"
             hint = "probe it again after a change; whoever can go on without a plan reads `result.accumulation`"
-            if self.is_evaluation:
-                problem, hint = "an evaluation accumulates nothing", "its answer is `result.micro_batch`"
+            if self.mode != "train":
+                problem, hint = f"`{self.mode}` accumulates nothing", "its answer is `result.micro_batch`"
             elif self.micro_batch.maximum and self.target_samples is None:
                 problem, hint = "no target batch was given", "probe it with a target batch: `--target-batch 256`"
             raise NoAnswerError(f"there is no plan for `{self.target}` on {self.device.name}: {problem}", hint=hint)

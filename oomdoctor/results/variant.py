@@ -9,7 +9,8 @@ from oomdoctor.codec import ADDED_LATER
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Parallel = Literal["ddp", "fsdp"]
-Mode = Literal["train", "eval"]
+Mode = Literal["train", "eval", "generate"]
+CacheKind = Literal["dynamic", "static"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,21 @@ class LoneRank:
 
 
 @dataclass(frozen=True, slots=True)
+class Generation:
+    """How tokens are generated.
+
+    Attributes:
+        prompt_tokens: Tokens of each sample's prompt.
+        new_tokens: Tokens that are generated for each sample.
+        cache: How keys and values are kept: `dynamic`, which grows with each token, or `static`, of the full length.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    cache: CacheKind = "dynamic"
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """The difference of a trial from the target's plain step; the default is that step, in fp32.
 
@@ -100,7 +116,9 @@ class Variant:
         searched: The size that is searched, where that is not the micro-batch: a trial's size counts its multiples.
         lone_rank: The rank that a trial plays alone; None where all processes run, or a whole model.
         devices: Devices of one process, over which `nn.DataParallel` divides each batch.
-        mode: What a trial does with the model: `train` it, or `eval` it batch after batch without gradients.
+        mode: What a trial does with the model: `train` it, `eval` it batch after batch without gradients, or `generate`
+            tokens with it.
+        generation: How tokens are generated; None in the other modes.
         buckets: Batches of several sizes that one trial trains on in turn; its size is the percentage of their samples.
     """
 
@@ -114,6 +132,7 @@ class Variant:
     buckets: tuple[Bucket, ...] = field(default=(), metadata=ADDED_LATER)
     devices: int = field(default=1, metadata=ADDED_LATER)
     mode: Mode = field(default="train", metadata=ADDED_LATER)
+    generation: Generation | None = field(default=None, metadata=ADDED_LATER)
 
     def sizes_at(self, trial_size: int) -> dict[str, int]:
         """Return the sizes of the axes in a trial of this size, with the searched one's or the buckets' largest."""

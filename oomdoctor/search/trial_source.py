@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.agent.messages import UnknownRead
     from oomdoctor.errors import OomdoctorError
-    from oomdoctor.results import Trial
+    from oomdoctor.results import GenerationMemory, Trial
     from oomdoctor.search.growth import Growth
 
 _ERRORS: Final = {kind.__name__: kind for kind in KINDS}
@@ -126,6 +126,7 @@ class TrialNotes:
         communicators: Number of ranks of each NCCL communicator of a rank.
         builds_graph: Whether an evaluation built a graph, for a backward that never comes.
         graph: Peaks of an evaluation at one size with its graph and without; None where it built none.
+        generation: What generating takes at the maximum; None in the other modes.
     """
 
     problem: TrialProblem | None = None
@@ -142,6 +143,7 @@ class TrialNotes:
     communicators: tuple[int, ...] = ()
     builds_graph: bool = False
     graph: EvaluationGraph | None = None
+    generation: GenerationMemory | None = None
 
     def add(self, ended: EndedProcess) -> None:
         """Take in what one trial, or one process of it, showed."""

@@ -169,6 +169,7 @@ def build_result(
         target_samples=request.target_batch,
         least_memory=findings.least_memory,
         throughput=findings.throughput,
+        generation=source.notes.generation,
     )
 
 
@@ -242,7 +243,9 @@ def optimizer_reason(request: ProbeRequest, loaded: LoadedTarget) -> Reason:
     """
     if request.command is not None:
         return Reason("optimizer", "the command's own")
-    if request.variant.mode != "train":
+    if request.variant.mode == "generate":
+        return Reason("generation", _GENERATION)
+    if request.variant.mode == "eval":
         return Reason("evaluation_step", loaded.found.get("evaluation_step", _OWN_EVALUATION))
     found = loaded.found["build_optimizer"]
     if not found.startswith("`"):
@@ -256,6 +259,11 @@ _FUNCTIONS = ("build_model", "make_batch", "training_step", "build_optimizer", "
 """The functions of a target's file."""
 
 _OWN_EVALUATION = "default: the model in evaluation mode, called as in training but without gradients"
+
+_GENERATION = (
+    "a loop as `generate()` of transformers has it, without what decides by values: prompts of one length, each new "
+    "token the likeliest, and no sample ends early"
+)
 
 OWN_PRECISION = "precision of its own"
 """Name of a command's precision, which only the command itself knows."""

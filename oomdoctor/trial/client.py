@@ -200,6 +200,19 @@ class WorkerTrialSource(TrialSource):
         ]
         self.notes.graph = EvaluationGraph(micro_batch, peaks[0] or 0, peaks[1] or 0)
 
+    def weigh_logits(self, micro_batch: int) -> None:
+        """Note what generating takes at a size that fits, and what all of the prompts' logits would take besides."""
+        if self._request.variant.generation is None:
+            return
+        question = self._question(micro_batch, 1, self.capacity_bytes)
+        found = self._run(question).generation
+        if found is not None and found.logits_argument is not None:
+            done = self._run(replace(question, all_logits=True))
+            runs = done.trial.outcome is Outcome.FITS
+            logits_bytes = done.generation.logits_bytes if runs and done.generation is not None else None
+            found = replace(found, all_logits_bytes=logits_bytes, runs_without=runs)
+        self.notes.generation = found
+
     def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
         """Predict by a replay of the earlier trials' allocations; None where no two of them can be replayed."""
         # At the edge a step may do without workspaces, and sizes lie side by side: a line through others is better.

@@ -56,7 +56,7 @@ class WorkerMeter:
             has_ended = True
         finally:
             # What an optimizer of PyTorch reads is its own; what the program's own optimizer reads has a line.
-            if name in (PhaseName.FORWARD, PhaseName.BACKWARD) or unknown_reads.reads(mark):
+            if name.calls_model or unknown_reads.reads(mark):
                 self.zeros_read += zeros_read_count() - before
             self._meter.end(has_failed=not has_ended)
 

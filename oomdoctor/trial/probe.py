@@ -135,6 +135,7 @@ def _probe_file(  # noqa: PLR0913 - as `probe`
         if search is not None and search.maximum:
             run.source.outlast(search.maximum, micro_steps=run.probe_search.micro_steps(search.maximum))
             run.source.weigh_graph(search.maximum)
+            run.source.weigh_logits(search.maximum)
         if known:
             request = replace(request, profiles=request.profiles and search is not None and 0 < search.maximum < known)
             if request.profiles:
@@ -235,8 +236,9 @@ def dry_run(request: ProbeRequest, progress: Progress) -> DryRun:
 
 def _dry_run_file(request: ProbeRequest, progress: Progress) -> DryRun:
     with _running(replace(request, guide=False), progress, None) as run:
-        role = "build_optimizer" if request.variant.mode == "train" else "evaluation_step"
-        found = {**run.loaded.found, role: optimizer_reason(request, run.loaded).text}
+        reason = optimizer_reason(request, run.loaded)
+        role = "build_optimizer" if request.variant.mode == "train" else reason.subject
+        found = {**run.loaded.found, role: reason.text}
         trial = None if run.loaded.placement_error else _smallest(run)
         return DryRun(run.engine, replace(run.loaded, found=found), trial)
 

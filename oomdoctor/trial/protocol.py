@@ -84,6 +84,7 @@ class RunTrial(Question[TrialDone]):
         until_settled: Whether to end before, once memory no longer grows from step to step.
         leaks: Whether memory is known to grow without end; else a trial whose cache was given back takes more steps.
         without_graph: Whether an evaluation builds no graph, although the file's own step does.
+        all_logits: Whether a model that generates computes the logits of every prompt token.
     """
 
     micro_batch: int
@@ -93,6 +94,7 @@ class RunTrial(Question[TrialDone]):
     until_settled: bool = False
     leaks: bool = False
     without_graph: bool = False
+    all_logits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

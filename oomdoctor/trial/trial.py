@@ -13,7 +13,7 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -36,14 +36,18 @@ from oomdoctor.trial.device import (
     workspaces_given_up,
 )
 from oomdoctor.trial.evaluation import Evaluation, evaluating
+from oomdoctor.trial.generation import GenerationLoop
 from oomdoctor.trial.meters import TrialMeter
 from oomdoctor.trial.placement import Placement
 from oomdoctor.trial.variants import autocast, gradient_scaler, make_optimizer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from oomdoctor.agent.allocator_blocks import AllocationTrace
     from oomdoctor.agent.messages import UnknownRead
-    from oomdoctor.results import Variant
+    from oomdoctor.results import GenerationMemory, Variant
+    from oomdoctor.results.variant import Mode
     from oomdoctor.trial.protocol import RunTrial
 
 
@@ -99,6 +103,7 @@ class _Training:
     optimizer_name: str = ""
     ends: list[int] = field(default_factory=list)
     builds_graph: bool = False
+    generation: GenerationMemory | None = None
 
     @property
     def ooms(self) -> int:
@@ -146,6 +151,7 @@ class Attempt:
         ends: Bytes that live tensors asked for at the end of each optimizer step.
         is_fresh: Whether a process that had run no trial would have done the same, as far as that is known.
         builds_graph: Whether an evaluation built a graph, for a backward that never comes.
+        generation: What generating took besides the model; None in the other modes.
     """
 
     trial: Trial
@@ -159,6 +165,7 @@ class Attempt:
     ends: tuple[int, ...]
     is_fresh: bool
     builds_graph: bool = False
+    generation: GenerationMemory | None = None
 
 
 def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = None) -> Attempt:
@@ -215,6 +222,7 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
         tuple(training.ends),
         not has_makeshift_plans(),
         training.builds_graph,
+        training.generation,
     )
 
 
@@ -263,8 +271,7 @@ def _train_to_end(setup: TrialSetup, training: _Training, question: RunTrial) ->
     """Train and return how it ended; the frames of a failed step, and with them its tensors, are gone by then."""
     try:
         with training.meter.whole():
-            run = _train if setup.variant.mode == "train" else _evaluate
-            run(setup, training, question)
+            _RUNS[setup.variant.mode](setup, training, question)
     except (TargetError, NoAnswerError):  # the latter from an emulated device, of an operator that it cannot trace
         raise
     except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is an outcome, `exit()` too
@@ -337,6 +344,36 @@ def _evaluate(setup: TrialSetup, training: _Training, question: RunTrial) -> Non
             training.builds_graph = evaluation.builds_graph
             if _was_last(training, question, started):
                 break
+
+
+def _generate(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
+    """Generate for batch after batch, each with a cache of its own."""
+    generation = setup.variant.generation
+    if generation is None:
+        raise RuntimeError("a variant that generates says how many tokens")
+    if setup.places_model:
+        setup.model.to(setup.device)
+    loop = GenerationLoop(setup, generation, all_logits=question.all_logits)
+    started = time.monotonic()
+    with evaluating(setup.model), torch.no_grad():
+        for step in itertools.count(1):
+            iteration = min(step, PLAIN_ITERATIONS)
+            training.fixed_bytes = _fixed_bytes(())
+            with training.meter.micro_phase(iteration, 1, PhaseName.PREFILL):
+                tokens = loop.prefill(question.micro_batch)
+            with training.meter.micro_phase(iteration, 1, PhaseName.DECODE):
+                loop.decode(tokens)
+            training.generation = loop.end_batch(question.micro_batch)
+            del tokens
+            if _was_last(training, question, started):
+                break
+
+
+_RUNS: Final[Mapping[Mode, Callable[[TrialSetup, _Training, RunTrial], None]]] = {
+    "train": _train,
+    "eval": _evaluate,
+    "generate": _generate,
+}
 
 
 def _fixed_bytes(temporary: object) -> int:

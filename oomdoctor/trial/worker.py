@@ -304,6 +304,7 @@ class Worker:
             is_fresh=attempt.is_fresh,
             communicators=null_gpu.communicators(),
             builds_graph=attempt.builds_graph,
+            generation=attempt.generation,
             holder=find_holder(self._setup.model, self._is_own) if question.until_settled else None,
         )
 

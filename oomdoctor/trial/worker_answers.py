@@ -10,7 +10,7 @@ from oomdoctor.agent.messages import UnknownRead  # noqa: TC001
 # What reads a message goes by the annotations of its fields.
 from oomdoctor.engines.catalogue import Card  # noqa: TC001
 from oomdoctor.remedies.file_edit import AppliedChange  # noqa: TC001
-from oomdoctor.results import Outcome, Phase, StepMemory, Trial  # noqa: TC001
+from oomdoctor.results import GenerationMemory, Outcome, Phase, StepMemory, Trial  # noqa: TC001
 from oomdoctor.results.fit import CardFit  # noqa: TC001
 from oomdoctor.results.prescribe import StepCost  # noqa: TC001
 from oomdoctor.results.verify import VerifyResult  # noqa: TC001
@@ -119,6 +119,7 @@ class TrialDone:
         is_fresh: Whether a new worker would have done the same.
         communicators: Number of ranks of each NCCL communicator of a rank.
         builds_graph: Whether an evaluation built a graph, for a backward that never comes.
+        generation: What generating took besides the model; None in the other modes.
     """
 
     trial: Trial
@@ -139,6 +140,7 @@ class TrialDone:
     is_fresh: bool = True
     communicators: tuple[int, ...] = ()
     builds_graph: bool = False
+    generation: GenerationMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ _NAMES: Final[Mapping[PhaseName, tuple[str, ...]]] = MappingProxyType(
         PhaseName.FORWARD: ("forward", "fwd"),
         PhaseName.BACKWARD: ("backward", "bwd"),
         PhaseName.OPTIMIZER: ("optimizer", "opt"),
+        PhaseName.PREFILL: ("prefill",),
+        PhaseName.DECODE: ("decode", "dec"),
         PhaseName.EVALUATION: ("evaluation", "eval"),
     }
 )

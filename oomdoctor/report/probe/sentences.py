@@ -16,15 +16,17 @@ from oomdoctor.results import Category, Outcome, PhaseName
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from oomdoctor.results import (
+        GenerationMemory,
         LeastMemory,
         ModuleBytes,
         ProbeResult,
         StepMemory,
         Trial,
     )
+    from oomdoctor.results.variant import Mode
 
 
 OUTCOME_NAMES = {
@@ -61,10 +63,18 @@ def headline(result: ProbeResult) -> str:
     answer = result.micro_batch
     if answer.maximum == 0:
         return _nothing_fits(result)
-    fits = f"{'an evaluation batch of' if result.is_evaluation else 'micro-batch'} {answer.maximum} {_fits(result)}"
+    fits = f"{_SIZES[result.mode]} {answer.maximum} {_fits(result)}"
     if answer.limited_by == "target":
         return f"{fits}; {_target_is_met(result)}"
     return f"{fits}; {answer.maximum + 1} {_verdict(result, failing_trial(result))}"
+
+
+_SIZES: Final[Mapping[Mode, str]] = {
+    "train": "micro-batch",
+    "eval": "an evaluation batch of",
+    "generate": "generating a batch of",
+}
+"""What the size of the answer is one of, in the headline."""
 
 
 def _fits(result: ProbeResult) -> str:
@@ -112,10 +122,12 @@ def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
     rows = [("recommended", _recommendation(result))]
     if (least := result.least_memory) is not None:
         rows.append(("its memory", _least_memory(least)))
+    if result.generation is not None:
+        rows.extend(_generation(result.generation))
     if (answer.plain_maximum or 0) > answer.maximum:
         text = f"{answer.plain_maximum} fits where nothing is accumulated: no gradients stay alive during the forward"
         rows.append(("plain step", text))
-    if result.target_samples is None and result.accumulation is None and not result.is_evaluation:
+    if result.target_samples is None and result.accumulation is None and result.mode == "train":
         rows.append(
             ("steps", "of one micro-batch; `--target-batch` plans the accumulation that reaches a larger batch")
         )
@@ -130,6 +142,30 @@ def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
     return rows
 
 
+def _generation(found: GenerationMemory) -> Iterator[tuple[str, str]]:
+    """Yield what generating takes besides the model at the maximum."""
+    size = found.micro_batch
+    logits = f"the prompts' logits {format_size(found.logits_bytes)}"
+    yield "tokens", f"keys and values take {format_size(found.cache_bytes)} at the end with {size} samples, {logits}"
+    if (name := found.logits_argument) is None:
+        return
+    if not found.runs_without:
+        told = f"a loop without it runs out of memory with {size}"
+    else:
+        told = f"without it they are {format_size(found.all_logits_bytes or 0)}"
+    yield "logits", f"of the last token alone, by `{name}=1` as `generate()` does; {told}"
+
+
+_MODE_WORDS: Final[Mapping[Mode, str]] = {"train": "", "eval": "evaluation", "generate": "generation"}
+
+
+def _tokens(result: ProbeResult) -> str:
+    generation = result.variant.generation if result.variant else None
+    if generation is None:
+        return ""
+    return f"{generation.prompt_tokens} + {generation.new_tokens} tokens, {generation.cache} cache"
+
+
 def question(result: ProbeResult) -> list[str]:
     """Return what was asked about, without what is empty: the target, its sizes, the precision and the optimizer."""
     sizes = result.variant.sizes if result.variant else {}
@@ -138,7 +174,8 @@ def question(result: ProbeResult) -> list[str]:
         for part in (
             result.target,
             *(f"{name} {size}" for name, size in sizes.items()),
-            "evaluation" if result.is_evaluation else "",
+            _MODE_WORDS[result.mode],
+            _tokens(result),
             result.precision,
             result.optimizer,
             f"`nn.DataParallel` over {result.variant.devices} devices"

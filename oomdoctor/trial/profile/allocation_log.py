@@ -231,7 +231,8 @@ class _LogBuilder:
         return None if self.stage is None else self.stage.phase
 
     def _module(self) -> int | None:
-        if self._phase() not in (PhaseName.FORWARD, PhaseName.BACKWARD):
+        phase = self._phase()
+        if phase is None or not phase.calls_model:
             return None
         return self.stack[-1] if self.stack else self.reached
 

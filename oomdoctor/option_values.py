@@ -1,0 +1,61 @@
+"""Values of options and parameters, as everybody gives them: read, or refused with the option's name."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TypeVar
+
+from oomdoctor.errors import UsageError
+from oomdoctor.units import parse_size, whole_number
+
+Word = TypeVar("Word", bound=str)
+
+
+def path_text(target: object) -> str:
+    """Return a target as text."""
+    path = os.fspath(target) if isinstance(target, os.PathLike) else target
+    if not isinstance(path, str):
+        hint = "give the file to probe as text or path"
+        raise UsageError(f"`target` is `{target!r}`, which names no file", hint=hint)
+    return path
+
+
+def size_in_bytes(name: str, memory: int | str | None) -> int | None:
+    """Return bytes; a number is as good as a size with its unit, and parts of a byte are a mistake."""
+    if memory is None:
+        return None
+    text = memory if isinstance(memory, str) else f"{whole_number(name, memory)}B"
+    return parse_size(text, option=name)
+
+
+def text_or_none(name: str, value: str | None) -> str | None:
+    """Return a text, or None."""
+    if value is None or isinstance(value, str):
+        return value
+    raise UsageError(f"`{name}` is `{value!r}`, which is no text", hint="give its name as text")
+
+
+def device_text(name: str, device: int | str | None) -> str | None:
+    """Return the index or UUID of a device as text."""
+    if device is None or isinstance(device, str):
+        return device
+    return str(whole_number(name, device))
+
+
+def seconds(name: str, value: object, default: float) -> float:
+    """Return a length of time above 0; the default for None."""
+    if value is None:
+        return default
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise UsageError(f"`{name}` is `{value!r}`, which is no length of time", hint="give seconds, above 0")
+
+
+def one_of(name: str, value: object, words: tuple[Word, ...]) -> Word:
+    """Return the word that a value is."""
+    for word in words:
+        if word == value:
+            return word
+    known = ", ".join(f"`{word}`" for word in words)
+    raise UsageError(f"`{name}` is `{value!r}`, which is none of its values", hint=f"one of {known}")
