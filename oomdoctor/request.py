@@ -239,6 +239,9 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         precision=precision, optimizer=optimizer, devices=devices, axes=sizes, mode=mode, spelled=spelled
     )
     generation = build_generation(variant.mode, prompt, new_tokens, cache, spelled)
+    if generation is not None and (sizes or searched is not None):
+        hint = f"its sizes are `{spelled('prompt')}` and `{spelled('new_tokens')}`"
+        raise UsageError(f"sizes of `make_batch` say nothing of `{spelled('mode')} generate`", hint=hint)
     own_sizes = () if searched is None else (searched.name,)
     return ProbeRequest(
         target=path_text(target) if command is None else command_line(command),

@@ -84,11 +84,11 @@ class GenerationLoop:
         )
 
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, **options: int) -> Any:  # noqa: ANN401 - transformers' own
+        # The mask is held as `generate()` does, and not given: models read of it that nothing is masked, a value.
         given = {"position_ids": positions} if self._has_positions else {}
         with self._setup.changes.forward(), autocast(self._setup.variant):
             output = self._setup.model(
                 input_ids=tokens,
-                attention_mask=self._mask,
                 past_key_values=self._cache,
                 use_cache=True,
                 **given,

@@ -119,6 +119,7 @@ def test_every_format_says_what_was_generated(tmp_path: Path, oomdoctor_here: Ru
     ("arguments", "code", "error"),
     [
         (("model.py", "--mode", "generate", "--prompt", "8"), 2, "`--mode generate` needs `--new-tokens`"),
+        (("model.py", *TOKENS, "--over", "length=8,16"), 2, "sizes of `make_batch` say nothing of `--mode generate`"),
         (("model.py", "--prompt", "8"), 2, "`--prompt` is for `--mode generate`"),
         (("model.py", *TOKENS, "--target-batch", "8"), 2, "`--target-batch` is for training, and `--mode` asks for"),
         (
