@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from typing import TypeVar
 
 from oomdoctor.errors import UsageError
 from oomdoctor.units import parse_size, whole_number
 
 Word = TypeVar("Word", bound=str)
+
+Spelling = Callable[[str], str]
+"""How the caller's user writes the name of a parameter, such as `--target-batch` for `target_batch`."""
 
 
 def path_text(target: object) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
 from pathlib import Path
@@ -13,19 +12,19 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from oomdoctor.axes import check_size_name, fill_sizes, read_sizes
 from oomdoctor.errors import UsageError
-from oomdoctor.option_values import device_text, one_of, path_text, seconds, size_in_bytes, text_or_none
-from oomdoctor.results import Axis, EnvironmentVariable, Generation, Precision, SearchedSize, Variant
-from oomdoctor.results.variant import CacheKind, Mode, Parallel
+from oomdoctor.modes import MODES, build_evaluation, build_generation, check_mode
+from oomdoctor.option_values import Spelling, device_text, one_of, path_text, seconds, size_in_bytes, text_or_none
+from oomdoctor.results import Axis, EnvironmentVariable, Precision, SearchedSize, Variant
+from oomdoctor.results.variant import Parallel
 from oomdoctor.units import parse_fraction, whole_number
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping, Sequence
 
 EngineName = Literal["auto", "cuda", "null", "trace"]
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 PARALLELS: Final[tuple[Parallel, ...]] = get_args(Parallel)
-MODES: Final[tuple[Mode, ...]] = get_args(Mode)
-CACHES: Final[tuple[CacheKind, ...]] = get_args(CacheKind)
 ENGINES: Final[tuple[EngineName, ...]] = get_args(EngineName)
 
 DEFAULT_HEADROOM: Final = 0.05
@@ -41,9 +40,6 @@ ACCUMULATION: Final = "{accumulation_steps}"
 _OVERRIDE: Final = re.compile(r"(?P<file>.+?)(?::(?P<line>\d{1,9}))?:(?P<name>[^\W\d]\w*)\s*=(?P<value>.+)")
 _PLACEHOLDER: Final = r"\{(?:micro_batch|accumulation_steps|world_size)\}"
 _PLAIN_WORD: Final = re.compile(r"[\w@%+=:./-]*(\{\w+\}[\w@%+=:./-]*)+")
-
-Spelling = Callable[[str], str]
-"""How the caller's user writes the name of a parameter, such as `--target-batch` for `target_batch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +165,8 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     prompt: int | None = None,
     new_tokens: int | None = None,
     cache: str | None = None,
+    with_eval: bool | None = None,
+    eval_batch: int | None = None,
     spelled: Spelling = str,
 ) -> ProbeRequest:
     """Build the question of one probe; None stands for a parameter's default everywhere.
@@ -206,6 +204,8 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         prompt: Tokens of each prompt, where the mode is `generate`.
         new_tokens: Tokens that are generated for each.
         cache: How keys and values are kept: one of `CACHES`; None for `dynamic`.
+        with_eval: Whether an evaluation comes between the training steps of a file.
+        eval_batch: Samples in each of its batches; None for as many as the training has.
         spelled: How an error names a parameter.
 
     Raises:
@@ -233,8 +233,9 @@ def build_request(  # noqa: PLR0913 - one parameter an option
             "mesh": mesh is not None,
             "parallel": parallel is not None,
             "devices": devices is not None,
+            "with_eval": bool(with_eval),
         }
-        _check_mode(mode, command, [spelled(name) for name, is_given in of_training.items() if is_given], spelled)
+        check_mode(mode, command, [spelled(name) for name, is_given in of_training.items() if is_given], spelled)
     variant = build_variant(
         precision=precision, optimizer=optimizer, devices=devices, axes=sizes, mode=mode, spelled=spelled
     )
@@ -242,6 +243,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
     if generation is not None and (sizes or searched is not None):
         hint = f"its sizes are `{spelled('prompt')}` and `{spelled('new_tokens')}`"
         raise UsageError(f"sizes of `make_batch` say nothing of `{spelled('mode')} generate`", hint=hint)
+    evaluation = build_evaluation(with_eval, eval_batch, command, searched, spelled)
     own_sizes = () if searched is None else (searched.name,)
     return ProbeRequest(
         target=path_text(target) if command is None else command_line(command),
@@ -252,7 +254,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         ranks=text_or_none(spelled("rank"), ranks),
         mesh=text_or_none(spelled("mesh"), mesh),
         parallel=None if parallel is None else one_of(spelled("parallel"), parallel, PARALLELS),
-        variant=replace(variant, searched=searched, generation=generation),
+        variant=replace(variant, searched=searched, generation=generation, evaluation=evaluation),
         headroom=DEFAULT_HEADROOM if headroom is None else parse_fraction(str(headroom), option=spelled("headroom")),
         gpu=text_or_none(spelled("gpu"), gpu),
         device=device_text(spelled("device"), device),
@@ -306,41 +308,6 @@ def build_variant(  # noqa: PLR0913 - one parameter for each way in which a tria
         devices=1 if devices is None else whole_number(spelled("devices"), devices),
         mode=one_of(spelled("mode"), MODES[0] if mode is None else mode, MODES),
     )
-
-
-def _check_mode(mode: str, command: object, of_training: Sequence[str], spelled: Spelling) -> None:
-    """See that a question about another mode than training holds nothing that only training has."""
-    if command is not None:
-        hint = "give the command that evaluates, or put model and batch into a file; `oomdoctor init` writes one"
-        raise UsageError(f"`{spelled('mode')}` is for files, and a command is given", hint=hint)
-    for option in of_training:
-        hint = f"drop it, or ask about training without `{spelled('mode')}`"
-        raise UsageError(f"`{option}` is for training, and `{spelled('mode')}` asks for `{mode}`", hint=hint)
-
-
-def build_generation(
-    mode: Mode, prompt: int | None, new_tokens: int | None, cache: str | None, spelled: Spelling
-) -> Generation | None:
-    """Build what the mode `generate` needs; None for the other modes.
-
-    Raises:
-        UsageError: A number of tokens is missing or below 1, or one is given for another mode.
-    """
-    tokens = {"prompt": prompt, "new_tokens": new_tokens}
-    given = [name for name, value in {**tokens, "cache": cache}.items() if value is not None]
-    if mode != "generate":
-        if given:
-            hint = f"add `{spelled('mode')} generate`, or drop this"
-            raise UsageError(f"`{spelled(given[0])}` is for `{spelled('mode')} generate`", hint=hint)
-        return None
-    for name, value in tokens.items():
-        if value is None:
-            hint = f"say how many tokens, as in `{spelled('prompt')} 512 {spelled('new_tokens')} 256`"
-            raise UsageError(f"`{spelled('mode')} generate` needs `{spelled(name)}`", hint=hint)
-        if whole_number(spelled(name), value) < 1:
-            raise UsageError(f"`{spelled(name)}` is {value}", hint="give a number of 1 or more")
-    kind = one_of(spelled("cache"), "dynamic" if cache is None else cache, CACHES)
-    return Generation(prompt or 1, new_tokens or 1, kind)
 
 
 def command_line(command: Sequence[str]) -> str:

@@ -18,8 +18,8 @@ TIERS = {
     "trial": 5,
     **dict.fromkeys(("diagnose", "lint", "report", "search"), 4),
     "agent.remedies": 4,  # loads `remedies` in a trial that has some; the rest of the agent loads nothing of oomdoctor
-    **dict.fromkeys(("remedies", "run"), 3),
-    **dict.fromkeys(("engines", "oom", "target", "examples", "schemas", "request"), 2),
+    **dict.fromkeys(("remedies", "request", "run"), 3),
+    **dict.fromkeys(("engines", "oom", "target", "examples", "schemas", "modes"), 2),
     **dict.fromkeys(("agent", "config", "results"), 1),
 }
 """Tier by the longest name below the package that holds the module; modules that none holds are the lowest, 0."""

@@ -49,6 +49,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
     prompt: int | None = None,
     new_tokens: int | None = None,
     cache: CacheKind | None = None,
+    with_eval: bool = False,
+    eval_batch: int | None = None,
     progress: Progress | None = None,
 ) -> ProbeDocument:
     """Find the largest micro-batch that fits, and the accumulation steps that reach the target batch.
@@ -93,6 +95,9 @@ def probe(  # noqa: PLR0913 - one parameter an option
         new_tokens: Tokens that are generated for each sample.
         cache: How keys and values are kept: `dynamic`, which grows with each token, or `static`, of the full length;
             None for `dynamic`.
+        with_eval: Whether an evaluation comes between the training steps of a file: by its `evaluation_step`, or its
+            training step without gradients.
+        eval_batch: Samples in each batch of that evaluation; None for as many as the training has.
         progress: Told of each stage and trial; None for silence.
 
     Returns:
@@ -132,5 +137,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
         prompt=prompt,
         new_tokens=new_tokens,
         cache=cache,
+        with_eval=with_eval,
+        eval_batch=eval_batch,
     )
     return document_of(run_probe(request, progress or SilentProgress()))

@@ -20,6 +20,7 @@ from oomdoctor.cli.probe_options import (
     Devices,
     DryRunFlag,
     EngineName,
+    EvalBatch,
     ExecutorName,
     FastestFlag,
     FreshFlag,
@@ -48,6 +49,7 @@ from oomdoctor.cli.probe_options import (
     TargetBatch,
     TrialTimeout,
     UpTo,
+    WithEvalFlag,
     WorldSize,
 )
 from oomdoctor.cli.report import Format, HtmlFlag, JsonFlag, MarkdownFlag, Output, format_name, render, render_failure
@@ -146,6 +148,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
     prompt: Prompt = None,
     new_tokens: NewTokens = None,
     cache: CacheName = None,
+    with_eval: WithEvalFlag = False,
+    eval_batch: EvalBatch = None,
     jobs: Jobs = None,
     executor: ExecutorName = None,
     dry_run: DryRunFlag = False,
@@ -220,6 +224,8 @@ def probe(  # noqa: PLR0913 - one parameter an option
             prompt=prompt,
             new_tokens=new_tokens,
             cache=cache,
+            with_eval=with_eval,
+            eval_batch=eval_batch,
             spelled=as_option,
         )
         searched = build_searched(

@@ -238,6 +238,23 @@ CacheName: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+WithEvalFlag: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--with-eval",
+        help="Evaluate between the training steps of a file, by its `evaluation_step(model, batch)` where it has one: "
+        "does the next training step still fit?",
+    ),
+]
+EvalBatch: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--eval-batch",
+        min=1,
+        help="With `--with-eval`: samples in each batch of the evaluation. [default: as many as the training has]",
+        show_default=False,
+    ),
+]
 Jobs: TypeAlias = Annotated[
     int | None,
     typer.Option("--jobs", "-j", min=1, help="Probes at once [default: one a core].", show_default=False),

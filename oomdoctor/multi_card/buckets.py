@@ -38,6 +38,8 @@ def check_buckets(request: ProbeRequest, form: BucketFormat, axes: Sequence[str]
     most = _MOST_AXES[form]
     if request.command is not None:
         why, hint = "is for files, and a command is probed", "put model, batch and step into a file"
+    elif request.variant.evaluation is not None:
+        why, hint = "trains on all buckets in turn, without an evaluation between", "drop `--with-eval`, or this"
     elif is_searched:
         why, hint = "has a micro-batch for each size, and a size is searched", "drop `--largest`, or this"
     elif not axes:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from oomdoctor.engines.trace.device import EmulatedDevice
     from oomdoctor.multi_card.scaling import MemoryTrace
     from oomdoctor.search.trial_source import TrialProblem
-    from oomdoctor.trial.trial import Attempt, TrialSetup
+    from oomdoctor.trial.step import TrialSetup
+    from oomdoctor.trial.trial import Attempt
 
 
 _Key = tuple[int, int, CallAllocations]

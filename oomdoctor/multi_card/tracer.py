@@ -13,7 +13,7 @@ from oomdoctor.results import Outcome
 from oomdoctor.search.growth import PLAIN_ITERATIONS
 from oomdoctor.trial.meters import TrialMeter
 from oomdoctor.trial.protocol import RunTrial
-from oomdoctor.trial.trial import TrialSetup, await_release, run_trial
+from oomdoctor.trial.trial import await_release, run_trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.trace.device import EmulatedDevice
     from oomdoctor.engines.trace.op_trace import OpTrace
     from oomdoctor.results import PhaseName
+    from oomdoctor.trial.step import TrialSetup
     from oomdoctor.trial.trial import Attempt
 
 

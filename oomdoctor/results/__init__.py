@@ -32,13 +32,13 @@ from oomdoctor.results.document import (
 )
 from oomdoctor.results.fit import CardLimit, CardMicroBatch, FitResult, FittedCard
 from oomdoctor.results.frontier import BucketFormat, Buckets, FrontierCell, FrontierResult
+from oomdoctor.results.inference import EvaluationLimit, EvaluationMemory, GenerationMemory
 from oomdoctor.results.lint import Concern, Finding, LintResult, Severity, Unreadable
 from oomdoctor.results.plan import Accumulation, CommandPlan, EditedLiteral, UniformPlan
 from oomdoctor.results.prescribe import MeasuredRemedies, Patch, PrescribedCode, PrescribeResult
 from oomdoctor.results.probe import (
     Device,
     DevicePeak,
-    GenerationMemory,
     Guidance,
     LeastMemory,
     MicroBatch,
@@ -76,6 +76,7 @@ from oomdoctor.results.variant import (
     Axis,
     Bucket,
     EnvironmentVariable,
+    EvaluationBetween,
     Generation,
     LoneRank,
     Precision,
@@ -112,6 +113,9 @@ __all__ = [
     "Document",
     "EditedLiteral",
     "EnvironmentVariable",
+    "EvaluationBetween",
+    "EvaluationLimit",
+    "EvaluationMemory",
     "Facts",
     "FigureKind",
     "Finding",

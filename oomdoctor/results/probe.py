@@ -8,6 +8,7 @@ from typing import Literal
 
 from oomdoctor.codec import ADDED_LATER
 from oomdoctor.errors import NoAnswerError
+from oomdoctor.results.inference import EvaluationMemory, GenerationMemory
 from oomdoctor.results.plan import Accumulation, CommandPlan
 from oomdoctor.results.snapshot import Category, CategoryBytes, LineBytes, TimelinePoint
 from oomdoctor.results.throughput import Throughput
@@ -23,12 +24,12 @@ class PhaseName(StrEnum):
     OPTIMIZER = "optimizer"
     PREFILL = "prefill"  # of generating: the prompts' keys and values
     DECODE = "decode"
-    EVALUATION = "evaluation"  # of a command: forwards between `model.eval()` and `model.train()`
+    EVALUATION = "evaluation"  # between training steps; of a command, from `model.eval()` to `model.train()`
 
     @property
     def calls_model(self) -> bool:
         """Whether modules run in it, of a file's step."""
-        return self in {PhaseName.FORWARD, PhaseName.BACKWARD, PhaseName.PREFILL, PhaseName.DECODE}
+        return self not in {PhaseName.LOAD, PhaseName.OPTIMIZER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,28 +223,6 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationMemory:
-    """What generating takes besides the model, at one size.
-
-    Attributes:
-        micro_batch: Samples that are generated at once.
-        cache_bytes: Bytes of all keys and values at the end.
-        logits_bytes: Bytes of the logits that the prompts' forward returned.
-        logits_argument: Argument of the model's forward that was given as 1, so that it computed the logits of the last
-            tokens alone, as `generate()` does; None where it has none.
-        all_logits_bytes: Bytes of the prompts' logits without that; None where it has none, or that ran out.
-        runs_without: Whether the size runs without it too; None where it has none.
-    """
-
-    micro_batch: int
-    cache_bytes: int
-    logits_bytes: int
-    logits_argument: str | None
-    all_logits_bytes: int | None = None
-    runs_without: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LeastMemory:
     """Memory of a size whose convolutions take workspaces, which they give up where there is no room.
 
@@ -386,6 +365,8 @@ class ProbeResult:
         nccl: Communicators of that rank; None where there are no ranks.
         throughput: How fast each of several sizes trains; None where that was not asked for.
         generation: What generating takes at the maximum; None in the other modes, or where nothing fits.
+        evaluation: What an evaluation between training steps takes at the maximum, and whether it limits the size; None
+            where none was asked for, or nothing fits.
     """
 
     target: str
@@ -414,6 +395,7 @@ class ProbeResult:
     nccl: NcclMemory | None = field(default=None, metadata=ADDED_LATER)
     throughput: Throughput | None = field(default=None, metadata=ADDED_LATER)
     generation: GenerationMemory | None = field(default=None, metadata=ADDED_LATER)
+    evaluation: EvaluationMemory | None = field(default=None, metadata=ADDED_LATER)
 
     @property
     def mode(self) -> Mode:

@@ -102,6 +102,17 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationBetween:
+    """An evaluation between two training steps.
+
+    Attributes:
+        micro_batch: Samples in each of its batches; None for as many as the training has.
+    """
+
+    micro_batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """The difference of a trial from the target's plain step; the default is that step, in fp32.
 
@@ -119,6 +130,7 @@ class Variant:
         mode: What a trial does with the model: `train` it, `eval` it batch after batch without gradients, or `generate`
             tokens with it.
         generation: How tokens are generated; None in the other modes.
+        evaluation: What is evaluated between the training steps; None for nothing.
         buckets: Batches of several sizes that one trial trains on in turn; its size is the percentage of their samples.
     """
 
@@ -133,6 +145,7 @@ class Variant:
     devices: int = field(default=1, metadata=ADDED_LATER)
     mode: Mode = field(default="train", metadata=ADDED_LATER)
     generation: Generation | None = field(default=None, metadata=ADDED_LATER)
+    evaluation: EvaluationBetween | None = field(default=None, metadata=ADDED_LATER)
 
     def sizes_at(self, trial_size: int) -> dict[str, int]:
         """Return the sizes of the axes in a trial of this size, with the searched one's or the buckets' largest."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.choice import Engine
     from oomdoctor.remedies.file_edit import AppliedChange
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import Accumulation, Guidance, LeastMemory, StepMemory
+    from oomdoctor.results import Accumulation, EvaluationMemory, Guidance, LeastMemory, StepMemory
     from oomdoctor.results.prescribe import StepCost
     from oomdoctor.results.throughput import Throughput
     from oomdoctor.search.bracket import SearchResult
@@ -112,6 +112,7 @@ class Findings:
         guidance: What the guide said; None where there was none.
         least_memory: Memory in which the recommended size still runs; None where that was not looked for.
         throughput: How fast each of several sizes trains; None where that was not asked for.
+        evaluation: What an evaluation between the training steps takes; None where none was asked for.
     """
 
     loaded: LoadedTarget
@@ -123,6 +124,7 @@ class Findings:
     guidance: Guidance | None = None
     least_memory: LeastMemory | None = None
     throughput: Throughput | None = None
+    evaluation: EvaluationMemory | None = None
 
 
 def build_result(
@@ -170,6 +172,7 @@ def build_result(
         least_memory=findings.least_memory,
         throughput=findings.throughput,
         generation=source.notes.generation,
+        evaluation=findings.evaluation,
     )
 
 

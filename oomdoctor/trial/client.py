@@ -200,6 +200,11 @@ class WorkerTrialSource(TrialSource):
         ]
         self.notes.graph = EvaluationGraph(micro_batch, peaks[0] or 0, peaks[1] or 0)
 
+    def fits_without_evaluation(self, micro_batch: int, micro_steps: int) -> bool:
+        """Return whether a size fits with all of the memory where nothing is evaluated between the training steps."""
+        question = self._question(micro_batch, micro_steps, self.capacity_bytes)
+        return self._run(replace(question, without_evaluation=True)).trial.outcome is Outcome.FITS
+
     def weigh_logits(self, micro_batch: int) -> None:
         """Note what generating takes at a size that fits, and what all of the prompts' logits would take besides."""
         if self._request.variant.generation is None:

@@ -22,14 +22,14 @@ from oomdoctor.errors import NoAnswerError
 from oomdoctor.oom.classifier import classify
 from oomdoctor.results import Outcome
 from oomdoctor.results.prescribe import StepCost
-from oomdoctor.trial.trial import train_once
+from oomdoctor.trial.step import train_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch._ops import OpOverload
 
-    from oomdoctor.trial.trial import TrialSetup
+    from oomdoctor.trial.step import TrialSetup
 
 # Beginnings of the names of operators in `aten` that multiply no matrices; those with the tag `pointwise` need no name.
 _WITHOUT_PRODUCTS: Final = re.compile(

@@ -13,7 +13,7 @@ from oomdoctor.trial.variants import autocast
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oomdoctor.trial.trial import TrialSetup
+    from oomdoctor.trial.step import TrialSetup
 
 
 @contextmanager

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oomdoctor.results import Generation
-    from oomdoctor.trial.trial import TrialSetup
+    from oomdoctor.trial.step import TrialSetup
 
 _LOGITS_TO_KEEP: Final = ("logits_to_keep", "num_logits_to_keep")
 """Names of the argument by which a model computes logits of the last tokens only, in newer and older transformers."""

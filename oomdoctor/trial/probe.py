@@ -16,6 +16,7 @@ from oomdoctor.errors import OomdoctorError, RanksNeededError, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.results import Outcome, Reason
 from oomdoctor.search.bracket import revised
+from oomdoctor.search.evaluation_limit import evaluation_memory
 from oomdoctor.search.least_memory import find_least_memory
 from oomdoctor.search.probe_search import ProbeSearch, tested_plan
 from oomdoctor.target.reference import parse_reference
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.choice import Engine
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import LeastMemory, ProbeResult, Trial
+    from oomdoctor.results import EvaluationMemory, LeastMemory, ProbeResult, Trial
     from oomdoctor.search.bracket import SearchResult
     from oomdoctor.target.reference import Reference
     from oomdoctor.trial.worker_answers import LoadedTarget
@@ -136,6 +137,7 @@ def _probe_file(  # noqa: PLR0913 - as `probe`
             run.source.outlast(search.maximum, micro_steps=run.probe_search.micro_steps(search.maximum))
             run.source.weigh_graph(search.maximum)
             run.source.weigh_logits(search.maximum)
+        evaluation = None if search is None else _evaluation(request, run, search)
         if known:
             request = replace(request, profiles=request.profiles and search is not None and 0 < search.maximum < known)
             if request.profiles:
@@ -155,7 +157,9 @@ def _probe_file(  # noqa: PLR0913 - as `probe`
         # Last, since what a convolution does without is kept by PyTorch for the rest of the process.
         least = _least_memory(run, recommended or search.maximum) if request.profiles and search is not None else None
     guidance = None if run.warm_start is None or search is None else run.warm_start.guidance()
-    findings = Findings(run.loaded, search, answer, trials, recorded, run.others.moved(), guidance, least, throughput)
+    findings = Findings(
+        run.loaded, search, answer, trials, recorded, run.others.moved(), guidance, least, throughput, evaluation
+    )
     result = build_result(request, run.engine, run.source, run.others, findings)
     if request.variant.lone_rank is not None:
         parallel = Reason("parallel", run.loaded.found["parallelize"])
@@ -320,6 +324,18 @@ def _least_memory(run: _Run, size: int) -> LeastMemory | None:
         size,
         lambda allowed_bytes: run.source.run(size, micro_steps=steps, allowed_bytes=allowed_bytes),
     )
+
+
+def _evaluation(request: ProbeRequest, run: _Run, search: SearchResult) -> EvaluationMemory | None:
+    """Return what an evaluation between the training steps takes; None where none was asked for, or nothing fits."""
+    asked = request.variant.evaluation
+    if asked is None:
+        return None
+
+    def fits_without(size: int) -> bool:
+        return run.source.fits_without_evaluation(size, run.probe_search.micro_steps(size))
+
+    return evaluation_memory(asked, run.probe_search.trials, search.maximum, fits_without)
 
 
 def _answer(request: ProbeRequest, run: _Run, search: SearchResult, recommended: int) -> Answer:

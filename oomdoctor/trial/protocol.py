@@ -83,6 +83,7 @@ class RunTrial(Question[TrialDone]):
         iterations: Optimizer steps.
         until_settled: Whether to end before, once memory no longer grows from step to step.
         leaks: Whether memory is known to grow without end; else a trial whose cache was given back takes more steps.
+        without_evaluation: Whether no evaluation comes between the training steps, although the variant has one.
         without_graph: Whether an evaluation builds no graph, although the file's own step does.
         all_logits: Whether a model that generates computes the logits of every prompt token.
     """
@@ -93,6 +94,7 @@ class RunTrial(Question[TrialDone]):
     iterations: int = PLAIN_ITERATIONS
     until_settled: bool = False
     leaks: bool = False
+    without_evaluation: bool = False
     without_graph: bool = False
     all_logits: bool = False
 

@@ -13,7 +13,8 @@ from oomdoctor.results import Outcome
 from oomdoctor.target.contract import make_one_batch
 from oomdoctor.target.placement import BatchShape
 from oomdoctor.target.sizes import model_takes, with_sizes
-from oomdoctor.trial.trial import is_about_size, run_trial
+from oomdoctor.trial.step import is_about_size
+from oomdoctor.trial.trial import run_trial
 from oomdoctor.trial.variants import build_model
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from oomdoctor.results import Bucket, SearchedSize, Variant
     from oomdoctor.target.contract import Target
     from oomdoctor.trial.protocol import RunTrial
-    from oomdoctor.trial.trial import Attempt, TrialSetup
+    from oomdoctor.trial.step import TrialSetup
+    from oomdoctor.trial.trial import Attempt
 
 
 class Trials(Protocol):

@@ -16,14 +16,15 @@ from oomdoctor.search.throughput import TIMED_STEPS, WARM_STEPS
 from oomdoctor.target.contract import make_one_batch
 from oomdoctor.target.placement import place
 from oomdoctor.trial.device import begin_trial
-from oomdoctor.trial.trial import loss_of, release_memory, set_memory_limit
+from oomdoctor.trial.step import loss_of
+from oomdoctor.trial.trial import release_memory, set_memory_limit
 from oomdoctor.trial.variants import gradient_scaler, make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from oomdoctor.trial.protocol import TimeStep
-    from oomdoctor.trial.trial import TrialSetup
+    from oomdoctor.trial.step import TrialSetup
 
 
 def time_step(setup: TrialSetup, question: TimeStep) -> float | None:

@@ -12,7 +12,6 @@ import itertools
 import time
 import traceback
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -22,11 +21,10 @@ from oomdoctor.agent.memory_stats import kept_bytes
 from oomdoctor.agent.oom_errors import walk_chain
 from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.oom.classifier import Evidence, classify
-from oomdoctor.remedies.applied import Changes
 from oomdoctor.results import Outcome, PhaseName, Trial
 from oomdoctor.search.growth import ANSWER_ITERATIONS, MOST_ITERATIONS, PLAIN_ITERATIONS, is_settled
-from oomdoctor.target.contract import Target, make_one_batch, step_failure, take_loss
-from oomdoctor.target.placement import BatchShape, place, tensors_in
+from oomdoctor.target.contract import step_failure
+from oomdoctor.target.placement import place, tensors_in
 from oomdoctor.trial.device import (
     begin_trial,
     has_makeshift_plans,
@@ -38,17 +36,18 @@ from oomdoctor.trial.device import (
 from oomdoctor.trial.evaluation import Evaluation, evaluating
 from oomdoctor.trial.generation import GenerationLoop
 from oomdoctor.trial.meters import TrialMeter
-from oomdoctor.trial.placement import Placement
-from oomdoctor.trial.variants import autocast, gradient_scaler, make_optimizer
+from oomdoctor.trial.step import checked_batch, loss_of
+from oomdoctor.trial.variants import gradient_scaler, make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from oomdoctor.agent.allocator_blocks import AllocationTrace
     from oomdoctor.agent.messages import UnknownRead
-    from oomdoctor.results import GenerationMemory, Variant
+    from oomdoctor.results import GenerationMemory
     from oomdoctor.results.variant import Mode
     from oomdoctor.trial.protocol import RunTrial
+    from oomdoctor.trial.step import TrialSetup
 
 
 _LONGEST_WATCH_SECONDS = 30.0
@@ -56,38 +55,6 @@ _LONGER_WATCH_SECONDS = 3.0
 """After `MOST_ITERATIONS` most growth is a leak, which need not be watched for longer."""
 _LONGEST_RELEASE_SECONDS = 0.5
 _PAUSE_SECONDS = 0.005
-
-
-@dataclass(frozen=True, slots=True)
-class TrialSetup:
-    """Setup of all trials of one target.
-
-    Attributes:
-        target: The user's functions.
-        model: The user's model, on `device`, in training mode.
-        device: Where it trains.
-        variant: How the step differs from the user's plain one.
-        computes: Whether the device does arithmetic, so that a loss means something; the null GPU does not.
-        shape: What each batch is checked against.
-        places_model: Whether the model is on the CPU still, so that the trial begins with placing it.
-        changes: What the variant changes in model, batch, forward and optimizer.
-        placement: How the model is on the device, or divided over several.
-    """
-
-    target: Target
-    model: torch.nn.Module
-    device: torch.device
-    variant: Variant
-    computes: bool
-    shape: BatchShape
-    places_model: bool = False
-    changes: Changes = field(default_factory=Changes)
-    placement: Placement = field(default_factory=Placement)
-
-    def end_trial(self) -> None:
-        """Let go of what belongs to one trial."""
-        self.changes.end()
-        self.placement.end_trial()
 
 
 @dataclass(slots=True)
@@ -303,6 +270,7 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
     training.optimizer_name = type(optimizer).__name__
     scaler = gradient_scaler(setup.variant)
     meter, batch, loss = training.meter, None, None
+    between = None if setup.variant.evaluation is None or question.without_evaluation else _Between(setup, question)
     started = time.monotonic()
     for step in itertools.count(1):
         iteration = min(step, PLAIN_ITERATIONS)  # all that come after the first are one, whose highest figures count
@@ -311,7 +279,7 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
             with meter.micro_phase(iteration, micro_step, PhaseName.FORWARD):
                 if setup.changes.drops_leftovers:
                     batch = loss = None
-                batch = place(_checked_batch(setup, question.micro_batch), setup.device)
+                batch = place(checked_batch(setup, question.micro_batch), setup.device)
                 meter.placed(batch)
                 loss = loss_of(setup, batch)
                 meter.computed(loss)
@@ -323,8 +291,31 @@ def _train(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
             optimizer.zero_grad(set_to_none=True)
         if _was_last(training, question, started):
             break
+        if between is not None:
+            between.evaluate(training, iteration)
     if setup.computes and loss is not None:
         training.loss_is_finite = bool(torch.isfinite(loss).item())
+
+
+class _Between:
+    """Evaluates between training steps, whose last batch and loss stay alive as a loop's variables do."""
+
+    def __init__(self, setup: TrialSetup, question: RunTrial) -> None:
+        self._setup = setup
+        self._micro_batch = (setup.variant.evaluation and setup.variant.evaluation.micro_batch) or question.micro_batch
+        self._evaluation = Evaluation(setup, without_graph=question.without_graph)
+
+    def evaluate(self, training: _Training, iteration: int) -> None:
+        """Evaluate two batches, the second while the output of the first is alive."""
+        batch = output = None
+        phase = training.meter.micro_phase(iteration, 1, PhaseName.EVALUATION)
+        with evaluating(self._setup.model), phase:
+            for _ in range(2):
+                batch = place(checked_batch(self._setup, self._micro_batch), self._setup.device)
+                training.meter.placed(batch)
+                output = self._evaluation.run(batch)
+            del batch, output
+        training.builds_graph = self._evaluation.builds_graph
 
 
 def _evaluate(setup: TrialSetup, training: _Training, question: RunTrial) -> None:
@@ -338,7 +329,7 @@ def _evaluate(setup: TrialSetup, training: _Training, question: RunTrial) -> Non
         for step in itertools.count(1):
             training.fixed_bytes = _fixed_bytes((batch, output))
             with meter.micro_phase(min(step, PLAIN_ITERATIONS), 1, PhaseName.FORWARD):
-                batch = place(_checked_batch(setup, question.micro_batch), setup.device)
+                batch = place(checked_batch(setup, question.micro_batch), setup.device)
                 meter.placed(batch)
                 output = evaluation.run(batch)
             training.builds_graph = evaluation.builds_graph
@@ -390,35 +381,6 @@ def _was_last(training: _Training, question: RunTrial, started: float) -> bool:
     seconds = _LONGEST_WATCH_SECONDS if step < MOST_ITERATIONS else _LONGER_WATCH_SECONDS
     is_long = step >= ANSWER_ITERATIONS and time.monotonic() - started > seconds
     return training.is_over(question) or (question.until_settled and is_long)
-
-
-def train_once(setup: TrialSetup, micro_batch: int) -> None:
-    """Take one forward and backward of one micro-batch, without a step of the optimizer."""
-    setup.model.zero_grad(set_to_none=True)
-    batch = place(_checked_batch(setup, micro_batch), setup.device)
-    try:
-        gradient_scaler(setup.variant).scale(loss_of(setup, batch)).backward()  # type: ignore[no-untyped-call]
-    finally:
-        setup.end_trial()
-
-
-def _checked_batch(setup: TrialSetup, micro_batch: int) -> object:
-    make = partial(make_one_batch, setup.target, passes=is_about_size)
-    batch = make(micro_batch)
-    setup.shape.check(batch, micro_batch, make)
-    return setup.changes.batch(batch)
-
-
-def is_about_size(error: BaseException) -> bool:
-    """Return whether an error of `make_batch` is about the size, and not about the user's code."""
-    return classify(error).outcome is not Outcome.FAILED
-
-
-def loss_of(setup: TrialSetup, batch: object) -> torch.Tensor:
-    """Return the loss of a batch that is on the device."""
-    with setup.changes.forward(), autocast(setup.variant):
-        output = setup.target.training_step(setup.model, batch)
-    return take_loss(output)
 
 
 def _stat(name: str) -> int:

@@ -78,9 +78,9 @@ from oomdoctor.trial.protocol import (
 )
 from oomdoctor.trial.replay import largest_replayable
 from oomdoctor.trial.sized_trials import trials_of
+from oomdoctor.trial.step import TrialSetup
 from oomdoctor.trial.trial import (
     Attempt,
-    TrialSetup,
     await_release,
     release_memory,
     run_trial,

@@ -20,8 +20,8 @@ from oomdoctor.verification.command import verify_command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oomdoctor.option_values import Spelling
     from oomdoctor.progress import Progress
-    from oomdoctor.request import Spelling
     from oomdoctor.trial.process import CancelToken
     from oomdoctor.trial.worker_process import WorkerStarter
 

@@ -15,7 +15,7 @@ from oomdoctor.check import cache as cache_key
 from oomdoctor.check.cache import key_of
 from oomdoctor.engines.installed import TorchBuild
 from oomdoctor.request import PRECISIONS, LiteralOverride, ProbeRequest
-from oomdoctor.results import Axis, Bucket, EnvironmentVariable, Generation, SearchedSize, Variant
+from oomdoctor.results import Axis, Bucket, EnvironmentVariable, EvaluationBetween, Generation, SearchedSize, Variant
 from oomdoctor.results.variant import LoneRank
 
 HERE = Path(__file__).parent
@@ -32,6 +32,7 @@ VARIANTS = st.builds(
     devices=st.integers(1, 2),
     mode=st.sampled_from(["train", "eval"]),
     generation=st.none() | st.builds(Generation, st.just(8), st.integers(1, 2)),
+    evaluation=st.none() | st.builds(EvaluationBetween, st.none() | st.integers(1, 2)),
 )
 REQUESTS = st.builds(
     ProbeRequest,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from oomdoctor.results import (
+        EvaluationMemory,
         GenerationMemory,
         LeastMemory,
         ModuleBytes,
@@ -122,8 +123,7 @@ def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
     rows = [("recommended", _recommendation(result))]
     if (least := result.least_memory) is not None:
         rows.append(("its memory", _least_memory(least)))
-    if result.generation is not None:
-        rows.extend(_generation(result.generation))
+    rows.extend(_inference(result))
     if (answer.plain_maximum or 0) > answer.maximum:
         text = f"{answer.plain_maximum} fits where nothing is accumulated: no gradients stay alive during the forward"
         rows.append(("plain step", text))
@@ -142,6 +142,14 @@ def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
     return rows
 
 
+def _inference(result: ProbeResult) -> Iterator[tuple[str, str]]:
+    """Yield what is told of generating, or of an evaluation between training steps."""
+    if result.generation is not None:
+        yield from _generation(result.generation)
+    if result.evaluation is not None:
+        yield "evaluation", _evaluation(result.evaluation, result.micro_batch.maximum)
+
+
 def _generation(found: GenerationMemory) -> Iterator[tuple[str, str]]:
     """Yield what generating takes besides the model at the maximum."""
     size = found.micro_batch
@@ -156,6 +164,17 @@ def _generation(found: GenerationMemory) -> Iterator[tuple[str, str]]:
     yield "logits", f"of the last token alone, by `{name}=1` as `generate()` does; {told}"
 
 
+def _evaluation(found: EvaluationMemory, maximum: int) -> str:
+    """Return what an evaluation takes between two training steps, and whether it limits the size."""
+    own, training = format_size(found.peak_allocated_bytes), format_size(found.training_peak_allocated_bytes)
+    text = f"batches of {found.micro_batch} between training steps take {own} at their peak, the training {training}"
+    if found.limited_by == "evaluation":
+        return f"{text}; {maximum + 1} would fit without it"
+    if found.limited_by == "next_step":
+        return f"{text}; {maximum + 1} would fit without it, and after it the next training step runs out of memory"
+    return f"{text}; the next training step still fits"
+
+
 _MODE_WORDS: Final[Mapping[Mode, str]] = {"train": "", "eval": "evaluation", "generate": "generation"}
 
 
@@ -164,6 +183,13 @@ def _tokens(result: ProbeResult) -> str:
     if generation is None:
         return ""
     return f"{generation.prompt_tokens} + {generation.new_tokens} tokens, {generation.cache} cache"
+
+
+def _evaluated(result: ProbeResult) -> str:
+    evaluation = result.variant.evaluation if result.variant else None
+    if evaluation is None:
+        return ""
+    return f"evaluation{f' of {evaluation.micro_batch}' if evaluation.micro_batch else ''} between steps"
 
 
 def question(result: ProbeResult) -> list[str]:
@@ -176,6 +202,7 @@ def question(result: ProbeResult) -> list[str]:
             *(f"{name} {size}" for name, size in sizes.items()),
             _MODE_WORDS[result.mode],
             _tokens(result),
+            _evaluated(result),
             result.precision,
             result.optimizer,
             f"`nn.DataParallel` over {result.variant.devices} devices"

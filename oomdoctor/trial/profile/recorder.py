@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from oomdoctor.trial.profile.marks import HistoryStart
     from oomdoctor.trial.profile.operators import Noted
     from oomdoctor.trial.protocol import RunTrial
-    from oomdoctor.trial.trial import TrialSetup
+    from oomdoctor.trial.step import TrialSetup
 
 
 @contextmanager

@@ -25,7 +25,8 @@ def trials(name: str, micro_batches: tuple[int, ...]) -> list[dict[str, Any]]:
     from oomdoctor.target.placement import BatchShape
     from oomdoctor.target.reference import parse_reference
     from oomdoctor.trial.protocol import RunTrial
-    from oomdoctor.trial.trial import TrialSetup, run_trial
+    from oomdoctor.trial.step import TrialSetup
+    from oomdoctor.trial.trial import run_trial
 
     target = load_target(parse_reference(name, directory=Path.cwd()))
     model, device = build(target).to("cuda").train(), torch.device("cuda", 0)
