@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from oomdoctor.errors import TargetError, UsageError
 from oomdoctor.integrations import need
-from oomdoctor.integrations.trainers import CudaMemory, FoundSize, find_size, indices_of
+from oomdoctor.integrations.trainer_memory import CudaMemory
+from oomdoctor.integrations.trainers import FoundSize, find_size, indices_of
 from oomdoctor.integrations.training_state import kept_random_state
 
 need("lightning.pytorch", "lightning")
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from lightning.pytorch import LightningModule, Trainer
 
-    from oomdoctor.integrations.trainers import Memory
+    from oomdoctor.integrations.trainer_memory import Memory
 
 __all__ = ["BatchSizeFinder"]
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
+from oomdoctor.agent.allocator_blocks import pack
 from oomdoctor.agent.oom_errors import walk_chain
 from oomdoctor.errors import NoAnswerError, TargetError, UsageError
+from oomdoctor.integrations.trainer_memory import IN_A_PROCESS
 from oomdoctor.integrations.training_state import TrainingState
 from oomdoctor.oom.classifier import Evidence, classify
 from oomdoctor.progress import SilentProgress
@@ -24,21 +26,18 @@ from oomdoctor.results import Outcome, Trial, UniformPlan
 from oomdoctor.search.growth import ANSWER_ITERATIONS
 from oomdoctor.search.probe_search import ProbeSearch, per_device_target, plan_accumulation
 from oomdoctor.search.trial_source import TrialNotes, TrialProblem
-from oomdoctor.trial.device import begin_trial, capacity_bytes, memory_fraction, workspace_retries, workspaces_given_up
-from oomdoctor.trial.trial import await_release, release_memory, set_memory_limit
-from oomdoctor.units import format_size
+from oomdoctor.trial.protocol import ReplayTrials, TrialAllocations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from oomdoctor.agent.allocator_blocks import AllocationTrace
+    from oomdoctor.integrations.trainer_memory import Memory
 
 
 _MOST_STEPS_RUN: Final = 8
 """Accumulation steps with which a plan is run; more take time and, but for prefetched batches, no more memory."""
 _SWALLOWED: Final = "the training step ran out of memory, and its own code caught the error and went on"
-_IN_A_PROCESS: Final = (
-    "`oomdoctor probe --target-batch N -- python train.py --batch-size {micro_batch}` runs each trial in a process of "
-    "its own"
-)
 
 
 class Trainer(Protocol):
@@ -55,111 +54,6 @@ class Trainer(Protocol):
 
     def train(self, micro_batch: int, micro_steps: int, steps: int) -> None:
         """Train so many optimizer steps of so many micro-batches each, without logs, checkpoints or evaluations."""
-
-
-class Memory(Protocol):
-    """The memory that a trainer trains in."""
-
-    def capacity_bytes(self) -> int:
-        """Return bytes that PyTorch may take."""
-
-    def begin(self, allowed_bytes: int) -> None:
-        """Begin a trial, in which PyTorch may take so many bytes."""
-
-    def measured(self) -> Usage:
-        """Return what happened since the trial began."""
-
-    def end(self, model: torch.nn.Module) -> None:
-        """Give back what the trial took.
-
-        Raises:
-            NoAnswerError: Some of it is still held.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Memory during a trial; all but the counts in bytes."""
-
-    allocated: int = 0
-    peak_allocated: int = 0
-    peak_reserved: int = 0
-    free: int = 0
-    retries: int = 0
-    ooms: int = 0
-
-
-class CudaMemory:
-    """Memory of the GPU, real or null, that is this process's first.
-
-    Args:
-        device: Where the model is.
-
-    Raises:
-        UsageError: It is no GPU, or not the first.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        if device.type != "cuda":
-            raise UsageError(
-                f"the trainer trains on `{device}`, whose memory is not sized",
-                hint="train on a GPU, or start the script with `oomdoctor run --gpu rtx-4090 -- python ...`",
-            )
-        if device.index not in {None, 0}:
-            raise UsageError(
-                f"the trainer trains on `{device}`, and only the first GPU of a process is sized",
-                hint=f"start it with `CUDA_VISIBLE_DEVICES={device.index}`, which makes that one the first",
-            )
-        torch.cuda.empty_cache()
-        self._held = torch.cuda.memory_allocated()
-        self._fraction = memory_fraction()
-        self._before = Usage()
-
-    def capacity_bytes(self) -> int:
-        """Return bytes that PyTorch may take, with those that it holds."""
-        total = torch.cuda.get_device_properties(0).total_memory
-        return capacity_bytes(int(self._fraction * total) if self._fraction < 1 else None)
-
-    def begin(self, allowed_bytes: int) -> None:
-        """Begin a trial, in which PyTorch may take so many bytes."""
-        begin_trial()
-        set_memory_limit(allowed_bytes)
-        torch.cuda.reset_peak_memory_stats()
-        self._before = _usage()
-
-    def measured(self) -> Usage:
-        """Return what happened since the trial began."""
-        now, before = _usage(), self._before
-        return replace(now, retries=max(0, now.retries - before.retries), ooms=now.ooms - before.ooms)
-
-    def end(self, model: torch.nn.Module) -> None:
-        """Give back what the trial took.
-
-        Raises:
-            NoAnswerError: Some of it is still held.
-        """
-        release_memory(model)
-        await_release(model, self._held)
-        torch.cuda.set_per_process_memory_fraction(self._fraction)
-        left = torch.cuda.memory_allocated() - self._held
-        if left > 0:
-            raise NoAnswerError(
-                f"{format_size(left)} of a trial's memory is still held: some object outside the model, the optimizer "
-                "and the trainer keeps tensors of a step",
-                hint=_IN_A_PROCESS,
-            )
-
-
-def _usage() -> Usage:
-    figures = torch.cuda.memory_stats_as_nested_dict()
-    return Usage(
-        allocated=torch.cuda.memory_allocated(),
-        peak_allocated=torch.cuda.max_memory_allocated(),
-        peak_reserved=torch.cuda.max_memory_reserved(),
-        free=torch.cuda.mem_get_info()[0],
-        retries=int(figures.get("num_alloc_retries", 0)) - workspace_retries(),
-        ooms=int(figures.get("num_ooms", 0)) - workspaces_given_up(),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +148,8 @@ class _TrainerTrials:
         self._state = TrainingState(*trainer.roots())
         self.capacity_bytes = int(memory.capacity_bytes() * (1 - headroom))
         self.notes = TrialNotes()
+        self._traces: dict[int, AllocationTrace] = {}
+        self._tight_traces: dict[int, AllocationTrace] = {}
 
     def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
         """Run one trial; one whose allocator gave back its cache is run again for longer."""
@@ -262,24 +158,33 @@ class _TrainerTrials:
             return self._attempt(micro_batch, micro_steps, allowed_bytes, ANSWER_ITERATIONS)
         return trial
 
-    def predict_max(self, _low: int, _high: int, *, allowed_bytes: int, retries: bool) -> int | None:  # noqa: ARG002 - the protocol's
-        """Return None: peaks are all that is measured here."""
-        return None
+    def predict_max(self, low: int, high: int, *, allowed_bytes: int, retries: bool) -> int | None:
+        """Predict by a replay of the earlier trials' allocations; None where no two of them can be replayed."""
+        # At the edge a step may do without workspaces, and sizes lie side by side: a line through others is better.
+        found = self._traces if len(self._traces) > 1 else self._tight_traces | self._traces
+        if len(found) < 2:  # noqa: PLR2004 - a line needs two points
+            return None
+        trials = tuple(TrialAllocations(size, pack(trace)) for size, trace in found.items())
+        return self._memory.predict_max(self._trainer.model, ReplayTrials(trials, low, high, allowed_bytes, retries))
 
     def forget(self) -> None:
-        """Predict nothing from earlier trials, which is so anyway."""
+        """Forget the allocations of the trials so far."""
+        self._traces.clear()
+        self._tight_traces.clear()
 
     def _attempt(self, micro_batch: int, micro_steps: int, allowed_bytes: int, steps: int) -> Trial:
-        started = time.monotonic()
+        started, trace = time.monotonic(), list[int]()
         self._memory.begin(allowed_bytes)
         try:
-            outcome, error = self._train(micro_batch, micro_steps, steps, allowed_bytes)
+            outcome, error = self._train(micro_batch, micro_steps, steps, allowed_bytes, trace)
             usage = self._memory.measured()
         finally:
             self._state.restore()
             self._memory.end(self._trainer.model)
         if usage.ooms and outcome is Outcome.FITS:
             outcome, error = Outcome.OOM, _SWALLOWED
+        if trace and outcome is Outcome.FITS:
+            (self._tight_traces if usage.retries else self._traces)[micro_batch] = trace
         return Trial(
             micro_batch=micro_batch,
             outcome=outcome,
@@ -292,10 +197,13 @@ class _TrainerTrials:
             seconds=time.monotonic() - started,
         )
 
-    def _train(self, micro_batch: int, micro_steps: int, steps: int, allowed_bytes: int) -> tuple[Outcome, str | None]:
+    def _train(
+        self, micro_batch: int, micro_steps: int, steps: int, allowed_bytes: int, trace: AllocationTrace
+    ) -> tuple[Outcome, str | None]:
         """Train and return how it ended; the frames of a failed step, and with them its tensors, are gone by then."""
         try:
-            self._trainer.train(micro_batch, micro_steps, steps)
+            with self._memory.recording(trace):
+                self._trainer.train(micro_batch, micro_steps, steps)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises is an outcome
             usage = self._memory.measured()
             outcome = classify(error, Evidence(usage.free, allowed_bytes, usage.ooms)).outcome
@@ -325,13 +233,13 @@ def indices_of(loader: Any, indices: Sequence[int] | None) -> Sequence[int]:  # 
     if not isinstance(loader, torch.utils.data.DataLoader):
         raise UsageError(
             f"the training data is a `{type(loader).__name__}`, and one `torch.utils.data.DataLoader` is sized",
-            hint=_IN_A_PROCESS,
+            hint=IN_A_PROCESS,
         )
     if isinstance(loader.dataset, torch.utils.data.IterableDataset) or loader.batch_sampler is None:
         raise UsageError(
             f"the loader of `{type(loader.dataset).__name__}` has no sampler that makes its batches, so their size "
             "cannot be set",
-            hint=f"use a data set with `__getitem__` and `__len__`; or {_IN_A_PROCESS}",
+            hint=f"use a data set with `__getitem__` and `__len__`; or {IN_A_PROCESS}",
         )
     found = range(len(loader.dataset)) if indices is None else indices  # type: ignore[arg-type]
     if not found:

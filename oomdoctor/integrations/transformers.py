@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.errors import UsageError
 from oomdoctor.integrations import need
-from oomdoctor.integrations.trainers import CudaMemory, FoundSize, find_size, indices_of
+from oomdoctor.integrations.trainer_memory import CudaMemory
+from oomdoctor.integrations.trainers import FoundSize, find_size, indices_of
 from oomdoctor.integrations.training_state import kept_random_state
 
 need("transformers", "transformers")
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from transformers import Trainer
 
-    from oomdoctor.integrations.trainers import Memory
+    from oomdoctor.integrations.trainer_memory import Memory
 
 __all__ = ["set_batch_size"]
 

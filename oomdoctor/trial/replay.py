@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch.nn.modules.conv import _ConvNd
 
 from oomdoctor.agent.allocator_blocks import read_trace, unpack
 from oomdoctor.search.growth import ANSWER_ITERATIONS
@@ -49,12 +50,12 @@ def record_allocations(trace: AllocationTrace, step_ends: Sequence[int] = ()) ->
         _record(None)
 
 
-def largest_replayable(question: ReplayTrials, *, has_workspaces: bool) -> int | None:
+def largest_replayable(question: ReplayTrials, model: torch.nn.Module) -> int | None:
     """Return the largest size that a replay can place; the allocator has been told how much it may hold.
 
     Args:
         question: The trials and the bounds.
-        has_workspaces: Whether the step has convolutions, whose workspaces PyTorch can do without.
+        model: What they trained; PyTorch can do without the workspaces of convolutions.
 
     Returns:
         None where no two trials did the same at their two sizes.
@@ -64,6 +65,7 @@ def largest_replayable(question: ReplayTrials, *, has_workspaces: bool) -> int |
         return None
     free_bytes = question.allowed_bytes - torch.cuda.memory_allocated()
     lines = found.with_steps(ANSWER_ITERATIONS if question.retries else found.steps)
+    has_workspaces = any(isinstance(module, _ConvNd) for module in model.modules())
     optional = passing_allocations(lines) if has_workspaces else frozenset()
     return largest_placeable(
         question.low,

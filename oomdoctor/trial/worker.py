@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
 import torch
-from torch.nn.modules.conv import _ConvNd
 
 from oomdoctor.agent import null_gpu, unknown_reads
 from oomdoctor.agent.allocator_blocks import first_steps, pack
@@ -326,8 +325,7 @@ class Worker:
     def replay(self, question: ReplayTrials) -> PredictedMax:
         """Replay other sizes' allocations; nothing of the user's runs."""
         set_memory_limit(question.allowed_bytes)
-        has_workspaces = any(isinstance(module, _ConvNd) for module in self._setup.model.modules())
-        return PredictedMax(largest_replayable(question, has_workspaces=has_workspaces))
+        return PredictedMax(largest_replayable(question, self._setup.model))
 
     def profile(self, question: ProfileTrial) -> ProfileDone:
         """Profile one trial; an error in it is a reason in the outcome."""

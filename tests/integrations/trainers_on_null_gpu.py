@@ -20,7 +20,8 @@ from transformers import Trainer, TrainingArguments
 
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.integrations import lightning, transformers
-from oomdoctor.integrations.trainers import FoundSize, Usage
+from oomdoctor.integrations.trainer_memory import Usage
+from oomdoctor.integrations.trainers import FoundSize
 
 LIMIT = 5  # samples that the model on the CPU takes
 
@@ -51,13 +52,15 @@ def figures(found: FoundSize | None, before: Any, after: Any, sizes: Any, steps:
     }  # fmt: skip
 
 
-def size_lightning(name: str) -> dict[str, Any]:
-    """Size and train a model with Lightning on the null GPU."""
+def size_lightning(name: str, share: float = 1.0) -> dict[str, Any]:
+    """Size and train a model with Lightning in a share of the null GPU."""
+    torch.cuda.set_per_process_memory_fraction(share)
     finder, data, model = Watched(TARGETS[name]), Data(name, length=TARGETS[name]), Classifier(name)
     fit = trainer(callbacks=[finder], max_steps=1, accelerator="gpu")
     fit.fit(model, datamodule=data)
     sizes = (data.batch_size, fit.accumulate_grad_batches)
     assert model.seen == fit.accumulate_grad_batches
+    torch.cuda.set_per_process_memory_fraction(1.0)
     return figures(finder.found, finder.before, finder.after, sizes, fit.global_step)
 
 
@@ -87,6 +90,10 @@ class HostMemory:
 
     def begin(self, allowed_bytes: int) -> None:
         """Nothing begins."""
+
+    def recording(self, _: list[int]) -> Any:
+        """Nothing is recorded."""
+        return contextlib.nullcontext()
 
     def measured(self) -> Usage:
         """The same for every size, so that the search bisects."""
@@ -228,7 +235,7 @@ def examples(paths: list[str]) -> list[str]:
 if __name__ == "__main__":
     with contextlib.redirect_stdout(sys.stderr):
         answer = {
-            "mlp": size_lightning("mlp"),
+            "mlp": size_lightning("mlp", 240 / 1024),
             "resnet": size_lightning("resnet"),
             "gpt2": size_transformers("gpt2"),
             "examples": examples(sys.argv[1:]),
