@@ -16,6 +16,7 @@ from oomdoctor.config.layers import COMMAND_LINE, PREFIX
 from oomdoctor.config.schema import CheckEntry
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.errors import UsageError
+from oomdoctor.modes import build_evaluation, build_generation
 from oomdoctor.request import ACCUMULATION, DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request, read_override
 from oomdoctor.run.launcher import parse_ranks
 from oomdoctor.search.probe_search import LARGEST_PLAIN, share_of
@@ -75,10 +76,12 @@ DEFAULTS: Final = CheckEntry(
 
 _LONGEST_TIMEOUT_SECONDS: Final = 604_800
 _COUNTS: Final = ("target-batch", "world-size", "micro-batch", "min-micro-batch", "max-accumulation-steps", "steps")
-_FOR_FILES: Final = ("precision", "optimizer", "guide", "parallel", "mode")
+_OF_MODES: Final = ("prompt", "new_tokens", "cache", "with_eval", "eval_batch")
+_FOR_FILES: Final = ("precision", "optimizer", "guide", "parallel", "mode", *_OF_MODES)
 _FOR_COMMANDS: Final = ("set", "steps", "count_steps", "fresh")
 _OF_TRAINING: Final = (
     *("target_batch", "optimizer", "world_size", "mesh", "rank", "parallel", "verify", "max_accumulation_steps"),
+    "with_eval",
 )
 """What an evaluation has no use for."""
 
@@ -149,6 +152,7 @@ class _EntryReader:
     def entries(self, folder: Path) -> Iterator[Entry]:
         """Yield one entry for each combination of sizes and each card."""
         self._check_kind()
+        self._check_mode()
         self._check_counts()
         self._check_sizes()
         self._check_device()
@@ -231,6 +235,11 @@ class _EntryReader:
             guide=values.guide,
             inputs=self.values.inputs or (),
             mode=values.mode,
+            prompt=values.prompt,
+            new_tokens=values.new_tokens,
+            cache=values.cache,
+            with_eval=values.with_eval,
+            eval_batch=values.eval_batch,
             at=sizes if command is None else (),
         )
 
@@ -263,6 +272,17 @@ class _EntryReader:
             raise self.settled.refusal("command", f"has no `{REQUIRED}`", hint)
         if command is not None and any("\0" in word for word in command):
             raise self.settled.refusal("command", "has a null character, which no program can be given")
+
+    def _check_mode(self) -> None:
+        """See that what is said of generating and of evaluating goes with the mode."""
+        values = self.values
+        if values.mode == "generate" and (values.at or values.over):
+            hint = "give `prompt` and `new-tokens` instead of `at` and `over`"
+            raise self.settled.refusal("mode", "makes its own prompts, of one size", hint)
+        with self._placed("mode"):
+            build_generation(values.mode or "train", values.prompt, values.new_tokens, values.cache, _as_key)
+        with self._placed("with-eval"):
+            build_evaluation(values.with_eval, values.eval_batch, values.command, None, _as_key)
 
     def _overridden(self) -> str | None:
         """Return which of `memory` and `capacity` the other replaces: the command line goes before the environment."""
@@ -360,6 +380,10 @@ class _EntryReader:
             yield
         except UsageError as error:
             raise self.settled.refusal(key, f"is wrong: {error.message}", error.hint) from None
+
+
+def _as_key(parameter: str) -> str:
+    return parameter.replace("_", "-")
 
 
 def _given_or(value: float | None, default: float) -> float:

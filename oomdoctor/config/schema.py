@@ -18,7 +18,8 @@ SeverityName: TypeAlias = Literal["note", "warning", "error"]
 PrecisionName: TypeAlias = Literal["fp32", "bf16", "fp16"]
 StepName: TypeAlias = Literal["optimizer", "backward"]
 ParallelName: TypeAlias = Literal["ddp", "fsdp"]
-ModeName: TypeAlias = Literal["train", "eval"]
+ModeName: TypeAlias = Literal["train", "eval", "generate"]
+CacheName: TypeAlias = Literal["dynamic", "static"]
 EngineName: TypeAlias = Literal["auto", "cuda", "null", "trace"]
 
 EXAMPLE = "example"
@@ -142,7 +143,12 @@ class CheckEntry(SharedKeys):
         max_memory: Most memory that PyTorch may hold at `micro_batch`, as a size.
         at: Sizes besides the batch, by keyword of the file's `make_batch` or placeholder of the command.
         over: Several values of such sizes; each combination makes an entry of its own.
-        mode: What is done with a file's model: `train` it, or `eval`uate it.
+        mode: What is done with a file's model: `train` it, `eval`uate it, or `generate` tokens with it.
+        prompt: Tokens of each prompt, where it generates.
+        new_tokens: Tokens that are generated for each.
+        cache: How keys and values are kept.
+        with_eval: Whether an evaluation comes between a file's training steps.
+        eval_batch: Samples in each of its batches.
     """
 
     name: str | None = field(default=None, metadata={EXAMPLE: '"pretrain"'})
@@ -164,6 +170,11 @@ class CheckEntry(SharedKeys):
         default=None, metadata={EXAMPLE: "{ sequence_length = [256, 512, 1024] }"}
     )
     mode: ModeName | None = field(default=None, metadata={EXAMPLE: '"eval"'})
+    prompt: int | None = field(default=None, metadata={EXAMPLE: "512"})
+    new_tokens: int | None = field(default=None, metadata={EXAMPLE: "256"})
+    cache: CacheName | None = field(default=None, metadata={EXAMPLE: '"static"'})
+    with_eval: bool | None = field(default=None, metadata={EXAMPLE: "true"})
+    eval_batch: int | None = field(default=None, metadata={EXAMPLE: "64"})
 
 
 @dataclass(frozen=True, slots=True)

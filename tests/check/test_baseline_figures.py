@@ -10,11 +10,14 @@ from documents import gpt2
 from oomdoctor.check.baseline.figures import MOST_MODULES, figures_of, memory_figures
 from oomdoctor.results import (
     Category,
+    EvaluationBetween,
+    Generation,
     MicroBatch,
     ModuleBytes,
     PhaseMemory,
     PhaseName,
     StepMemory,
+    Variant,
 )
 
 ZERO = (0,) * len(Category)
@@ -60,6 +63,21 @@ def test_the_answer_and_what_it_depends_on_are_kept() -> None:
     assert (found.circumstances.torch, found.circumstances.card) == ("2.15.0", result.device.name)
     assert (found.circumstances.precision, found.circumstances.target_batch) == ("bf16", 256)
     assert found.profiled_micro_batch == 8
+
+
+@pytest.mark.parametrize(
+    ("variant", "told"),
+    [
+        (Variant(), None),
+        (Variant(mode="eval"), "eval"),
+        (Variant(mode="generate", generation=Generation(8, 4, "static")), "generate 8 + 4 tokens, static cache"),
+        (Variant(evaluation=EvaluationBetween()), "train, evaluation of as many between steps"),
+        (Variant(evaluation=EvaluationBetween(64)), "train, evaluation of 64 between steps"),
+    ],
+)
+def test_what_is_done_besides_training_is_kept(variant: Variant, told: str | None) -> None:
+    """A baseline of another mode is not taken for one of training."""
+    assert figures_of(replace(gpt2().result, variant=variant)).circumstances.mode == told
 
 
 def test_nothing_that_fits_has_no_plan_and_no_memory() -> None:

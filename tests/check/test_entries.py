@@ -11,7 +11,7 @@ from oomdoctor.config.check import CheckConfiguration, configure_check
 from oomdoctor.config.schema import CheckKeys
 from oomdoctor.errors import UsageError
 from oomdoctor.request import ProbeRequest
-from oomdoctor.results import Axis, Variant
+from oomdoctor.results import Axis, EvaluationBetween, Generation, Variant
 from oomdoctor.units import GIB
 
 PRETRAIN = '[[check]]\nname = "pretrain"\ntarget = "train/model.py"\n'
@@ -150,6 +150,34 @@ def test_an_entry_that_evaluates_passes_over_training() -> None:
         chosen_entries(configured(PRETRAIN + 'mode = "eval"\ntarget-batch = 8\n'))
     assert "`target-batch` of `pretrain`" in caught.value.message
     assert "is for training, and `mode` asks for `eval`" in caught.value.message
+
+
+def test_generating_and_evaluating_between_steps_reach_the_probe() -> None:
+    """An entry asks what the options of `probe` with the same names ask."""
+    (entry,) = chosen_entries(configured(PRETRAIN + 'mode = "generate"\nprompt = 512\nnew-tokens = 64\n'))
+    assert entry.request.variant.generation == Generation(512, 64)
+    (entry,) = chosen_entries(configured(PRETRAIN + "with-eval = true\neval-batch = 64\n"))
+    assert entry.request.variant.evaluation == EvaluationBetween(64)
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "problem"),
+    [
+        ('mode = "generate"\n', "mode", "`mode generate` needs `prompt`"),
+        ('mode = "generate"\nprompt = 8\nnew-tokens = 0\n', "mode", "`new-tokens` is 0"),
+        ('mode = "generate"\nprompt = 8\nnew-tokens = 1\nat = { length = 8 }\n', "mode", "makes its own prompts"),
+        ("prompt = 8\n", "mode", "`prompt` is for `mode generate`"),
+        ("eval-batch = 8\n", "with-eval", "`eval-batch` is for `with-eval`, which is missing"),
+        ("with-eval = true\neval-batch = 0\n", "with-eval", "`eval-batch` is 0"),
+        ('mode = "eval"\nwith-eval = true\n', "with-eval", "is for training, and `mode` asks for `eval`"),
+    ],
+)
+def test_what_does_not_go_with_a_mode_is_refused(lines: str, key: str, problem: str) -> None:
+    """The message names the key, the entry and what is wrong."""
+    with pytest.raises(UsageError) as caught:
+        chosen_entries(configured(PRETRAIN + lines))
+    assert f"`{key}` of `pretrain`" in caught.value.message
+    assert problem in caught.value.message
 
 
 def test_sizes_are_filled_in_where_a_command_has_them() -> None:

@@ -141,3 +141,18 @@ def test_what_cannot_be_generated_is_refused(
 
     assert ended.returncode == code, ended.stderr
     assert error in " ".join(ended.stderr.split())
+
+
+def test_a_check_asks_what_the_probe_asks(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """An entry's figures are those of the probe with the same tokens, and its baseline says of what they are."""
+    found = _generated(oomdoctor_here, tmp_path)
+    (tmp_path / "oomdoctor.toml").write_text(
+        '[[check]]\nname = "tokens"\ntarget = "model.py"\ngpu = "t4"\ncapacity = "64MiB"\nbaseline = true\n'
+        f'mode = "generate"\nprompt = {PROMPT}\nnew-tokens = {NEW}\n'
+    )
+    ended = oomdoctor_here("check", "--update", "--json")
+    assert ended.returncode == 0, ended.stderr
+    (entry,) = json.loads(ended.stdout)["result"]["entries"]
+
+    assert entry["probe"]["micro_batch"] == found["micro_batch"]
+    assert f"generate {PROMPT} + {NEW} tokens, dynamic cache" in (tmp_path / "oomdoctor-baseline.json").read_text()

@@ -16,7 +16,7 @@ from oomdoctor.results import Category, Outcome, PhaseName
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from oomdoctor.results import ModuleBytes, PhaseMemory, ProbeResult, StepMemory, Trial
+    from oomdoctor.results import ModuleBytes, PhaseMemory, ProbeResult, StepMemory, Trial, Variant
 
 
 _ORDER: Final = {phase.value: rank for rank, phase in enumerate(PhaseName)}
@@ -95,6 +95,17 @@ def _figures(trial: Trial, result: ProbeResult) -> TrialFigures:
     )
 
 
+def _mode_of(variant: Variant | None) -> str | None:
+    """Return what is done with a model besides training it, in words; None where it is trained alone."""
+    if variant is None:
+        return None
+    if (tokens := variant.generation) is not None:
+        return f"generate {tokens.prompt_tokens} + {tokens.new_tokens} tokens, {tokens.cache} cache"
+    if variant.evaluation is not None:
+        return f"train, evaluation of {variant.evaluation.micro_batch or 'as many'} between steps"
+    return None if variant.mode == "train" else variant.mode
+
+
 MOST_MODULES: Final = 400
 """Figures by module that are kept, the largest; a model of thousands of unlike modules would bury what counts."""
 
@@ -114,7 +125,7 @@ class Circumstances:
         world_size: Devices that share it; None where nothing fits.
         rank: The rank that limits the answer, its world and its mesh; None where no rank ran alone.
         axes: Sizes of a file besides the batch, such as `context 512`; None for the file's own.
-        mode: What is done with the model where it is not trained, such as `eval`; None where it is.
+        mode: What is done with the model besides training it, such as `eval`; None where it is trained alone.
     """
 
     torch: str | None
@@ -218,7 +229,7 @@ def figures_of(result: ProbeResult, versions: Mapping[str, str] | None = None, s
             world_size=plan.world_size if plan else None,
             rank=_rank_of(result),
             axes=_axes_of(result),
-            mode=result.variant.mode if result.variant and result.variant.mode != "train" else None,
+            mode=_mode_of(result.variant),
         ),
         maximum=result.micro_batch.maximum,
         limited_by=result.micro_batch.limited_by,
