@@ -278,6 +278,10 @@ def _finds(text: str) -> bool:
     return isinstance(node, ast.Subscript)
 
 
+_GOES_ON_WITH_BEAMS = "_beam_search_has_unfinished_sequences"
+"""Function of transformers (4.50 to 5) whose answer ends a search with beams; other loops are ended by their length."""
+
+
 # --- what is told of them --------------------------------------------------------------------------------------------
 
 
@@ -314,4 +318,11 @@ def bound_warnings(reads: Sequence[UnknownRead]) -> list[str]:
     ):
         if assumed := [read for read in reads if read.effect == effect]:
             found.append(f"{what} were counted by an assumption: {describe_reads(assumed)}; {then}")
+    beams = [read.place for read in reads if _GOES_ON_WITH_BEAMS in read.text]
+    if beams:
+        found.append(
+            f"`generate()` with several beams ended after its first token at {beams[0]}: values decide whether it goes "
+            "on, and a null GPU has none. `num_beams=1` with as many times the samples generates all tokens, in about "
+            "the memory that the beams take"
+        )
     return found

@@ -156,3 +156,40 @@ def test_a_check_asks_what_the_probe_asks(tmp_path: Path, oomdoctor_here: Run) -
 
     assert entry["probe"]["micro_batch"] == found["micro_batch"]
     assert f"generate {PROMPT} + {NEW} tokens, dynamic cache" in (tmp_path / "oomdoctor-baseline.json").read_text()
+
+
+GENERATES = """
+
+@torch.no_grad()
+def evaluation_step(model, batch):
+    mask = torch.ones_like(batch["input_ids"])
+    made = model.generate(batch["input_ids"], attention_mask=mask, eos_token_id=0, OPTIONS)
+    assert ENDS_EARLY or made.shape[1] == 28
+    return made
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "ends_early"),
+    [
+        ("max_new_tokens=12", False),
+        ("max_new_tokens=12, do_sample=True, top_k=5", False),
+        ("max_length=28", False),
+        ("max_new_tokens=12, num_beams=3", True),
+    ],
+)
+def test_generate_in_the_users_own_code_ends_and_says_what_it_could_not_know(
+    tmp_path: Path, oomdoctor_here: Run, options: str, ends_early: bool
+) -> None:
+    """Loops run to their full length, and one with beams, which values end, is named with what to do instead."""
+    (tmp_path / "model.py").write_text(
+        MODEL + GENERATES.replace("OPTIONS", options).replace("ENDS_EARLY", str(ends_early))
+    )
+    ended = oomdoctor_here("probe", "model.py", "--mode", "eval", *CARD, "--json")
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)["result"]
+    told = [text for text in result["warnings"] if "with several beams ended after its first token" in text]
+
+    assert bool(told) is ends_early
+    assert all(re.search(r"first token at model\.py:\d+", text) for text in told)
+    assert any("read data back from the GPU" in text for text in result["warnings"])
