@@ -14,15 +14,21 @@ import typer
 from oomdoctor.cli.probe import executor_called
 from oomdoctor.cli.probe_options import (
     At,
+    CacheName,
+    EvalBatch,
     ExecutorName,
     Headroom,
+    ModeName,
+    NewTokens,
     OptimizerName,
     Over,
     PrecisionName,
+    Prompt,
     QuietFlag,
     Reserve,
     TargetBatch,
     TrialTimeout,
+    WithEvalFlag,
     WorldSize,
 )
 from oomdoctor.cli.report import (
@@ -75,6 +81,12 @@ def gpus(  # noqa: PLR0913 - one parameter an option
     trial_timeout: TrialTimeout = 300.0,
     at: At = None,
     over: Over = None,
+    mode: ModeName = None,
+    prompt: Prompt = None,
+    new_tokens: NewTokens = None,
+    cache: CacheName = None,
+    with_eval: WithEvalFlag = False,
+    eval_batch: EvalBatch = None,
     gpu: Annotated[
         list[str] | None,
         typer.Option(
@@ -122,6 +134,12 @@ def gpus(  # noqa: PLR0913 - one parameter an option
             reserve=reserve,
             trial_timeout=trial_timeout,
             engine=engine,
+            mode=mode,
+            prompt=prompt,
+            new_tokens=new_tokens,
+            cache=cache,
+            with_eval=with_eval,
+            eval_batch=eval_batch,
             spelled=as_option,
         )
         sizes = read_sizes(at or (), "--at"), read_grid(over or (), "--over")
@@ -131,7 +149,8 @@ def gpus(  # noqa: PLR0913 - one parameter an option
         render(document, chosen, output)
         return
     given = {"--target-batch": target_batch, "--gpu": gpu, "--jobs": jobs, "--output": output, "--reserve": reserve}
-    given["--executor"] = executor
+    given |= {"--executor": executor, "--mode": mode, "--prompt": prompt, "--new-tokens": new_tokens, "--cache": cache}
+    given |= {"--with-eval": with_eval or None, "--eval-batch": eval_batch}
     _check_for_fit(chosen, {**given, "--at": at, "--over": over})
     if known:
         _show_catalogue(as_json=chosen == "json")

@@ -173,4 +173,5 @@ def _result(
         cards=tuple(rows),
         given_sizes=tuple(Axis(name, size) for name, size in request.given.items()),
         varied_sizes=tuple(request.over),
+        variant=asked.variant,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.report import gpus
+from oomdoctor.report.inference import mode_words
 from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path, target_file
 from oomdoctor.report.plain_text import capitalised, count, sentence, visible
 from oomdoctor.units import format_size
@@ -221,9 +222,12 @@ def _answer(card: FittedCard) -> str:
 def _legend(result: FitResult) -> Iterator[str]:
     """Yield what the columns say, and where the answers were had from."""
     devices = "" if result.world_size == 1 else f" on {result.world_size} devices"
+    done = ", ".join(mode_words(result.variant)) if result.variant else ""
+    trained = result.variant is None or result.variant.mode == "train"
     steps = "plain steps" if result.target_batch is None else f"a target batch of {result.target_batch}{devices}"
     at = "".join(f", {axis.name} {axis.size}" for axis in result.given_sizes)
-    asked, cards = f"{result.target}{at}, {result.precision}, {steps}", len({card.gpu for card in result.cards})
+    parts = [f"{result.target}{at}", result.precision, *([done] if done else []), *([steps] if trained else [])]
+    asked, cards = ", ".join(parts), len({card.gpu for card in result.cards})
     most = "at most " if result.varied_sizes else ""
     yield f"{asked}; {count(cards, 'card')}, {most}{format_size(result.weights_bytes)} of weights"
     recommended = f"one that leaves {result.headroom:.0%} of the capacity free"

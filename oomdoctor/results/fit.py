@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from oomdoctor.codec import ADDED_LATER
 from oomdoctor.results.plan import Accumulation
 from oomdoctor.results.probe import Reason
-from oomdoctor.results.variant import Axis, Precision
+from oomdoctor.results.variant import Axis, Precision, Variant
 
 CardLimit: TypeAlias = Literal["memory", "target", "limit", "model", "unknown"]
 
@@ -97,6 +97,7 @@ class FitResult:
             at every combination of sizes, the last axis fastest.
         given_sizes: Sizes besides the batch that hold for all.
         varied_sizes: Names of those that are varied, in the order in which they were given.
+        variant: How each trial differs from the target's plain step; None in documents from before it was kept.
     """
 
     target: str
@@ -112,3 +113,4 @@ class FitResult:
     cards: tuple[FittedCard, ...]
     given_sizes: tuple[Axis, ...] = field(default=(), metadata=ADDED_LATER)
     varied_sizes: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    variant: Variant | None = field(default=None, metadata=ADDED_LATER)

@@ -193,3 +193,15 @@ def test_generate_in_the_users_own_code_ends_and_says_what_it_could_not_know(
     assert bool(told) is ends_early
     assert all(re.search(r"first token at model\.py:\d+", text) for text in told)
     assert any("read data back from the GPU" in text for text in result["warnings"])
+
+
+def test_a_table_of_cards_generates_as_the_probe_does(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """A card's row is the probe's answer for it, and the table says how many tokens."""
+    (tmp_path / "model.py").write_text(MODEL)
+    shown = oomdoctor_here("gpus", "--fit", "model.py", *TOKENS, "--gpu", "t4", "-q")
+    probed = oomdoctor_here("probe", "model.py", *TOKENS, "--gpu", "t4", "--engine", "trace", "--json")
+    assert probed.returncode == 0, probed.stderr
+    size = json.loads(probed.stdout)["result"]["micro_batch"]["maximum"]
+
+    assert re.search(rf"^ *t4 +\S+ GiB +{size} ", shown.stdout, re.MULTILINE), shown.stdout
+    assert f"generation, {PROMPT} + {NEW} tokens, dynamic cache; 1 card" in shown.stdout

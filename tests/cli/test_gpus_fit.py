@@ -285,3 +285,28 @@ def test_cards_are_chosen_by_name_and_in_every_format(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert [line.split()[0] for line in again.stdout.splitlines()[2:4]] == ["h200", "gtx-1060-6gb"]
     assert "<h1>train.py fits 2 of 2 cards</h1>" in run_here(["report", "fit.json", "--html"], tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--mode", "eval"), "train.py, fp32, evaluation; 2 cards"),
+        (("--with-eval", "--eval-batch", "64"), "train.py, fp32, evaluation of 64 between steps, plain steps; 2 cards"),
+    ],
+)
+def test_an_evaluation_is_fitted_as_it_is_probed(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
+    """Each card's row is a probe's answer to the same question, and the table says what it is of."""
+    cards = {"t4", "rtx-4090"}
+    asked = [word for card in sorted(cards) for word in ("--gpu", card)]
+    found = fitted(tmp_path, ATTENDING, *options, *asked)
+
+    assert found.keys() == cards
+    assert all(agrees(found[card], probed(tmp_path, card, "trace", *options)) for card in cards)
+    assert told in run_here(["gpus", "--fit", "train.py", *options, *asked, "-q"], tmp_path).stdout
+
+
+def test_what_is_done_besides_training_is_for_a_table_of_a_target(tmp_path: Path) -> None:
+    """Without a target there is nothing to evaluate or to generate with."""
+    for options in (("--mode", "eval"), ("--with-eval",), ("--prompt", "8"), ("--eval-batch", "8")):
+        finished = run_here(["gpus", *options], tmp_path)
+        assert (finished.returncode, f"`{options[0]}` is for `--fit`" in finished.stderr) == (2, True)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.report.inference import inference_rows, mode_words
 from oomdoctor.report.plain_text import CATEGORY_WORDS, percent, visible
 from oomdoctor.report.probe import throughput
 from oomdoctor.report.probe.ranks import nccl
@@ -16,11 +17,9 @@ from oomdoctor.results import Category, Outcome, PhaseName
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from oomdoctor.results import (
-        EvaluationMemory,
-        GenerationMemory,
         LeastMemory,
         ModuleBytes,
         ProbeResult,
@@ -123,7 +122,7 @@ def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
     rows = [("recommended", _recommendation(result))]
     if (least := result.least_memory) is not None:
         rows.append(("its memory", _least_memory(least)))
-    rows.extend(_inference(result))
+    rows.extend(inference_rows(result))
     if (answer.plain_maximum or 0) > answer.maximum:
         text = f"{answer.plain_maximum} fits where nothing is accumulated: no gradients stay alive during the forward"
         rows.append(("plain step", text))
@@ -142,56 +141,6 @@ def answer_rows(result: ProbeResult) -> list[tuple[str, str]]:
     return rows
 
 
-def _inference(result: ProbeResult) -> Iterator[tuple[str, str]]:
-    """Yield what is told of generating, or of an evaluation between training steps."""
-    if result.generation is not None:
-        yield from _generation(result.generation)
-    if result.evaluation is not None:
-        yield "evaluation", _evaluation(result.evaluation, result.micro_batch.maximum)
-
-
-def _generation(found: GenerationMemory) -> Iterator[tuple[str, str]]:
-    """Yield what generating takes besides the model at the maximum."""
-    size = found.micro_batch
-    logits = f"the prompts' logits {format_size(found.logits_bytes)}"
-    yield "tokens", f"keys and values take {format_size(found.cache_bytes)} at the end with {size} samples, {logits}"
-    if (name := found.logits_argument) is None:
-        return
-    if not found.runs_without:
-        told = f"a loop without it runs out of memory with {size}"
-    else:
-        told = f"without it they are {format_size(found.all_logits_bytes or 0)}"
-    yield "logits", f"of the last token alone, by `{name}=1` as `generate()` does; {told}"
-
-
-def _evaluation(found: EvaluationMemory, maximum: int) -> str:
-    """Return what an evaluation takes between two training steps, and whether it limits the size."""
-    own, training = format_size(found.peak_allocated_bytes), format_size(found.training_peak_allocated_bytes)
-    text = f"batches of {found.micro_batch} between training steps take {own} at their peak, the training {training}"
-    if found.limited_by == "evaluation":
-        return f"{text}; {maximum + 1} would fit without it"
-    if found.limited_by == "next_step":
-        return f"{text}; {maximum + 1} would fit without it, and after it the next training step runs out of memory"
-    return f"{text}; the next training step still fits"
-
-
-_MODE_WORDS: Final[Mapping[Mode, str]] = {"train": "", "eval": "evaluation", "generate": "generation"}
-
-
-def _tokens(result: ProbeResult) -> str:
-    generation = result.variant.generation if result.variant else None
-    if generation is None:
-        return ""
-    return f"{generation.prompt_tokens} + {generation.new_tokens} tokens, {generation.cache} cache"
-
-
-def _evaluated(result: ProbeResult) -> str:
-    evaluation = result.variant.evaluation if result.variant else None
-    if evaluation is None:
-        return ""
-    return f"evaluation{f' of {evaluation.micro_batch}' if evaluation.micro_batch else ''} between steps"
-
-
 def question(result: ProbeResult) -> list[str]:
     """Return what was asked about, without what is empty: the target, its sizes, the precision and the optimizer."""
     sizes = result.variant.sizes if result.variant else {}
@@ -200,9 +149,7 @@ def question(result: ProbeResult) -> list[str]:
         for part in (
             result.target,
             *(f"{name} {size}" for name, size in sizes.items()),
-            _MODE_WORDS[result.mode],
-            _tokens(result),
-            _evaluated(result),
+            *(mode_words(result.variant) if result.variant else ()),
             result.precision,
             result.optimizer,
             f"`nn.DataParallel` over {result.variant.devices} devices"
