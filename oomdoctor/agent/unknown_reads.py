@@ -54,8 +54,11 @@ _EXAMPLES = os.path.join(_OWN, "examples")  # noqa: PTH118
 _FOLDERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _STANDARD = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
 _TORCH = tuple(f"{folder}torch{os.sep}" for folder in _FOLDERS)
+_DISPATCHERS = ("_ops.py", "_python_dispatch.py")
 _LOGGING = (os.path.join("transformers", "trainer.py"), os.path.join("transformers", "trainer_utils.py"))  # noqa: PTH118
 """Files of libraries whose conditions look whether a loss is finite, to log it."""
+_RECURRENT = os.path.join("torch", "nn", "modules", "rnn.py")  # noqa: PTH118
+"""File whose modules draw the seed of cuDNN's dropout on the GPU, and read it: memory does not depend on it."""
 
 
 class _Line:
@@ -72,7 +75,7 @@ class _State:
 
     def __init__(self) -> None:
         self.lines: dict[tuple[CodeType, int, str], _Line] = {}
-        self.total = 0
+        self.total = self.seeds = 0
         self.progress_at = 0.0
         self.callback: Any = None
         self.error = b""  # kept here, since C has a pointer to it
@@ -89,6 +92,11 @@ def begin() -> None:
         library.oomdoctor_null_on_read(_STATE.callback)
         sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(guarded(lambda *_: mark() and None))
         atexit.register(library.oomdoctor_null_on_read, None)  # a thread that reads later would wait for Python
+
+
+def seeds_read() -> int:
+    """Return how many reads were of a seed of PyTorch's own, which change nothing."""
+    return _STATE.seeds
 
 
 def mark() -> int:
@@ -144,6 +152,9 @@ def _note_read(_bytes: int) -> int | None:
 
 
 def _noted(frame: FrameType) -> int | None:
+    if _draws_seed(frame):
+        _STATE.seeds += 1
+        return None
     reading, program = _reader(frame)
     if reading is None:  # as in backward, whose threads are not Python's
         return None
@@ -166,6 +177,19 @@ def _noted(frame: FrameType) -> int | None:
     ).encode()
     _STATE.error = line.error
     return ctypes.cast(ctypes.c_char_p(line.error), ctypes.c_void_p).value
+
+
+def _draws_seed(frame: FrameType) -> bool:
+    """Return whether a recurrent module is the innermost that reads, but for what dispatches operators."""
+    outer: FrameType | None = frame
+    while outer is not None:
+        path = outer.f_code.co_filename
+        if path.endswith(_RECURRENT):
+            return True
+        if not (path.startswith(_OWN) or path.endswith(_DISPATCHERS)):
+            return False
+        outer = outer.f_back
+    return False
 
 
 def _reader(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from oomdoctor.agent import null_gpu as agent_null_gpu
-from oomdoctor.agent.unknown_reads import describe_reads
+from oomdoctor.agent import unknown_reads
 from oomdoctor.engines.catalogue import Card, all_cards
 from oomdoctor.engines.choice import ALLOCATOR_VARIABLES
 from oomdoctor.engines.null_gpu import library as null_gpu
@@ -146,7 +146,8 @@ def device_kind() -> Literal["cuda", "null", "trace"]:
 
 def zeros_read_count() -> int:
     """Return how often data was read back from a null or emulated GPU, each time zeros; 0 on a real one."""
-    return null_gpu.reads() if _EMULATION.device is None else _EMULATION.device.reads
+    reads = null_gpu.reads() if _EMULATION.device is None else _EMULATION.device.reads
+    return reads - unknown_reads.seeds_read()
 
 
 def workspaces_given_up() -> int:
@@ -211,7 +212,7 @@ def fault_of(error: OomdoctorError, zeros_read: int, reads: Sequence[UnknownRead
         served = ", ".join(f"`{name}`" for name in calls)
         return NoAnswerError(f"the null GPU does not serve {served}", details=details, hint=_REAL_GPU)
     if zeros_read and not isinstance(error, NoAnswerError):
-        where = f" ({describe_reads(reads)})" if reads else ""
+        where = f" ({unknown_reads.describe_reads(reads)})" if reads else ""
         return NoAnswerError(
             f"the target read data back from the GPU{where} and then failed; "
             f"from {_STAND_IN[device_kind()]} come zeros, whatever was computed",

@@ -275,3 +275,37 @@ def test_parameters_without_a_storage_are_counted(oomdoctor_here: Run, tmp_path:
     ended = _probe(oomdoctor_here, tmp_path, MODEL + WRAPPED)
     assert _maximum(ended) == 512
     assert json.loads(ended.stdout)["result"]["weights_bytes"] == 64 * 64 + 64 * 4 + (64 * 64 + 64) * 4
+
+
+DROPS_BETWEEN_LAYERS = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent = nn.LSTM(64, 64, num_layers=2, dropout=0.5)
+
+    def forward(self, batch):
+        return self.recurrent(batch)[0]
+
+
+def build_model():
+    return Model()
+
+
+def make_batch(batch_size):
+    return torch.randn(16, batch_size, 64)
+
+
+def training_step(model, batch):
+    return model(batch).mean()
+"""
+
+
+def test_the_seed_of_cudnns_dropout_is_nobodys_read(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """PyTorch reads the seed that it draws itself: nothing of the user's depends on it, and nothing is warned of."""
+    ended = _probe(oomdoctor_here, tmp_path, DROPS_BETWEEN_LAYERS)
+    assert _maximum(ended) > 0
+    assert json.loads(ended.stdout)["result"]["warnings"] == []
