@@ -77,9 +77,11 @@ def sized(
         options: Options of `oomdoctor.probe`.
 
     Raises:
-        UsageError: A figure of `infeasible` is no finite number, or there is none.
+        UsageError: A figure of `infeasible` is no finite number, or there is none; the target batch is no number of
+            samples; an option is none.
     """
     figures = _finite(infeasible)
+    sizing.check_options(target_batch, options)
     cluster = ClusterSizer()
 
     @wraps(train, assigned=("__module__", "__name__", "__qualname__", "__doc__"), updated=())

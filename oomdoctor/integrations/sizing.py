@@ -24,6 +24,7 @@ from oomdoctor.errors import NoAnswerError, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import build_request
+from oomdoctor.search.probe_search import per_device_target
 from oomdoctor.trial.answer import document_of
 from oomdoctor.trial.probe import engine_for, probe
 from oomdoctor.trial.process import CancelToken
@@ -128,6 +129,7 @@ def build_question(
     options: SizeOptions,
 ) -> ProbeRequest:
     """Return the question of `size`, with its arguments and errors."""
+    check_options(target_batch, options)
     is_generic = gpu is None and (options.get("memory") is not None or options.get("capacity") is not None)
     request = build_request(
         fill(target, parameters) if isinstance(target, str) else [fill(word, parameters, str) for word in target],
@@ -137,6 +139,18 @@ def build_question(
         **options,
     )
     return replace(request, profiles=False)
+
+
+def check_options(target_batch: int, options: Mapping[str, object]) -> None:
+    """See that what a sweep asks of each configuration can be asked, before any is.
+
+    Raises:
+        UsageError: The target batch is no number of samples, or an option is none.
+    """
+    known = SizeOptions.__annotations__.keys()
+    if unknown := sorted(options.keys() - known):
+        raise UsageError(f"`{unknown[0]}` is no option of a size", hint=f"its options are {', '.join(sorted(known))}")
+    per_device_target(target_batch)
 
 
 def fill(text: str, parameters: Mapping[str, object], written: object = None) -> str:

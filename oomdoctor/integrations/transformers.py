@@ -11,6 +11,7 @@ that is earlier, the end of its `__init__`, does not tell a callback which train
 from __future__ import annotations
 
 import copy
+from collections.abc import Sized
 from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.errors import UsageError
@@ -23,13 +24,11 @@ need("transformers", "transformers")
 need("accelerate", "transformers")
 
 import torch  # noqa: E402
-from transformers import DefaultFlowCallback, TrainerControl, TrainerState  # noqa: E402
+from transformers import DefaultFlowCallback, Trainer, TrainerControl, TrainerState  # noqa: E402
 from transformers.trainer_callback import CallbackHandler  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from transformers import Trainer
 
     from oomdoctor.integrations.trainer_memory import Memory
 
@@ -80,7 +79,10 @@ def set_batch_size(
     return found
 
 
-def _check(trainer: Trainer) -> None:
+def _check(trainer: object) -> None:
+    if not isinstance(trainer, Trainer):
+        hint = "build the Trainer first, and call this before `trainer.train()`"
+        raise UsageError(f"`{trainer!r:.80}` is no `transformers.Trainer`", hint=hint)
     if trainer.args.world_size > 1 or trainer.args.n_gpu > 1:
         raise UsageError(
             f"the trainer has {max(trainer.args.world_size, trainer.args.n_gpu)} devices, and one is sized",
@@ -89,6 +91,8 @@ def _check(trainer: Trainer) -> None:
         )
     if trainer.train_dataset is None:
         raise UsageError("the trainer has no `train_dataset`", hint="pass `train_dataset=` to the Trainer")
+    if isinstance(trainer.train_dataset, Sized) and not len(trainer.train_dataset):
+        raise UsageError("the trainer's `train_dataset` has no sample", hint="give it some training data")
 
 
 def _find(

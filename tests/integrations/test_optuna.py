@@ -167,6 +167,14 @@ def test_memory_is_given_back(null_environment: Callable[[int], dict[str, str]],
     assert ran.stdout == "torch.OutOfMemoryError: CUDA out of memory. T True (None, None, None)\n", ran.stderr
 
 
+def test_what_no_configuration_can_be_asked_is_named() -> None:
+    """An option that is none, and a target batch that is no number of samples, are told by name."""
+    with pytest.raises(UsageError, match="`gpus` is no option of a size"):
+        sizing.size("model.py", {}, target_batch=8, gpu="t4", gpus="t4")  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="target batch 0 is not a number of samples"):
+        sizing.size("model.py", {}, target_batch=0, gpu="t4")
+
+
 def test_what_cannot_be_filled_in_is_named() -> None:
     """A placeholder without a parameter, and a value that is no literal, are told by name; NumPy's numbers are read."""
     import numpy as np

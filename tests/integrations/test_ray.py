@@ -21,6 +21,7 @@ from ray.exceptions import ActorDiedError
 from ray.train import ScalingConfig
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
+from run_python import run_program
 from running import run_here
 from sweep_targets import TARGET, WIDTHS
 from targets_for_tests import write_target
@@ -253,3 +254,36 @@ def test_an_infeasible_value_is_finite(figures: dict[str, Any]) -> None:
     """An infinite value, which breaks Bayesian searchers, is refused before anything starts."""
     with pytest.raises(UsageError, match="infeasible"):
         sized(_train, target=TARGET, target_batch=8, infeasible=figures)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [({"target_batch": 0}, "target batch 0 is not a number"), ({"gpus": "t4"}, "`gpus` is no option of a size")],
+)
+def test_what_no_trial_can_be_asked_is_refused(wrong: dict[str, Any], told: str) -> None:
+    """It is named before anything starts, and not in each trial."""
+    with pytest.raises(UsageError, match=told):
+        sized(_train, **{"target": TARGET, "target_batch": 8, "infeasible": {"loss": 9.0}, **wrong})
+
+
+STOPS = """
+import os, pathlib, time
+
+if "STOPS_AT" in os.environ:
+    pathlib.Path(os.environ["STOPS_AT"]).touch()
+    time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_loses_no_cell(tmp_path: Path) -> None:
+    """Its cells are probed on another node, and the document is, to the byte, that of this machine."""
+    write_target(tmp_path, LENGTHS + STOPS, "lengths.py")
+    marker = tmp_path / "stopped"
+    program = [str(Path(__file__).with_name("ray_node_dies.py")), str(marker)]
+    ran = run_program(sys.executable, program, os.environ, timeout=180, cwd=tmp_path)
+    there, here = json.loads(ran.stdout.splitlines()[-1])
+
+    assert marker.exists()
+    assert there == here
+    assert [cell["maximum"] > 0 for cell in there["result"]["cells"]] == [True, True]

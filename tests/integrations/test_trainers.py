@@ -116,6 +116,8 @@ def test_training_after_sizing_is_training_with_sizes_by_hand(sized: dict[str, A
         ("large target", "UsageError", ["65 is more than the 64 samples"]),
         ("no sampler", "UsageError", ["`Endless` has no sampler", "__getitem__"]),
         ("no data", "UsageError", ["no `train_dataset`"]),
+        ("no samples", "UsageError", ["`train_dataset` has no sample"]),
+        ("no trainer", "UsageError", ["`'trainer'` is no `transformers.Trainer`", "build the Trainer first"]),
         ("broken step", "TargetError", ["ZeroDivisionError", "not an out-of-memory error"]),
         ("no divisor", "UsageError", ["23 has no divisor near 5", "21 and 24"]),
         ("cpu", "UsageError", ["trains on `cpu`", "oomdoctor run"]),

@@ -197,6 +197,8 @@ def mistakes() -> dict[str, Any]:
         "large target": on_trainer(Samples("gpt2", 64), target_batch=65),
         "no sampler": iterable,
         "no data": on_trainer(None, target_batch=8),
+        "no samples": on_trainer(Samples("gpt2", 0), target_batch=8),
+        "no trainer": lambda: transformers.set_batch_size("trainer", target_batch=8),  # type: ignore[arg-type]
         "broken step": broken,
         "no divisor": _prime,
         "cpu": lambda: transformers.set_batch_size(
