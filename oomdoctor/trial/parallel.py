@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from oomdoctor.trial.process import CancelToken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from threading import Lock
+    from types import FrameType
 
     from oomdoctor.progress import Progress
     from oomdoctor.results import Trial
@@ -51,12 +54,58 @@ def run_all(pieces: Sequence[Callable[[CancelToken], T]], jobs: int, stop: Cance
         BaseException: The exception of a piece, or an interrupt; the other pieces have been stopped.
     """
     stop = stop or CancelToken()
-    pool = ThreadPoolExecutor(jobs, thread_name_prefix="oomdoctor-probe")
+    with interrupts_set(stop):
+        pool = ThreadPoolExecutor(jobs, thread_name_prefix="oomdoctor-probe")
+        try:
+            return all_results([pool.submit(piece, stop) for piece in pieces])
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def interrupts_set(stop: CancelToken) -> Iterator[None]:
+    """Have an interrupt set a token while the block runs, and raise the interrupt once the block has ended.
+
+    Python raises an interrupt between any two instructions of its main thread. In `concurrent.futures` that may be
+    while a lock is held which every thread needs to hand in its result, and all of them would wait for ever. A second
+    interrupt is raised at once.
+
+    Args:
+        stop: The token; what runs in the block ends once it is set.
+
+    Raises:
+        BaseException: What the handlers of the signals raise, `KeyboardInterrupt` as a rule.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+        yield
+        return
+    handlers = {
+        number: handler for number in (signal.SIGINT, signal.SIGTERM) if callable(handler := signal.getsignal(number))
+    }
+    received: list[BaseException] = []
+
+    def set_stop(number: int, frame: FrameType | None) -> None:
+        try:
+            handlers[signal.Signals(number)](number, frame)
+        except BaseException as interrupt:
+            if received:
+                raise
+            received.append(interrupt)
+            stop.set()
+
     try:
-        return all_results([pool.submit(piece, stop) for piece in pieces])
+        for number in handlers:
+            signal.signal(number, set_stop)
+        yield
+    except BaseException:
+        if not received:
+            raise
     finally:
-        stop.set()
-        pool.shutdown(cancel_futures=True)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if received:
+        raise received[0]
 
 
 def all_results(futures: Sequence[Future[T]]) -> list[T]:

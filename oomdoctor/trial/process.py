@@ -286,11 +286,11 @@ class CancelToken:
     """
 
     def __init__(self, parent: CancelToken | None = None) -> None:
+        self.is_set = False
         self.fd, self._write_fd = os.pipe()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may set it while this thread does
         self._children: WeakSet[CancelToken] = WeakSet()
         self._parent = parent  # which has to live as long
-        self.is_set = False
         if parent is not None:
             parent.adopt(self)
 
@@ -312,7 +312,8 @@ class CancelToken:
             child.set()
 
     def __del__(self) -> None:
-        self.set()
+        if not self.is_set:
+            os.close(self._write_fd)  # a child has this one for its parent, so that none is left to be told
         os.close(self.fd)
 
 
