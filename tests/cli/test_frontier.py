@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from running import Run
-from test_sizes import MODEL
+from test_sizes import LOOP, MODEL
 
 import oomdoctor
 
@@ -157,3 +158,29 @@ def test_the_function_gives_the_commands_document(model: Path, oomdoctor_here: R
     document = oomdoctor.frontier(model, over={"length": [64]}, gpu="rtx-4090", capacity="64MiB")
 
     assert document.result.cells[0].maximum == written["result"]["cells"][0]["maximum"]
+
+
+def test_the_function_asks_about_evaluations_too(model: Path, oomdoctor_here: Run) -> None:
+    """`mode` and `with_eval` are options of `oomdoctor.frontier` as of the command, and the result says so."""
+    card = {"gpu": "rtx-4090", "capacity": "64MiB"}
+    evaluated = oomdoctor.frontier(model, over={"length": [64]}, at={"hidden": 32}, mode="eval", **card).result
+    between = oomdoctor.frontier(model, over={"length": [64]}, with_eval=True, eval_batch=100_000, **card).result
+    plain = oomdoctor.frontier(model, over={"length": [64]}, **card).result
+    text = oomdoctor_here(
+        "probe", model.name, *CARD, "--over", "length=64,32", "--with-eval", "--at", "hidden=32"
+    ).stdout
+
+    assert evaluated.variant is not None
+    assert (evaluated.variant.mode, evaluated.variant.sizes) == ("eval", {"hidden": 32})
+    assert evaluated.cells[0].maximum > plain.cells[0].maximum
+    assert between.cells[0].maximum == 0
+    assert "model.py, hidden 32, fp32, AdamW, plain steps, evaluation between steps." in text
+
+
+def test_a_commands_frontier_names_the_command_as_given(model: Path, oomdoctor_here: Run) -> None:
+    """The placeholder of the size stays in the command that the answer names, since each cell fills in another one."""
+    model.with_name("train.py").write_text(f"{MODEL}{LOOP}")
+    command = ("--", sys.executable, "train.py", "{micro_batch}", "{length}")
+    ended = oomdoctor_here("probe", *CARD, "--over", "length=128,256", "--json", *command)
+
+    assert json.loads(ended.stdout)["result"]["target"] == f"{sys.executable} train.py {{micro_batch}} {{length}}"
