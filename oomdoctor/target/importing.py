@@ -162,10 +162,19 @@ def _check_call(
         return
     unknown = [name for name in kwargs if name not in signature.parameters]
     near = [near for name in unknown for near in difflib.get_close_matches(name, signature.parameters)]
-    raise TargetError(
-        f"`{call}` cannot be called so: {problem}",
-        hint=(f"did you mean `{near[0]}`? " if near else "") + f"its parameters are `{_plain(signature)}`",
-    )
+    hint = (f"did you mean `{near[0]}`? " if near else "") + f"its parameters are `{_plain(signature)}`"
+    if call.startswith("make_batch(") and (sizes := _without_default(signature)[len(args) :]):
+        given = ", ".join(f"{name}=..." for name in sizes)
+        hint += f"; give other sizes than the batch a default, as in `def make_batch(batch_size, *, {given})`, and "
+        hint += f"`--at {sizes[0]}=...` asks about another one"
+    raise TargetError(f"`{call}` cannot be called so: {problem}", hint=hint)
+
+
+def _without_default(signature: inspect.Signature) -> list[str]:
+    """Return the names of the parameters that every call must give."""
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    every = signature.parameters.values()
+    return [each.name for each in every if each.default is inspect.Parameter.empty and each.kind not in variable]
 
 
 def _plain(signature: inspect.Signature) -> str:

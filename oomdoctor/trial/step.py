@@ -68,7 +68,9 @@ def checked_batch(setup: TrialSetup, micro_batch: int) -> object:
     Raises:
         TargetError: The file made none, or it has not as many samples.
     """
-    make = partial(make_one_batch, setup.target, passes=is_about_size)
+    # What `make_batch` cannot make of a larger size is that size's limit, as what the model cannot take of it is.
+    passes = is_about_size if setup.variant.searched is None else is_of_user
+    make = partial(make_one_batch, setup.target, passes=passes)
     batch = make(micro_batch)
     setup.shape.check(batch, micro_batch, make)
     return setup.changes.batch(batch)
@@ -77,6 +79,11 @@ def checked_batch(setup: TrialSetup, micro_batch: int) -> object:
 def is_about_size(error: BaseException) -> bool:
     """Return whether an error of `make_batch` is about the size, and not about the user's code."""
     return classify(error).outcome is not Outcome.FAILED
+
+
+def is_of_user(error: BaseException) -> bool:
+    """Return whether an error may be an outcome of a trial; an interrupt is none."""
+    return not isinstance(error, KeyboardInterrupt)
 
 
 def loss_of(setup: TrialSetup, batch: object) -> torch.Tensor:

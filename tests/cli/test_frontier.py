@@ -96,6 +96,36 @@ def test_the_limit_of_the_model_itself_ends_the_search(tmp_path: Path, oomdoctor
     assert "a limit that is not memory" in ended.stdout
 
 
+MODEL_WITH_LENGTH = """\
+import torch
+
+
+def build_model(length=8):
+    if length > 500:
+        raise ValueError("a length above 500")
+    return torch.nn.Linear(64, 64)
+"""
+BATCH = "    return torch.zeros(batch_size, length, 64)"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        QUADRATIC.replace(BATCH, f"    if length > 500:\n        raise ValueError('a length above 500')\n{BATCH}"),
+        MODEL_WITH_LENGTH + QUADRATIC.partition("\n\n\n")[2].partition("\n\n\n")[2],
+    ],
+    ids=["make_batch", "build_model"],
+)
+def test_a_size_that_cannot_be_made_ends_the_search_too(tmp_path: Path, oomdoctor_here: Run, source: str) -> None:
+    """What `make_batch` or `build_model` raises above some size is the limit, as what the step raises is."""
+    (tmp_path / "model.py").write_text(source)
+    ended = oomdoctor_here("probe", "model.py", "--gpu", "rtx-4090", "--largest", "length", "--micro-batch", "4")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "`length` 500 is the largest that fits at micro-batch 4" in ended.stdout
+    assert "a length above 500" in ended.stdout
+
+
 def test_nothing_above_the_bound_is_tried(model: Path, oomdoctor_here: Run) -> None:
     """`--up-to` ends the search where everything below fits."""
     ended = oomdoctor_here(
