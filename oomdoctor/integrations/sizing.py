@@ -2,7 +2,8 @@
 
 A configuration fills the placeholders of a target, such as `model.py:build_model(width={width})`, and is probed for a
 card of the catalogue on a null GPU. The probes run in workers that are forked from one process that has imported torch,
-so that a sweep starts one interpreter, and the trial's own process holds no memory of it.
+so that a sweep starts one interpreter, and the trial's own process holds no memory of it. Models of one file and card
+share a worker, one after the other, where the file leaves it as it was.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.engines.monitor import cuda_devices, read_gpus
-from oomdoctor.errors import NoAnswerError, UsageError
+from oomdoctor.errors import NoAnswerError, OomdoctorError, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import build_request
@@ -28,6 +29,7 @@ from oomdoctor.search.probe_search import per_device_target
 from oomdoctor.trial.answer import document_of
 from oomdoctor.trial.probe import engine_for, probe
 from oomdoctor.trial.process import CancelToken
+from oomdoctor.trial.shared_workers import SharedWorkers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -215,6 +217,7 @@ class Sizer:
     def __init__(self) -> None:
         self._stop = CancelToken()
         self._pool = WorkerPool(self._stop)
+        self._workers = SharedWorkers(self._pool.start)
         self._lock = Lock()
         self._answers: dict[tuple[ProbeRequest, str], Future[ProbeDocument]] = {}
 
@@ -240,11 +243,20 @@ class Sizer:
     def _probed(self, request: ProbeRequest) -> ProbeDocument:
         with self._lock:
             engine = None if request.command is not None else engine_for(request)  # builds the null GPU once
-        return document_of(probe(request, SilentProgress(), engine=engine, stop=self._stop, start=self._pool.start))
+        workers = self._workers.for_probe()
+        try:
+            run = probe(request, SilentProgress(), engine=engine, stop=self._stop, start=workers)
+        except OomdoctorError:
+            if not workers.has_shared:
+                raise
+            # Whatever an earlier model has left behind shall not be the reason.
+            run = probe(request, SilentProgress(), engine=engine, stop=self._stop, start=self._pool.start)
+        return document_of(run)
 
     def close(self) -> None:
-        """End the process that workers are forked from."""
+        """End the workers, and the process that they are forked from."""
         self._stop.set()
+        self._workers.close()
         self._pool.__exit__()
 
 
