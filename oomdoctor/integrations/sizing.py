@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from threading import Lock
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.engines.monitor import cuda_devices, read_gpus
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from oomdoctor.results import Accumulation, Precision, ProbeDocument
 
 
-_PLACEHOLDER: Final = re.compile(r"\{([^\W\d]\w*)\}")
+_PLACEHOLDER: Final = re.compile(r"\{([^\W\d]\w*(?:\.\w+)*)\}")
 _SENTENCE: Final = re.compile(r"(?<=\.)\s+(?=[A-Z])")
 _OF_COMMANDS: Final = frozenset({"micro_batch", "accumulation_steps", "world_size"})
 _CARD_HINT: Final = 'name a card, such as `gpu="rtx-4090"`; `oomdoctor gpus --known` lists all'
@@ -112,7 +112,7 @@ def size(
         target: As of `oomdoctor.probe`, with placeholders for parameters, such as `{width}`.
         parameters: Values by name.
         target_batch: Samples per optimizer step over all devices.
-        gpu: Card to ask about; None for the first that this process sees.
+        gpu: Card to ask about, which may be `{name}` as well; None for the first that this process sees.
         options: Options of `oomdoctor.probe`.
 
     Raises:
@@ -133,14 +133,27 @@ def build_question(
     """Return the question of `size`, with its arguments and errors."""
     check_options(target_batch, options)
     is_generic = gpu is None and (options.get("memory") is not None or options.get("capacity") is not None)
+    if gpu is None and not is_generic:
+        gpu = card_here(os.environ)
     request = build_request(
-        fill(target, parameters) if isinstance(target, str) else [fill(word, parameters, str) for word in target],
+        _filled(target, parameters),
         target_batch=target_batch,
-        gpu=gpu if gpu is not None or is_generic else card_here(os.environ),
+        gpu=fill(gpu, parameters, str) if isinstance(gpu, str) else gpu,
         guide=False,
         **options,
     )
     return replace(request, profiles=False)
+
+
+def _filled(target: str | Sequence[str], parameters: Mapping[str, object]) -> str | Sequence[str]:
+    if isinstance(target, list | tuple):
+        return [fill(str(word), parameters, str) for word in target]
+    if not isinstance(target, str):
+        raise UsageError(
+            f"`target` is `{target!r:.80}`, which names no file",
+            hint="write it as text: `model.py:build_model(width={width})`",
+        )
+    return fill(target, parameters)
 
 
 def check_options(target_batch: int, options: Mapping[str, object]) -> None:
@@ -160,7 +173,7 @@ def fill(text: str, parameters: Mapping[str, object], written: object = None) ->
 
     Args:
         text: The target, or a word of a command, whose own placeholders stay.
-        parameters: Values by name.
+        parameters: Values by name; `{model.width}` is the `width` of a parameter `model`, unless one is called so.
         written: How a value is written; None for a literal of Python.
 
     Raises:
@@ -171,15 +184,24 @@ def fill(text: str, parameters: Mapping[str, object], written: object = None) ->
         name = found[1]
         if written is not None and name in _OF_COMMANDS:
             return found[0]
-        if name not in parameters:
+        try:
+            found_value = parameters[name] if name in parameters else _nested(name, parameters)
+        except (KeyError, TypeError):
             known = ", ".join(f"`{known}`" for known in parameters) or "none so far"
             raise UsageError(
                 f"`{found[0]}` of `{text}` is no parameter of the configuration",
                 hint=f"its parameters are {known}; a parameter has a value once it was suggested",
-            )
-        return str(parameters[name]) if written is not None else _literal(name, parameters[name])
+            ) from None
+        return str(found_value) if written is not None else _literal(name, found_value)
 
     return _PLACEHOLDER.sub(value, text)
+
+
+def _nested(name: str, parameters: Mapping[str, object]) -> object:
+    value: Any = parameters
+    for part in name.split("."):
+        value = value[part]
+    return value
 
 
 def _literal(name: str, value: object) -> str:

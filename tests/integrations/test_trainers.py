@@ -98,7 +98,7 @@ def test_memory_after_sizing_equals_memory_before(sized: dict[str, Any], name: s
     assert sized[name]["after"] == sized[name]["before"]
 
 
-@pytest.mark.parametrize("library", ["lightning", "transformers"])
+@pytest.mark.parametrize("library", ["lightning", "transformers", "callback"])
 def test_training_after_sizing_is_training_with_sizes_by_hand(sized: dict[str, Any], library: str) -> None:
     """Losses, weights, counters and schedules are the same to the bit, with dropout and shuffled data."""
     after_sizing, by_hand = sized["host"][library]
@@ -120,6 +120,7 @@ def test_training_after_sizing_is_training_with_sizes_by_hand(sized: dict[str, A
         ("no trainer", "UsageError", ["`'trainer'` is no `transformers.Trainer`", "build the Trainer first"]),
         ("broken step", "TargetError", ["ZeroDivisionError", "not an out-of-memory error"]),
         ("no divisor", "UsageError", ["23 has no divisor near 5", "21 and 24"]),
+        ("late callback", "UsageError", ["was added when the trainer was made", "callbacks=["]),
         ("cpu", "UsageError", ["trains on `cpu`", "oomdoctor run"]),
     ],
 )
