@@ -22,7 +22,7 @@ from ray.train import ScalingConfig
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 from run_python import run_program
-from running import run_here
+from running import run_command, run_here
 from sweep_targets import TARGET, WIDTHS
 from targets_for_tests import write_target
 
@@ -198,6 +198,20 @@ def test_many_probes_are_the_same_in_a_cluster(cluster: Path, words: Sequence[st
     here, there = (run_here([*words, "--json", *more], cluster) for more in ([], ["--executor", "ray"]))
     assert there.stdout == here.stdout
     assert (there.returncode, here.returncode) == (0, 0), there.stderr
+
+
+def test_a_cluster_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    """An address where no Ray is, and a directory that is too large to travel, say what to do."""
+    write_target(tmp_path, LENGTHS, "lengths.py")
+    words = ["probe", "lengths.py", "--over", "length=64,128", "--gpu", "t4", "--executor", "ray"]
+    absent = run_command(words, cwd=tmp_path, RAY_ADDRESS="127.0.0.1:1")
+    assert (absent.returncode, "no Ray answers at `RAY_ADDRESS`, 127.0.0.1:1" in absent.stderr) == (2, True)
+    with (tmp_path / "data.bin").open("wb") as file:
+        file.truncate(600 * 2**20)
+    large = run_command(words, cwd=tmp_path)
+    assert large.returncode == 2, large.stderr
+    assert "Package size (600.00MiB) exceeds" in large.stderr
+    assert "hint: name data and results in a file `.rayignore`" in large.stderr
 
 
 def test_entries_are_checked_in_a_cluster(cluster: Path) -> None:
