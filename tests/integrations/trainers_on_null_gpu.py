@@ -251,6 +251,7 @@ if __name__ == "__main__":
     with contextlib.redirect_stdout(sys.stderr):
         answer = {
             "mlp": size_lightning("mlp", 240 / 1024),
+            "encoder": size_lightning("encoder"),
             "resnet": size_lightning("resnet"),
             "gpt2": size_transformers("gpt2"),
             "examples": examples(sys.argv[1:]),
