@@ -349,6 +349,7 @@ class Measurements:
         assumptions: Memory that it counts by a rule, or not at all; see `null_gpu`.
         error: The error that ended it; None where none did.
         step_ends: Bytes in live tensors at the end of each step.
+        memory_fraction: Part of the device's memory that the program allows PyTorch; 1 for all of it.
         holder: What holds the memory that steps leave behind, in words; looked for where they go on doing so.
         process: Description of the process, where that was asked for.
         failures: Failures of the agent, each of which left something unmeasured.
@@ -382,6 +383,7 @@ class Measurements:
     communicators: tuple[int, ...]
     error: ErrorChain | None
     step_ends: tuple[int, ...]
+    memory_fraction: float
     holder: str | None
     process: ProcessDescription | None
     failures: tuple[str, ...]

@@ -86,6 +86,7 @@ def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
         "assumptions": [],
         "error": None,
         "step_ends": [],
+        "memory_fraction": 1.0,
         "holder": None,
         "cuda": True,
         "communicators": [],

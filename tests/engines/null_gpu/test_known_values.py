@@ -119,10 +119,11 @@ def test_the_gradient_of_a_product_takes_factors_as_not_zero(python: str) -> Non
 
 
 def test_unknown_rows_of_a_sparse_tensor_count_as_different(python: str) -> None:
-    """Where the indices are not known, coalescing leaves as many as there are, and that is told as a bound."""
+    """Where the indices are not known, coalescing leaves all, or all rows there are, which is told as a bound."""
     answer = _answer(python)
 
     assert answer["found"]["unknown sparse"] == [6, ["guessed.coalesce()"]]
+    assert answer["found"]["crowded sparse"] == [4, ["crowded.coalesce()"]]
     assert answer["effects"]["guessed.coalesce()"] == "bound"
 
 
