@@ -112,8 +112,10 @@ accuracy: $(INSTALLED)  ## Compare the engines over a zoo of models, and write i
 
 .PHONY: fidelity
 fidelity: $(INSTALLED)  ## Compare the null GPU with runs that others measured, and write it to tests/bench/results
-	$(BIN)/python $(PIP) --no-deps --target build/fidelity torchvision pillow
+	$(BIN)/python $(PIP) --no-deps --target build/fidelity 'transformers==4.51.3' 'huggingface_hub<1' 'tokenizers<0.22'
 	PYTHONPATH=build/fidelity $(BIN)/python tests/bench/fidelity.py
+	PYTHONPATH=build/fidelity $(BIN)/python tests/bench/fidelity_points.py
+	$(BIN)/python tests/bench/fidelity_intervals.py
 
 .PHONY: peers
 peers: $(INSTALLED)  ## Compare oomdoctor with other tools that find a batch size, and write it to tests/bench/results

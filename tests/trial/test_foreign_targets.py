@@ -309,3 +309,33 @@ def test_the_seed_of_cudnns_dropout_is_nobodys_read(tmp_path: Path, oomdoctor_he
     ended = _probe(oomdoctor_here, tmp_path, DROPS_BETWEEN_LAYERS)
     assert _maximum(ended) > 0
     assert json.loads(ended.stdout)["result"]["warnings"] == []
+
+
+BENCHMARKED = """
+import torch
+from torch import nn
+
+torch.backends.cudnn.benchmark = True
+
+
+def build_model():
+    layers = [nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+def make_batch(batch_size):
+    return torch.zeros(batch_size, 3, 64, 64), torch.zeros(batch_size, dtype=torch.long)
+
+
+def training_step(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+"""
+
+
+def test_plans_that_are_only_benchmarked_are_no_ooms(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """Under `cudnn.benchmark` PyTorch builds many plans without allocating for one; none of them ran out of memory."""
+    ended = _probe(oomdoctor_here, tmp_path, BENCHMARKED, "--gpu", "rtx-3060-12gb")
+
+    assert 1 <= _maximum(ended) < 512
+    trials = json.loads(ended.stdout)["result"]["trials"]
+    assert {trial["swallowed_ooms"] for trial in trials} == {0}

@@ -51,8 +51,6 @@ TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5-small": ("t5", _T5 | {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8}),
 }
 """`model_type` in `transformers` and what differs from its defaults, by the same name."""
-EAGER = ("gpt_neo", "t5")
-"""Attention that was not fused in the versions of `transformers` with torch 2.6."""
 
 
 class _Variables(dict[str, Any]):
@@ -78,7 +76,7 @@ def build_model(name: str, optimizer: str, *, late: bool = False) -> nn.Module:
         _chosen["vocabulary"] = settings.get("vocab_size", 50257)
         config = AutoConfig.for_model(kind, **settings)
         build = T5ForConditionalGeneration._from_config if kind == "t5" else AutoModelForCausalLM.from_config
-        model: nn.Module = build(config, attn_implementation="eager" if kind in EAGER else "sdpa")
+        model: nn.Module = build(config)
         return model
     import torchvision
 
@@ -105,17 +103,11 @@ def training_step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _text_loss(model: nn.Module, tokens: Tensor, mask: Tensor) -> Tensor:
-    """Return the loss of a language model; its output stays alive until the next step's, as a variable of the loop.
-
-    Decoders copied the logits of all tokens but the last, as `transformers` did before 4.46.
-    """
-    output = model(input_ids=tokens, attention_mask=mask, labels=tokens if model.config.is_encoder_decoder else None)
+    """Return the model's own loss; its output, with keys and values, stays alive until the next step's."""
+    output = model(input_ids=tokens, attention_mask=mask, labels=tokens)
     _chosen["alive"]()["output"] = output
-    if output.loss is not None:
-        own: Tensor = output.loss
-        return own
-    shifted = output.logits[:, :-1].contiguous()
-    return nn.functional.cross_entropy(shifted.view(-1, shifted.shape[-1]), tokens[:, 1:].reshape(-1))
+    loss: Tensor = output.loss
+    return loss
 
 
 def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:

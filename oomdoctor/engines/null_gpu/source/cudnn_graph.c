@@ -151,11 +151,13 @@ SERVED int cudnnBackendSetAttribute(descriptor *d, int name, int type, int64_t c
 
 // PyTorch allocates the workspace of a plan as soon as it is built, and of a plan that it has kept as soon as it has set the
 // handle's stream. Where there is no room it goes on with the next plan, and nothing of that reaches the program: such an
-// OOM is none of the program's.
+// OOM is none of the program's. After each PyTorch reads the thread's last error; where it benchmarks it builds all plans one
+// after the other, allocates for none of them, and reads none.
 
 static atomic_uint_fast64_t given_up;
 static _Thread_local bool has_given_up;               // since the question
 static _Thread_local bool has_built, has_set_stream;  // since the thread's last execution
+static _Thread_local bool has_read_error;             // since it has built
 static _Thread_local uint64_t asked_first;            // the graph in question, with the mode that PyTorch tries first
 
 // PyTorch keeps plans for each thread by itself: a checkpointed forward that runs again in the backward asks anew.
@@ -229,8 +231,11 @@ void null_cudnn_takes(void) {
 static void set_state(bool built, bool stream) {
     has_built = built;
     has_set_stream = stream;
+    has_read_error = false;
     given_back_in = 0;
 }
+
+void null_cudnn_error_is_read(void) { has_read_error = true; }
 
 SERVED int cudnnSetStream(handle h, handle stream) {
     set_state(false, true);
@@ -269,7 +274,7 @@ static uint64_t hash(const char *text) {
 static bool is_instant(const char *text) { return strstr(text, "200:8=00000000;") != NULL; }
 
 static void note_question(const char *text) {
-    bool gave_up = has_built;
+    bool gave_up = has_built && has_read_error;
     set_state(false, false);
     if (is_instant(text)) {
         asked_first = hash(text);
@@ -280,7 +285,7 @@ static void note_question(const char *text) {
 }
 
 static int build_plan(descriptor *plan) {
-    give_up(has_built);
+    give_up(has_built && has_read_error);
     plan->trial = atomic_load(&trial);
     plan->is_makeshift = has_given_up;
     set_state(!plan->configuration.status, false);

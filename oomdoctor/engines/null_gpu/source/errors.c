@@ -57,6 +57,7 @@ int null_fail(int error) {
 SERVED int cudaGetLastError(void) {
     int error = last_error;
     last_error = CUDA_OK;
+    null_cudnn_error_is_read();
     return error;
 }
 

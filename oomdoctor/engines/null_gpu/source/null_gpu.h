@@ -151,6 +151,7 @@ size_t null_element_bytes(int data_type);
 
 void null_cudnn_is_described(void);  // the older interface is in use: what is allocated now is needed
 void null_cudnn_gives_back(void);    // memory of the device, by this thread
+void null_cudnn_error_is_read(void);  // the last error of this thread
 void null_cudnn_takes(void);
 
 // ---- cudnn_answers.c ----
