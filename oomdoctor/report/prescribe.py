@@ -22,6 +22,10 @@ _COLUMNS: Final = (
 )
 _KEEPS: Final = {"same": "the same numbers", "rounding": "all but rounding", "other": "trains otherwise"}
 _FRONT: Final = "*"
+_MARKS: Final = (
+    *(("same", True, "the same numbers"), ("rounding", True, "all but rounding"), ("other", True, "trains otherwise")),
+    ("same", False, "hollow: something that costs less reaches as much"),
+)
 _ADVICE: Final = "What only you can change, and was not measured:"
 
 
@@ -113,6 +117,7 @@ def _cut(text: str) -> str:
 
 def html(document: PrescribeDocument) -> str:
     """Render a prescription as one self-contained HTML page, with a bar for each row's maximum."""
+    from oomdoctor.report.charts import front
     from oomdoctor.report.html import render_page
 
     result = document.result
@@ -121,6 +126,9 @@ def html(document: PrescribeDocument) -> str:
     values: dict[str, Any] = {
         "document": document,
         "headline": _headline(result),
+        "chart": front.chart(result),
+        "described": f"{len(rows)} rows; the table below has the same numbers",
+        "marks": _MARKS,
         "prescribed": list(_prescribed(result)),
         "columns": [heading.removeprefix(">") or "front" for heading in _COLUMNS],
         "rows": [(_row(row, result), round(100 * row.maximum / most, 1), row.on_front) for row in rows],
