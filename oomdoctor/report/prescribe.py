@@ -26,6 +26,7 @@ _MARKS: Final = (
     *(("same", True, "the same numbers"), ("rounding", True, "all but rounding"), ("other", True, "trains otherwise")),
     ("same", False, "hollow: something that costs less reaches as much"),
 )
+_PLURALS: Final = {"does not apply": "do not apply", "its step raises an error": "their step raises an error"}
 _ADVICE: Final = "What only you can change, and was not measured:"
 
 
@@ -251,6 +252,7 @@ def _named(names: Sequence[str]) -> str:
 def _prescribed(result: PrescribeResult) -> Iterator[str]:
     """Yield what each of the prescribed remedies is, acts on and costs."""
     row = result.prescribed
+    yield from _beyond(result)
     if row is None:
         return
     yield f"{row.title}"
@@ -270,9 +272,25 @@ def _prescribed(result: PrescribeResult) -> Iterator[str]:
 def _left(result: PrescribeResult) -> Iterator[str]:
     """Yield why rows were not measured."""
     words = {"not_applicable": "does not apply", "raises": "its step raises an error", "not_measured": "not measured"}
+    alike: dict[tuple[str, str], list[str]] = {}
     for row in (*result.alone, *result.combined):
         if row.outcome != "measured":
-            yield f"{' + '.join(row.remedies)}: {words[row.outcome]}: {row.problem}"
+            alike.setdefault((words[row.outcome], row.problem or "-"), []).append(" + ".join(row.remedies))
+    for (how, why), names in alike.items():
+        verb = _PLURALS.get(how, how) if len(names) > 1 else how
+        yield f"{', '.join(names)}: {verb}: {why}"
+
+
+def _beyond(result: PrescribeResult) -> Iterator[str]:
+    """Yield which options let in what reaches the need, where nothing that was combined does."""
+    need, best = result.need, max(result.plain.maximum, result.prescribed.maximum if result.prescribed else 0)
+    if need is None or best >= need:
+        return
+    for row in result.alone:
+        if row.outcome != "measured" or row.maximum < need:
+            continue
+        option = f"--with {row.remedies[0]}" if row.host_bytes else "--keep any"
+        yield f"{_named(row.remedies)} alone reaches {row.maximum}, which `{option}` lets in"
 
 
 def _legend(result: PrescribeResult) -> Iterator[str]:
