@@ -156,7 +156,7 @@ class Measuring:
             host_bytes=answer.host_bytes,
             acts_on=tuple(change.acts_on for change in answer.changes if change.acts_on),
             notes=tuple(change.note for change in answer.changes if change.note),
-            **_cost(answer.cost, before),
+            **_cost(answer.cost, before, tuple(hidden for name in names if (hidden := remedy(name).uncounted))),
         )
 
 
@@ -172,8 +172,10 @@ def _unmeasured(names: Names, outcome: str, problem: str | None) -> MeasuredReme
     )
 
 
-def _cost(cost: StepCost | None, before: StepCost | None) -> dict[str, Any]:
-    """Return the fields of a row's cost, against that of the target as it is."""
+def _cost(cost: StepCost | None, before: StepCost | None, hidden: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields of a row's cost, against that of the target as it is; nothing is known of what is hidden."""
+    if hidden:
+        return {"unknown_operators": hidden, "step_seconds": cost.seconds if cost else None}
     if cost is None or before is None or cost.micro_batch != before.micro_batch:
         return {}
     return {

@@ -49,6 +49,7 @@ class Remedy:
         asked_with: Another remedy, which is measured on request as well and brings this one along; None for none.
         alone: Whether it is combined with others only where `--with` names it, since it costs out of proportion.
         needs: Modules of which one has to be installed; none for torch alone.
+        uncounted: What it runs that is no operator of PyTorch, so that no count of a step sees it; None for nothing.
         not_in_commands: Why it cannot be measured on a command; None where it can.
         not_in_traces: Why the trace engine cannot measure it; None where it can.
     """
@@ -68,6 +69,7 @@ class Remedy:
     asked_with: str | None = None
     alone: bool = False
     needs: tuple[str, ...] = ()
+    uncounted: str | None = None
     not_in_commands: str | None = None
     not_in_traces: str | None = None
 
@@ -150,6 +152,7 @@ REMEDIES: Final = (
         ("https://github.com/linkedin/Liger-Kernel",),
         change="liger-cross-entropy",
         needs=("liger_kernel",),
+        uncounted="kernels of liger-kernel",
         not_in_traces=_OWN_KERNELS,
     ),
     Remedy(
@@ -162,6 +165,7 @@ REMEDIES: Final = (
         ("https://github.com/apple/ml-cross-entropy",),
         change="cut-cross-entropy",
         needs=("cut_cross_entropy",),
+        uncounted="kernels of cut-cross-entropy",
         not_in_traces=_OWN_KERNELS,
     ),
     Remedy(
@@ -357,6 +361,7 @@ REMEDIES: Final = (
         _COMPILE,
         change="compile",
         on_request=True,
+        uncounted="compiled code",
         not_in_commands=_COMPILES,
         not_in_traces=_NO_CODE,
     ),
@@ -372,6 +377,7 @@ REMEDIES: Final = (
             change=f"compile-{percent}",
             asked_with="compile",
             on_request=True,
+            uncounted="compiled code",
             not_in_commands=_COMPILES,
             not_in_traces=_NO_CODE,
         )
