@@ -219,7 +219,7 @@ def _document(  # noqa: PLR0913, PLR0917 - the parts of one
         status = "nothing_fits"
     code = () if edit is None else _code(edit, reference, measuring.optimizer)
     if chosen is not None:
-        source = _source(request.probe, reference)
+        source = program_source(request.probe, reference)
         code += tuple(PrescribedCode(*part) for part in framework_arguments(source, chosen.remedies))
     result = plain.result
     return PrescribeDocument(
@@ -265,7 +265,7 @@ def _code(edit: FileEdit, reference: Reference | None, optimizer: str) -> tuple[
     return tuple(PrescribedCode(place, lines) for place, lines in code_by_place(edit, builder, optimizer))
 
 
-def _source(request: ProbeRequest, reference: Reference | None) -> str:
+def program_source(request: ProbeRequest, reference: Reference | None) -> str:
     """Return the source of the user's file, or of a command's program; nothing where there is none to read."""
     if reference is not None:
         path = reference.path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from oomdoctor.multi_card.pool import Case
 from oomdoctor.prescription import measuring
 from oomdoctor.prescription.measuring import Measuring, price
+from oomdoctor.prescription.run import program_source
 from oomdoctor.progress import SilentProgress
 from oomdoctor.remedies.catalogue import Remedy, remedy
 from oomdoctor.request import build_request
 from oomdoctor.results.prescribe import StepCost
+from oomdoctor.target.reference import parse_reference
 
 
 def answered(case: Case, *_: object) -> Any:
@@ -52,3 +55,21 @@ def test_the_trace_engine_refuses_by_name_what_it_does_not_run(measured: Measuri
     assert [row.outcome for row in rows] == ["not_applicable", "not_applicable", "measured"]
     assert "the trace engine" in (rows[0].problem or "")
     assert measured.probes == 2
+
+
+def test_the_program_of_a_command_is_read_for_its_frameworks(tmp_path: Path) -> None:
+    """The first Python file among its words, from the folder in which it runs; nothing where there is none."""
+    request = build_request(("python", "train.py", "--batch-size", "{micro_batch}"), directory=tmp_path)
+    assert program_source(request, None) == ""
+    (tmp_path / "train.py").write_text("from transformers import Trainer\n")
+    assert program_source(request, None) == "from transformers import Trainer\n"
+    (tmp_path / "train.py").write_bytes(b"\xff")
+    assert program_source(request, None) == ""
+
+
+def test_the_users_file_is_read_likewise(tmp_path: Path) -> None:
+    """A module or an example has no file to read here."""
+    (tmp_path / "model.py").write_text("import accelerate\n")
+    request = build_request("model.py", directory=tmp_path)
+    assert program_source(request, parse_reference("model.py", directory=tmp_path)) == "import accelerate\n"
+    assert program_source(request, parse_reference("gpt2", directory=tmp_path)) == ""
