@@ -272,7 +272,7 @@ def program_source(request: ProbeRequest, reference: Reference | None) -> str:
     else:
         path = next((word for word in request.command or () if word.endswith(".py")), None)
     try:
-        return "" if path is None else Path(request.directory or ".", path).read_text(encoding="utf-8")
+        return "" if path is None else (request.directory / path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
 

@@ -33,7 +33,7 @@ class Compiled(Change):
         if self.argument is not None:
             if not hasattr(config, "activation_memory_budget"):
                 raise refuse(f"PyTorch {torch.__version__} has no budget of memory for activations")
-            config.activation_memory_budget = self.argument / 100  # type: ignore[attr-defined]
+            config.activation_memory_budget = self.argument / 100
         model.compile(dynamic=False)
         self.acts_on = "the whole model"
         return model
