@@ -21,6 +21,7 @@ _COLUMNS: Final = (
     *(">FLOPs", ">touched", ">to host", "keeps", ""),
 )
 _KEEPS: Final = {"same": "the same numbers", "rounding": "all but rounding", "other": "trains otherwise"}
+_MOST_BEYOND: Final = 3
 _FRONT: Final = "*"
 _MARKS: Final = (
     *(("same", True, "the same numbers"), ("rounding", True, "all but rounding"), ("other", True, "trains otherwise")),
@@ -283,12 +284,14 @@ def _left(result: PrescribeResult) -> Iterator[str]:
 
 def _beyond(result: PrescribeResult) -> Iterator[str]:
     """Yield which options let in what reaches the need, where nothing that was combined does."""
-    need, best = result.need, max(result.plain.maximum, result.prescribed.maximum if result.prescribed else 0)
-    if need is None or best >= need:
+    need, plain, chosen = result.need, result.plain, result.prescribed
+    if max(plain.maximum, chosen.maximum if chosen else 0) >= (need or 0) and (need is not None or chosen is not None):
         return
-    for row in result.alone:
-        if row.outcome != "measured" or row.maximum < need:
-            continue
+    enough = plain.maximum + 1 if need is None else need
+    kept = ("same", "rounding", "other")[: ("same", "rounding", "any").index(result.keep) + 1]
+    rows = [row for row in result.alone if row.host_bytes > 0 or row.exactness not in kept]
+    rows = [row for row in rows if row.outcome == "measured" and row.maximum >= enough and row != chosen]
+    for row in rows[:_MOST_BEYOND]:
         option = f"--with {row.remedies[0]}" if row.host_bytes else "--keep any"
         yield f"{_named(row.remedies)} alone reaches {row.maximum}, which `{option}` lets in"
 

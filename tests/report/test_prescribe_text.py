@@ -48,3 +48,14 @@ def test_what_reaches_the_need_and_is_not_let_in_is_named(changes: dict[str, Any
     said = [line for line in shown(document) if "lets in" in line]
     assert said == [f"`offload-activations` alone reaches 80, which `{option}` lets in."]
     assert not [line for line in shown(prescribed()) if "lets in" in line]
+
+
+def test_what_makes_it_larger_and_is_not_let_in_is_named_where_nothing_is_prescribed() -> None:
+    """Without a need it is what fits more than the target as it is, three at most."""
+    rows = tuple(row(f"bf16-{number}", maximum=30 - number, exactness="other") for number in range(5))
+    changes: dict[str, Any] = {"need": None, "prescribed": None, "patch": None, "code": (), "combined": ()}
+    said = [
+        line for line in shown(prescribed(alone=(*rows, row("adafactor", maximum=16)), **changes)) if "lets" in line
+    ]
+    assert said == [f"`bf16-{n}` alone reaches {30 - n}, which `--keep any` lets in." for n in range(3)]
+    assert not [line for line in shown(prescribed(need=None, alone=rows)) if "lets in" in line]
