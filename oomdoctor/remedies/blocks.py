@@ -26,8 +26,14 @@ if TYPE_CHECKING:
 
     Blocks = Sequence[tuple[str, nn.Module]]
 
-_IMPORT: Final = "from torch.utils.checkpoint import checkpoint"
-_CONTEXT: Final = "context = functools.partial(create_selective_checkpoint_contexts, KEPT_RESULTS)"
+# By their full names: a `build_model` often has a parameter `checkpoint`.
+_IMPORT: Final = "import torch.utils.checkpoint"
+_CONTEXT: Final = (
+    "context = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, KEPT_RESULTS)"
+)
+_CALL: Final = (
+    "block.forward = functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False{context})"
+)
 _CONTAINERS: Final = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _ATTENTION: Final = (
     "_scaled_dot_product_flash_attention",
@@ -137,8 +143,7 @@ class CheckpointBlocks(Change):
         if self.saved is None:
             return FileEdit()
         kept = (f"    torch.ops.aten.{name}.default," for name in _SAVED[self.saved])
-        imports = ("import functools", "import torch", f"{_IMPORT}, create_selective_checkpoint_contexts")
-        return FileEdit(imports=imports, definitions=("KEPT_RESULTS = [", *kept, "]"))
+        return FileEdit(imports=("import functools", _IMPORT), definitions=("KEPT_RESULTS = [", *kept, "]"))
 
     def _by_hand(self, blocks: str) -> FileEdit:
         lines, context = [f"for block in {blocks}:"], ""
@@ -146,7 +151,7 @@ class CheckpointBlocks(Change):
         if self.saved is not None:
             edit, context = self._kept_results(), ", context_fn=context"
             lines.insert(0, _CONTEXT)
-        lines += [f"    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False{context})"]
+        lines.append(f"    {_CALL.format(context=context)}")
         return replace(edit, model=tuple(lines))
 
 

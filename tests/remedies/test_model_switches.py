@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from oomdoctor.errors import NotApplicableError
 from oomdoctor.remedies.applied import Changes
 from oomdoctor.remedies.file_edit import AppliedChange
+from oomdoctor.remedies.patch import patched
 
 
 class GradientCheckpointingLayer(nn.Module):
@@ -145,3 +146,23 @@ def test_layers_of_several_classes_are_all_or_none() -> None:
     model.layers.append(Other())
     with pytest.raises(NotApplicableError, match=r"`gradient_checkpointing_enable\(\)`, all layers or none"):
         changed(model, "checkpoint-first-2")
+
+
+HIDING = """\
+from torch import nn
+
+
+def build_model(checkpoint=False):
+    return nn.Sequential(*(nn.TransformerEncoderLayer(8, 2, 16) for _ in range(4)))
+"""
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint-keep-attention"])
+def test_the_patch_runs_where_a_parameter_has_the_name_of_the_function(name: str) -> None:
+    """`build_model(checkpoint=False)` is common, and would hide an imported `checkpoint`."""
+    space: dict[str, Any] = {}
+    exec(HIDING, space)  # noqa: S102
+    edit = changed(space["build_model"](), name).edit
+    exec(patched(HIDING, edit, "build_model", "AdamW"), space)  # noqa: S102
+    model = space["build_model"]()
+    assert all(layer.forward.func is checkpoint for layer in model)
