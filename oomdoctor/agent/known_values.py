@@ -42,8 +42,8 @@ _MAKERS = (
 )  # fmt: skip
 """Operators that fill a new tensor with numbers that are known, and that have no kernel of their own for CUDA.
 
-Not `scalar_tensor`: C++ makes a tensor of the base in `10000 ** floats` by it and marks it as a number, and PyTorch hands
-no number on the device to a kernel in Python.
+Not `scalar_tensor`: C++ makes a tensor of the base in `10000 ** floats` by it and marks it as a number, and PyTorch
+hands no number on the device to a kernel in Python.
 """
 _ABSORBING = {
     "aten::bitwise_and.Tensor": False,

@@ -109,6 +109,23 @@ def test_a_run_tells_what_each_rank_needs(directory: Path) -> None:
     assert all(line.endswith("NCCL communicators, not counted: 16") for line in (first, last))
 
 
+def test_a_rank_of_a_world_that_the_launcher_starts_runs_alone(directory: Path) -> None:
+    """Whoever names a rank wants it alone, also where the launcher would start all of them; its peak is the highest.
+
+    The script resets the peaks after its last step, as trainers that log them do.
+    """
+    script = (directory / "uneven_ranks.py").read_text()
+    reset = script.replace("    dist.barrier()\n", "    torch.cuda.reset_peak_memory_stats()\n    dist.barrier()\n")
+    (directory / "resetting.py").write_text(reset)
+    peaks = []
+    for name in ("uneven_ranks.py", "resetting.py"):
+        options = ["--world-size", "4", "--rank", "0", "--gpu", "rtx-4090", "--no-history"]
+        ended = run_command(["run", *options, "--", *LAUNCHER, name], cwd=directory)
+        assert ended.stdout == "trained 0 False\n", ended.stderr
+        peaks += [line for line in ended.stderr.splitlines() if line.startswith("oomdoctor: rank 0 of 4: peak ")]
+    assert peaks[0] == peaks[1]
+
+
 def test_a_run_of_ranks_needs_a_card(directory: Path) -> None:
     """Ranks run alone on the null GPU, so a card has to be named."""
     ended = run_here(["run", "--world-size", "16", "--", *LAUNCHER, "uneven_ranks.py"], directory)
