@@ -220,12 +220,10 @@ def _reasons(request: ProbeRequest, ranks: Sequence[RankResult], limiting: int) 
     found = [Reason("ranks", ran)]
     if request.target_batch is not None:
         sharing = mesh_of(request).data_parallel
-        who = (
-            f"all {world} ranks are taken to share"
-            if request.mesh is None
-            else f"{sharing} ranks of `{request.mesh}` share"
+        share = (
+            f"{sharing} ranks of `{request.mesh}` share" if sharing > 1 else f"each of `{request.mesh}` takes all of"
         )
-        who = f"one rank of `{request.mesh}` takes" if request.mesh is not None and sharing == 1 else who
+        who = f"all {world} ranks are taken to share" if request.mesh is None else share
         found.append(Reason("accumulation", f"{who} the target batch"))
     return [*found, Reason("limited_by_rank", f"rank {limiting} {_difference(ranks, limiting)}")]
 

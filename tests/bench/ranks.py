@@ -30,7 +30,7 @@ FILE: Final = RESULTS / "ranks.json"
 MODEL: Final = Path(__file__).with_name("ranks_llama.py")
 GPU: Final = "h200"
 WORLDS: Final = (1, 8, 64, 512, 1024)
-LAYERS: Final = (12, 32, 80, 126)
+LAYERS: Final = (12, 32, 126)
 LARGEST_WORLD: Final = 1024
 CASES: Final = {
     "70b": ("70b", 0, LARGEST_WORLD),
@@ -38,7 +38,7 @@ CASES: Final = {
     **{f"world {world}": ("8b", 8, world) for world in WORLDS},
     **{f"layers {layers}": ("70b", layers, LARGEST_WORLD) for layers in LAYERS},
 }
-"""Size, layers (0 for the size's own) and world of each case."""
+"""Size, layers (0 for the size's own) and world of each case; of 80 layers the first is one."""
 MOST_SECONDS: Final = {"70b": 60.0, "405b": 120.0}
 """Until the first trial's outcome."""
 MOST_TRIAL_SECONDS: Final = {"70b": 2.0}
