@@ -116,6 +116,10 @@ fidelity: $(INSTALLED)  ## Compare the null GPU with runs that others measured, 
 	$(BIN)/python $(PIP) --no-deps --target build/fidelity torchvision pillow
 	PYTHONPATH=build/fidelity $(BIN)/python tests/bench/fidelity.py
 
+.PHONY: torchtitan
+torchtitan: $(INSTALLED)  ## Compare ranks with what torchtitan published: make torchtitan CHECKOUT=folder (commit 9dec370)
+	$(BIN)/python tests/bench/torchtitan_rows.py $(CHECKOUT)
+
 .PHONY: peers
 peers: $(INSTALLED)  ## Compare oomdoctor with other tools that find a batch size, and write it to tests/bench/results
 	$(BIN)/python $(PIP) --no-deps --target build/peers toma torch-max-mem batch-probe batch-finder
