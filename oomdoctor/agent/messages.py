@@ -332,6 +332,7 @@ class Measurements:
         idle_optimizers: Optimizers that were made and took no step.
         passes: Backward passes in each step of the one optimizer; None where there is none, or several.
         cuda: Whether CUDA was initialised; `communicators`: ranks of each communicator that a null GPU's NCCL made.
+        pipeline_micro_batches: Most micro-batches of a pipeline's schedule, on a rank that runs alone; 0 for none.
         optimizer: Class name.
         parameter_bytes: Bytes of the parameters that the optimizers hold; `gradient_bytes`: those of all gradients, at
             each optimizer's first step.
@@ -381,6 +382,7 @@ class Measurements:
     unknown_calls: tuple[str, ...]
     assumptions: tuple[str, ...]
     communicators: tuple[int, ...]
+    pipeline_micro_batches: int
     error: ErrorChain | None
     step_ends: tuple[int, ...]
     memory_fraction: float

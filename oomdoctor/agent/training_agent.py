@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from . import exception_hooks, lone_rank, null_gpu, oom_errors, settings, training_hooks, unknown_reads
+from . import exception_hooks, lone_rank, null_gpu, oom_errors, pipelines, settings, training_hooks, unknown_reads
 from .allocator_blocks import pack
 from .first_batch import FirstBatch as BatchSearch
 from .guard import FAILURES, guarded
@@ -330,6 +330,7 @@ class TrainingAgent:
                 unknown_calls=tuple(null_gpu.unknown_calls()),
                 assumptions=null_gpu.assumptions(),
                 communicators=null_gpu.communicators(),
+                pipeline_micro_batches=pipelines.micro_batches(),
                 error=error,
                 step_ends=tuple(self._step_ends),
                 memory_fraction=self._own_limits.fraction(self._history.device) if self._own_limits else 1.0,

@@ -139,6 +139,22 @@ def _shortcoming(ended: EndedTrial, steps: int) -> OomdoctorError | None:
     return None if events.done_steps else _no_step(ended)
 
 
+def one_step_error(ended: EndedTrial, steps: int) -> OomdoctorError | None:
+    """Return what is wrong with a rank that ends after its first optimizer step; None where it takes two.
+
+    Args:
+        ended: Its trial, which fits.
+        steps: Optimizer steps that were asked for.
+    """
+    if ended.events.done_steps >= min(ENOUGH_STEPS, steps):
+        return None
+    return TargetError(
+        "the command ended after one optimizer step, and only the second has the peak that training has",
+        hint="let it train for two steps or more, as `--max-steps 3` of a trainer does",
+        details=ended.tail,
+    )
+
+
 def _no_step(ended: EndedTrial) -> OomdoctorError:
     if ended.events.without_optimizer:
         return TargetError(

@@ -12,7 +12,7 @@ from oomdoctor.command.dependencies import CommandDependencies
 from oomdoctor.command.fork_server import ForkServer
 from oomdoctor.command.lone_rank import lone_words, share_of_command, sizes_of, steps_of
 from oomdoctor.command.notes import Observations
-from oomdoctor.command.outcome import BatchSizeCheck, ClassifiedTrial, classify_trial, unset_error
+from oomdoctor.command.outcome import BatchSizeCheck, ClassifiedTrial, classify_trial, one_step_error, unset_error
 from oomdoctor.command.prediction import SimulatedCard, largest_simulated, read_allocations
 from oomdoctor.command.remedies import applied_changes, remedy_settings
 from oomdoctor.command.template import accumulates, edits_of, fill_command
@@ -344,6 +344,9 @@ class CommandSupervisor(TrialSource):
                 raise problem  # else it would pass for a limit of the command's own
             if problem is not None:
                 classified = classified.with_problem(problem)
+            if problem is None and self._request.variant.lone_rank is not None:
+                problem = one_step_error(ended, self._request.steps)
+                classified = classified if problem is None else classified.with_problem(problem)
             self._keep_allocations(ended, micro_batch)
         for measured in ended.events.trainers():
             self.notes.add(measured)

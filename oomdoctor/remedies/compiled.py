@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from torch import nn
 
@@ -12,7 +10,7 @@ from oomdoctor.remedies.file_edit import FileEdit
 
 
 class Compiled(Change):
-    """A model compiled by Inductor, each size by itself.
+    """A model compiled by Inductor; a trial forgets what was compiled for it.
 
     The number in the name is `torch._functorch.config.activation_memory_budget` in percent: how much of what the
     backward needs is kept, where 100 is the default and less is computed again.
@@ -37,11 +35,6 @@ class Compiled(Change):
         model.compile(dynamic=False)
         self.acts_on = "the whole model"
         return model
-
-    def end(self) -> None:
-        """Forget what was compiled: PyTorch compiles eight sizes, and runs a ninth without."""
-        if "torch._dynamo" in sys.modules:
-            torch._dynamo.reset()  # noqa: SLF001 - the documented name
 
     def edit(self) -> FileEdit:
         """Return lines for the end of `build_model`."""

@@ -18,6 +18,7 @@ import torch
 
 from oomdoctor.agent.dependencies import is_installed
 from oomdoctor.trial.device import assumptions, held_memory, unknown_calls
+from oomdoctor.trial.step import has_compiled
 from oomdoctor.trial.trial import await_release, release_memory
 from oomdoctor.trial.worker_answers import HeldMemory
 
@@ -70,7 +71,7 @@ class ProcessState:
     def is_unchanged(self) -> bool:
         """Return whether nothing was set, replaced or kept meanwhile; what was added to libraries does not count."""
         return (
-            not _has_compiled()
+            not has_compiled()
             and _settings() == self._settings
             and all(_is_same(owner, names) for owner, names in self._code)
             and all(_is_kept(sys.modules.get(name), own) for name, own in self._own.items())
@@ -195,9 +196,3 @@ def _are_alike(one: Any, other: Any) -> bool:  # noqa: ANN401 - what `_held` ret
     if isinstance(one, list):
         return len(one) == len(other) and all(_are_alike(*pair) for pair in zip(one, other, strict=True))
     return one is other or (isinstance(one, int) and one == other)
-
-
-def _has_compiled() -> bool:
-    """Return whether something was compiled, of which a process keeps so many variants and no more."""
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-    return bool(counters and counters.get("frames"))

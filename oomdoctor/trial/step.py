@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -50,6 +51,19 @@ class TrialSetup:
         """Let go of what belongs to one trial."""
         self.changes.end()
         self.placement.end_trial()
+        _forget_compiled()
+
+
+def has_compiled() -> bool:
+    """Return whether something was compiled, of which a process keeps so many variants and no more."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    return bool(counters and counters.get("frames"))
+
+
+def _forget_compiled() -> None:
+    """Have each size compiled as in a process of its own: PyTorch compiles eight, and runs a ninth without."""
+    if has_compiled():
+        sys.modules["torch._dynamo"].reset()
 
 
 def train_once(setup: TrialSetup, micro_batch: int) -> None:

@@ -90,6 +90,7 @@ def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
         "holder": None,
         "cuda": True,
         "communicators": [],
+        "pipeline_micro_batches": 0,
         "process": None,
         "failures": [],
     }

@@ -34,6 +34,7 @@ KNOWN = {
     "counted": 0,
     "parameter": [0, 1, 2],
     "copied": [7, 8, 9, 1],
+    "powers": [[3], [1, 2, 4]],
 }
 
 

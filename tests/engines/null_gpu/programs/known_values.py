@@ -60,6 +60,7 @@ torch.nn.functional.cross_entropy(table(labels), lengths.new_zeros(4)).backward(
 noted("gradient", list(table.weight.grad.shape))
 labels.copy_(torch.tensor([7, 8, 9, 1]))
 noted("copied", labels.tolist())
+noted("powers", [list((10000 ** torch.rand(3, device="cuda")).shape), (2 ** torch.arange(3, device="cuda")).tolist()])
 
 
 def refused(call: object) -> str | None:
