@@ -90,6 +90,7 @@ bench: $(INSTALLED)  ## Measure what the documentation claims, and write it to t
 	$(BIN)/python tests/bench/workspaces.py
 	$(BIN)/python tests/bench/hub.py
 	$(BIN)/python tests/bench/sweep.py
+	$(BIN)/python tests/bench/ranks.py
 
 .PHONY: bench-lint
 bench-lint: $(INSTALLED)  ## Measure lint on installed projects: make bench-lint PROJECTS="folder folder"
@@ -117,6 +118,10 @@ fidelity: $(INSTALLED)  ## Compare the null GPU with runs that others measured, 
 	PYTHONPATH=build/fidelity $(BIN)/python tests/bench/fidelity_points.py
 	$(BIN)/python tests/bench/fidelity_intervals.py
 
+.PHONY: torchtitan
+torchtitan: $(INSTALLED)  ## Compare ranks with what torchtitan published: make torchtitan CHECKOUT=folder (commit 9dec370)
+	$(BIN)/python tests/bench/torchtitan_rows.py $(CHECKOUT)
+
 .PHONY: peers
 peers: $(INSTALLED)  ## Compare oomdoctor with other tools that find a batch size, and write it to tests/bench/results
 	$(BIN)/python $(PIP) --no-deps --target build/peers toma torch-max-mem batch-probe batch-finder
@@ -124,9 +129,10 @@ peers: $(INSTALLED)  ## Compare oomdoctor with other tools that find a batch siz
 	PYTHONPATH=build/peers $(BIN)/python tests/bench/peers.py --table
 
 .PHONY: interrupts
-interrupts: $(INSTALLED)  ## End 200 probes of a model and 50 of a command at random moments: nothing may stay
+interrupts: $(INSTALLED)  ## End probes of models, commands and ranks at random moments: nothing may stay
 	OOMDOCTOR_TEST_MOMENTS=200 $(BIN)/pytest tests/cli/test_interrupts.py
 	$(BIN)/python tests/bench/command_interrupts.py
+	$(BIN)/python tests/bench/ranks_interrupts.py
 
 .PHONY: gpu-check
 gpu-check:  ## On a machine with a CUDA GPU: compare it with the null GPU, with the torch that is installed

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from .run_agent import RunAgent
 
 
+_PR_SET_PDEATHSIG = 1
+
+
 def install() -> None:
     """Wait for torch and for multiprocessing, or begin with what is imported already."""
     _delegate()
@@ -35,9 +38,21 @@ def install() -> None:
 
         TrialAgent().begin()
         return
+    if os.environ.get("OOMDOCTOR_LONE_PARENT") == str(os.getppid()):
+        _end_with_parent()
     agents: list[RunAgent] = []
     imports.when_imported("multiprocessing.process", lambda: _watch_children(agents))
     imports.when_imported("torch", lambda: _watch_torch(agents))
+
+
+def _end_with_parent() -> None:
+    """Have a rank that runs alone end where `oomdoctor run` is killed, as a launcher's ranks end with it."""
+    import ctypes
+    import signal
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.environ["OOMDOCTOR_LONE_PARENT"] != str(os.getppid()):  # it was killed meanwhile
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _delegate() -> None:

@@ -130,13 +130,13 @@ class AssumedValues:
         """Add the values of equal indices, as an optimizer does with a sparse gradient.
 
         The kernel reads from the device how many indices differ. Where they are not known, every one counts as another,
-        which is the most that it can be.
+        which is the most that it can be, up to all rows that there are.
         """
         if tensor.is_coalesced():
             return tensor
         count = guarded(self._distinct)(tensor)
         if count is None:
-            count = tensor._nnz()
+            count = min(tensor._nnz(), self._torch.Size(tensor.shape[: tensor.sparse_dim()]).numel())
             unknown_reads.note("bound")
         with self._known.answering(count):
             return self._torch.ops.aten._coalesce(tensor)

@@ -37,10 +37,14 @@ LARGEST_BYTES = 64 << 20
 _KEY = "TESTING_ONLY_GenericWrapper"
 VALUES = "_oomdoctor_values"
 _MAKERS = (
-    "zeros", "ones", "full", "arange", "arange.start", "arange.start_step", "scalar_tensor", "zeros_like", "ones_like",
-    "full_like", "new_zeros", "new_ones", "new_full",
+    "zeros", "ones", "full", "arange", "arange.start", "arange.start_step", "zeros_like", "ones_like", "full_like",
+    "new_zeros", "new_ones", "new_full",
 )  # fmt: skip
-"""Operators that fill a new tensor with numbers that are known, and that have no kernel of their own for CUDA."""
+"""Operators that fill a new tensor with numbers that are known, and that have no kernel of their own for CUDA.
+
+Not `scalar_tensor`: C++ makes a tensor of the base in `10000 ** floats` by it and marks it as a number, and PyTorch
+hands no number on the device to a kernel in Python.
+"""
 _ABSORBING = {
     "aten::bitwise_and.Tensor": False,
     "aten::logical_and": False,

@@ -351,13 +351,11 @@ def _hint_for_objects() -> str:
     return "ask about that rank too, which then runs first: `--rank first,last`"
 
 
-def write_peaks(torch: Any, communicators: Any) -> None:
-    """Leave the peaks of this rank beside its objects, for `oomdoctor run`, as it ends."""
-    if not torch.cuda.is_initialized():
-        return
+def write_peaks(peaks: Any, communicators: Any) -> None:
+    """Leave the peaks of this rank, by device, beside its objects for `oomdoctor run`, as it ends."""
     told = {
-        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "peak_allocated_bytes": max((device.allocated_bytes for device in peaks), default=0),
+        "peak_reserved_bytes": max((device.reserved_bytes for device in peaks), default=0),
         "communicators": list(communicators),
     }
     path = Path(os.environ["OOMDOCTOR_LONE_OBJECTS"]) / f"peaks-{os.environ['RANK']}.json"

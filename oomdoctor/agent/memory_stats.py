@@ -12,7 +12,7 @@ from . import null_gpu
 from .guard import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _KEPT = ("allocated_bytes", "reserved_bytes", "requested_bytes", "active_bytes", "inactive_split_bytes")
 _DEEPEST = 3  # an optimizer's state may hold lists of tensors, as Shampoo's does
@@ -66,18 +66,45 @@ def device_statistics(torch: Any, device: int) -> dict[str, Any]:
     return found
 
 
-def limit_memory(torch: Any, limit_bytes: int, card_bytes: int = 0, reserve_bytes: int = 0) -> None:
+def limit_memory(torch: Any, limit_bytes: int, card_bytes: int = 0, reserve_bytes: int = 0) -> OwnLimits:
     """Keep PyTorch to so many bytes on every device, or to what is left on a card of so many; 0 for no limit.
 
     What is in use on the device already, the CUDA context and other processes, is in use on such a card too.
-    `reserve_bytes` of what is free are kept for others.
+    `reserve_bytes` of what is free are kept for others. A limit of the program's own holds beside this one.
     """
+    given = {}
     for device in range(torch.cuda.device_count()) if max(limit_bytes, card_bytes, reserve_bytes) > 0 else ():
         total = torch.cuda.get_device_properties(device).total_memory
         free = torch.cuda.mem_get_info(device)[0]
         left = max(0, (card_bytes or total) - (total - free) - reserve_bytes)
         allowed = min(left if max(card_bytes, reserve_bytes) > 0 else total, limit_bytes or total)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total), device)
+        given[device] = min(1.0, allowed / total)
+        torch.cuda.set_per_process_memory_fraction(given[device], device)
+    return OwnLimits(torch, given)
+
+
+class OwnLimits:
+    """Limits that the program sets itself, by `torch.cuda.set_per_process_memory_fraction`; none lifts a given one.
+
+    Args:
+        torch: The module.
+        given: Part of each device's memory that PyTorch was given before, where that is not all.
+    """
+
+    def __init__(self, torch: Any, given: Mapping[int, float]) -> None:
+        self._fractions: dict[int, float] = {}
+        original = torch._C._cuda_setMemoryFraction
+
+        @functools.wraps(original)
+        def limit(fraction: float, device: int) -> Any:
+            self._fractions[device] = fraction
+            return original(min(fraction, given.get(device, 1.0)), device)
+
+        torch._C._cuda_setMemoryFraction = limit
+
+    def fraction(self, device: int) -> float:
+        """Return the part of a device's memory that the program has allowed itself; 1 for all of it."""
+        return self._fractions.get(device, 1.0)
 
 
 class DevicePeaks(NamedTuple):

@@ -332,6 +332,7 @@ class Measurements:
         idle_optimizers: Optimizers that were made and took no step.
         passes: Backward passes in each step of the one optimizer; None where there is none, or several.
         cuda: Whether CUDA was initialised; `communicators`: ranks of each communicator that a null GPU's NCCL made.
+        pipeline_micro_batches: Most micro-batches of a pipeline's schedule, on a rank that runs alone; 0 for none.
         optimizer: Class name.
         parameter_bytes: Bytes of the parameters that the optimizers hold; `gradient_bytes`: those of all gradients, at
             each optimizer's first step.
@@ -349,6 +350,7 @@ class Measurements:
         assumptions: Memory that it counts by a rule, or not at all; see `null_gpu`.
         error: The error that ended it; None where none did.
         step_ends: Bytes in live tensors at the end of each step.
+        memory_fraction: Part of the device's memory that the program allows PyTorch; 1 for all of it.
         holder: What holds the memory that steps leave behind, in words; looked for where they go on doing so.
         process: Description of the process, where that was asked for.
         failures: Failures of the agent, each of which left something unmeasured.
@@ -380,8 +382,10 @@ class Measurements:
     unknown_calls: tuple[str, ...]
     assumptions: tuple[str, ...]
     communicators: tuple[int, ...]
+    pipeline_micro_batches: int
     error: ErrorChain | None
     step_ends: tuple[int, ...]
+    memory_fraction: float
     holder: str | None
     process: ProcessDescription | None
     failures: tuple[str, ...]

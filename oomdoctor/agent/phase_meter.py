@@ -63,6 +63,10 @@ class PhaseTable(Generic[Name, Record]):
             peak, _ = self._figures[iteration, phase]
             self._figures[iteration, phase] = peak, peak
 
+    def put_last(self, iteration: int, phase: Name) -> None:
+        """Put a phase behind all others, where it began again and nothing came after it."""
+        self._figures[iteration, phase] = self._figures.pop((iteration, phase))
+
     def records(self) -> tuple[Record, ...]:
         """Return one record for each iteration and phase."""
         return tuple(self._make(*key, *figures) for key, figures in self._figures.items())
@@ -107,7 +111,7 @@ class PhaseMeter(Generic[Name, Record]):
 
     @property
     def phases(self) -> tuple[Record, ...]:
-        """The records of all phases that have ended, in the order in which they first began."""
+        """The records of all phases that have ended, in the order in which they first began, one that failed last."""
         return self._table.records()
 
     @property
@@ -129,5 +133,6 @@ class PhaseMeter(Generic[Name, Record]):
         self._table.add(*self._open, counts.peak_allocated_bytes, counts.allocated_bytes)
         if has_failed:
             self._table.fail(*self._open)
+            self._table.put_last(*self._open)
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, counts.peak_reserved_bytes)
         self._open = None

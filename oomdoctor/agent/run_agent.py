@@ -20,7 +20,7 @@ from typing import Any
 from . import exception_hooks, lone_rank, null_gpu, settings
 from .guard import guarded
 from .history_frames import FrameRecording
-from .memory_stats import limit_memory, live_categories, step_statistics
+from .memory_stats import PeakKeeper, limit_memory, live_categories, step_statistics
 from .oom_errors import find_oom
 
 _KEPT_STEPS = 32
@@ -39,6 +39,7 @@ class RunAgent:
         self._frames = FrameRecording(torch)
         self._records_history = False
         self._is_end_watched = False
+        self._peaks: PeakKeeper | None = None  # of a rank that runs alone
         self._reset()
 
     def _reset(self) -> None:
@@ -64,6 +65,9 @@ class RunAgent:
     def _begin_with_cuda(self) -> None:
         limits = settings.MEMORY_BYTES, settings.CARD_BYTES, settings.RESERVE_BYTES
         guarded(limit_memory)(self._torch, *limits)
+        if lone_rank.is_lone():
+            self._peaks = PeakKeeper(self._torch, range(self._torch.cuda.device_count()))
+            guarded(self._peaks.watch)()
         if settings.MAX_ENTRIES > 0:
             guarded(self._frames.begin)(settings.MAX_ENTRIES)
             self._records_history = self._frames.is_recording
@@ -173,8 +177,8 @@ class RunAgent:
             self._prepared = self._collect(sys.exc_info()[1], "exit") or self._prepared
 
     def _at_exit(self) -> None:
-        if lone_rank.is_lone():
-            guarded(lone_rank.write_peaks)(self._torch, null_gpu.communicators())
+        if self._peaks is not None:
+            guarded(lone_rank.write_peaks)(self._peaks.now().values(), null_gpu.communicators())
         self.report_death(exception_hooks.last_error(), "exception")
         if self._prepared is None or self._is_reported or exception_hooks.is_interactive():
             return

@@ -16,12 +16,12 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from . import exception_hooks, lone_rank, null_gpu, oom_errors, settings, training_hooks, unknown_reads
+from . import exception_hooks, lone_rank, null_gpu, oom_errors, pipelines, settings, training_hooks, unknown_reads
 from .allocator_blocks import pack
 from .first_batch import FirstBatch as BatchSearch
 from .guard import FAILURES, guarded
 from .holders import LeakSearch
-from .memory_stats import DevicePeaks, PeakKeeper, kept_bytes, limit_memory
+from .memory_stats import DevicePeaks, OwnLimits, PeakKeeper, kept_bytes, limit_memory
 from .messages import (
     LEAST_GROWTH_BYTES,
     DeviceInfo,
@@ -81,6 +81,7 @@ class TrainingAgent:
         self._phases.reset()
         self._steps.reset()
         self._has_cuda = False
+        self._own_limits: OwnLimits | None = None
         self._ooms = 0
         self._ooms_told = 0
         self._ooms_seen = 0  # by the end of the last backward
@@ -214,7 +215,7 @@ class TrainingAgent:
         device = guarded(self._device_index)() or 0
         guarded(self._tell_device)(device)
         limits = settings.MEMORY_BYTES, settings.CARD_BYTES, settings.RESERVE_BYTES
-        guarded(limit_memory)(self._torch, *limits)
+        self._own_limits = guarded(limit_memory)(self._torch, *limits)
         self._peaks = PeakKeeper(self._torch, (device,), self._history.forget_counts)
         guarded(self._peaks.watch)()
         guarded(self._history.begin)(device)
@@ -329,8 +330,10 @@ class TrainingAgent:
                 unknown_calls=tuple(null_gpu.unknown_calls()),
                 assumptions=null_gpu.assumptions(),
                 communicators=null_gpu.communicators(),
+                pipeline_micro_batches=pipelines.micro_batches(),
                 error=error,
                 step_ends=tuple(self._step_ends),
+                memory_fraction=self._own_limits.fraction(self._history.device) if self._own_limits else 1.0,
                 holder=self._leak.holder,
                 process=guarded(_process_description)(),
                 failures=tuple(FAILURES),

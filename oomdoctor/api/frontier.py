@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oomdoctor.progress import Progress
     from oomdoctor.request import EngineName
     from oomdoctor.results import BucketFormat, FrontierDocument, Precision
+    from oomdoctor.results.variant import Mode
 
 
 class ProbeOptions(TypedDict, total=False):
@@ -36,6 +37,15 @@ class ProbeOptions(TypedDict, total=False):
     headroom: float | str
     engine: EngineName
     trial_timeout: float
+    steps: int | None
+    count_steps: str | None
+    fresh: bool
+    mesh: str | None
+    parallel: str | None
+    devices: int | None
+    mode: Mode
+    with_eval: bool
+    eval_batch: int | None
 
 
 def frontier(  # noqa: PLR0913 - one parameter an option
@@ -48,6 +58,8 @@ def frontier(  # noqa: PLR0913 - one parameter an option
     up_to: int | None = None,
     at: Mapping[str, int] | Sequence[str] = (),
     buckets: BucketFormat | None = None,
+    set: Sequence[str] = (),  # noqa: A002 - as the option is called
+    rank: str | None = None,
     jobs: int | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -66,6 +78,8 @@ def frontier(  # noqa: PLR0913 - one parameter an option
         up_to: Largest value that is tried, for `largest`; None for no bound.
         at: Sizes that every cell has.
         buckets: Also train on all cells in turn, and write them for this tool: `nemo`, `lhotse` or `json`.
+        set: Literals of a command's own files to set, with the placeholders of the sizes.
+        rank: Ranks of a file's world, or that a command's launcher does not start.
         jobs: Most probes at once; None for one a core.
         executor: Runs the probes elsewhere, such as `oomdoctor.integrations.ray_executor.RayExecutor`; None for here.
         progress: Told of each cell; None for silence.
@@ -80,7 +94,7 @@ def frontier(  # noqa: PLR0913 - one parameter an option
         NoAnswerError: No device, a crash, or a time limit.
     """
     searched = build_searched(largest, micro_batch=micro_batch, multiple_of=multiple_of, up_to=up_to)
-    request = FrontierRequest(
-        partial(build_request, target, **options), read_sizes(at), read_grid(over), searched, jobs, buckets, executor
-    )
+    build = partial(build_request, target, literals=set, ranks=rank, **options)
+    command = target if isinstance(target, list | tuple) else None
+    request = FrontierRequest(build, read_sizes(at), read_grid(over), searched, jobs, buckets, executor, command)
     return find_frontier(request, progress or SilentProgress())

@@ -62,7 +62,8 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
         typer.Option(
             "--with",
             metavar="ID",
-            help="Remedy to measure, too, that trains something else, such as `freeze-half`; several times.",
+            help="Remedy to measure, too: `freeze-half`, `lora`, `compile`, or one to combine, such as "
+            "`offload-activations`; several times.",
             show_default=False,
         ),
     ] = None,

@@ -241,7 +241,7 @@ def probe(  # noqa: PLR0913 - one parameter an option
                     raise UsageError(f"`{option}` tries one question", hint=hint)
             with executor_called(executor, Path.cwd()) as elsewhere:
                 sizes = read_grid(over or (), "--over")
-                asked = FrontierRequest(build, given, sizes, searched, jobs, buckets, elsewhere)
+                asked = FrontierRequest(build, given, sizes, searched, jobs, buckets, elsewhere, command)
                 document: Document = find_frontier(asked, progress)
         elif executor is not None:
             raise UsageError("`--executor` is for many probes", hint="name sizes with `--over`")

@@ -8,6 +8,8 @@ on nothing is taken for ours: `oomdoctor run --gpu rtx-4090 -- python train.py -
 from __future__ import annotations
 
 import sys
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
@@ -26,7 +28,7 @@ from oomdoctor.errors import EXIT_OK, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oomdoctor.run.run import FinishedRun
+    from oomdoctor.run.run import FinishedRun, RunRequest
 
 
 RUN_SETTINGS: Final[dict[str, Any]] = {"allow_interspersed_args": False}
@@ -88,7 +90,7 @@ def run(  # noqa: PLR0913 - one parameter an option
     Its streams, its signals and its exit code are passed through; where it succeeds nothing is added.
     """
     from oomdoctor.run.environment import CommandDevice as ShownDevice
-    from oomdoctor.run.run import RunRequest
+    from oomdoctor.run.run import RunRequest as Request
     from oomdoctor.run.run import run as run_command
     from oomdoctor.units import parse_size
 
@@ -99,20 +101,28 @@ def run(  # noqa: PLR0913 - one parameter an option
     memory_bytes = None if capacity is None else parse_size(capacity, option="--capacity")
     card_bytes = None if memory is None else parse_size(memory, option="--memory")
     reserve_bytes = 0 if reserve is None else parse_size(reserve, option="--reserve")
-    finished = run_command(
-        RunRequest(
-            command=command,
-            device=ShownDevice(gpu, device, memory_bytes, card_bytes, reserve_bytes),
-            max_entries=max_entries if history else 0,
-            directory=output,
-            world_size=world_size,
-            ranks=rank,
-        )
+    request = Request(
+        command=command,
+        device=ShownDevice(gpu, device, memory_bytes, card_bytes, reserve_bytes),
+        max_entries=max_entries if history else 0,
+        directory=output,
+        world_size=world_size,
+        ranks=rank,
     )
+    finished = run_command(request) if world_size is None and rank is None else _run_ranks(request)
     _tell_ranks(finished, world_size)
     if finished.exit_code != EXIT_OK:
         _explain(finished, command)
     raise CommandExit(finished.exit_code)
+
+
+def _run_ranks(request: RunRequest) -> FinishedRun:
+    """Run ranks, with a folder for what they leave to each other, which goes however this process ends."""
+    from oomdoctor.command.trial import SocketDirectory
+    from oomdoctor.run.run import run as run_command
+
+    with closing(SocketDirectory()) as objects:
+        return run_command(replace(request, objects=objects.path))
 
 
 def _tell_ranks(finished: FinishedRun, world_size: int | None) -> None:

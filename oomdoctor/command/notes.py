@@ -11,7 +11,7 @@ from oomdoctor.agent.unknown_reads import read_warnings
 from oomdoctor.command.lone_rank import share_of_command
 from oomdoctor.command.outcome import ENOUGH_STEPS, SlowStage, slowest_stage
 from oomdoctor.command.template import accumulates, near_misses
-from oomdoctor.request import ACCUMULATION
+from oomdoctor.request import ACCUMULATION, MICRO_BATCH
 from oomdoctor.results import Outcome, PhaseName, Reason
 from oomdoctor.units import format_size
 
@@ -51,6 +51,7 @@ class Observations:
         oom_in_evaluation: Micro-batches at which an evaluation ran out of memory.
         processes: Largest number of processes that trained together.
         communicators: Ranks of each communicator that the null GPU's NCCL made, of the trial that made most.
+        pipeline: Most micro-batches of a schedule of a rank's pipeline; 0 for none.
         failures: Failures of the agent, in order.
         untrained_bytes: Bytes of parameters that an optimizer held and that had no gradient at its first step.
         slow: What took most of a trial's time other than training, where that was long.
@@ -67,6 +68,7 @@ class Observations:
     oom_in_evaluation: list[int] = field(default_factory=list)
     processes: int = 1
     communicators: tuple[int, ...] = ()
+    pipeline: int = 0
     failures: dict[str, None] = field(default_factory=dict)
     idle_optimizers: int = 0
     passes: dict[int, int] = field(default_factory=dict)
@@ -86,6 +88,7 @@ class Observations:
         for measured in events.trainers():
             self.failures.update(dict.fromkeys(measured.failures))
             self.communicators = max(self.communicators, measured.communicators, key=len)
+            self.pipeline = max(self.pipeline, measured.pipeline_micro_batches)
             self.gradient_bytes = max(self.gradient_bytes, measured.gradient_bytes or 0)
             evaluation, training = measured.evaluation_peak_bytes, measured.training_peak_bytes
             if evaluation is not None and training is not None and evaluation > training:
@@ -141,6 +144,8 @@ def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reaso
         Reason("trials", f"the command itself, ended by force once it had taken {steps}, or more where memory grew"),
         Reason("starts", supervisor.fork_reason or "each trial was started anew, as `--fresh` says"),
     ]
+    if pipeline := supervisor.observations.pipeline:
+        found.append(Reason("pipeline", _describe_pipeline(pipeline)))
     if accumulates(request.templates):
         text = f"`{ACCUMULATION}` was 2 in trials below the target, which has all the memory that more steps have"
         found.append(Reason("accumulation", text))
@@ -151,6 +156,13 @@ def reasons(request: ProbeRequest, supervisor: CommandSupervisor) -> tuple[Reaso
     if left := [Path(path) for path in supervisor.observations.written if Path(path).exists()]:
         found.append(Reason("written", _describe_paths(left, request.directory)))
     return tuple(found)
+
+
+def _describe_pipeline(micro_batches: int) -> str:
+    return (
+        f"its schedule had {micro_batches} micro-batches of its own in each step; whether `{MICRO_BATCH}` is one of "
+        "them or all together is the command's, and the plan counts it once"
+    )
 
 
 def _describe_literals(literals: Sequence[FoundLiteral]) -> str:
@@ -192,6 +204,11 @@ def _command_warnings(request: ProbeRequest, seen: Observations, search: SearchR
         yield (
             f"the command has no `{ACCUMULATION}`: each of its optimizer steps sees one micro-batch, not the target; "
             "gradients that it accumulates in another way stay alive during the forward, and training may need more"
+        )
+    if seen.pipeline and accumulates(request.templates):
+        yield (
+            f"`{ACCUMULATION}` was 2 in trials, and a pipeline's stages hold several micro-batches at once: where it "
+            "is the schedule's number of them, write that number in its place"
         )
     if seen.processes > request.world_size:
         yield (

@@ -139,6 +139,22 @@ def _shortcoming(ended: EndedTrial, steps: int) -> OomdoctorError | None:
     return None if events.done_steps else _no_step(ended)
 
 
+def one_step_error(ended: EndedTrial, steps: int) -> OomdoctorError | None:
+    """Return what is wrong with a rank that ends after its first optimizer step; None where it takes two.
+
+    Args:
+        ended: Its trial, which fits.
+        steps: Optimizer steps that were asked for.
+    """
+    if ended.events.done_steps >= min(ENOUGH_STEPS, steps):
+        return None
+    return TargetError(
+        "the command ended after one optimizer step, and only the second has the peak that training has",
+        hint="let it train for two steps or more, as `--max-steps 3` of a trainer does",
+        details=ended.tail,
+    )
+
+
 def _no_step(ended: EndedTrial) -> OomdoctorError:
     if ended.events.without_optimizer:
         return TargetError(
@@ -268,7 +284,10 @@ def unset_error(literals: Sequence[FoundLiteral], events: TrialEvents) -> Oomdoc
 
 
 _SAME_SHARE: Final = 0.001
-"""Peaks that differ by less than this share are taken for the same."""
+"""Peaks that differ by less than this share may be the same, but for what differs from run to run."""
+_LEAST_SAMPLE_BYTES: Final = 64
+"""Memory that each sample more takes at least where the size is heeded: near the edge, or beside large weights, a
+sample is less than any share of the peak."""
 
 
 @dataclass(slots=True)
@@ -305,7 +324,8 @@ class BatchSizeCheck:
                 hint="its data may have no more samples than that: give it more, or ask for a smaller `--target-batch`",
             )
         for size, peak in others.items():
-            has_same_memory = abs(self.peaks[micro_batch] - peak) <= _SAME_SHARE * max(self.peaks[micro_batch], peak)
+            apart = abs(self.peaks[micro_batch] - peak)
+            has_same_memory = _is_same(apart, max(self.peaks[micro_batch], peak), abs(micro_batch - size))
             if has_same_memory and self.shapes[micro_batch] == self.shapes[size]:
                 return _ignored_error(micro_batch, size, self.searched)
         return None
@@ -315,6 +335,11 @@ class BatchSizeCheck:
         seen = self.shapes[micro_batch]
         follows = any((size,) in shapes for size, shapes in self.shapes.items() if size != micro_batch)
         return follows and bool(seen) and max(seen) < (micro_batch,)
+
+
+def _is_same(apart_bytes: int, peak_bytes: int, samples: int) -> bool:
+    """Return whether peaks that lie so far apart are those of one batch, though so many samples more were asked for."""
+    return apart_bytes <= _SAME_SHARE * peak_bytes and apart_bytes < _LEAST_SAMPLE_BYTES * samples
 
 
 def _ignored_error(first: int, second: int, searched: SearchedSize | None) -> OomdoctorError:

@@ -12,7 +12,7 @@ from oomdoctor.command.dependencies import CommandDependencies
 from oomdoctor.command.fork_server import ForkServer
 from oomdoctor.command.lone_rank import lone_words, share_of_command, sizes_of, steps_of
 from oomdoctor.command.notes import Observations
-from oomdoctor.command.outcome import BatchSizeCheck, ClassifiedTrial, classify_trial, unset_error
+from oomdoctor.command.outcome import BatchSizeCheck, ClassifiedTrial, classify_trial, one_step_error, unset_error
 from oomdoctor.command.prediction import SimulatedCard, largest_simulated, read_allocations
 from oomdoctor.command.remedies import applied_changes, remedy_settings
 from oomdoctor.command.template import accumulates, edits_of, fill_command
@@ -154,7 +154,7 @@ class CommandSupervisor(TrialSource):
         ended = self._end(start)
         self._learn(ended)
         self.changes = applied_changes(self._request.variant, ended.events)
-        first = classify_trial(ended, micro_batch, self.capacity_bytes, self._steps(micro_steps)).trial
+        first = classify_trial(ended, micro_batch, self._lower_capacity(ended), self._steps(micro_steps)).trial
         if not self._request.fresh and first.outcome is not Outcome.FAILED:
             self._fork_from(ended, first, micro_steps)
         ended = self._grown(ended, micro_batch, micro_steps, self.capacity_bytes)
@@ -324,7 +324,17 @@ class CommandSupervisor(TrialSource):
         self._allocations.clear()
         return self._end(self._start(micro_batch, micro_steps, allowed_bytes)) if is_leak else ended
 
+    def _lower_capacity(self, ended: EndedTrial) -> int:
+        """Keep to the part of the GPU's memory that the command itself allows PyTorch; return what may be taken."""
+        for measured in ended.events.trainers():
+            if self.device is not None and measured.memory_fraction < self.notes.memory_fraction:
+                self.notes.memory_fraction = measured.memory_fraction
+                own = int(measured.memory_fraction * self.device.total_bytes)
+                self.capacity_bytes = min(self.capacity_bytes, own)
+        return self.capacity_bytes
+
     def _classified(self, ended: EndedTrial, micro_batch: int, allowed_bytes: int) -> ClassifiedTrial:
+        allowed_bytes = min(allowed_bytes, self._lower_capacity(ended))
         classified = classify_trial(ended, micro_batch, allowed_bytes, self._request.steps)
         if classified.trial.outcome is Outcome.FITS:
             problem = unset_error(self.literals, ended.events) or self._batch_size_check.problem_of(
@@ -334,6 +344,9 @@ class CommandSupervisor(TrialSource):
                 raise problem  # else it would pass for a limit of the command's own
             if problem is not None:
                 classified = classified.with_problem(problem)
+            if problem is None and self._request.variant.lone_rank is not None:
+                problem = one_step_error(ended, self._request.steps)
+                classified = classified if problem is None else classified.with_problem(problem)
             self._keep_allocations(ended, micro_batch)
         for measured in ended.events.trainers():
             self.notes.add(measured)

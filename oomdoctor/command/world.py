@@ -220,8 +220,11 @@ def _reasons(request: ProbeRequest, ranks: Sequence[RankResult], limiting: int) 
     found = [Reason("ranks", ran)]
     if request.target_batch is not None:
         sharing = mesh_of(request).data_parallel
-        who = f"all {world} ranks are taken to" if request.mesh is None else f"{sharing} ranks of `{request.mesh}`"
-        found.append(Reason("accumulation", f"{who} share the target batch"))
+        share = (
+            f"{sharing} ranks of `{request.mesh}` share" if sharing > 1 else f"each of `{request.mesh}` takes all of"
+        )
+        who = f"all {world} ranks are taken to share" if request.mesh is None else share
+        found.append(Reason("accumulation", f"{who} the target batch"))
     return [*found, Reason("limited_by_rank", f"rank {limiting} {_difference(ranks, limiting)}")]
 
 

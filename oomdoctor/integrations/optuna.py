@@ -14,6 +14,7 @@ from __future__ import annotations
 from functools import wraps
 from typing import TYPE_CHECKING, TypeVar
 
+from oomdoctor.errors import UsageError
 from oomdoctor.integrations import need, sizing
 from oomdoctor.integrations.recovery import OutOfMemory, run_or_diagnose
 
@@ -54,15 +55,19 @@ def size(
         trial: The trial.
         target: As of `oomdoctor.probe`, with `{name}` for a parameter: `model.py:build_model(width={width})`.
         target_batch: Samples per optimizer step over all devices.
-        gpu: Card to ask about; None for the first that this process sees.
+        gpu: Card to ask about, which may be `{name}` as well; None for the first that this process sees.
         options: Options of `oomdoctor.probe`.
 
     Raises:
         TrialPruned: Not one sample fits the card.
-        UsageError: A placeholder has no value, or the question contradicts itself.
+        UsageError: It is no trial, a placeholder has no value, or the question contradicts itself.
         TargetError: The user's file is at fault.
         NoAnswerError: There is no card to ask about, a crash, or a time limit.
     """
+    if not isinstance(trial, optuna.trial.BaseTrial):
+        raise UsageError(
+            f"`{trial!r:.80}` is no trial of Optuna's", hint="pass what the objective gets: `size(trial, ...)`"
+        )
     found = sizing.size(target, trial.params, target_batch=target_batch, gpu=gpu, **options)
     _keep(trial, {**found.figures(), "oomdoctor/gpu": found.document.result.device.name})
     if found.plan is None:

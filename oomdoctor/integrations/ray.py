@@ -69,8 +69,8 @@ def sized(
 
     Args:
         train: Trains a configuration by a plan; reports and returns what a function for Tune does.
-        target: As of `oomdoctor.probe`, with `{name}` for a parameter: `model.py:build_model(width={width})`. What is
-            not in the configuration's outermost level has no name here.
+        target: As of `oomdoctor.probe`, with `{name}` for a parameter: `model.py:build_model(width={width})`, and
+            `{model.width}` for one inside another.
         target_batch: Samples per optimizer step over all devices.
         infeasible: What a trial reports that does not fit, by metric: finite, for infinite ones break searchers.
         gpu: Card to ask about, which may be `{name}` as well; None for the first that the trial's worker sees.
@@ -91,8 +91,7 @@ def sized(
     del run.__wrapped__  # whose parameters Ray would read
 
     def ask(config: Config) -> Sizing:
-        card = None if gpu is None else sizing.fill(gpu, config, str)
-        return Sizing(cluster.ask(sizing.build_question(target, config, target_batch, card, options)))
+        return Sizing(cluster.ask(sizing.build_question(target, config, target_batch, gpu, options)))
 
     class SizedTrainable(wrap_function(run)):  # type: ignore[misc]  # Ray makes the class
         """Trial that is sized before its function begins."""

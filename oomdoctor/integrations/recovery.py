@@ -28,7 +28,7 @@ class OutOfMemory:
     """A function ran out of a GPU's memory.
 
     Attributes:
-        error: The error in one line.
+        error: The error that says so, in one line.
         diagnosis: What `oomdoctor diagnose` says of its traceback.
     """
 
@@ -71,8 +71,10 @@ def run_or_diagnose(function: Callable[..., ResultT], *args: Any, **kwargs: Any)
 
 def _diagnosed(error: Exception) -> OutOfMemory:
     text = "".join(traceback.format_exception(error))
+    # The last of those that mean it is the first that was raised, on top of which others may stand.
+    link = [link for link in walk_chain(error) if classify(link).outcome is Outcome.OOM or link is error][-1]
     source = Source("the trial's error", None, io.BytesIO(text.encode("utf-8", "replace")))
-    return OutOfMemory(traceback.format_exception_only(error)[-1].strip().splitlines()[0], diagnose([source]))
+    return OutOfMemory(traceback.format_exception_only(link)[-1].strip().splitlines()[0], diagnose([source]))
 
 
 def _cuda() -> Any:  # noqa: ANN401 - torch is the user's, and may not be there

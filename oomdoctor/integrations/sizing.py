@@ -2,7 +2,8 @@
 
 A configuration fills the placeholders of a target, such as `model.py:build_model(width={width})`, and is probed for a
 card of the catalogue on a null GPU. The probes run in workers that are forked from one process that has imported torch,
-so that a sweep starts one interpreter, and the trial's own process holds no memory of it.
+so that a sweep starts one interpreter, and the trial's own process holds no memory of it. Models of one file and card
+share a worker, one after the other, where the file leaves it as it was.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from threading import Lock
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.engines.monitor import cuda_devices, read_gpus
-from oomdoctor.errors import NoAnswerError, UsageError
+from oomdoctor.errors import NoAnswerError, OomdoctorError, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.progress import SilentProgress
 from oomdoctor.request import build_request
@@ -28,6 +29,7 @@ from oomdoctor.search.probe_search import per_device_target
 from oomdoctor.trial.answer import document_of
 from oomdoctor.trial.probe import engine_for, probe
 from oomdoctor.trial.process import CancelToken
+from oomdoctor.trial.shared_workers import SharedWorkers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from oomdoctor.results import Accumulation, Precision, ProbeDocument
 
 
-_PLACEHOLDER: Final = re.compile(r"\{([^\W\d]\w*)\}")
+_PLACEHOLDER: Final = re.compile(r"\{([^\W\d]\w*(?:\.\w+)*)\}")
 _SENTENCE: Final = re.compile(r"(?<=\.)\s+(?=[A-Z])")
 _OF_COMMANDS: Final = frozenset({"micro_batch", "accumulation_steps", "world_size"})
 _CARD_HINT: Final = 'name a card, such as `gpu="rtx-4090"`; `oomdoctor gpus --known` lists all'
@@ -110,7 +112,7 @@ def size(
         target: As of `oomdoctor.probe`, with placeholders for parameters, such as `{width}`.
         parameters: Values by name.
         target_batch: Samples per optimizer step over all devices.
-        gpu: Card to ask about; None for the first that this process sees.
+        gpu: Card to ask about, which may be `{name}` as well; None for the first that this process sees.
         options: Options of `oomdoctor.probe`.
 
     Raises:
@@ -131,14 +133,27 @@ def build_question(
     """Return the question of `size`, with its arguments and errors."""
     check_options(target_batch, options)
     is_generic = gpu is None and (options.get("memory") is not None or options.get("capacity") is not None)
+    if gpu is None and not is_generic:
+        gpu = card_here(os.environ)
     request = build_request(
-        fill(target, parameters) if isinstance(target, str) else [fill(word, parameters, str) for word in target],
+        _filled(target, parameters),
         target_batch=target_batch,
-        gpu=gpu if gpu is not None or is_generic else card_here(os.environ),
+        gpu=fill(gpu, parameters, str) if isinstance(gpu, str) else gpu,
         guide=False,
         **options,
     )
     return replace(request, profiles=False)
+
+
+def _filled(target: str | Sequence[str], parameters: Mapping[str, object]) -> str | Sequence[str]:
+    if isinstance(target, list | tuple):
+        return [fill(str(word), parameters, str) for word in target]
+    if not isinstance(target, str):
+        raise UsageError(
+            f"`target` is `{target!r:.80}`, which names no file",
+            hint="write it as text: `model.py:build_model(width={width})`",
+        )
+    return fill(target, parameters)
 
 
 def check_options(target_batch: int, options: Mapping[str, object]) -> None:
@@ -158,7 +173,7 @@ def fill(text: str, parameters: Mapping[str, object], written: object = None) ->
 
     Args:
         text: The target, or a word of a command, whose own placeholders stay.
-        parameters: Values by name.
+        parameters: Values by name; `{model.width}` is the `width` of a parameter `model`, unless one is called so.
         written: How a value is written; None for a literal of Python.
 
     Raises:
@@ -169,15 +184,24 @@ def fill(text: str, parameters: Mapping[str, object], written: object = None) ->
         name = found[1]
         if written is not None and name in _OF_COMMANDS:
             return found[0]
-        if name not in parameters:
+        try:
+            found_value = parameters[name] if name in parameters else _nested(name, parameters)
+        except (KeyError, TypeError):
             known = ", ".join(f"`{known}`" for known in parameters) or "none so far"
             raise UsageError(
                 f"`{found[0]}` of `{text}` is no parameter of the configuration",
                 hint=f"its parameters are {known}; a parameter has a value once it was suggested",
-            )
-        return str(parameters[name]) if written is not None else _literal(name, parameters[name])
+            ) from None
+        return str(found_value) if written is not None else _literal(name, found_value)
 
     return _PLACEHOLDER.sub(value, text)
+
+
+def _nested(name: str, parameters: Mapping[str, object]) -> object:
+    value: Any = parameters
+    for part in name.split("."):
+        value = value[part]
+    return value
 
 
 def _literal(name: str, value: object) -> str:
@@ -215,6 +239,7 @@ class Sizer:
     def __init__(self) -> None:
         self._stop = CancelToken()
         self._pool = WorkerPool(self._stop)
+        self._workers = SharedWorkers(self._pool.start)
         self._lock = Lock()
         self._answers: dict[tuple[ProbeRequest, str], Future[ProbeDocument]] = {}
 
@@ -240,11 +265,20 @@ class Sizer:
     def _probed(self, request: ProbeRequest) -> ProbeDocument:
         with self._lock:
             engine = None if request.command is not None else engine_for(request)  # builds the null GPU once
-        return document_of(probe(request, SilentProgress(), engine=engine, stop=self._stop, start=self._pool.start))
+        workers = self._workers.for_probe()
+        try:
+            run = probe(request, SilentProgress(), engine=engine, stop=self._stop, start=workers)
+        except OomdoctorError:
+            if not workers.has_shared:
+                raise
+            # Whatever an earlier model has left behind shall not be the reason.
+            run = probe(request, SilentProgress(), engine=engine, stop=self._stop, start=self._pool.start)
+        return document_of(run)
 
     def close(self) -> None:
-        """End the process that workers are forked from."""
+        """End the workers, and the process that they are forked from."""
         self._stop.set()
+        self._workers.close()
         self._pool.__exit__()
 
 

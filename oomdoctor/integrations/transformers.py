@@ -1,17 +1,19 @@
 """transformers: the sizes of a `Trainer`, set before it trains.
 
-    trainer = Trainer(model=model, args=args, train_dataset=data)
-    set_batch_size(trainer, target_batch=256)
+    trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[BatchSizeCallback(target_batch=256)])
     trainer.train()
 
-It is a function and no callback: a `Trainer` makes its loader before the first event of training, and the one event
-that is earlier, the end of its `__init__`, does not tell a callback which trainer it is.
+or, between the two, `set_batch_size(trainer, target_batch=256)`. A `Trainer` makes its loader before the first event of
+training, and the one event that is earlier, the end of its `__init__`, does not tell a callback whose it is: the
+callback looks for the trainer among its callers, and sizes it where `train` begins.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sized
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.errors import UsageError
@@ -24,7 +26,14 @@ need("transformers", "transformers")
 need("accelerate", "transformers")
 
 import torch  # noqa: E402
-from transformers import DefaultFlowCallback, Trainer, TrainerControl, TrainerState  # noqa: E402
+from transformers import (  # noqa: E402
+    DefaultFlowCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_callback import CallbackHandler  # noqa: E402
 
 if TYPE_CHECKING:
@@ -32,7 +41,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.integrations.trainer_memory import Memory
 
-__all__ = ["set_batch_size"]
+__all__ = ["BatchSizeCallback", "set_batch_size"]
 
 _QUIET: Final[Mapping[str, object]] = {
     "auto_find_batch_size": False,
@@ -77,6 +86,67 @@ def set_batch_size(
     trainer.args.gradient_accumulation_steps = found.plan.steps
     trainer._train_batch_size = found.plan.micro_batch  # noqa: SLF001 - what its loader is made with
     return found
+
+
+class BatchSizeCallback(TrainerCallback):
+    """Callback that does what `set_batch_size` does, where `train` is called for the first time.
+
+    Args:
+        target_batch: Samples per optimizer step.
+        headroom: Part of the memory that stays free, in [0, 1).
+        samples: Indices of the samples that trials train on, such as the longest; None for the first ones.
+
+    Attributes:
+        found: The sizes; None before `train` is called.
+
+    Raises:
+        UsageError: It was added after the trainer was made; or as `set_batch_size`.
+        TargetError: As `set_batch_size`.
+        NoAnswerError: As `set_batch_size`.
+    """
+
+    def __init__(self, target_batch: int, *, headroom: float = 0.0, samples: Sequence[int] | None = None) -> None:
+        self._target_batch = target_batch
+        self._headroom = headroom
+        self._samples = samples
+        self.found: FoundSize | None = None
+
+    def on_init_end(self, args: TrainingArguments, *_: object, **__: object) -> None:
+        """Have the trainer sized once it is to train; until then its model and arguments may change."""
+        trainer = _trainer_of(args)
+        train = trainer.train
+
+        @wraps(train)
+        def sized(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - those of `train`
+            del trainer.train
+            self.found = set_batch_size(
+                trainer, target_batch=self._target_batch, headroom=self._headroom, samples=self._samples
+            )
+            return train(*args, **kwargs)
+
+        trainer.train = sized
+
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        """Refuse to train with other sizes."""
+        if self.found is None:
+            raise UsageError(
+                "`BatchSizeCallback` was added when the trainer was made already, which has its sizes by now",
+                hint="pass it to the Trainer: `callbacks=[BatchSizeCallback(target_batch=256)]`",
+            )
+
+
+def _trainer_of(args: TrainingArguments) -> Any:  # noqa: ANN401 - a Trainer, whose methods get replaced
+    """Return the trainer that is being made with these arguments.
+
+    Raises:
+        RuntimeError: None is.
+    """
+    frame = sys._getframe()  # noqa: SLF001 - an event does not say whose it is
+    while frame := frame.f_back:  # type: ignore[assignment]
+        found = frame.f_locals.get("self")
+        if isinstance(found, Trainer) and found.args is args:
+            return found
+    raise RuntimeError("no Trainer is being made")
 
 
 def _check(trainer: object) -> None:

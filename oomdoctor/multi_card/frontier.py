@@ -11,6 +11,7 @@ from oomdoctor import __version__
 from oomdoctor.errors import EXIT_GATE, EXIT_OK, OomdoctorError, TargetError, UsageError
 from oomdoctor.multi_card.buckets import check_buckets, find_buckets
 from oomdoctor.multi_card.pool import Case, StagedProgress, probe_all
+from oomdoctor.request import command_line
 from oomdoctor.results import Axis, Outcome
 from oomdoctor.results.document import FrontierDocument
 from oomdoctor.results.frontier import FrontierCell, FrontierResult
@@ -41,6 +42,7 @@ class FrontierRequest:
         jobs: Most probes at once; None for one a core.
         buckets: The tool whose buckets the cells are to be; None for no buckets.
         executor: Runs the probes elsewhere; None for this machine.
+        command: The command that is asked about, as it was given, with placeholders; None for a file.
     """
 
     build: Callable[..., ProbeRequest]
@@ -50,6 +52,17 @@ class FrontierRequest:
     jobs: int | None = None
     buckets: BucketFormat | None = None
     executor: Executor | None = None
+    command: Sequence[str] | None = None
+
+    def command_line(self) -> str | None:
+        """Return the command in one line, with the sizes that every cell has; None for a file."""
+        if self.command is None:
+            return None
+        # A size that only a literal in the command's files has leaves the words as they are.
+        words = list(self.command)
+        for name, size in self.given.items():
+            words = [word.replace(f"{{{name}}}", str(size)) for word in words]
+        return command_line(words)
 
 
 def find_frontier(request: FrontierRequest, progress: Progress) -> FrontierDocument:
@@ -133,6 +146,7 @@ def _cell(request: FrontierRequest, sizes: Mapping[str, int], answer: Answer) ->
         accumulation=result.accumulation,
         trials=len(result.trials),
         notes=result.warnings if searched is None else tuple(_limit(result, searched)),
+        evaluation=result.evaluation,
     )
 
 
@@ -153,13 +167,14 @@ def _document(
 ) -> FrontierDocument:
     result = last.result
     fits = any(cell.maximum for cell in cells)
+    given = tuple(axis for axis in asked.variant.axes if axis.name not in request.over)
     return FrontierDocument(
         command="frontier",
         status="measured" if fits else "nothing_fits",
         exit_code=EXIT_OK if fits else EXIT_GATE,
         versions={"oomdoctor": __version__, **last.versions},
         result=FrontierResult(
-            target=result.target if asked.command is None else asked.target,
+            target=request.command_line() or result.target,
             axes=tuple(request.over),
             searched_size=request.searched,
             target_batch=asked.target_batch,
@@ -174,6 +189,7 @@ def _document(
             notes=tuple(_surprises(request.over, cells)),
             buckets=buckets,
             mode=asked.variant.mode,
+            variant=replace(asked.variant, axes=given),
         ),
     )
 

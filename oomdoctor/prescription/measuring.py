@@ -16,7 +16,7 @@ from oomdoctor.results.prescribe import MeasuredRemedies
 from oomdoctor.trial.parallel import run_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from concurrent.futures import Executor
 
     from oomdoctor.multi_card.pool import Answer
@@ -84,7 +84,7 @@ class Measuring:
         for names in dict.fromkeys(sets):
             if names in self.rows:
                 continue
-            if (problem := self._obstacle(names)) is not None:
+            if (problem := next(self._obstacles(names), None)) is not None:
                 self.rows[names] = _unmeasured(names, "not_applicable", problem)
             elif self.probes >= self.budget:
                 self.rows[names] = _unmeasured(names, "not_measured", _BUDGET_SPENT)
@@ -107,21 +107,24 @@ class Measuring:
             self.rows[names] = row
             self.progress.stage(_told(row))
 
-    def _obstacle(self, names: Names) -> str | None:
-        """Return why a set cannot be asked about; None where it can."""
+    def _obstacles(self, names: Names) -> Iterator[str]:
+        """Yield why a set cannot be asked about."""
         request = self.request
         for name in names:
             one = remedy(name)
             if request.command is not None and one.not_in_commands is not None:
-                return one.not_in_commands
+                yield one.not_in_commands
+            if one.not_in_traces is not None and self.runs[()].result.device.kind == "trace":
+                yield one.not_in_traces
+            if request.command is None and one.missing is not None:
+                yield one.missing
             if not one.accumulates and request.target_batch is not None:
-                return "steps accumulate gradients, which it would apply after each micro-batch"
+                yield "steps accumulate gradients, which it would apply after each micro-batch"
             if one.precision is not None and request.variant.precision != "fp32":
-                return f"the step runs under {request.variant.precision} autocast already"
+                yield f"the step runs under {request.variant.precision} autocast already"
             setting = request.environment(os.environ).get(ALLOCATOR_VARIABLE)
             if one.allocator is not None and setting:
-                return f"`{ALLOCATOR_VARIABLE}={setting}` is set already"
-        return None
+                yield f"`{ALLOCATOR_VARIABLE}={setting}` is set already"
 
     def _probed(self, names: Names, request: ProbeRequest, stop: CancelToken | None, size: int | None = None) -> Answer:
         request = replace(request, profiles=False, profile_micro_batch=size, counts_cost=True)
@@ -153,7 +156,7 @@ class Measuring:
             host_bytes=answer.host_bytes,
             acts_on=tuple(change.acts_on for change in answer.changes if change.acts_on),
             notes=tuple(change.note for change in answer.changes if change.note),
-            **_cost(answer.cost, before),
+            **_cost(answer.cost, before, tuple(hidden for name in names if (hidden := remedy(name).uncounted))),
         )
 
 
@@ -169,8 +172,10 @@ def _unmeasured(names: Names, outcome: str, problem: str | None) -> MeasuredReme
     )
 
 
-def _cost(cost: StepCost | None, before: StepCost | None) -> dict[str, Any]:
-    """Return the fields of a row's cost, against that of the target as it is."""
+def _cost(cost: StepCost | None, before: StepCost | None, hidden: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields of a row's cost, against that of the target as it is; nothing is known of what is hidden."""
+    if hidden:
+        return {"unknown_operators": hidden, "step_seconds": cost.seconds if cost else None}
     if cost is None or before is None or cost.micro_batch != before.micro_batch:
         return {}
     return {

@@ -16,6 +16,7 @@ from oomdoctor.prescription.measuring import Measuring, order
 from oomdoctor.prescription.search import search, with_front
 from oomdoctor.remedies.catalogue import BY_ID, remedy
 from oomdoctor.remedies.patch import code_by_place, code_of_program, diff_of, merged, patched
+from oomdoctor.remedies.trainers import framework_arguments
 from oomdoctor.report.plain_text import count
 from oomdoctor.request import ProbeRequest  # noqa: TC001
 from oomdoctor.results.document import PrescribeDocument
@@ -217,6 +218,9 @@ def _document(  # noqa: PLR0913, PLR0917 - the parts of one
     elif not reached:
         status = "nothing_fits"
     code = () if edit is None else _code(edit, reference, measuring.optimizer)
+    if chosen is not None:
+        source = program_source(request.probe, reference)
+        code += tuple(PrescribedCode(*part) for part in framework_arguments(source, chosen.remedies))
     result = plain.result
     return PrescribeDocument(
         command="prescribe",
@@ -259,6 +263,18 @@ def _code(edit: FileEdit, reference: Reference | None, optimizer: str) -> tuple[
         return tuple(PrescribedCode(place, lines) for place, lines in code_of_program(edit))
     builder = reference.attribute or "build_model"
     return tuple(PrescribedCode(place, lines) for place, lines in code_by_place(edit, builder, optimizer))
+
+
+def program_source(request: ProbeRequest, reference: Reference | None) -> str:
+    """Return the source of the user's file, or of a command's program; nothing where there is none to read."""
+    if reference is not None:
+        path = reference.path
+    else:
+        path = next((word for word in request.command or () if word.endswith(".py")), None)
+    try:
+        return "" if path is None else (request.directory / path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _advice(request: ProbeRequest, plain: ProbeRun, row: MeasuredRemedies) -> Iterator[str]:

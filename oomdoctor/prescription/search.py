@@ -59,7 +59,8 @@ def search(  # noqa: PLR0913 - each is a fact of its own
         beside: Remedies to measure although they are measured on request only.
         blocks: Returns how many blocks a measured set checkpoints at most.
     """
-    left_out, asked = {*without}, {*beside}
+    named = {*beside}
+    left_out, asked = {*without}, named | {one.id for one in REMEDIES if one.asked_with in named}
     names = [one.id for one in REMEDIES if one.id not in left_out and (not one.on_request or one.id in asked)]
     alone = measure([(name,) for name in names])
     rows = [

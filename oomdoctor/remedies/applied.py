@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oomdoctor.errors import TargetError
 from oomdoctor.remedies.blocks import CheckpointBlocks, FreezeBlocks, SelectiveAttention, SelectiveMatmuls
-from oomdoctor.remedies.linear_cross_entropy import FuseLinearCrossEntropy
+from oomdoctor.remedies.compiled import Compiled
+from oomdoctor.remedies.linear_cross_entropy import FuseByCutCrossEntropy, FuseByLiger, FuseLinearCrossEntropy
+from oomdoctor.remedies.low_rank import LowRankAdapters
 from oomdoctor.remedies.optimizers import EightBit, Fused, InBackward, OptimizerClass, WithoutForeach
 from oomdoctor.remedies.tensors import DropLeftovers, HalfWeights, OffloadActivations
 
@@ -30,6 +32,8 @@ CHANGES: Final[Mapping[str, type[Change]]] = MappingProxyType(
         "checkpoint-keep-matmuls": SelectiveMatmuls,
         "checkpoint-keep-attention": SelectiveAttention,
         "fused-cross-entropy": FuseLinearCrossEntropy,
+        "liger-cross-entropy": FuseByLiger,
+        "cut-cross-entropy": FuseByCutCrossEntropy,
         "offload-activations": OffloadActivations,
         "drop-leftovers": DropLeftovers,
         "optimizer-loop": WithoutForeach,
@@ -38,6 +42,8 @@ CHANGES: Final[Mapping[str, type[Change]]] = MappingProxyType(
         "adafactor": OptimizerClass,
         "adamw-8bit": EightBit,
         "freeze-half": FreezeBlocks,
+        "lora": LowRankAdapters,
+        "compile": Compiled,
     }
 )
 """Changes by name; a number may follow, as in `checkpoint-first-5`."""

@@ -1,14 +1,15 @@
 """Changes to a model's repeated blocks: activation checkpointing in its kinds, and freezing.
 
 Blocks are the outermost modules of the class that is repeated and has the most trainable parameters. A model of
-transformers or timm that checkpoints by a switch of its own is left to that: its layers write caches, which a replay by
-somebody else would write twice.
+transformers is left to its own switch, which takes what is kept as well: its layers write caches, which a replay by
+somebody else would write twice. The switch of a model of timm is all layers or none; part of them are done by hand.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
 
     Blocks = Sequence[tuple[str, nn.Module]]
 
+# By their full names: a `build_model` often has a parameter `checkpoint`.
+_IMPORT: Final = "import torch.utils.checkpoint"
+_CONTEXT: Final = (
+    "context = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, KEPT_RESULTS)"
+)
+_CALL: Final = (
+    "block.forward = functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False{context})"
+)
 _CONTAINERS: Final = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _ATTENTION: Final = (
     "_scaled_dot_product_flash_attention",
@@ -68,13 +77,13 @@ class CheckpointBlocks(Change):
     def model(self, model: nn.Module) -> nn.Module:
         """Have the blocks, or the model's own switch, compute their activations again in the backward."""
         switch = _switch_of(model)
-        if switch is not None:
-            self._edit = self._switched(model, *switch)
+        if switch is not None and (switch.takes_options or (self.saved is None and self.argument is None)):
+            self._edit = self._switched(model, switch)
             return model
         blocks = self._chosen(repeated_blocks(model))
         for _, block in blocks:
             block.forward = _checkpointed(block, self._options())
-        self._edit = self._by_hand(_expression(model, [name for name, _ in blocks]))
+        self._edit = self._by_hand(blocks_expression(model, [name for name, _ in blocks]))
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for _, b in blocks for module in b.modules()):  # noqa: SLF001
             self.note = "batch norms in the blocks update their running statistics twice a step"
         return model
@@ -99,20 +108,26 @@ class CheckpointBlocks(Change):
             return {}
         return {"context_fn": partial(create_selective_checkpoint_contexts, _operators(self.saved))}
 
-    def _switched(self, model: nn.Module, layers: list[nn.Module], call: str, method: Callable[[], object]) -> FileEdit:
-        if self.saved is not None:
-            raise refuse(f"the model checkpoints by a switch of its own, `{call}`, which keeps no operators' results")
+    def _switched(self, model: nn.Module, switch: _Switch) -> FileEdit:
+        layers = switch.layers
         if self.argument is not None and not layers:
-            raise refuse(f"the model checkpoints by a switch of its own, `{call}`, all layers or none")
-        method()
-        lines = [f"model.{call}"]
-        layers = [layer for layer in model.modules() if layer in layers]
+            raise refuse(f"the model checkpoints by a switch of its own, `{switch.name}()`, all layers or none")
+        switch.method(*([{"use_reentrant": False, **self._options()}] if self.saved else []))
         first = self.argument if "-first-" in self.name else None
         kept = layers[first:] if first else [] if self.argument is None else _others(layers, self.argument)
         for layer in kept:
             setattr(layer, "gradient_checkpointing", False)  # noqa: B010 - not of every module
-        self.count, self.total = len(layers) - len(kept), len(layers)
-        self.acts_on = f"{self.count} of {self.total} layers, by `{call}`" if layers else f"all layers, by `{call}`"
+        # Where the switch is all or none, part of the blocks can be checkpointed by hand.
+        self.total = len(layers) if switch.takes_options else len(repeated_blocks(model))
+        self.count = self.total - len(kept)
+        which = f"{self.count} of {self.total} layers" if layers else "all layers"
+        self.acts_on = f"{which}, by `{switch.name}()`"
+        return self._switch_edit(switch, kept, first)
+
+    def _switch_edit(self, switch: _Switch, kept: Sequence[nn.Module], first: int | None) -> FileEdit:
+        lines = [f"model.{switch.name}()"]
+        if self.saved is not None:
+            lines = [_CONTEXT, f'model.{switch.name}({{"use_reentrant": False, "context_fn": context}})']
         if kept:
             part = f"[{first}:]" if first else f" if number % {self.argument}"
             lines += [
@@ -121,20 +136,23 @@ class CheckpointBlocks(Change):
             lines += [f"layers = [layer for layer in layers if type(layer).__name__ == {type(kept[0]).__name__!r}]"]
             every = f"layers{part}" if first else f"[layer for number, layer in enumerate(layers){part}]"
             lines += [f"for layer in {every}:", "    layer.gradient_checkpointing = False"]
-        return FileEdit(model=tuple(lines))
+        return replace(self._kept_results(), model=tuple(lines))
+
+    def _kept_results(self) -> FileEdit:
+        """Return imports and the list of what selective checkpointing keeps; nothing where all is computed again."""
+        if self.saved is None:
+            return FileEdit()
+        kept = (f"    torch.ops.aten.{name}.default," for name in _SAVED[self.saved])
+        return FileEdit(imports=("import functools", _IMPORT), definitions=("KEPT_RESULTS = [", *kept, "]"))
 
     def _by_hand(self, blocks: str) -> FileEdit:
-        imports = ["import functools", "from torch.utils.checkpoint import checkpoint"]
-        definitions: tuple[str, ...] = ()
         lines, context = [f"for block in {blocks}:"], ""
+        edit = FileEdit(imports=("import functools", _IMPORT))
         if self.saved is not None:
-            imports[1:] = ["import torch", f"{imports[1]}, create_selective_checkpoint_contexts"]
-            kept = (f"    torch.ops.aten.{name}.default," for name in _SAVED[self.saved])
-            definitions = ("KEPT_RESULTS = [", *kept, "]")
-            lines[:0] = ["context = functools.partial(create_selective_checkpoint_contexts, KEPT_RESULTS)"]
-            context = ", context_fn=context"
-        lines += [f"    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False{context})"]
-        return FileEdit(imports=tuple(imports), definitions=definitions, model=tuple(lines))
+            edit, context = self._kept_results(), ", context_fn=context"
+            lines.insert(0, _CONTEXT)
+        lines.append(f"    {_CALL.format(context=context)}")
+        return replace(edit, model=tuple(lines))
 
 
 class SelectiveMatmuls(CheckpointBlocks):
@@ -162,7 +180,7 @@ class FreezeBlocks(Change):
         self.acts_on = (
             f"{len(chosen)} of {len(blocks)} blocks (`{pattern([name for name, _ in blocks])}`{class_line(blocks)})"
         )
-        self._blocks = _expression(model, [name for name, _ in chosen])
+        self._blocks = blocks_expression(model, [name for name, _ in chosen])
         for _, block in chosen:
             block.requires_grad_(False)  # noqa: FBT003 - torch's own
         for parameter in model.parameters(recurse=False):
@@ -206,15 +224,32 @@ def _operators(saved: str) -> list[torch._ops.OpOverload]:
     return [getattr(torch.ops.aten, name).default for name in _SAVED[saved] if hasattr(torch.ops.aten, name)]
 
 
-def _switch_of(model: nn.Module) -> tuple[list[nn.Module], str, Callable[[], object]] | None:
-    """Return the layers that a model's own switch can be told apart, its call, and the switch; None without one."""
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    """A model's own switch.
+
+    Attributes:
+        name: Of its method.
+        method: The method.
+        layers: Layers that checkpoint one by one; none where they cannot be told apart.
+        takes_options: Whether it takes the options of `torch.utils.checkpoint.checkpoint`.
+    """
+
+    name: str
+    method: Callable[..., object]
+    layers: Sequence[nn.Module] = ()
+    takes_options: bool = False
+
+
+def _switch_of(model: nn.Module) -> _Switch | None:
+    """Return a model's own switch; None without one."""
     if getattr(model, "supports_gradient_checkpointing", False):
         names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
         name = next((name for name in names if hasattr(model, name)), None)
         if name is not None:
-            return _layers_of_transformers(model), f"{name}()", getattr(model, name)
+            return _Switch(name, getattr(model, name), _layers_of_transformers(model), takes_options=True)
     if hasattr(model, "set_grad_checkpointing"):
-        return [], "set_grad_checkpointing()", cast("Any", model).set_grad_checkpointing
+        return _Switch("set_grad_checkpointing", cast("Any", model).set_grad_checkpointing)
     return None
 
 
@@ -238,7 +273,7 @@ def pattern(names: Sequence[str]) -> str:
     return ", ".join(patterns)
 
 
-def _expression(model: nn.Module, names: Sequence[str]) -> str:
+def blocks_expression(model: nn.Module, names: Sequence[str]) -> str:
     """Return an expression for the blocks of these paths of `model`."""
     parents: dict[str, list[int]] = {}
     for name in names:

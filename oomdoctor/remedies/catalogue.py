@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from oomdoctor.remedies.file_edit import FileEdit
@@ -45,8 +46,12 @@ class Remedy:
         allocator: Setting of PyTorch's allocator; None for none.
         accumulates: Whether it works where gradients are accumulated.
         on_request: Whether it is measured only where `--with` names it.
+        asked_with: Another remedy, which is measured on request as well and brings this one along; None for none.
         alone: Whether it is combined with others only where `--with` names it, since it costs out of proportion.
+        needs: Modules of which one has to be installed; none for torch alone.
+        uncounted: What it runs that is no operator of PyTorch, so that no count of a step sees it; None for nothing.
         not_in_commands: Why it cannot be measured on a command; None where it can.
+        not_in_traces: Why the trace engine cannot measure it; None where it can.
     """
 
     id: str
@@ -61,8 +66,12 @@ class Remedy:
     allocator: str | None = None
     accumulates: bool = True
     on_request: bool = False
+    asked_with: str | None = None
     alone: bool = False
+    needs: tuple[str, ...] = ()
+    uncounted: str | None = None
     not_in_commands: str | None = None
+    not_in_traces: str | None = None
 
     def added_to(self, variant: Variant) -> Variant:
         """Return the variant with this remedy on top."""
@@ -73,6 +82,17 @@ class Remedy:
             precision=self.precision or variant.precision,
             transformations=changes,
             environment=(*variant.environment, *settings),
+        )
+
+    @property
+    def missing(self) -> str | None:
+        """What is not installed, in words; None where nothing is missing."""
+        if not self.needs or any(find_spec(name) for name in self.needs):
+            return None
+        return (
+            f"{self.needs[0]} is not installed"
+            if len(self.needs) == 1
+            else f"neither {' nor '.join(self.needs)} is installed"
         )
 
     def edit(self) -> FileEdit:
@@ -87,11 +107,18 @@ class Remedy:
 
 
 _HOLDS_OPTIMIZER: Final = "the program makes its optimizer itself, and holds it"
+_COMPILES: Final = "where the program compiles its model is for the program's own lines"
+_OWN_KERNELS: Final = "its kernels are no operators of PyTorch, which the trace engine runs"
+_NO_CODE: Final = "the trace engine runs operators one by one, and compiled code is none that it knows"
 _HOLDS_PARAMETERS: Final = "the program's optimizer holds the weights before the model is called"
 
 _CHECKPOINT: Final = ("https://docs.pytorch.org/docs/stable/checkpoint.html",)
 _AMP: Final = ("https://docs.pytorch.org/docs/stable/amp.html",)
 _OPTIMIZERS: Final = ("https://docs.pytorch.org/docs/stable/optim.html",)
+_COMPILE: Final = (
+    "https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+    "https://pytorch.org/blog/activation-checkpointing-techniques/",
+)
 _ALLOCATOR: Final = ("https://docs.pytorch.org/docs/stable/notes/cuda.html",)
 
 REMEDIES: Final = (
@@ -114,6 +141,32 @@ REMEDIES: Final = (
         "smaller matrix products",
         ("https://docs.pytorch.org/docs/main/generated/torch.nn.functional.linear_cross_entropy.html",),
         change="fused-cross-entropy",
+    ),
+    Remedy(
+        "liger-cross-entropy",
+        "loss",
+        "compute the last linear layer and the cross entropy in pieces, by liger-kernel",
+        "rounding",
+        11,
+        "smaller matrix products",
+        ("https://github.com/linkedin/Liger-Kernel",),
+        change="liger-cross-entropy",
+        needs=("liger_kernel",),
+        uncounted="kernels of liger-kernel",
+        not_in_traces=_OWN_KERNELS,
+    ),
+    Remedy(
+        "cut-cross-entropy",
+        "loss",
+        "compute the last linear layer and the cross entropy in blocks, by cut-cross-entropy",
+        "rounding",
+        12,
+        "logits computed twice",
+        ("https://github.com/apple/ml-cross-entropy",),
+        change="cut-cross-entropy",
+        needs=("cut_cross_entropy",),
+        uncounted="kernels of cut-cross-entropy",
+        not_in_traces=_OWN_KERNELS,
     ),
     Remedy(
         "checkpoint-keep-attention",
@@ -240,6 +293,7 @@ REMEDIES: Final = (
         "a coarser state",
         ("https://github.com/pytorch/ao/tree/main/torchao/optim",),
         change="adamw-8bit",
+        needs=("torchao", "bitsandbytes"),
         not_in_commands=_HOLDS_OPTIMIZER,
     ),
     Remedy(
@@ -284,6 +338,50 @@ REMEDIES: Final = (
         change="freeze-half",
         on_request=True,
         not_in_commands=_HOLDS_PARAMETERS,
+    ),
+    Remedy(
+        "lora",
+        "freeze",
+        "train matrices of rank 8 beside the blocks' linear layers, and nothing else (LoRA)",
+        "other",
+        42,
+        "only what the narrow matrices can say is learned",
+        ("https://arxiv.org/abs/2106.09685",),
+        change="lora",
+        on_request=True,
+        not_in_commands=_HOLDS_PARAMETERS,
+    ),
+    Remedy(
+        "compile",
+        "compile",
+        "compile the model with `torch.compile`",
+        "rounding",
+        30,
+        "compilation of each size before its first step",
+        _COMPILE,
+        change="compile",
+        on_request=True,
+        uncounted="compiled code",
+        not_in_commands=_COMPILES,
+        not_in_traces=_NO_CODE,
+    ),
+    *(
+        Remedy(
+            f"compile-{percent}",
+            "compile",
+            f"compile the model, with an activation memory budget of {percent} %",
+            "rounding",
+            31 + number,
+            "compilation of each size before its first step, and what is computed again",
+            _COMPILE,
+            change=f"compile-{percent}",
+            asked_with="compile",
+            on_request=True,
+            uncounted="compiled code",
+            not_in_commands=_COMPILES,
+            not_in_traces=_NO_CODE,
+        )
+        for number, percent in enumerate((75, 50, 25, 10, 0))
     ),
 )
 """Every remedy, in the order in which they are measured: the likeliest first."""

@@ -1,14 +1,16 @@
 """A linear layer and the cross entropy on it in one operator, which never holds all logits.
 
 `fused_linear_cross_entropy()` does it for any forward inside of it: what the layer with the most outputs returns is
-left to be computed until something asks for it. Where that is `cross_entropy`, PyTorch's `linear_cross_entropy`
-answers instead; where it is anything else, the layer computes as ever. Views, slices and `.float()` on the way are
-followed.
+left to be computed until something asks for it. Where that is `cross_entropy`, PyTorch's `linear_cross_entropy`, or
+that of liger-kernel or cut-cross-entropy, answers instead; where it is anything else, the layer computes as ever.
+Views, slices and `.float()` on the way are followed.
 """
 
 from __future__ import annotations
 
 from contextlib import ContextDecorator
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
@@ -17,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from oomdoctor.engines.null_gpu import library as null_gpu
+from oomdoctor.remedies.blocks import repeated_blocks
 from oomdoctor.remedies.change import Change, refuse
 from oomdoctor.remedies.file_edit import FileEdit
 
@@ -115,10 +118,40 @@ def _fused(logits: _Logits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> to
     if torch._C._len_torch_dispatch_stack() and null_gpu.is_null_gpu():  # noqa: SLF001 - no public way
         # Under a dispatch mode PyTorch finds no kernel of a custom operator for a tensor whose values are kept.
         target = torch.empty(target.shape, dtype=target.dtype, device=target.device)
-    loss: torch.Tensor = F.linear_cross_entropy(
-        hidden, weight, target, linear_bias=bias, options=torch.nn.LinearCrossEntropyOptions(), **given
+    return _LIBRARIES[logits.owner.library](hidden, weight, target, bias, given)
+
+
+def _by_torch(
+    hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None, given: dict[str, Any]
+) -> torch.Tensor | None:
+    options = torch.nn.LinearCrossEntropyOptions()
+    loss: torch.Tensor = F.linear_cross_entropy(hidden, weight, target, linear_bias=bias, options=options, **given)
+    return loss
+
+
+def _by_liger(
+    hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None, given: dict[str, Any]
+) -> torch.Tensor | None:
+    functions = import_module("liger_kernel.transformers.functional")
+    class_weight = given.pop("weight", None)
+    loss: torch.Tensor = functions.liger_fused_linear_cross_entropy(
+        hidden, weight, target, bias=bias, ce_weight=class_weight, **given
     )
     return loss
+
+
+def _by_cut(
+    hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None, given: dict[str, Any]
+) -> torch.Tensor | None:
+    if given.pop("weight", None) is not None or given.pop("label_smoothing", 0.0):
+        return None  # it knows neither
+    function = import_module("cut_cross_entropy").linear_cross_entropy
+    loss: torch.Tensor = function(hidden, weight, target, bias=bias, **given)
+    return loss
+
+
+_LIBRARIES: Final = {"torch": _by_torch, "liger_kernel": _by_liger, "cut_cross_entropy": _by_cut}
+"""Functions that compute the loss in pieces, by the module that has them."""
 
 
 class fused_linear_cross_entropy(TorchFunctionMode, ContextDecorator):  # noqa: N801 - it is used as a function
@@ -127,23 +160,25 @@ class fused_linear_cross_entropy(TorchFunctionMode, ContextDecorator):  # noqa: 
         @fused_linear_cross_entropy(outputs=50257)
         def training_step(model, batch): ...
 
-    Needs a PyTorch with `torch.nn.LinearCrossEntropyOptions`. The gradient is that of the two operators but for
-    rounding.
+    Needs a PyTorch with `torch.nn.LinearCrossEntropyOptions`, or another library. The gradient is that of the two
+    operators but for rounding.
 
     Args:
         outputs: Outputs of the layer.
+        library: What computes it: `torch`, `liger_kernel` or `cut_cross_entropy`.
 
     Attributes:
         fused: How often the two were one.
     """
 
-    def __init__(self, outputs: int) -> None:
+    def __init__(self, outputs: int, library: str = "torch") -> None:
         super().__init__()
         self.outputs = outputs
+        self.library = library
         self.fused = 0
 
     def _recreate_cm(self) -> Self:
-        return type(self)(self.outputs)  # of one that is inside of itself, torch would lose the outer
+        return type(self)(self.outputs, self.library)  # of one that is inside of itself, torch would lose the outer
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         """Leave the layer's output to be computed; call everything else."""
@@ -169,25 +204,34 @@ def _layer(
 class FuseLinearCrossEntropy(Change):
     """`fused_linear_cross_entropy` around each forward."""
 
+    library = "torch"
     _mode: fused_linear_cross_entropy
 
     def model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Find the layer with the most outputs; nothing is changed in the model."""
-        if not hasattr(torch.nn, "LinearCrossEntropyOptions") or not hasattr(F, "linear_cross_entropy"):
-            raise refuse(
-                f"PyTorch {torch.__version__} has no `linear_cross_entropy` that goes in pieces; "
-                "`LigerFusedLinearCrossEntropyLoss` of liger-kernel does the same"
-            )
-        self._outputs = max((p.shape[0] for p in model.parameters() if p.dim() == 2), default=0)  # noqa: PLR2004
+        """Find the layer with the most outputs outside of the repeated blocks; nothing is changed in the model."""
+        self.check_library()
+        self._outputs = _most_outputs(model)
         if self._outputs < _LEAST_OUTPUTS:
             raise refuse(f"no linear layer has as many as {_LEAST_OUTPUTS} outputs")
         self.acts_on = f"the linear layer with {self._outputs} outputs and the `cross_entropy` on it"
         self.count = self.total = 1
         return model
 
+    def check_library(self) -> None:
+        """See that the loss can be had.
+
+        Raises:
+            NotApplicableError: It cannot.
+        """
+        if not hasattr(torch.nn, "LinearCrossEntropyOptions") or not hasattr(F, "linear_cross_entropy"):
+            raise refuse(
+                f"PyTorch {torch.__version__} has no `linear_cross_entropy` that goes in pieces; "
+                "`LigerFusedLinearCrossEntropyLoss` of liger-kernel does the same"
+            )
+
     def forward(self) -> AbstractContextManager[object]:
         """Return a context of its own for each forward."""
-        self._mode = fused_linear_cross_entropy(self._outputs)
+        self._mode = fused_linear_cross_entropy(self._outputs, self.library)
         return self._mode
 
     def check_forward(self) -> None:
@@ -197,7 +241,33 @@ class FuseLinearCrossEntropy(Change):
 
     def edit(self) -> FileEdit:
         """Return a decorator of `training_step`."""
+        library = "" if self.library == "torch" else f', library="{self.library}"'
         return FileEdit(
             imports=("from oomdoctor.remedies.linear_cross_entropy import fused_linear_cross_entropy",),
-            decorators=(f"fused_linear_cross_entropy(outputs={self._outputs})",),
+            decorators=(f"fused_linear_cross_entropy(outputs={self._outputs}{library})",),
         )
+
+
+def _most_outputs(model: torch.nn.Module) -> int:
+    """Return the outputs of the last layer: blocks may have wider ones, and their outputs are no logits."""
+    inside = {id(parameter) for _, block in repeated_blocks(model) for parameter in block.parameters()}
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]  # noqa: PLR2004
+    outside = [matrix for matrix in matrices if id(matrix) not in inside]
+    return max((matrix.shape[0] for matrix in outside or matrices), default=0)
+
+
+class FuseByLiger(FuseLinearCrossEntropy):
+    """The same by the kernels of liger-kernel."""
+
+    library = "liger_kernel"
+
+    def check_library(self) -> None:
+        """See that it is installed."""
+        if find_spec(self.library) is None:
+            raise refuse(f"`{self.library}` is not installed")
+
+
+class FuseByCutCrossEntropy(FuseByLiger):
+    """The same by the kernels of cut-cross-entropy."""
+
+    library = "cut_cross_entropy"

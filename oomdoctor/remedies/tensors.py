@@ -52,7 +52,7 @@ class offload_activations(torch.autograd.graph.saved_tensors_hooks, ContextDecor
         @offload_activations()
         def training_step(model, batch): ...
 
-    On a null GPU, where there are no numbers to keep, nothing is copied: the bytes are counted.
+    On a null or emulated GPU, where there are no numbers to keep, nothing is copied: the bytes are counted.
 
     Attributes:
         host_bytes: Bytes that went to the host.
@@ -70,10 +70,16 @@ class offload_activations(torch.autograd.graph.saved_tensors_hooks, ContextDecor
         if isinstance(base, torch.nn.Parameter):
             return tensor
         self.host_bytes += tensor.nbytes
-        if tensor.is_cuda and null_gpu.is_null_gpu():
+        if tensor.is_cuda and not _has_numbers(tensor):
             return tensor.device, torch.empty_like(tensor, device="meta")
         kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         return tensor.device, kept.copy_(tensor)
+
+
+def _has_numbers(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor that says it is on a GPU is on a real one."""
+    real: torch.device = torch._C.TensorBase.device.__get__(tensor)  # noqa: SLF001 - the emulation patches `Tensor.device`
+    return real.type == "cuda" and not null_gpu.is_null_gpu()
 
 
 def _unpack(packed: Any) -> torch.Tensor:  # noqa: ANN401 - a tensor, or its device and its copy

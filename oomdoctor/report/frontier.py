@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oomdoctor.report import buckets, gpus
+from oomdoctor.report import buckets, frontier_shapes, gpus
+from oomdoctor.report.inference import evaluation_limit, mode_words
 from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path, target_file
 from oomdoctor.report.plain_text import capitalised, count, sentence, visible
 from oomdoctor.units import format_size
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oomdoctor.output import Terminal
-    from oomdoctor.results import FrontierCell, FrontierDocument, FrontierResult
+    from oomdoctor.results import Axis, FrontierCell, FrontierDocument, FrontierResult
 
 _LIMITS: Final = {
     "memory": "memory",
@@ -34,13 +35,17 @@ def text(document: FrontierDocument, terminal: Terminal) -> str:
     ]
     answer = [sentence(_headline(result)), *map(sentence, _warnings(result))]
     pasted = [] if result.buckets is None else [*buckets.lines(result.buckets), ""]
-    lines = [*gpus.table(columns, terminal), "", *answer, "", *pasted, *map(sentence, _legend(result))]
+    bars = frontier_shapes.bars(result, terminal.width, unicode=terminal.unicode)
+    shapes = [*frontier_shapes.grid_lines(result, terminal), *bars, *([""] if bars else [])]
+    lines = [*gpus.table(columns, terminal), "", *shapes, *answer, "", *pasted, *map(sentence, _legend(result))]
     return "\n".join([*map(visible, lines), ""])
 
 
 # A comment on GitHub holds 65,536 characters; each part has its share of them.
 _ROOM_FOR_TABLE: Final = 30_000
 _ROOM_FOR_WARNINGS: Final = 10_000
+_ROOM_FOR_GRID: Final = 8_000
+_WIDTH_OF_BARS: Final = 80
 _LONGEST_CELL: Final = 300
 
 
@@ -60,6 +65,11 @@ def _blocks(document: FrontierDocument) -> Iterator[str]:
     yield table([prose(_cut(heading)) for heading in _columns(result)], rows)
     if more := len(result.cells) - len(rows):
         yield f"... and {more} more."
+    if (grid := frontier_shapes.grid(result)) is not None:
+        yield prose(sentence(_cut(frontier_shapes.grid_title(result))))
+        yield table([prose(_cut(heading)) for heading in grid[0]], fitting(grid[1], _ROOM_FOR_GRID))
+    if bars := frontier_shapes.bars(result, _WIDTH_OF_BARS, unicode=True):
+        yield code_block("\n".join(bars))
     if result.buckets is not None:
         yield code_block("\n".join(buckets.lines(result.buckets)))
     yield "\n".join(f"- {prose(sentence(_cut(text)))}" for text in _legend(result))
@@ -71,7 +81,8 @@ def _cut(text: str) -> str:
 
 
 def html(document: FrontierDocument) -> str:
-    """Render a frontier as one self-contained HTML page, with a bar for each cell's maximum."""
+    """Render a frontier as one self-contained HTML page: its chart, its table, and a grid of two sizes."""
+    from oomdoctor.report.charts.frontier import chart
     from oomdoctor.report.html import render_page
 
     result = document.result
@@ -82,6 +93,9 @@ def html(document: FrontierDocument) -> str:
         "warnings": list(_warnings(result)),
         "columns": _columns(result),
         "rows": [(_row(result, cell), cell.maximum, round(120 * cell.maximum / most, 1)) for cell in result.cells],
+        "chart": chart(result),
+        "grid": frontier_shapes.grid(result),
+        "grid_title": frontier_shapes.grid_title(result),
         "pasted": [] if result.buckets is None else buckets.lines(result.buckets),
         "legend": [*_legend(result), *(f"{reason.subject}: {reason.text}" for reason in result.reasons)],
     }
@@ -151,7 +165,11 @@ def _answer(result: FrontierResult, cell: FrontierCell) -> str:
 
 
 def _named(cell: FrontierCell) -> str:
-    return ", ".join(f"{axis.name} {axis.size}" for axis in cell.sizes) or "as it is"
+    return ", ".join(map(_size, cell.sizes)) or "as it is"
+
+
+def _size(axis: Axis) -> str:
+    return f"{axis.name} {axis.size}"
 
 
 def _columns(result: FrontierResult) -> list[str]:
@@ -176,8 +194,12 @@ def _row(result: FrontierResult, cell: FrontierCell) -> tuple[str, ...]:
 def _legend(result: FrontierResult) -> Iterator[str]:
     batch = "plain steps" if result.target_batch is None else f"a target batch of {result.target_batch}"
     devices = "" if result.world_size == 1 else f" on {result.world_size} devices"
-    trained = "evaluation" if result.mode == "eval" else f"{result.optimizer}, {batch}{devices}"
-    yield f"{result.target}, {result.precision}, {trained}"
+    trained = [] if result.mode == "eval" else [result.optimizer, f"{batch}{devices}"]
+    # Documents that were written before they had a variant have a mode.
+    asked = ["evaluation"] if result.mode == "eval" else []
+    sizes = () if result.variant is None else result.variant.axes
+    done = asked if result.variant is None else list(mode_words(result.variant))
+    yield ", ".join([result.target, *map(_size, sizes), result.precision, *trained, *done])
     yield f"{result.device.name}, {format_size(result.capacity_bytes)} for PyTorch"
     if result.searched_size is not None and result.searched_size.multiple_of > 1:
         yield f"`{result.searched_size.name}` was searched in multiples of {result.searched_size.multiple_of}"
@@ -192,7 +214,8 @@ def _warnings(result: FrontierResult) -> Iterator[str]:
     yield from result.notes
     cells_of: dict[str, list[FrontierCell]] = {}
     for cell in result.cells:
-        for note in (*cell.notes, *([cell.problem] if cell.problem else [])):
+        limit = [] if cell.evaluation is None else evaluation_limit(cell.evaluation)
+        for note in (*cell.notes, *limit, *([cell.problem] if cell.problem else [])):
             cells_of.setdefault(note, []).append(cell)
     for note, cells in cells_of.items():
         everywhere = len(cells) == len(result.cells)

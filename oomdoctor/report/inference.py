@@ -54,3 +54,11 @@ def _evaluation(found: EvaluationMemory, maximum: int) -> str:
     if found.limited_by == "next_step":
         return f"{text}; {maximum + 1} would fit without it, and after it the next training step runs out of memory"
     return f"{text}; the next training step still fits"
+
+
+def evaluation_limit(found: EvaluationMemory) -> Iterator[str]:
+    """Yield that an evaluation between training steps makes the largest size smaller, where it does."""
+    if found.limited_by == "evaluation":
+        yield "one more would fit without the evaluation between the training steps"
+    if found.limited_by == "next_step":
+        yield "one more would fit without the evaluation: the training step after it runs out of memory"

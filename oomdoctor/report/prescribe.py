@@ -21,7 +21,13 @@ _COLUMNS: Final = (
     *(">FLOPs", ">touched", ">to host", "keeps", ""),
 )
 _KEEPS: Final = {"same": "the same numbers", "rounding": "all but rounding", "other": "trains otherwise"}
+_MOST_BEYOND: Final = 3
 _FRONT: Final = "*"
+_MARKS: Final = (
+    *(("same", True, "the same numbers"), ("rounding", True, "all but rounding"), ("other", True, "trains otherwise")),
+    ("same", False, "hollow: something that costs less reaches as much"),
+)
+_PLURALS: Final = {"does not apply": "do not apply", "its step raises an error": "their step raises an error"}
 _ADVICE: Final = "What only you can change, and was not measured:"
 
 
@@ -113,6 +119,7 @@ def _cut(text: str) -> str:
 
 def html(document: PrescribeDocument) -> str:
     """Render a prescription as one self-contained HTML page, with a bar for each row's maximum."""
+    from oomdoctor.report.charts import front
     from oomdoctor.report.html import render_page
 
     result = document.result
@@ -121,6 +128,9 @@ def html(document: PrescribeDocument) -> str:
     values: dict[str, Any] = {
         "document": document,
         "headline": _headline(result),
+        "chart": front.chart(result),
+        "described": f"{len(rows)} rows; the table below has the same numbers",
+        "marks": _MARKS,
         "prescribed": list(_prescribed(result)),
         "columns": [heading.removeprefix(">") or "front" for heading in _COLUMNS],
         "rows": [(_row(row, result), round(100 * row.maximum / most, 1), row.on_front) for row in rows],
@@ -243,6 +253,7 @@ def _named(names: Sequence[str]) -> str:
 def _prescribed(result: PrescribeResult) -> Iterator[str]:
     """Yield what each of the prescribed remedies is, acts on and costs."""
     row = result.prescribed
+    yield from _beyond(result)
     if row is None:
         return
     yield f"{row.title}"
@@ -262,9 +273,27 @@ def _prescribed(result: PrescribeResult) -> Iterator[str]:
 def _left(result: PrescribeResult) -> Iterator[str]:
     """Yield why rows were not measured."""
     words = {"not_applicable": "does not apply", "raises": "its step raises an error", "not_measured": "not measured"}
+    alike: dict[tuple[str, str], list[str]] = {}
     for row in (*result.alone, *result.combined):
         if row.outcome != "measured":
-            yield f"{' + '.join(row.remedies)}: {words[row.outcome]}: {row.problem}"
+            alike.setdefault((words[row.outcome], row.problem or "-"), []).append(" + ".join(row.remedies))
+    for (how, why), names in alike.items():
+        verb = _PLURALS.get(how, how) if len(names) > 1 else how
+        yield f"{', '.join(names)}: {verb}: {why}"
+
+
+def _beyond(result: PrescribeResult) -> Iterator[str]:
+    """Yield which options let in what reaches the need, where nothing that was combined does."""
+    need, plain, chosen = result.need, result.plain, result.prescribed
+    if max(plain.maximum, chosen.maximum if chosen else 0) >= (need or 0) and (need is not None or chosen is not None):
+        return
+    enough = plain.maximum + 1 if need is None else need
+    kept = ("same", "rounding", "other")[: ("same", "rounding", "any").index(result.keep) + 1]
+    rows = [row for row in result.alone if row.host_bytes > 0 or row.exactness not in kept]
+    rows = [row for row in rows if row.outcome == "measured" and row.maximum >= enough and row != chosen]
+    for row in rows[:_MOST_BEYOND]:
+        option = f"--with {row.remedies[0]}" if row.host_bytes else "--keep any"
+        yield f"{_named(row.remedies)} alone reaches {row.maximum}, which `{option}` lets in"
 
 
 def _legend(result: PrescribeResult) -> Iterator[str]:

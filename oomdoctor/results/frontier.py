@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from oomdoctor.codec import ADDED_LATER
+from oomdoctor.results.inference import EvaluationMemory
 from oomdoctor.results.plan import Accumulation
 from oomdoctor.results.probe import Device, Reason
-from oomdoctor.results.variant import Axis, Bucket, Mode, SearchedSize
+from oomdoctor.results.variant import Axis, Bucket, Mode, SearchedSize, Variant
 
 CellLimit: TypeAlias = Literal["memory", "target", "limit", "model", "unknown"]
 
@@ -28,6 +29,7 @@ class FrontierCell:
         trials: Trials that it took.
         notes: What the reader should know.
         problem: Why the cell has no answer; None where it has one.
+        evaluation: What an evaluation between the training steps takes at the maximum; None where none was asked for.
     """
 
     sizes: tuple[Axis, ...]
@@ -39,6 +41,7 @@ class FrontierCell:
     trials: int
     notes: tuple[str, ...] = ()
     problem: str | None = None
+    evaluation: EvaluationMemory | None = field(default=None, metadata=ADDED_LATER)
 
 
 BucketFormat: TypeAlias = Literal["nemo", "lhotse", "json"]
@@ -88,6 +91,7 @@ class FrontierResult:
         notes: What the cells together show, such as a smaller size that needs more.
         buckets: The cells as buckets of one training run; None where they were not asked for.
         mode: What each step does with the model: `train` it, or `eval` it without gradients.
+        variant: How each trial differs from the target's plain step; its axes are the sizes that every cell has.
     """
 
     target: str
@@ -105,3 +109,4 @@ class FrontierResult:
     notes: tuple[str, ...] = ()
     buckets: Buckets | None = field(default=None, metadata=ADDED_LATER)
     mode: Mode = field(default="train", metadata=ADDED_LATER)
+    variant: Variant | None = field(default=None, metadata=ADDED_LATER)

@@ -62,7 +62,8 @@ class MeasuredRemedies:
             0 where they are not more, None where that is not known.
         extra_bytes_percent: Bytes that a step's operators touch more than as it is, likewise.
         step_seconds: Seconds of a forward and backward there; None where no real GPU ran it.
-        unknown_operators: Operators without a known count, for which the two are not known.
+        unknown_operators: Operators without a known count, or other code that no count sees, for which the two are not
+            known.
     """
 
     remedies: tuple[str, ...]

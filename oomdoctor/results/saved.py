@@ -25,6 +25,7 @@ MAXIMUM_DOCUMENT_BYTES: Final = 64 * 1024**2
 
 _WIDEST_LINE: Final = 160
 _HINT: Final = "give a file that `oomdoctor probe`, `diagnose`, `lint`, `check` or `gpus --fit` wrote with `--json`"
+_AGAIN: Final = "run the command again"
 _JSON_NAMES: Final = {list: "a list", str: "a string", int: "an integer", float: "a number"}
 
 
@@ -117,14 +118,13 @@ def from_json(text: str, source: str) -> Document:
         found = json.dumps(version)[:LONGEST_SHOWN]
         raise UsageError(
             f"{source} has `schema_version` {found}, and this oomdoctor reads {SCHEMA_VERSION}",
-            hint="use the oomdoctor that wrote it, or run the command again" if type(version) is int else _HINT,
+            hint=f"use the oomdoctor that wrote it, or {_AGAIN}" if type(version) is int else _HINT,
         )
     if data.get("written_by") == "oomdoctor run":
         raise UsageError("this is the report of a run, not a result", hint="`oomdoctor diagnose` reads its folder")
     result = data.get("result")
     if isinstance(result, dict) and isinstance(result.get("problem"), dict):
-        problem = shown(result["problem"].get("message"))
-        raise UsageError(f"this is the document of a command that failed: {problem}", hint="run the command again")
+        raise UsageError(f"this is the document of a command that failed: {_message(result['problem'])}", hint=_AGAIN)
     if "command" not in data:
         raise UsageError(f"`command` in {source} is missing", hint=_HINT)
     command = data["command"]
@@ -164,6 +164,12 @@ def _as_text(data: bytes, source: str) -> str:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         raise UsageError(f"{source} is not text: byte {error.start} is not UTF-8", hint=_HINT) from None
+
+
+def _message(problem: dict[str, object]) -> str:
+    """Return what was wrong, whole; of a document that somebody else has written, whatever stands there."""
+    message = problem.get("message")
+    return message if isinstance(message, str) else shown(message)
 
 
 def _parse(text: str, source: str) -> dict[str, object]:

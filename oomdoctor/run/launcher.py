@@ -162,23 +162,25 @@ def read_launch(command: Sequence[str], environment: Mapping[str, str]) -> Launc
 def launch_alone(
     command: Sequence[str], world_size: int | None, ranks: str | None, environment: Mapping[str, str]
 ) -> Launch | None:
-    """Return the launcher of a command that starts fewer ranks than the world has; None where all processes run.
+    """Return the launcher of a command whose ranks run alone; None where all processes run.
+
+    Ranks run alone where the launcher starts fewer than the world has, or where somebody asks about some of them.
 
     Args:
         command: Its words.
         world_size: Ranks of the world; None where nobody said so.
-        ranks: Ranks that are asked about, as given.
+        ranks: Ranks that are asked about, or their mesh, as given.
         environment: Its environment.
 
     Raises:
-        UsageError: Ranks are named, and all of them run or nothing launches them.
+        UsageError: Ranks are named, and the world is not, or nothing launches them.
     """
     launch = read_launch(command, environment) if world_size is not None and world_size > 1 else None
-    if launch is not None and world_size is not None and world_size > launch.processes:
+    if launch is not None and world_size is not None and (world_size > launch.processes or ranks is not None):
         return launch
     if ranks is not None:
         raise UsageError(
-            "`--rank` and `--mesh` are of ranks that run alone, and here no launcher starts fewer than the world has",
+            "`--rank` and `--mesh` are of ranks that run alone, and here no launcher starts ranks of a world",
             hint="give the world with it: `--world-size 64 --rank 0,last -- torchrun --nproc-per-node 8 train.py`",
         )
     return None

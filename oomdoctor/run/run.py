@@ -111,6 +111,7 @@ class RunRequest:
         directory: Where reports go; None for a new name in the working directory.
         world_size: Ranks of the world; above those that its launcher starts, ranks run alone. None for the launcher's.
         ranks: Ranks that run then, as given.
+        objects: Folder for what ranks leave to each other.
     """
 
     command: Sequence[str]
@@ -119,6 +120,7 @@ class RunRequest:
     directory: Path | None = None
     world_size: int | None = None
     ranks: str | None = None
+    objects: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,19 +193,18 @@ def _run_ranks(request: RunRequest, environment: Mapping[str, str]) -> tuple[Exi
         UsageError: No launcher starts fewer ranks than the world has, or no null GPU was asked for.
     """
     launch = launch_alone(request.command, request.world_size, request.ranks, os.environ)
-    if launch is None or request.world_size is None:
+    if launch is None or request.world_size is None or request.objects is None:
         return None
     if "OOMDOCTOR_NULL_NAME" not in environment:
         raise UsageError("ranks run alone on the null GPU only", hint="name the card with `--gpu`, such as `h100-sxm`")
     done: list[RankPeaks] = []
-    with tempfile.TemporaryDirectory(prefix="oomdoctor-ranks-") as objects:
-        for rank in parse_ranks(request.ranks, request.world_size, "--rank"):
-            variables = {**launch.variables(rank, request.world_size), "OOMDOCTOR_LONE_OBJECTS": objects}
-            command = launch.command(int(variables["LOCAL_RANK"]))
-            ending = run_process(command, {**environment, **variables})
-            done.append(_peaks_of(rank, Path(objects)))
-            if ending.exit_code != os.EX_OK:
-                break
+    own = {"OOMDOCTOR_LONE_OBJECTS": str(request.objects), "OOMDOCTOR_LONE_PARENT": str(os.getpid())}
+    for rank in parse_ranks(request.ranks, request.world_size, "--rank"):
+        variables = launch.variables(rank, request.world_size) | own
+        ending = run_process(launch.command(int(variables["LOCAL_RANK"])), {**environment, **variables})
+        done.append(_peaks_of(rank, request.objects))
+        if ending.exit_code != os.EX_OK:
+            break
     return ending, tuple(done)
 
 

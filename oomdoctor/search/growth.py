@@ -43,6 +43,8 @@ class Growth:
         holder: What holds the memory, in words; None where that could not be found.
         micro_batch: Size at which it was seen.
         dies_in_step: Step in which that size runs out of memory; None where it does not go on, or was not tried.
+        was_seen_to_die: Whether it was run; else this is the step after which no memory is left to be handed out, and
+            the allocator fails before it where what is free lies in pieces.
     """
 
     goes_on: bool
@@ -51,6 +53,7 @@ class Growth:
     holder: str | None
     micro_batch: int
     dies_in_step: int | None = None
+    was_seen_to_die: bool = False
 
     def warning(self, step: str = "step") -> str | None:
         """Return a sentence for the result; None for what stays the same from the second step on.
@@ -61,7 +64,8 @@ class Growth:
         each = "optimizer step" if step == "step" else step
         held = f"; {self.holder} holds it" if self.holder else ""
         if self.goes_on:
-            died = f", and runs out of memory in {step} {self.dies_in_step}" if self.dies_in_step else ""
+            latest = "" if self.was_seen_to_die else " at the latest"
+            died = f", and runs out of memory in {step} {self.dies_in_step}{latest}" if self.dies_in_step else ""
             kept = f"micro-batch {self.micro_batch} keeps {format_size(self.bytes_a_step)} more with each {each}"
             return f"a leak: {kept}{died}{held}"
         if self.iterations > PLAIN_ITERATIONS:
@@ -98,7 +102,7 @@ def growth_of(ends: Sequence[int], micro_batch: int, holder: str | None, *, ran_
 
 
 def last_step(ends: Sequence[int], bytes_a_step: int, room_bytes: int, *, ran_out: bool) -> int | None:
-    """Return the step in which memory runs out; None where it would not.
+    """Return the step in which memory runs out, at the latest; None where it would not.
 
     Args:
         ends: Bytes in live tensors at the end of each step that was run.
@@ -124,4 +128,10 @@ def outlasted(growth: Growth, ends: Sequence[int], micro_batch: int, room_bytes:
     seen = growth_of(ends, micro_batch, growth.holder, ran_out=True)
     bytes_a_step = seen.bytes_a_step or growth.bytes_a_step * micro_batch // growth.micro_batch
     dies_in_step = last_step(ends, bytes_a_step, room_bytes, ran_out=ran_out)
-    return replace(growth, micro_batch=micro_batch, bytes_a_step=bytes_a_step, dies_in_step=dies_in_step)
+    return replace(
+        growth,
+        micro_batch=micro_batch,
+        bytes_a_step=bytes_a_step,
+        dies_in_step=dies_in_step,
+        was_seen_to_die=ran_out,
+    )

@@ -311,6 +311,8 @@ class ProbeSearch:
         is_plainer = steps < self.micro_steps(micro_batch)  # which proves nothing of the others
         if trial.outcome is Outcome.FITS and not is_plainer:
             self._low = max(self._low, micro_batch)
+        elif trial.outcome is Outcome.FAILED:
+            pass  # for another reason than its size, as far as is known
         elif trial.allowed_bytes >= self._source.capacity_bytes and not is_plainer:  # not with headroom withheld
             self._high = min(self._high, micro_batch)
         self.trials.append(trial)

@@ -40,6 +40,7 @@ TIMED_STEPS: Final = 3
 """Optimizer steps that are timed one after another; the middle one counts, whatever has disturbed another."""
 _FIRST_ROUNDS, _MOST_ROUNDS, _MOST_VISITS = 2, 16, 120
 _MOST_REFINEMENTS: Final = 6
+_MOST_MEETINGS: Final = 3
 _STUDENT: Final = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
 )  # fmt: skip
@@ -162,13 +163,14 @@ class ThroughputSearch:
             is_coarse = larger[0] >= smaller[0] * 1.8
             if not is_coarse and self._gap(other, best).middle > -_NEAR:
                 continue
-            middle = self.limited(math.isqrt(larger[0] * smaller[0]))
+            middle = self.limited(round(math.sqrt(larger[0] * smaller[0])))
             if middle not in timed and middle not in self.ran_out:
                 found.append(middle)
         return list(dict.fromkeys(found))
 
     def _settle(self) -> MicroBatches:
         """Time those that may be the best until it is known, and return the smallest that is as good."""
+        self._meet()
         best = self._best()
         near = self._near(best)
         for _ in range(_MOST_ROUNDS):
@@ -179,6 +181,20 @@ class ThroughputSearch:
             self._take_turn(near)
         best = self._best()
         return min((step for step in self.timed if self._gap(step, best).middle >= -_SAME), key=lambda step: step[0])
+
+    def _meet(self) -> None:
+        """Time what may be as fast as the best in the same rounds, since clocks drift between the rounds of each."""
+        for _ in range(_MOST_MEETINGS):
+            best = self._best()
+            strangers = [
+                step
+                for step in self.timed
+                if step != best and not self._gaps(step, best) and self._gap(step, best).middle > _SLOWER
+            ]
+            if not strangers:
+                break
+            for _ in range(2):
+                self._take_turn([best, *strangers])
 
     def _is_slower(self, step: MicroBatches, best: MicroBatches) -> bool:
         gap = self._gap(step, best)

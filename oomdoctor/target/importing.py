@@ -162,10 +162,19 @@ def _check_call(
         return
     unknown = [name for name in kwargs if name not in signature.parameters]
     near = [near for name in unknown for near in difflib.get_close_matches(name, signature.parameters)]
-    raise TargetError(
-        f"`{call}` cannot be called so: {problem}",
-        hint=(f"did you mean `{near[0]}`? " if near else "") + f"its parameters are `{_plain(signature)}`",
-    )
+    hint = (f"did you mean `{near[0]}`? " if near else "") + f"its parameters are `{_plain(signature)}`"
+    if call.startswith("make_batch(") and (sizes := _without_default(signature)[len(args) :]):
+        given = ", ".join(f"{name}=..." for name in sizes)
+        hint += f"; give other sizes than the batch a default, as in `def make_batch(batch_size, *, {given})`, and "
+        hint += f"`--at {sizes[0]}=...` asks about another one"
+    raise TargetError(f"`{call}` cannot be called so: {problem}", hint=hint)
+
+
+def _without_default(signature: inspect.Signature) -> list[str]:
+    """Return the names of the parameters that every call must give."""
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    every = signature.parameters.values()
+    return [each.name for each in every if each.default is inspect.Parameter.empty and each.kind not in variable]
 
 
 def _plain(signature: inspect.Signature) -> str:
@@ -244,18 +253,25 @@ def _indented(text: str) -> str:
 _PYTHON = ".".join(map(str, sys.version_info[:3]))
 
 
-def load_target(reference: Reference) -> Target:
+def load_target(reference: Reference, *, is_imported: bool = False) -> Target:
     """Import the target and find its functions; for the worker, whose `sys.path` and `sys.argv` become the target's.
 
     The file's directory (for a file in a package: the directory that holds the package) and the reference's directory
     come first on `sys.path`. What stands under `if __name__ == "__main__"` does not run.
+
+    Args:
+        reference: The target.
+        is_imported: Whether this process has imported its file, which then does not run again.
 
     Raises:
         TargetError: The target cannot be imported, lacks a function, or has one that cannot be called as it has to be.
     """
     generated = None if reference.hub is None else generate(reference)
     try:
-        module = _import(reference) if generated is None else _import_source(reference, generated.source)
+        if generated is None:
+            module = _import(reference, is_imported=is_imported)
+        else:
+            module = _import_source(reference, generated.source)
     except BaseException as error:  # noqa: BLE001 - an import runs any code, and `exit()` is some
         problem = _import_failure(error, reference)
     else:
@@ -264,7 +280,7 @@ def load_target(reference: Reference) -> Target:
     raise problem  # outside of the `except`, so that the error and its frames are let go
 
 
-def _import(reference: Reference) -> ModuleType:
+def _import(reference: Reference, *, is_imported: bool) -> ModuleType:
     sys.argv = [reference.path or reference.location]
     if reference.path is None:
         _put_first_on_path(reference.directory)
@@ -273,11 +289,11 @@ def _import(reference: Reference) -> ModuleType:
     root = _import_root(path)
     _put_first_on_path(str(root), reference.directory)
     if root == path.parent or "." in path.stem:
-        return _import_file(path)
+        return _import_file(path, is_imported=is_imported)
     name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
     module = importlib.import_module(name)
     # A package of the same name that is already imported would have been taken instead.
-    return module if _same_file(module, path) else _import_file(path)
+    return module if _same_file(module, path) else _import_file(path, is_imported=is_imported)
 
 
 def _import_source(reference: Reference, source: str) -> ModuleType:
@@ -291,11 +307,13 @@ def _import_source(reference: Reference, source: str) -> ModuleType:
     return module
 
 
-def _import_file(path: Path) -> ModuleType:
+def _import_file(path: Path, *, is_imported: bool) -> ModuleType:
     """Import the one file, under its own name where that is free, so that what it pickles can be found again."""
     name = path.stem
     if name in sys.modules and not _same_file(sys.modules[name], path):
         name = f"_target_{name}"
+    if is_imported and name in sys.modules and _same_file(sys.modules[name], path):
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot import {path}")

@@ -156,7 +156,7 @@ def build_result(
         trials=findings.trials,
         phases=(*loaded.phases, *(shown[-1].phases if shown else ())),
         reasons=(
-            *_engine_reasons(engine, source),
+            *_engine_reasons(engine, source, "command" if request.command else "file"),
             *_measured_reasons(engine, loaded),
             *choice_reasons(loaded),
             optimizer_reason(request, loaded),
@@ -189,8 +189,8 @@ def _device(engine: Engine, loaded: LoadedTarget, others: OtherProcesses, reserv
     )
 
 
-def _engine_reasons(engine: Engine, source: TrialSource) -> list[Reason]:
-    """Return the engine's reasons, with what the target's file sets itself in the place of what it replaces."""
+def _engine_reasons(engine: Engine, source: TrialSource, code: str) -> list[Reason]:
+    """Return the engine's reasons, with what the target's code sets itself in the place of what it replaces."""
     notes, found = source.notes, list(engine.reasons)
     for name, value in (notes.settings or {}).items():
         found = [reason for reason in found if not reason.text.startswith(f"`{name}=")]
@@ -198,7 +198,9 @@ def _engine_reasons(engine: Engine, source: TrialSource) -> list[Reason]:
             found.append(Reason("allocator", f"`{name}={value}` is set by the target's file and was used"))
     if notes.memory_fraction < 1:
         call = f"`torch.cuda.set_per_process_memory_fraction({notes.memory_fraction:g})`"
-        found.append(Reason("capacity", f"{format_size(source.capacity_bytes)}, as {call} in the target's file allows"))
+        found.append(
+            Reason("capacity", f"{format_size(source.capacity_bytes)}, as {call} in the target's {code} allows")
+        )
     return found
 
 

@@ -20,12 +20,14 @@ from oomdoctor.trial.protocol import (
     LoadTarget,
     ProfileTrial,
     Question,
+    ReleaseTarget,
     ReplayTrials,
     ReportDependencies,
     RunTrial,
     TimeStep,
     TrialAllocations,
 )
+from oomdoctor.trial.shared_workers import WorkersOfProbe
 from oomdoctor.trial.worker_answers import (
     HeldMemory,
     LoadedTarget,
@@ -97,7 +99,9 @@ class WorkerTrialSource(TrialSource):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
+            self._leave_worker()
         self.close()
 
     def device(self) -> Card:
@@ -119,7 +123,7 @@ class WorkerTrialSource(TrialSource):
         if self._worker is None or self._is_loaded:
             self.close()
             starter = self._next_starter if self._start is not None else self._starter
-            self._worker = WorkerProcess(self._environment, self._stop, starter)
+            self._worker = self._shared_worker() or WorkerProcess(self._environment, self._stop, starter)
         self._is_loaded = True
         request = self._request
         keeps_settings = self.notes.settings is not None
@@ -133,6 +137,7 @@ class WorkerTrialSource(TrialSource):
             others_bytes=self.others_bytes,
             reserve_bytes=request.reserve_bytes,
             world_size=request.world_size,
+            is_shared=self._sharing is not None,
         )
         try:
             loaded = self._ask(question, "loading the target")
@@ -143,6 +148,32 @@ class WorkerTrialSource(TrialSource):
         self.notes.memory_fraction = loaded.memory_fraction
         self.capacity_bytes, self._start = loaded.capacity_bytes, loaded.held
         return loaded
+
+    @property
+    def _sharing(self) -> WorkersOfProbe | None:
+        """What leaves workers to other probes; None where this one's are its own."""
+        variant = self._request.variant
+        is_plain = variant.devices == 1 and variant.lone_rank is None and not variant.transformations
+        is_usual = is_plain and not self._request.watched and self.notes.settings is None
+        return self._starter if is_usual and isinstance(self._starter, WorkersOfProbe) else None
+
+    def _shared_worker(self) -> WorkerProcess | None:
+        """Return a worker that another probe has left, for this one to begin in."""
+        if self._sharing is None or self._start is not None:
+            return None
+        return self._sharing.take(self._reference, self._environment)
+
+    def _leave_worker(self) -> None:
+        """Leave the worker to other probes, where it is as a new one."""
+        if self._worker is None or not self._is_loaded or self._sharing is None:
+            return
+        try:
+            released = self._ask(ReleaseTarget(), "releasing the target")
+        except OomdoctorError:
+            return
+        if released.is_clean:
+            self._sharing.keep(self._worker, self._reference, self._environment, released.sources)
+            self._worker = None
 
     def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:
         """Run one trial; the next one finds memory as this one found it."""

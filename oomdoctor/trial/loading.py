@@ -9,7 +9,9 @@ import torch
 from oomdoctor.errors import TargetError
 from oomdoctor.oom.classifier import classify
 from oomdoctor.results import Outcome, PhaseName
-from oomdoctor.target.contract import Target, blamed
+from oomdoctor.target.contract import Target, blamed, make_one_batch
+from oomdoctor.target.placement import BatchShape, check_batch
+from oomdoctor.target.sizes import check_sizes_change
 from oomdoctor.trial.variants import build_model
 
 if TYPE_CHECKING:
@@ -33,6 +35,18 @@ def build_on_host(target: Target, changes: Changes, placement: Placement) -> tor
             details=str(error),
         ) from None
     return model
+
+
+def check_batches(target: Target) -> BatchShape:
+    """Check early that `make_batch` heeds its arguments; an error raised here is left for the trials to report."""
+    try:
+        few, more = make_one_batch(target, 2), make_one_batch(target, 4)
+    except (torch.OutOfMemoryError, TargetError):
+        return BatchShape()
+    with blamed(target, "the batch of `make_batch(2)`"):
+        check_batch(few)
+        check_sizes_change(target)
+        return BatchShape.of(few, 2, more, 4)
 
 
 def place_model(

@@ -26,6 +26,7 @@ from oomdoctor.trial.worker_answers import (
     ProfileDone,
     SettingsChanged,
     StepTimed,
+    TargetReleased,
     TargetWritten,
     TrialDone,
     Verified,
@@ -48,7 +49,7 @@ class AskDevice(Question[DeviceCard]):
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget(Question[LoadedTarget]):
-    """Import the target, build its model and place it on the device; asked once.
+    """Import the target, build its model and place it on the device; asked once, or again after `ReleaseTarget`.
 
     Attributes:
         reference: The target.
@@ -59,6 +60,7 @@ class LoadTarget(Question[LoadedTarget]):
         world_size: Devices that share the target batch.
         watched: Whether to record which files and variables the target uses.
         keeps_settings: Whether to go on where the file sets variables of the allocator, which this worker has.
+        is_shared: Whether another model of the file may follow this one in the worker.
     """
 
     reference: Reference
@@ -70,6 +72,12 @@ class LoadTarget(Question[LoadedTarget]):
     others_bytes: int = 0
     reserve_bytes: int = 0
     world_size: int = 1
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseTarget(Question[TargetReleased]):
+    """Let go of the model and all that its trials left, so that another model of the same file can be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +231,7 @@ class WriteTarget(Question[TargetWritten]):
 AnyQuestion = (
     AskDevice
     | LoadTarget
+    | ReleaseTarget
     | RunTrial
     | ReplayTrials
     | ProfileTrial
@@ -238,6 +247,7 @@ AnyAnswer = (
     DeviceCard
     | LoadedTarget
     | SettingsChanged
+    | TargetReleased
     | TrialDone
     | PredictedMax
     | ProfileDone

@@ -8,13 +8,14 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from oomdoctor.errors import UsageError
-from oomdoctor.results import Outcome
+from oomdoctor.errors import TargetError, UsageError
+from oomdoctor.results import Outcome, Trial
 from oomdoctor.target.contract import make_one_batch
 from oomdoctor.target.placement import BatchShape
 from oomdoctor.target.sizes import model_takes, with_sizes
+from oomdoctor.trial.meters import TrialMeter
 from oomdoctor.trial.step import is_about_size
-from oomdoctor.trial.trial import run_trial
+from oomdoctor.trial.trial import Attempt, run_trial
 from oomdoctor.trial.variants import build_model
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from oomdoctor.target.contract import Target
     from oomdoctor.trial.protocol import RunTrial
     from oomdoctor.trial.step import TrialSetup
-    from oomdoctor.trial.trial import Attempt
 
 
 class Trials(Protocol):
@@ -87,9 +87,30 @@ class SizedTrials:
         target = with_sizes(self._plain, self._setup.variant.sizes_at(question.micro_batch))
         setup = replace(self._setup, target=target)
         if self._rebuilds:
-            setup = replace(setup, model=build_model(target, setup.changes).train(), places_model=True)
+            try:
+                model = build_model(target, setup.changes).train()
+            except TargetError as problem:
+                return _not_built(question, problem)
+            setup = replace(setup, model=model, places_model=True)
         attempt = run_trial(setup, replace(question, micro_batch=self._searched.micro_batch))
         return replace(attempt, trial=replace(attempt.trial, micro_batch=question.micro_batch))
+
+
+def _not_built(question: RunTrial, problem: TargetError) -> Attempt:
+    """Return the trial of a size that `build_model` cannot have."""
+    trial = Trial(question.micro_batch, Outcome.FAILED, question.allowed_bytes, error=problem.message)
+    return Attempt(
+        trial,
+        problem,
+        TrialMeter().trace,
+        loss_is_finite=True,
+        zeros_read=0,
+        unknown_reads=(),
+        optimizer_name="",
+        memory_fraction=1.0,
+        ends=(),
+        is_fresh=True,
+    )
 
 
 class BucketTrials:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -50,6 +51,19 @@ class TrialSetup:
         """Let go of what belongs to one trial."""
         self.changes.end()
         self.placement.end_trial()
+        _forget_compiled()
+
+
+def has_compiled() -> bool:
+    """Return whether something was compiled, of which a process keeps so many variants and no more."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    return bool(counters and counters.get("frames"))
+
+
+def _forget_compiled() -> None:
+    """Have each size compiled as in a process of its own: PyTorch compiles eight, and runs a ninth without."""
+    if has_compiled():
+        sys.modules["torch._dynamo"].reset()
 
 
 def train_once(setup: TrialSetup, micro_batch: int) -> None:
@@ -68,7 +82,9 @@ def checked_batch(setup: TrialSetup, micro_batch: int) -> object:
     Raises:
         TargetError: The file made none, or it has not as many samples.
     """
-    make = partial(make_one_batch, setup.target, passes=is_about_size)
+    # What `make_batch` cannot make of a larger size is that size's limit, as what the model cannot take of it is.
+    passes = is_about_size if setup.variant.searched is None else is_of_user
+    make = partial(make_one_batch, setup.target, passes=passes)
     batch = make(micro_batch)
     setup.shape.check(batch, micro_batch, make)
     return setup.changes.batch(batch)
@@ -77,6 +93,11 @@ def checked_batch(setup: TrialSetup, micro_batch: int) -> object:
 def is_about_size(error: BaseException) -> bool:
     """Return whether an error of `make_batch` is about the size, and not about the user's code."""
     return classify(error).outcome is not Outcome.FAILED
+
+
+def is_of_user(error: BaseException) -> bool:
+    """Return whether an error may be an outcome of a trial; an interrupt is none."""
+    return not isinstance(error, KeyboardInterrupt)
 
 
 def loss_of(setup: TrialSetup, batch: object) -> torch.Tensor:

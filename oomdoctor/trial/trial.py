@@ -11,7 +11,7 @@ import gc
 import itertools
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -21,7 +21,7 @@ from oomdoctor.agent.memory_stats import kept_bytes
 from oomdoctor.agent.oom_errors import walk_chain
 from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.oom.classifier import Evidence, classify
-from oomdoctor.results import Outcome, PhaseName, Trial
+from oomdoctor.results import Outcome, Phase, PhaseName, Trial
 from oomdoctor.search.growth import ANSWER_ITERATIONS, MOST_ITERATIONS, PLAIN_ITERATIONS, is_settled
 from oomdoctor.target.contract import step_failure
 from oomdoctor.target.placement import place, tensors_in
@@ -91,6 +91,13 @@ class _Training:
     @property
     def _all_retries(self) -> int:
         return _stat("num_alloc_retries") - self.retries_before
+
+    def phases(self, *, has_failed: bool) -> tuple[Phase, ...]:
+        """Return the memory of all phases; the one that failed, the last, with the step that it failed in."""
+        phases, step = self.meter.phases, len(self.ends) + 1
+        if not has_failed or step <= PLAIN_ITERATIONS or not phases:
+            return phases
+        return (*phases[:-1], replace(phases[-1], iteration=step))
 
     def is_over(self, question: RunTrial) -> bool:
         """Return whether no step has to follow those that have ended."""
@@ -171,7 +178,7 @@ def run_trial(setup: TrialSetup, question: RunTrial, meter: TrialMeter | None = 
         workspace_retries=training.workspace_retries,
         workspace_bytes=workspace_bytes(),
         swallowed_ooms=swallowed,
-        phases=training.meter.phases,
+        phases=training.phases(has_failed=end.outcome is not Outcome.FITS),
         error=_SWALLOWED if swallowed else end.text,
         seconds=time.monotonic() - started,
         other_devices=setup.placement.device_peaks(),

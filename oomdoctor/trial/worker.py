@@ -30,15 +30,15 @@ from oomdoctor.agent.holders import find_holder
 from oomdoctor.agent.messages import has_kernels
 from oomdoctor.engines.catalogue import emulated_card
 from oomdoctor.engines.trace.compiler_stubs import defer_dynamo
-from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
+from oomdoctor.errors import NoAnswerError, OomdoctorError
 from oomdoctor.remedies.applied import Changes
 from oomdoctor.results import Outcome
 from oomdoctor.search.trial_source import TrialProblem
-from oomdoctor.target.contract import Target, blamed, describe, failure, make_one_batch, raised_in_user_code
+from oomdoctor.target.contract import describe, failure, raised_in_user_code
 from oomdoctor.target.hubs.generate import generate
 from oomdoctor.target.importing import load_target
-from oomdoctor.target.placement import BatchShape, check_batch, storage_bytes
-from oomdoctor.target.sizes import check_sizes_change, with_sizes
+from oomdoctor.target.placement import storage_bytes
+from oomdoctor.target.sizes import with_sizes
 from oomdoctor.trial.dependencies import WatchedWorker
 from oomdoctor.trial.device import (
     allocator_variables,
@@ -55,11 +55,12 @@ from oomdoctor.trial.device import (
     unknown_calls,
     zeros_read_count,
 )
-from oomdoctor.trial.loading import build_on_host, place_model
+from oomdoctor.trial.loading import build_on_host, check_batches, place_model
 from oomdoctor.trial.lone_rank import RankOfFile, check_ranks
 from oomdoctor.trial.meters import WorkerMeter
 from oomdoctor.trial.placement import Placement, Replicas
 from oomdoctor.trial.process import Channel, ChannelClosedError, die_with_parent
+from oomdoctor.trial.process_state import ProcessState, gives_back_all
 from oomdoctor.trial.profile.recorder import profile
 from oomdoctor.trial.protocol import (
     AskDevice,
@@ -68,6 +69,7 @@ from oomdoctor.trial.protocol import (
     LoadForCards,
     LoadTarget,
     ProfileTrial,
+    ReleaseTarget,
     ReplayTrials,
     ReportDependencies,
     RunTrial,
@@ -100,6 +102,7 @@ from oomdoctor.trial.worker_answers import (
     ProfileOutcome,
     SettingsChanged,
     StepTimed,
+    TargetReleased,
     TargetWritten,
     TrialDone,
     Verified,
@@ -175,10 +178,8 @@ class Worker:
     _fitter: Fitter
 
     def __init__(self) -> None:
-        self._is_frozen = False
         self._recorder: WatchedWorker | None = None
-        self._cap_bytes: int | None = None
-        self._memory_fraction = 1.0
+        self._state: ProcessState | None = None
 
     def answer(self, question: AnyQuestion) -> AnyAnswer:  # noqa: C901, PLR0911, PLR0912 - one a kind of question
         """Answer one question."""
@@ -187,6 +188,8 @@ class Worker:
                 return DeviceCard(current_card(current_device()))
             case LoadTarget():
                 return self.load(question)
+            case ReleaseTarget():
+                return self.release()
             case RunTrial():
                 return self.run(question)
             case ReplayTrials():
@@ -218,6 +221,8 @@ class Worker:
     def load(self, question: LoadTarget) -> LoadedTarget | SettingsChanged:
         """Import the target, place its model on the device, and keep both for the trials."""
         self._recorder = WatchedWorker() if question.watched else None
+        self._is_frozen = False
+        self._memory_fraction = 1.0
         self._cap_bytes = question.memory_bytes
         self._reserve_bytes = question.reserve_bytes if device_kind() == "cuda" else 0
         device = current_device()
@@ -226,7 +231,8 @@ class Worker:
         if question.card_bytes is not None:
             self._cap_bytes = max(0, question.card_bytes - (used_before_bytes - question.others_bytes))
         variables = allocator_variables()
-        plain = load_target(question.reference)
+        plain = load_target(question.reference, is_imported=self._state is not None)
+        self._state = ProcessState(plain.own_roots) if question.is_shared else None
         target = with_sizes(plain, question.variant.sizes_at(1))
         check_ranks(target, question.variant, question.world_size)
         changed = {name: value for name, value in allocator_variables().items() if value != variables[name]}
@@ -238,7 +244,7 @@ class Worker:
         placement = placement if alone is None else RankOfFile.join(target, alone)
         model = build_on_host(target, changes, placement)
         self._lower_cap(memory_fraction())
-        shape = _check_batches(target)
+        shape = check_batches(target)
         meter = WorkerMeter()
         set_memory_limit(capacity_bytes(self._cap_bytes, self._reserve_bytes))
         model, error = place_model(target, model, device, meter, placement)
@@ -274,6 +280,14 @@ class Worker:
             memory_fraction=self._memory_fraction,
             changes=changes.applied(),
         )
+
+    def release(self) -> TargetReleased:
+        """Let go of the target, and say whether another of its file finds what it would find in a new worker."""
+        if self._state is None:
+            raise RuntimeError("a target is released after it was loaded")
+        sources = self._state.sources(self.own_roots)
+        del self._setup, self._sized
+        return TargetReleased(gives_back_all() and self._state.is_unchanged(), sources)
 
     def run(self, question: RunTrial) -> TrialDone:
         """Run one trial, and wait until its memory is given back."""
@@ -424,18 +438,6 @@ def _settings_changed(variables: dict[str, str | None]) -> SettingsChanged:
             hint="take it out of the file, or probe on a machine with a CUDA GPU",
         )
     return SettingsChanged(variables)
-
-
-def _check_batches(target: Target) -> BatchShape:
-    """Check early that `make_batch` heeds its arguments; an error raised here is left for the trials to report."""
-    try:
-        few, more = make_one_batch(target, 2), make_one_batch(target, 4)
-    except (torch.OutOfMemoryError, TargetError):
-        return BatchShape()
-    with blamed(target, "the batch of `make_batch(2)`"):
-        check_batch(few)
-        check_sizes_change(target)
-        return BatchShape.of(few, 2, more, 4)
 
 
 if __name__ == "__main__":

@@ -86,6 +86,19 @@ class SettingsChanged:
     variables: dict[str, str | None]
 
 
+@dataclass(frozen=True, slots=True)
+class TargetReleased:
+    """Answer that a target is gone from the worker.
+
+    Attributes:
+        is_clean: Whether the worker is as it was before the model was built, as far as that is known.
+        sources: Files of the user's code that the worker has imported, each with the time of its last change in ns.
+    """
+
+    is_clean: bool
+    sources: dict[str, int]
+
+
 class SettingsChangedError(Exception):
     """The target's file sets variables of PyTorch's allocator, so that it needs a worker that has them."""
 

@@ -1,8 +1,8 @@
 """Measure a sweep of 24 configurations on two kinds of cards: sizes alone, on one node of Ray's, and on two.
 
-`python tests/bench/sweep.py` writes `results/sweep.json`, and fails where sizing takes 90 s or starts as many
-interpreters as there are configurations, where a trial ends in error, or where one that fits has another effective
-batch. Of the two nodes, one is killed in the middle.
+`python tests/bench/sweep.py` writes `results/sweep.json`, and fails where sizing takes 90 s or starts as many workers,
+their server included, as there are configurations, where a trial ends in error, or where one that fits has another
+effective batch. Of the two nodes, one is killed in the middle.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SMALL = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
 def size_all() -> dict[str, Any]:
     """Size the 24 configurations for one card, two at once, as a sweep of Optuna's in two threads does."""
     configurations = [{"width": width, "depth": depth} for width in WIDTH_CHOICES for depth in DEPTH_CHOICES]
-    with _interpreters() as started, ThreadPoolExecutor(2) as pool:
+    with _starts() as started, ThreadPoolExecutor(2) as pool:
         began = time.perf_counter()
 
         def size(configuration: dict[str, int]) -> sizing.Sizing:
@@ -54,18 +54,22 @@ def size_all() -> dict[str, Any]:
 
         found = list(pool.map(size, configurations))
         seconds = time.perf_counter() - began
+        sizing._own_sizer().close()  # whose workers are counted once they have ended
+        sizing._sizer.cache_clear()
     return {
         "configurations": len(found),
         "fit": sum(one.plan is not None for one in found),
+        "load": os.getloadavg()[0],
         "seconds": round(seconds, 1),
-        "interpreters": len(started),
+        "processor_seconds": round(sum(os.times()[2:4]), 1),
+        "worker_starts": len(started),
         "effective_batches": sorted({one.plan.effective_batch for one in found if one.plan}),
     }
 
 
 @contextmanager
-def _interpreters() -> Iterator[list[object]]:
-    """Collect the Pythons that are started for workers; those that are forked from one are none."""
+def _starts() -> Iterator[list[object]]:
+    """Collect the processes that are started for workers: fresh Pythons, and what is forked from one."""
     started: list[object] = []
     server, fresh = workers._Server, workers.start_interpreter
 
@@ -73,6 +77,10 @@ def _interpreters() -> Iterator[list[object]]:
         def __init__(self, *arguments: Any) -> None:
             started.append(arguments)
             super().__init__(*arguments)
+
+        def fork(self, *arguments: Any) -> Any:
+            started.append(arguments)
+            return super().fork(*arguments)
 
     def counted(*arguments: Any) -> Any:
         started.append(arguments)
@@ -110,6 +118,7 @@ def sweep(folder: Path) -> dict[str, Any]:
     metrics = [result.metrics or {} for result in results]
     return {
         "trials": len(metrics),
+        "load": os.getloadavg()[0],
         "seconds": round(time.perf_counter() - began, 1),
         "errors": [str(error)[-300:] for error in results.errors],
         "fit": sum(bool(one.get("oomdoctor/fits")) for one in metrics),
@@ -166,9 +175,9 @@ def main(kill_after: float = 20) -> int:
         print(local)
         killed = two_nodes(folder, kill_after)
         print(killed)
-    about = {"machine": machine(), "load": os.getloadavg()[0], "below_seconds": BELOW_SECONDS}
+    about = {"machine": machine(), "below_seconds": BELOW_SECONDS}
     save(RESULTS / "sweep.json", {**about, "sizes": sizes, "one_node": local, "two_nodes": killed})
-    is_quick = sizes["seconds"] < BELOW_SECONDS and sizes["interpreters"] < sizes["configurations"]
+    is_quick = sizes["seconds"] < BELOW_SECONDS and sizes["worker_starts"] < sizes["configurations"]
     return int(not (is_quick and is_whole(local) and is_whole(killed) and killed["killed_after"]))
 
 

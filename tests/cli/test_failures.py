@@ -32,8 +32,15 @@ def test_a_file_is_written_and_refused_as_a_result(tmp_path: Path, oomdoctor_her
     ended = oomdoctor_here("report", "out.json")
 
     assert ended.returncode == 2
-    assert "this is the document of a command that failed" in ended.stderr
-    assert MESSAGE in ended.stderr
+    assert f"this is the document of a command that failed: {MESSAGE}" in ended.stderr
+
+
+def test_a_long_problem_is_told_whole(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """The message stands there as it was, neither cut nor in quotation marks of JSON."""
+    name = f"{'long' * 40}.py"
+    oomdoctor_here("probe", name, "-o", "out.json", "-q")
+
+    assert f"no such file: `{name}`" in oomdoctor_here("report", "out.json").stderr.replace("\n", "")
 
 
 def test_continuous_integration_sees_the_error(oomdoctor_here: Run) -> None:

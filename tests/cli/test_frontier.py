@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from running import Run
-from test_sizes import MODEL
+from test_sizes import LOOP, MODEL
 
 import oomdoctor
 
@@ -95,6 +96,36 @@ def test_the_limit_of_the_model_itself_ends_the_search(tmp_path: Path, oomdoctor
     assert "a limit that is not memory" in ended.stdout
 
 
+MODEL_WITH_LENGTH = """\
+import torch
+
+
+def build_model(length=8):
+    if length > 500:
+        raise ValueError("a length above 500")
+    return torch.nn.Linear(64, 64)
+"""
+BATCH = "    return torch.zeros(batch_size, length, 64)"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        QUADRATIC.replace(BATCH, f"    if length > 500:\n        raise ValueError('a length above 500')\n{BATCH}"),
+        MODEL_WITH_LENGTH + QUADRATIC.partition("\n\n\n")[2].partition("\n\n\n")[2],
+    ],
+    ids=["make_batch", "build_model"],
+)
+def test_a_size_that_cannot_be_made_ends_the_search_too(tmp_path: Path, oomdoctor_here: Run, source: str) -> None:
+    """What `make_batch` or `build_model` raises above some size is the limit, as what the step raises is."""
+    (tmp_path / "model.py").write_text(source)
+    ended = oomdoctor_here("probe", "model.py", "--gpu", "rtx-4090", "--largest", "length", "--micro-batch", "4")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "`length` 500 is the largest that fits at micro-batch 4" in ended.stdout
+    assert "a length above 500" in ended.stdout
+
+
 def test_nothing_above_the_bound_is_tried(model: Path, oomdoctor_here: Run) -> None:
     """`--up-to` ends the search where everything below fits."""
     ended = oomdoctor_here(
@@ -157,3 +188,29 @@ def test_the_function_gives_the_commands_document(model: Path, oomdoctor_here: R
     document = oomdoctor.frontier(model, over={"length": [64]}, gpu="rtx-4090", capacity="64MiB")
 
     assert document.result.cells[0].maximum == written["result"]["cells"][0]["maximum"]
+
+
+def test_the_function_asks_about_evaluations_too(model: Path, oomdoctor_here: Run) -> None:
+    """`mode` and `with_eval` are options of `oomdoctor.frontier` as of the command, and the result says so."""
+    card = {"gpu": "rtx-4090", "capacity": "64MiB"}
+    evaluated = oomdoctor.frontier(model, over={"length": [64]}, at={"hidden": 32}, mode="eval", **card).result
+    between = oomdoctor.frontier(model, over={"length": [64]}, with_eval=True, eval_batch=100_000, **card).result
+    plain = oomdoctor.frontier(model, over={"length": [64]}, **card).result
+    text = oomdoctor_here(
+        "probe", model.name, *CARD, "--over", "length=64,32", "--with-eval", "--at", "hidden=32"
+    ).stdout
+
+    assert evaluated.variant is not None
+    assert (evaluated.variant.mode, evaluated.variant.sizes) == ("eval", {"hidden": 32})
+    assert evaluated.cells[0].maximum > plain.cells[0].maximum
+    assert between.cells[0].maximum == 0
+    assert "model.py, hidden 32, fp32, AdamW, plain steps, evaluation between steps." in text
+
+
+def test_a_commands_frontier_names_the_command_as_given(model: Path, oomdoctor_here: Run) -> None:
+    """The placeholder of the size stays in the command that the answer names, since each cell fills in another one."""
+    model.with_name("train.py").write_text(f"{MODEL}{LOOP}")
+    command = ("--", sys.executable, "train.py", "{micro_batch}", "{length}")
+    ended = oomdoctor_here("probe", *CARD, "--over", "length=128,256", "--json", *command)
+
+    assert json.loads(ended.stdout)["result"]["target"] == f"{sys.executable} train.py {{micro_batch}} {{length}}"

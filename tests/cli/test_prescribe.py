@@ -121,6 +121,28 @@ KEPT_BATCH = f"    KEPT.append(batch)\n{LOSS}\n\nKEPT = []\n"
 BUILT = "    return Model(layers, 256, 6000)\n"
 OPTIMIZER = "\n\ndef build_optimizer(model):\n    return torch.optim.{call}\n"
 
+ADAPTED = """\
+class Adapted(nn.Linear):
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.adapts_down = nn.Parameter(torch.randn(8, inputs))
+        self.adapts_up = nn.Parameter(torch.zeros(outputs, 8))
+
+    def forward(self, x):
+        low = nn.functional.linear(x, self.adapts_down)
+        return super().forward(x) + nn.functional.linear(low, self.adapts_up) * 2.0
+
+
+class Block(nn.Module):
+"""
+FROZEN = """\
+    model = Model(layers, 256, 6000)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = "adapts" in name
+    return model
+"""
+WIDE_LAYERS = "(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))"
+
 BY_HAND: dict[str, tuple[tuple[str, str], ...]] = {
     "checkpoint": ((BLOCK, REPLAYED),),
     "checkpoint-every-2": ((BLOCK, EVERY_SECOND),),
@@ -133,6 +155,12 @@ BY_HAND: dict[str, tuple[tuple[str, str], ...]] = {
     "optimizer-loop": ((LOSS, LOSS + OPTIMIZER.format(call="AdamW(model.parameters(), foreach=False)")),),
     "optimizer-fused": ((LOSS, LOSS + OPTIMIZER.format(call="AdamW(model.parameters(), fused=True)")),),
     "adafactor": ((LOSS, LOSS + OPTIMIZER.format(call="Adafactor(model.parameters())")),),
+    "lora": (
+        ("class Block(nn.Module):\n", ADAPTED),
+        ("self.mix = nn.Linear(", "self.mix = Adapted("),
+        (WIDE_LAYERS, WIDE_LAYERS.replace("nn.Linear", "Adapted")),
+        (BUILT, FROZEN),
+    ),
     **({"fused-cross-entropy": ((LOSS, FUSED),)} if HAS_PIECES else {}),
 }
 """What is edited by hand for a remedy, as texts and what replaces them."""
@@ -156,7 +184,7 @@ def prescribed(
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> PrescribeDocument:
     """The whole table of the small GPT."""
-    return prescribed(tmp_path_factory.mktemp("whole"))
+    return prescribed(tmp_path_factory.mktemp("whole"), "--with", "lora")
 
 
 def by_hand(folder: Path, *edits: tuple[str, str], precision: str = "fp32") -> tuple[int, int]:
@@ -180,6 +208,19 @@ def test_a_row_is_the_probe_of_a_file_edited_by_hand(name: str, everything: Pres
     row = next(row for row in everything.result.alone if row.remedies == (name,))
     assert row.outcome == "measured", row.problem
     assert by_hand(tmp_path, *BY_HAND[name]) == (row.maximum, row.peak_bytes)
+
+
+def test_a_trace_has_the_rows_of_the_null_gpu(everything: PrescribeDocument, tmp_path: Path) -> None:
+    """Of the remedies whose operators it knows; it copies no offloaded activations, and refuses compiled code."""
+    known = {"checkpoint", "checkpoint-keep-attention", "offload-activations", "lora"}
+    asked = (*without_all_but(*known), "--with", "lora", "--with", "compile", "--budget", "5")
+    rows = {row.remedies[0]: row for row in prescribed(tmp_path, "--engine", "trace", *asked).result.alone}
+    assert "the trace engine" in (rows["compile-50"].problem or "")
+    for expected in everything.result.alone:
+        if expected.remedies[0] in known:
+            row = rows[expected.remedies[0]]
+            assert (row.maximum, row.host_bytes > 0) == (expected.maximum, expected.host_bytes > 0)
+            assert row.extra_bytes_percent == expected.extra_bytes_percent
 
 
 def test_fp16_is_the_probe_with_that_precision(everything: PrescribeDocument, tmp_path: Path) -> None:
@@ -277,7 +318,7 @@ def without_all_but(*names: str) -> list[str]:
     """Options that leave these remedies."""
     from oomdoctor.remedies.catalogue import REMEDIES
 
-    left = {one.id for one in REMEDIES} - {*names, "freeze-half"}
+    left = {one.id for one in REMEDIES if not one.on_request} - {*names}
     return [word for name in sorted(left) for word in ("--without", name)]
 
 

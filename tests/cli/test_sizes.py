@@ -121,3 +121,16 @@ def test_a_target_that_fits_whole_is_found_where_accumulating_needs_more(model: 
 
     assert (result["micro_batch"]["maximum"], result["accumulation"]["steps"]) == (64, 1)
     assert any("with accumulation the largest is 20" in warning for warning in result["warnings"])
+
+
+@pytest.mark.parametrize("parameters", ["batch_size, *, length", "batch_size, length, /"])
+def test_a_size_without_a_default_is_told_how_to_get_one(model: Path, oomdoctor_here: Run, parameters: str) -> None:
+    """Where `make_batch` cannot be called with the batch size alone, the hint shows its definition with a default."""
+    model.write_text(
+        MODEL.replace("batch_size, *, length=8, hidden=64, kind=0", parameters).replace(", hidden)", ", 64)")
+    )
+    ended = oomdoctor_here("probe", "model.py", *PROBE[:-1])
+
+    assert ended.returncode == 2
+    assert "missing a required" in ended.stderr
+    assert "`def make_batch(batch_size, *, length=...)`, and `--at length=...` asks about another one" in ended.stderr

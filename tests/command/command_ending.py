@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,12 @@ _MARK = "TEST_MARK_OF_A_PROBE"  # not a variable of ours, which processes of our
 _OUTPUT = "answer.json"
 _OF_TORCH = "torchinductor_"
 """What an optimizer of torch makes in the directory for temporary files, in any script."""
+
+WORDS = (
+    *("probe", "--target-batch", "64", "--capacity", "1GiB", "--engine", "null", "--json", "--quiet"),
+    *("-o", _OUTPUT, "--", PYTHON, "with_children.py", *BATCH),
+)
+"""The probe that is ended where no other is named."""
 
 # What a training script may leave running: a child, one in another session, and a daemon.
 _WITH_CHILDREN = """
@@ -77,24 +83,28 @@ def prepared(directory: Path) -> Path:
     return directory
 
 
-def ended(number: int, directory: Path, until: Callable[[Probe], object]) -> Left:
+def ended(
+    number: int, directory: Path, until: Callable[[Probe], object], words: Sequence[str] = WORDS, output: str = _OUTPUT
+) -> Left:
     """Start a probe of the script, send it a signal once `until` returns, and look at what is left.
 
     Args:
         number: The signal.
         directory: Made by `prepared`.
         until: Waits; it is called with the running probe.
+        words: What is asked instead.
+        output: The file that it writes; nothing for none.
     """
     before = {path.name for path in directory.iterdir()}
     with _short_directory() as temporary:
-        probe = Probe(directory, temporary)
+        probe = Probe(directory, temporary, words)
         until(probe)
         stage, seconds = probe.stage, probe.seconds
         exit_code = probe.end(number)
         processes = probe.left()
         new = {path.name for path in directory.iterdir()} - before - {"__pycache__"}
-        if exit_code == 0:  # it came to its end before the signal
-            new.remove(_OUTPUT)
+        if exit_code == 0 and output:  # it came to its end before the signal
+            new.remove(output)
         kept = {path.name for path in temporary.iterdir() if not path.name.startswith(_OF_TORCH)}
         files = (*sorted(new), *sorted(kept))
     return Left(stage, seconds, exit_code, processes, files)
@@ -119,16 +129,15 @@ class Probe:
     Args:
         directory: Where the script is.
         temporary: Its directory for temporary files, with a short name.
+        words: What is asked.
     """
 
-    def __init__(self, directory: Path, temporary: Path) -> None:
+    def __init__(self, directory: Path, temporary: Path, words: Sequence[str]) -> None:
         self._temporary = temporary
         self._mark = f"{os.getpid()}-{temporary.name}"
         self._begun = time.monotonic()
-        words = ["probe", "--target-batch", "64", "--capacity", "1GiB", "--engine", "null", "--json", "--quiet"]
-        output = ["-o", _OUTPUT, "--", PYTHON, "with_children.py", *BATCH]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "oomdoctor", *words, *output],
+            [sys.executable, "-m", "oomdoctor", *words],
             cwd=directory,
             env={**os.environ, "TMPDIR": str(temporary), _MARK: self._mark},
             stdout=subprocess.DEVNULL,

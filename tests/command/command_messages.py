@@ -86,9 +86,11 @@ def measured(ending: str, steps: int, pid: int = 1, **fields: Any) -> Message:
         "assumptions": [],
         "error": None,
         "step_ends": [],
+        "memory_fraction": 1.0,
         "holder": None,
         "cuda": True,
         "communicators": [],
+        "pipeline_micro_batches": 0,
         "process": None,
         "failures": [],
     }

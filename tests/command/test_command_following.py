@@ -43,6 +43,27 @@ def test_a_size_that_changes_nothing_is_a_problem() -> None:
     assert "configuration file" in (problem.hint or "")
 
 
+@pytest.mark.parametrize("shapes", [(), ([512, 1],)])
+@pytest.mark.parametrize(
+    ("fixed", "sample", "sizes"), [(0, MIB, (4, 3782, 3784)), (2048 * MIB, 10_000, (4, 190)), (0, 4096, (32768, 32769))]
+)
+def test_a_sample_that_is_a_small_share_of_memory_counts(
+    fixed: int, sample: int, sizes: tuple[int, ...], shapes: tuple[list[int], ...]
+) -> None:
+    """Two sizes near the edge, or beside large weights, where no batch is seen or it is not the first dimension."""
+    following = BatchSizeCheck()
+
+    assert [_problem(following, size, fixed + size * sample, *shapes) for size in sizes] == [None] * len(sizes)
+
+
+def test_what_differs_from_run_to_run_is_no_sign_of_heeding() -> None:
+    """Some kilobytes more at a size that nobody reads are still the same memory."""
+    following = BatchSizeCheck()
+    _problem(following, 4, 100 * MIB, [16, 3])
+
+    assert _problem(following, 190, 100 * MIB + 8192, [16, 3]) is not None
+
+
 def test_the_same_size_twice_is_no_problem() -> None:
     """A size that is run again, as a forked trial or with less memory, takes the same memory and must."""
     following = BatchSizeCheck()

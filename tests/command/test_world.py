@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
 import pytest
 from command_running import answer, ask, small_copy
 from running import run_command, run_here
@@ -109,6 +114,42 @@ def test_a_run_tells_what_each_rank_needs(directory: Path) -> None:
     assert all(line.endswith("NCCL communicators, not counted: 16") for line in (first, last))
 
 
+def test_a_rank_of_a_world_that_the_launcher_starts_runs_alone(directory: Path) -> None:
+    """Whoever names a rank wants it alone, also where the launcher would start all of them; its peak is the highest.
+
+    The script resets the peaks after its last step, as trainers that log them do.
+    """
+    script = (directory / "uneven_ranks.py").read_text()
+    reset = script.replace("    dist.barrier()\n", "    torch.cuda.reset_peak_memory_stats()\n    dist.barrier()\n")
+    (directory / "resetting.py").write_text(reset)
+    peaks = []
+    for name in ("uneven_ranks.py", "resetting.py"):
+        options = ["--world-size", "4", "--rank", "0", "--gpu", "rtx-4090", "--no-history"]
+        ended = run_command(["run", *options, "--", *LAUNCHER, name], cwd=directory)
+        assert ended.stdout == "trained 0 False\n", ended.stderr
+        peaks += [line for line in ended.stderr.splitlines() if line.startswith("oomdoctor: rank 0 of 4: peak ")]
+    assert peaks[0] == peaks[1]
+
+
+def test_a_killed_run_leaves_neither_its_rank_nor_its_folder(directory: Path) -> None:
+    """A rank ends with the run that is killed, and what it left for other ranks is removed."""
+    (directory / "waiting.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(300)\n")
+    words = ["run", "--world-size", "16", "--rank", "0", "--gpu", "t4", "--", *LAUNCHER, "waiting.py"]
+    command = [sys.executable, "-m", "oomdoctor", *words]
+    with TemporaryDirectory(dir="/tmp") as folder:  # a short name, as the folder's needs
+        environment = {**os.environ, "TMPDIR": folder}
+        with subprocess.Popen(command, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True) as running:
+            assert running.stdout is not None
+            rank, made = psutil.Process(int(running.stdout.readline())), list(Path(folder).iterdir())
+            running.kill()
+        assert len(made) == 1
+        rank.wait(30)
+        until = time.monotonic() + 30
+        while list(Path(folder).iterdir()) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not list(Path(folder).iterdir())
+
+
 def test_a_run_of_ranks_needs_a_card(directory: Path) -> None:
     """Ranks run alone on the null GPU, so a card has to be named."""
     ended = run_here(["run", "--world-size", "16", "--", *LAUNCHER, "uneven_ranks.py"], directory)
@@ -125,6 +166,63 @@ def test_a_mesh_divides_the_target(directory: Path) -> None:
     assert found["accumulation"]["micro_batches"] == [1]
     assert "WORLD=8" in found["command_plan"]["run"]
     assert "4 ranks of `dp=4,tp=2` share the target batch" in [reason["text"] for reason in found["reasons"]]
+
+
+PIPELINE = """\
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+SIZE, WIDTH, OUTPUTS = int(sys.argv[1]), 32, 100_000
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+is_last = rank == world - 1
+model = nn.Linear(WIDTH, OUTPUTS if is_last else WIDTH).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+given = torch.empty(SIZE, WIDTH, device="meta", requires_grad=rank > 0)
+made = torch.empty(SIZE, OUTPUTS if is_last else WIDTH, device="meta", requires_grad=True)
+stage = PipelineStage(model, rank, world, torch.device("cuda"), input_args=(given,), output_args=(made,))
+schedule = Schedule1F1B(stage, n_microbatches=6, loss_fn=nn.functional.cross_entropy)
+for _ in range(3):
+    batch = torch.randn(6 * SIZE, WIDTH, device="cuda")
+    labels = torch.randint(OUTPUTS, (6 * SIZE,), device="cuda")
+    if rank == 0:
+        schedule.step(batch)
+    elif is_last:
+        schedule.step(target=labels, losses=[])
+    else:
+        schedule.step()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_last_stage_of_a_pipeline_limits(directory: Path) -> None:
+    """Each stage is asked; the last keeps the logits, limits and is named, and so are the schedule's micro-batches."""
+    (directory / "pipeline.py").write_text(PIPELINE)
+    question = ("--mesh", "pp=2", "--capacity", "300MiB", "--target-batch", "64")
+    found = answer(directory, *question, "--", *LAUNCHER, "pipeline.py", "{micro_batch}")
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+    assert found["limited_by_rank"] == 1
+    assert found["ranks"][1]["maximum"] < found["ranks"][0]["maximum"] == 64
+    told = {reason["subject"]: reason["text"] for reason in found["reasons"]}
+    assert told["pipeline"].startswith("its schedule had 6 micro-batches of its own in each step")
+    assert told["limited_by_rank"].startswith("rank 1 has the smallest maximum")
+
+
+def test_a_rank_that_takes_one_step_is_refused(directory: Path) -> None:
+    """A rank's command that ends after its first optimizer step has not shown the peak of training."""
+    script = (directory / "uneven_ranks.py").read_text()
+    (directory / "one_step.py").write_text(script.replace("range(4)", "range(1)"))
+    words = (*LAUNCHER, "one_step.py", "--batch-size", "{micro_batch}")
+    ended = ask(directory, "--world-size", str(WORLD), "--rank", "0", "--fresh", "--", *words)
+    assert ended.returncode == 2
+    assert "ended after one optimizer step, and only the second has the peak" in ended.stderr
 
 
 def test_a_mesh_that_is_not_the_world_is_refused(directory: Path) -> None:

@@ -135,6 +135,18 @@ def test_running_out_of_memory_prunes_and_other_errors_do_not() -> None:
     assert notes["oomdoctor/remedy"]
 
 
+def test_an_error_on_top_of_running_out_is_pruned_for_its_reason() -> None:
+    """The trial keeps the error that says that memory ran out, and not the one that was raised from it."""
+
+    @prune_on_oom
+    def objective(_: optuna.Trial) -> float:
+        raise ValueError("this batch is bad") from RuntimeError(OOM)
+
+    study = optuna.create_study()
+    study.optimize(objective, n_trials=1)
+    assert study.trials[0].user_attrs["oomdoctor/why"].startswith("RuntimeError: CUDA out of memory. Tried")
+
+
 PROGRAM = """
 import sys
 
@@ -176,15 +188,24 @@ def test_what_no_configuration_can_be_asked_is_named() -> None:
 
 
 def test_what_cannot_be_filled_in_is_named() -> None:
-    """A placeholder without a parameter, and a value that is no literal, are told by name; NumPy's numbers are read."""
+    """A placeholder without a parameter, and what is no literal, no target or no trial, are told; the rest is read."""
     import numpy as np
 
     with pytest.raises(UsageError, match=r"`{wdith}` of `model.py:build_model.*` is no parameter of the configuration"):
         sizing.fill("model.py:build_model(width={wdith})", {"width": 2})
     with pytest.raises(UsageError, match=r"the parameter `width` is `<object object .*>`, which is no literal"):
         sizing.fill("model.py:build_model(width={width})", {"width": object()})
+    with pytest.raises(UsageError, match=r"`{model.depth}` of .* is no parameter of the configuration"):
+        sizing.fill("m:f({model.depth})", {"model": {"width": 2}})
+    with pytest.raises(UsageError, match="`target` is `5`, which names no file"):
+        sizing.build_question(5, {}, 8, "t4", {})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="is no trial of Optuna's"):
+        size({"width": 2}, TARGET, target_batch=8, gpu="t4")  # type: ignore[arg-type]
     values = {"width": np.int64(3), "name": "a'b", "rate": np.float32(0.5)}
     assert sizing.fill("m:f({width}, {name}, {rate})", values) == 'm:f(3, "a\'b", 0.5)'
+    nested = {"model": {"width": 2, "head": {"dim": 4}}, "model.depth": 3}
+    assert sizing.fill("m:f({model.width}, {model.head.dim}, {model.depth})", nested) == "m:f(2, 4, 3)"
+    assert sizing.build_question("m:f({width})", {"width": 8, "card": "a10g"}, 8, "{card}", {}).gpu == "a10g"
     assert sizing.fill("--width={width} --batch={micro_batch}", values, str) == "--width=3 --batch={micro_batch}"
 
 

@@ -21,7 +21,7 @@ from oomdoctor.integrations.trainers import _fixed_plan, indices_of
 HERE = Path(__file__).parent
 
 CAPACITY = "1GiB"
-CAPACITIES = {"mlp": "240MiB", "resnet": CAPACITY}
+CAPACITIES = {"mlp": "240MiB", "encoder": CAPACITY, "resnet": CAPACITY}
 PAGE = ROOT / "docs" / "trainers.md"
 pytestmark = pytest.mark.null_gpu
 
@@ -56,14 +56,14 @@ def sized(null_gpu: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 def test_the_sizes_are_those_of_a_probe(
     sized: dict[str, Any], forked_workers: None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An MLP and a ResNet get the plan of their file's probe, the MLP its maximum too, and are trained with it."""
+    """Each gets the plan of its file's probe, but for the ResNet its maximum too, and is trained with it."""
     write_target(tmp_path, target(name))
     (tmp_path / "trainer_models.py").write_text(
         (HERE / "trainer_models.py").read_text(encoding="utf-8"), encoding="utf-8"
     )
     monkeypatch.chdir(tmp_path)
     result = probe("model.py", target_batch=TARGETS[name], engine="null", capacity=CAPACITIES[name]).result
-    if name == "mlp":  # where workspaces of convolutions are optional, sizes fit and fail in turn
+    if name != "resnet":  # where workspaces of convolutions are optional, sizes fit and fail in turn
         assert sized[name]["maximum"] == result.micro_batch.maximum
     _check_sizes(sized, name, result.micro_batch.maximum)
 
@@ -98,7 +98,7 @@ def test_memory_after_sizing_equals_memory_before(sized: dict[str, Any], name: s
     assert sized[name]["after"] == sized[name]["before"]
 
 
-@pytest.mark.parametrize("library", ["lightning", "transformers"])
+@pytest.mark.parametrize("library", ["lightning", "transformers", "callback"])
 def test_training_after_sizing_is_training_with_sizes_by_hand(sized: dict[str, Any], library: str) -> None:
     """Losses, weights, counters and schedules are the same to the bit, with dropout and shuffled data."""
     after_sizing, by_hand = sized["host"][library]
@@ -120,6 +120,7 @@ def test_training_after_sizing_is_training_with_sizes_by_hand(sized: dict[str, A
         ("no trainer", "UsageError", ["`'trainer'` is no `transformers.Trainer`", "build the Trainer first"]),
         ("broken step", "TargetError", ["ZeroDivisionError", "not an out-of-memory error"]),
         ("no divisor", "UsageError", ["23 has no divisor near 5", "21 and 24"]),
+        ("late callback", "UsageError", ["was added when the trainer was made", "callbacks=["]),
         ("cpu", "UsageError", ["trains on `cpu`", "oomdoctor run"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Three small models that a trainer sizes, each with the data of its training: an MLP, a ResNet and a GPT-2."""
+"""Four small models that a trainer sizes, each with the data of its training."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-TARGETS = {"mlp": 16384, "resnet": 4096, "gpt2": 1024}
-"""Samples per optimizer step, by model; what fits 1 GiB, twice that, and more."""
+TARGETS = {"mlp": 16384, "encoder": 4096, "resnet": 4096, "gpt2": 1024}
+"""Samples per optimizer step, by model: more than fit."""
+SHAPES = {"mlp": (1024,), "encoder": (32, 128), "resnet": (3, 32, 32)}
+"""Shapes of samples; GPT-2's are tokens."""
 
 
 class Samples(Dataset[Any]):
@@ -17,7 +19,7 @@ class Samples(Dataset[Any]):
 
     def __init__(self, name: str, length: int = 4096) -> None:
         generator = torch.Generator().manual_seed(3)
-        shape = {"mlp": (1024,), "resnet": (3, 32, 32)}.get(name)
+        shape = SHAPES.get(name)
         self._length = length
         if shape is None:
             self._rows: Any = [
@@ -39,6 +41,9 @@ def build(name: str) -> nn.Module:
         return nn.Sequential(
             nn.Linear(1024, 2048), nn.ReLU(), nn.Dropout(0.1), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
         )
+    if name == "encoder":
+        layers = [nn.TransformerEncoderLayer(128, 4, 256, batch_first=True) for _ in range(2)]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 128, 10))
     if name == "resnet":
         from torchvision.models.resnet import BasicBlock, ResNet
 
@@ -52,8 +57,7 @@ def target(name: str, optimizer: str = "AdamW") -> str:
     """The source of the file that `oomdoctor probe` asks about, for the same model, batches and optimizer."""
     batch = "{'input_ids': torch.zeros(size, 64, dtype=torch.long), 'labels': torch.zeros(size, 64, dtype=torch.long)}"
     if name != "gpt2":
-        shape = "1024" if name == "mlp" else "3, 32, 32"
-        batch = f"(torch.zeros(size, {shape}), torch.zeros(size, dtype=torch.long))"
+        batch = f"(torch.zeros(size, *{SHAPES[name]}), torch.zeros(size, dtype=torch.long))"
     step = "model(**batch).loss" if name == "gpt2" else "nn.functional.cross_entropy(model(batch[0]), batch[1])"
     return f"""
 import torch

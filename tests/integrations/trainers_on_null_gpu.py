@@ -64,10 +64,11 @@ def size_lightning(name: str, share: float = 1.0) -> dict[str, Any]:
     return figures(finder.found, finder.before, finder.after, sizes, fit.global_step)
 
 
-def make_trainer(model: Any, data: Any, **options: Any) -> Trainer:
+def make_trainer(model: Any, data: Any, callbacks: list[Any] | None = None, **options: Any) -> Trainer:
     """A Trainer that writes nothing."""
     quiet = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "optim": "adamw_torch"}
-    return Trainer(model=model, args=TrainingArguments("out", **{**quiet, **options}), train_dataset=data)
+    args = TrainingArguments("out", **{**quiet, **options})
+    return Trainer(model=model, args=args, train_dataset=data, callbacks=callbacks)
 
 
 def size_transformers(name: str) -> dict[str, Any]:
@@ -120,15 +121,16 @@ def losses_of_lightning(callbacks: list[Any], sizes: tuple[int, int] = (2, 1)) -
     return model.losses, weights, model.seen, fit.lr_scheduler_configs[0].scheduler.get_last_lr(), fit.global_step
 
 
-def losses_of_transformers(sizes: tuple[int, int] | None) -> tuple[Any, ...]:
-    """Losses and weights of a training on the CPU; sized where no sizes are given."""
+def losses_of_transformers(sizes: tuple[int, int] | None, callbacks: list[Any] | None = None) -> tuple[Any, ...]:
+    """Losses and weights of a training on the CPU; sized where no sizes are given, by a callback where there is one."""
     pl.seed_everything(1, verbose=False)
     model = build("gpt2")
     model.register_forward_pre_hook(refuse, with_kwargs=True)
     micro_batch, steps = sizes or (2, 1)
-    options = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": steps}
-    hf = make_trainer(model, Samples("gpt2", 64), use_cpu=True, num_train_epochs=1, logging_steps=1, **options)
-    if sizes is None:
+    options: dict[str, Any] = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": steps}
+    options |= {"use_cpu": True, "num_train_epochs": 1, "logging_steps": 1}
+    hf = make_trainer(model, Samples("gpt2", 64), callbacks, **options)
+    if sizes is None and not callbacks:
         transformers.set_batch_size(hf, target_batch=20)
     hf.train()
     weights = [float(each.double().sum()) for each in model.parameters()]
@@ -144,6 +146,10 @@ def on_host() -> dict[str, Any]:
     return {
         "lightning": [losses_of_lightning([lightning.BatchSizeFinder(20)]), losses_of_lightning([], (5, 4))],
         "transformers": [losses_of_transformers(None), losses_of_transformers((5, 4))],
+        "callback": [
+            losses_of_transformers(None, [transformers.BatchSizeCallback(20)]),
+            losses_of_transformers((5, 4)),
+        ],
     }
 
 
@@ -201,6 +207,7 @@ def mistakes() -> dict[str, Any]:
         "no trainer": lambda: transformers.set_batch_size("trainer", target_batch=8),  # type: ignore[arg-type]
         "broken step": broken,
         "no divisor": _prime,
+        "late callback": _late,
         "cpu": lambda: transformers.set_batch_size(
             make_trainer(build("gpt2"), Samples("gpt2", 64), use_cpu=True), target_batch=8
         ),
@@ -212,6 +219,12 @@ def _prime() -> None:
     model = build("gpt2")
     model.register_forward_pre_hook(refuse, with_kwargs=True)
     transformers.set_batch_size(make_trainer(model, Samples("gpt2", 64)), target_batch=23)
+
+
+def _late() -> None:
+    hf = make_trainer(build("gpt2"), Samples("gpt2", 64), max_steps=1)
+    hf.add_callback(transformers.BatchSizeCallback(8))
+    hf.train()
 
 
 def answer_to(use: Any) -> tuple[str, str, str | None]:
@@ -238,6 +251,7 @@ if __name__ == "__main__":
     with contextlib.redirect_stdout(sys.stderr):
         answer = {
             "mlp": size_lightning("mlp", 240 / 1024),
+            "encoder": size_lightning("encoder"),
             "resnet": size_lightning("resnet"),
             "gpt2": size_transformers("gpt2"),
             "examples": examples(sys.argv[1:]),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 from torch import nn
 
 from oomdoctor.errors import NotApplicableError
+from oomdoctor.remedies import linear_cross_entropy
 from oomdoctor.remedies.applied import CHANGES, Changes
 from oomdoctor.remedies.catalogue import BY_ID
 
@@ -21,10 +25,14 @@ HAS_PIECES = hasattr(nn, "LinearCrossEntropyOptions")
 class Block(nn.Module):
     """Attention and a feed-forward layer, with dropout."""
 
+    rate = 0.1
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.attention = nn.Linear(width, 3 * width)
-        self.forward_layer = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1))
+        self.forward_layer = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Dropout(self.rate)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (batch, tokens, width) to the same shape."""
@@ -87,19 +95,34 @@ def trained(names: tuple[str, ...], dtype: torch.dtype, step: Callable[..., torc
     return [*gradients, *(parameter.detach() for parameter in model.parameters())]
 
 
-EXACT = [remedy.change for remedy in BY_ID.values() if remedy.change and remedy.exactness != "other"]
+EXACT = [
+    remedy.change
+    for remedy in BY_ID.values()
+    if remedy.change and remedy.exactness != "other" and not remedy.needs  # kernels of others run on GPUs alone
+]
+PARTITIONED = "aot_eager_decomp_partition"
+"""A backend of `torch.compile` that keeps or computes again what the budget says, and generates no code."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", [*EXACT, "checkpoint-first-3"])
-def test_gradients_and_weights_are_those_without_it(name: str, dtype: torch.dtype) -> None:
-    """Dropout included: what is computed again draws the same numbers."""
+def test_gradients_and_weights_are_those_without_it(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout included, but where code is generated: what is computed again draws the same numbers."""
+    if name.startswith("compile"):
+        compiled = nn.Module.compile
+        backend = "inductor" if (name, dtype) == ("compile", torch.float32) else PARTITIONED  # generating code is slow
+        monkeypatch.setattr(nn.Module, "compile", lambda self, **given: compiled(self, backend=backend, **given))
+        monkeypatch.setattr(Block, "rate", 0.0)  # compiled code draws other numbers
     if name == "fused-cross-entropy" and not HAS_PIECES:
         with pytest.raises(NotApplicableError, match="liger-kernel"):
             Changes((name,)).model(Model())
         return
     for step in (whole, shifted):
-        plain, changed = trained((), dtype, step), trained((name,), dtype, step)
+        plain = trained((), dtype, step)
+        with functorch_config.patch(activation_memory_budget=1.0):  # what a change sets is set back
+            changed = trained((name,), dtype, step)
         plain = plain[-len(changed) :]  # a step in the backward leaves no gradients
         for one, other in zip(plain, changed, strict=True):
             assert torch.allclose(one, other, rtol=0, atol=TOLERANCES[dtype] * max(1.0, one.abs().max().item()))
@@ -117,7 +140,7 @@ def test_every_change_belongs_to_a_remedy() -> None:
     """What a worker knows is what the catalogue offers, and blocks by number besides."""
     named = {remedy.change for remedy in BY_ID.values() if remedy.change}
     assert {*CHANGES} - named == {"checkpoint-first", "checkpoint-every"}
-    assert named - {*CHANGES} == {"checkpoint-every-2"}
+    assert {name for name in named - {*CHANGES} if not name.startswith("compile-")} == {"checkpoint-every-2"}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +148,12 @@ def test_every_change_belongs_to_a_remedy() -> None:
     [
         ("checkpoint", nn.Linear(4, 4), "no class of modules is repeated"),
         ("freeze-half", nn.Sequential(nn.Linear(4, 4)), "no class of modules is repeated"),
+        ("lora", nn.Linear(4, 4), "no class of modules is repeated"),
+        ("lora", nn.Sequential(*(nn.Sequential(nn.ReLU()) for _ in range(2))), "no class of modules is repeated"),
+        ("compile", torch.compile(nn.Linear(4, 4)), "compiled already"),
         ("bf16-weights", nn.Linear(4, 4).bfloat16(), "bfloat16 already"),
+        ("liger-cross-entropy", nn.Linear(4, 4), "`liger_kernel` is not installed"),
+        ("cut-cross-entropy", nn.Linear(4, 4), "`cut_cross_entropy` is not installed"),
         ("adamw-8bit", nn.Linear(4, 4), "neither torchao nor bitsandbytes"),
         ("fused-cross-entropy", nn.Linear(4, 4), "linear"),
     ],
@@ -134,6 +162,74 @@ def test_says_why_it_does_not_apply(name: str, model: nn.Module, reason: str) ->
     """A change that has nothing to do says so when the model is there."""
     with pytest.raises(NotApplicableError, match=reason):
         Changes((name,)).model(model)
+
+
+def test_lora_begins_with_the_numbers_of_the_model_and_trains_narrow_matrices_alone() -> None:
+    """All linear layers of the blocks have them; the pasted class does the same."""
+    torch.manual_seed(0)
+    model, tokens = Model().eval(), torch.randint(VOCABULARY, (2, 8))
+    expected = model(tokens)
+    changes = Changes(("lora",))
+    changes.model(model)
+    assert torch.equal(model(tokens), expected)
+    trains = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert len(trains) == 2 * 2 * 4
+    assert all(name.endswith((".down.weight", ".up.weight")) for name in trains)
+    (applied,) = changes.applied()
+    assert applied.acts_on.startswith("8 linear layers of 4 blocks (`blocks.*`, `Block` at test_remedy_gradients.py:")
+    pasted = Model().eval()
+    exec("\n".join([*applied.edit.definitions, *applied.edit.model]), {"torch": torch, "model": pasted})  # noqa: S102
+    assert [(n, p.shape, p.requires_grad) for n, p in pasted.named_parameters()] == [
+        (n, p.shape, p.requires_grad) for n, p in model.named_parameters()
+    ]
+
+
+@pytest.mark.skipif(not HAS_PIECES, reason="needs a PyTorch with `LinearCrossEntropyOptions`")
+def test_the_layer_of_the_logits_is_found_beside_wider_ones_in_blocks() -> None:
+    """A classifier's last layer has fewer outputs than its blocks are wide."""
+    classifier = nn.Sequential(nn.Linear(8, 8), *(Block(256) for _ in range(2)), nn.Linear(256, 100))
+    changes = Changes(("fused-cross-entropy",))
+    changes.model(classifier)
+    assert changes.applied()[0].acts_on == "the linear layer with 100 outputs and the `cross_entropy` on it"
+
+
+def liger(*given: object, ce_weight: object = None, **options: object) -> torch.Tensor:
+    """What liger-kernel's function takes, computed plainly."""
+    hidden, weight, target = given
+    logits = nn.functional.linear(hidden, weight, options.pop("bias"))  # type: ignore[arg-type]
+    return nn.functional.cross_entropy(logits, target, weight=ce_weight, **options)  # type: ignore[arg-type]
+
+
+def cut(*given: object, **options: object) -> torch.Tensor:
+    """What cut-cross-entropy's function takes, computed plainly."""
+    assert {*options} <= {"bias", "ignore_index", "reduction"}
+    return liger(*given, **options)
+
+
+@pytest.mark.parametrize("step", [whole, shifted])
+@pytest.mark.parametrize(
+    ("name", "module", "functions"),
+    [
+        (
+            "liger-cross-entropy",
+            "liger_kernel.transformers.functional",
+            {"liger_fused_linear_cross_entropy": liger},
+        ),
+        ("cut-cross-entropy", "cut_cross_entropy", {"linear_cross_entropy": cut}),
+    ],
+)
+def test_losses_of_other_libraries_are_given_what_they_take(
+    name: str,
+    module: str,
+    functions: dict[str, Callable[..., torch.Tensor]],
+    step: Callable[..., torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Layer, targets and options of the cross entropy reach their functions, whose kernels run on GPUs alone."""
+    monkeypatch.setattr(linear_cross_entropy, "find_spec", lambda _: True)
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**functions))
+    for one, other in zip(trained((), torch.float64, step), trained((name,), torch.float64, step), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.skipif(not HAS_PIECES, reason="needs a PyTorch with `LinearCrossEntropyOptions`")

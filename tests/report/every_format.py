@@ -50,6 +50,7 @@ SAMPLES: dict[str, Document] = {
     "prescribe": prescribe_documents.prescribed(),
     "prescribe, not enough": prescribe_documents.not_enough(),
     "frontier": frontier_documents.frontier(),
+    "frontier, two sizes": frontier_documents.gridded(),
     "frontier, one size": frontier_documents.longest(),
     "frontier, buckets": frontier_documents.bucketed(),
     "check, no entry": CheckDocument("check", "passed", 0, {"oomdoctor": "0.1.0"}, CheckResult("x.toml", None, ())),

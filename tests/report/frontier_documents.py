@@ -10,11 +10,14 @@ from oomdoctor.results import (
     Bucket,
     Buckets,
     Device,
+    EvaluationBetween,
+    EvaluationMemory,
     FrontierCell,
     FrontierDocument,
     FrontierResult,
     Reason,
     SearchedSize,
+    Variant,
 )
 from oomdoctor.search.probe_search import plan_accumulation
 
@@ -58,6 +61,21 @@ def longest() -> FrontierDocument:
     found = cell(1, 3072, sizes=(), recommended=2880, accumulation=None, elements=8 * 3072)
     searched = SearchedSize("sequence_length", micro_batch=8, multiple_of=64)
     return frontier(axes=(), searched_size=searched, target_batch=None, cells=(found,), notes=())
+
+
+def gridded() -> FrontierDocument:
+    """Two lengths by three sides of an image, at one of which nothing fits and at one of which there is no answer."""
+    found = {(512, 64): 300, (512, 128): 75, (512, 256): 18, (1024, 64): 150, (1024, 128): 0, (1024, 256): 0}
+    cells = [
+        cell(length, maximum, sizes=(Axis("sequence_length", length), Axis("side", side)), elements=1)
+        for (length, side), maximum in found.items()
+    ]
+    cells[-2] = replace(cells[-2], recommended=0, limited_by="model")
+    cells[-1] = replace(cells[-1], recommended=0, limited_by="unknown", problem="`make_batch` raised `IndexError`")
+    given = Variant(precision="bf16", axes=(Axis("channels", 4),), evaluation=EvaluationBetween(64))
+    memory = EvaluationMemory(64, 3 * MIB, 2 * MIB, "next_step")
+    cells[0] = replace(cells[0], evaluation=memory)
+    return frontier(axes=("sequence_length", "side"), cells=tuple(cells), notes=(), variant=given)
 
 
 def bucketed() -> FrontierDocument:

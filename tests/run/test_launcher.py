@@ -93,14 +93,15 @@ def test_the_names_of_ranks() -> None:
         parse_ranks("some", 64)
 
 
-def test_ranks_run_alone_only_where_the_launcher_starts_too_few(environment: dict[str, str]) -> None:
-    """A launcher that starts the whole world is run as it is, and then no rank can be named."""
+def test_ranks_run_alone_where_the_launcher_starts_too_few_or_one_is_named(environment: dict[str, str]) -> None:
+    """A launcher that starts the whole world is run as it is, unless somebody asks about a rank of it."""
     command = ["torchrun", "--nproc-per-node", "8", "train.py"]
     assert launch_alone(command, 8, None, environment) is None
     assert launch_alone(command, None, None, environment) is None
     assert launch_alone(command, 16, "0", environment) is not None
+    assert launch_alone(command, 8, "0", environment) is not None
     with pytest.raises(UsageError, match="`--rank` and `--mesh` are of ranks that run alone"):
-        launch_alone(command, 8, "0", environment)
+        launch_alone(command[3:], 8, "0", environment)
 
 
 def _accelerate(line: str) -> Launch:

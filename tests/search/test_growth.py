@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oomdoctor.search.growth import growth_of, is_settled, last_step
+from oomdoctor.search.growth import growth_of, is_settled, last_step, outlasted
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,10 @@ def test_the_last_step_is_seen_or_reckoned() -> None:
     assert last_step([10, 20, 30], 10, 0, ran_out=True) == 4
     assert last_step([10, 20, 30], 10, 25, ran_out=False) == 6
     assert last_step([10, 10], 0, 25, ran_out=False) is None
+
+
+@pytest.mark.parametrize(("ran_out", "said"), [(False, "in step 6 at the latest"), (True, "in step 4; `kept`")])
+def test_a_step_that_was_not_run_is_the_latest(ran_out: bool, said: str) -> None:
+    """Free memory in pieces ends a leak before all is handed out, so only a step that ran out is named as the one."""
+    leak = growth_of([10, 20, 30], 4, "`kept`", ran_out=True)
+    assert said in str(outlasted(leak, [10, 20, 30], 4, 25, ran_out=ran_out).warning())

@@ -66,3 +66,8 @@ def test_one_side_is_told_alone() -> None:
     """Where only sizes that fit were run, nothing is said of others; before the first trial nothing at all."""
     assert _notes(KeyboardInterrupt(), 1) == ["proven so far: micro-batch 4 fits"]
     assert _notes(KeyboardInterrupt(), 0) == []
+
+
+def test_a_trial_that_failed_proves_nothing() -> None:
+    """What failed for another reason than memory, and at the first size, is not called a size that does not fit."""
+    assert _notes(None, 0) == []

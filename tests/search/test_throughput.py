@@ -24,6 +24,8 @@ CURVES: dict[str, Callable[[int], float]] = {
     "the same everywhere": lambda _: 1.0,
     "tiles of eight": lambda size: size / (size + 20) * (1.0 if size % 8 == 0 else 0.93),
     "falling": lambda size: size**-0.3,
+    "a narrow peak at three": lambda size: 0.6 + 0.4 * math.exp(-2 * math.log(size / 3) ** 2),
+    "a cliff between powers of two": lambda size: size / (size + 30) * (0.5 if size > 200 else 1),
 }
 """Samples in a second by micro-batch, in any unit."""
 
@@ -59,7 +61,7 @@ class Card:
         return 1 - self.throughput(step) / max(self.throughput(limited(size)) for size in range(1, LARGEST + 1))
 
 
-@pytest.mark.parametrize(("noise", "drift"), [(0.0, 0.0), (0.005, 0.0), (0.01, 0.1), (0.02, -0.15)])
+@pytest.mark.parametrize(("noise", "drift"), [(0.0, 0.0), (0.005, 0.0), (0.01, 0.1), (0.02, -0.15), (0.01, 0.25)])
 @pytest.mark.parametrize("name", CURVES)
 def test_what_is_found_is_within_3_percent_of_the_best(name: str, noise: float, drift: float) -> None:
     """On every curve the answer is at most 3 % slower than the best size, after at most 700 optimizer steps."""

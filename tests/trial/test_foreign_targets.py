@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING
 
 import pytest
+
+from oomdoctor.request import build_request
+from oomdoctor.target.reference import parse_reference
+from oomdoctor.trial.client import WorkerTrialSource
+from oomdoctor.trial.probe import engine_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -339,3 +345,41 @@ def test_plans_that_are_only_benchmarked_are_no_ooms(oomdoctor_here: Run, tmp_pa
     assert 1 <= _maximum(ended) < 512
     trials = json.loads(ended.stdout)["result"]["trials"]
     assert {trial["swallowed_ooms"] for trial in trials} == {0}
+
+
+COMPILED = """
+import torch
+from torch import nn
+
+
+def build_model():
+    model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 256), nn.GELU())
+    model.compile(dynamic=False)
+    return model
+
+
+def make_batch(batch_size):
+    return torch.randn(batch_size, 256)
+
+
+def training_step(model, batch):
+    return model(batch).square().mean()
+"""
+
+
+@pytest.mark.slow
+def test_a_ninth_size_is_compiled_as_the_first_was(forked_workers: None, tmp_path: Path) -> None:
+    """Each size takes what it takes in a process of its own, although PyTorch compiles no more than eight in one."""
+    del forked_workers
+    (tmp_path / "model.py").write_text(COMPILED)
+    request = build_request("model.py", directory=tmp_path, gpu="t4", engine="null")
+    target = parse_reference("model.py", directory=tmp_path)
+    with WorkerTrialSource(request, target, engine_for(request).environment) as source:
+        source.load()
+        sizes = [1024 * number for number in range(1, 11)]
+        peaks = [
+            source.run(size, micro_steps=1, allowed_bytes=source.capacity_bytes).peak_allocated_bytes for size in sizes
+        ]
+
+    grown = {after - before for before, after in itertools.pairwise(peaks[1:])}
+    assert max(grown) - min(grown) < 1024 * 256

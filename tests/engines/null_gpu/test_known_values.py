@@ -34,6 +34,7 @@ KNOWN = {
     "counted": 0,
     "parameter": [0, 1, 2],
     "copied": [7, 8, 9, 1],
+    "powers": [[3], [1, 2, 4]],
 }
 
 
@@ -119,10 +120,11 @@ def test_the_gradient_of_a_product_takes_factors_as_not_zero(python: str) -> Non
 
 
 def test_unknown_rows_of_a_sparse_tensor_count_as_different(python: str) -> None:
-    """Where the indices are not known, coalescing leaves as many as there are, and that is told as a bound."""
+    """Where the indices are not known, coalescing leaves all, or all rows there are, which is told as a bound."""
     answer = _answer(python)
 
     assert answer["found"]["unknown sparse"] == [6, ["guessed.coalesce()"]]
+    assert answer["found"]["crowded sparse"] == [4, ["crowded.coalesce()"]]
     assert answer["effects"]["guessed.coalesce()"] == "bound"
 
 

@@ -60,6 +60,7 @@ torch.nn.functional.cross_entropy(table(labels), lengths.new_zeros(4)).backward(
 noted("gradient", list(table.weight.grad.shape))
 labels.copy_(torch.tensor([7, 8, 9, 1]))
 noted("copied", labels.tolist())
+noted("powers", [list((10000 ** torch.rand(3, device="cuda")).shape), (2 ** torch.arange(3, device="cuda")).tolist()])
 
 
 def refused(call: object) -> str | None:
@@ -137,8 +138,10 @@ bag(rows, offsets).sum().backward()
 noted("sparse", [bag.weight.grad._nnz(), bag.weight.grad.coalesce()._nnz()])
 matrix = torch.sparse_coo_tensor(torch.tensor([[0, 1, 1, 0], [2, 2, 2, 1]]).cuda(), torch.ones(4).cuda(), (3, 4))
 noted("sparse matrix", matrix.coalesce()._nnz())
-guessed = torch.sparse_coo_tensor(torch.randint(3, (1, 6), device="cuda"), torch.ones(6).cuda(), (3,))
+guessed = torch.sparse_coo_tensor(torch.randint(30, (1, 6), device="cuda"), torch.ones(6).cuda(), (30,))
 noted("unknown sparse", guessed.coalesce()._nnz())
+crowded = torch.sparse_coo_tensor(torch.randint(2, (2, 6), device="cuda"), torch.ones(6).cuda(), (2, 2))
+noted("crowded sparse", crowded.coalesce()._nnz())
 effects = {read.text: read.effect for read in unknown_reads.reads()}
 
 unknown_reads._MOST_READS, unknown_reads._LONGEST_SECONDS = 500, 0.0
@@ -187,6 +190,7 @@ names = (
     "offsets",
     "matrix",
     "guessed",
+    "crowded",
     "is_done",
     "known",
     "scores",

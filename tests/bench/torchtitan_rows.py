@@ -1,0 +1,92 @@
+"""Peaks of torchtitan's own trainer as a lone rank, beside those that its authors published.
+
+Rows are of `benchmarks/llama3_h100_202412_torchtitan.md` of https://github.com/pytorch/torchtitan, whose memory is the
+most that was reserved; the trainer is that of its commit 9dec370, which whoever runs this checks out. Float8 needs
+torchao. The published runs were of PyTorch of December 2024.
+
+Usage: python tests/bench/torchtitan_rows.py CHECKOUT [ROWS]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from measuring import RESULTS, machine, save
+
+from oomdoctor.engines.installed import find_torch
+
+START: Final = Path(__file__).with_name("torchtitan_start.py")
+GPU: Final = "h100-nvl"
+"""The catalogue's card with the memory of theirs."""
+MOST_PERCENT: Final = 0.5
+_COMPILE: Final = ("--training.compile",)
+_FLOAT8: Final = (
+    *("--training.compile", "--float8.enable_float8_linear", "--float8.enable_fsdp_float8_all_gather"),
+    "--float8.precompute_float8_dynamic_scale_for_fsdp",
+)
+_FSDP: Final = ("8B", "selective", "--training.batch_size", "2")
+_2D: Final = ("70B", "full", "--training.batch_size", "16", "--training.tensor_parallel_degree", "8")
+ROWS: Final[dict[str, tuple[int, float, tuple[str, ...]]]] = {
+    "8B, FSDP 8": (8, 82.4, _FSDP),
+    "8B, FSDP 8, compile": (8, 77.0, (*_FSDP, *_COMPILE)),
+    "8B, FSDP 8, compile, float8": (8, 76.8, (*_FSDP, *_FLOAT8)),
+    "8B, FSDP 128": (128, 67.0, _FSDP),
+    "8B, FSDP 128, compile": (128, 62.0, (*_FSDP, *_COMPILE)),
+    "8B, FSDP 128, compile, float8": (128, 61.8, (*_FSDP, *_FLOAT8)),
+    "70B, FSDP 32 and TP 8, compile, float8": (256, 71.9, (*_2D, *_FLOAT8)),
+}
+"""Ranks, published GiB, and size, checkpointing and options."""
+_ENVIRONMENT: Final = {"TORCHINDUCTOR_SIZE_ASSERTS": "0"}
+"""Code compiled with tensor parallelism asserts strides of attention's gradients that PyTorch 2.15 does not have."""
+_MEMORY: Final = re.compile(r"step: +(\d+) .*memory: +([\d.]+)GiB")
+
+
+def command_of(checkout: str, name: str) -> list[str]:
+    """Return the command that trains a row's first rank for three steps."""
+    world, _, (size, checkpointing, *options) = ROWS[name]
+    ours = ["run", "--no-history", "--world-size", str(world), "--rank", "0", "--gpu", GPU, "--"]
+    launcher = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "8", str(START), checkout]
+    model = ["--model.name", "llama3", "--model.flavor", size, "--model.norm_type", "rmsnorm"]
+    training = ["--optimizer.name", "AdamW", "--training.seq_len", "8192", "--training.steps", "3"]
+    told = ["--training.warmup_steps", "2", "--metrics.log_freq", "1", "--metrics.disable_color_printing"]
+    kept = ["--activation_checkpoint.mode", checkpointing, "--activation_checkpoint.selective_ac_option", "op"]
+    return [sys.executable, "-m", "oomdoctor", *ours, *launcher, *model, *training, *told, *kept, *options]
+
+
+def row_of(checkout: str, name: str) -> dict[str, Any]:
+    """Return a row's figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            command_of(checkout, name), cwd=folder, env=os.environ | _ENVIRONMENT, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+    found = dict(_MEMORY.findall(done.stdout + done.stderr))
+    published = ROWS[name][1]
+    if "3" not in found:
+        return {"published_gib": published, "error": done.stderr.strip().splitlines()[-1:]}
+    percent = round(100 * (float(found["3"]) / published - 1), 2)
+    return {
+        "published_gib": published, "reserved_gib": float(found["3"]), "error_percent": percent,
+        "holds": abs(percent) <= MOST_PERCENT,
+    }  # fmt: skip
+
+
+def main(checkout: str, names: list[str]) -> int:
+    """Run the rows, all by default, and save them."""
+    build, rows = find_torch(), dict[str, dict[str, Any]]()
+    for name in names or ROWS:
+        rows[name] = row_of(str(Path(checkout).resolve()), name)
+        print(name, rows[name], flush=True)
+        about = {"machine": machine() | {"torch": build.version if build else None}, "gpu": GPU}
+        save(RESULTS / "torchtitan.json", {**about, "most_percent": MOST_PERCENT, "rows": rows})
+    return int(not all(row.get("holds") for row in rows.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
