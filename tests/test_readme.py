@@ -317,6 +317,7 @@ def test_the_readme_sums_up_what_was_measured() -> None:
     trace = json.loads((results / "accuracy.json").read_text(encoding="utf-8"))["summary"]["trace"]
     lint = json.loads((results / "lint_precision.json").read_text(encoding="utf-8"))
     fidelity = json.loads((results / "fidelity.json").read_text(encoding="utf-8"))["summary"]["tools"]
+    intervals = json.loads((results / "fidelity_intervals.json").read_text(encoding="utf-8"))["summary"]
     prose = " ".join(README.split())
     same = trials["cases"] - trials["differing_answers"]
     exact, *_, equal, _ = trace["promises"]
@@ -331,6 +332,9 @@ def test_the_readme_sums_up_what_was_measured() -> None:
     assert f"right in {decisions['right']} whether they ran out" in prose
     best = min(fidelity[name]["all"]["median"] for name in ("xmem", "dnnmem"))
     assert f"a median of {ours['median']:.1%} off their peak, where the best other estimator is {best:.1%} off" in prose
+    assert f"Of {intervals['rows']} models with a published size that trained on an RTX 3090" in prose
+    assert f"{intervals['inside']} have their largest size in between" in prose
+    assert f"in {len(intervals['recommended_ran_out'])} a recommended size ran out" in prose
     assert f"the maximum for {equal['share']:.1%} of {equal['of']} answers" in prose
     assert f"{lint['verdicts']['true']} of {sum(lint['verdicts'].values())} findings in {lines:,} lines" in prose
 
