@@ -8,11 +8,13 @@ Arguments: a folder for the objects of lone ranks, the world size, and the lone 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, LAYERS, BATCH = 520, 3, 8
 LONGEST_SECONDS = 30
+SETTLED_SECONDS = 0.3
 Built = tuple[nn.Module, torch.optim.Optimizer]
 
 
@@ -86,6 +89,14 @@ WAYS: dict[str, Callable[[], Built]] = {
 }  # fmt: skip
 
 
+def settle() -> None:
+    """Wait until what the way before has left in cycles and in NCCL's threads is gone, which no rank has a time for."""
+    deadline = time.monotonic() + SETTLED_SECONDS
+    while torch.cuda.memory_allocated() and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+
+
 def measured(way: Callable[[], Built]) -> list[list[int]]:
     """Train three steps; return allocated and reserved bytes at the peak and at the end of each phase."""
     phases: list[list[int]] = []
@@ -95,6 +106,7 @@ def measured(way: Callable[[], Built]) -> list[list[int]]:
         phases.append([*peaks, torch.cuda.memory_allocated(), torch.cuda.memory_reserved()])
         torch.cuda.reset_peak_memory_stats()
 
+    settle()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     model, optimizer = way()
@@ -119,6 +131,7 @@ def train(rank: int, world: int, **variables: str) -> None:
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), **variables
     )
     runpy.run_path(os.environ["OOMDOCTOR_TEST_AGENT"])
+    gc.disable()
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl")
     found: dict[str, Any] = {"rank": rank, "is_lone": bool(variables)}

@@ -50,7 +50,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The file, imported as a worker does."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "argv", [*sys.argv])
-    monkeypatch.setattr(process_state, "_has_compiled", lambda: False)  # what other tests have compiled
+    monkeypatch.setattr(process_state, "has_compiled", lambda: False)  # what other tests have compiled
     monkeypatch.delitem(sys.modules, "kept_state", raising=False)
     target = load_target(parse_reference(write_target(tmp_path, FILE, "kept_state.py"), directory=tmp_path))
     module = sys.modules["kept_state"]
@@ -82,7 +82,7 @@ CHANGES: dict[str, Callable[[Any, pytest.MonkeyPatch], object]] = {
     "a patched function": lambda _, patch: patch.setattr(torch.nn.functional, "gelu", torch.relu),
     "a variable": lambda _, patch: patch.setitem(os.environ, "OOMDOCTOR_TESTED", "1"),
     "a switch": lambda _, patch: patch.setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark),
-    "compiled": lambda _, patch: patch.setattr(process_state, "_has_compiled", lambda: True),
+    "compiled": lambda _, patch: patch.setattr(process_state, "has_compiled", lambda: True),
 }
 
 
