@@ -109,7 +109,8 @@ def size(
     """Size a configuration, in a process of its own; the same question is asked once, from however many threads.
 
     Args:
-        target: As of `oomdoctor.probe`, with placeholders for parameters, such as `{width}`.
+        target: As of `oomdoctor.probe`, with placeholders for parameters, such as `{width}`: literals among the
+            arguments, text elsewhere, as in `timm:{architecture}`.
         parameters: Values by name.
         target_batch: Samples per optimizer step over all devices.
         gpu: Card to ask about, which may be `{name}` as well; None for the first that this process sees.
@@ -153,7 +154,9 @@ def _filled(target: str | Sequence[str], parameters: Mapping[str, object]) -> st
             f"`target` is `{target!r:.80}`, which names no file",
             hint="write it as text: `model.py:build_model(width={width})`",
         )
-    return fill(target, parameters)
+    begin = target.find("(", max(0, target.find(":")))
+    name, arguments = (target, "") if begin < 0 else (target[:begin], target[begin:])
+    return fill(name, parameters, str) + fill(arguments, parameters)
 
 
 def check_options(target_batch: int, options: Mapping[str, object]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from run_python import run_program
+from sharing import directory_of, shared
 
 from oomdoctor.engines.catalogue import generic_card
 from oomdoctor.engines.null_gpu.library import environment
@@ -22,6 +23,7 @@ PROGRAM = Path(__file__).with_name("world_of_ranks.py")
 PYTHONS = [sys.executable, *(path for path in os.environ.get("OOMDOCTOR_TEST_PYTHONS", "").split(":") if path)]
 each_python = pytest.mark.parametrize("python", PYTHONS, ids=[Path(path).parents[1].name for path in PYTHONS])
 WORLD = 4
+Ranks = dict[tuple[int, bool], dict[str, Any]]
 WAYS = ("ddp", "zero", "fsdp1", "fsdp2", "hsdp", "tensor_parallel")
 
 
@@ -30,31 +32,37 @@ def _environment(python: str, **variables: str) -> dict[str, str]:
     return environment(generic_card(8 << 30), torch_of(python, os.environ), base)
 
 
-@cache
-def _ranks(python: str) -> dict[tuple[int, bool], dict[str, Any]]:
-    """What each rank tells of its memory, by its number and by whether it ran alone."""
+def _trained(python: str) -> str:
     with TemporaryDirectory() as folder:
-        done = run_program(python, [str(PROGRAM), folder, str(WORLD), "0,3"], _environment(python), timeout=240)
+        done = run_program(python, [str(PROGRAM), folder, str(WORLD), "0,3"], _environment(python), timeout=280)
     assert done.returncode == 0, done.stderr[-4000:]
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {(rank["rank"], rank["is_lone"]): rank for rank in told}
+    return done.stdout
+
+
+@pytest.fixture
+def ranks(python: str, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """What each rank tells of its memory in each way, by its number and by whether it ran alone."""
+    file = directory_of(tmp_path_factory) / f"ranks-{Path(python).parents[1].name}.jsonl"
+    told = [json.loads(line) for line in shared(file, lambda: _trained(python)).splitlines() if line.startswith("{")]
+    found: Ranks = {}
+    for rank in told:
+        found.setdefault((rank["rank"], rank["is_lone"]), {})[rank["way"]] = rank["phases"]
+    return found
 
 
 @each_python
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rank", [0, WORLD - 1])
-def test_a_lone_rank_equals_the_same_rank_of_a_world(python: str, rank: int, way: str) -> None:
+def test_a_lone_rank_equals_the_same_rank_of_a_world(ranks: Ranks, rank: int, way: str) -> None:
     """Allocated and reserved bytes, at the peak and at the end of each phase, are as among the others."""
-    ranks = _ranks(python)
     assert ranks[rank, True][way] == ranks[rank, False][way]
     assert len(ranks[rank, True][way]) == 10, "load, and three phases of three steps"
 
 
 @each_python
 @pytest.mark.parametrize("way", ["zero", "fsdp1", "fsdp2"])
-def test_ranks_of_uneven_shards_differ(python: str, way: str) -> None:
+def test_ranks_of_uneven_shards_differ(ranks: Ranks, way: str) -> None:
     """The comparison can fail: the last rank has less than the first where a size is not divided by the world."""
-    ranks = _ranks(python)
     assert ranks[0, False][way] != ranks[WORLD - 1, False][way]
 
 

@@ -1,6 +1,7 @@
 """Train in each way in which ranks share a model, and tell the memory of each phase.
 
-It forks all ranks of a world, which train together, and then some of them again, each alone. Each writes a line.
+For each way it forks all ranks of a world, which train together, and then some of them again, each alone. Each writes a
+line, and has a process of its own: what a way leaves in cycles and in NCCL's threads goes when it goes.
 Arguments: a folder for the objects of lone ranks, the world size, and the lone ranks with commas between.
 """
 
@@ -14,7 +15,6 @@ import os
 import runpy
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, LAYERS, BATCH = 520, 3, 8
 LONGEST_SECONDS = 30
-SETTLED_SECONDS = 0.3
 Built = tuple[nn.Module, torch.optim.Optimizer]
 
 
@@ -89,14 +88,6 @@ WAYS: dict[str, Callable[[], Built]] = {
 }  # fmt: skip
 
 
-def settle() -> None:
-    """Wait until what the way before has left in cycles and in NCCL's threads is gone, which no rank has a time for."""
-    deadline = time.monotonic() + SETTLED_SECONDS
-    while torch.cuda.memory_allocated() and time.monotonic() < deadline:
-        gc.collect()
-        time.sleep(0.01)
-
-
 def measured(way: Callable[[], Built]) -> list[list[int]]:
     """Train three steps; return allocated and reserved bytes at the peak and at the end of each phase."""
     phases: list[list[int]] = []
@@ -106,7 +97,6 @@ def measured(way: Callable[[], Built]) -> list[list[int]]:
         phases.append([*peaks, torch.cuda.memory_allocated(), torch.cuda.memory_reserved()])
         torch.cuda.reset_peak_memory_stats()
 
-    settle()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     model, optimizer = way()
@@ -123,8 +113,8 @@ def measured(way: Callable[[], Built]) -> list[list[int]]:
     return phases
 
 
-def train(rank: int, world: int, **variables: str) -> None:
-    """Be one rank: start the agent, train in each way, tell and end."""
+def train(way: str, rank: int, world: int, **variables: str) -> None:
+    """Be one rank: start the agent, train in one way, tell and end."""
     signal.alarm(LONGEST_SECONDS)  # where another rank has failed
     os.environ["OOMDOCTOR_RUN_DIRECTORY"] = sys.argv[1]
     os.environ.update(
@@ -134,10 +124,7 @@ def train(rank: int, world: int, **variables: str) -> None:
     gc.disable()
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl")
-    found: dict[str, Any] = {"rank": rank, "is_lone": bool(variables)}
-    for name, way in WAYS.items():
-        found[name] = measured(way)
-    line = json.dumps(found)
+    line = json.dumps({"rank": rank, "is_lone": bool(variables), "way": way, "phases": measured(WAYS[way])})
     os.write(1, f"{line}\n".encode())  # at once, so that ranks do not write into each other's lines
     dist.barrier()
 
@@ -159,13 +146,15 @@ def fork(*arguments: Any, **named: str) -> int:
 
 def main() -> None:
     folder, world, lone = sys.argv[1], int(sys.argv[2]), sys.argv[3].split(",")
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as the launcher's own
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port), TORCHELASTIC_USE_AGENT_STORE="True")
-    together = [fork(rank, world) for rank in range(world)]
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in together]
-    for rank in map(int, lone):
-        child = fork(rank, world, OOMDOCTOR_LONE_OBJECTS=folder)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    codes = []
+    for way in WAYS:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as the launcher's own
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port), TORCHELASTIC_USE_AGENT_STORE="True")
+        together = [fork(way, rank, world) for rank in range(world)]
+        codes += [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in together]
+        for rank in map(int, lone):
+            child = fork(way, rank, world, OOMDOCTOR_LONE_OBJECTS=folder)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     sys.exit(any(codes))
 
 

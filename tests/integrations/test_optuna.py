@@ -209,6 +209,21 @@ def test_what_cannot_be_filled_in_is_named() -> None:
     assert sizing.fill("--width={width} --batch={micro_batch}", values, str) == "--width=3 --batch={micro_batch}"
 
 
+@pytest.mark.parametrize(
+    ("target", "filled"),
+    [
+        ("timm:{name}", "timm:resnet18"),
+        ("{name}.py:build_model(width={width}, name={name})", "resnet18.py:build_model(width=8, name='resnet18')"),
+        ("runs (1)/{name}.py:{name}(width={width})", "runs (1)/resnet18.py:resnet18(width=8)"),
+    ],
+)
+def test_names_are_filled_in_as_text(target: str, filled: str) -> None:
+    """Outside the arguments a placeholder stands for a name, without quotation marks; among them for a literal."""
+    question = sizing.build_question(target, {"name": "resnet18", "width": 8}, 8, "t4", {})
+
+    assert question.target == filled
+
+
 def test_without_a_gpu_the_card_is_asked_for(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """A machine without a GPU says what to add, and an error of the target's stays what it is."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
