@@ -80,7 +80,7 @@ def prune_on_oom(objective: Callable[[optuna.Trial], ResultT]) -> Callable[[optu
     """Return an objective whose trials are pruned where they run out of the GPU's memory, which is given back.
 
     The trial keeps why, as the user attributes `oomdoctor/why`, `oomdoctor/cause` and `oomdoctor/remedy`. Every other
-    error goes on as it is.
+    error goes on as it is; one that is raised from an OOM, or while one is handled, counts as that OOM.
 
     Args:
         objective: The objective.
