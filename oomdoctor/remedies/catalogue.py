@@ -86,7 +86,7 @@ class Remedy:
 
     @property
     def missing(self) -> str | None:
-        """What is not installed, in words; None where nothing is missing."""
+        """Sentence that names what is not installed; None where nothing is missing."""
         if not self.needs or any(find_spec(name) for name in self.needs):
             return None
         return (

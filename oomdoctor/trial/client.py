@@ -151,7 +151,7 @@ class WorkerTrialSource(TrialSource):
 
     @property
     def _sharing(self) -> WorkersOfProbe | None:
-        """What leaves workers to other probes; None where this one's are its own."""
+        """Workers that other probes take over; None where this one's are its own."""
         variant = self._request.variant
         is_plain = variant.devices == 1 and variant.lone_rank is None and not variant.transformations
         is_usual = is_plain and not self._request.watched and self.notes.settings is None

@@ -1,4 +1,4 @@
-"""What a target's code may leave in its process besides memory of the device. Runs in the worker.
+"""State of a worker's process that a target's code may change, besides memory of the device. Runs in the worker.
 
 Models of one file share a worker, one after the other, where the functions of the file leave the process as it was once
 the file had been imported: nothing on the device, the same settings, variables and libraries.

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from accuracy_table import cases, promises
-from measuring import RESULTS
+from measuring import RESULTS, replace_block
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
-BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 ENGINE = "trace"
 
 
@@ -26,9 +25,7 @@ def block(found: dict[str, Any]) -> str:
 
 def with_block(text: str, found: dict[str, Any]) -> str:
     """Return the page's text with the tables of these results."""
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n{block(found)}\n{END}{tail}"
+    return replace_block(text, "accuracy", block(found))
 
 
 def main() -> None:

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from fidelity_scores import page_block, summary
-from measuring import RESULTS, machine, save
+from measuring import RESULTS, machine, replace_block, save
 from zoo.cases import ZOO
 
 from oomdoctor.engines.cudnn import cudnn_version
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.request import build_request
-from oomdoctor.results import Outcome
+from oomdoctor.results import Outcome, Trial
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerTrialSource
 from oomdoctor.trial.probe import engine_for
@@ -33,7 +33,6 @@ Row = dict[str, Any]
 FILE = RESULTS / "fidelity.json"
 TRUTH = Path(__file__).parent / "truth" / "xmem_runs.csv"
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
-BEGIN, END = "<!-- fidelity: begin -->", "<!-- fidelity: end -->"
 LATE = "before backward"
 """What the table calls gradients that are dropped between the forward and the backward."""
 PACKAGES = ("torch", "torchvision", "transformers")
@@ -87,22 +86,27 @@ def answer(row: Row) -> Row:
         with WorkerTrialSource(question, parse_reference(target, directory=ZOO), engine.environment) as source:
             source.load()
             trial = source.run(row["batch"], micro_steps=1, allowed_bytes=source.capacity_bytes)
-            found |= _outcome(trial.outcome, trial.error)
+            found["oom"] = int(runs_out(trial))
             found["reserved_bytes"] = trial.peak_reserved_bytes
             for tool in ("dnnmem", "xmem"):
                 if row[f"{tool}_cap_outcome"]:
                     allowed = min(row[f"{tool}_bytes"], source.capacity_bytes)
                     capped = source.run(row["batch"], micro_steps=1, allowed_bytes=allowed)
-                    found["caps"][tool] = _outcome(capped.outcome, capped.error)["oom"]
+                    found["caps"][tool] = int(runs_out(capped))
     except (OomdoctorError, RuntimeError) as error:  # the latter is how a worker tells of a bug of ours
         found["problem"] = f"{type(error).__name__}: {error}"
     return found
 
 
-def _outcome(outcome: Outcome, error: str | None) -> Row:
-    if outcome not in (Outcome.FITS, Outcome.OOM):
-        raise RuntimeError(f"a trial ended as `{outcome.value}`: {error}")
-    return {"oom": int(outcome is Outcome.OOM)}
+def runs_out(trial: Trial) -> bool:
+    """Return whether a trial ran out of memory.
+
+    Raises:
+        RuntimeError: It ended in another way than by that, or by fitting.
+    """
+    if trial.outcome not in (Outcome.FITS, Outcome.OOM):
+        raise RuntimeError(f"a trial ended as `{trial.outcome.value}`: {trial.error}")
+    return trial.outcome is Outcome.OOM
 
 
 def earlier(path: Path, definition: Row) -> dict[str, Row]:
@@ -142,8 +146,8 @@ def main() -> int:
     found = document(answers)
     save(arguments.results, found)
     if arguments.results == FILE:
-        head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(f"{head}{BEGIN}\n{page_block(found)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        page = replace_block(PAGE.read_text(encoding="utf-8"), "fidelity", page_block(found))
+        PAGE.write_text(page, encoding="utf-8")
     return int(any("problem" in one for one in answers.values()))
 
 

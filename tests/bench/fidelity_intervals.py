@@ -18,13 +18,12 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from fidelity import ZOO, earlier, versions
-from measuring import RESULTS, gibibytes, machine, save
+from fidelity import ZOO, earlier, runs_out, versions
+from measuring import RESULTS, gibibytes, machine, replace_block, save
 
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.request import build_request
-from oomdoctor.results import Outcome
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerTrialSource
 from oomdoctor.trial.probe import engine_for
@@ -33,7 +32,6 @@ Row = dict[str, Any]
 FILE = RESULTS / "fidelity_intervals.json"
 TRUTH = Path(__file__).parent / "truth" / "timm_intervals.csv"
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
-BEGIN, END = "<!-- intervals: begin -->", "<!-- intervals: end -->"
 CARD: Final = "rtx-3090"
 CONTEXT_BYTES: Final = gibibytes(1.2)
 """Of CUDA 11.3, which loaded all kernels at the start; pytorch/pytorch#86509 has what those take."""
@@ -85,10 +83,7 @@ def answer(row: Row) -> Row:
 
 
 def _fits(source: WorkerTrialSource, size: int, allowed_bytes: int) -> bool:
-    trial = source.run(size, micro_steps=1, allowed_bytes=allowed_bytes)
-    if trial.outcome not in (Outcome.FITS, Outcome.OOM):
-        raise RuntimeError(f"a trial ended as `{trial.outcome.value}`: {trial.error}")
-    return trial.outcome is Outcome.FITS
+    return not runs_out(source.run(size, micro_steps=1, allowed_bytes=allowed_bytes))
 
 
 def place(said: Row) -> str:
@@ -155,8 +150,8 @@ def main() -> int:
         said = summary(answers)
         save(FILE, {"machine": machine(), "definition": definition(), "summary": said, "left_out": left_out,
                     "answers": answers})  # fmt: skip
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n{page_block(said)}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    page = replace_block(PAGE.read_text(encoding="utf-8"), "intervals", f"{page_block(said)}\n")
+    PAGE.write_text(page, encoding="utf-8")
     return int(bool(said["problems"]))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fidelity import ZOO, versions
-from measuring import RESULTS, machine, save
+from measuring import RESULTS, machine, replace_block, save
 
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.request import build_request
@@ -28,7 +28,6 @@ Row = dict[str, Any]
 FILE = RESULTS / "fidelity_points.json"
 TRUTH = Path(__file__).parent / "truth" / "published_points.csv"
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
-BEGIN, END = "<!-- points: begin -->", "<!-- points: end -->"
 _NVML_CONTEXT_BYTES: Final = 1343 * MIB
 """What `perf_train_gpu_one` of transformers saw in use with one tensor on the card."""
 
@@ -127,8 +126,8 @@ def main() -> int:
         row["ours"] = answer(row, settings)
         print(row["model"], row["settings"], row["compared_bytes"], row["ours"], flush=True)
     save(FILE, {"machine": machine(), "versions": versions(), "rows": rows})
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n{page_block(rows)}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    page = replace_block(PAGE.read_text(encoding="utf-8"), "points", f"{page_block(rows)}\n")
+    PAGE.write_text(page, encoding="utf-8")
     return int(any("problem" in row["ours"] for row in rows))
 
 

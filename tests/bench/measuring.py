@@ -41,6 +41,13 @@ def save(path: Path, document: dict[str, object]) -> None:
     write_atomically(path, json.dumps(document, indent=1) + "\n")
 
 
+def replace_block(page: str, name: str, block: str) -> str:
+    """Return a page with other text between its comments `<!-- name: begin -->` and `<!-- name: end -->`."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    head, _, rest = page.partition(begin)
+    return f"{head}{begin}\n{block}\n{end}{rest.partition(end)[2]}"
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

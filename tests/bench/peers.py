@@ -26,7 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from measuring import EXAMPLES, PRECISIONS, RESULTS, machine, save
+from measuring import EXAMPLES, PRECISIONS, RESULTS, machine, replace_block, save
 
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.engines.installed import find_torch
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 FILE = RESULTS / "peers.json"
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
-BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 LOOPS = Path(__file__).with_name("peers_loops.py")
 CARDS = ("t4", "rtx-4090", "a100-sxm4-80gb")
 TOOLS = {
@@ -242,9 +241,8 @@ def loops() -> str:
 
 def write_page(found: Row) -> None:
     """Put the tables into the page."""
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    tail = rest.partition(END)[2]
-    PAGE.write_text("\n".join([head + BEGIN, "", *block(found), "", END]) + tail, encoding="utf-8")
+    page = replace_block(PAGE.read_text(encoding="utf-8"), "peers", "\n".join(["", *block(found), ""]))
+    PAGE.write_text(page, encoding="utf-8")
 
 
 def main() -> None:

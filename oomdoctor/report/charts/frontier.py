@@ -1,4 +1,4 @@
-"""What fits over a size besides the batch: a line for each combination of the other sizes."""
+"""Chart of what fits over a size besides the batch: a line for each combination of the other sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROOM_FOR_LABEL: Final = 60  # units of the plot
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What fits at one combination of sizes.
+    """Place of one cell in the plot.
 
     Attributes:
         x: Its size, in units of the plot.
