@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from oomdoctor.engines.catalogue import check_reserve, emulated_environment, find_card, generic_card
-from oomdoctor.engines.cudnn import cudnn_variables
+from oomdoctor.engines.cudnn_library import cudnn_variables
 from oomdoctor.engines.installed import TorchBuild, find_torch
 from oomdoctor.engines.monitor import has_local_gpu
 from oomdoctor.engines.null_gpu.library import environment as null_gpu_environment

@@ -9,148 +9,21 @@ Source of the graphs and of the order in which configurations are tried: Conv_v8
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import struct
 import subprocess  # the library's own process
-import sys
 from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from oomdoctor.engines.installed import cache_directory, compile_all, find_compiler, wheel_version
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from oomdoctor.engines.catalogue import Card
-    from oomdoctor.engines.installed import TorchBuild
+    from collections.abc import Sequence
 
 COMMAND: Final = "OOMDOCTOR_NULL_CUDNN_COMMAND"
 """Variable with the command of the library's process, its words separated by line feeds."""
 ANSWERS: Final = "OOMDOCTOR_NULL_CUDNN_ANSWERS"
 """Variable with the path of the answers that are kept."""
-CARD: Final = "OOMDOCTOR_NULL_CUDNN_CARD"
-"""Variable with the properties of the null GPU's card, as JSON."""
-
-_FIRST_VERSION: Final = (9, 8, 0)
-"""First cuDNN that answers for a device that is described."""
-_PROGRAM: Final = Path(__file__).with_name("cudnn_answers.py")
-_DRIVER: Final = Path(__file__).with_name("cudnn_driver.c")
-_LIBRARY: Final = "nvidia/cudnn/lib/libcudnn.so.9"
-# cuDNN 9.10 ends the process where it does not find these by name.
-_LOADED_BEFORE: Final = ("libcublasLt.so.*", "libnvrtc.so.*")
-
-
-# --- the card --------------------------------------------------------------------------------------------------------
-
-# Properties that are the same for all cards that are served, or that changed none of the library's answers.
-_COMMON: Final = {
-    "warpSize": 32,
-    "maxSharedMemoryPerBlock": 49152,
-    "maxRegistersPerSM": 65536,
-    "maxThreadsPerBlock": 1024,
-    "regsPerBlock": 65536,
-    "maxBlockSize": [1024, 1024, 64],
-    "maxGridSize": [2147483647, 65535, 65535],
-    "supportCoopLaunch": 1,
-    "pciDeviceId": 0,
-    "isTccDriver": 0,
-    "cudaDeviceId": 0,
-    "driverVer": 13020,
-    "totalGlobalMem": 24 << 30,
-    "smClockRateKHz": 1695000,
-    "memClockRateKHz": 9751000,
-    "deviceName": "NVIDIA",
-}
-
-
-def _sizes(sm_count: int, l2_bytes: int) -> dict[str, int]:
-    return {"multiProcessorCount": sm_count, "l2CacheSize": l2_bytes}
-
-
-# CUDA C++ Programming Guide, table of technical specifications per compute capability; 32 for all others.
-_BLOCKS_PER_SM: Final = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24, (12, 1): 24}
-# One card stands for all of its compute capability: on 8.0, 8.6, 8.9 and 9.0 the numbers of others changed none of 144
-# answers each. On 7.5 twice the multiprocessors changed 9 of 36, and capabilities since 10.0 have not been compared:
-# these have multiprocessors and cache of their own. Clocks: data sheets of T4, A100, RTX 3060, RTX 4090 and H100 SXM.
-_STANDING_FOR_ALL: Final = {
-    (7, 5): {"smClockRateKHz": 1590000, "memClockRateKHz": 5001000},
-    (8, 0): _sizes(108, 40 << 20) | {"smClockRateKHz": 1410000, "memClockRateKHz": 1215000},
-    (8, 6): _sizes(28, 9 << 18) | {"smClockRateKHz": 1777000, "memClockRateKHz": 7501000},
-    (8, 9): _sizes(128, 72 << 20) | {"smClockRateKHz": 2520000, "memClockRateKHz": 10501000},
-    (9, 0): _sizes(132, 50 << 20) | {"smClockRateKHz": 1980000, "memClockRateKHz": 2619000},
-}
-
-
-@cache
-def card_properties(card: Card) -> str:
-    """Return what cuDNN is told about a card, as JSON without spaces."""
-    major, minor = card.compute_capability
-    properties = {
-        **_COMMON,
-        "deviceVer": 100 * major + 10 * minor,
-        "maxSharedMemoryPerBlockOptin": card.shared_memory_per_block_bytes,
-        "reservedSharedMemoryPerBlock": 1024 if major >= 8 else 0,  # noqa: PLR2004 - kept by CUDA since 8.0
-        "maxCtasPerSM": _BLOCKS_PER_SM.get(card.compute_capability, 32),
-        "maxThreadsPerSM": card.max_threads_per_sm,
-        **_sizes(card.sm_count, card.l2_bytes),
-        **_STANDING_FOR_ALL.get(card.compute_capability, {}),
-    }
-    return json.dumps(properties, separators=(",", ":"))
-
-
-# --- the environment -------------------------------------------------------------------------------------------------
-
-
-def cudnn_variables(build: TorchBuild, base: Mapping[str, str], card: Card | None = None) -> dict[str, str]:
-    """Return the environment in which the real cuDNN is asked; empty where it cannot answer.
-
-    It is not asked where `TORCH_CUDNN_V8_API_DISABLED=1` has PyTorch use the older interface, which needs a device.
-
-    Args:
-        build: The torch beside which it is installed.
-        base: Environment that names the compiler (`CC`) and the cache directory (`XDG_CACHE_HOME`).
-        card: The null GPU's card; None for an emulated device, which names its card with each question.
-
-    Raises:
-        NoAnswerError: There is no C compiler, or it failed.
-        OSError: The cache directory cannot be written.
-    """
-    version = wheel_version(build, "cudnn")
-    library = build.root.parent / _LIBRARY
-    if base.get("TORCH_CUDNN_V8_API_DISABLED") == "1":
-        return {}
-    if version is None or version < _FIRST_VERSION or not library.is_file():
-        return {}
-    wheels = build.root.parent / "nvidia"
-    before = [str(path) for pattern in _LOADED_BEFORE for path in sorted(wheels.glob(f"*/lib/{pattern}"))]
-    directory = cache_directory(base) / "cudnn"
-    answers = str(directory / ".".join(map(str, version)))
-    settings = {"library": str(library), "before": [str(_driver(directory, base)), *before], "answers": answers}
-    # Without site packages the process starts in a third of the time.
-    command = (sys.executable or "python3", "-I", "-S", str(_PROGRAM), json.dumps(settings))
-    own_card = {} if card is None else {CARD: card_properties(card)}
-    return {COMMAND: "\n".join(command), ANSWERS: answers, **own_card}
-
-
-def cudnn_version(environment: Mapping[str, str]) -> str | None:
-    """Return the version of the cuDNN that is asked in an environment; None where none is."""
-    return Path(environment[ANSWERS]).name if ANSWERS in environment else None
-
-
-def _driver(directory: Path, base: Mapping[str, str]) -> Path:
-    """Return the compiled driver without a device; cuDNN finds it by its name as soon as it is loaded."""
-    path = directory / f"driver-{hashlib.sha256(_DRIVER.read_bytes()).hexdigest()[:12]}.so"
-    if not path.is_file():
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        flags = ["-std=gnu11", "-O1", "-w", "-fPIC", "-fvisibility=hidden", "-shared", "-Wl,-soname,libcuda.so.1"]
-        compile_all([[*find_compiler(base), *flags, str(_DRIVER), "-o", str(part)]])
-        part.rename(path)
-    return path
 
 
 # --- the graph of a convolution --------------------------------------------------------------------------------------

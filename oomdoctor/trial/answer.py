@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from oomdoctor import __version__
 from oomdoctor.agent.unknown_reads import bound_warnings, describe_reads
 from oomdoctor.engines.catalogue import all_cards
-from oomdoctor.engines.cudnn import cudnn_version
+from oomdoctor.engines.cudnn_library import PROBLEM, cudnn_version
+from oomdoctor.engines.installed import find_torch
 from oomdoctor.engines.monitor import other_process_bytes
 from oomdoctor.errors import EXIT_GATE, EXIT_NO_ANSWER, EXIT_OK
 from oomdoctor.results import Device, MicroBatch, Outcome, ProbeDocument, ProbeResult, Reason, Trial
@@ -208,9 +209,15 @@ def workspace_reason(environment: Mapping[str, str]) -> Reason:
     """Return whether convolutions' workspaces are counted, in the environment of a null GPU or an emulated one."""
     version = cudnn_version(environment)
     if version is None:
-        text = "0 bytes: only cuDNN 9.8 or newer tells them without a GPU, and it is not installed beside this PyTorch"
-        return Reason("cudnn_workspace", text)
+        return Reason("cudnn_workspace", f"0 bytes: {environment.get(PROBLEM) or _without_cudnn()}")
     return Reason("cudnn_workspace", f"counted: cuDNN {version} was asked what it takes on this card")
+
+
+def _without_cudnn() -> str:
+    """Return why no cuDNN is asked; beside a CUDA build there is no other than the one that came with it."""
+    why = "only cuDNN 9.8 or newer tells them without a GPU, and it is not installed beside this PyTorch"
+    build = find_torch()
+    return why if build is None or build.cuda else f"{why}; `pip install 'oomdoctor[cudnn]'` brings it (1.6 GB)"
 
 
 def _measured_reasons(engine: Engine, loaded: LoadedTarget) -> list[Reason]:

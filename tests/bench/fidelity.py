@@ -21,7 +21,7 @@ from fidelity_scores import page_block, summary
 from measuring import RESULTS, machine, replace_block, save
 from zoo.cases import ZOO
 
-from oomdoctor.engines.cudnn import cudnn_version
+from oomdoctor.engines.cudnn_library import cudnn_version
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.request import build_request
 from oomdoctor.results import Outcome, Trial

@@ -25,7 +25,8 @@ from typing import Any
 from measuring import RESULTS, machine, save
 
 from oomdoctor.engines.catalogue import find_card
-from oomdoctor.engines.cudnn import COMMAND, card_properties, cudnn_variables, cudnn_version
+from oomdoctor.engines.cudnn import COMMAND
+from oomdoctor.engines.cudnn_library import card_properties, cudnn_variables, cudnn_version
 from oomdoctor.engines.installed import compile_all, find_compiler, find_torch
 from oomdoctor.engines.null_gpu.library import environment
 

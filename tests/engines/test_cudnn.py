@@ -16,12 +16,14 @@ from running import WITHOUT_COMPILER
 
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.engines.choice import choose_engine
-from oomdoctor.engines.cudnn import ANSWERS, CARD, COMMAND, Convolution, TensorLayout, cudnn_variables, graph_of
-from oomdoctor.engines.installed import find_torch
+from oomdoctor.engines.cudnn import ANSWERS, COMMAND, Convolution, TensorLayout, graph_of
+from oomdoctor.engines.cudnn_library import CARD, cudnn_variables
+from oomdoctor.engines.installed import TorchBuild, find_torch
 from oomdoctor.engines.null_gpu.library import environment
 from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Outcome
 from oomdoctor.target.reference import parse_reference
+from oomdoctor.trial.answer import workspace_reason
 from oomdoctor.trial.client import WorkerTrialSource
 
 if TYPE_CHECKING:
@@ -31,7 +33,9 @@ BUILD = find_torch()
 TOLD = {} if BUILD is None else cudnn_variables(BUILD, os.environ, find_card("rtx-3060"))
 pytestmark = [
     pytest.mark.null_gpu,
-    pytest.mark.skipif(not TOLD, reason="the cuDNN beside this torch answers for no card that is only described"),
+    pytest.mark.skipif(
+        COMMAND not in TOLD, reason="the cuDNN beside this torch answers for no card that is only described"
+    ),
 ]
 
 LAYER = """
@@ -214,6 +218,39 @@ from oomdoctor.engines.null_gpu.library import unknown_calls
 print(unknown_calls())
 """
     assert _run(code, tmp_path).split("\n")[:2] == ["0", "('cudnnBackendFinalize',)"]
+
+
+def _wheels(tmp_path: Path, *, only: str = "*") -> TorchBuild:
+    """A CPU build of torch beside the NVIDIA libraries of the installed one, of whose cuDNN some files are there."""
+    ours = BUILD.root.parent
+    others = (path for path in ours.glob("nvidia/*/lib/*.so*") if path.parent.parent.name != "cudnn")
+    for path in [*others, *ours.glob(f"nvidia/cudnn/lib/{only}")]:
+        link = tmp_path / "site" / path.relative_to(ours)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+    for path in ours.glob("nvidia_cudnn_cu*.dist-info"):
+        (tmp_path / "site" / path.name).mkdir()
+    return TorchBuild("2.13.0+cpu", None, tmp_path / "site" / "torch")
+
+
+def test_a_cpu_build_asks_a_cudnn_that_is_installed_beside_it(tmp_path: Path) -> None:
+    """The library answers also where torch itself is a CPU build; what it told is kept for the next probe."""
+    build, base = _wheels(tmp_path), {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "caches")}
+    first = cudnn_variables(build, base)
+    assert workspace_reason(first).text.startswith("counted: cuDNN ")
+    assert cudnn_variables(build, {**base, "CC": "/bin/false"}) == first
+
+
+def test_a_cudnn_that_refuses_every_question_is_not_asked(tmp_path: Path) -> None:
+    """A cuDNN that loads only in part counts nothing, and the result says what it told."""
+    build = _wheels(tmp_path, only="libcudnn.so*")
+    told = cudnn_variables(build, {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "caches")})
+    assert COMMAND not in told
+    reason = workspace_reason(told).text
+    assert reason.startswith("0 bytes: cuDNN ")
+    assert reason.endswith(
+        "is installed, and answered nothing: Invalid handle. Cannot load symbol cudnnBackendCreateDescriptor"
+    )
 
 
 def test_a_fork_asks_for_itself(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oomdoctor.engines.cudnn import cudnn_variables
+from oomdoctor.engines.cudnn import COMMAND
+from oomdoctor.engines.cudnn_library import cudnn_variables
 from oomdoctor.engines.installed import cache_directory, compile_all, find_compiler, wheel_version
 from oomdoctor.errors import NoAnswerError
 
@@ -225,10 +226,11 @@ def environment(card: Card, build: TorchBuild, base: Mapping[str, str]) -> dict[
     # Triton links its launchers against the driver and would rather use a real one that the system knows.
     result["TRITON_LIBCUDA_PATH"] = str(directory)
     try:
-        cudnn = cudnn_variables(build, base, card) or _OLDER_CUDNN
+        cudnn = cudnn_variables(build, base, card)
     except OSError as error:
         raise _unwritable(cache_directory(base), error) from error
-    return result | _PYTORCH_CHOICES | _card_variables(card) | cudnn
+    older = {} if COMMAND in cudnn else _OLDER_CUDNN
+    return result | _PYTORCH_CHOICES | _card_variables(card) | cudnn | older
 
 
 def with_total_bytes(environment: Mapping[str, str], total_bytes: int) -> dict[str, str]:

@@ -1,19 +1,17 @@
 """The names and functions of torch's CUDA libraries, and a stub that reports itself for each function.
 
-Libraries are read without any tool of the system; a CUDA build of torch comes in 64-bit little-endian ELF only.
-
 A stub is a weak symbol: where the C sources define the function, the linker takes theirs. So the sources alone decide
 which functions are served, and no function that torch or another program may call is missing.
 """
 
 from __future__ import annotations
 
-import mmap
 import re
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from oomdoctor.engines.shared_library import SharedLibrary, read_shared_library
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -133,91 +131,3 @@ def _stub(name: str) -> str:
     if _GIVES_TEXT.search(name):
         return f'STUB const char *{name}(void) {{ return "not served by the null GPU"; }}'
     return f'STUB long {name}(void) {{ null_report_unknown("{name}"); return {answer_of(name)}; }}'
-
-
-_IDENT = b"\x7fELF\x02\x01"
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_DYNAMIC = struct.Struct("<qQ")
-_SHT_DYNAMIC = 6
-_SHT_DYNSYM = 11
-_DT_NEEDED = 1
-_DT_RPATH = 15
-_DT_RUNPATH = 29
-_SHN_UNDEF = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SharedLibrary:
-    """The dynamic section and symbols of a shared library.
-
-    Attributes:
-        needed: Sonames of the libraries that it loads.
-        search_path: Directories in which they are searched, with `$ORIGIN` replaced.
-        undefined: Symbols that it imports.
-        defined: Symbols that it defines.
-    """
-
-    needed: tuple[str, ...]
-    search_path: tuple[str, ...]
-    undefined: frozenset[str]
-    defined: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Section:
-    kind: int
-    offset: int
-    size: int
-    link: int
-
-
-def read_shared_library(path: Path) -> SharedLibrary:
-    """Read the dynamic section and the dynamic symbols of `path`.
-
-    Raises:
-        ValueError: `path` is not a 64-bit little-endian ELF file.
-        OSError: `path` cannot be read.
-    """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        if data[: len(_IDENT)] != _IDENT:
-            raise ValueError(f"`{path}` is not a 64-bit ELF file")
-        (offset,) = struct.unpack_from("<Q", data, 0x28)
-        entry_size, count = struct.unpack_from("<HH", data, 0x3A)
-        headers = (_SECTION.unpack_from(data, offset + index * entry_size) for index in range(count))
-        sections = [_Section(kind, start, size, link) for _, kind, _, _, start, size, link, *_ in headers]
-        origin = str(path.parent)
-        needed: list[str] = []
-        search_path: list[str] = []
-        for content, strings in _of_kind(data, sections, _SHT_DYNAMIC):
-            for tag, value in _DYNAMIC.iter_unpack(content):
-                if tag == _DT_NEEDED:
-                    needed.append(_string(strings, value))
-                elif tag in (_DT_RPATH, _DT_RUNPATH):
-                    search_path += _string(strings, value).replace("$ORIGIN", origin).split(":")
-        undefined, defined = _symbols(data, sections)
-        return SharedLibrary(tuple(needed), tuple(search_path), undefined, defined)
-
-
-def _of_kind(data: mmap.mmap, sections: list[_Section], kind: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the content of each section of a kind, with that of its string table."""
-    for section in sections:
-        if section.kind == kind:
-            strings = sections[section.link]
-            yield (
-                data[section.offset : section.offset + section.size],
-                data[strings.offset : strings.offset + strings.size],
-            )
-
-
-def _string(strings: bytes, offset: int) -> str:
-    return strings[offset : strings.index(b"\0", offset)].decode("utf-8", "replace")
-
-
-def _symbols(data: mmap.mmap, sections: list[_Section]) -> tuple[frozenset[str], frozenset[str]]:
-    undefined: set[str] = set()
-    defined: set[str] = set()
-    for content, strings in _of_kind(data, sections, _SHT_DYNSYM):
-        for name, _, _, section, _, _ in _SYMBOL.iter_unpack(content):
-            (undefined if section == _SHN_UNDEF else defined).add(_string(strings, name))
-    return frozenset(undefined), frozenset(defined)

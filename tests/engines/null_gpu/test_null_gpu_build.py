@@ -17,7 +17,8 @@ from null_gpu_runs import CARD, build_of, each_python
 from oomdoctor.engines.installed import TorchBuild
 from oomdoctor.engines.null_gpu import library as build_module
 from oomdoctor.engines.null_gpu.library import LIBRARY, build_library, environment
-from oomdoctor.engines.null_gpu.stubs import answer_of, read_cuda_libraries, read_shared_library, stub_source
+from oomdoctor.engines.null_gpu.stubs import answer_of, read_cuda_libraries, stub_source
+from oomdoctor.engines.shared_library import read_shared_library
 from oomdoctor.errors import NoAnswerError
 
 BUILD_AT = """

@@ -12,7 +12,7 @@ from running import python_path
 from traced_runs import PROGRAMS, PYTHONS, ROOT, build_of, each_python
 
 from oomdoctor.engines.catalogue import find_card
-from oomdoctor.engines.cudnn import cudnn_variables
+from oomdoctor.engines.cudnn_library import cudnn_variables
 from oomdoctor.engines.null_gpu.library import environment
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.timeout(200)]

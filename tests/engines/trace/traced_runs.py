@@ -16,7 +16,7 @@ from running import python_path
 from sharing import shared
 
 from oomdoctor.engines.catalogue import find_card
-from oomdoctor.engines.cudnn import cudnn_variables
+from oomdoctor.engines.cudnn_library import cudnn_variables
 from oomdoctor.engines.installed import TorchBuild, parse_version_file
 from oomdoctor.engines.null_gpu.library import environment
 from oomdoctor.errors import NoAnswerError

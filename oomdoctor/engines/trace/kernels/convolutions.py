@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from oomdoctor.engines.cudnn import Convolution, TensorLayout, can_ask, card_properties, regular_strides, workspaces
+from oomdoctor.engines.cudnn import Convolution, TensorLayout, can_ask, regular_strides, workspaces
+from oomdoctor.engines.cudnn_library import card_properties
 from oomdoctor.engines.trace.layouts import copied_bytes, suggested_layout
 from oomdoctor.engines.trace.op_trace import OptionalWorkspace, Temporaries
 from oomdoctor.engines.trace.torch_internals import operator_named, strided_view
