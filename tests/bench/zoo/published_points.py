@@ -36,12 +36,42 @@ def build_model(
     return model.to(_chosen["dtype"])
 
 
+class _SoftmaxOfTorch110(torch.autograd.Function):
+    """A softmax that keeps its input for the backward too, as PyTorch did before 1.11 (pytorch#49600)."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        result = torch._softmax(scores, dim, half_to_float)
+        ctx.save_for_backward(scores, result)
+        ctx.dim = dim
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        scores, result = ctx.saved_tensors
+        return torch._softmax_backward_data(gradient, result, ctx.dim, scores.dtype), None, None
+
+
+_addcdiv = torch._foreach_addcdiv_
+
+
+def _addcdiv_of_torch_20(parameters: list[Tensor], averages: list[Tensor], roots: list[Tensor], sizes: Any) -> None:
+    """Divide by a copy of the roots, as Adam did until July 2023 (pytorch#104780): it held two of each parameter."""
+    _addcdiv(parameters, averages, torch._foreach_add(roots, 0.0), sizes)
+
+
+def _softmax_of_torch_110(scores: Tensor, dim: int) -> Tensor:
+    in_half = scores.dtype is torch.float16
+    return _SoftmaxOfTorch110.apply(scores, dim, in_half and torch.is_autocast_enabled("cuda"))
+
+
 def _language_model(kind: str) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     if kind == "gpt2":
         model: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2"))
         return model
+    nn.functional.softmax = _softmax_of_torch_110
     sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
     config = AutoConfig.for_model("bert", vocab_size=30522, **sizes)
     classifier: nn.Module = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager")
@@ -73,6 +103,8 @@ def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     if _chosen["optimizer"] != "in-backward":
         kind: type[torch.optim.Optimizer] = getattr(torch.optim, _chosen["optimizer"])
         # In the torch of those runs of BERT every optimizer stepped one parameter after the other.
+        if _chosen["kind"] == "vit-10":
+            torch._foreach_addcdiv_ = _addcdiv_of_torch_20
         optimizer = kind(model.parameters(), foreach=False if _chosen["kind"] == "bert" else None)
         if _chosen["late"]:
             optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]  # noqa: ARG005
