@@ -200,7 +200,8 @@ class ProbeSearch:
             raise self.failure(search.failed)
         # Try the target in one micro-batch: without accumulated gradients it may fit where smaller sizes do not.
         target, maximum = self._per_device_target, search.maximum
-        at_maximum = next((trial for trial in self.trials if trial.micro_batch == maximum), None)
+        fitting = [trial for trial in self.trials if trial.outcome is Outcome.FITS]  # one may fit where another ran out
+        at_maximum = next((trial for trial in fitting if trial.micro_batch == maximum), None)
         is_tried = any(trial.micro_batch == target for trial in self.trials)
         if target is None or at_maximum is None or search.limited_by != "memory" or is_tried:
             return search

@@ -71,3 +71,28 @@ def test_one_side_is_told_alone() -> None:
 def test_a_trial_that_failed_proves_nothing() -> None:
     """What failed for another reason than memory, and at the first size, is not called a size that does not fit."""
     assert _notes(None, 0) == []
+
+
+class GrowingSource(EndedSource):
+    """Trials whose peak is a MiB a sample, on whatever card."""
+
+    def __init__(self) -> None:
+        super().__init__(None, 1 << 30)
+        self.sizes: list[int] = []
+
+    def run(self, micro_batch: int, *, micro_steps: int, allowed_bytes: int) -> Trial:  # noqa: ARG002 - as asked
+        """Run one trial."""
+        self.sizes.append(micro_batch)
+        needed = micro_batch << 20
+        outcome = Outcome.FITS if needed <= allowed_bytes else Outcome.OOM
+        return Trial(micro_batch, outcome, allowed_bytes, min(needed, allowed_bytes), 0, seconds=1.0)
+
+
+def test_a_trial_that_ran_out_does_not_tell_how_memory_grows() -> None:
+    """The target is not tried as if all sizes took the same where a smaller card ran out at the maximum before."""
+    source = GrowingSource()
+    search = ProbeSearch(source, SilentProgress(), 1 << 20)
+    search.trials = [Trial(1024, Outcome.OOM, 1 << 19, 1 << 19, 0, seconds=1.0)]
+
+    assert search.find_maximum(0).maximum == 1024
+    assert max(source.sizes) < 1 << 20
