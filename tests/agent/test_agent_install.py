@@ -22,14 +22,17 @@ SHOW = (
 )
 
 
-def _runs(python: str) -> bool:
-    return subprocess.run([python, "-c", ""], capture_output=True, check=False, timeout=60).returncode == 0
+PYTHONS = [sys.executable, *(found for name in NAMES if (found := shutil.which(name)))]
 
 
-PYTHONS = [sys.executable, *(found for name in NAMES if (found := shutil.which(name)) and _runs(found))]
+@pytest.fixture(scope="module", params=PYTHONS)
+def python(request: pytest.FixtureRequest) -> str:
+    """Each Python of this machine."""
+    if subprocess.run([request.param, "-c", ""], capture_output=True, check=False, timeout=60).returncode:
+        pytest.skip(f"`{request.param}` stands for a version that is not installed")
+    return str(request.param)
 
 
-@pytest.mark.parametrize("python", PYTHONS)
 def test_a_python_prints_what_it_prints_without_the_agent(python: str, tmp_path: Path) -> None:
     """Whatever its version, a Python says nothing more, and finds `sys.path` as it is without us."""
     with_agent = agent_environment(tmp_path / "reports", PYTHONPATH=str(AGENT_DIRECTORY))
@@ -79,7 +82,6 @@ print(oom_errors.find_oom(RuntimeError("CUDA out of memory. Tried to allocate 2.
 """
 
 
-@pytest.mark.parametrize("python", PYTHONS)
 def test_every_module_can_be_imported_by_old_pythons(python: str) -> None:
     """Without torch, and in Pythons that lack newer parts of the standard library; errors are recognised there, too."""
     ended = run_python(

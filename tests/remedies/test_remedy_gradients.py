@@ -150,7 +150,6 @@ def test_every_change_belongs_to_a_remedy() -> None:
         ("freeze-half", nn.Sequential(nn.Linear(4, 4)), "no class of modules is repeated"),
         ("lora", nn.Linear(4, 4), "no class of modules is repeated"),
         ("lora", nn.Sequential(*(nn.Sequential(nn.ReLU()) for _ in range(2))), "no class of modules is repeated"),
-        ("compile", torch.compile(nn.Linear(4, 4)), "compiled already"),
         ("bf16-weights", nn.Linear(4, 4).bfloat16(), "bfloat16 already"),
         ("liger-cross-entropy", nn.Linear(4, 4), "`liger_kernel` is not installed"),
         ("cut-cross-entropy", nn.Linear(4, 4), "`cut_cross_entropy` is not installed"),
@@ -162,6 +161,12 @@ def test_says_why_it_does_not_apply(name: str, model: nn.Module, reason: str) ->
     """A change that has nothing to do says so when the model is there."""
     with pytest.raises(NotApplicableError, match=reason):
         Changes((name,)).model(model)
+
+
+def test_a_compiled_model_is_not_compiled_again() -> None:
+    """It says so when the model is there, as others do that have nothing to change."""
+    with pytest.raises(NotApplicableError, match="compiled already"):
+        Changes(("compile",)).model(torch.compile(nn.Linear(4, 4)))
 
 
 def test_lora_begins_with_the_numbers_of_the_model_and_trains_narrow_matrices_alone() -> None:
