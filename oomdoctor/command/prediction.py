@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from oomdoctor.agent.allocator_blocks import unpack
 from oomdoctor.engines.allocator.caching import CachingAllocator
 from oomdoctor.engines.allocator.device_memory import AllocationError, DeviceMemory
-from oomdoctor.search.prediction import allocation_lines, largest_placeable, live_peak
+from oomdoctor.search.allocation_lines import allocation_lines, largest_placeable, live_peak
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from oomdoctor.agent.allocator_blocks import AllocationTrace
     from oomdoctor.engines.allocator.settings import Rules, Settings
-    from oomdoctor.search.prediction import AllocationLine
+    from oomdoctor.search.allocation_lines import AllocationLine
 
 
 @dataclass(frozen=True, slots=True)

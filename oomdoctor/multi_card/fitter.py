@@ -25,9 +25,9 @@ from oomdoctor.multi_card.tracer import ArchGroup, Tracer, without_memory_limit
 from oomdoctor.progress import SilentProgress
 from oomdoctor.results import Outcome, Trial
 from oomdoctor.results.fit import CardFit
+from oomdoctor.search.allocation_lines import largest_placeable
 from oomdoctor.search.bracket import FIRST_SIZE, revised
 from oomdoctor.search.growth import ANSWER_ITERATIONS
-from oomdoctor.search.prediction import largest_placeable
 from oomdoctor.search.probe_search import LARGEST_PLAIN, ProbeSearch, micro_steps, share_of, tested_plan
 from oomdoctor.search.trial_source import TrialNotes, TrialSource
 

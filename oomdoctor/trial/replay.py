@@ -18,14 +18,14 @@ import torch
 from torch.nn.modules.conv import _ConvNd
 
 from oomdoctor.agent.allocator_blocks import read_trace, unpack
+from oomdoctor.search.allocation_lines import allocation_lines, largest_placeable, live_peak, passing_allocations
 from oomdoctor.search.growth import ANSWER_ITERATIONS
-from oomdoctor.search.prediction import allocation_lines, largest_placeable, live_peak, passing_allocations
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from oomdoctor.agent.allocator_blocks import AllocationTrace
-    from oomdoctor.search.prediction import AllocationLine
+    from oomdoctor.search.allocation_lines import AllocationLine
     from oomdoctor.trial.protocol import ReplayTrials
 
 

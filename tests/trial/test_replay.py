@@ -11,7 +11,7 @@ from targets_for_tests import MLP, write_target
 from oomdoctor.agent.allocator_blocks import STEP_END, AllocationTrace, canonical_order, first_steps
 from oomdoctor.request import ProbeRequest
 from oomdoctor.results import Outcome
-from oomdoctor.search.prediction import StepAllocations, allocation_lines, live_peak, passing_allocations
+from oomdoctor.search.allocation_lines import StepAllocations, allocation_lines, live_peak, passing_allocations
 from oomdoctor.target.reference import parse_reference
 from oomdoctor.trial.client import WorkerTrialSource
 from oomdoctor.trial.protocol import ReplayTrials
@@ -185,3 +185,26 @@ def test_longer_trials_have_the_same_first_steps() -> None:
 
     assert first_steps([*two, STEP_END, 16, -4], 2) == two
     assert first_steps(two, 2) == two
+
+
+def _summed(rows: int) -> AllocationTrace:
+    """A step whose kernel takes a buffer, and counters beside it, from a number of rows on; both are freed at once."""
+    buffer = [4096, 8, -3, -4] if rows >= 100 else []
+    after = 2 + len(buffer) // 2
+    return [8 * rows, 64, *buffer, rows, -1, 16, -2, -1 - after]
+
+
+def test_a_buffer_that_begins_at_some_size_is_no_other_step() -> None:
+    """The two largest trials are compared by what stays; what passes is as large as the largest trial had it."""
+    found = allocation_lines({rows: _summed(rows) for rows in (2, 40, 200)})
+
+    assert found is not None
+    assert [line.size_at(400) for line in found.lines if line.freed is None] == [3200, 64, 4096, 8, 400, 16]
+    assert [line.freed for line in found.lines if line.freed is not None] == [2, 3, 0, 1, 4]
+
+
+def test_two_trials_have_to_do_the_same_to_the_last_buffer() -> None:
+    """Before a third size is known, a buffer of one alone leaves them no lines; nor do other steps ever."""
+    assert allocation_lines({rows: _summed(rows) for rows in (40, 200)}) is None
+    others = {2: [8, 16, -1, 32], 40: [8, 16, 32, -1], 200: [8, 16, 32, -2, 64]}
+    assert allocation_lines(others) is None
