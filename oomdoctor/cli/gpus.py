@@ -18,7 +18,10 @@ from oomdoctor.cli.probe_options import (
     EvalBatch,
     ExecutorName,
     Headroom,
+    Largest,
+    MicroBatchSize,
     ModeName,
+    MultipleOf,
     NewTokens,
     OptimizerName,
     Over,
@@ -28,6 +31,7 @@ from oomdoctor.cli.probe_options import (
     Reserve,
     TargetBatch,
     TrialTimeout,
+    UpTo,
     WithEvalFlag,
     WorldSize,
 )
@@ -81,6 +85,10 @@ def gpus(  # noqa: PLR0913 - one parameter an option
     trial_timeout: TrialTimeout = 300.0,
     at: At = None,
     over: Over = None,
+    largest: Largest = None,
+    micro_batch: MicroBatchSize = None,
+    multiple_of: MultipleOf = None,
+    up_to: UpTo = None,
     mode: ModeName = None,
     prompt: Prompt = None,
     new_tokens: NewTokens = None,
@@ -121,7 +129,7 @@ def gpus(  # noqa: PLR0913 - one parameter an option
             raise UsageError("`--fit` and `--known` exclude each other", hint="`--fit` asks about every known card")
         from oomdoctor.axes import read_grid, read_sizes
         from oomdoctor.multi_card.frontier import FrontierRequest
-        from oomdoctor.request import as_option, build_request
+        from oomdoctor.request import as_option, build_request, build_searched
 
         build = partial(
             build_request,
@@ -143,14 +151,18 @@ def gpus(  # noqa: PLR0913 - one parameter an option
             spelled=as_option,
         )
         sizes = read_sizes(at or (), "--at"), read_grid(over or (), "--over")
+        searched = build_searched(
+            largest, micro_batch=micro_batch, multiple_of=multiple_of, up_to=up_to, spelled=as_option
+        )
         with executor_called(executor, Path.cwd()) as elsewhere:
-            asked = FrontierRequest(build, *sizes, jobs=jobs, executor=elsewhere)
+            asked = FrontierRequest(build, *sizes, searched, jobs=jobs, executor=elsewhere)
             document = _fitted(asked, gpu, output, quiet=quiet)
         render(document, chosen, output)
         return
     given = {"--target-batch": target_batch, "--gpu": gpu, "--jobs": jobs, "--output": output, "--reserve": reserve}
     given |= {"--executor": executor, "--mode": mode, "--prompt": prompt, "--new-tokens": new_tokens, "--cache": cache}
     given |= {"--with-eval": with_eval or None, "--eval-batch": eval_batch}
+    given |= {"--largest": largest, "--micro-batch": micro_batch, "--multiple-of": multiple_of, "--up-to": up_to}
     _check_for_fit(chosen, {**given, "--at": at, "--over": over})
     if known:
         _show_catalogue(as_json=chosen == "json")

@@ -12,9 +12,10 @@ from oomdoctor.errors import EXIT_GATE, EXIT_OK, OomdoctorError, TargetError, Us
 from oomdoctor.multi_card.buckets import check_buckets, find_buckets
 from oomdoctor.multi_card.pool import Case, StagedProgress, probe_all
 from oomdoctor.request import command_line
-from oomdoctor.results import Axis, Outcome
+from oomdoctor.results import Axis
 from oomdoctor.results.document import FrontierDocument
 from oomdoctor.results.frontier import FrontierCell, FrontierResult
+from oomdoctor.search.probe_search import limit_notes
 from oomdoctor.trial.answer import ProbeRun
 from oomdoctor.trial.parallel import default_jobs
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from oomdoctor.multi_card.pool import Answer
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import BucketFormat, Buckets, ProbeResult, SearchedSize, Trial
+    from oomdoctor.results import BucketFormat, Buckets, SearchedSize
 
 _MOST_CELLS = 200
 
@@ -145,17 +146,9 @@ def _cell(request: FrontierRequest, sizes: Mapping[str, int], answer: Answer) ->
         elements=samples * math.prod(others) if found.maximum else 0,
         accumulation=result.accumulation,
         trials=len(result.trials),
-        notes=result.warnings if searched is None else tuple(_limit(result, searched)),
+        notes=result.warnings if searched is None else tuple(limit_notes(result.trials, found.limited_by, searched)),
         evaluation=result.evaluation,
     )
-
-
-def _limit(result: ProbeResult, searched: SearchedSize) -> Iterator[str]:
-    """Yield what a limit that is not memory was, in the words of the trial that met it."""
-    met: list[Trial] = [trial for trial in result.trials if trial.outcome is Outcome.LIMIT]
-    if result.micro_batch.limited_by == "limit" and met:
-        first = min(met, key=lambda trial: trial.micro_batch)
-        yield f"{searched.name} {first.micro_batch * searched.multiple_of}: {first.error}"
 
 
 def _document(

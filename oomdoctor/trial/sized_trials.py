@@ -30,8 +30,12 @@ if TYPE_CHECKING:
 class Trials(Protocol):
     """Runs trials whose size is not a micro-batch."""
 
-    def run(self, question: RunTrial) -> Attempt:
+    def run(self, question: RunTrial, meter: TrialMeter | None = None) -> Attempt:
         """Run one trial.
+
+        Args:
+            question: Its size.
+            meter: Measures it; None for a plain one.
 
         Raises:
             TargetError: The user's file does not keep the contract.
@@ -78,7 +82,7 @@ class SizedTrials:
         if self._rebuilds:
             setup.model.to("cpu")
 
-    def run(self, question: RunTrial) -> Attempt:
+    def run(self, question: RunTrial, meter: TrialMeter | None = None) -> Attempt:
         """Run one trial, whose size counts multiples of the searched size.
 
         Raises:
@@ -92,7 +96,7 @@ class SizedTrials:
             except TargetError as problem:
                 return _not_built(question, problem)
             setup = replace(setup, model=model, places_model=True)
-        attempt = run_trial(setup, replace(question, micro_batch=self._searched.micro_batch))
+        attempt = run_trial(setup, replace(question, micro_batch=self._searched.micro_batch), meter)
         return replace(attempt, trial=replace(attempt.trial, micro_batch=question.micro_batch))
 
 
@@ -128,7 +132,7 @@ class BucketTrials:
         self._buckets = sorted(buckets, key=lambda bucket: -math.prod(axis.size for axis in bucket.sizes))
         self._running = self._buckets[0]
 
-    def run(self, question: RunTrial) -> Attempt:
+    def run(self, question: RunTrial, meter: TrialMeter | None = None) -> Attempt:
         """Run one trial, whose size is a percentage of each bucket's samples.
 
         Raises:
@@ -138,7 +142,7 @@ class BucketTrials:
         target = replace(self._setup.target, make_batch=lambda _size, **_sizes: next(batches))
         setup = replace(self._setup, target=target, shape=BatchShape())
         steps = math.ceil(2 * len(self._buckets) / question.micro_steps)
-        attempt = run_trial(setup, replace(question, micro_batch=1, iterations=steps))
+        attempt = run_trial(setup, replace(question, micro_batch=1, iterations=steps), meter)
         trial = replace(attempt.trial, micro_batch=question.micro_batch)
         if trial.outcome is not Outcome.FITS:
             at = ", ".join(f"{axis.name} {axis.size}" for axis in self._running.sizes)
