@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -82,10 +82,37 @@ def find_buckets(
 
 def _proven(request: ProbeRequest, form: BucketFormat, alone: tuple[Bucket, ...], trials_of: _Starter) -> Buckets:
     with trials_of(_with(request, alone)) as together:
-        percent, trials, returns = _largest_percent(together)
+        found = _largest_percent(together)
+    if found.percent == 0:
+        raise NoAnswerError(
+            f"a sample of each bucket runs out of memory where they take turns: {found.ran_out}",
+            hint="leave the largest size out, or name a larger card",
+        )
+    percent, trials = found.percent, found.trials
     rows = tuple(replace(bucket, micro_batch=max(1, bucket.micro_batch * percent // 100)) for bucket in alone)
     budget, tried, why = _proven_budget(request, form, rows, trials_of)
-    return Buckets(form, rows, percent, budget, trials + tried, returns, why)
+    return Buckets(form, rows, percent, budget, trials + tried, found.returns, why, found.ran_out)
+
+
+def prove_buckets(request: ProbeRequest, rows: tuple[Bucket, ...], progress: Progress) -> Buckets:
+    """Return whether one process trains on buckets in turn, or with which percentage of their samples it does.
+
+    Args:
+        request: The question.
+        rows: The buckets.
+        progress: Told of the trials.
+
+    Raises:
+        UsageError: The question contradicts itself.
+        TargetError: The user's file is at fault.
+        NoAnswerError: No device, a crash, or a time limit.
+    """
+    with (
+        WorkerPool(CancelToken()) as workers,
+        TrialsOfBuckets(_with(request, rows), progress, workers.start) as together,
+    ):
+        found = _largest_percent(together)
+    return Buckets("json", rows, found.percent, None, found.trials, found.returns, None, found.ran_out)
 
 
 def _proven_budget(
@@ -119,20 +146,24 @@ def _with(request: ProbeRequest, buckets: tuple[Bucket, ...]) -> ProbeRequest:
     return replace(request, variant=replace(request.variant, axes=given, buckets=buckets))
 
 
-def _largest_percent(together: TrialsOfBuckets) -> tuple[int, int, int]:
-    """Return the largest percentage at which all fit together, the number of trials, and its cache returns."""
-    low, high, size, trials, returns = 0, 101, 100, 0, 0
+@dataclass(frozen=True, slots=True)
+class _LargestPercent:
+    """Largest percentage at which all fit together, its cache returns, the number of trials, and what the next met."""
+
+    percent: int
+    returns: int
+    trials: int
+    ran_out: str | None
+
+
+def _largest_percent(together: TrialsOfBuckets) -> _LargestPercent:
+    low, high, size, trials, returns, ran_out = 0, 101, 100, 0, 0, None
     while high - low > 1:
         trial = together.run(size)
         trials += 1
         if trial.outcome is Outcome.FITS:
             low, returns = size, trial.alloc_retries
         else:
-            high = size
+            high, ran_out = size, (trial.error or "").partition(". ")[0]
         size = (low + high) // 2
-    if low == 0:
-        raise NoAnswerError(
-            f"a sample of each bucket runs out of memory where they take turns: {trial.error}",
-            hint="leave the largest size out, or name a larger card",
-        )
-    return low, trials, returns
+    return _LargestPercent(low, returns, trials, ran_out)

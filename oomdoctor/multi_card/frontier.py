@@ -97,6 +97,12 @@ def find_frontier(request: FrontierRequest, progress: Progress) -> FrontierDocum
     return _document(cases[0].request, request, cells, runs[-1], buckets)
 
 
+def searched_result(asked: ProbeRequest, run: ProbeRun) -> FrontierResult:
+    """Return the answer to a question whose searched size is not the micro-batch: a frontier of one cell."""
+    request = FrontierRequest(lambda **_: asked, {}, {}, asked.variant.searched)
+    return _document(asked, request, (_cell(request, {}, run),), run, None).result
+
+
 def combinations(request: FrontierRequest) -> list[dict[str, int]]:
     """Return the sizes of each cell by name, the last fastest; one without any where none is varied.
 
