@@ -212,6 +212,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         UsageError: A value is none that its parameter takes.
     """
     sizes = read_sizes(at, spelled("at"))
+    literals = (literals,) if isinstance(literals, str) else literals
     command = _command(target)
     if command is not None and sizes:
         command, literals, sizes = *fill_sizes(command, literals, sizes, spelled("at")), {}

@@ -47,7 +47,7 @@ from oomdoctor.cli.report import (
     plain_document,
     render,
 )
-from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, NoAnswerError, UsageError
+from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, EXIT_USAGE, NoAnswerError, UsageError
 from oomdoctor.output import MAXIMUM_WIDTH, Terminal, deliver, is_terminal
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def gpus(  # noqa: PLR0913 - one parameter an option
             asked = FrontierRequest(build, *sizes, searched, jobs=jobs, executor=elsewhere)
             document = _fitted(asked, gpu, output, quiet=quiet)
         render(document, chosen, output)
-        return
+        raise typer.Exit(document.exit_code)
     given = {"--target-batch": target_batch, "--gpu": gpu, "--jobs": jobs, "--output": output, "--reserve": reserve}
     given |= {"--executor": executor, "--mode": mode, "--prompt": prompt, "--new-tokens": new_tokens, "--cache": cache}
     given |= {"--with-eval": with_eval or None, "--eval-batch": eval_batch}
@@ -220,6 +220,8 @@ def _fitted(request: FrontierRequest, gpu: Sequence[str] | None, output: Path | 
     finally:
         progress.close()
     versions = {**own_versions(), **found.versions}
+    if any(card.micro_batch.limited_by == "unknown" for card in found.result.cards):
+        return FitDocument("gpus", "incomplete", EXIT_USAGE, versions, found.result)
     return FitDocument("gpus", "fitted", EXIT_OK, versions, found.result)
 
 

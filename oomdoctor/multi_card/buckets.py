@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from oomdoctor.errors import NoAnswerError, UsageError
 from oomdoctor.multi_card.workers import WorkerPool
+from oomdoctor.option_values import one_of
 from oomdoctor.results import Axis, Bucket, Buckets, Outcome
 from oomdoctor.trial.probe import TrialsOfBuckets
 from oomdoctor.trial.process import CancelToken
@@ -35,7 +36,7 @@ def check_buckets(request: ProbeRequest, form: BucketFormat, axes: Sequence[str]
     Raises:
         UsageError: It is not.
     """
-    most = _MOST_AXES[form]
+    most = _MOST_AXES[one_of("--buckets", form, tuple(_MOST_AXES))]
     if request.command is not None:
         why, hint = "is for files, and a command is probed", "put model, batch and step into a file"
     elif request.variant.evaluation is not None:

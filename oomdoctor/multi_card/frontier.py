@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from oomdoctor import __version__
-from oomdoctor.errors import EXIT_GATE, EXIT_OK, OomdoctorError, TargetError, UsageError
+from oomdoctor.errors import EXIT_GATE, EXIT_OK, EXIT_USAGE, OomdoctorError, TargetError, UsageError
 from oomdoctor.multi_card.buckets import check_buckets, find_buckets
 from oomdoctor.multi_card.pool import Case, StagedProgress, probe_all
 from oomdoctor.request import command_line
@@ -167,10 +167,12 @@ def _document(
     result = last.result
     fits = any(cell.maximum for cell in cells)
     given = tuple(axis for axis in asked.variant.axes if axis.name not in request.over)
+    # As of a check: where not everything could be asked, the rest says less than it seems to.
+    is_whole = all(cell.problem is None for cell in cells)
     return FrontierDocument(
         command="frontier",
-        status="measured" if fits else "nothing_fits",
-        exit_code=EXIT_OK if fits else EXIT_GATE,
+        status="incomplete" if not is_whole else "measured" if fits else "nothing_fits",
+        exit_code=EXIT_USAGE if not is_whole else EXIT_OK if fits else EXIT_GATE,
         versions={"oomdoctor": __version__, **last.versions},
         result=FrontierResult(
             target=request.command_line() or result.target,

@@ -129,6 +129,7 @@ def test_cards_by_lengths(tmp_path: Path) -> None:
     finished = run_here([*question, "--json"], tmp_path)
     document = json.loads(finished.stdout)
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    assert (finished.returncode, document["status"], document["exit_code"]) == (2, "incomplete", 2)
     rows = document["result"]["cards"]
     assert [row["gpu"] for row in rows] == [gpu for gpu in gpus[1::2] for _ in range(3)]
     for row in (rows[0], rows[4]):
