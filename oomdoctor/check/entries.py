@@ -18,7 +18,7 @@ from oomdoctor.config.layers import COMMAND_LINE, PREFIX
 from oomdoctor.config.schema import CheckEntry
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.errors import UsageError
-from oomdoctor.modes import build_evaluation, build_generation
+from oomdoctor.modes import build_evaluation, build_generation, generated_tokens
 from oomdoctor.request import ACCUMULATION, DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request, read_override
 from oomdoctor.run.launcher import parse_ranks
 from oomdoctor.search.probe_search import LARGEST_PLAIN, share_of
@@ -157,6 +157,8 @@ def _of_no_use(values: CheckEntry) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield keys that an entry's question has no use for, and why."""
     if values.mode not in (None, "train"):
         yield _OF_TRAINING, f"is for training, and `mode` asks for `{values.mode}`"
+    if values.mode == "generate":
+        yield ("buckets", "bucket_file"), "is for training and evaluating, and `mode` asks for `generate`"
     if values.largest is not None:
         yield NOT_WITH_LARGEST, f"is about micro-batches, and `largest` searches `{values.largest}`"
     elif values.buckets is not None or values.bucket_file is not None:
@@ -308,11 +310,12 @@ class _EntryReader:
     def _check_mode(self) -> None:
         """See that what is said of generating and of evaluating goes with the mode."""
         values = self.values
-        if values.mode == "generate" and (values.at or values.over):
-            hint = "give `prompt` and `new-tokens` instead of `at` and `over`"
-            raise self.settled.refusal("mode", "makes its own prompts, of one size", hint)
+        tokens = values.prompt, values.new_tokens
         with self._placed("mode"):
-            build_generation(values.mode or "train", values.prompt, values.new_tokens, values.cache, _as_key)
+            if values.mode == "generate":
+                searched = searched_size(self.settled, values)
+                tokens = generated_tokens(next(self._combinations()), searched, *tokens, _as_key)
+            build_generation(values.mode or "train", *tokens, values.cache, _as_key)
         with self._placed("with-eval"):
             build_evaluation(values.with_eval, values.eval_batch, values.command, None, _as_key)
 

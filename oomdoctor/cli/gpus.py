@@ -205,12 +205,13 @@ def _fitted(request: FrontierRequest, gpu: Sequence[str] | None, output: Path | 
     """Return what fits each card of these names, each once; each that is known where none is named."""
     from oomdoctor.engines.catalogue import all_cards, find_card
     from oomdoctor.multi_card.fit_sizes import fit_sizes
+    from oomdoctor.multi_card.frontier import questions
     from oomdoctor.output import check_writable
     from oomdoctor.report.progress import make_progress
     from oomdoctor.results import FitDocument
 
     cards = list({card.key: card for card in map(find_card, gpu)}.values()) if gpu else all_cards()
-    reserve_bytes = request.build().reserve_bytes
+    reserve_bytes = questions(request)[0][1].reserve_bytes
     cards = [_reserved(card.with_loading(os.environ), reserve_bytes) for card in cards]
     if output is not None:
         check_writable(output)

@@ -39,6 +39,8 @@ def check_buckets(request: ProbeRequest, form: BucketFormat, axes: Sequence[str]
     most = _MOST_AXES[one_of("--buckets", form, tuple(_MOST_AXES))]
     if request.command is not None:
         why, hint = "is for files, and a command is probed", "put model, batch and step into a file"
+    elif request.variant.generation is not None:
+        why, hint = "trains or evaluates on all buckets in turn, and generates nothing", "drop `--mode generate`"
     elif request.variant.evaluation is not None:
         why, hint = "trains on all buckets in turn, without an evaluation between", "drop `--with-eval`, or this"
     elif is_searched:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from oomdoctor.engines.choice import reserve_reasons
 from oomdoctor.errors import MemoryGrowsError, OomdoctorError, TargetError, UsageError
 from oomdoctor.multi_card.fit import FitTable, fit_cards
-from oomdoctor.multi_card.frontier import combinations, named
+from oomdoctor.multi_card.frontier import named, questions
 from oomdoctor.multi_card.pool import Case, StagedProgress, probe_cards, run_elsewhere
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.progress import SilentProgress
@@ -59,12 +59,12 @@ def fit_sizes(request: FrontierRequest, cards: Sequence[Card], progress: Progres
         TargetError: The user's file is at fault at every combination.
         NoAnswerError: The step cannot be traced, a crash, or a time limit.
     """
-    grid = combinations(request)
+    asked = questions(request)
+    grid = [sizes for sizes, _ in asked]
     if len(grid) * len(cards) > _MOST_ROWS:
         hint = "name the cards with `--gpu`, or give fewer sizes"
         raise UsageError(f"{len(grid) * len(cards)} rows are asked about, more than {_MOST_ROWS}", hint=hint)
-    questions = [request.build(at={**request.given, **sizes}, searched=request.searched) for sizes in grid]
-    cases = [Case(named(sizes), question) for sizes, question in zip(grid, questions, strict=True)]
+    cases = [Case(named(sizes), question) for sizes, question in asked]
     answers = _answers(cases, cards, progress, request)
     tables = [answer for answer in answers if isinstance(answer, FitTable)]
     for answer in answers:

@@ -78,11 +78,11 @@ def find_frontier(request: FrontierRequest, progress: Progress) -> FrontierDocum
         TargetError: The user's file is at fault in every cell.
         NoAnswerError: No device, or no cell has an answer.
     """
-    grid = combinations(request)
+    asked = questions(request)
+    grid = [sizes for sizes, _ in asked]
     if request.buckets is not None:
-        asked = request.build(at={**request.given, **grid[0]})
-        check_buckets(asked, request.buckets, tuple(request.over), is_searched=request.searched is not None)
-    cases = [Case(named(sizes), _question(request, sizes)) for sizes in grid]
+        check_buckets(asked[0][1], request.buckets, tuple(request.over), is_searched=request.searched is not None)
+    cases = [Case(named(sizes), replace(question, profiles=False, guide=False)) for sizes, question in asked]
     jobs = request.jobs or default_jobs(len(cases))
     answers = probe_all(cases, StagedProgress(progress, len(cases)), jobs=jobs, executor=request.executor)
     runs = [answer for answer in answers if isinstance(answer, ProbeRun)]
@@ -116,6 +116,16 @@ def combinations(request: FrontierRequest) -> list[dict[str, int]]:
     return grid
 
 
+def questions(request: FrontierRequest) -> list[tuple[dict[str, int], ProbeRequest]]:
+    """Return the sizes of each cell, and its question.
+
+    Raises:
+        UsageError: The question contradicts itself, or has too many cells.
+    """
+    grid = combinations(request)
+    return [(sizes, request.build(at={**request.given, **sizes}, searched=request.searched)) for sizes in grid]
+
+
 def named(sizes: Mapping[str, int]) -> str:
     """Return what to call a cell."""
     return ", ".join(f"{name} {size}" for name, size in sizes.items()) or "as it is"
@@ -128,11 +138,6 @@ def _check_names(request: FrontierRequest) -> None:
         raise UsageError(
             f"`{twice[0]}` is asked about twice", hint="give it with one of `--at`, `--over` and `--largest`"
         )
-
-
-def _question(request: FrontierRequest, sizes: Mapping[str, int]) -> ProbeRequest:
-    asked = request.build(at={**request.given, **sizes}, searched=request.searched)
-    return replace(asked, profiles=False, guide=False)
 
 
 def _cell(request: FrontierRequest, sizes: Mapping[str, int], answer: Answer) -> FrontierCell:

@@ -239,7 +239,9 @@ def _answer(result: FitResult, card: FittedCard) -> str:
 def _legend(result: FitResult) -> Iterator[str]:
     """Yield what the columns say, and where the answers were had from."""
     devices = "" if result.world_size == 1 else f" on {result.world_size} devices"
-    done = ", ".join(mode_words(result.variant)) if result.variant else ""
+    searched = _searched(result)
+    varied = [*result.varied_sizes, *([searched.name] if searched else [])]
+    done = ", ".join(mode_words(result.variant, varied)) if result.variant else ""
     trained = result.variant is None or result.variant.mode == "train"
     steps = "plain steps" if result.target_batch is None else f"a target batch of {result.target_batch}{devices}"
     at = "".join(f", {axis.name} {axis.size}" for axis in result.given_sizes)
@@ -252,7 +254,7 @@ def _legend(result: FitResult) -> Iterator[str]:
         yield f"each size has the largest {_searched_words(result)}, and in brackets the recommended one: {recommended}"
     else:
         yield f"largest: the largest {_searched_words(result)}; recommended: {recommended}"
-    if (searched := _searched(result)) is not None and searched.multiple_of > 1:
+    if searched is not None and searched.multiple_of > 1:
         yield f"`{searched.name}` was searched in multiples of {searched.multiple_of}"
     if result.target_batch is not None and not result.varied_sizes and searched is None:
         yield "steps: accumulation steps that reach the target batch"

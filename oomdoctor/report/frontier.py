@@ -196,11 +196,12 @@ def legend(result: FrontierResult) -> Iterator[str]:
     """Yield what was asked about and where, a sentence each."""
     batch = "plain steps" if result.target_batch is None else f"a target batch of {result.target_batch}"
     devices = "" if result.world_size == 1 else f" on {result.world_size} devices"
-    trained = [] if result.mode == "eval" else [result.optimizer, f"{batch}{devices}"]
+    trained = [] if result.mode != "train" else [result.optimizer, f"{batch}{devices}"]
+    varied = [*result.axes, *([result.searched_size.name] if result.searched_size else [])]
     # Documents that were written before they had a variant have a mode.
     asked = ["evaluation"] if result.mode == "eval" else []
     sizes = () if result.variant is None else result.variant.axes
-    done = asked if result.variant is None else list(mode_words(result.variant))
+    done = asked if result.variant is None else list(mode_words(result.variant, varied))
     yield ", ".join([result.target, *map(_size, sizes), result.precision, *trained, *done])
     yield f"{result.device.name}, {format_size(result.capacity_bytes)} for PyTorch"
     if result.searched_size is not None and result.searched_size.multiple_of > 1:

@@ -13,6 +13,7 @@ from oomdoctor.results import Outcome, Trial
 from oomdoctor.target.contract import make_one_batch
 from oomdoctor.target.placement import BatchShape
 from oomdoctor.target.sizes import model_takes, with_sizes
+from oomdoctor.trial.generation import check_length
 from oomdoctor.trial.meters import TrialMeter
 from oomdoctor.trial.step import is_about_size
 from oomdoctor.trial.trial import Attempt, run_trial
@@ -73,7 +74,7 @@ class SizedTrials:
         self._plain = plain
         self._setup = setup
         self._searched = searched
-        self._rebuilds = model_takes(plain, searched.name)
+        self._rebuilds = setup.variant.generation is None and model_takes(plain, searched.name)
         if self._rebuilds and not setup.placement.is_whole:
             raise UsageError(
                 f"`build_model` takes `{searched.name}`, and the model of a rank, or on several devices, is built once",
@@ -89,7 +90,13 @@ class SizedTrials:
             TargetError: The user's file does not keep the contract.
         """
         target = with_sizes(self._plain, self._setup.variant.sizes_at(question.micro_batch))
-        setup = replace(self._setup, target=target)
+        variant = self._setup.variant.generating(question.micro_batch)
+        setup = replace(self._setup, target=target, variant=variant)
+        if variant.generation is not None:
+            try:
+                check_length(setup.model, variant.generation)
+            except TargetError as problem:
+                return _not_built(question, problem)
         if self._rebuilds:
             try:
                 model = build_model(target, setup.changes).train()
@@ -101,7 +108,7 @@ class SizedTrials:
 
 
 def _not_built(question: RunTrial, problem: TargetError) -> Attempt:
-    """Return the trial of a size that `build_model` cannot have."""
+    """Return the trial of a size that `build_model`, or the model, cannot have."""
     trial = Trial(question.micro_batch, Outcome.FAILED, question.allowed_bytes, error=problem.message)
     return Attempt(
         trial,

@@ -184,6 +184,13 @@ def test_generating_and_evaluating_between_steps_reach_the_probe() -> None:
     """An entry asks what the options of `probe` with the same names ask."""
     (entry,) = chosen_entries(configured(PRETRAIN + 'mode = "generate"\nprompt = 512\nnew-tokens = 64\n'))
     assert entry.request.variant.generation == Generation(512, 64)
+    varied = 'mode = "generate"\nover = { prompt = [8, 16] }\nat = { new_tokens = 4 }\n'
+    assert {
+        entry.name: entry.request.variant.generation for entry in chosen_entries(configured(PRETRAIN + varied))
+    } == {
+        "pretrain at prompt 8": Generation(8, 4),
+        "pretrain at prompt 16": Generation(16, 4),
+    }
     (entry,) = chosen_entries(configured(PRETRAIN + "with-eval = true\neval-batch = 64\n"))
     assert entry.request.variant.evaluation == EvaluationBetween(64)
 
@@ -193,7 +200,7 @@ def test_generating_and_evaluating_between_steps_reach_the_probe() -> None:
     [
         ('mode = "generate"\n', "mode", "`mode generate` needs `prompt`"),
         ('mode = "generate"\nprompt = 8\nnew-tokens = 0\n', "mode", "`new-tokens` is 0"),
-        ('mode = "generate"\nprompt = 8\nnew-tokens = 1\nat = { length = 8 }\n', "mode", "makes its own prompts"),
+        ('mode = "generate"\nprompt = 8\nnew-tokens = 1\nat = { length = 8 }\n', "mode", "`length` is no size"),
         ("prompt = 8\n", "mode", "`prompt` is for `mode generate`"),
         ("eval-batch = 8\n", "with-eval", "`eval-batch` is for `with-eval`, which is missing"),
         ("with-eval = true\neval-batch = 0\n", "with-eval", "`eval-batch` is 0"),
