@@ -26,6 +26,9 @@ _Starter: TypeAlias = "Callable[[ProbeRequest], TrialsOfBuckets]"
 _MOST_AXES: Final[Mapping[BucketFormat, int | None]] = {"nemo": 2, "lhotse": 1, "json": None}
 """Sizes by which a tool's buckets differ at most, as NeMo's of duration and text do."""
 
+_MOST_LENGTHS: Final = 64
+"""Lengths at which a budget is tried: a sampler with one meets all of them, and not only the listed ones."""
+
 _MOST_BUDGETS: Final = 8
 """Budgets that are tried, each a tenth smaller: sizes that fit alone may fragment together."""
 
@@ -126,9 +129,10 @@ def _proven_budget(
         return None, 0, f"{form}'s budget is of one size, and the buckets differ by {len(rows[0].sizes)}"
     least = max(map(_elements, rows))
     budget = min((bucket.micro_batch + 1) * _elements(bucket) - 1 for bucket in rows)
+    lengths = _all_lengths(rows)
     trials = 0
     while budget >= least and trials < _MOST_BUDGETS:
-        within = tuple(replace(bucket, micro_batch=budget // _elements(bucket)) for bucket in rows)
+        within = tuple(replace(bucket, micro_batch=budget // _elements(bucket)) for bucket in lengths)
         with trials_of(_with(request, within)) as together:
             trials += 1
             if together.run(100).outcome is Outcome.FITS:
@@ -137,6 +141,20 @@ def _proven_budget(
     if trials:
         return None, trials, "one process ran out of memory with each that was tried"
     return None, 0, f"{budget:,} would suit the other sizes, and a sample of the largest is {least:,}"
+
+
+def _all_lengths(rows: tuple[Bucket, ...]) -> tuple[Bucket, ...]:
+    """Return the buckets of one size, with one of each length between that is a multiple of what all have in common.
+
+    At most `_MOST_LENGTHS`, spread evenly over the range, besides those of the buckets; of several sizes only these.
+    """
+    if any(len(bucket.sizes) > 1 for bucket in rows):
+        return rows
+    name, listed = rows[0].sizes[0].name, [_elements(bucket) for bucket in rows]
+    unit = math.gcd(*listed)
+    step = unit * -(-(max(listed) - min(listed)) // (unit * _MOST_LENGTHS)) or unit
+    between = set(range(min(listed), max(listed), step)) - {*listed}
+    return (*rows, *(Bucket((Axis(name, length),), 1) for length in sorted(between)))
 
 
 def _elements(bucket: Bucket) -> int:
