@@ -6,7 +6,7 @@ What they are in the user's file is in `oomdoctor.target.sizes`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from oomdoctor.errors import UsageError
@@ -15,14 +15,14 @@ _OWN_SIZES: Final = ("batch_size", "micro_batch", "accumulation_steps", "world_s
 
 
 def read_sizes(sizes: Mapping[str, int] | Sequence[str], option: str = "at") -> dict[str, int]:
-    """Read sizes other than the batch, each as `NAME=SIZE` where it is text.
+    """Read sizes other than the batch, each as `NAME=SIZE` where it is text; one text alone is one size.
 
     Raises:
         UsageError: One has no name, is no whole number above 0, is given twice, or is the batch size.
     """
     found: dict[str, int] = {}
-    for text in sizes.items() if isinstance(sizes, Mapping) else sizes:
-        name, _, value = text.partition("=") if isinstance(text, str) else (text[0], "=", str(text[1]))
+    for name, size in _pairs(sizes, option, "sequence_length=512"):
+        value = str(size)
         check_size_name(name, option, f"{option} {name}={value}", found)
         if re.fullmatch(r"\d{13,}", value.strip()):
             raise UsageError(f"`{option} {name}={value}` is larger than any size", hint="give a smaller one")
@@ -33,19 +33,16 @@ def read_sizes(sizes: Mapping[str, int] | Sequence[str], option: str = "at") -> 
     return found
 
 
-def read_grid(texts: Mapping[str, Sequence[int]] | Sequence[str], option: str = "over") -> dict[str, list[int]]:
-    """Read sizes with several values each, as `NAME=SIZE,SIZE,...` where they are text.
+def read_grid(texts: Mapping[str, Iterable[int]] | Sequence[str], option: str = "over") -> dict[str, list[int]]:
+    """Read sizes with several values each, as `NAME=SIZE,SIZE,...` where they are text; one text alone is one size.
 
     Raises:
         UsageError: As of `read_sizes`; or a value is given twice.
     """
     found: dict[str, list[int]] = {}
-    pairs = texts.items() if isinstance(texts, Mapping) else [text.partition("=")[::2] for text in texts]
-    for name, values in pairs:
-        sizes = [
-            read_sizes([f"{name}={value}"], option).popitem()[1]
-            for value in (values.split(",") if isinstance(values, str) else values)
-        ]
+    for name, given in _pairs(texts, option, "sequence_length=256,512"):
+        values = given.split(",") if isinstance(given, str) else given if isinstance(given, Iterable) else [given]
+        sizes = [read_sizes([f"{name}={value}"], option).popitem()[1] for value in values]
         if not sizes:
             raise UsageError(f"`{option}` gives `{name}` no value", hint=f"give some, as in `{name}=256,512`")
         if name in found or len({*sizes}) < len(sizes):
@@ -53,6 +50,20 @@ def read_grid(texts: Mapping[str, Sequence[int]] | Sequence[str], option: str = 
             raise UsageError(f"`{option}` gives `{twice}` twice", hint="give each size and value once")
         found[name] = sizes
     return found
+
+
+def _pairs(given: object, option: str, example: str) -> list[tuple[str, object]]:
+    """Return the names and what they are given.
+
+    Raises:
+        UsageError: It is neither a mapping nor text, one or several.
+    """
+    if isinstance(given, Mapping):
+        return list(given.items())
+    texts = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    if any(not isinstance(text, str) for text in texts):
+        raise UsageError(f"`{option}` is {given!r}", hint=f"give sizes by name, or text such as `{example}`")
+    return [(name, value) for name, _, value in (str(text).partition("=") for text in texts)]
 
 
 def check_size_name(name: object, option: str, given: str, others: Mapping[str, int]) -> None:

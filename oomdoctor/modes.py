@@ -11,7 +11,7 @@ from oomdoctor.results.variant import CacheKind, Mode
 from oomdoctor.units import whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from oomdoctor.option_values import Spelling
     from oomdoctor.results import SearchedSize
@@ -63,6 +63,34 @@ def build_generation(
             raise UsageError(f"`{spelled(name)}` is {value}", hint="give a number of 1 or more")
     kind = one_of(spelled("cache"), "dynamic" if cache is None else cache, CACHES)
     return Generation(prompt or 1, new_tokens or 1, kind)
+
+
+TOKENS: Final = ("prompt", "new_tokens")
+"""Sizes of generating, which are given and varied as those of `make_batch` are for training."""
+
+
+def generated_tokens(
+    sizes: Mapping[str, int],
+    searched: SearchedSize | None,
+    prompt: int | None,
+    new_tokens: int | None,
+    spelled: Spelling,
+) -> tuple[int | None, int | None]:
+    """Return the tokens of the prompt and the new ones, given by an option, as a size, or as the one that is searched.
+
+    Raises:
+        UsageError: Another size is given, or one of these twice.
+    """
+    found = {"prompt": prompt, "new_tokens": new_tokens}
+    given = dict(sizes) if searched is None else {**sizes, searched.name: searched.multiple_of}
+    for name, size in given.items():
+        if name not in TOKENS:
+            hint = "they are `prompt` and `new_tokens`, since generating makes its own prompts; drop this one"
+            raise UsageError(f"`{name}` is no size of `{spelled('mode')} generate`", hint=hint)
+        if found[name] is not None:
+            raise UsageError(f"`{name}` is asked about twice", hint=f"drop `{spelled(name)}`, or the size")
+        found[name] = size
+    return found["prompt"], found["new_tokens"]
 
 
 def build_evaluation(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from oomdoctor.axes import check_size_name, fill_sizes, read_sizes
 from oomdoctor.errors import UsageError
-from oomdoctor.modes import MODES, build_evaluation, build_generation, check_mode
+from oomdoctor.modes import MODES, build_evaluation, build_generation, check_mode, generated_tokens
 from oomdoctor.option_values import Spelling, device_text, one_of, path_text, seconds, size_in_bytes, text_or_none
 from oomdoctor.results import Axis, EnvironmentVariable, Precision, SearchedSize, Variant
 from oomdoctor.results.variant import Parallel
@@ -212,6 +212,7 @@ def build_request(  # noqa: PLR0913 - one parameter an option
         UsageError: A value is none that its parameter takes.
     """
     sizes = read_sizes(at, spelled("at"))
+    literals = (literals,) if isinstance(literals, str) else literals
     command = _command(target)
     if command is not None and sizes:
         command, literals, sizes = *fill_sizes(command, literals, sizes, spelled("at")), {}
@@ -236,13 +237,12 @@ def build_request(  # noqa: PLR0913 - one parameter an option
             "with_eval": bool(with_eval),
         }
         check_mode(mode, command, [spelled(name) for name, is_given in of_training.items() if is_given], spelled)
+    if mode == "generate":
+        (prompt, new_tokens), sizes = generated_tokens(sizes, searched, prompt, new_tokens, spelled), {}
     variant = build_variant(
         precision=precision, optimizer=optimizer, devices=devices, axes=sizes, mode=mode, spelled=spelled
     )
     generation = build_generation(variant.mode, prompt, new_tokens, cache, spelled)
-    if generation is not None and (sizes or searched is not None):
-        hint = f"its sizes are `{spelled('prompt')}` and `{spelled('new_tokens')}`"
-        raise UsageError(f"sizes of `make_batch` say nothing of `{spelled('mode')} generate`", hint=hint)
     evaluation = build_evaluation(with_eval, eval_batch, command, searched, spelled)
     own_sizes = () if searched is None else (searched.name,)
     return ProbeRequest(

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import math
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from oomdoctor.axes import fill_sizes, read_grid, read_sizes
+from oomdoctor.check.other_sizes import NOT_WITH_BUCKETS, NOT_WITH_LARGEST, bucket_rows, searched_size
 from oomdoctor.command.lone_rank import world_mesh
 from oomdoctor.command.template import REQUIRED, accumulates
 from oomdoctor.config.layers import COMMAND_LINE, PREFIX
 from oomdoctor.config.schema import CheckEntry
 from oomdoctor.engines.catalogue import find_card
 from oomdoctor.errors import UsageError
-from oomdoctor.modes import build_evaluation, build_generation
+from oomdoctor.modes import build_evaluation, build_generation, generated_tokens
 from oomdoctor.request import ACCUMULATION, DEFAULT_TRIAL_TIMEOUT_SECONDS, build_request, read_override
 from oomdoctor.run.launcher import parse_ranks
 from oomdoctor.search.probe_search import LARGEST_PLAIN, share_of
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from oomdoctor.config.check import CheckConfiguration, SettledEntry
     from oomdoctor.request import ProbeRequest
+    from oomdoctor.results import Bucket
 
 
 DEFAULT_TOLERANCE: Final = 0.02
@@ -50,6 +53,9 @@ class Entry:
         baseline: Whether the baseline file is compared.
         tolerance: Share by which a figure may be worse than in the baseline.
         verification: The question whether accumulating trains what the whole batch would; None where it is not asked.
+        at_least: Smallest largest value that passes, where the question searches another size than the micro-batch.
+        buckets: Micro-batches by size on which one process has to train in turn; none where they are not asked about.
+        min_samples_per_second: Least samples in a second, with the fastest micro-batch, that pass.
     """
 
     name: str
@@ -62,6 +68,9 @@ class Entry:
     baseline: bool = False
     tolerance: float = DEFAULT_TOLERANCE
     verification: VerifyRequest | None = None
+    at_least: int | None = None
+    buckets: tuple[Bucket, ...] = ()
+    min_samples_per_second: float | None = None
 
 
 DEFAULTS: Final = CheckEntry(
@@ -77,11 +86,14 @@ DEFAULTS: Final = CheckEntry(
 _LONGEST_TIMEOUT_SECONDS: Final = 604_800
 _COUNTS: Final = ("target-batch", "world-size", "micro-batch", "min-micro-batch", "max-accumulation-steps", "steps")
 _OF_MODES: Final = ("prompt", "new_tokens", "cache", "with_eval", "eval_batch")
-_FOR_FILES: Final = ("precision", "optimizer", "guide", "parallel", "mode", *_OF_MODES)
+_FOR_FILES: Final = (
+    *("precision", "optimizer", "guide", "parallel", "mode", *_OF_MODES),
+    *("buckets", "bucket_file", "fastest", "min_samples_per_second"),
+)
 _FOR_COMMANDS: Final = ("set", "steps", "count_steps", "fresh")
 _OF_TRAINING: Final = (
     *("target_batch", "optimizer", "world_size", "mesh", "rank", "parallel", "verify", "max_accumulation_steps"),
-    "with_eval",
+    *("with_eval", "fastest", "min_samples_per_second"),
 )
 """What an evaluation has no use for."""
 
@@ -117,7 +129,7 @@ def _entries(configuration: CheckConfiguration) -> list[tuple[str, Entry]]:
     found = [
         (settled.name, entry)
         for settled in configuration.entries
-        for entry in _EntryReader(settled, _for_mode(settled)).entries(configuration.folder)
+        for entry in _EntryReader(settled, _for_question(settled)).entries(configuration.folder)
     ]
     for name, count in Counter(entry.name for _, entry in found).items():
         if count > 1:
@@ -126,20 +138,31 @@ def _entries(configuration: CheckConfiguration) -> list[tuple[str, Entry]]:
     return found
 
 
-def _for_mode(settled: SettledEntry) -> CheckEntry:
-    """Return what holds for an entry; for one that evaluates, without what the file says of all entries' training.
+def _for_question(settled: SettledEntry) -> CheckEntry:
+    """Return what holds for an entry, without what the file says of all entries and its question has no use for.
 
     Raises:
         UsageError: It says so itself.
     """
     values, origins = settled.settled.values, settled.settled.origins
-    if values.mode in (None, "train"):
-        return values
-    for key in _OF_TRAINING:
-        if getattr(values, key) and origins.get(key) == settled.file:
-            problem = f"is for training, and `mode` asks for `{values.mode}`"
-            raise settled.refusal(key.replace("_", "-"), problem, "drop one of the two")
-    return replace(values, **dict.fromkeys(_OF_TRAINING))
+    for keys, why in _of_no_use(values):
+        for key in keys:
+            if getattr(values, key) and origins.get(key) == settled.file:
+                raise settled.refusal(_as_key(key), why, "drop one of the two")
+        values = replace(values, **dict.fromkeys(keys))
+    return values
+
+
+def _of_no_use(values: CheckEntry) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield keys that an entry's question has no use for, and why."""
+    if values.mode not in (None, "train"):
+        yield _OF_TRAINING, f"is for training, and `mode` asks for `{values.mode}`"
+    if values.mode == "generate":
+        yield ("buckets", "bucket_file"), "is for training and evaluating, and `mode` asks for `generate`"
+    if values.largest is not None:
+        yield NOT_WITH_LARGEST, f"is about micro-batches, and `largest` searches `{values.largest}`"
+    elif values.buckets is not None or values.bucket_file is not None:
+        yield NOT_WITH_BUCKETS, "says nothing of buckets, whose sizes and micro-batches are given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +188,11 @@ class _EntryReader:
 
     def _entry(self, name: str, folder: Path, sizes: Mapping[str, int], gpu: str | None) -> Entry:
         values, request = self.values, self._request(folder, sizes, gpu)
+        is_searched = request.variant.searched is not None
         return Entry(
             name=name,
             request=request,
-            micro_batch=values.micro_batch,
+            micro_batch=None if is_searched else values.micro_batch,
             min_micro_batch=values.min_micro_batch,
             max_accumulation_steps=values.max_accumulation_steps,
             max_memory_bytes=self._size("max-memory", values.max_memory),
@@ -176,6 +200,9 @@ class _EntryReader:
             baseline=bool(values.baseline),
             tolerance=_given_or(self._share("tolerance", values.tolerance), DEFAULT_TOLERANCE),
             verification=self._verification(folder, request.command) if values.verify else None,
+            at_least=values.at_least,
+            buckets=bucket_rows(self.settled, values, folder),
+            min_samples_per_second=values.min_samples_per_second,
         )
 
     def _combinations(self) -> Iterator[dict[str, int]]:
@@ -209,8 +236,9 @@ class _EntryReader:
         if not 1 <= seconds <= _LONGEST_TIMEOUT_SECONDS:
             problem = f"is {seconds:g}, not from 1 to {_LONGEST_TIMEOUT_SECONDS} seconds"
             raise self.settled.refusal("trial-timeout", problem)
-        command, literals = self._filled(sizes)
-        return build_request(
+        searched = searched_size(self.settled, values)
+        command, literals = self._filled(sizes, () if searched is None else (searched.name,))
+        request = build_request(
             (values.target or "").strip() if command is None else command,
             directory=folder,
             target_batch=values.target_batch,
@@ -241,9 +269,15 @@ class _EntryReader:
             with_eval=values.with_eval,
             eval_batch=values.eval_batch,
             at=sizes if command is None else (),
+            searched=searched,
+            fastest=bool(values.fastest or values.min_samples_per_second),
         )
+        # A frontier's cells are asked about in this way, by the command line too.
+        return request if searched is None else replace(request, profiles=False, guide=False)
 
-    def _filled(self, sizes: Mapping[str, int]) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    def _filled(
+        self, sizes: Mapping[str, int], searched: tuple[str, ...]
+    ) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
         """Return the command and the literals that it sets, with sizes where they have placeholders of their names."""
         command, literals = self.values.command, self.values.set or ()
         if command is not None:
@@ -251,7 +285,7 @@ class _EntryReader:
                 command, literals = fill_sizes(command, literals, sizes, "at")
         with self._placed("set"):
             for text in literals:
-                read_override(text)
+                read_override(text, sizes=searched)
         return command, literals
 
     def _check_kind(self) -> None:
@@ -276,11 +310,12 @@ class _EntryReader:
     def _check_mode(self) -> None:
         """See that what is said of generating and of evaluating goes with the mode."""
         values = self.values
-        if values.mode == "generate" and (values.at or values.over):
-            hint = "give `prompt` and `new-tokens` instead of `at` and `over`"
-            raise self.settled.refusal("mode", "makes its own prompts, of one size", hint)
+        tokens = values.prompt, values.new_tokens
         with self._placed("mode"):
-            build_generation(values.mode or "train", values.prompt, values.new_tokens, values.cache, _as_key)
+            if values.mode == "generate":
+                searched = searched_size(self.settled, values)
+                tokens = generated_tokens(next(self._combinations()), searched, *tokens, _as_key)
+            build_generation(values.mode or "train", *tokens, values.cache, _as_key)
         with self._placed("with-eval"):
             build_evaluation(values.with_eval, values.eval_batch, values.command, None, _as_key)
 
@@ -315,6 +350,10 @@ class _EntryReader:
             value = getattr(values, key.replace("-", "_"))
             if value is not None and value < 1:
                 raise self.settled.refusal(key, f"is {value}, not 1 or more")
+
+        least = self.values.min_samples_per_second
+        if least is not None and not 0 < least < math.inf:
+            raise self.settled.refusal("min-samples-per-second", f"is {least:g}, not above 0")
 
     def _check_plain(self) -> None:
         """See that nothing is said of a target batch where there is none, and plain steps are asked about."""

@@ -18,6 +18,8 @@ from oomdoctor.check.verdicts import BaselineState, VerifyAnswer, checked_entry
 from oomdoctor.command.dependencies import found_program
 from oomdoctor.engines.installed import find_torch
 from oomdoctor.errors import OomdoctorError, UsageError
+from oomdoctor.multi_card.buckets import prove_buckets
+from oomdoctor.multi_card.frontier import searched_result
 from oomdoctor.multi_card.pool import Answer, Case, probe_all
 from oomdoctor.output import check_writable
 from oomdoctor.progress import SilentProgress
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
     from oomdoctor.check.baseline.figures import Figures
     from oomdoctor.check.cache import Cache
     from oomdoctor.check.entries import Entry
+    from oomdoctor.report.progress import Told
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import ProbeResult
+    from oomdoctor.results import Buckets
     from oomdoctor.verification.run import VerifyRequest
 
 
@@ -97,8 +100,7 @@ class Answerer:
             reason = self.cache.keep(case.request, answer)
             if reason is not None:
                 self.not_kept[case.name] = reason
-        result = answer.result if isinstance(answer, ProbeRun) else answer
-        self.progress.finished(case.name, result, seconds=seconds, is_cached=False)
+        self.progress.finished(case.name, _told(case.request, answer), seconds=seconds, is_cached=False)
 
     def _known(self, name: str, request: ProbeRequest) -> Answer | None:
         """Return what the cache has, or that the program is missing; None where a probe has to tell."""
@@ -111,8 +113,30 @@ class Answerer:
             return error
         found = None if self.cache is None else self.cache.find(request)
         if found is not None:
-            self.progress.finished(name, found.result, seconds=time.monotonic() - started, is_cached=True)
+            self.progress.finished(name, _told(request, found), seconds=time.monotonic() - started, is_cached=True)
         return found
+
+
+def _told(request: ProbeRequest, answer: Answer) -> Told:
+    """Return what a progress is told of an answer."""
+    if not isinstance(answer, ProbeRun):
+        return answer
+    return answer.result if request.variant.searched is None else searched_result(request, answer)
+
+
+def _joint_runs(entries: Sequence[Entry], progress: CheckProgress) -> dict[str, Buckets | OomdoctorError]:
+    """Run the buckets of entries that have any, one entry after the other; an error in one leaves the others alone."""
+    answers: dict[str, Buckets | OomdoctorError] = {}
+    for entry in entries:
+        progress.started(entry.name)
+        started = time.monotonic()
+        try:
+            found: Buckets | OomdoctorError = prove_buckets(entry.request, entry.buckets, SilentProgress())
+        except OomdoctorError as error:
+            found = error
+        progress.finished(entry.name, found, seconds=time.monotonic() - started, is_cached=False)
+        answers[entry.name] = found
+    return answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +196,9 @@ def check(
         ),
     )
     answerer = Answerer(jobs, progress, cache, executor=executor)
-    answers = answerer.answers({entry.name: entry.request for entry in plan.entries})
+    probed = {entry.name: entry.request for entry in plan.entries if not entry.buckets}
+    answers: dict[str, Answer | Buckets] = {**answerer.answers(probed)}
+    answers |= _joint_runs([entry for entry in plan.entries if entry.buckets], progress)
     is_written = plan.update and not any(isinstance(answer, OomdoctorError) for answer in answers.values())
     standing = BaselineState(known, plan.update, is_written)
     verified = _verified(plan.entries)
@@ -239,20 +265,20 @@ def _profiled_size(plan: Plan, entry: Entry, known: Mapping[str, Figures]) -> in
     return before or asked
 
 
-def _updated(plan: Plan, known: Mapping[str, Figures], answers: Mapping[str, Answer]) -> Baseline:
+def _updated(plan: Plan, known: Mapping[str, Figures], answers: Mapping[str, Answer | Buckets]) -> Baseline:
     """Return the figures of the entries that ran; those of others stay, unless all ran."""
     entries = {} if plan.is_whole else dict(known)
     for entry in plan.entries:
         answer = answers[entry.name]
-        if entry.baseline and not isinstance(answer, OomdoctorError):
+        if entry.baseline and isinstance(answer, ProbeRun):
             entries[entry.name] = figures_of(answer.result, answer.versions, entry.request.profile_micro_batch)
     return Baseline(entries)
 
 
-def _versions(answers: Mapping[str, Answer]) -> dict[str, str]:
+def _versions(answers: Mapping[str, Answer | Buckets]) -> dict[str, str]:
     """Versions of what answered; where nothing did, of the torch that would have."""
     for answer in answers.values():
-        if not isinstance(answer, OomdoctorError):
+        if isinstance(answer, ProbeRun):
             return dict(answer.versions)
     found, build = {"python": platform.python_version()}, find_torch()
     if build is not None:
@@ -270,7 +296,7 @@ class CheckProgress(Protocol):
             name: Its name.
         """
 
-    def finished(self, name: str, answer: ProbeResult | OomdoctorError, *, seconds: float, is_cached: bool) -> None:
+    def finished(self, name: str, answer: Told, *, seconds: float, is_cached: bool) -> None:
         """It ended.
 
         Args:

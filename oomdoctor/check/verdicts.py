@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from oomdoctor.check.baseline.comparison import common_trials, compare, differences, not_compared
 from oomdoctor.check.baseline.figures import figures_of
 from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, OomdoctorError
+from oomdoctor.multi_card.frontier import searched_result
+from oomdoctor.report.buckets import turns
+from oomdoctor.report.frontier import headline, warnings
 from oomdoctor.report.plain_text import count, percent
+from oomdoctor.report.probe.throughput import answer as fastest_answer
 from oomdoctor.report.verify import summary
-from oomdoctor.results import CheckedEntry, Limit, LimitName, Outcome, Problem, Verdict
+from oomdoctor.results import Buckets, CheckedEntry, Limit, LimitName, Outcome, Problem, Verdict
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -19,7 +23,8 @@ if TYPE_CHECKING:
     from oomdoctor.check.baseline.figures import Figures
     from oomdoctor.check.entries import Entry
     from oomdoctor.multi_card.pool import Answer
-    from oomdoctor.results import Movement, ProbeResult, Trial, VerifyDocument
+    from oomdoctor.results import FrontierResult, Movement, ProbeResult, Trial, VerifyDocument
+    from oomdoctor.results.throughput import Throughput
     from oomdoctor.trial.answer import ProbeRun
 
 
@@ -58,6 +63,41 @@ def baseline_limit(
     return Limit(LimitName.BASELINE, None, None, holds=not beyond, text=text)
 
 
+def searched_limits(entry: Entry, result: FrontierResult) -> tuple[Limit, ...]:
+    """Return what an entry asks of the largest value of a size, broken limits first."""
+    return broken_first(_searched_limits(entry, result))
+
+
+def _searched_limits(entry: Entry, result: FrontierResult) -> Iterator[Limit]:
+    (cell,), searched = result.cells, result.searched_size
+    found, name = cell.maximum, "" if searched is None else searched.name
+    answer = headline(result)
+    yield Limit(LimitName.FITS, 1, found, holds=found > 0, text=answer)
+    if entry.at_least is not None:
+        text = f"{answer}; at least {entry.at_least} is asked for"
+        yield Limit(LimitName.AT_LEAST, entry.at_least, found, holds=found >= entry.at_least, text=text)
+    if entry.headroom is not None:
+        least, size = entry.at_least or 1, cell.recommended
+        largest = f"{name} {size} is recommended" if size else f"no {name} can be recommended"
+        text = f"with {percent(entry.headroom)} of memory left free {largest}, and at least {least} is asked for"
+        yield Limit(LimitName.HEADROOM, entry.headroom, None, holds=size >= least, text=text)
+
+
+def buckets_limit(found: Buckets, headroom: float) -> Limit:
+    """Return the limit that one process trains on buckets in turn, with so much memory left free."""
+    whole = 100
+    text = f"with {percent(headroom)} of memory left free {turns(found)}"
+    return Limit(LimitName.BUCKETS, whole, found.percent, holds=found.percent == whole, text=text)
+
+
+def _min_samples_per_second(asked: float, found: Throughput) -> Limit:
+    fastest = next((size for size in found.sizes if size.micro_batch == found.fastest), None)
+    rate = None if fastest is None else fastest.samples_per_second
+    what = f"{fastest_answer(found)}, and at least {asked:g} samples/s are asked for"
+    name = LimitName.MIN_SAMPLES_PER_SECOND
+    return Limit(name, asked, rate, holds=rate is not None and rate >= asked, text=what)
+
+
 def _limits(entry: Entry, result: ProbeResult) -> Iterator[Limit]:
     maximum = result.micro_batch.maximum
     text = f"micro-batch {maximum} is the largest that fits" if maximum else "nothing fits, not even the smallest size"
@@ -68,6 +108,8 @@ def _limits(entry: Entry, result: ProbeResult) -> Iterator[Limit]:
         yield _max_accumulation_steps(entry.max_accumulation_steps, result)
     if entry.max_memory_bytes is not None:
         yield _max_memory(entry.max_memory_bytes, entry.micro_batch or entry.min_micro_batch or 1, result)
+    if entry.min_samples_per_second is not None and result.throughput is not None and result.throughput.fastest:
+        yield _min_samples_per_second(entry.min_samples_per_second, result.throughput)
     if entry.headroom is not None:
         yield _headroom(entry.headroom, entry.min_micro_batch or 1, result)
 
@@ -175,7 +217,7 @@ def verify_limit(answer: VerifyAnswer) -> Limit:
 
 def checked_entry(
     entry: Entry,
-    answer: Answer,
+    answer: Answer | Buckets,
     standing: BaselineState,
     not_kept: str | None = None,
     verified: VerifyAnswer | None = None,
@@ -189,35 +231,69 @@ def checked_entry(
         not_kept: Why the answer cannot be used again, where its target is the reason.
         verified: Verdict on its accumulation; None where the entry does not ask.
     """
-    if isinstance(answer, OomdoctorError):
-        return CheckedEntry(
-            name=entry.name,
-            target=entry.request.target,
-            gpu=entry.request.gpu,
-            verdict=Verdict.NO_ANSWER if answer.exit_code == EXIT_NO_ANSWER else Verdict.ERROR,
-            limits=(),
-            movements=(),
-            baseline="none",
-            tolerance=entry.tolerance,
-            profiled_micro_batch=None,
-            probe=None,
-            problem=Problem(answer.message, answer.hint, answer.details, answer.exit_code),
-        )
-    result, against = answer.result, _Comparison.of(entry, answer, standing)
     asked = () if verified is None else (verify_limit(verified),)
-    limits = broken_first((*judge(entry, result), *asked, *against.limits))
+    if isinstance(answer, OomdoctorError):
+        problem = Problem(answer.message, answer.hint, answer.details, answer.exit_code)
+        return replace(_judged(entry, ()), verdict=_verdict(problem, ()), problem=problem)
+    if isinstance(answer, Buckets):
+        limits = (buckets_limit(answer, entry.request.headroom), *asked)
+        return replace(_judged(entry, limits), buckets=answer)
+    if entry.request.variant.searched is not None:
+        searched = searched_result(entry.request, answer)
+        limits = (*searched_limits(entry, searched), *asked)
+        return replace(_judged(entry, limits), searched=searched, not_kept=not_kept, warnings=tuple(warnings(searched)))
+    return _checked_probe(entry, answer, standing, not_kept, asked)
+
+
+def _verdict(problem: Problem | None, limits: Sequence[Limit]) -> Verdict:
+    if problem is not None:
+        return Verdict.NO_ANSWER if problem.exit_code == EXIT_NO_ANSWER else Verdict.ERROR
+    return Verdict.PASSED if all(limit.holds for limit in limits) else Verdict.FAILED
+
+
+def _judged(entry: Entry, limits: Sequence[Limit]) -> CheckedEntry:
+    """Return an entry that has limits and nothing else."""
     return CheckedEntry(
         name=entry.name,
         target=entry.request.target,
         gpu=entry.request.gpu,
-        verdict=Verdict.PASSED if all(limit.holds for limit in limits) else Verdict.FAILED,
+        verdict=_verdict(None, limits),
+        limits=broken_first(limits),
+        movements=(),
+        baseline="none",
+        tolerance=entry.tolerance,
+        profiled_micro_batch=None,
+        probe=None,
+        problem=None,
+    )
+
+
+def _no_clock(result: ProbeResult) -> Problem | None:
+    """Return why steps that were to be timed were not; None where they were, or where that was not asked."""
+    if result.throughput is None or result.throughput.fastest is not None:
+        return None
+    hint = "run the check on a machine with the GPU, or drop `fastest` and `min-samples-per-second`"
+    return Problem(f"the fastest micro-batch was {fastest_answer(result.throughput)}", hint, None, EXIT_NO_ANSWER)
+
+
+def _checked_probe(
+    entry: Entry, answer: ProbeRun, standing: BaselineState, not_kept: str | None, asked: tuple[Limit, ...]
+) -> CheckedEntry:
+    result, against = answer.result, _Comparison.of(entry, answer, standing)
+    limits = broken_first((*judge(entry, result), *asked, *against.limits))
+    problem = _no_clock(result)
+    return CheckedEntry(
+        name=entry.name,
+        target=entry.request.target,
+        gpu=entry.request.gpu,
+        verdict=_verdict(problem, limits),
         limits=limits,
         movements=against.movements,
         baseline=against.state,
         tolerance=entry.tolerance,
         profiled_micro_batch=result.memory.micro_batch if result.memory else against.size,
         probe=result,
-        problem=None,
+        problem=problem,
         warnings=against.warnings,
         not_kept=not_kept,
     )

@@ -18,7 +18,10 @@ from oomdoctor.cli.probe_options import (
     EvalBatch,
     ExecutorName,
     Headroom,
+    Largest,
+    MicroBatchSize,
     ModeName,
+    MultipleOf,
     NewTokens,
     OptimizerName,
     Over,
@@ -28,6 +31,7 @@ from oomdoctor.cli.probe_options import (
     Reserve,
     TargetBatch,
     TrialTimeout,
+    UpTo,
     WithEvalFlag,
     WorldSize,
 )
@@ -43,7 +47,7 @@ from oomdoctor.cli.report import (
     plain_document,
     render,
 )
-from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, NoAnswerError, UsageError
+from oomdoctor.errors import EXIT_NO_ANSWER, EXIT_OK, EXIT_USAGE, NoAnswerError, UsageError
 from oomdoctor.output import MAXIMUM_WIDTH, Terminal, deliver, is_terminal
 
 if TYPE_CHECKING:
@@ -81,6 +85,10 @@ def gpus(  # noqa: PLR0913 - one parameter an option
     trial_timeout: TrialTimeout = 300.0,
     at: At = None,
     over: Over = None,
+    largest: Largest = None,
+    micro_batch: MicroBatchSize = None,
+    multiple_of: MultipleOf = None,
+    up_to: UpTo = None,
     mode: ModeName = None,
     prompt: Prompt = None,
     new_tokens: NewTokens = None,
@@ -121,7 +129,7 @@ def gpus(  # noqa: PLR0913 - one parameter an option
             raise UsageError("`--fit` and `--known` exclude each other", hint="`--fit` asks about every known card")
         from oomdoctor.axes import read_grid, read_sizes
         from oomdoctor.multi_card.frontier import FrontierRequest
-        from oomdoctor.request import as_option, build_request
+        from oomdoctor.request import as_option, build_request, build_searched
 
         build = partial(
             build_request,
@@ -143,14 +151,18 @@ def gpus(  # noqa: PLR0913 - one parameter an option
             spelled=as_option,
         )
         sizes = read_sizes(at or (), "--at"), read_grid(over or (), "--over")
+        searched = build_searched(
+            largest, micro_batch=micro_batch, multiple_of=multiple_of, up_to=up_to, spelled=as_option
+        )
         with executor_called(executor, Path.cwd()) as elsewhere:
-            asked = FrontierRequest(build, *sizes, jobs=jobs, executor=elsewhere)
+            asked = FrontierRequest(build, *sizes, searched, jobs=jobs, executor=elsewhere)
             document = _fitted(asked, gpu, output, quiet=quiet)
         render(document, chosen, output)
-        return
+        raise typer.Exit(document.exit_code)
     given = {"--target-batch": target_batch, "--gpu": gpu, "--jobs": jobs, "--output": output, "--reserve": reserve}
     given |= {"--executor": executor, "--mode": mode, "--prompt": prompt, "--new-tokens": new_tokens, "--cache": cache}
     given |= {"--with-eval": with_eval or None, "--eval-batch": eval_batch}
+    given |= {"--largest": largest, "--micro-batch": micro_batch, "--multiple-of": multiple_of, "--up-to": up_to}
     _check_for_fit(chosen, {**given, "--at": at, "--over": over})
     if known:
         _show_catalogue(as_json=chosen == "json")
@@ -193,12 +205,13 @@ def _fitted(request: FrontierRequest, gpu: Sequence[str] | None, output: Path | 
     """Return what fits each card of these names, each once; each that is known where none is named."""
     from oomdoctor.engines.catalogue import all_cards, find_card
     from oomdoctor.multi_card.fit_sizes import fit_sizes
+    from oomdoctor.multi_card.frontier import questions
     from oomdoctor.output import check_writable
     from oomdoctor.report.progress import make_progress
     from oomdoctor.results import FitDocument
 
     cards = list({card.key: card for card in map(find_card, gpu)}.values()) if gpu else all_cards()
-    reserve_bytes = request.build().reserve_bytes
+    reserve_bytes = questions(request)[0][1].reserve_bytes
     cards = [_reserved(card.with_loading(os.environ), reserve_bytes) for card in cards]
     if output is not None:
         check_writable(output)
@@ -208,6 +221,8 @@ def _fitted(request: FrontierRequest, gpu: Sequence[str] | None, output: Path | 
     finally:
         progress.close()
     versions = {**own_versions(), **found.versions}
+    if any(card.micro_batch.limited_by == "unknown" for card in found.result.cards):
+        return FitDocument("gpus", "incomplete", EXIT_USAGE, versions, found.result)
     return FitDocument("gpus", "fitted", EXIT_OK, versions, found.result)
 
 

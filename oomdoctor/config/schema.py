@@ -143,6 +143,15 @@ class CheckEntry(SharedKeys):
         max_memory: Most memory that PyTorch may hold at `micro_batch`, as a size.
         at: Sizes besides the batch, by keyword of the file's `make_batch` or placeholder of the command.
         over: Several values of such sizes; each combination makes an entry of its own.
+        largest: A size whose largest value at `micro_batch` is asked for, instead of the largest micro-batch.
+        multiple_of: Only its multiples are tried.
+        up_to: Largest value of it that is tried.
+        at_least: Smallest largest value that passes.
+        buckets: Micro-batches by size on which one process has to train in turn, each a table of sizes by name and its
+            `micro-batch`.
+        bucket_file: In place of them, a file with what `oomdoctor probe --buckets json` prints.
+        fastest: Whether the optimizer steps of several micro-batches are timed; only a GPU of this machine has a clock.
+        min_samples_per_second: Least samples in a second, with the fastest micro-batch, that pass.
         mode: What is done with a file's model: `train` it, `eval`uate it, or `generate` tokens with it.
         prompt: Tokens of each prompt, where it generates.
         new_tokens: Tokens that are generated for each.
@@ -169,6 +178,16 @@ class CheckEntry(SharedKeys):
     over: dict[str, tuple[int, ...]] | None = field(
         default=None, metadata={EXAMPLE: "{ sequence_length = [256, 512, 1024] }"}
     )
+    largest: str | None = field(default=None, metadata={EXAMPLE: '"sequence_length"'})
+    multiple_of: int | None = field(default=None, metadata={EXAMPLE: "64"})
+    up_to: int | None = field(default=None, metadata={EXAMPLE: "8192"})
+    at_least: int | None = field(default=None, metadata={EXAMPLE: "2048"})
+    buckets: tuple[dict[str, int], ...] | None = field(
+        default=None, metadata={EXAMPLE: "[{ sequence_length = 512, micro-batch = 32 }]"}
+    )
+    bucket_file: str | None = field(default=None, metadata={EXAMPLE: '"buckets.json"'})
+    fastest: bool | None = field(default=None, metadata={EXAMPLE: "true"})
+    min_samples_per_second: float | None = field(default=None, metadata={EXAMPLE: "500"})
     mode: ModeName | None = field(default=None, metadata={EXAMPLE: '"eval"'})
     prompt: int | None = field(default=None, metadata={EXAMPLE: "512"})
     new_tokens: int | None = field(default=None, metadata={EXAMPLE: "256"})

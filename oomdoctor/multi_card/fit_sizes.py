@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from oomdoctor.engines.choice import reserve_reasons
 from oomdoctor.errors import MemoryGrowsError, OomdoctorError, TargetError, UsageError
 from oomdoctor.multi_card.fit import FitTable, fit_cards
-from oomdoctor.multi_card.frontier import combinations, named
+from oomdoctor.multi_card.frontier import named, questions
 from oomdoctor.multi_card.pool import Case, StagedProgress, probe_cards, run_elsewhere
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.progress import SilentProgress
@@ -59,18 +59,20 @@ def fit_sizes(request: FrontierRequest, cards: Sequence[Card], progress: Progres
         TargetError: The user's file is at fault at every combination.
         NoAnswerError: The step cannot be traced, a crash, or a time limit.
     """
-    grid = combinations(request)
+    asked = questions(request)
+    grid = [sizes for sizes, _ in asked]
     if len(grid) * len(cards) > _MOST_ROWS:
         hint = "name the cards with `--gpu`, or give fewer sizes"
         raise UsageError(f"{len(grid) * len(cards)} rows are asked about, more than {_MOST_ROWS}", hint=hint)
-    cases = [Case(named(sizes), request.build(at={**request.given, **sizes})) for sizes in grid]
+    cases = [Case(named(sizes), question) for sizes, question in asked]
     answers = _answers(cases, cards, progress, request)
     tables = [answer for answer in answers if isinstance(answer, FitTable)]
     for answer in answers:
         if isinstance(answer, OomdoctorError) and not (tables and isinstance(answer, TargetError)):
             raise answer
+    unit = 1 if request.searched is None else request.searched.multiple_of
     rows = [
-        _card(card, sizes, answer.rows[place] if isinstance(answer, FitTable) else _unknown(card, answer))
+        _card(card, sizes, answer.rows[place] if isinstance(answer, FitTable) else _unknown(card, answer), unit)
         for place, card in enumerate(cards)
         for sizes, answer in zip(grid, answers, strict=True)
     ]
@@ -141,14 +143,14 @@ def _unknown(card: Card, error: OomdoctorError) -> CardFit:
     return CardFit(card.key, 0, 0, "unknown", None, (error.message,))
 
 
-def _card(card: Card, sizes: Mapping[str, int], row: CardFit) -> FittedCard:
+def _card(card: Card, sizes: Mapping[str, int], row: CardFit, unit: int) -> FittedCard:
     return FittedCard(
         gpu=card.key,
         name=card.name,
         total_bytes=card.total_bytes,
         capacity_bytes=card.capacity_bytes,
         compute_capability=".".join(map(str, card.compute_capability)),
-        micro_batch=CardMicroBatch(row.maximum, row.recommended, row.limited_by),
+        micro_batch=CardMicroBatch(row.maximum * unit, row.recommended * unit, row.limited_by),
         accumulation=row.plan,
         notes=row.notes,
         at_sizes=tuple(Axis(name, size) for name, size in sizes.items()),

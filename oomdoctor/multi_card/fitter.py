@@ -28,7 +28,15 @@ from oomdoctor.results.fit import CardFit
 from oomdoctor.search.allocation_lines import largest_placeable
 from oomdoctor.search.bracket import FIRST_SIZE, revised
 from oomdoctor.search.growth import ANSWER_ITERATIONS
-from oomdoctor.search.probe_search import LARGEST_PLAIN, ProbeSearch, micro_steps, share_of, tested_plan
+from oomdoctor.search.probe_search import (
+    LARGEST_PLAIN,
+    ProbeSearch,
+    largest_searched,
+    limit_notes,
+    micro_steps,
+    share_of,
+    tested_plan,
+)
 from oomdoctor.search.trial_source import TrialNotes, TrialSource
 
 if TYPE_CHECKING:
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.trace.device import EmulatedDevice
     from oomdoctor.multi_card.scaling import MemoryTrace
     from oomdoctor.search.trial_source import TrialProblem
+    from oomdoctor.trial.sized_trials import Trials
     from oomdoctor.trial.step import TrialSetup
     from oomdoctor.trial.trial import Attempt
 
@@ -236,6 +245,7 @@ class Fitter:
 
     Args:
         setup: The model and how it trains.
+        sized: Runs trials whose size is not the micro-batch; None where it is.
         device: The emulated device.
         cards: All that will be asked about.
         target_batch: Samples per optimizer step over all devices; None to ask about plain steps.
@@ -250,6 +260,7 @@ class Fitter:
         self,
         *,
         setup: TrialSetup,
+        sized: Trials | None,
         device: EmulatedDevice,
         cards: Sequence[Card],
         target_batch: int | None,
@@ -262,7 +273,8 @@ class Fitter:
         if device.op_trace is None:
             raise RuntimeError("the journal is begun before the target is loaded")
         self._journal = device.op_trace
-        self._tracer = Tracer(setup, device, self._journal, start_bytes)
+        self._tracer = Tracer(setup, device, self._journal, start_bytes, sized)
+        self._searched = setup.variant.searched
         self._device = device
         self._cards = {card.key: card for card in cards}
         self._target_batch, self._world_size = target_batch, world_size
@@ -295,14 +307,17 @@ class Fitter:
             allowed_bytes = min(allowed_bytes, int(self._memory_fraction * card.total_bytes))
         if allowed_bytes != card.capacity_bytes:
             card = replace(card, context_bytes=card.total_bytes - allowed_bytes, reserve_bytes=0)
-        source = CardTrials(card, self._shared_of(card), lambda size: micro_steps(size, self._share), self._explain)
+        source = CardTrials(card, self._shared_of(card), self._micro_steps, self._explain)
         first = min(FIRST_SIZE, max(1, self._shared_of(card).group.largest))
-        if not source.has_room_for_model(first, micro_steps(first, self._share)):
+        if not source.has_room_for_model(first, self._micro_steps(first)):
             return CardFit(key, 0, 0, "model", None, ())
-        session = ProbeSearch(source, SilentProgress(), self._share)
+        session = ProbeSearch(source, SilentProgress(), self._share, searched=self._searched)
         search = session.find_maximum(self._weights_bytes)
         recommended = session.find_recommended(search, headroom)
         plan = None
+        if self._searched is not None:
+            notes = tuple(limit_notes(session.trials, search.limited_by, self._searched))
+            return CardFit(key, search.maximum, recommended, search.limited_by, None, notes)
         if self._target_batch is not None:
             plan = tested_plan(
                 session, self._target_batch, self._world_size, maximum=search.maximum, recommended=recommended
@@ -311,13 +326,21 @@ class Fitter:
         recommended = revised(recommended, session.trials, maximum=search.maximum, allowed_bytes=comfortable)
         return CardFit(key, search.maximum, recommended, search.limited_by, plan, search.notes)
 
+    def _micro_steps(self, size: int) -> int:
+        return micro_steps(size if self._searched is None else self._searched.micro_batch, self._share)
+
+    def _steps_and_largest(self) -> tuple[int, int]:
+        """Return the micro-steps of most trials, and the largest size that has so many; 0 for none."""
+        if self._searched is not None:
+            return self._micro_steps(1), largest_searched(self._searched)
+        return (1, LARGEST_PLAIN) if self._share is None else (2, self._share - 1)
+
     def _shared_of(self, card: Card) -> GroupCache:
         """Return the cache of the card's group, which is traced for its first card."""
         if card.compute_capability not in self._shared:
             rivals = [*_by_capability([*self._cards.values()])]
             capacity = max(other.capacity_bytes for other in self._cards.values())
-            micro_steps, largest = (1, LARGEST_PLAIN) if self._share is None else (2, self._share - 1)
-            group = ArchGroup(card, micro_steps, largest, capacity)
+            group = ArchGroup(card, *self._steps_and_largest(), capacity)
             choices = self._tracer.prepare(group)
             if not self._shared:
                 gc.freeze()  # torch has a million objects, which every collection would go through

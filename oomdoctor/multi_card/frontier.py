@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from oomdoctor import __version__
-from oomdoctor.errors import EXIT_GATE, EXIT_OK, OomdoctorError, TargetError, UsageError
+from oomdoctor.errors import EXIT_GATE, EXIT_OK, EXIT_USAGE, OomdoctorError, TargetError, UsageError
 from oomdoctor.multi_card.buckets import check_buckets, find_buckets
 from oomdoctor.multi_card.pool import Case, StagedProgress, probe_all
 from oomdoctor.request import command_line
-from oomdoctor.results import Axis, Outcome
+from oomdoctor.results import Axis
 from oomdoctor.results.document import FrontierDocument
 from oomdoctor.results.frontier import FrontierCell, FrontierResult
+from oomdoctor.search.probe_search import limit_notes
 from oomdoctor.trial.answer import ProbeRun
 from oomdoctor.trial.parallel import default_jobs
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from oomdoctor.multi_card.pool import Answer
     from oomdoctor.progress import Progress
     from oomdoctor.request import ProbeRequest
-    from oomdoctor.results import BucketFormat, Buckets, ProbeResult, SearchedSize, Trial
+    from oomdoctor.results import BucketFormat, Buckets, SearchedSize
 
 _MOST_CELLS = 200
 
@@ -77,11 +78,11 @@ def find_frontier(request: FrontierRequest, progress: Progress) -> FrontierDocum
         TargetError: The user's file is at fault in every cell.
         NoAnswerError: No device, or no cell has an answer.
     """
-    grid = combinations(request)
+    asked = questions(request)
+    grid = [sizes for sizes, _ in asked]
     if request.buckets is not None:
-        asked = request.build(at={**request.given, **grid[0]})
-        check_buckets(asked, request.buckets, tuple(request.over), is_searched=request.searched is not None)
-    cases = [Case(named(sizes), _question(request, sizes)) for sizes in grid]
+        check_buckets(asked[0][1], request.buckets, tuple(request.over), is_searched=request.searched is not None)
+    cases = [Case(named(sizes), replace(question, profiles=False, guide=False)) for sizes, question in asked]
     jobs = request.jobs or default_jobs(len(cases))
     answers = probe_all(cases, StagedProgress(progress, len(cases)), jobs=jobs, executor=request.executor)
     runs = [answer for answer in answers if isinstance(answer, ProbeRun)]
@@ -94,6 +95,12 @@ def find_frontier(request: FrontierRequest, progress: Progress) -> FrontierDocum
     form = request.buckets
     buckets = None if form is None else find_buckets(cases[0].request, form, cells, progress)
     return _document(cases[0].request, request, cells, runs[-1], buckets)
+
+
+def searched_result(asked: ProbeRequest, run: ProbeRun) -> FrontierResult:
+    """Return the answer to a question whose searched size is not the micro-batch: a frontier of one cell."""
+    request = FrontierRequest(lambda **_: asked, {}, {}, asked.variant.searched)
+    return _document(asked, request, (_cell(request, {}, run),), run, None).result
 
 
 def combinations(request: FrontierRequest) -> list[dict[str, int]]:
@@ -109,6 +116,16 @@ def combinations(request: FrontierRequest) -> list[dict[str, int]]:
     return grid
 
 
+def questions(request: FrontierRequest) -> list[tuple[dict[str, int], ProbeRequest]]:
+    """Return the sizes of each cell, and its question.
+
+    Raises:
+        UsageError: The question contradicts itself, or has too many cells.
+    """
+    grid = combinations(request)
+    return [(sizes, request.build(at={**request.given, **sizes}, searched=request.searched)) for sizes in grid]
+
+
 def named(sizes: Mapping[str, int]) -> str:
     """Return what to call a cell."""
     return ", ".join(f"{name} {size}" for name, size in sizes.items()) or "as it is"
@@ -121,11 +138,6 @@ def _check_names(request: FrontierRequest) -> None:
         raise UsageError(
             f"`{twice[0]}` is asked about twice", hint="give it with one of `--at`, `--over` and `--largest`"
         )
-
-
-def _question(request: FrontierRequest, sizes: Mapping[str, int]) -> ProbeRequest:
-    asked = request.build(at={**request.given, **sizes}, searched=request.searched)
-    return replace(asked, profiles=False, guide=False)
 
 
 def _cell(request: FrontierRequest, sizes: Mapping[str, int], answer: Answer) -> FrontierCell:
@@ -145,17 +157,9 @@ def _cell(request: FrontierRequest, sizes: Mapping[str, int], answer: Answer) ->
         elements=samples * math.prod(others) if found.maximum else 0,
         accumulation=result.accumulation,
         trials=len(result.trials),
-        notes=result.warnings if searched is None else tuple(_limit(result, searched)),
+        notes=result.warnings if searched is None else tuple(limit_notes(result.trials, found.limited_by, searched)),
         evaluation=result.evaluation,
     )
-
-
-def _limit(result: ProbeResult, searched: SearchedSize) -> Iterator[str]:
-    """Yield what a limit that is not memory was, in the words of the trial that met it."""
-    met: list[Trial] = [trial for trial in result.trials if trial.outcome is Outcome.LIMIT]
-    if result.micro_batch.limited_by == "limit" and met:
-        first = min(met, key=lambda trial: trial.micro_batch)
-        yield f"{searched.name} {first.micro_batch * searched.multiple_of}: {first.error}"
 
 
 def _document(
@@ -168,10 +172,12 @@ def _document(
     result = last.result
     fits = any(cell.maximum for cell in cells)
     given = tuple(axis for axis in asked.variant.axes if axis.name not in request.over)
+    # As of a check: where not everything could be asked, the rest says less than it seems to.
+    is_whole = all(cell.problem is None for cell in cells)
     return FrontierDocument(
         command="frontier",
-        status="measured" if fits else "nothing_fits",
-        exit_code=EXIT_OK if fits else EXIT_GATE,
+        status="incomplete" if not is_whole else "measured" if fits else "nothing_fits",
+        exit_code=EXIT_USAGE if not is_whole else EXIT_OK if fits else EXIT_GATE,
         versions={"oomdoctor": __version__, **last.versions},
         result=FrontierResult(
             target=request.command_line() or result.target,

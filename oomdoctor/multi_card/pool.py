@@ -20,7 +20,7 @@ from oomdoctor.multi_card.fit import FitTable
 from oomdoctor.multi_card.workers import WorkerPool
 from oomdoctor.progress import SilentProgress
 from oomdoctor.results.fit import CardFit
-from oomdoctor.search.probe_search import share_of
+from oomdoctor.search.probe_search import limit_notes, share_of
 from oomdoctor.trial.answer import ProbeRun
 from oomdoctor.trial.parallel import all_results, default_jobs, run_all
 from oomdoctor.trial.probe import engine_for, probe
@@ -265,4 +265,6 @@ def _row(card: Card, answer: ProbeRun) -> CardFit:
     result = answer.result
     sizes = result.micro_batch
     limited_by = sizes.limited_by if result.trials else "model"
-    return CardFit(card.key, sizes.maximum, sizes.recommended, limited_by, result.accumulation, result.warnings)
+    searched = None if result.variant is None else result.variant.searched
+    notes = result.warnings if searched is None else tuple(limit_notes(result.trials, limited_by, searched))
+    return CardFit(card.key, sizes.maximum, sizes.recommended, limited_by, result.accumulation, notes)

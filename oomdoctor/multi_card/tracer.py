@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from oomdoctor.engines.trace.device import EmulatedDevice
     from oomdoctor.engines.trace.op_trace import OpTrace
     from oomdoctor.results import PhaseName
+    from oomdoctor.trial.sized_trials import Trials
     from oomdoctor.trial.step import TrialSetup
     from oomdoctor.trial.trial import Attempt
 
@@ -78,10 +79,15 @@ class Tracer:
         device: The emulated device, with far more memory than any card.
         journal: Its journal.
         start_bytes: What is allocated between trials.
+        sized: Runs trials whose size is not the micro-batch; None where it is. Each of those sizes is traced, since a
+            step is seldom a line over them, and the size to which a line leads may not fit the host.
     """
 
-    def __init__(self, setup: TrialSetup, device: EmulatedDevice, journal: OpTrace, start_bytes: int) -> None:
+    def __init__(
+        self, setup: TrialSetup, device: EmulatedDevice, journal: OpTrace, start_bytes: int, sized: Trials | None = None
+    ) -> None:
         self._setup = setup
+        self._sized = sized
         self._device = device
         self._journal = journal
         self._start_bytes = start_bytes
@@ -90,7 +96,7 @@ class Tracer:
         """Trace what tells all sizes, and return what each of the journal's rivals would have chosen."""
         first = self.at(group, min(_SMALL, max(1, group.largest)), group.micro_steps if group.largest else 1)
         choices = [*self._journal.choices]
-        if group.largest > _LARGE and first.steps is not None:
+        if self._sized is None and group.largest > _LARGE and first.steps is not None:
             self._find_scale(group)
         return choices
 
@@ -134,7 +140,9 @@ class Tracer:
         self._journal.begin()
         try:
             question = RunTrial(micro_batch, micro_steps, emulated.total_bytes, group.iterations)
-            attempt = run_trial(self._setup, question, _JournalRecorder(self._journal))
+            recorder = _JournalRecorder(self._journal)
+            sized = self._sized
+            attempt = run_trial(self._setup, question, recorder) if sized is None else sized.run(question, recorder)
         finally:
             await_release(self._setup.model, self._start_bytes)
             self._device.forget_dropout_state()
@@ -142,13 +150,17 @@ class Tracer:
             return TracedTrial(attempt, None)
         if not self._journal.is_balanced or attempt.ends[-1] > attempt.ends[0]:
             raise MemoryGrowsError(
-                f"the target keeps memory of the trial at micro-batch {micro_batch}, so that the next step would begin "
-                "with less",
+                f"the target keeps memory of the trial at {self._named(micro_batch)}, so that the next step would "
+                "begin with less",
                 hint="ask about one card at a time, for which trials take as many steps as they need: `oomdoctor probe "
                 "TARGET --gpu NAME --engine trace`",
             )
         entries, calls = [*self._journal.entries], [*self._journal.calls]
         return TracedTrial(attempt, MemoryTrace(entries, calls, self._journal.start, attempt.trial.fixed_bytes or 0))
+
+    def _named(self, size: int) -> str:
+        searched = self._setup.variant.searched
+        return f"micro-batch {size}" if searched is None else f"{searched.name} {size * searched.multiple_of}"
 
 
 def without_memory_limit(card: Card, emulated: Card) -> Card:

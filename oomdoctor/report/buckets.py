@@ -47,6 +47,23 @@ def _lhotse(bins: list[int] | list[list[int]], samples: list[int]) -> list[str]:
     ]
 
 
+def table(buckets: Buckets, most: int) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and at most so many rows of a table: the sizes of each bucket and its micro-batch."""
+    headings = [*(axis.name for axis in buckets.rows[0].sizes), "micro-batch"] if buckets.rows else []
+    rows = [[*(str(axis.size) for axis in row.sizes), str(row.micro_batch)] for row in buckets.rows[:most]]
+    return headings, rows
+
+
+def turns(buckets: Buckets) -> str:
+    """Return whether one process trains on all in turn, without a full stop."""
+    these = f"one process trains on {count(len(buckets.rows), 'bucket')} in turn"
+    if buckets.percent == 100:  # noqa: PLR2004 - the whole
+        return these
+    if buckets.percent == 0:
+        return f"no {these.removeprefix('one ')}, not even with a sample of each: {buckets.ran_out}"
+    return f"{these} with at most {buckets.percent} % of their samples: with more it runs out {buckets.ran_out}"
+
+
 def sentences(buckets: Buckets, mode: Mode) -> Iterator[str]:
     """Yield what was proven of the buckets."""
     done = "evaluated" if mode == "eval" else "trained on"

@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from rich.padding import Padding
 from rich.text import Text
 
+from oomdoctor.report import buckets, frontier
 from oomdoctor.report import verdicts as words
 from oomdoctor.report.issues import Case, Group, Issue, Issues, Location, Rule, repository_path, target_file
 from oomdoctor.report.markdown import code, code_lines, fitting, folded, prose, table, warning_block
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from oomdoctor.output import Terminal
     from oomdoctor.results import CheckDocument, CheckedEntry, CheckResult, Limit, Movement, Problem
-
 
 _MOST_BEYOND: Final = 12
 _MOST_WITHIN: Final = 8
@@ -186,7 +186,8 @@ def _row(entry: CheckedEntry) -> tuple[str, ...]:
     word = words.VERDICT_WORDS[entry.verdict]
     verdict = word if entry.verdict is Verdict.PASSED else f"**{word}**"
     card = words.card(entry) if entry.gpu is None else _cell(entry.gpu)
-    return _cell(entry.name), card, words.largest(entry), words.steps(entry), verdict
+    largest = words.largest(entry) if entry.searched is None else _prose(words.largest(entry))
+    return _cell(entry.name), card, largest, words.steps(entry), verdict
 
 
 def _sections(result: CheckResult) -> Iterator[str]:
@@ -306,6 +307,8 @@ def _entry_section(entry: CheckedEntry) -> dict[str, Any]:
         "more_movements": max(0, len(entry.movements) - _MOST_ROWS),
         "largest_bytes": max(sizes, default=1),
         "probe": None if entry.probe is None else probe_sections(entry.probe),
+        "legend": [] if entry.searched is None else list(frontier.legend(entry.searched)),
+        "buckets": None if entry.buckets is None else buckets.table(entry.buckets, _MOST_ROWS),
     }
 
 

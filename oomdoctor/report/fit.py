@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oomdoctor.output import Terminal
-    from oomdoctor.results import FitDocument, FitResult, FittedCard
+    from oomdoctor.results import FitDocument, FitResult, FittedCard, SearchedSize
 
 _COLUMNS: Final = ("--gpu", ">memory", ">largest", ">recommended", ">steps", "limited by")
 _LIMITS: Final = {
@@ -138,7 +138,7 @@ def issues(document: FitDocument) -> Issues:
 
 def _issue(result: FitResult, card: FittedCard) -> Issue:
     rule = _FITS if card.micro_batch.maximum else _DOES_NOT_FIT
-    path, text = target_file(result.target), sentence(_answer(card))
+    path, text = target_file(result.target), sentence(_answer(result, card))
     return Issue(
         level=rule.level,
         title=f"{_TITLE} {result.target}",
@@ -163,14 +163,15 @@ def _headline(result: FitResult) -> str:
 
 def _columns(result: FitResult) -> tuple[str, ...]:
     if not result.varied_sizes:
-        return _COLUMNS
+        searched = _searched(result)
+        return _COLUMNS if searched is None else tuple(column for column in _COLUMNS if column != ">steps")
     return (*_COLUMNS[:2], *(f">{named}" for named in dict.fromkeys(_sizes(card) for card in result.cards)))
 
 
 def _rows(result: FitResult) -> Iterator[tuple[str, ...]]:
     """Yield a card's cells, one for each column."""
     if not result.varied_sizes:
-        yield from (_row(card, has_target=result.target_batch is not None) for card in result.cards)
+        yield from (_row(result, card) for card in result.cards)
         return
     columns = _columns(result)[2:]
     by_card: dict[str, dict[str, FittedCard]] = {}
@@ -198,16 +199,28 @@ def _named(card: FittedCard) -> str:
     return f"{card.gpu} at {_sizes(card)}" if card.at_sizes else card.gpu
 
 
-def _row(card: FittedCard, *, has_target: bool) -> tuple[str, ...]:
-    """Return a card's cells, one for each of `_COLUMNS`."""
+def _row(result: FitResult, card: FittedCard) -> tuple[str, ...]:
+    """Return a card's cells, one for each of the columns."""
     sizes, plan = card.micro_batch, card.accumulation
     maximum, recommended = (str(size) if size else "-" for size in (sizes.maximum, sizes.recommended))
-    steps = "-" if plan is None else str(plan.steps)
-    limit = _LIMITS[sizes.limited_by] if has_target or sizes.limited_by != "target" else "nothing above is tried"
-    return card.gpu, format_size(card.total_bytes), maximum, recommended, steps, limit
+    is_plan = result.target_batch is not None and _searched(result) is None
+    limit = _LIMITS[sizes.limited_by] if is_plan or sizes.limited_by != "target" else "nothing above is tried"
+    steps = [] if _searched(result) else ["-" if plan is None else str(plan.steps)]
+    return card.gpu, format_size(card.total_bytes), maximum, recommended, *steps, limit
 
 
-def _answer(card: FittedCard) -> str:
+def _searched(result: FitResult) -> SearchedSize | None:
+    """Return the size that is searched; None where that is the micro-batch."""
+    return None if result.variant is None else result.variant.searched
+
+
+def _searched_words(result: FitResult) -> str:
+    """Return what the largest is of, such as `micro-batch` or `context at micro-batch 8`."""
+    searched = _searched(result)
+    return "micro-batch" if searched is None else f"{searched.name} at micro-batch {searched.micro_batch}"
+
+
+def _answer(result: FitResult, card: FittedCard) -> str:
     sizes, plan = card.micro_batch, card.accumulation
     if sizes.limited_by == "unknown":
         return f"there is no answer for {_named(card)}: {'; '.join(card.notes)}"
@@ -215,14 +228,20 @@ def _answer(card: FittedCard) -> str:
         why = "the model alone does not fit" if sizes.limited_by == "model" else "not even the smallest size"
         return f"nothing fits {_named(card)}: {why}"
     steps = "" if plan is None else f", {count(plan.steps, 'accumulation step')}"
-    largest = f"micro-batch {sizes.maximum} is the largest that fits {_named(card)}"
+    searched = _searched(result)
+    what, beside = (
+        ("micro-batch", "") if searched is None else (searched.name, f" at micro-batch {searched.micro_batch}")
+    )
+    largest = f"{what} {sizes.maximum} is the largest that fits {_named(card)}{beside}"
     return f"{largest}, {sizes.recommended} is recommended{steps}"
 
 
 def _legend(result: FitResult) -> Iterator[str]:
     """Yield what the columns say, and where the answers were had from."""
     devices = "" if result.world_size == 1 else f" on {result.world_size} devices"
-    done = ", ".join(mode_words(result.variant)) if result.variant else ""
+    searched = _searched(result)
+    varied = [*result.varied_sizes, *([searched.name] if searched else [])]
+    done = ", ".join(mode_words(result.variant, varied)) if result.variant else ""
     trained = result.variant is None or result.variant.mode == "train"
     steps = "plain steps" if result.target_batch is None else f"a target batch of {result.target_batch}{devices}"
     at = "".join(f", {axis.name} {axis.size}" for axis in result.given_sizes)
@@ -232,10 +251,12 @@ def _legend(result: FitResult) -> Iterator[str]:
     yield f"{asked}; {count(cards, 'card')}, {most}{format_size(result.weights_bytes)} of weights"
     recommended = f"one that leaves {result.headroom:.0%} of the capacity free"
     if result.varied_sizes:
-        yield f"each size has the largest micro-batch, and in brackets the recommended one: {recommended}"
+        yield f"each size has the largest {_searched_words(result)}, and in brackets the recommended one: {recommended}"
     else:
-        yield f"largest: the largest micro-batch; recommended: {recommended}"
-    if result.target_batch is not None and not result.varied_sizes:
+        yield f"largest: the largest {_searched_words(result)}; recommended: {recommended}"
+    if searched is not None and searched.multiple_of > 1:
+        yield f"`{searched.name}` was searched in multiples of {searched.multiple_of}"
+    if result.target_batch is not None and not result.varied_sizes and searched is None:
         yield "steps: accumulation steps that reach the target batch"
     yield _HOW[result.engine]
     yield from (f"{reason.subject}: {reason.text}" for reason in result.reasons)

@@ -33,11 +33,11 @@ def text(document: FrontierDocument, terminal: Terminal) -> str:
         gpus.Column(heading, [row[place] for row in rows], right=place < len(rows[0]) - 1)
         for place, heading in enumerate(_columns(result))
     ]
-    answer = [sentence(_headline(result)), *map(sentence, _warnings(result))]
+    answer = [sentence(headline(result)), *map(sentence, warnings(result))]
     pasted = [] if result.buckets is None else [*buckets.lines(result.buckets), ""]
     bars = frontier_shapes.bars(result, terminal.width, unicode=terminal.unicode)
     shapes = [*frontier_shapes.grid_lines(result, terminal), *bars, *([""] if bars else [])]
-    lines = [*gpus.table(columns, terminal), "", *shapes, *answer, "", *pasted, *map(sentence, _legend(result))]
+    lines = [*gpus.table(columns, terminal), "", *shapes, *answer, "", *pasted, *map(sentence, legend(result))]
     return "\n".join([*map(visible, lines), ""])
 
 
@@ -58,9 +58,9 @@ def _blocks(document: FrontierDocument) -> Iterator[str]:
     from oomdoctor.report.markdown import code, code_block, fitting, prose, table, warning_block
 
     result = document.result
-    yield f"### {prose(capitalised(_cut(_headline(result))))}"
-    warnings = list(_warnings(result))
-    yield from warning_block((prose(sentence(_cut(text))) for text in warnings), len(warnings), _ROOM_FOR_WARNINGS)
+    yield f"### {prose(capitalised(_cut(headline(result))))}"
+    told = list(warnings(result))
+    yield from warning_block((prose(sentence(_cut(text))) for text in told), len(told), _ROOM_FOR_WARNINGS)
     rows = list(fitting((tuple(map(_cut, _row(result, cell))) for cell in result.cells), _ROOM_FOR_TABLE))
     yield table([prose(_cut(heading)) for heading in _columns(result)], rows)
     if more := len(result.cells) - len(rows):
@@ -72,7 +72,7 @@ def _blocks(document: FrontierDocument) -> Iterator[str]:
         yield code_block("\n".join(bars))
     if result.buckets is not None:
         yield code_block("\n".join(buckets.lines(result.buckets)))
-    yield "\n".join(f"- {prose(sentence(_cut(text)))}" for text in _legend(result))
+    yield "\n".join(f"- {prose(sentence(_cut(text)))}" for text in legend(result))
     yield ", ".join(code(_cut(f"{name} {version}")) for name, version in document.versions.items())
 
 
@@ -89,15 +89,15 @@ def html(document: FrontierDocument) -> str:
     most = max((cell.maximum for cell in result.cells), default=0) or 1
     values = {
         "document": document,
-        "headline": _headline(result),
-        "warnings": list(_warnings(result)),
+        "headline": headline(result),
+        "warnings": list(warnings(result)),
         "columns": _columns(result),
         "rows": [(_row(result, cell), cell.maximum, round(120 * cell.maximum / most, 1)) for cell in result.cells],
         "chart": chart(result),
         "grid": frontier_shapes.grid(result),
         "grid_title": frontier_shapes.grid_title(result),
         "pasted": [] if result.buckets is None else buckets.lines(result.buckets),
-        "legend": [*_legend(result), *(f"{reason.subject}: {reason.text}" for reason in result.reasons)],
+        "legend": [*legend(result), *(f"{reason.subject}: {reason.text}" for reason in result.reasons)],
     }
     return render_page("frontier.html", values)
 
@@ -116,11 +116,11 @@ def issues(document: FrontierDocument) -> Issues:
     result = document.result
     path = target_file(result.target)
     found = [_issue(result, cell) for cell in result.cells]
-    warnings = [Issue("warning", _TITLE, (sentence(text),), Location(path)) for text in _warnings(result)]
+    told = [Issue("warning", _TITLE, (sentence(text),), Location(path)) for text in warnings(result)]
     about = {"status": document.status, "precision": result.precision, **document.versions}
     return Issues(
-        headline=sentence(_headline(result)),
-        groups=[Group(result.target, [*found, *warnings], about)],
+        headline=sentence(headline(result)),
+        groups=[Group(result.target, [*found, *told], about)],
         rules=[rule for rule in (_NOTHING_FITS, _FITS) if any(issue.rule == rule.id for issue in found)],
         properties={"cells": len(result.cells), "capacity_bytes": result.capacity_bytes},
     )
@@ -144,7 +144,8 @@ def _issue(result: FrontierResult, cell: FrontierCell) -> Issue:
 # --- sentences -------------------------------------------------------------------------------------------------------
 
 
-def _headline(result: FrontierResult) -> str:
+def headline(result: FrontierResult) -> str:
+    """Return the answer in one line, without a full stop."""
     if len(result.cells) == 1:
         return _answer(result, result.cells[0])
     fitting = sum(cell.maximum > 0 for cell in result.cells)
@@ -191,14 +192,16 @@ def _row(result: FrontierResult, cell: FrontierCell) -> tuple[str, ...]:
     return (*(str(axis.size) for axis in cell.sizes), maximum, recommended, *steps, *together, limit)
 
 
-def _legend(result: FrontierResult) -> Iterator[str]:
+def legend(result: FrontierResult) -> Iterator[str]:
+    """Yield what was asked about and where, a sentence each."""
     batch = "plain steps" if result.target_batch is None else f"a target batch of {result.target_batch}"
     devices = "" if result.world_size == 1 else f" on {result.world_size} devices"
-    trained = [] if result.mode == "eval" else [result.optimizer, f"{batch}{devices}"]
+    trained = [] if result.mode != "train" else [result.optimizer, f"{batch}{devices}"]
+    varied = [*result.axes, *([result.searched_size.name] if result.searched_size else [])]
     # Documents that were written before they had a variant have a mode.
     asked = ["evaluation"] if result.mode == "eval" else []
     sizes = () if result.variant is None else result.variant.axes
-    done = asked if result.variant is None else list(mode_words(result.variant))
+    done = asked if result.variant is None else list(mode_words(result.variant, varied))
     yield ", ".join([result.target, *map(_size, sizes), result.precision, *trained, *done])
     yield f"{result.device.name}, {format_size(result.capacity_bytes)} for PyTorch"
     if result.searched_size is not None and result.searched_size.multiple_of > 1:
@@ -210,7 +213,8 @@ def _legend(result: FrontierResult) -> Iterator[str]:
     yield f"{count(trials, 'trial')}; every size that is shown was run"
 
 
-def _warnings(result: FrontierResult) -> Iterator[str]:
+def warnings(result: FrontierResult) -> Iterator[str]:
+    """Yield what the reader should know before relying on the answer, once where it holds for several cells."""
     yield from result.notes
     cells_of: dict[str, list[FrontierCell]] = {}
     for cell in result.cells:

@@ -7,18 +7,28 @@ from typing import TYPE_CHECKING
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from oomdoctor.results import EvaluationMemory, GenerationMemory, ProbeResult, Variant
 
 
-def mode_words(variant: Variant) -> Iterator[str]:
-    """Yield what was asked for besides training, such as `generation` and its tokens; nothing for training alone."""
+def mode_words(variant: Variant, varied: Collection[str] = ()) -> Iterator[str]:
+    """Yield what was asked for besides training, such as `generation` and its tokens; nothing for training alone.
+
+    Args:
+        variant: The question's.
+        varied: Names of sizes that have several values, which are told elsewhere.
+    """
     if variant.mode == "eval":
         yield "evaluation"
     if (tokens := variant.generation) is not None:
         yield "generation"
-        yield f"{tokens.prompt_tokens} + {tokens.new_tokens} tokens, {tokens.cache} cache"
+        of_prompt, new = "prompt" not in varied, "new_tokens" not in varied
+        if of_prompt and new:
+            yield f"{tokens.prompt_tokens} + {tokens.new_tokens} tokens"
+        elif of_prompt or new:
+            yield f"{tokens.prompt_tokens} tokens of the prompt" if of_prompt else f"{tokens.new_tokens} new tokens"
+        yield f"{tokens.cache} cache"
     if (evaluation := variant.evaluation) is not None:
         yield f"evaluation{f' of {evaluation.micro_batch}' if evaluation.micro_batch else ''} between steps"
 

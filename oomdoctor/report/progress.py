@@ -12,13 +12,15 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from oomdoctor.errors import OomdoctorError
 from oomdoctor.progress import Progress, SilentProgress
+from oomdoctor.report.buckets import turns
+from oomdoctor.report.frontier import headline
 from oomdoctor.report.plain_text import clean, first_line
 from oomdoctor.report.probe.sentences import OUTCOME_WORDS
-from oomdoctor.results import Outcome
+from oomdoctor.results import Buckets, FrontierResult, Outcome
 from oomdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
     from oomdoctor.results import ProbeResult, Trial
 
+
+Told: TypeAlias = "ProbeResult | FrontierResult | Buckets | OomdoctorError"
+"""What came of an entry of a check, or why nothing did."""
 
 _REFRESHES_PER_SECOND = 8
 
@@ -251,7 +256,7 @@ class CheckProgress:
         """Say that an entry began."""
         self._write(f"{name}: running")
 
-    def finished(self, name: str, answer: ProbeResult | OomdoctorError, *, seconds: float, is_cached: bool) -> None:
+    def finished(self, name: str, answer: Told, *, seconds: float, is_cached: bool) -> None:
         """Say what came of it, and whether that was known."""
         took = "cached" if is_cached else f"{seconds:.1f} s"
         self._write(f"{name}: {_outcome(answer)}, {took}")
@@ -264,8 +269,12 @@ class CheckProgress:
                 self._stream.flush()
 
 
-def _outcome(answer: ProbeResult | OomdoctorError) -> str:
+def _outcome(answer: Told) -> str:
     if isinstance(answer, OomdoctorError):
         return "no answer"
+    if isinstance(answer, FrontierResult):
+        return headline(answer)
+    if isinstance(answer, Buckets):
+        return turns(answer)
     maximum = answer.micro_batch.maximum
     return f"micro-batch {maximum} is the largest that fits" if maximum else "nothing fits"

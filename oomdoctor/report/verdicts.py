@@ -10,6 +10,8 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.report import frontier
+from oomdoctor.report.buckets import turns
 from oomdoctor.report.issues import target_file
 from oomdoctor.report.plain_text import count, percent, visible
 from oomdoctor.report.probe import sentences as probe_wording
@@ -39,6 +41,9 @@ LIMIT_WORDS: Final[Mapping[LimitName, str]] = MappingProxyType(
         LimitName.MAX_MEMORY: "Training takes more memory than asked for",
         LimitName.HEADROOM: "Training leaves less memory free than asked for",
         LimitName.VERIFY: "Accumulating does not train what the whole batch would",
+        LimitName.AT_LEAST: "The largest value of the size is smaller than asked for",
+        LimitName.BUCKETS: "One process cannot train on all buckets in turn",
+        LimitName.MIN_SAMPLES_PER_SECOND: "The fastest micro-batch trains fewer samples in a second than asked for",
         LimitName.BASELINE: "The figures are worse than the baseline, or there is none",
     }
 )
@@ -119,7 +124,10 @@ def card(entry: CheckedEntry) -> str:
 
 
 def largest(entry: CheckedEntry) -> str:
-    """Return the largest micro-batch that fits; `-` where there is no answer."""
+    """Return the largest micro-batch that fits, or value of the searched size by name; `-` for no answer."""
+    if entry.searched is not None and entry.searched.searched_size is not None:
+        found = [str(cell.maximum) for cell in entry.searched.cells[:1]]
+        return visible(" ".join([entry.searched.searched_size.name, *found]), _LONGEST_NAME)
     return "-" if entry.probe is None else str(entry.probe.micro_batch.maximum)
 
 
@@ -130,7 +138,11 @@ def steps(entry: CheckedEntry) -> str:
 
 
 def answer(entry: CheckedEntry) -> str:
-    """Return the probe's answer in one line; empty where there is none."""
+    """Return the answer in one line; empty where there is none."""
+    if entry.searched is not None:
+        return visible(frontier.headline(entry.searched))
+    if entry.buckets is not None:
+        return visible(turns(entry.buckets))
     return "" if entry.probe is None else probe_wording.headline(entry.probe)
 
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Literal
 
 from oomdoctor.codec import ADDED_LATER
+from oomdoctor.results.frontier import Buckets, FrontierResult
 from oomdoctor.results.probe import ProbeResult
 
 
@@ -27,6 +28,9 @@ class LimitName(StrEnum):
     MAX_ACCUMULATION_STEPS = "max-accumulation-steps"
     MAX_MEMORY = "max-memory"
     HEADROOM = "headroom"
+    AT_LEAST = "at-least"
+    BUCKETS = "buckets"
+    MIN_SAMPLES_PER_SECOND = "min-samples-per-second"
     VERIFY = "verify"
     BASELINE = "baseline"
 
@@ -37,8 +41,8 @@ class Limit:
 
     Attributes:
         name: Which, as the configuration names it; `fits`, that one micro-batch fits, is asked by every entry.
-        asked: What was asked for: samples, steps, bytes, or a share between 0 and 1; None for the baseline
-            and for `verify`.
+        asked: What was asked for: samples, steps, bytes, samples in a second, a value of the searched size, a share
+            between 0 and 1, or percent of the buckets' samples; None for the baseline and for `verify`.
         found: What was found, in the same unit; None where nothing could be.
         holds: Whether it is kept.
         text: One sentence with both.
@@ -116,10 +120,14 @@ class CheckedEntry:
         tolerance: Share by which a figure may be worse than the baseline.
         profiled_micro_batch: Size at which memory was recorded and compared, by category and module or, of a command,
             by phase.
-        probe: What the probe found; None where there is a problem.
+        probe: What the probe found; None where there is a problem other than that no GPU has a clock, where another
+            size than the micro-batch was searched, and for buckets.
         problem: Why there is no answer; else None.
         warnings: What the reader should know, beyond the probe's own warnings.
         not_kept: Why the next check has to ask anew, where its target is the reason; else None.
+        searched: The largest value of another size than the micro-batch, a frontier of one cell; None where none was
+            asked for.
+        buckets: How buckets took turns; None where they were not asked about.
     """
 
     name: str
@@ -135,6 +143,8 @@ class CheckedEntry:
     problem: Problem | None
     warnings: tuple[str, ...] = ()
     not_kept: str | None = field(default=None, metadata=ADDED_LATER)
+    searched: FrontierResult | None = field(default=None, metadata=ADDED_LATER)
+    buckets: Buckets | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ class FitDocument(_Planless):
 
     Attributes:
         command: The command that wrote it.
-        status: Every card has an answer.
+        status: `fitted` (every card has an answer at all sizes) or `incomplete` (at some the target raised an error).
         exit_code: What the command exited with.
         versions: Version by name: `oomdoctor`, `python`, `torch`, `cuda`.
         result: What the command found.
@@ -169,7 +169,7 @@ class FitDocument(_Planless):
     """
 
     command: Literal["gpus"]
-    status: Literal["fitted"]
+    status: Literal["fitted", "incomplete"]
     exit_code: int
     versions: dict[str, str]
     result: FitResult
@@ -224,7 +224,8 @@ class FrontierDocument(_Planless):
 
     Attributes:
         command: `frontier`.
-        status: `measured` (some cell has a size that fits) or `nothing_fits`.
+        status: `measured` (some cell has a size that fits), `nothing_fits`, or `incomplete` (at some sizes the target
+            raised an error that is not about memory, so that those cells have no answer).
         exit_code: What the command exited with.
         versions: Version by name: `oomdoctor`, `python`, `torch`, `cuda`.
         result: What the command found.
@@ -232,7 +233,7 @@ class FrontierDocument(_Planless):
     """
 
     command: Literal["frontier"]
-    status: Literal["measured", "nothing_fits"]
+    status: Literal["measured", "nothing_fits", "incomplete"]
     exit_code: int
     versions: dict[str, str]
     result: FrontierResult

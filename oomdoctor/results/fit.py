@@ -37,10 +37,10 @@ class CardFit:
 
 @dataclass(frozen=True, slots=True)
 class CardMicroBatch:
-    """The largest micro-batch of a card.
+    """The largest micro-batch of a card, or the largest value of the size that is searched at one micro-batch.
 
     Attributes:
-        maximum: Largest micro-batch that fits; 0 when none does.
+        maximum: Largest that fits; 0 when none does.
         recommended: Largest that was tried and leaves the headroom free; 0 when none does.
         limited_by: What keeps it from being larger: `memory`, `target` (the whole target fits), `limit` (a limit that
             is not memory), `model` (the model alone does not fit) or `unknown` (no answer at these sizes).

@@ -54,12 +54,14 @@ class Buckets:
     Attributes:
         form: The tool that reads them.
         rows: The buckets, in the order of the cells.
-        percent: Their samples in percent of what each cell alone recommends; below 100 where all together ran out.
+        percent: Their samples in percent of what each cell alone recommends, or of what was asked about; below 100
+            where all together ran out, and 0 where a sample of each does.
         token_budget: Most samples times size, such as tokens, in any micro-batch, at which every size fits: what a
             sampler with a budget needs; None where there is none. Of several sizes it is their product, such as pixels.
         trials: Trials of all buckets together.
         cache_returns: Times that PyTorch had to give back its cache in the one whose sizes these are.
         without_budget: Why there is no budget; None where there is one.
+        ran_out: How the run with the fewest samples that did not fit ended; None where all of them fit.
     """
 
     form: BucketFormat
@@ -69,6 +71,7 @@ class Buckets:
     trials: int
     cache_returns: int = 0
     without_budget: str | None = field(default=None, metadata=ADDED_LATER)
+    ran_out: str | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)

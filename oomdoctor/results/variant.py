@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from oomdoctor.codec import ADDED_LATER
@@ -149,9 +149,19 @@ class Variant:
 
     def sizes_at(self, trial_size: int) -> dict[str, int]:
         """Return the sizes of the axes in a trial of this size, with the searched one's or the buckets' largest."""
-        searched = {} if self.searched is None else {self.searched.name: trial_size * self.searched.multiple_of}
+        is_given = self.searched is not None and self.generation is None  # tokens are no size of `make_batch`
+        searched = {self.searched.name: trial_size * self.searched.multiple_of} if self.searched and is_given else {}
         axes = sorted((axis for bucket in self.buckets for axis in bucket.sizes), key=lambda axis: axis.size)
         return self.sizes | searched | {axis.name: axis.size for axis in axes}
+
+    def generating(self, trial_size: int) -> Variant:
+        """Return the variant of a trial of this size, where tokens of the prompt or new ones are searched."""
+        if self.searched is None or self.generation is None:
+            return self
+        tokens = trial_size * self.searched.multiple_of
+        if self.searched.name == "prompt":
+            return replace(self, generation=replace(self.generation, prompt_tokens=tokens))
+        return replace(self, generation=replace(self.generation, new_tokens=tokens))
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -14,7 +14,7 @@ from oomdoctor.search.bracket import FIRST_SIZE, SearchResult, find_maximum, fin
 from oomdoctor.units import whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from oomdoctor.errors import OomdoctorError
     from oomdoctor.progress import Progress
@@ -139,6 +139,19 @@ def micro_steps(micro_batch: int, per_device_target: int | None) -> int:
     return 2 if per_device_target is not None and micro_batch < per_device_target else 1
 
 
+def largest_searched(searched: SearchedSize) -> int:
+    """Return the most multiples of a searched size that are tried."""
+    return LARGEST_PLAIN if searched.up_to is None else searched.up_to // searched.multiple_of
+
+
+def limit_notes(trials: Iterable[Trial], limited_by: str, searched: SearchedSize) -> Iterator[str]:
+    """Yield what a limit that is not memory was, in the words of the trial that met it."""
+    met = [trial for trial in trials if trial.outcome is Outcome.LIMIT]
+    if limited_by == "limit" and met:
+        first = min(met, key=lambda trial: trial.micro_batch)
+        yield f"{searched.name} {first.micro_batch * searched.multiple_of}: {first.error}"
+
+
 class ProbeSearch:
     """One probe's trials.
 
@@ -169,8 +182,7 @@ class ProbeSearch:
         self._per_device_target = None if searched else per_device_target
         self._searched = searched
         self._steps = None if searched is None else micro_steps(searched.micro_batch, per_device_target)
-        bound = searched.up_to // searched.multiple_of if searched and searched.up_to else LARGEST_PLAIN
-        self._largest = self._per_device_target or bound
+        self._largest = self._per_device_target or (LARGEST_PLAIN if searched is None else largest_searched(searched))
         self._warm_start = warm_start
         self._guessed: Guess | None = None
         self._low = 0

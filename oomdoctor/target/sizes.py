@@ -5,6 +5,7 @@ Each is given to the functions of the file that take it, so that the model of a 
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from contextlib import suppress
 from dataclasses import replace
@@ -83,6 +84,8 @@ def _check_taken(target: Target, name: str) -> None:
         return
     found = ", ".join(f"`{key}`" for key in sizes) or "none besides the batch size"
     hint = f"give it a keyword: `def make_batch(batch_size, *, {name}=...)`; it takes {found}"
+    if near := difflib.get_close_matches(name, sizes, 1):
+        hint = f"did you mean `{near[0]}`? It takes {found}"
     if model_takes(target, name):
         hint = f"a size of the model alone goes with the target: `{target.reference.with_keywords(f'{name}=...')}`"
     raise TargetError(f"`make_batch` takes no `{name}`", hint=hint)

@@ -13,6 +13,7 @@ from oomdoctor.results import Outcome, Trial
 from oomdoctor.target.contract import make_one_batch
 from oomdoctor.target.placement import BatchShape
 from oomdoctor.target.sizes import model_takes, with_sizes
+from oomdoctor.trial.generation import check_length
 from oomdoctor.trial.meters import TrialMeter
 from oomdoctor.trial.step import is_about_size
 from oomdoctor.trial.trial import Attempt, run_trial
@@ -30,8 +31,12 @@ if TYPE_CHECKING:
 class Trials(Protocol):
     """Runs trials whose size is not a micro-batch."""
 
-    def run(self, question: RunTrial) -> Attempt:
+    def run(self, question: RunTrial, meter: TrialMeter | None = None) -> Attempt:
         """Run one trial.
+
+        Args:
+            question: Its size.
+            meter: Measures it; None for a plain one.
 
         Raises:
             TargetError: The user's file does not keep the contract.
@@ -69,7 +74,7 @@ class SizedTrials:
         self._plain = plain
         self._setup = setup
         self._searched = searched
-        self._rebuilds = model_takes(plain, searched.name)
+        self._rebuilds = setup.variant.generation is None and model_takes(plain, searched.name)
         if self._rebuilds and not setup.placement.is_whole:
             raise UsageError(
                 f"`build_model` takes `{searched.name}`, and the model of a rank, or on several devices, is built once",
@@ -78,26 +83,32 @@ class SizedTrials:
         if self._rebuilds:
             setup.model.to("cpu")
 
-    def run(self, question: RunTrial) -> Attempt:
+    def run(self, question: RunTrial, meter: TrialMeter | None = None) -> Attempt:
         """Run one trial, whose size counts multiples of the searched size.
 
         Raises:
             TargetError: The user's file does not keep the contract.
         """
         target = with_sizes(self._plain, self._setup.variant.sizes_at(question.micro_batch))
-        setup = replace(self._setup, target=target)
+        variant = self._setup.variant.generating(question.micro_batch)
+        setup = replace(self._setup, target=target, variant=variant)
+        if variant.generation is not None:
+            try:
+                check_length(setup.model, variant.generation)
+            except TargetError as problem:
+                return _not_built(question, problem)
         if self._rebuilds:
             try:
                 model = build_model(target, setup.changes).train()
             except TargetError as problem:
                 return _not_built(question, problem)
             setup = replace(setup, model=model, places_model=True)
-        attempt = run_trial(setup, replace(question, micro_batch=self._searched.micro_batch))
+        attempt = run_trial(setup, replace(question, micro_batch=self._searched.micro_batch), meter)
         return replace(attempt, trial=replace(attempt.trial, micro_batch=question.micro_batch))
 
 
 def _not_built(question: RunTrial, problem: TargetError) -> Attempt:
-    """Return the trial of a size that `build_model` cannot have."""
+    """Return the trial of a size that `build_model`, or the model, cannot have."""
     trial = Trial(question.micro_batch, Outcome.FAILED, question.allowed_bytes, error=problem.message)
     return Attempt(
         trial,
@@ -128,7 +139,7 @@ class BucketTrials:
         self._buckets = sorted(buckets, key=lambda bucket: -math.prod(axis.size for axis in bucket.sizes))
         self._running = self._buckets[0]
 
-    def run(self, question: RunTrial) -> Attempt:
+    def run(self, question: RunTrial, meter: TrialMeter | None = None) -> Attempt:
         """Run one trial, whose size is a percentage of each bucket's samples.
 
         Raises:
@@ -138,7 +149,7 @@ class BucketTrials:
         target = replace(self._setup.target, make_batch=lambda _size, **_sizes: next(batches))
         setup = replace(self._setup, target=target, shape=BatchShape())
         steps = math.ceil(2 * len(self._buckets) / question.micro_steps)
-        attempt = run_trial(setup, replace(question, micro_batch=1, iterations=steps))
+        attempt = run_trial(setup, replace(question, micro_batch=1, iterations=steps), meter)
         trial = replace(attempt.trial, micro_batch=question.micro_batch)
         if trial.outcome is not Outcome.FITS:
             at = ", ".join(f"{axis.name} {axis.size}" for axis in self._running.sizes)

@@ -388,6 +388,7 @@ class Worker:
             return loaded
         self._fitter = Fitter(
             setup=self._setup,
+            sized=self._sized,
             device=device,
             cards=question.cards,
             target_batch=question.target_batch,

@@ -11,7 +11,7 @@ from oomdoctor.config.check import CheckConfiguration, configure_check
 from oomdoctor.config.schema import CheckKeys
 from oomdoctor.errors import UsageError
 from oomdoctor.request import ProbeRequest
-from oomdoctor.results import Axis, EvaluationBetween, Generation, Variant
+from oomdoctor.results import Axis, Bucket, EvaluationBetween, Generation, SearchedSize, Variant
 from oomdoctor.units import GIB
 
 PRETRAIN = '[[check]]\nname = "pretrain"\ntarget = "train/model.py"\n'
@@ -140,6 +140,34 @@ def test_sizes_besides_the_batch_reach_the_probe() -> None:
     assert names(configured(PRETRAIN + "at = { side = 64 }\n")) == ["pretrain"]
 
 
+def test_what_the_largest_and_buckets_have_no_use_for_is_passed_over_at_the_top() -> None:
+    """A searched size and buckets reach the question, without the baseline and the sizes that the file's top asks."""
+    text = f"""baseline = true
+{PRETRAIN}largest = "side"
+micro-batch = 8
+multiple-of = 32
+up-to = 4096
+at-least = 512
+
+[[check]]
+name = "turns"
+target = "train/model.py"
+bucket-file = "buckets.json"
+"""
+    Path("buckets.json").write_text('[{"side": 64, "micro_batch": 8}, {"side": 32, "micro_batch": 30}]')
+    largest, turns = chosen_entries(configured(text))
+
+    assert largest.request.variant.searched == SearchedSize("side", 8, 32, 4096)
+    assert (largest.at_least, largest.micro_batch, largest.baseline, largest.request.profiles) == (
+        512,
+        None,
+        False,
+        False,
+    )
+    assert turns.buckets == (Bucket((Axis("side", 64),), 8), Bucket((Axis("side", 32),), 30))
+    assert (turns.baseline, turns.request.variant.searched) == (False, None)
+
+
 def test_an_entry_that_evaluates_passes_over_training() -> None:
     """What the file says of all entries' training is none of its business; what the entry says so itself is refused."""
     shared = 'target-batch = 256\noptimizer = "SGD"\n'
@@ -156,6 +184,13 @@ def test_generating_and_evaluating_between_steps_reach_the_probe() -> None:
     """An entry asks what the options of `probe` with the same names ask."""
     (entry,) = chosen_entries(configured(PRETRAIN + 'mode = "generate"\nprompt = 512\nnew-tokens = 64\n'))
     assert entry.request.variant.generation == Generation(512, 64)
+    varied = 'mode = "generate"\nover = { prompt = [8, 16] }\nat = { new_tokens = 4 }\n'
+    assert {
+        entry.name: entry.request.variant.generation for entry in chosen_entries(configured(PRETRAIN + varied))
+    } == {
+        "pretrain at prompt 8": Generation(8, 4),
+        "pretrain at prompt 16": Generation(16, 4),
+    }
     (entry,) = chosen_entries(configured(PRETRAIN + "with-eval = true\neval-batch = 64\n"))
     assert entry.request.variant.evaluation == EvaluationBetween(64)
 
@@ -165,7 +200,7 @@ def test_generating_and_evaluating_between_steps_reach_the_probe() -> None:
     [
         ('mode = "generate"\n', "mode", "`mode generate` needs `prompt`"),
         ('mode = "generate"\nprompt = 8\nnew-tokens = 0\n', "mode", "`new-tokens` is 0"),
-        ('mode = "generate"\nprompt = 8\nnew-tokens = 1\nat = { length = 8 }\n', "mode", "makes its own prompts"),
+        ('mode = "generate"\nprompt = 8\nnew-tokens = 1\nat = { length = 8 }\n', "mode", "`length` is no size"),
         ("prompt = 8\n", "mode", "`prompt` is for `mode generate`"),
         ("eval-batch = 8\n", "with-eval", "`eval-batch` is for `with-eval`, which is missing"),
         ("with-eval = true\neval-batch = 0\n", "with-eval", "`eval-batch` is 0"),
@@ -197,6 +232,79 @@ def test_sizes_are_filled_in_where_a_command_has_them() -> None:
 @pytest.mark.parametrize(
     ("keys", "message", "hint"),
     [
+        (
+            'largest = "side"',
+            "`largest` of `pretrain` in `oomdoctor.toml` is wrong: `largest side` needs a micro-batch",
+            "as in `micro-batch 8`",
+        ),
+        (
+            'largest = "side"\nmicro-batch = 8\nbaseline = true',
+            "`baseline` of `pretrain` in `oomdoctor.toml` is about micro-batches, and `largest` searches `side`",
+            "drop one of the two",
+        ),
+        (
+            'largest = "side"\nmicro-batch = 8\nat = { side = 8 }',
+            "`largest` of `pretrain` in `oomdoctor.toml` searches `side`, and `at` or `over` gives it",
+            "drop one of the two",
+        ),
+        (
+            'largest = "side"\nmicro-batch = 8\nat-least = 64\nup-to = 32',
+            "`at-least` of `pretrain` in `oomdoctor.toml` is 64, and nothing above `up-to = 32` is tried",
+            "",
+        ),
+        ("at-least = 8", "`at-least` of `pretrain` in `oomdoctor.toml` is for `largest`", "`min-micro-batch`"),
+        ("up-to = 8", "`up-to` of `pretrain` in `oomdoctor.toml` is wrong: `up-to` is for `largest`", "drop this"),
+        ("buckets = []", "`buckets` of `pretrain` in `oomdoctor.toml` is wrong", "micro-batch = 32 }`"),
+        (
+            "buckets = [{ side = 8 }]",
+            "`buckets` of `pretrain` in `oomdoctor.toml` is wrong: `buckets` has a bucket with no micro-batch",
+            "micro-batch = 32 }`",
+        ),
+        (
+            "buckets = [{ side = 8, micro-batch = 0 }]",
+            "`buckets` of `pretrain` in `oomdoctor.toml` is wrong: `buckets` has `micro_batch` of 0",
+            "micro-batch = 32 }`",
+        ),
+        (
+            "buckets = [{ side = 8, micro-batch = 1 }, { side = 8, micro-batch = 2 }]",
+            "`buckets` of `pretrain` in `oomdoctor.toml` is wrong: `buckets` has two buckets of side 8",
+            "keep one",
+        ),
+        (
+            "buckets = [{ side = 8, micro-batch = 1 }, { wide = 8, micro-batch = 2 }]",
+            "`buckets` of `pretrain` in `oomdoctor.toml` is wrong: `buckets` has buckets of different sizes",
+            "name the same in each",
+        ),
+        (
+            "buckets = [{ side = 8, micro-batch = 1 }]\nat = { side = 8 }",
+            "`buckets` of `pretrain` in `oomdoctor.toml` has sizes of `side`, and `at` has one",
+            "drop one of the two",
+        ),
+        (
+            "buckets = [{ side = 8, micro-batch = 1 }]\nmin-micro-batch = 8",
+            "`min-micro-batch` of `pretrain` in `oomdoctor.toml` says nothing of buckets",
+            "drop one of the two",
+        ),
+        (
+            'bucket-file = "gone.json"',
+            "`bucket-file` of `pretrain` in `oomdoctor.toml` names `",
+            "`oomdoctor probe TARGET",
+        ),
+        (
+            'bucket-file = "oomdoctor.toml"',
+            "`bucket-file` of `pretrain` in `oomdoctor.toml` names `",
+            "`oomdoctor probe TARGET",
+        ),
+        (
+            "min-samples-per-second = 0",
+            "`min-samples-per-second` of `pretrain` in `oomdoctor.toml` is 0, not above 0",
+            "",
+        ),
+        (
+            'mode = "eval"\nfastest = true',
+            "`fastest` of `pretrain` in `oomdoctor.toml` is for training, and `mode` asks for `eval`",
+            "drop one of the two",
+        ),
         (
             "at = { side = 0 }",
             "`at` of `pretrain` in `oomdoctor.toml` is wrong: `at side=0` gives no whole number above 0",

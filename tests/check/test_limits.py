@@ -27,6 +27,7 @@ from oomdoctor.results import (
     StepMemory,
     Trial,
 )
+from oomdoctor.results.throughput import SizeThroughput, Throughput
 from oomdoctor.search.probe_search import plan_accumulation
 from oomdoctor.units import MIB
 
@@ -103,9 +104,26 @@ def test_broken_ones_come_first(maximum: int, recommended: int, headroom: float,
     """Whatever was found, everything asked for is judged once, and the broken ones are read first."""
     entry = Entry("pretrain", QUESTION, None, wanted, 8, 500 * MIB, headroom)
     limits = judge(entry, answer(maximum, min(maximum, recommended)))
-    assert sorted(each.name for each in limits) == sorted(set(LimitName) - {LimitName.BASELINE, LimitName.VERIFY})
+    assert sorted(each.name for each in limits) == sorted(
+        set(LimitName) - {LimitName.BASELINE, LimitName.VERIFY, *OF_OTHER_QUESTIONS}
+    )
     assert [each.holds for each in limits] == sorted(each.holds for each in limits)
     assert all(each.text for each in limits)
+
+
+OF_OTHER_QUESTIONS = {LimitName.AT_LEAST, LimitName.BUCKETS, LimitName.MIN_SAMPLES_PER_SECOND}
+
+
+def test_the_fastest_is_held_to_what_is_asked_for() -> None:
+    """What was timed is compared with the least rate that passes, which is named beside it."""
+    size = SizeThroughput(8, 4, 812.0, (800.0, 830.0), 40, 2**30)
+    timed = replace(answer(12, 11), throughput=Throughput(8, None, (size,), 40, is_settled=True))
+    for asked, holds in ((812, True), (812.5, False)):
+        entry = Entry("pretrain", QUESTION, min_samples_per_second=asked)
+        (limit,) = (each for each in judge(entry, timed) if each.name is LimitName.MIN_SAMPLES_PER_SECOND)
+        assert (limit.asked, limit.found, limit.holds) == (asked, 812.0, holds)
+        assert "4 steps: 812 samples/s" in limit.text
+        assert f"at least {asked:g} samples/s are asked for" in limit.text
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

@@ -189,3 +189,19 @@ def test_a_command_has_no_buckets(oomdoctor_here: Run) -> None:
 
     assert ended.returncode == 2
     assert "`--buckets nemo` is for files, and a command is probed" in ended.stderr
+
+
+def test_a_budget_is_tried_at_all_lengths_between(model: Path, oomdoctor_here: Run) -> None:
+    """A length that is not listed and needs far more than its neighbours makes the budget smaller."""
+    needy = MODEL.replace(
+        "return model(batch).mean()",
+        "return model(batch.repeat(1, 2 if batch.shape[1] == 48 else 1, 1)).mean()",
+    )
+    budgets = []
+    for name, code in (("model.py", MODEL), ("needy.py", needy)):
+        model.with_name(name).write_text(code)
+        over = ("--over", "length=32,16,64", "--buckets", "json", "--json")
+        budgets.append(
+            json.loads(oomdoctor_here("probe", name, *CARD, *over).stdout)["result"]["buckets"]["token_budget"]
+        )
+    assert budgets[1] < budgets[0]

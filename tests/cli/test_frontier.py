@@ -11,6 +11,7 @@ from running import Run
 from test_sizes import LOOP, MODEL
 
 import oomdoctor
+from oomdoctor.errors import UsageError
 
 pytestmark = [pytest.mark.null_gpu, pytest.mark.usefixtures("forked_workers")]
 
@@ -137,14 +138,17 @@ def test_nothing_above_the_bound_is_tried(model: Path, oomdoctor_here: Run) -> N
 
 
 def test_a_size_that_the_model_cannot_have_is_its_cells_problem(tmp_path: Path, oomdoctor_here: Run) -> None:
-    """The other cells have their answers; where no cell has one, the error is the target's."""
+    """The other cells have their answers, and the exit code is that of an error; without any, the error is all."""
     (tmp_path / "model.py").write_text(QUADRATIC)
-    some = oomdoctor_here("probe", "model.py", *CARD, "--over", "length=100,900")
+    some = oomdoctor_here("probe", "model.py", *CARD, "--over", "length=100,900", "--output", "found.json")
+    document = json.loads((tmp_path / "found.json").read_text())
+    printed = oomdoctor_here("report", "found.json").stdout
     none = oomdoctor_here("probe", "model.py", *CARD, "--over", "length=800,900")
 
-    assert some.returncode == 0
-    assert "no answer" in some.stdout
-    assert "a length above 500" in some.stdout
+    assert (some.returncode, document["status"], document["exit_code"]) == (2, "incomplete", 2)
+    assert document["result"]["cells"][0]["maximum"] > 0
+    assert "no answer" in printed
+    assert "a length above 500" in printed
     assert none.returncode == 2
     assert "a length above 500" in none.stderr
 
@@ -188,6 +192,21 @@ def test_the_function_gives_the_commands_document(model: Path, oomdoctor_here: R
     document = oomdoctor.frontier(model, over={"length": [64]}, gpu="rtx-4090", capacity="64MiB")
 
     assert document.result.cells[0].maximum == written["result"]["cells"][0]["maximum"]
+
+
+def test_sizes_are_texts_too_and_what_is_none_is_refused(model: Path) -> None:
+    """A function takes one text or several as the command does; what is neither text nor a mapping is an error."""
+    card = {"gpu": "rtx-4090", "capacity": "64MiB"}
+    cells = [
+        oomdoctor.frontier(model, over=given, at="hidden=32", **card).result.cells
+        for given in ("length=64", ["length=64"], {"length": 64})
+    ]  # type: ignore[arg-type]
+    assert cells[0] == cells[1] == cells[2]
+    for given in (5, [5], {"length": 1.5}, {"length": True}):
+        with pytest.raises(UsageError, match=r"`at( length=|`)"):
+            oomdoctor.probe(model, at=given, **card)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="`--buckets` is `'bins'`"):
+        oomdoctor.frontier(model, over="length=64", buckets="bins", **card)  # type: ignore[arg-type]
 
 
 def test_the_function_asks_about_evaluations_too(model: Path, oomdoctor_here: Run) -> None:

@@ -119,7 +119,13 @@ def test_every_format_says_what_was_generated(tmp_path: Path, oomdoctor_here: Ru
     ("arguments", "code", "error"),
     [
         (("model.py", "--mode", "generate", "--prompt", "8"), 2, "`--mode generate` needs `--new-tokens`"),
-        (("model.py", *TOKENS, "--over", "length=8,16"), 2, "sizes of `make_batch` say nothing of `--mode generate`"),
+        (("model.py", *TOKENS, "--over", "length=8,16"), 2, "`length` is no size of `--mode generate`"),
+        (("model.py", *TOKENS, "--over", "prompt=8,16"), 2, "`prompt` is asked about twice"),
+        (
+            ("model.py", *TOKENS[:2], *TOKENS[4:], "--over", "prompt=8", "--buckets", "json"),
+            2,
+            "`--buckets json` trains or evaluates on all buckets in turn, and generates nothing",
+        ),
         (("model.py", "--prompt", "8"), 2, "`--prompt` is for `--mode generate`"),
         (("model.py", *TOKENS, "--target-batch", "8"), 2, "`--target-batch` is for training, and `--mode` asks for"),
         (
@@ -141,6 +147,31 @@ def test_what_cannot_be_generated_is_refused(
 
     assert ended.returncode == code, ended.stderr
     assert error in " ".join(ended.stderr.split())
+
+
+def test_tokens_are_varied_and_searched_as_other_sizes(tmp_path: Path, oomdoctor_here: Run) -> None:
+    """A cell is a probe with so many tokens; the longest prompt fits, and the model's own is a limit."""
+    new = ("--mode", "generate", "--new-tokens", str(NEW))
+    alone = _generated(oomdoctor_here, tmp_path)["micro_batch"]
+    varied = oomdoctor_here("probe", "model.py", *new, *CARD, "--over", f"prompt=8,{PROMPT},60", "--json")
+    cells = json.loads(varied.stdout)["result"]["cells"]
+    size = str(alone["maximum"])
+    longest = oomdoctor_here("probe", "model.py", *new, *CARD, "--largest", "prompt", "--micro-batch", size, "--json")
+    room = (*new, *CARD[:2], "--largest", "prompt", "--micro-batch", "2")
+    (last,) = json.loads(oomdoctor_here("probe", "model.py", *room, "--json").stdout)["result"]["cells"]
+    text = oomdoctor_here("probe", "model.py", *room).stdout
+
+    assert (cells[1]["maximum"], cells[1]["recommended"]) == (alone["maximum"], alone["recommended"])
+    assert cells[0]["maximum"] > cells[1]["maximum"]
+    assert (varied.returncode, "takes 64 tokens" in cells[2]["problem"]) == (2, True)
+    (found,) = json.loads(longest.stdout)["result"]["cells"]
+    assert PROMPT <= found["maximum"] < 64 - NEW
+    longer = ("--prompt", str(found["maximum"] + 1), *new, *CARD, "--json")
+    assert json.loads(oomdoctor_here("probe", "model.py", *longer).stdout)["result"]["micro_batch"]["maximum"] < int(
+        size
+    )
+    assert (last["maximum"], last["limited_by"]) == (64 - NEW, "limit")
+    assert f"generation, {NEW} new tokens, dynamic cache" in text
 
 
 def test_a_check_asks_what_the_probe_asks(tmp_path: Path, oomdoctor_here: Run) -> None:

@@ -129,6 +129,7 @@ def test_cards_by_lengths(tmp_path: Path) -> None:
     finished = run_here([*question, "--json"], tmp_path)
     document = json.loads(finished.stdout)
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    assert (finished.returncode, document["status"], document["exit_code"]) == (2, "incomplete", 2)
     rows = document["result"]["cards"]
     assert [row["gpu"] for row in rows] == [gpu for gpu in gpus[1::2] for _ in range(3)]
     for row in (rows[0], rows[4]):
@@ -138,6 +139,49 @@ def test_cards_by_lengths(tmp_path: Path) -> None:
         assert {**alone, "at_sizes": row["at_sizes"]} == row
     assert [row["micro_batch"]["limited_by"] for row in rows[2::3]] == ["unknown"] * 2
     assert "1024 positions" in rows[2]["notes"][0]
+
+
+WIDER = SIZED.replace("length > 512", "length > 100_000")
+OF_BATCH = WIDER.replace("def build_model(*, length=64)", "def build_model()").replace("length > 100_000", "False")
+
+
+@pytest.mark.parametrize(
+    ("code", "engine"),
+    [(SIZED, "trace"), (WIDER, "trace"), (OF_BATCH, "trace"), pytest.param(WIDER, "null", marks=pytest.mark.null_gpu)],
+    ids=["limited", "model and batch", "batch", "probed"],
+)
+def test_cards_by_the_largest_length(tmp_path: Path, code: str, engine: str) -> None:
+    """Each card has the largest length of its own probe, of a model that has the length too or not, and its limit."""
+    gpus = [word for gpu in ("gtx-1060-6gb", "rtx-3060-12gb") for word in ("--gpu", gpu)]
+    question = ("--largest", "length", "--micro-batch", "64", "--multiple-of", "32", "--target-batch", "128")
+    rows = fitted(tmp_path, code, *gpus, *question, "--engine", engine)
+    for gpu, row in rows.items():
+        probed = run_here(["probe", "train.py", "--gpu", gpu, "--engine", engine, *question, "--json", "-q"], tmp_path)
+        (cell,) = json.loads(probed.stdout)["result"]["cells"]
+        assert row["micro_batch"] == {name: cell[name] for name in ("maximum", "recommended", "limited_by")}
+        assert (row["notes"], row["accumulation"]) == (cell["notes"], None)
+        assert row["micro_batch"]["maximum"] % 32 == 0 < row["micro_batch"]["recommended"]
+    text = run_here(["gpus", "--fit", "train.py", *gpus, *question, "--engine", engine, "-q"], tmp_path).stdout
+    assert "largest: the largest length at micro-batch 64" in text
+    assert "steps" not in text.splitlines()[0]
+
+
+def test_cards_by_lengths_and_the_largest_width(tmp_path: Path) -> None:
+    """With another size varied, each column is its largest; what only `--fit` or `--largest` has is refused alone."""
+    wide = OF_BATCH.replace(
+        "length=64):\n    return torch.randint(1000, (size, length))",
+        "length=64, rows=1):\n    return torch.randint(1000, (size * rows, length))",
+    )
+    gpu = ("--gpu", "gtx-1060-6gb", "--largest", "length", "--micro-batch", "8", "--multiple-of", "64")
+    (tmp_path / "train.py").write_text(wide)
+    both = run_here(["gpus", "--fit", "train.py", *gpu, "--over", "rows=1,4", "--json", "-q"], tmp_path)
+    small, large = (row["micro_batch"]["maximum"] for row in json.loads(both.stdout)["result"]["cards"])
+    (alone,) = fitted(tmp_path, wide, *gpu, "--at", "rows=4").values()
+    assert small > large == alone["micro_batch"]["maximum"] > 0
+    refused = run_here(["gpus", "--largest", "length"], tmp_path)
+    assert (refused.returncode, "`--largest` is for `--fit`" in refused.stderr) == (2, True)
+    refused = run_here(["gpus", "--fit", "train.py", "--largest", "length"], tmp_path)
+    assert (refused.returncode, "needs a micro-batch" in refused.stderr) == (2, True)
 
 
 def test_a_size_that_fits_no_option_is_refused(tmp_path: Path) -> None:

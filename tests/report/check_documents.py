@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import documents
+import frontier_documents
 from documents import MIB, any_probe_result, gpt2, texts
 from hypothesis import strategies as st
 from memory_documents import step_memory
@@ -129,6 +130,26 @@ def without_answer(problem: Problem = LOST, **changes: Any) -> CheckedEntry:
     return replace(entry, **changes)
 
 
+def searched(**changes: Any) -> CheckedEntry:
+    """An entry whose longest sequence is shorter than asked for."""
+    found = frontier_documents.longest().result
+    text = "`sequence_length` 3072 is the largest that fits at micro-batch 8; at least 4096 is asked for"
+    limit = Limit(LimitName.AT_LEAST, 4096, 3072, holds=False, text=text)
+    return replace(
+        broken(name="longest", limits=(limit,), movements=(), baseline="none", probe=None), searched=found, **changes
+    )
+
+
+def turns(**changes: Any) -> CheckedEntry:
+    """An entry whose buckets one process cannot train on in turn."""
+    found = frontier_documents.bucketed().result.buckets
+    text = "one process trains on 2 buckets in turn with at most 97 % of their samples"
+    limit = Limit(LimitName.BUCKETS, 100, 97, holds=False, text=text)
+    return replace(
+        broken(name="in turn", limits=(limit,), movements=(), baseline="none", probe=None), buckets=found, **changes
+    )
+
+
 def check(*entries: CheckedEntry, **changes: Any) -> CheckDocument:
     """A check of these entries; without any, of one that passed, one that failed and one with a problem."""
     entries = entries or (passed(), broken(), without_answer())
@@ -176,6 +197,8 @@ def filled_with(text: str) -> CheckDocument:
         broken(**said, limits=limits, movements=movements, probe=hostile_probe),
         broken(**said, limits=limits, movements=(), baseline="missing", probe=plain_probe),
         without_answer(Problem(text, text, text, 2), **said),
+        replace(searched(**said), searched=frontier_documents.filled_with(text).result),
+        replace(turns(**said), buckets=frontier_documents.filled_with(text).result.buckets),
     )
     document = check(*entries, configuration=text, baseline=text)
     return replace(document, versions={text: text})
@@ -213,6 +236,8 @@ _entries = st.builds(
     probe=st.none() | any_probe_result,
     problem=st.none() | st.builds(Problem, texts, st.none() | texts, st.none() | texts, st.integers(0, 255)),
     warnings=st.lists(texts, max_size=2).map(tuple),
+    searched=st.none() | texts.map(lambda text: frontier_documents.filled_with(text).result),
+    buckets=st.none() | texts.map(lambda text: frontier_documents.filled_with(text).result.buckets),
 )
 any_check = st.builds(
     CheckDocument,

@@ -41,6 +41,7 @@ SAMPLES: dict[str, Document] = {
     "probe, a command": documents.command(),
     "probe, nothing fits": documents.nothing_fits(target="pkg.module"),
     "check": check_documents.check(),
+    "check, other sizes": check_documents.check(check_documents.searched(), check_documents.turns()),
     "check, passed": check_documents.check(check_documents.passed()),
     "gpus": fit_documents.fitted(),
     "gpus, at sizes": fit_documents.fitted_at_sizes(),
