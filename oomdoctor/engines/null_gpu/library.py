@@ -185,6 +185,7 @@ _PYTORCH_CHOICES = {
 # workspace. The tensors that PyTorch makes are the same.
 _OLDER_CUDNN = {"TORCH_CUDNN_V8_API_DISABLED": "1"}
 _TOTAL_BYTES = "OOMDOCTOR_NULL_TOTAL_BYTES"
+_COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 # Variables that choose among real GPUs; the null GPU is device 0 and the only one.
 _DROPPED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
@@ -230,7 +231,27 @@ def environment(card: Card, build: TorchBuild, base: Mapping[str, str]) -> dict[
     except OSError as error:
         raise _unwritable(cache_directory(base), error) from error
     older = {} if COMMAND in cudnn else _OLDER_CUDNN
-    return result | _PYTORCH_CHOICES | _card_variables(card) | cudnn | older
+    return result | _PYTORCH_CHOICES | _card_variables(card) | cudnn | older | _compiler_caches(base)
+
+
+def _compiler_caches(base: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that keep what is compiled on a null GPU apart from what the user's own training compiles.
+
+    All kernels take the same time on a null GPU. A kernel's configuration that was chosen by time there would be taken
+    by a training run on the real card, since Inductor knows it by the card's properties. Choices of earlier runs are
+    forgotten: a first training run has none, and takes memory to time its kernels.
+    """
+    caches = cache_directory(base) / "compiled-on-null-gpu"
+    try:
+        caches.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_writable = os.access(caches, os.W_OK)
+        for choice in caches.glob("inductor/*/*.best_config"):
+            choice.unlink(missing_ok=True)
+    except OSError:
+        is_writable = False
+    if not is_writable:
+        caches = Path(base.get("TMPDIR") or tempfile.gettempdir()) / f"oomdoctor-compiled-on-null-gpu-{os.getuid()}"
+    return {name: str(caches / part) for name, part in _COMPILER_CACHES.items()}
 
 
 def with_total_bytes(environment: Mapping[str, str], total_bytes: int) -> dict[str, str]:

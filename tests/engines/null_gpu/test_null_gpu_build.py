@@ -180,6 +180,25 @@ def test_the_environment_keeps_what_it_was_given(build: TorchBuild, base: dict[s
     assert given["CUDA_VISIBLE_DEVICES"] == "3"
 
 
+def test_caches_of_compiled_code_are_the_null_gpus_own(build: TorchBuild, base: dict[str, str], tmp_path: Path) -> None:
+    """Inductor and Triton cache under oomdoctor's directory, or a temporary one, and choices by time are forgotten."""
+    users = {"TORCHINDUCTOR_CACHE_DIR": "/users/inductor", "TRITON_CACHE_DIR": "/users/triton"}
+    result = environment(CARD, build, {**base, **users})
+    own = Path(result["LD_PRELOAD"]).parents[2]
+    assert Path(result["TORCHINDUCTOR_CACHE_DIR"]).parents[1] == Path(result["TRITON_CACHE_DIR"]).parents[1] == own
+
+    chosen = Path(result["TORCHINDUCTOR_CACHE_DIR"], "ab", "kernel.best_config")
+    chosen.parent.mkdir(parents=True)
+    chosen.touch()
+    environment(CARD, build, {**base, **users})
+    assert not chosen.exists()
+
+    shutil.rmtree(own / "compiled-on-null-gpu")
+    (own / "compiled-on-null-gpu").touch()
+    elsewhere = environment(CARD, build, {**base, **users, "TMPDIR": str(tmp_path)})
+    assert {Path(elsewhere[name]).parents[1] for name in users} == {tmp_path}
+
+
 def test_a_path_that_cannot_be_preloaded(build: TorchBuild, base: dict[str, str], tmp_path: Path) -> None:
     """A cache under a directory with a space in its name is refused with the way out."""
     with pytest.raises(NoAnswerError, match="splits its path at spaces and colons"):

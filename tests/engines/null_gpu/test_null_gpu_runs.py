@@ -208,7 +208,7 @@ def test_host_code_cannot_follow_a_device_pointer() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("python", [sys.executable, *OTHERS[:1]])
 def test_compiles(python: str, tmp_path: Path) -> None:
-    """torch.compile really compiles with Inductor and Triton, and records graphs; its step takes no more."""
+    """torch.compile really compiles and records graphs, in caches of its own; its step takes no more."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
     seen = answer("compiled.py", python=python, timeout=500, **caches)
     assert seen["unknown"] == []
@@ -216,7 +216,8 @@ def test_compiles(python: str, tmp_path: Path) -> None:
     assert seen["assumptions"] == ["cuda-graphs"]
     assert seen["in_pools"] >= 512 * 1024 * 4
     assert 0 < seen["graphed"] <= 2 * seen["eager"]
-    assert list((tmp_path / "triton").rglob("*.cubin"))
+    assert seen["binaries"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@
 # ruff: noqa: D103
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import torch
 from reporting import leave_with
@@ -32,4 +34,5 @@ in_pools = sum(one["total_size"] for one in torch.cuda.memory_snapshot() if one[
 leave_with(
     eager=eager, compiled=compiled, graphed=graphed, in_pools=in_pools,
     assumptions=assumptions(), triton="triton.runtime" in sys.modules,
+    binaries=[str(path) for path in Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin")],
 )  # fmt: skip
