@@ -8,6 +8,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
+from oomdoctor.agent.host_memory import free_host_bytes
 from oomdoctor.command.lone_rank import mesh_of, steps_of
 from oomdoctor.command.probe import engine_for_command, probe_command
 from oomdoctor.command.supervisor import CommandSupervisor
@@ -16,7 +17,7 @@ from oomdoctor.errors import UsageError
 from oomdoctor.results import EnvironmentVariable, LoneRank, Outcome, PhaseName, RankResult, Reason
 from oomdoctor.run.launcher import parse_ranks
 from oomdoctor.search.probe_search import share_of
-from oomdoctor.trial.parallel import NamedProgress, default_jobs, free_host_bytes, run_all
+from oomdoctor.trial.parallel import NamedProgress, default_jobs, run_all
 from oomdoctor.trial.process import CancelToken
 from oomdoctor.units import format_size
 
