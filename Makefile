@@ -119,8 +119,9 @@ fidelity: $(INSTALLED)  ## Compare the null GPU with runs that others measured, 
 	$(BIN)/python tests/bench/fidelity_intervals.py
 
 .PHONY: torchtitan
-torchtitan: $(INSTALLED)  ## Compare ranks with what torchtitan published: make torchtitan CHECKOUT=folder (commit 9dec370)
-	$(BIN)/python tests/bench/torchtitan_rows.py $(CHECKOUT)
+torchtitan: $(INSTALLED) $(OLDEST)/.installed  ## Compare ranks with what torchtitan published: make torchtitan CHECKOUT=folder (commit 9dec370)
+	$(OLDEST)/bin/python $(PIP) --no-deps --target build/torchtitan 'torchao==0.7.0'
+	PYTHONPATH=build/torchtitan $(OLDEST)/bin/python tests/bench/torchtitan_rows.py $(CHECKOUT)
 
 .PHONY: peers
 peers: $(INSTALLED)  ## Compare oomdoctor with other tools that find a batch size, and write it to tests/bench/results

@@ -67,6 +67,12 @@ class NoAnswerError(OomdoctorError):
 
     exit_code = EXIT_NO_ANSWER
 
+    @classmethod
+    def of_text(cls, text: str) -> NoAnswerError:
+        """Return the error of a text of one line that says what to do after its first semicolon."""
+        message, _, hint = text.partition("; ")
+        return cls(message, hint=hint or None)
+
 
 class MemoryGrowsError(NoAnswerError):
     """A step keeps memory, so that a trace of two does not tell those that follow."""

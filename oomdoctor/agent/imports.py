@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-_waiting: dict[str, Callable[[], None]] = {}
+_waiting: dict[str, list[Callable[[], None]]] = {}
 
 
 def when_imported(name: str, begin: Callable[[], None]) -> None:
-    """Call `begin` once the module `name` has been imported; at once where it is already."""
+    """Call `begin` once the module `name` has been imported, after others that wait for it; at once where it is."""
     if name in sys.modules:
         _begin(begin)
         return
     if not _waiting:
         sys.meta_path.insert(0, _Watcher)
-    _waiting[name] = begin
+    _waiting.setdefault(name, []).append(begin)
 
 
 class _Watcher:
@@ -66,10 +66,10 @@ def _listen(loader: Any, name: str) -> None:
     def exec_module(module: Any) -> None:
         del loader.exec_module
         run(module)
-        begin = _waiting.pop(name, None)
+        waiting = _waiting.pop(name, [])
         if not _waiting and _Watcher in sys.meta_path:
             sys.meta_path.remove(_Watcher)
-        if begin is not None:
+        for begin in waiting:
             _begin(begin)
 
     loader.exec_module = exec_module

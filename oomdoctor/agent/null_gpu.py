@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import imports, known_values, lone_rank, pipelines, unknown_reads
+from . import host_memory, imports, known_values, lone_rank, pipelines, shard_sizes, unknown_reads
 from .guard import guarded
 
 if TYPE_CHECKING:
@@ -174,6 +174,8 @@ def begin() -> None:
     imports.when_imported("torch.distributed.distributed_c10d", guarded(_patch_torch))
     if lone_rank.is_lone():
         lone_rank.refuse_launches()
+        host_memory.watch()
+        shard_sizes.watch()
         pipelines.begin()
     for module, name, make in (
         ("torch.distributed.optim.zero_redundancy_optimizer", "_broadcast_object", _broadcast_object),

@@ -100,19 +100,27 @@ def main(argv: list[str] | None = None) -> int:
         _print_interrupt(interrupt)
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the one place where a bug of ours ends
-        if callable(said := getattr(error, "format_message", None)):  # a mistake on the command line, as Typer has it
-            return _print_usage(str(said()), getattr(getattr(error, "ctx", None), "command_path", "oomdoctor"))
-        if not _has_working_directory():
-            return _print_error(UsageError("the working directory was deleted", hint="change to a folder that exists"))
-        typer.echo(traceback.format_exc(), err=True)
-        typer.echo("error: this is a bug in oomdoctor; please report it with the lines above", err=True)
-        return EXIT_BUG
+        return _end_of(error)
     return code if isinstance(code, int) else EXIT_OK
 
 
 def entry_point() -> None:
     """The console script."""
     sys.exit(main())
+
+
+def _end_of(error: Exception) -> int:
+    """Print an error that is none of ours, and return the exit code."""
+    if isinstance(error.__cause__, KeyboardInterrupt):  # CPython 3.11 hides it so while it makes a class
+        _print_interrupt(error)
+        return EXIT_INTERRUPTED
+    if callable(said := getattr(error, "format_message", None)):  # a mistake on the command line, as Typer has it
+        return _print_usage(str(said()), getattr(getattr(error, "ctx", None), "command_path", "oomdoctor"))
+    if not _has_working_directory():
+        return _print_error(UsageError("the working directory was deleted", hint="change to a folder that exists"))
+    typer.echo(traceback.format_exc(), err=True)
+    typer.echo("error: this is a bug in oomdoctor; please report it with the lines above", err=True)
+    return EXIT_BUG
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

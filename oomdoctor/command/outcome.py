@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from oomdoctor.agent.host_memory import HostMemoryError
 from oomdoctor.agent.unknown_reads import describe_reads
 from oomdoctor.command.template import REQUIRED
 from oomdoctor.command.trial_events import EVALUATING, LOADING, STARTING
@@ -78,11 +79,17 @@ def _classify_error(ended: EndedTrial, failed: ErrorChain, micro_batch: int, all
     trial = _trial(ended, micro_batch, allowed_bytes, verdict.outcome, text)
     if verdict.outcome is not Outcome.FAILED:
         return ClassifiedTrial(trial)
+    if failed.links[0].types[0].endswith(_NO_ROOM):
+        return ClassifiedTrial(trial).with_problem(NoAnswerError.of_text(text))
     reads = [read for measured in ended.events.measured.values() for read in measured.unknown_reads]
     details = failed.traceback or ended.tail
     if deciding := [read for read in reads if read.effect != "value"]:  # a value is often read to log it
         return ClassifiedTrial(trial).with_problem(_failed_on_zeros(deciding, text, details))
     return ClassifiedTrial(trial, TargetError(text, details=details))
+
+
+_NO_ROOM: Final = f".{HostMemoryError.__module__.rpartition('.')[2]}.{HostMemoryError.__name__}"
+"""How the name of this error of the agent's ends; in a command's processes its package has another name."""
 
 
 def _failed_on_zeros(reads: Sequence[UnknownRead], text: str, details: str | None) -> NoAnswerError:

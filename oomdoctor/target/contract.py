@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 
+from oomdoctor.agent.host_memory import HostMemoryError
 from oomdoctor.errors import NoAnswerError, OomdoctorError, TargetError
 from oomdoctor.target.placement import default_training_step, described, loss_in
 
@@ -312,13 +313,17 @@ def call_user(
 
     Raises:
         TargetError: The function raised or called exit. It holds no reference to the error, whose frames hold tensors.
+        NoAnswerError: What it does has no room on this host.
     """
     try:
         return function(*args)
     except BaseException as error:  # SystemExit is raised by `exit()`, and any other may be
         if passes(error) or isinstance(error, NoAnswerError):  # what cannot be traced is no fault of the code's
             raise
-        raised = failure(error, f"`{call}`", target.own_roots, hint=step_hint(target, error))
+        if isinstance(error, HostMemoryError):
+            raised: OomdoctorError = NoAnswerError.of_text(str(error))
+        else:
+            raised = failure(error, f"`{call}`", target.own_roots, hint=step_hint(target, error))
     raise raised  # outside of the `except`, whose error would otherwise live on as the context
 
 

@@ -26,7 +26,7 @@ from oomdoctor.target.placement import described
 from oomdoctor.trial.placement import Placement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from oomdoctor.results import LoneRank, Variant
     from oomdoctor.target.contract import Target
@@ -135,7 +135,7 @@ class RankOfFile(Placement):
             else:
                 model = self._parallelized(model)
         _give_memory(model, device)
-        model.to(device)
+        _apply(model, device, lambda tensor, place: tensor.to(place))
         self._keep_state(model)
         return model
 
@@ -242,7 +242,7 @@ def _give_memory(model: nn.Module, device: torch.device) -> None:
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             places.setdefault(id(parameter), []).append((module, name))
-    model.to_empty(device=device)
+    _apply(model, device, lambda tensor, place: torch.empty_like(tensor, device=place))
     for (first, name), *others in places.values():
         for module, other in others:
             setattr(module, other, getattr(first, name))
@@ -250,6 +250,17 @@ def _give_memory(model: nn.Module, device: torch.device) -> None:
         for name, value in list(vars(module).items()):  # no buffers, and so on the CPU in a model that is built there
             if isinstance(value, torch.Tensor) and value.is_meta:
                 setattr(module, name, torch.zeros_like(value, device="cpu"))
+
+
+def _apply(
+    model: nn.Module, device: torch.device, change: Callable[[torch.Tensor, torch.device], torch.Tensor]
+) -> None:
+    """Change each tensor of a model for the place where it trains: the CPU where FSDP2 offloads it, else the device."""
+    own = _own_objects(list(_fsdp_states(model)))
+    offloaded = {id(item.sharded_param) for item in own if getattr(item, "offload_to_cpu", False)}
+    host = torch.device("cpu")
+    own_apply: Any = model._apply  # noqa: SLF001 - as `to`
+    own_apply(lambda tensor: change(tensor, host if id(tensor) in offloaded else device))
 
 
 def _fsdp_states(model: nn.Module) -> Iterator[Any]:

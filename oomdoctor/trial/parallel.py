@@ -6,8 +6,7 @@ import os
 import signal
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from oomdoctor.trial.process import CancelToken
@@ -29,14 +28,6 @@ _MOST_JOBS: Final = 8
 def default_jobs(pieces: int) -> int:
     """Return how many pieces of work to run at once where nobody says: one for each core that this process may use."""
     return max(1, min(pieces, len(os.sched_getaffinity(0)), _MOST_JOBS))
-
-
-def free_host_bytes() -> int | None:
-    """Return the host's free memory; None where the system does not say."""
-    with suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
-    return None
 
 
 def run_all(pieces: Sequence[Callable[[CancelToken], T]], jobs: int, stop: CancelToken | None = None) -> list[T]:

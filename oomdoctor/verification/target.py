@@ -16,12 +16,12 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
+from oomdoctor.agent.host_memory import free_host_bytes
 from oomdoctor.errors import NoAnswerError, TargetError
 from oomdoctor.target.contract import build, failure, make_one_batch, step_hint, take_loss
 from oomdoctor.target.importing import load_target
 from oomdoctor.target.placement import check_batch, check_batch_sizes
 from oomdoctor.target.splitting import is_plain_sequence, parts_of, rows_of, samples_in
-from oomdoctor.trial.parallel import free_host_bytes
 from oomdoctor.units import format_size
 from oomdoctor.verification.expected_randomness import seed_everything
 from oomdoctor.verification.gradients import Laboratory

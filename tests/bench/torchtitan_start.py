@@ -56,7 +56,8 @@ def main() -> None:
     if "--float8.enable_float8_linear" in sys.argv:
         from torchao.float8 import ScalingType
 
-        ScalingType.DELAYED = None  # which later releases do not have
+        if not hasattr(ScalingType, "DELAYED"):
+            ScalingType.DELAYED = None  # which later releases do not have
     sys.path.insert(0, checkout)
     import torchtitan.datasets as data
 

@@ -9,6 +9,9 @@ from xml.etree import ElementTree as ET
 import pytest
 from running import Run
 
+from oomdoctor.cli import main
+from oomdoctor.errors import EXIT_INTERRUPTED
+
 QUESTION = ("probe", "absent.py", "--gpu", "t4")
 MESSAGE = "no such file: `absent.py`"
 
@@ -62,3 +65,19 @@ def test_people_read_standard_error(oomdoctor_here: Run, form: str) -> None:
 
     assert (ended.returncode, ended.stdout) == (2, "")
     assert MESSAGE in ended.stderr
+
+
+def test_an_interrupt_within_another_error_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What CPython 3.11 makes of an interrupt while it makes a class is no bug of ours."""
+
+    def interrupted(**_: object) -> None:
+        try:
+            raise KeyboardInterrupt  # noqa: TRY301 - as a signal's handler does
+        except KeyboardInterrupt as interrupt:
+            raise RuntimeError("Error calling __set_name__ on 'Field' instance") from interrupt
+
+    monkeypatch.setattr("oomdoctor.cli.app", interrupted)
+    assert main([]) == EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"

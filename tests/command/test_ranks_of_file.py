@@ -146,6 +146,20 @@ def test_ranks_of_uneven_shards_are_told(folder: Path) -> None:
     assert told["limited_by_rank"].startswith(f"rank {limiting.rank} ")
 
 
+def test_each_size_of_shards_is_asked_about(folder: Path) -> None:
+    """Ranks between the first and the last that have another part of a tensor, or none, are among those that differ.
+
+    Of 520, 2080 and 1001 rows each of 64 ranks gets 9, 33 and 16, as long as there are some.
+    """
+    result = ask(folder / "model.py", world_size=64, target_batch=64)
+    assert [each.rank for each in result.ranks] == [0, 57, 58, 62, 63]
+    held = [each.phases[-1].end_allocated_bytes for each in result.ranks]
+    assert held == sorted(held, reverse=True)
+    assert len(set(held)) == len(held)
+    named = ask(folder / "model.py", world_size=64, target_batch=64, rank="0,last")
+    assert [each.rank for each in named.ranks] == [0, 63]
+
+
 def test_ranks_are_probed_side_by_side(folder: Path, oomdoctor_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the first run at once where the host has the cores; the answer is as one after another, line for line."""
     asked = ("probe", "model.py", "--world-size", "7", "--rank", "0,3,6", "--gpu", "rtx-4090", "--capacity", "200MiB")

@@ -215,6 +215,59 @@ def test_the_last_stage_of_a_pipeline_limits(directory: Path) -> None:
     assert told["limited_by_rank"].startswith("rank 1 has the smallest maximum")
 
 
+PARTITIONED = """\
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Sum(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, given):
+        return sum(layer(given).sum() for layer in self.layers)
+
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+layers = nn.ModuleList(nn.Linear(1024, 1024 * size, bias=False) for size in (5, 4, 3, 3, 3)).cuda()
+model = DistributedDataParallel(Sum(layers), device_ids=[torch.cuda.current_device()])
+optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW)
+for _ in range(3):
+    model(torch.ones(int(sys.argv[1]), 1024, device="cuda")).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_rank_in_the_middle_limits(directory: Path) -> None:
+    """Of five parameters rank 1 of three gets 4 and 3 for its optimizer, more than 5, and 3 and 3: all are asked."""
+    (directory / "partitioned.py").write_text(PARTITIONED)
+    question = (
+        "--world-size",
+        "3",
+        "--rank",
+        "all-distinct",
+        "--target-batch",
+        "96",
+        "--capacity",
+        "400MiB",
+        "--fresh",
+    )
+    found = answer(directory, *question, "--", *LAUNCHER[:2], "3", "partitioned.py", "{micro_batch}")
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2]
+    assert found["limited_by_rank"] == 1
+    first, middle, last = (rank["peak_allocated_bytes"] for rank in found["ranks"])
+    assert middle > last > first
+
+
 def test_a_rank_that_takes_one_step_is_refused(directory: Path) -> None:
     """A rank's command that ends after its first optimizer step has not shown the peak of training."""
     script = (directory / "uneven_ranks.py").read_text()
