@@ -98,6 +98,10 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
     html: HtmlFlag = False,
     output: Output = None,
     quiet: QuietFlag = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Print on stderr a roofline of each row: a model of the step's time."),
+    ] = False,
 ) -> None:
     """Measure what each remedy against running out of memory gains, and write the patch that reaches what is needed."""
     from oomdoctor.output import check_writable
@@ -144,4 +148,8 @@ def prescribe(  # noqa: PLR0913 - one parameter an option
     finally:
         progress.close()
     render(document, chosen, output)
+    if verbose:
+        from oomdoctor.report.roofline import roofline
+
+        typer.echo("\n".join(roofline(document.result)), err=True)
     raise typer.Exit(document.exit_code)

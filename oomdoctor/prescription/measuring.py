@@ -183,6 +183,8 @@ def _cost(cost: StepCost | None, before: StepCost | None, hidden: tuple[str, ...
         "extra_bytes_percent": _more(cost.touched_bytes, before.touched_bytes),
         "step_seconds": cost.seconds,
         "unknown_operators": tuple(sorted({*cost.unknown, *before.unknown})),
+        "step_flops": cost.flops_by_type,
+        "step_touched_bytes": cost.touched_bytes,
     }
 
 

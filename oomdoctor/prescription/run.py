@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -86,7 +87,7 @@ class PrescribeRequest:
             )
         for name in (*self.without, *self.beside):
             if name not in BY_ID:
-                raise UsageError(f"there is no remedy `{name}`", hint=f"there are {', '.join(BY_ID)}")
+                raise UsageError(f"there is no remedy `{name}`", hint=_alike(name))
         if both := {*self.without} & {*self.beside}:
             raise UsageError(
                 f"`{min(both)}` is asked for with `--with` and left out with `--without`", hint="drop one of the two"
@@ -107,6 +108,13 @@ class PrescribeRequest:
             )
         if self.write is not None:
             check_writable(self.write, "--write")
+
+
+def _alike(name: str) -> str:
+    """Return which remedies a misspelt name may mean, and which there are."""
+    known = f"there are {', '.join(BY_ID)}"
+    near = get_close_matches(name.strip().lower().replace("_", "-"), BY_ID, n=3)
+    return f"did you mean {' or '.join(f'`{one}`' for one in near)}? {known}" if near else known
 
 
 def prescribe(request: PrescribeRequest, progress: Progress) -> PrescribeDocument:
@@ -300,7 +308,7 @@ def _advice(request: ProbeRequest, plain: ProbeRun, row: MeasuredRemedies) -> It
             f"share the target batch among {_RANKS} GPUs: {count(-(-share // row.maximum), 'accumulation step')} of "
             f"up to {count(min(share, row.maximum), 'sample')} on each (`--world-size {_RANKS}`)"
         )
-    if row.bytes_per_sample:
+    if (row.bytes_per_sample or 0) > 0:
         where = " in `make_batch`" if request.command is None else ""
         yield (
             f"make sequences shorter or images smaller{where}: each sample takes "

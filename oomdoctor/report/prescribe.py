@@ -238,7 +238,9 @@ def _headline(result: PrescribeResult) -> str:
     if need is not None and plain >= need:
         return f"{target} as it is fits micro-batch {plain}, and {need} is needed"
     if need is not None and best < need:
-        return f"{target} fits {before}, {best} at most with what was measured, and {need} is needed"
+        if not best:
+            return f"{target} fits at no micro-batch, with none of what was measured either, and {need} is needed"
+        return f"{target} fits {before}, at most {best} with what was measured, and {need} is needed"
     if chosen is not None:
         return f"{target} fits {before}, and micro-batch {chosen.maximum} with {_named(chosen.remedies)}"
     if result.plain.limited_by == "target":
@@ -330,5 +332,5 @@ def _proof(result: PrescribeResult) -> str:
     patch = result.patch
     if patch is None:
         return ""
-    where = f", written to `{patch.written}`" if patch.written else ""
+    where = f", written to `{patch.written}`," if patch.written else ""
     return f"the patched file{where} was probed, and fits micro-batch {patch.maximum}"

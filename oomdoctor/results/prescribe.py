@@ -25,6 +25,7 @@ class StepCost:
         score_bytes: Bytes of the largest matrix of attention scores that exists as a whole; 0 where none does.
         unknown: Operators without a known count.
         seconds: Time that it took, in seconds, after a warm-up; None where no real GPU ran it.
+        flops_by_type: The floating-point operations by the type of the numbers that are multiplied, such as `float32`.
     """
 
     micro_batch: int
@@ -33,6 +34,7 @@ class StepCost:
     score_bytes: int = 0
     unknown: tuple[str, ...] = ()
     seconds: float | None = None
+    flops_by_type: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,9 @@ class MeasuredRemedies:
         step_seconds: Seconds of a forward and backward there; None where no real GPU ran it.
         unknown_operators: Operators without a known count, or other code that no count sees, for which the two are not
             known.
+        step_flops: Floating-point operations of a forward and backward there, by the type of the numbers that are
+            multiplied, such as `float32`; empty where they are not known.
+        step_touched_bytes: Bytes that its operators touch; None where that is not known.
     """
 
     remedies: tuple[str, ...]
@@ -87,6 +92,8 @@ class MeasuredRemedies:
     extra_bytes_percent: float | None = field(default=None, metadata=ADDED_LATER)
     step_seconds: float | None = field(default=None, metadata=ADDED_LATER)
     unknown_operators: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    step_flops: dict[str, int] = field(default_factory=dict, metadata=ADDED_LATER)
+    step_touched_bytes: int | None = field(default=None, metadata=ADDED_LATER)
 
 
 @dataclass(frozen=True, slots=True)

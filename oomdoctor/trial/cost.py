@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -60,12 +61,14 @@ class CostCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         touched_bytes: Bytes of each operator's inputs and outputs.
         score_bytes: Bytes of the largest matrix of attention scores that a softmax was taken of.
         unknown: Names of operators without a known count.
+        flops_by_type: The floating-point operations by the type of the numbers that are multiplied.
     """
 
     flops: int = 0
     touched_bytes: int = 0
     score_bytes: int = 0
     unknown: set[str] = field(default_factory=set)
+    flops_by_type: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -91,7 +94,9 @@ class CostCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         plain = getattr(torch.ops.aten, name.rstrip("_"), None) if namespace == "aten" else func.overloadpacket
         formula = flop_registry.get(plain) or _FORMULAS.get(name.rstrip("_"))
         if formula is not None:
-            self.flops += int(formula(*args, **kwargs, out_val=result))
+            operations = int(formula(*args, **kwargs, out_val=result))
+            self.flops += operations
+            self.flops_by_type[_type_of(args)] += operations
         elif torch.Tag.pointwise not in func.tags and not (
             namespace in ("aten", "prims") and _WITHOUT_PRODUCTS.match(name)
         ):
@@ -105,6 +110,12 @@ class CostCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 given = given[1:]
                 returned *= 2
             self.touched_bytes += returned + sum(map(_size, given))
+
+
+def _type_of(args: Any) -> str:  # noqa: ANN401 - an operator's
+    """Return the type of the numbers that an operator multiplies, such as `float32`."""
+    types = (leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point())
+    return str(next(types, "unknown")).removeprefix("torch.")
 
 
 def _size(tensor: torch.Tensor) -> int:
@@ -161,6 +172,7 @@ def count_cost(setup: TrialSetup, micro_batch: int) -> StepCost:
         score_bytes=counter.score_bytes,
         unknown=tuple(sorted(counter.unknown)),
         seconds=_timed(setup, micro_batch) if setup.computes else None,
+        flops_by_type=dict(counter.flops_by_type) if is_known else {},
     )
 
 

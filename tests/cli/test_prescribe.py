@@ -424,6 +424,8 @@ def test_the_budget_bounds_the_probes(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--without", "magic"), "there is no remedy `magic`"),
+        (("--without", "Checkpont"), "did you mean `checkpoint`"),
+        (("--with", "lorra"), "did you mean `lora`?"),
         (("--with", "bf16", "--without", "bf16"), "`bf16` is asked for with `--with` and left out with `--without`"),
         (("--need", "65"), "a micro-batch of 65 is needed, and the target batch is 64"),
         (("--write", "no/such/file.py"), "no/such"),

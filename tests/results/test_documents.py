@@ -218,7 +218,7 @@ def assert_describes(schema: dict[str, Any], hint: Any) -> None:
         assert schema["type"] == "array"
         assert_describes(schema["items"], get_args(hint)[0])
     elif get_origin(hint) is dict:
-        assert schema["additionalProperties"] == {"type": "string"}
+        assert_describes(schema["additionalProperties"], get_args(hint)[1])
     elif issubclass(hint, StrEnum):
         assert schema["enum"] == [member.value for member in hint]
     elif "const" in schema or "enum" in schema:
