@@ -40,6 +40,11 @@ _EFFECTS = {
     "even": "spread evenly",
     "value": "a value",
 }
+_BALANCED = (
+    "Where a router of experts takes them, force it to balance its tokens and the count is exact: "
+    "`--debug.moe_force_load_balance` of torchtitan, `--moe-router-force-load-balancing` of Megatron, or a capacity "
+    "for each expert"
+)
 _MOST_TOLD = 3
 _MOST_LINES = 200
 _LONGEST_TEXT = 60
@@ -338,7 +343,7 @@ def bound_warnings(reads: Sequence[UnknownRead]) -> list[str]:
     found = []
     for effect, what, then in (
         ("bound", "rows that depend on values which a null GPU does not have", "training may need less"),
-        ("even", "choices that a null GPU does not compute", "training may need more where they are not"),
+        ("even", "choices that a null GPU does not compute", f"training may need more where they are not. {_BALANCED}"),
     ):
         if assumed := [read for read in reads if read.effect == effect]:
             found.append(f"{what} were counted by an assumption: {describe_reads(assumed)}; {then}")

@@ -102,6 +102,18 @@ def test_rows_that_computed_values_choose_are_counted(
     assert told in warning
 
 
+def test_a_rank_says_how_to_force_balanced_routing(oomdoctor_here: Run, tmp_path: Path) -> None:
+    """A rank whose experts take what a router chooses is counted evenly, and told by name and with a remedy."""
+    (tmp_path / "model.py").write_text(EXPERTS.replace("ROUTE", "by_counts"))
+    question = ("--world-size", "8", "--parallel", "fsdp", "--rank", "0", "--target-batch", "8")
+    ended = oomdoctor_here("probe", "model.py", *question, "--capacity", f"{_CAPACITY}B", "--engine", "null", "--json")
+    assert ended.returncode == 0, ended.stderr
+    (warning,) = json.loads(ended.stdout)["result"]["warnings"]
+    assert "`torch.bincount(chosen, minlength=COUNT).tolist()` at model.py:38 (spread evenly)" in warning
+    assert "training may need more where they are not" in warning
+    assert "`--debug.moe_force_load_balance` of torchtitan" in warning
+
+
 OPTIMIZER = """
 import torch
 
