@@ -308,7 +308,7 @@ def _advice(request: ProbeRequest, plain: ProbeRun, row: MeasuredRemedies) -> It
             f"share the target batch among {_RANKS} GPUs: {count(-(-share // row.maximum), 'accumulation step')} of "
             f"up to {count(min(share, row.maximum), 'sample')} on each (`--world-size {_RANKS}`)"
         )
-    if (row.bytes_per_sample or 0) > 0:
+    if row.bytes_per_sample is not None and row.bytes_per_sample > 0:
         where = " in `make_batch`" if request.command is None else ""
         yield (
             f"make sequences shorter or images smaller{where}: each sample takes "

@@ -287,6 +287,18 @@ def test_what_is_computed_again_is_counted(everything: PrescribeDocument) -> Non
     assert everything.result.plain.recomputed_flops_percent == 0
 
 
+def test_a_change_outside_of_steps_has_the_count_of_the_step_without_it(everything: PrescribeDocument) -> None:
+    """Optimizers and what the loop keeps change no operator of forward and backward, alone and on top of others."""
+    result = everything.result
+    counts = {row.remedies: (row.step_flops, row.step_touched_bytes) for row in (result.plain, *result.alone)}
+    assert counts["optimizer-fused",] == counts["drop-leftovers",] == counts["adafactor",] == counts[()]
+    assert counts["checkpoint",] != counts[()]
+    counts |= {row.remedies: (row.step_flops, row.step_touched_bytes) for row in result.combined}
+    on_top = [names for names in counts if names[-1:] == ("optimizer-fused",) and len(names) > 1]
+    assert on_top
+    assert all(counts[names] == counts[names[:-1]] for names in on_top)
+
+
 def test_the_patch_is_proven(everything: PrescribeDocument, tmp_path: Path) -> None:
     """Applied to the file by `patch`, it has the maximum that is prescribed."""
     result = everything.result
