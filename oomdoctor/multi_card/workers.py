@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 READY: Final = b"+"
 """Word of a server once it can fork, and again for each worker."""
 _OF_ONE_WORKER: Final = ("OOMDOCTOR_NULL_", "OOMDOCTOR_EMULATED_CARD", "OOMDOCTOR_LONE_")
-"""Beginnings of the variables that tell a worker its card or its rank; all others are the server's, too."""
+"""Beginnings of the variables that tell a worker its card or its rank."""
+_ALLOCATOR: Final = "PYTORCH_CUDA_ALLOC_CONF"
+"""The allocator's settings, which PyTorch reads at its first allocation; but its backend, as it is imported."""
 _END_SECONDS: Final = 15.0
 
 
 class WorkerPool:
     """Starts the workers of many probes; use it as a context manager, which ends all that is left of them.
 
-    It has a server for each environment that workers ask for, apart from what tells their card.
+    It has a server for each environment that workers ask for, apart from what tells their card and sets the allocator.
 
     Args:
         stop: Ends a wait for a server from another thread.
@@ -60,18 +62,24 @@ class WorkerPool:
         Raises:
             KeyboardInterrupt: The stop was set.
         """
-        own = {name: value for name, value in environment.items() if name.startswith(_OF_ONE_WORKER)}
-        if own and (forked := self._server(environment).fork(own, requests_fd, answers_fd)) is not None:
+        own = {name: value for name, value in environment.items() if _is_own(name, value)}
+        has_no_gpu = any(name.startswith(_OF_ONE_WORKER) for name in own)
+        if has_no_gpu and (forked := self._server(environment).fork(own, requests_fd, answers_fd)) is not None:
             return forked
         return start_interpreter(environment, requests_fd, answers_fd)
 
     def _server(self, environment: Mapping[str, str]) -> _Server:
-        shared = {name: value for name, value in environment.items() if not name.startswith(_OF_ONE_WORKER)}
+        shared = {name: value for name, value in environment.items() if not _is_own(name, value)}
         key = frozenset(shared.items())
         with self._lock:
             if key not in self._servers:
                 self._servers[key] = _Server(shared, self._stop)
             return self._servers[key]
+
+
+def _is_own(name: str, value: str) -> bool:
+    """Whether a variable may differ between a server and its workers."""
+    return name.startswith(_OF_ONE_WORKER) or (name == _ALLOCATOR and "backend" not in value)
 
 
 class _Server:

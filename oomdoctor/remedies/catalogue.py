@@ -85,6 +85,11 @@ class Remedy:
         )
 
     @property
+    def is_outside_of_steps(self) -> bool:
+        """Whether forward and backward run the same operators with it and without."""
+        return self.kind in ("allocator", "loop") or (self.kind == "optimizer" and self.accumulates)
+
+    @property
     def missing(self) -> str | None:
         """Sentence that names what is not installed; None where nothing is missing."""
         if not self.needs or any(find_spec(name) for name in self.needs):

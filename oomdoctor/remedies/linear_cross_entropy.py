@@ -11,6 +11,7 @@ from __future__ import annotations
 from contextlib import ContextDecorator
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
@@ -145,8 +146,17 @@ def _by_cut(
 ) -> torch.Tensor | None:
     if given.pop("weight", None) is not None or given.pop("label_smoothing", 0.0):
         return None  # it knows neither
+    if hidden.is_cuda and hidden.dtype not in (torch.float16, torch.bfloat16):
+        raise refuse(
+            f"its backward takes float16 and bfloat16 alone, and the last layer's input is "
+            f"{str(hidden.dtype).removeprefix('torch.')}; it goes with `--precision bf16`"
+        )
     function = import_module("cut_cross_entropy").linear_cross_entropy
-    loss: torch.Tensor = function(hidden, weight, target, bias=bias, **given)
+    if bias is not None:
+        given["bias"] = bias
+        if "bias" not in signature(function).parameters:
+            raise refuse("the layer has a bias, which this release of cut-cross-entropy does not take")
+    loss: torch.Tensor = function(hidden, weight, target, **given)
     return loss
 
 

@@ -244,7 +244,9 @@ _T5_FUSED: Edit = (
         (
             '    read = model.encoder(input_ids=batch["input_ids"]).last_hidden_state\n'
             '    shifted = model._shift_right(batch["labels"])\n'
-            "    hidden = model.decoder(input_ids=shifted, encoder_hidden_states=read).last_hidden_state\n"
+            # As the model's own forward does, what the decoder returned is held while the loss is computed.
+            "    decoded = model.decoder(input_ids=shifted, encoder_hidden_states=read)\n"
+            "    hidden = decoded.last_hidden_state\n"
             "    if model.config.scale_decoder_outputs:\n        hidden = hidden * model.model_dim**-0.5\n"
             "    return torch.nn.functional.linear_cross_entropy(\n        hidden.flatten(0, 1), model.lm_head.weight, "
             'batch["labels"].flatten(), options=torch.nn.LinearCrossEntropyOptions()\n    )\n'

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+from prescribe_edits import ADAPTED
 from running import Run, run_here
 
 import oomdoctor
@@ -121,20 +122,6 @@ KEPT_BATCH = f"    KEPT.append(batch)\n{LOSS}\n\nKEPT = []\n"
 BUILT = "    return Model(layers, 256, 6000)\n"
 OPTIMIZER = "\n\ndef build_optimizer(model):\n    return torch.optim.{call}\n"
 
-ADAPTED = """\
-class Adapted(nn.Linear):
-    def __init__(self, inputs, outputs):
-        super().__init__(inputs, outputs)
-        self.adapts_down = nn.Parameter(torch.randn(8, inputs))
-        self.adapts_up = nn.Parameter(torch.zeros(outputs, 8))
-
-    def forward(self, x):
-        low = nn.functional.linear(x, self.adapts_down)
-        return super().forward(x) + nn.functional.linear(low, self.adapts_up) * 2.0
-
-
-class Block(nn.Module):
-"""
 FROZEN = """\
     model = Model(layers, 256, 6000)
     for name, parameter in model.named_parameters():
@@ -156,7 +143,7 @@ BY_HAND: dict[str, tuple[tuple[str, str], ...]] = {
     "optimizer-fused": ((LOSS, LOSS + OPTIMIZER.format(call="AdamW(model.parameters(), fused=True)")),),
     "adafactor": ((LOSS, LOSS + OPTIMIZER.format(call="Adafactor(model.parameters())")),),
     "lora": (
-        ("class Block(nn.Module):\n", ADAPTED),
+        ("class Block(nn.Module):\n", f"{ADAPTED}class Block(nn.Module):\n"),
         ("self.mix = nn.Linear(", "self.mix = Adapted("),
         (WIDE_LAYERS, WIDE_LAYERS.replace("nn.Linear", "Adapted")),
         (BUILT, FROZEN),
@@ -285,6 +272,18 @@ def test_what_is_computed_again_is_counted(everything: PrescribeDocument) -> Non
         assert flops["fused-cross-entropy",] < 1
         assert (touched["fused-cross-entropy",] or 0) > 0
     assert everything.result.plain.recomputed_flops_percent == 0
+
+
+def test_a_change_outside_of_steps_has_the_count_of_the_step_without_it(everything: PrescribeDocument) -> None:
+    """Optimizers and what the loop keeps change no operator of forward and backward, alone and on top of others."""
+    result = everything.result
+    counts = {row.remedies: (row.step_flops, row.step_touched_bytes) for row in (result.plain, *result.alone)}
+    assert counts["optimizer-fused",] == counts["drop-leftovers",] == counts["adafactor",] == counts[()]
+    assert counts["checkpoint",] != counts[()]
+    counts |= {row.remedies: (row.step_flops, row.step_touched_bytes) for row in result.combined}
+    on_top = [names for names in counts if names[-1:] == ("optimizer-fused",) and len(names) > 1]
+    assert on_top
+    assert all(counts[names] == counts[names[:-1]] for names in on_top)
 
 
 def test_the_patch_is_proven(everything: PrescribeDocument, tmp_path: Path) -> None:

@@ -109,13 +109,24 @@ def test_a_worker_of_another_environment_has_another_server(
     pool: WorkerPool, source: Open, monkeypatch: pytest.MonkeyPatch, children: Children
 ) -> None:
     """What torch reads while it is imported may differ between workers, and each has its own."""
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    expandable = trial_of(source(pool.start))
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
-    plain = trial_of(source(pool.start))
-    assert expandable[1].peak_reserved_bytes != plain[1].peak_reserved_bytes
-    assert plain == trial_of(source(None))
+    monkeypatch.setenv("TORCH_LOGS", "-all")
+    quiet = trial_of(source(pool.start))
+    monkeypatch.delenv("TORCH_LOGS")
+    assert quiet == trial_of(source(pool.start))
     assert len(children("worker_server")) == 4
+
+
+@pytest.mark.parametrize("setting", ["expandable_segments:True", "max_split_size_mb:128,roundup_power2_divisions:4"])
+def test_a_setting_of_the_allocator_needs_no_other_server(
+    setting: str, pool: WorkerPool, source: Open, monkeypatch: pytest.MonkeyPatch, children: Children
+) -> None:
+    """PyTorch reads it at the first allocation, so that a forked worker with it answers as a fresh one does."""
+    plain = trial_of(source(pool.start))
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
+    forked = trial_of(source(pool.start))
+    assert forked[1].peak_reserved_bytes != plain[1].peak_reserved_bytes
+    assert forked == trial_of(source(None))
+    assert len(children("worker_server")) == 2
 
 
 def test_nothing_stays_of_a_worker_that_is_closed(pool: WorkerPool, source: Open, children: Children) -> None:

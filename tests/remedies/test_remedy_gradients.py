@@ -205,10 +205,16 @@ def liger(*given: object, ce_weight: object = None, **options: object) -> torch.
     return nn.functional.cross_entropy(logits, target, weight=ce_weight, **options)  # type: ignore[arg-type]
 
 
-def cut(*given: object, **options: object) -> torch.Tensor:
+def cut(*given: object, bias: object = None, **options: object) -> torch.Tensor:
     """What cut-cross-entropy's function takes, computed plainly."""
-    assert {*options} <= {"bias", "ignore_index", "reduction"}
-    return liger(*given, **options)
+    assert {*options} <= {"ignore_index", "reduction"}
+    return liger(*given, bias=bias, **options)
+
+
+def cut_without_bias(*given: object, **options: object) -> torch.Tensor:
+    """What that of its release 25.1.1 takes."""
+    assert "bias" not in options
+    return cut(*given, **options)
 
 
 @pytest.mark.parametrize("step", [whole, shifted])
@@ -235,6 +241,21 @@ def test_losses_of_other_libraries_are_given_what_they_take(
     monkeypatch.setitem(sys.modules, module, SimpleNamespace(**functions))
     for one, other in zip(trained((), torch.float64, step), trained((name,), torch.float64, step), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-12)
+
+
+def test_a_library_that_takes_no_bias_is_given_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer with a bias is refused by name, and one without is computed as ever."""
+    monkeypatch.setattr(linear_cross_entropy, "find_spec", lambda _: True)
+    functions = SimpleNamespace(linear_cross_entropy=cut_without_bias)
+    monkeypatch.setitem(sys.modules, "cut_cross_entropy", functions)
+    hidden, weight, target = torch.randn(6, 4), torch.randn(64, 4), torch.randint(64, (6,))
+    mode = linear_cross_entropy.fused_linear_cross_entropy(64, "cut_cross_entropy")
+    with mode:
+        loss = nn.functional.cross_entropy(nn.functional.linear(hidden, weight), target)
+        with pytest.raises(NotApplicableError, match="the layer has a bias"):
+            nn.functional.cross_entropy(nn.functional.linear(hidden, weight, torch.ones(64)), target)
+    assert mode.fused == 1
+    assert torch.allclose(loss, nn.functional.cross_entropy(hidden @ weight.T, target))
 
 
 @pytest.mark.skipif(not HAS_PIECES, reason="needs a PyTorch with `LinearCrossEntropyOptions`")
