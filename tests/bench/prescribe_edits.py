@@ -83,7 +83,8 @@ def free():
 OFFLOADED = """\
     def pack(tensor):
         owner = tensor if tensor._base is None else tensor._base
-        return tensor if isinstance(owner, torch.nn.Parameter) else torch.empty_like(tensor, device="meta")
+        stays = isinstance(owner, torch.nn.Parameter) or not tensor.is_cuda
+        return tensor if stays else torch.empty_like(tensor, device="meta")
 
     def unpack(kept):
         return torch.empty_like(kept, device="cuda") if kept.is_meta else kept
