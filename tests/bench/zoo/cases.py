@@ -68,9 +68,6 @@ def needing(distribution: str, cases: Iterable[Case]) -> Iterator[Case]:
     return (replace(case, needs=distribution) for case in cases)
 
 
-_PADDING = "whether no token is padding: some are, and zeros say so too"
-_WARNING = "whether to warn of padding, and warns of none"
-_SEED = "the seed of its dropout, which decides no size"
 _GLOBAL = "whether a token attends to all others: none does, and zeros say so too"
 
 EXAMPLES = (
@@ -80,7 +77,7 @@ EXAMPLES = (
     Case("resnet50", "resnet50", "fp32", (16, 128)),
     Case("resnet50 bf16", "resnet50", "bf16", (32, 200)),
     Case("vit_b16", "vit_b16", "bf16", (16, 96), gpu="h100-sxm-80gb"),
-    Case("lstm", "lstm", "fp32", (40, 240), reads=_SEED),
+    Case("lstm", "lstm", "fp32", (40, 240)),
     Case("unet", "unet", "bf16", (1, 2)),
 )
 
@@ -92,25 +89,21 @@ OF_TRANSFORMERS = (
         "text_encoders.py:build_model('roberta', checkpoint=True, padded=True)",
         "bf16",
         (13, 69),
-        reads=_PADDING,
     ),
     Case("distilbert", "text_encoders.py:build_model('distilbert')", "fp32", (7, 36), optimizer="SGD"),
     Case("albert", "text_encoders.py:build_model('albert')", "fp16", (4, 22), optimizer="Adagrad"),
     Case("electra", "text_encoders.py:build_model('electra')", "fp16", (11, 57), gpu="t4"),
-    Case("deberta-v2", "text_encoders.py:build_model('deberta-v2')", "bf16", (4, 21), reads=_WARNING),
+    Case("deberta-v2", "text_encoders.py:build_model('deberta-v2')", "bf16", (4, 21)),
     Case("mobilebert", "text_encoders.py:build_model('mobilebert')", "fp32", (5, 27), optimizer="Adamax"),
     Case("modernbert", "text_encoders.py:build_model('modernbert')", "bf16", (6, 31)),
-    Case("convbert", "text_encoders.py:build_model('convbert', padded=True)", "bf16", (6, 32), reads=_PADDING),
-    Case(
-        "nystromformer", "text_encoders.py:build_model('nystromformer', padded=True)", "fp32", (4, 20), reads=_PADDING
-    ),
+    Case("convbert", "text_encoders.py:build_model('convbert', padded=True)", "bf16", (6, 32)),
+    Case("nystromformer", "text_encoders.py:build_model('nystromformer', padded=True)", "fp32", (4, 20)),
     Case(
         "rembert",
         "text_encoders.py:build_model('rembert', padded=True)",
         "fp16",
         (5, 29),
         optimizer="NAdam",
-        reads=_PADDING,
     ),
     Case(
         "roformer",
@@ -118,7 +111,6 @@ OF_TRANSFORMERS = (
         "fp32",
         (4, 23),
         optimizer="RMSprop",
-        reads=_PADDING,
     ),
     Case("gpt2 of transformers", "text_decoders.py:build_model('gpt2', attention='eager')", "fp32", (1, 3)),
     Case("gpt_neo", "text_decoders.py:build_model('gpt_neo')", "fp16", (1, 5)),
@@ -132,14 +124,12 @@ OF_TRANSFORMERS = (
         "text_decoders.py:build_model('llama', checkpoint='non-reentrant', padded=True)",
         "bf16",
         (5, 25),
-        reads=_PADDING,
     ),
     Case(
         "llama in bf16",
         "text_decoders.py:build_model('llama', checkpoint='reentrant', dtype='bfloat16', padded=True)",
         "fp32",
         (5, 28),
-        reads=_PADDING,
     ),
     Case("mistral", "text_decoders.py:build_model('mistral')", "bf16", (2, 12), optimizer="Adafactor"),
     Case("qwen2", "text_decoders.py:build_model('qwen2')", "fp32", (1, 9)),
@@ -157,7 +147,7 @@ OF_TRANSFORMERS = (
     Case("mamba2", "state_spaces.py:build_model('mamba2')", "bf16", (7, 35)),
     Case("t5", "sequence_to_sequence.py:build_model('t5')", "fp32", (6, 33), optimizer="Adafactor"),
     Case("mt5", "sequence_to_sequence.py:build_model('mt5', checkpoint=True)", "bf16", (12, 60)),
-    Case("bart", "sequence_to_sequence.py:build_model('bart', padded=True)", "fp16", (10, 50), reads=_PADDING),
+    Case("bart", "sequence_to_sequence.py:build_model('bart', padded=True)", "fp16", (10, 50)),
     Case("pegasus", "sequence_to_sequence.py:build_model('pegasus', attention='eager')", "fp32", (4, 24)),
     Case("led", "sequence_to_sequence.py:build_model('led')", "fp32", (5, 25), reads=_GLOBAL),
     Case("vit", "images.py:build_model('vit')", "fp32", (30, 150)),
@@ -212,9 +202,9 @@ OF_TORCH = (
     Case("transformer encoder", "sequences.py:build_encoder", "bf16", (12, 60)),
     Case("transformer encoder fp32", "sequences.py:build_encoder", "fp32", (8, 44), optimizer="ASGD"),
     Case("transformer", "sequences.py:build_encoder_decoder", "fp16", (15, 75), optimizer="Adam"),
-    Case("bidirectional lstm", "sequences.py:build_lstm", "fp32", (20, 100), reads=_SEED),
-    Case("projected lstm", "sequences.py:build_lstm(projected=512)", "bf16", (20, 100), reads=_SEED),
-    Case("gru", "sequences.py:build_gru", "fp16", (30, 140), reads=_SEED),
+    Case("bidirectional lstm", "sequences.py:build_lstm", "fp32", (20, 100)),
+    Case("projected lstm", "sequences.py:build_lstm(projected=512)", "bf16", (20, 100)),
+    Case("gru", "sequences.py:build_gru", "fp16", (30, 140)),
     Case("message passing", "graphs.py:build_messages", "fp32", (2, 15)),
     Case("graph attention", "graphs.py:build_attention", "bf16", (4, 40)),
     Case("embedding bags", "recommendation.py", "fp32", (15, 150), optimizer="Adagrad"),
