@@ -20,16 +20,21 @@ if TYPE_CHECKING:
     from oomdoctor.results import SearchedSize
 
 _ABOUT_MICRO_BATCHES: Final = (
-    *("min_micro_batch", "max_accumulation_steps", "max_memory", "baseline", "fastest", "min_samples_per_second"),
+    "min_micro_batch",
+    "max_accumulation_steps",
+    "max_memory",
+    "baseline",
+    "fastest",
+    "min_samples_per_second",
 )
 NOT_WITH_LARGEST: Final = (*_ABOUT_MICRO_BATCHES, "buckets", "bucket_file")
-"""What has no meaning where another size than the micro-batch is searched."""
+"""Keys that are refused beside `largest`."""
 
 NOT_WITH_BUCKETS: Final = (
     *(*_ABOUT_MICRO_BATCHES, "micro_batch", "over", "largest", "multiple_of", "up_to", "at_least"),
     *("with_eval", "eval_batch", "prompt", "new_tokens", "cache"),
 )
-"""What has no meaning where the micro-batches of buckets are given."""
+"""Keys that are refused beside `buckets` and `bucket-file`."""
 
 
 _BUCKETS: Final = "write each as `{ sequence_length = 512, micro-batch = 32 }`"

@@ -89,7 +89,7 @@ def _classify_error(ended: EndedTrial, failed: ErrorChain, micro_batch: int, all
 
 
 _NO_ROOM: Final = f".{HostMemoryError.__module__.rpartition('.')[2]}.{HostMemoryError.__name__}"
-"""How the name of this error of the agent's ends; in a command's processes its package has another name."""
+"""End of the qualified name of this error; in a command's processes the agent's package has another name."""
 
 
 def _failed_on_zeros(reads: Sequence[UnknownRead], text: str, details: str | None) -> NoAnswerError:

@@ -11,7 +11,7 @@ _FILE: Final = Path(__file__).with_name("peaks.toml")
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What a card reaches at most, as its maker publishes it.
+    """A card's highest rates, as its maker publishes them.
 
     Attributes:
         flops: Floating-point operations a second, by the type of the numbers; without structured sparsity.

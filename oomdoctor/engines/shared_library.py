@@ -1,6 +1,6 @@
-"""What a shared library needs and exports, read without any tool of the system.
+"""Reader of ELF files: the libraries and symbols that a shared library imports and exports.
 
-The CUDA libraries and builds of torch for Linux come in 64-bit little-endian ELF only.
+No tool of the system is needed. Builds of torch and CUDA libraries for Linux are 64-bit little-endian ELF only.
 """
 
 from __future__ import annotations

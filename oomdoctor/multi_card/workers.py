@@ -78,7 +78,7 @@ class WorkerPool:
 
 
 def _is_own(name: str, value: str) -> bool:
-    """Whether a variable may differ between a server and its workers."""
+    """Return whether a worker may have another value of a variable than its server."""
     return name.startswith(_OF_ONE_WORKER) or (name == _ALLOCATOR and "backend" not in value)
 
 

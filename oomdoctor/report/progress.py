@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 Told: TypeAlias = "ProbeResult | FrontierResult | Buckets | OomdoctorError"
-"""What came of an entry of a check, or why nothing did."""
+"""Answer to an entry of a check, or the error in its place."""
 
 _REFRESHES_PER_SECOND = 8
 

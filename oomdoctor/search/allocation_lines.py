@@ -139,11 +139,13 @@ class _Staying:
         shape: What is left, as `_shape` has it, with frees that follow each other in the order of their allocations.
         sizes: Of the allocations that are left.
         passing: Sizes of the others, by the number of allocations before them that stay.
+        passes: Positions of those others.
     """
 
     shape: list[int]
     sizes: list[int]
     passing: dict[int, list[int]]
+    passes: set[int]
 
     @classmethod
     def of(cls, trace: AllocationTrace) -> _Staying:
@@ -162,15 +164,20 @@ class _Staying:
                 numbers[position] = len(sizes)
                 sizes.append(event)
                 shape.append(1)
-        return cls(list(canonical_order(shape)), sizes, passing)
+        return cls(list(canonical_order(shape)), sizes, passing, passes)
 
 
 def _positions(trace: AllocationTrace) -> Iterator[tuple[int | None, int]]:
     """Yield each event with the position of the allocation that it makes or frees; None for the end of a step."""
     made = -1
     for event in trace:
-        made += event > 0
-        yield None if event == STEP_END else made if event > 0 else -1 - event, event
+        if event == STEP_END:
+            yield None, event
+        elif event < 0:
+            yield -1 - event, event
+        else:
+            made += 1
+            yield made, event
 
 
 def _passing(trace: AllocationTrace) -> set[int]:
@@ -194,13 +201,13 @@ def _with_passing_of(large_trace: AllocationTrace, small_trace: AllocationTrace)
     large, small = _Staying.of(large_trace), _Staying.of(small_trace)
     if large.shape != small.shape:
         return None
-    passes, sizes = _passing(large_trace), iter(small.sizes)
+    sizes = iter(small.sizes)
     passing = {count: iter(_paired(own, small.passing.get(count, []))) for count, own in large.passing.items()}
     found, count = list[int](), 0
     for position, event in _positions(large_trace):
         if event <= STEP_END:
             found.append(event)
-        elif position in passes:
+        elif position in large.passes:
             found.append(next(passing[count]))
         else:
             found.append(next(sizes))

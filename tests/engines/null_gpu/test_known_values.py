@@ -64,6 +64,7 @@ def test_known_indices_out_of_range_are_errors(python: str) -> None:
         "pixels": f"index 3 is out of range for the 3 classes of a loss{end}",
         "select": f"index 5 is out of range for the 5 positions that `index_select` takes from{end}",
         "gather": f"index 5 is out of range for the 5 positions that `gather` takes from{end}",
+        "expanded": f"index 5 is out of range for the 5 positions that `gather` takes from{end}",
         "empty": None,
         "unknown": None,
     }

@@ -86,6 +86,7 @@ noted(
         ),
         "select": refused(lambda: scores.index_select(1, torch.tensor([4, 5]).cuda())),
         "gather": refused(lambda: scores.gather(-1, torch.tensor([[5]]).cuda())),
+        "expanded": refused(lambda: scores.gather(-1, torch.tensor([[5], [0]]).cuda().expand(-1, 3))),
         "empty": refused(lambda: table(torch.arange(0, device="cuda"))),
         "unknown": refused(lambda: table((torch.rand(4, device="cuda") * 99).long())),
     },
